@@ -134,8 +134,8 @@ INLINE void attend_in(const State *s, const Layer *l, long row, long count, long
     Sink scores = {.out = score, .step = KEYS}, outs = {.out = out, .step = wide, .mode = RESCALE, .scale = scale};
     for (; start < end; start += KEYS) {
         long here = smaller(KEYS, end - start);
-        Panels k = {keys + start * key_bytes, size, SIDE, 0, KEYS * line, type};
-        Panels v = {values + bytes(start * wide, type), here, wide / PANEL, SIDE * PANEL * line, wide * line, type};
+        Panels k = {keys + start * key_bytes, size, SIDE, KEYS * key_bytes, KEYS * line, type, keys + (start + KEYS) * key_bytes};
+        Panels v = {values + bytes(start * wide, type), here, wide / PANEL, SIDE * PANEL * line, wide * line, type, values + bytes((start + KEYS) * wide, type)};
         multiply(query, wide, 0, queries, &k, 0, SIDE, &scores);
         for (long q = 0; q < queries; q++) {
             long last = position[q / shared], first = l->window ? last + 1 - l->window : 0;

@@ -118,11 +118,12 @@ INLINE long scratch_size(const Decoder *m) {
 /* --- Linear layers ------------------------------------------------------------------------------------------------ */
 
 /* How a matmul is cut into pieces: rows, so many at a time, times columns. */
-typedef struct { long high, down, across; } Grid;
+typedef struct { long high, down, across, threads; } Grid;
 
 static Grid grid_of(const Member *t, long rows, const Panels *w) {
     long sides = (w->panels + SIDE - 1) / SIDE, pieces = (long)t->count * PIECES;
-    Grid g = {0, larger((rows + rows_near(w->inputs, w->type) - 1) / rows_near(w->inputs, w->type), 1), 0};
+    long near = rows_near(w->inputs, w->type);
+    Grid g = {0, larger((rows + near - 1) / near, 1), 0, t->count};
     g.across = smaller(sides, (pieces + g.down - 1) / g.down);
     if (t->count > 1 && g.across * g.down < pieces) /* more threads than columns */
         g.down = larger(g.down, smaller(pieces / g.across, rows / (4 * MOST_ROWS)));
@@ -138,9 +139,13 @@ static void multiply_part(const Values *in, long row, long rows, const Panels *w
              smaller(bound(sides, across, column + 1) * SIDE, w->panels), to);
 }
 
+/* A piece; from where its thread will go on, if all are as fast, is asked for beside it (behind the last columns lies
+   what was packed next, which is what is read next). */
 static void multiply_piece(const Grid *g, long i, const Values *in, long rows, const Panels *w, const Sink *to) {
-    long row = i / g->across * g->high;
-    multiply_part(in, row, smaller(g->high, rows - row), w, i % g->across, g->across, to);
+    long row = i / g->across * g->high, sides = (w->panels + SIDE - 1) / SIDE;
+    Panels mine = *w;
+    mine.after = w->data + bound(sides, g->across, i % g->across + g->threads) * w->side_bytes;
+    multiply_part(in, row, smaller(g->high, rows - row), &mine, i % g->across, g->across, to);
 }
 
 /* What the adapter of a run of rows adds, by one of its two matrices, into s->low and s->extra. */

@@ -13,7 +13,7 @@
 
 enum { INT8 = 2 };
 enum { PANEL = 16, SIDE = 4, GROUP = 32 }; /* outputs of a panel; panels side by side; inputs of one int8 scale */
-enum { MOST_ROWS = 6, AHEAD = 4096 };      /* rows of one block of sums; bytes that are asked for beforehand */
+enum { MOST_ROWS = 6, AHEAD = 4096 };      /* rows of one block of sums; bytes that a single block asks for beforehand */
 
 #if defined(__AVX512F__)
 enum { WIDTH = 16, BLOCK_PANELS = 4 }; /* values of a vector; panels that its registers hold sums of */
@@ -95,17 +95,20 @@ INLINE long place_of(long input, long output, long wide, int type) {
 }
 
 /* Where a matrix's panels lie; keys and values of attention are such matrices too. step: bytes from the inputs that lie
-   together to the next; 0: the panels side by side are all there is. */
-typedef struct { const char *data; long inputs, panels, side_bytes, step; int type; } Panels;
+   together to the next; 0: the panels side by side are all there is. after: what is likely to be read next. */
+typedef struct { const char *data; long inputs, panels, side_bytes, step; int type; const char *after; } Panels;
 
 INLINE Panels panels_of(const void *data, long inputs, long outputs, int type) {
-    return (Panels){data, inputs, outputs / PANEL, panel_bytes(inputs, SIDE, type), 0, type};
+    return (Panels){data, inputs, outputs / PANEL, panel_bytes(inputs, SIDE, type), 0, type, data};
 }
 
+/* What is asked for beforehand, a part with each step over the inputs. */
+typedef struct { const char *at; long step; } Ahead;
+
 /* tile[rows][tile_step] = x[rows][inputs] times some panels, with constants for type, rows and panels. step: bytes from
-   the inputs that lie together to the next; ahead: from them to what is asked for beforehand. */
+   the inputs that lie together to the next. */
 INLINE void multiply_some(const void *x, long x_step, const char *data, long inputs, long step, const char *scales,
-                          long ahead, float *tile, long tile_step, int type, int rows, int panels) {
+                          Ahead ahead, float *tile, long tile_step, int type, int rows, int panels) {
     const int parts = type == BFLOAT16 ? PARTS : 1;
     long ends = (inputs + together(type) - 1) / together(type);
     Floats sum[MOST_ROWS][SIDE][VECTORS];
@@ -122,7 +125,8 @@ INLINE void multiply_some(const void *x, long x_step, const char *data, long inp
         }
         for (long i = first; i < last; i++) {
             UNROLL for (int line = 0; line < panels * PANEL * value_bytes(type); line += 64)
-                __builtin_prefetch(data + ahead + line);
+                __builtin_prefetch(ahead.at + line, 0, 2);
+            ahead.at += ahead.step;
             UNROLL for (int part = 0; part < parts; part++) {
                 Floats weight[SIDE][VECTORS];
                 UNROLL for (int p = 0; p < panels; p++)
@@ -148,21 +152,22 @@ INLINE void multiply_some(const void *x, long x_step, const char *data, long inp
 }
 
 /* The same, in as many parts as the registers need. panel: which of those side by side is the first. */
-INLINE void multiply_block(const void *x, long x_step, const char *data, long inputs, long step, int panel, long ahead,
+INLINE void multiply_block(const void *x, long x_step, const char *data, long inputs, long step, int panel, Ahead ahead,
                            float *tile, int type, int rows, int panels) {
     int some = panels < BLOCK_PANELS ? panels : BLOCK_PANELS;
     const char *values = type == INT8 ? data + 2 * step : data;
-    for (int p = 0; p < panels; p += some)
+    ahead.at += panel * PANEL * value_bytes(type);
+    for (int p = 0; p < panels; p += some, ahead.at += some * PANEL * value_bytes(type))
         multiply_some(x, x_step, values + (panel + p) * PANEL * value_bytes(type), inputs, step,
                       data + (panel + p) * PANEL * 2, ahead, tile + p * PANEL, panels * PANEL, type, rows, some);
 }
 
-typedef void Block(const void *x, long x_step, const char *data, long inputs, long step, int panel, long ahead,
+typedef void Block(const void *x, long x_step, const char *data, long inputs, long step, int panel, Ahead ahead,
                    float *tile);
 #define NAME(type, rows, panels) block_##type##_##rows##_##panels
 #define BLOCK(type, rows, panels) \
     static void NAME(type, rows, panels)(const void *x, long x_step, const char *data, long inputs, long step, int panel, \
-                                         long ahead, float *tile) { \
+                                         Ahead ahead, float *tile) { \
         multiply_block(x, x_step, data, inputs, step, panel, ahead, tile, type, rows, panels); \
     }
 #define EACH(f, type, panels) \
@@ -222,6 +227,13 @@ INLINE long rows_near(long inputs, int type) {
     return rows < MOST_ROWS ? MOST_ROWS : rows;
 }
 
+/* Beside one of `blocks` blocks of rows: what comes soon, or where they are several a share of the panels to come. */
+INLINE Ahead ahead_of(const Panels *w, const char *data, const char *next, long step, long block, long blocks) {
+    if (blocks == 1) return (Ahead){data + AHEAD, step};
+    long share = w->side_bytes / blocks;
+    return (Ahead){next + block * share, share / ((w->inputs + together(w->type) - 1) / together(w->type))};
+}
+
 /* Rows `row`.. of x, in rows_type(w->type), times the panels first..last of w; `first` is a multiple of SIDE. */
 static void multiply(const void *x, long x_step, long row, long rows, const Panels *w, long first, long last,
                      const Sink *to) {
@@ -231,12 +243,13 @@ static void multiply(const void *x, long x_step, long row, long rows, const Pane
         below = end - row > high ? row + high : end;
         for (long side = first; side < last; side += SIDE) {
             const char *data = w->data + side / SIDE * w->side_bytes;
+            const char *next = side + SIDE < last ? data + w->side_bytes : w->after;
             long wide = w->panels - side < SIDE ? w->panels - side : SIDE;
             long step = w->step ? w->step : wide * PANEL * value_bytes(w->type);
-            for (long r = row, count; r < below; r += count) { /* blocks of like height */
-                long left = below - r, blocks = (left + MOST_ROWS - 1) / MOST_ROWS;
-                count = (left + blocks - 1) / blocks;
-                long ahead = r > row ? w->side_bytes : AHEAD; /* what comes after these rows, when those lie near */
+            long blocks = (below - row + MOST_ROWS - 1) / MOST_ROWS;
+            for (long b = 0; b < blocks; b++) { /* of like height */
+                long r = row + (below - row) * b / blocks, count = row + (below - row) * (b + 1) / blocks - r;
+                Ahead ahead = ahead_of(w, data, next, step, b, blocks);
                 for (long p = 0, some; p < wide; p += some) { /* 3 are 2 and 1 */
                     some = wide - p == 3 ? 2 : wide - p;
                     block_of[w->type][some / 2][count - 1](row_of(x, r * x_step, rows_type(w->type)), x_step, data,
