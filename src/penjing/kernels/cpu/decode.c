@@ -21,13 +21,30 @@ static void embed(Member *t, State *s) {
 
 /* --- Attention ---------------------------------------------------------------------------------------------------- */
 
+/* Keys and values of one head of a slot: matrices in panels, of type m->cache_type. */
 INLINE char *keys_of(const Decoder *m, const Layer *l, long slot, long head) {
-    long positions = whole(m->max_tokens, KEYS);
-    return l->keys + bytes((slot * m->key_heads + head) * positions * m->head_dim, (int)m->cache_type);
+    long type = m->cache_type, size = whole(m->head_dim, together((int)type));
+    return l->keys + bytes((slot * m->key_heads + head) * whole(m->max_tokens, KEYS) * size, (int)type);
 }
 INLINE char *values_of(const Decoder *m, const Layer *l, long slot, long head) {
-    long positions = whole(m->max_tokens, KEYS);
-    return l->values + bytes((slot * m->key_heads + head) * positions * whole(m->head_dim, PANEL), (int)m->cache_type);
+    long size = whole(m->head_dim, PANEL);
+    return l->values + bytes((slot * m->key_heads + head) * whole(m->max_tokens, KEYS) * size, (int)m->cache_type);
+}
+
+/* A key becomes an output of its matrix, of which each value is an input. */
+static void put_key(const Decoder *m, char *keys, long position, const float *x) {
+    int type = (int)m->cache_type;
+    long size = m->head_dim, wide = whole(size, together(type));
+    keys += bytes(position / KEYS * KEYS * wide, type);
+    for (long i = 0; i < wide; i++) put(keys, place_of(i, position % KEYS, KEYS, type), i < size ? x[i] : 0.0f, type);
+}
+
+/* A value is what the outputs of its matrix have of one input. alone: a pair's other half is not yet there, and 0. */
+static void put_value(const Decoder *m, char *values, long position, const float *x, int alone) {
+    int type = (int)m->cache_type;
+    long size = m->head_dim, wide = whole(size, PANEL);
+    for (long i = 0; i < size; i++) put(values, place_of(position, i, wide, type), x[i], type);
+    if (alone) for (long i = 0; i < wide; i++) put(values, place_of(position + 1, i, wide, type), 0.0f, type);
 }
 
 /* Bias, norm and rotation of one head of a row; keys and values go to the slot. Heads: queries, keys, values. */
@@ -37,9 +54,9 @@ static void prepare_head(const State *s, const Layer *l, long row, long head) {
     float *x = s->qkv + row * l->qkv.outputs + head * size;
     if (l->qkv_bias) for (long i = 0; i < size; i++) x[i] += l->qkv_bias[head * size + i];
     if (head >= m->query_heads + m->key_heads) {
-        long wide = whole(size, PANEL);
-        char *values = values_of(m, l, slot, head - m->query_heads - m->key_heads);
-        for (long i = 0; i < size; i++) put(values, position * wide + i, x[i], (int)m->cache_type);
+        int is_last = row + 1 == s->rows || s->slot[row + 1] != slot;
+        put_value(m, values_of(m, l, slot, head - m->query_heads - m->key_heads), position, x,
+                  is_last && m->cache_type == BFLOAT16 && position % 2 == 0);
         return;
     }
     const float *gain = head < m->query_heads ? l->query_gain : l->key_gain;
@@ -55,63 +72,84 @@ static void prepare_head(const State *s, const Layer *l, long row, long head) {
         SIMD for (long i = 0; i < size; i++) x[i] *= scale;
         return;
     }
-    char *keys = keys_of(m, l, slot, head - m->query_heads);
-    long start = position / KEYS * KEYS * size + position % KEYS;
-    for (long i = 0; i < size; i++) put(keys, start + i * KEYS, x[i], (int)m->cache_type);
+    put_key(m, keys_of(m, l, slot, head - m->query_heads), position, x);
 }
 
-/* One query's scores of KEYS keys, of which it sees first..last, into weights; what was summed before counts `scale`. */
-INLINE void weigh(float *score, long first, long last, float *largest, float *sum, float *scale) {
-    float most = *largest, total[PANEL] = {0};
+/* One query's scores of KEYS keys, of which it sees first..last, into weights, of this type, in their place; what was
+   summed before counts `scale`. */
+INLINE void weigh(float *score, long first, long last, float *largest, float *sum, float *scale, int type) {
+    float most = *largest, total[PANEL] = {0}, weight[PANEL];
     SIMD for (long i = 0; i < KEYS; i++) score[i] = i >= first && i <= last ? score[i] : -INFINITY;
     _Pragma("omp simd reduction(max : most)")
     for (long i = 0; i < KEYS; i++) most = score[i] > most ? score[i] : most;
     float above = most < -1e30f ? -1e30f : most; /* where it sees none yet */
     *scale = exponential(*largest - above);
-    for (long i = 0; i < KEYS; i += PANEL)
-        SIMD for (int j = 0; j < PANEL; j++) total[j] += score[i + j] = exponential(score[i + j] - above);
+    for (long i = 0; i < KEYS; i += PANEL) {
+        SIMD for (int j = 0; j < PANEL; j++) total[j] += weight[j] = exponential(score[i + j] - above);
+        SIMD for (int j = 0; j < PANEL; j++) put(score, i + j, weight[j], type);
+    }
     for (int half = PANEL / 2; half; half /= 2)
         for (int i = 0; i < half; i++) total[i] += total[i + half];
     *sum = *sum * *scale + total[0];
     *largest = most;
 }
 
+/* Values of a row as those of another type, and zeros up to `wide`. */
+INLINE void copy_row(const float *x, long count, long wide, void *to, int type) {
+    SIMD for (long i = 0; i < count; i++) put(to, i, x[i], type);
+    for (long i = count; i < wide; i++) put(to, i, 0.0f, type);
+}
+
+/* What a query attended to, `size` values of a row from `column` on. */
+INLINE void put_attended(const State *s, long row, long column, const float *out, float share, long size) {
+    const Values *to = &s->attended;
+    long place = row * to->step + column, width = s->model->query_heads * s->model->head_dim;
+    if (to->x) SIMD for (long i = 0; i < size; i++) to->x[place + i] = out[i] * share;
+    if (to->rounded) SIMD for (long i = 0; i < size; i++) put(to->rounded + place, i, out[i] * share, BFLOAT16);
+    if (to->rounded && !column && width % 2) to->rounded[row * to->step + width] = 0; /* a pair's other half */
+}
+
 /* Some rows of one sequence, the query heads of one key head: softmax(q k^T) v in one pass over the keys. Their order
-   and steps are those of positions, and so the same for a query in whatever rows it comes. */
-static void attend(const State *s, const Layer *l, long row, long count, long head, float *query) {
+   and steps are those of positions, and so the same for a query in whatever rows it comes. type: of the cache; x_type:
+   of what it is multiplied with. */
+INLINE void attend_in(const State *s, const Layer *l, long row, long count, long head, float *scratch, int type) {
     const Decoder *m = s->model;
     const int32_t *position = s->position + row;
+    const int x_type = rows_type(type);
     long shared = m->query_heads / m->key_heads, size = m->head_dim, wide = whole(size, PANEL), queries = count * shared;
-    int type = (int)m->cache_type;
-    float *score = query + most_queries(m) * wide;
+    void *query = scratch;
+    float *score = scratch + most_queries(m) * wide;
     float *sum = score + most_queries(m) * KEYS, *out = sum + 3 * most_queries(m);
     float *largest = sum + queries, *scale = largest + queries;
     for (long q = 0; q < queries; q++) {
-        memcpy(query + q * wide, s->qkv + (row + q / shared) * l->qkv.outputs + (head * shared + q % shared) * size,
-               (size_t)size * 4);
+        const float *from = s->qkv + (row + q / shared) * l->qkv.outputs + (head * shared + q % shared) * size;
+        copy_row(from, size, wide, out_row_of(query, q * wide, x_type), x_type);
         memset(out + q * wide, 0, (size_t)wide * 4);
         largest[q] = -INFINITY;
         sum[q] = 0.0f;
     }
     const char *keys = keys_of(m, l, s->slot[row], head), *values = values_of(m, l, s->slot[row], head);
     long end = position[count - 1] + 1, start = l->window ? larger(0, position[0] + 1 - l->window) / KEYS * KEYS : 0;
-    Sink scores = {score, KEYS, STORE, 0, 0, 0, 0, 0}, outs = {out, wide, RESCALE, scale, 0, 0, 0, 0};
+    long key_bytes = bytes(whole(size, together(type)), type), line = value_bytes(type);
+    Sink scores = {.out = score, .step = KEYS}, outs = {.out = out, .step = wide, .mode = RESCALE, .scale = scale};
     for (; start < end; start += KEYS) {
         long here = smaller(KEYS, end - start);
-        Panels k = {keys + bytes(start * size, type), size, SIDE, 0, bytes(KEYS, type), type};
-        Panels v = {values + bytes(start * wide, type), here, wide / PANEL, bytes(KEYS, type), bytes(wide, type), type};
+        Panels k = {keys + start * key_bytes, size, SIDE, KEYS * key_bytes, KEYS * line, type, keys + (start + KEYS) * key_bytes};
+        Panels v = {values + bytes(start * wide, type), here, wide / PANEL, SIDE * PANEL * line, wide * line, type, values + bytes((start + KEYS) * wide, type)};
         multiply(query, wide, 0, queries, &k, 0, SIDE, &scores);
         for (long q = 0; q < queries; q++) {
             long last = position[q / shared], first = l->window ? last + 1 - l->window : 0;
-            weigh(score + q * KEYS, first - start, last - start, largest + q, sum + q, scale + q);
+            weigh(score + q * KEYS, first - start, last - start, largest + q, sum + q, scale + q, x_type);
         }
-        multiply(score, KEYS, 0, queries, &v, 0, v.panels, &outs);
+        multiply(score, KEYS * 4 / bytes(1, x_type), 0, queries, &v, 0, v.panels, &outs);
     }
-    long step = whole(m->query_heads * size, PANEL);
-    for (long q = 0; q < queries; q++) {
-        float *to = s->attended + (row + q / shared) * step + (head * shared + q % shared) * size, share = 1.0f / sum[q];
-        SIMD for (long i = 0; i < size; i++) to[i] = out[q * wide + i] * share;
-    }
+    for (long q = 0; q < queries; q++)
+        put_attended(s, row + q / shared, (head * shared + q % shared) * size, out + q * wide, 1.0f / sum[q], size);
+}
+
+static void attend(const State *s, const Layer *l, long row, long count, long head, float *scratch) {
+    if (s->model->cache_type == BFLOAT16) attend_in(s, l, row, count, head, scratch, BFLOAT16);
+    else attend_in(s, l, row, count, head, scratch, FLOAT32);
 }
 
 /* The heads of a row that meet in one key head. */
@@ -125,7 +163,7 @@ static void prepare_heads(const State *s, const Layer *l, long row, long head) {
 static void attention(Member *t, State *s, const Layer *l) {
     const Decoder *m = s->model;
     long heads = m->key_heads, items = s->rows * heads, pieces = pieces_of(t, items);
-    normalised_linear(t, s, l->attention_gain, 0, s->rows, &l->qkv, s->qkv, l->qkv.outputs, STORE);
+    normalised_linear(t, s, l->attention_gain, 0, s->rows, &l->qkv, (Sink){.out = s->qkv, .step = l->qkv.outputs});
     if (!s->blocks_apart) /* a block's queries see keys of another */
         PIECE(t, i, pieces)
             for (long j = bound(items, pieces, i); j < bound(items, pieces, i + 1); j++)
@@ -135,7 +173,7 @@ static void attention(Member *t, State *s, const Layer *l) {
         for (long r = first; s->blocks_apart && r < last; r++) prepare_heads(s, l, r, head);
         attend(s, l, first, last - first, head, s->scratch + t->number * scratch_size(m));
     }
-    linear(t, s, &l->out, s->attended, whole(m->query_heads * m->head_dim, PANEL), s->x, l->out.outputs, ADD);
+    linear(t, s, &l->out, s->attended, (Sink){.out = s->x, .step = l->out.outputs, .mode = ADD});
 }
 
 /* --- The other half of a block ------------------------------------------------------------------------------------ */
@@ -184,18 +222,25 @@ static void sort_pairs(State *s, const Layer *l) {
 }
 
 /* All experts' rows through one of their layers. */
-static void through_experts(Member *t, State *s, const Linear *first, long expert_bytes, const float *x, long step,
-                            float *out, long out_step, int mode) {
+static void through_experts(Member *t, State *s, const Linear *first, long expert_bytes, Values in, Sink sink) {
     Panels w = weights(first);
     long sides = (w.panels + SIDE - 1) / SIDE, busy = larger(s->num_busy, 1);
     long across = larger(smaller(sides, pieces_of(t, busy * sides) / busy), 1);
     PIECE(t, i, busy * across) {
-        long e = s->busy[i / across], start = e ? s->end[e - 1] : 0, rows = s->end[e] - start;
+        long e = s->busy[i / across], start = e ? s->end[e - 1] : 0;
         Panels mine = w;
-        Grid g = {rows, 1, across};
-        Sink sink = {out + start * out_step, out_step, mode, 0, 0, 0, 0, 0};
         mine.data += e * expert_bytes;
-        multiply_piece(&g, i % across, x + start * step, step, rows, &mine, &sink);
+        multiply_part(&in, start, s->end[e] - start, &mine, i % across, across, &sink);
+    }
+}
+
+/* A row's normalised values for each of its experts. */
+static void hand_out(const State *s, long row) {
+    const Values *from = &s->normal, *to = &s->expert_in;
+    for (long pair = row * s->model->num_chosen; pair < (row + 1) * s->model->num_chosen; pair++) {
+        long place = s->place[pair] * to->step, start = row * from->step;
+        if (to->x) memcpy(to->x + place, from->x + start, (size_t)to->step * sizeof *to->x);
+        if (to->rounded) memcpy(to->rounded + place, from->rounded + start, (size_t)to->step * sizeof *to->rounded);
     }
 }
 
@@ -203,7 +248,7 @@ static void through_experts(Member *t, State *s, const Linear *first, long exper
 static void combine(State *s, const Layer *l, long r) {
     long chosen = s->model->num_chosen, wide = whole(s->model->width, PANEL);
     float gate = 1.0f;
-    if (l->shared_gate) gate = 1.0f / (1.0f + exponential(-dot(s->normal + r * wide, l->shared_gate, s->model->width)));
+    if (l->shared_gate) gate = 1.0f / (1.0f + exponential(-dot(s->normal.x + r * wide, l->shared_gate, s->model->width)));
     for (long i = 0; i < wide; i++) {
         float sum = 0.0f;
         for (long k = r * chosen; k < (r + 1) * chosen; k++)
@@ -213,34 +258,32 @@ static void combine(State *s, const Layer *l, long r) {
     }
 }
 
+INLINE Sink swiglu_to(const Values *v) { return (Sink){.out = v->x, .step = v->step, .mode = SWIGLU, .rounded = v->rounded}; }
+
 static void mixture(Member *t, State *s, const Layer *l) {
     const Decoder *m = s->model;
-    long rows = s->rows, chosen = m->num_chosen, wide = whole(m->width, PANEL), pieces = pieces_of(t, rows);
-    long inner = l->gate_up.outputs / 2, expert_inner = l->expert_gate_up.outputs / 2;
+    long rows = s->rows, wide = whole(m->width, PANEL), pieces = pieces_of(t, rows);
     PIECE(t, i, pieces)
-        for (long r = bound(rows, pieces, i); r < bound(rows, pieces, i + 1); r++)
-            normalise(s->x + r * wide, l->mlp_gain, s->normal + r * wide, m->width, wide, m->epsilon);
-    linear(t, s, &l->router, s->normal, wide, s->score, l->router.outputs, STORE);
+        normalise_rows(s, l->mlp_gain, 0, bound(rows, pieces, i), bound(rows, pieces, i + 1), &s->normal);
+    linear(t, s, &l->router, s->normal, (Sink){.out = s->score, .step = l->router.outputs});
     PIECE(t, i, pieces)
         for (long r = bound(rows, pieces, i); r < bound(rows, pieces, i + 1); r++) route(s, l, r);
     PIECE(t, i, 1) sort_pairs(s, l);
     PIECE(t, i, pieces)
-        for (long p = bound(rows, pieces, i) * chosen; p < bound(rows, pieces, i + 1) * chosen; p++)
-            memcpy(s->expert_in + s->place[p] * wide, s->normal + p / chosen * wide, (size_t)wide * 4);
-    through_experts(t, s, &l->expert_gate_up, l->gate_up_step, s->expert_in, wide, s->expert_inner, expert_inner, SWIGLU);
-    through_experts(t, s, &l->expert_down, l->down_step, s->expert_inner, expert_inner, s->expert_out, wide, STORE);
+        for (long r = bound(rows, pieces, i); r < bound(rows, pieces, i + 1); r++) hand_out(s, r);
+    through_experts(t, s, &l->expert_gate_up, l->gate_up_step, s->expert_in, swiglu_to(&s->expert_inner));
+    through_experts(t, s, &l->expert_down, l->down_step, s->expert_inner, (Sink){.out = s->expert_out, .step = wide});
     if (l->down.outputs) {
-        linear(t, s, &l->gate_up, s->normal, wide, s->inner, inner, SWIGLU);
-        linear(t, s, &l->down, s->inner, inner, s->shared, wide, STORE);
+        linear(t, s, &l->gate_up, s->normal, swiglu_to(&s->inner));
+        linear(t, s, &l->down, s->inner, (Sink){.out = s->shared, .step = wide});
     }
     PIECE(t, i, pieces)
         for (long r = bound(rows, pieces, i); r < bound(rows, pieces, i + 1); r++) combine(s, l, r);
 }
 
 static void mlp(Member *t, State *s, const Layer *l) {
-    long inner = l->gate_up.outputs / 2;
-    normalised_linear(t, s, l->mlp_gain, 0, s->rows, &l->gate_up, s->inner, inner, SWIGLU);
-    linear(t, s, &l->down, s->inner, inner, s->x, l->down.outputs, ADD);
+    normalised_linear(t, s, l->mlp_gain, 0, s->rows, &l->gate_up, swiglu_to(&s->inner));
+    linear(t, s, &l->down, s->inner, (Sink){.out = s->x, .step = l->down.outputs, .mode = ADD});
 }
 
 /* --- The pass ----------------------------------------------------------------------------------------------------- */
@@ -255,7 +298,8 @@ static void run(Member *t, void *state) {
         (l->num_experts ? mixture : mlp)(t, s, l);
     }
     if (s->num_wanted)
-        normalised_linear(t, s, m->gain, s->wanted, s->num_wanted, &m->head, s->logits, m->head.outputs, STORE);
+        normalised_linear(t, s, m->gain, s->wanted, s->num_wanted, &m->head,
+                          (Sink){.out = s->logits, .step = m->head.outputs});
 }
 
 /* Runs of rows with one adapter, and blocks of rows of one slot. */
@@ -286,22 +330,26 @@ static char *lay_out(State *s, const Decoder *m, long rows, long threads, char *
         expert_inner = larger(expert_inner, l->expert_gate_up.outputs / 2);
     }
     long pairs = experts ? rows * m->num_chosen : 0;
+    long rounded = rows_type((int)m->head.type) == BFLOAT16, exact = !rounded || m->largest_rank;
     if (!m->largest_rank) extra = 0;
 #define LAY(name, count) \
-    do { s->name = (void *)at; at += whole((long)sizeof *s->name * (count), 64); } while (0)
+    do { s->name = (count) > 0 ? (void *)at : 0; at += whole((long)sizeof *s->name * (count), 64); } while (0)
+#define LAY_VALUES(name, rows, width, in_float) \
+    do { s->name.step = width; LAY(name.x, in_float ? (rows) * (width) : 0); \
+         LAY(name.rounded, rounded ? (rows) * (width) : 0); } while (0)
     LAY(x, rows * wide);
-    LAY(normal, rows * wide);
+    LAY_VALUES(normal, rows, wide, 1);
+    LAY_VALUES(attended, rows, whole(m->query_heads * m->head_dim, PANEL), exact);
+    LAY_VALUES(inner, rows, inner, exact);
+    LAY_VALUES(expert_in, pairs, wide, !rounded);
+    LAY_VALUES(expert_inner, pairs, expert_inner, !rounded);
     LAY(qkv, rows * qkv);
-    LAY(attended, rows * whole(m->query_heads * m->head_dim, PANEL));
-    LAY(inner, rows * inner);
     LAY(extra, rows * extra);
     LAY(low, rows * m->largest_rank);
     LAY(scratch, threads * scratch_size(m));
     LAY(score, rows * experts);
     LAY(weight, pairs);
     LAY(shared, experts ? rows * wide : 0);
-    LAY(expert_in, pairs * wide);
-    LAY(expert_inner, pairs * expert_inner);
     LAY(expert_out, pairs * wide);
     LAY(expert, pairs);
     LAY(place, pairs);
@@ -311,6 +359,7 @@ static char *lay_out(State *s, const Decoder *m, long rows, long threads, char *
     LAY(busy, experts + 1);
     LAY(run, rows + 1);
     LAY(block, rows + 1);
+#undef LAY_VALUES
 #undef LAY
     return at;
 }

@@ -21,7 +21,7 @@ from torch import Tensor
 from penjing.kernels.cpu import library
 from penjing.kernels.cpu.ops import OUT_OF_RANGE, TYPES
 
-PANEL, GROUP, KEYS = 16, 32, 64  # as in panels.h and decode.c
+PANEL, GROUP, KEYS, PAIR = 16, 32, 64, 2  # as in panels.h and decode.c
 MIN_WORK = 1 << 21  # multiplications that are worth one more thread
 LINE, LARGE_PAGE, BLOCK = 64, 2 << 20, 64 << 20  # bytes
 INT8 = 2  # panels.h's number for it; TYPES has the others
@@ -186,7 +186,8 @@ class Decoder:
         self.num_slots, self.max_tokens, self.vocab_size = num_slots, max_tokens, weights.head_VD.shape[0]
         slot = (num_slots, shape.num_key_value_heads, whole(max_tokens, KEYS))
         count, size = len(weights.layers), shape.head_dim
-        self.key_LBGTKS = torch.empty(count, *slot[:2], slot[2] // KEYS, size, KEYS, dtype=cache_dtype)
+        pair = PAIR if cache_dtype == torch.bfloat16 else 1
+        self.key_LBGTKS = torch.empty(count, *slot[:2], slot[2] // KEYS, whole(size, pair), KEYS, dtype=cache_dtype)
         self.value_LBGSK = torch.empty(count, *slot, whole(size), dtype=cache_dtype)
         layers = (_Layer * count)(*(self._layer(each, index) for index, each in enumerate(weights.layers)))
         embedding_VD = weights.embedding_VD.detach().contiguous()
@@ -259,9 +260,9 @@ class Decoder:
 
     def copy_prefix(self, source: int, target: int, tokens: int) -> None:
         """Copy keys and values of the first `tokens` positions from one slot to another."""
-        tiles = whole(tokens, KEYS) // KEYS
+        tiles, positions = whole(tokens, KEYS) // KEYS, whole(tokens, PAIR)
         self.key_LBGTKS[:, target, :, :tiles] = self.key_LBGTKS[:, source, :, :tiles]
-        self.value_LBGSK[:, target, :, :tokens] = self.value_LBGSK[:, source, :, :tokens]
+        self.value_LBGSK[:, target, :, :positions] = self.value_LBGSK[:, source, :, :positions]
 
     # --- packing
 
@@ -396,4 +397,4 @@ def _close(found: Any, opened: int, *_kept: Any) -> None:
 def _panel_bytes(inputs: int, kind: int) -> int:
     if kind == INT8:
         return whole(inputs, GROUP) // GROUP * (2 * PANEL + GROUP * PANEL)
-    return inputs * PANEL * (2 if kind == TYPES[torch.bfloat16] else 4)
+    return PANEL * (2 * whole(inputs, PAIR) if kind == TYPES[torch.bfloat16] else 4 * inputs)

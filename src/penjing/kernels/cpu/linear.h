@@ -20,7 +20,7 @@ typedef struct {
     Linear router, expert_gate_up, expert_down;          /* no outputs: a dense layer; else those of the first expert */
     long gate_up_step, down_step;                        /* bytes from one expert to the next */
     const float *correction, *shared_gate;               /* may be NULL */
-    char *keys, *values;                                 /* [slots, G, S / 64, K, 64] and [slots, G, S, K'] */
+    char *keys, *values;                                 /* [slots, G] of matrices in panels: [64, K] of 64 keys each; [K, S] */
     long window, num_experts;                            /* keys that a query sees; 0: all */
 } Layer;
 typedef struct {
@@ -38,14 +38,22 @@ typedef struct {
     float *logits; /* [num_wanted, head.outputs] */
 } Rows;
 
+/* What linear layers read: in float32, or rounded for matrices in bfloat16 (see rows_type); NULL is what nobody reads. */
+typedef struct { float *x; uint16_t *rounded; long step; } Values;
+
+INLINE const void *for_type(const Values *v, int type) {
+    return rows_type(type) == BFLOAT16 ? (const void *)v->rounded : v->x;
+}
+
 /* What a pass works on, shared by its threads; widths are whole panels. */
 typedef struct {
     const Decoder *model;
     const int32_t *slot, *position, *id, *adapter, *wanted;
     long rows, num_wanted, num_runs, num_blocks, blocks_apart, num_busy;
     float *logits;
-    float *x, *normal, *qkv, *attended, *inner, *extra, *low, *scratch;
-    float *score, *weight, *shared, *expert_in, *expert_inner, *expert_out; /* of mixtures; pairs of row and expert */
+    Values normal, attended, inner, expert_in, expert_inner;
+    float *x, *qkv, *extra, *low, *scratch;
+    float *score, *weight, *shared, *expert_out; /* of mixtures; as expert_in, of pairs of row and expert */
     int32_t *expert, *place, *end, *busy;
     int32_t *run, *block; /* where runs of rows with one adapter, and blocks of one slot's rows, begin; and the end */
     uint8_t *has_extra;
@@ -90,94 +98,107 @@ static void normalise(const float *x, const float *gain, float *out, long count,
     SIMD for (long i = 0; i < wide; i++) out[i] = x[i] * scale * gain[i];
 }
 
+/* Rows from..to of `which` (NULL: of all), normalised. */
+static void normalise_rows(const State *s, const float *gain, const int32_t *which, long from, long to, const Values *out) {
+    long width = s->model->width, wide = whole(width, PANEL);
+    for (long r = from; r < to; r++) {
+        float *normal = out->x + r * out->step;
+        normalise(s->x + (which ? which[r] : r) * wide, gain, normal, width, wide, s->model->epsilon);
+        if (out->rounded) SIMD for (long i = 0; i < wide; i++) put(out->rounded + r * out->step, i, normal[i], BFLOAT16);
+    }
+}
+
 INLINE long most_queries(const Decoder *m) { return larger(QUERY_ROWS, m->query_heads / m->key_heads); }
-/* Values of a thread's scratch: queries and outputs of attention, scores, sums; or a few rows. */
+/* Values of a thread's scratch: queries and outputs of attention, scores, sums; or a few rows, and these rounded. */
 INLINE long scratch_size(const Decoder *m) {
     long attention = most_queries(m) * (2 * whole(m->head_dim, PANEL) + KEYS + 4);
-    return whole(larger(attention, FEW * whole(m->width, PANEL)), 2 * PANEL);
+    return whole(larger(attention, 2 * FEW * whole(m->width, PANEL)), 2 * PANEL);
 }
 
 /* --- Linear layers ------------------------------------------------------------------------------------------------ */
 
 /* How a matmul is cut into pieces: rows, so many at a time, times columns. */
-typedef struct { long high, down, across; } Grid;
+typedef struct { long high, down, across, threads; } Grid;
 
 static Grid grid_of(const Member *t, long rows, const Panels *w) {
     long sides = (w->panels + SIDE - 1) / SIDE, pieces = (long)t->count * PIECES;
-    Grid g = {rows_near(w->inputs), 0, 0};
-    g.down = larger((rows + g.high - 1) / g.high, 1);
+    long near = rows_near(w->inputs, w->type);
+    Grid g = {0, larger((rows + near - 1) / near, 1), 0, t->count};
     g.across = smaller(sides, (pieces + g.down - 1) / g.down);
-    if (t->count > 1 && g.across * g.down < pieces) { /* more threads than columns */
+    if (t->count > 1 && g.across * g.down < pieces) /* more threads than columns */
         g.down = larger(g.down, smaller(pieces / g.across, rows / (4 * MOST_ROWS)));
-        g.high = whole((rows + g.down - 1) / g.down, MOST_ROWS);
-        g.down = (rows + g.high - 1) / g.high;
-    }
+    g.high = whole((rows + g.down - 1) / g.down, MOST_ROWS);
+    g.down = larger((rows + g.high - 1) / g.high, 1);
     return g;
 }
 
-static void multiply_piece(const Grid *g, long i, const float *x, long step, long rows, const Panels *w, const Sink *to) {
-    long sides = (w->panels + SIDE - 1) / SIDE, row = i / g->across * g->high, column = i % g->across;
-    multiply(x, step, row, smaller(g->high, rows - row), w, bound(sides, g->across, column) * SIDE,
-             smaller(bound(sides, g->across, column + 1) * SIDE, w->panels), to);
+/* Part `column` of the `across` that a matrix's columns are cut into. */
+static void multiply_part(const Values *in, long row, long rows, const Panels *w, long column, long across, const Sink *to) {
+    long sides = (w->panels + SIDE - 1) / SIDE;
+    multiply(for_type(in, w->type), in->step, row, rows, w, bound(sides, across, column) * SIDE,
+             smaller(bound(sides, across, column + 1) * SIDE, w->panels), to);
 }
 
-static void matmul(Member *t, const float *x, long step, long rows, Panels w, const Sink *to) {
-    Grid g = grid_of(t, rows, &w);
-    PIECE(t, i, g.down * g.across) multiply_piece(&g, i, x, step, rows, &w, to);
+/* A piece; from where its thread will go on, if all are as fast, is asked for beside it (behind the last columns lies
+   what was packed next, which is what is read next). */
+static void multiply_piece(const Grid *g, long i, const Values *in, long rows, const Panels *w, const Sink *to) {
+    long row = i / g->across * g->high, sides = (w->panels + SIDE - 1) / SIDE;
+    Panels mine = *w;
+    mine.after = w->data + bound(sides, g->across, i % g->across + g->threads) * w->side_bytes;
+    multiply_part(in, row, smaller(g->high, rows - row), &mine, i % g->across, g->across, to);
 }
 
 /* What the adapter of a run of rows adds, by one of its two matrices, into s->low and s->extra. */
-static void adapt_run(State *s, const Linear *l, const float *x, long step, long first, long last, int second) {
+static void adapt_run(State *s, const Linear *l, const Values *in, long first, long last, int second) {
     const Adapter *a = s->adapter[first] < 0 ? 0 : l->adapters + s->adapter[first];
     long wide = s->model->largest_rank;
     int speaks = a && a->rank;
-    Sink low = {s->low + first * wide, wide, STORE, 0, 0, 0, 0, 0};
-    Sink out = {s->extra + first * l->outputs, l->outputs, STORE, 0, 0, 0, 0, 0};
     for (long r = first; r < last; r++) {
         s->has_extra[r] = (uint8_t)speaks;
         s->extra_gain[r] = speaks ? a->gain : 0;
     }
     if (!speaks) return;
+    Values low = {s->low, 0, wide};
+    Sink to_low = {.out = s->low, .step = wide}, to_extra = {.out = s->extra, .step = l->outputs};
     Panels down = panels_of(a->a, l->inputs, whole(a->rank, PANEL), FLOAT32);
     Panels up = panels_of(a->b, a->rank, l->outputs, FLOAT32);
-    if (second) multiply(low.out, wide, 0, last - first, &up, 0, up.panels, &out);
-    else multiply(x + first * step, step, 0, last - first, &down, 0, down.panels, &low);
+    multiply_part(second ? &low : in, first, last - first, second ? &up : &down, 0, 1, second ? &to_extra : &to_low);
 }
 
-/* x [rows, inputs] through a layer with its rows' adapters. */
-static void linear(Member *t, State *s, const Linear *l, const float *x, long step, float *out, long out_step, int mode) {
-    Sink sink = {out, out_step, mode, 0, 0, 0, 0, 0};
+/* Rows through a layer with their adapters. */
+static void linear(Member *t, State *s, const Linear *l, Values in, Sink sink) {
     if (s->num_runs && l->adapters) {
         sink.extra = s->extra;
         sink.extra_step = l->outputs;
         sink.gain = s->extra_gain;
         sink.has_extra = s->has_extra;
         for (int second = 0; second < 2; second++)
-            PIECE(t, i, s->num_runs) adapt_run(s, l, x, step, s->run[i], s->run[i + 1], second);
+            PIECE(t, i, s->num_runs) adapt_run(s, l, &in, s->run[i], s->run[i + 1], second);
     }
-    matmul(t, x, step, s->rows, weights(l), &sink);
+    Panels w = weights(l);
+    Grid g = grid_of(t, s->rows, &w);
+    PIECE(t, i, g.down * g.across) multiply_piece(&g, i, &in, s->rows, &w, &sink);
 }
 
 /* Rows `which` of x (NULL: all), normalised, then through a layer: each thread normalises few rows for itself. */
 static void normalised_linear(Member *t, State *s, const float *gain, const int32_t *which, long rows, const Linear *l,
-                              float *out, long out_step, int mode) {
-    const Decoder *m = s->model;
-    long width = m->width, wide = whole(width, PANEL), own = rows <= FEW && !s->num_runs;
-    float *normal = own ? s->scratch + t->number * scratch_size(m) : s->normal;
-    if (!own) {
+                              Sink sink) {
+    long wide = whole(s->model->width, PANEL), own = rows <= FEW && !s->num_runs;
+    Values normal = s->normal;
+    if (own) {
+        normal.x = s->scratch + t->number * scratch_size(s->model);
+        if (normal.rounded) normal.rounded = (uint16_t *)(normal.x + FEW * wide);
+    } else {
         long pieces = pieces_of(t, rows);
         PIECE(t, i, pieces)
-            for (long r = bound(rows, pieces, i); r < bound(rows, pieces, i + 1); r++)
-                normalise(s->x + (which ? which[r] : r) * wide, gain, normal + r * wide, width, wide, m->epsilon);
+            normalise_rows(s, gain, which, bound(rows, pieces, i), bound(rows, pieces, i + 1), &normal);
+        if (!which) { linear(t, s, l, normal, sink); return; }
     }
-    if (!own && !which) { linear(t, s, l, normal, wide, out, out_step, mode); return; }
     Panels w = weights(l);
     Grid g = grid_of(t, rows, &w);
-    Sink sink = {out, out_step, mode, 0, 0, 0, 0, 0};
     PIECE(t, i, g.down * g.across) {
-        for (long r = 0; own && r < rows; r++)
-            normalise(s->x + (which ? which[r] : r) * wide, gain, normal + r * wide, width, wide, m->epsilon);
+        if (own) normalise_rows(s, gain, which, 0, rows, &normal);
         own = 0;
-        multiply_piece(&g, i, normal, wide, rows, &w, &sink);
+        multiply_piece(&g, i, &normal, rows, &w, &sink);
     }
 }

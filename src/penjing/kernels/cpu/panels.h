@@ -2,15 +2,18 @@
 
    A matrix [O, I] lies in panels of 16 outputs, four of them side by side: [O / 64][I][64], the last narrower where O is
    no multiple of 64. One load brings what an input counts for in 16 outputs, and a thread reads memory in one stream.
-   Numbers are float32, bfloat16, or int8 with a bfloat16 scale per output and 32 inputs, which lie before these. Every
-   output is ONE chain of multiply-adds over the inputs, first to last, in float32: its bits do not depend on how many
-   rows, panels or threads there are. */
+   Numbers are float32, bfloat16, or int8 with a bfloat16 scale per output and 32 inputs, which lie before these. In
+   bfloat16 inputs lie in pairs, [O / 64][I / 2][64][2], a zero beside the last of an odd number.
+
+   Every output is ONE chain of additions over the inputs, first to last, in float32: its bits do not depend on how many
+   rows, panels or threads there are. A processor with AVX512-BF16 adds a pair's two products with one instruction, and
+   takes rows for matrices in bfloat16 rounded to it; all else are multiply-adds of rows in float32. */
 
 #include "types.h"
 
 enum { INT8 = 2 };
 enum { PANEL = 16, SIDE = 4, GROUP = 32 }; /* outputs of a panel; panels side by side; inputs of one int8 scale */
-enum { MOST_ROWS = 6, AHEAD = 4096 };      /* rows of one block of sums; bytes that are asked for beforehand */
+enum { MOST_ROWS = 6, AHEAD = 4096 };      /* rows of one block of sums; bytes that a single block asks for beforehand */
 
 #if defined(__AVX512F__)
 enum { WIDTH = 16, BLOCK_PANELS = 4 }; /* values of a vector; panels that its registers hold sums of */
@@ -22,11 +25,23 @@ enum { WIDTH = 4, BLOCK_PANELS = 1 };
 #endif
 enum { VECTORS = PANEL / WIDTH };
 typedef float Floats __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
-typedef uint32_t Words __attribute__((vector_size(WIDTH * 4)));
+typedef uint32_t Words __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(WIDTH * 2), aligned(2), may_alias));
 typedef int8_t Bytes __attribute__((vector_size(WIDTH), aligned(1), may_alias));
 typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
 #define UNROLL _Pragma("GCC unroll 8")
+
+#if defined(__AVX512BF16__)
+enum { ROUNDED = BFLOAT16, PARTS = 1 };
+#else
+enum { ROUNDED = FLOAT32, PARTS = 2 };
+#endif
+/* The type of rows that a matrix is multiplied with. */
+INLINE int rows_type(int type) { return type == BFLOAT16 ? ROUNDED : FLOAT32; }
+
+/* Inputs that lie together; and the bytes that one output has of them. */
+INLINE long together(int type) { return type == BFLOAT16 ? 2 : 1; }
+INLINE long value_bytes(int type) { return type == INT8 ? 1 : 4; }
 
 INLINE Floats widen(const void *halves) {
 #if defined(__AVX512F__)
@@ -44,32 +59,64 @@ INLINE Floats from_bytes(const void *bytes) {
 #endif
 }
 
+/* Weights of inputs that lie together; of a pair for float32 rows the first or the second (part 0 or 1). */
+INLINE Floats weights_at(const char *at, int part, int type) {
+    if (type == INT8) return from_bytes(at);
+    if (type == FLOAT32 || PARTS == 1) return *(const Floats *)at;
+    Words pairs = *(const Words *)at;
+    return part ? (Floats)(pairs & 0xffff0000u) : (Floats)(pairs << 16);
+}
+
+/* Value i of a row, or the pair that begins there, in all lanes. */
+INLINE Floats spread(const void *row, long i, int type) {
+#if defined(__AVX512BF16__)
+    int pair;
+    if (type == BFLOAT16) return memcpy(&pair, (const uint16_t *)row + i, 4), (Floats)_mm512_set1_epi32(pair);
+#endif
+    return ((const float *)row)[i] - (Floats){0};
+}
+
+INLINE Floats add_products(Floats sum, Floats value, Floats weight, int type) {
+#if defined(__AVX512BF16__)
+    if (type == BFLOAT16) return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)value, (__m512bh)weight);
+#endif
+    return sum + value * weight;
+}
+
 /* Bytes of `panels` panels of a matrix of so many inputs. */
 INLINE long panel_bytes(long inputs, long panels, int type) {
     if (type == INT8) return (inputs + GROUP - 1) / GROUP * (GROUP + 2) * PANEL * panels;
-    return bytes(inputs * PANEL * panels, type);
+    return (inputs + together(type) - 1) / together(type) * value_bytes(type) * PANEL * panels;
 }
 
-/* Where a matrix's panels lie; keys and values of attention are such matrices too. step: bytes from one input to the
-   next; 0: the panels side by side are all there is. */
-typedef struct { const char *data; long inputs, panels, side_bytes, step; int type; } Panels;
+/* Where an output's weight of an input lies, of `wide` outputs side by side in float32 or bfloat16. */
+INLINE long place_of(long input, long output, long wide, int type) {
+    return type == BFLOAT16 ? (input / 2 * wide + output) * 2 + input % 2 : input * wide + output;
+}
+
+/* Where a matrix's panels lie; keys and values of attention are such matrices too. step: bytes from the inputs that lie
+   together to the next; 0: the panels side by side are all there is. after: what is likely to be read next. */
+typedef struct { const char *data; long inputs, panels, side_bytes, step; int type; const char *after; } Panels;
 
 INLINE Panels panels_of(const void *data, long inputs, long outputs, int type) {
-    return (Panels){data, inputs, outputs / PANEL, panel_bytes(inputs, SIDE, type), 0, type};
+    return (Panels){data, inputs, outputs / PANEL, panel_bytes(inputs, SIDE, type), 0, type, data};
 }
 
-INLINE long value_bytes(int type) { return type == FLOAT32 ? 4 : type == BFLOAT16 ? 2 : 1; }
+/* What is asked for beforehand, a part with each step over the inputs. */
+typedef struct { const char *at; long step; } Ahead;
 
 /* tile[rows][tile_step] = x[rows][inputs] times some panels, with constants for type, rows and panels. step: bytes from
-   one input to the next. */
-INLINE void multiply_some(const float *x, long x_step, const char *data, long inputs, long step, const char *scales,
-                          long ahead, float *tile, long tile_step, int type, int rows, int panels) {
+   the inputs that lie together to the next. */
+INLINE void multiply_some(const void *x, long x_step, const char *data, long inputs, long step, const char *scales,
+                          Ahead ahead, float *tile, long tile_step, int type, int rows, int panels) {
+    const int parts = type == BFLOAT16 ? PARTS : 1;
+    long ends = (inputs + together(type) - 1) / together(type);
     Floats sum[MOST_ROWS][SIDE][VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < panels; p++)
             UNROLL for (int v = 0; v < VECTORS; v++) sum[r][p][v] = (Floats){0};
-    for (long first = 0; first < inputs; first += type == INT8 ? GROUP : inputs) {
-        long last = type == INT8 && first + GROUP < inputs ? first + GROUP : inputs;
+    for (long first = 0; first < ends; first += type == INT8 ? GROUP : ends) {
+        long last = type == INT8 && first + GROUP < ends ? first + GROUP : ends;
         Floats scale[SIDE][VECTORS];
         if (type == INT8) {
             UNROLL for (int p = 0; p < panels; p++)
@@ -77,22 +124,24 @@ INLINE void multiply_some(const float *x, long x_step, const char *data, long in
             scales += (GROUP + 2) * step;
         }
         for (long i = first; i < last; i++) {
-            Floats weight[SIDE][VECTORS];
             UNROLL for (int line = 0; line < panels * PANEL * value_bytes(type); line += 64)
-                __builtin_prefetch(data + ahead + line);
-            UNROLL for (int p = 0; p < panels; p++)
-                UNROLL for (int v = 0; v < VECTORS; v++) {
-                    const char *at = data + (p * PANEL + v * WIDTH) * value_bytes(type);
-                    if (type == FLOAT32) weight[p][v] = *(const Floats *)at;
-                    else if (type == BFLOAT16) weight[p][v] = widen(at);
-                    else weight[p][v] = from_bytes(at) * scale[p][v];
-                }
-            data += step;
-            UNROLL for (int r = 0; r < rows; r++) {
-                float value = x[r * x_step + i];
+                __builtin_prefetch(ahead.at + line, 0, 2);
+            ahead.at += ahead.step;
+            UNROLL for (int part = 0; part < parts; part++) {
+                Floats weight[SIDE][VECTORS];
                 UNROLL for (int p = 0; p < panels; p++)
-                    UNROLL for (int v = 0; v < VECTORS; v++) sum[r][p][v] += value * weight[p][v];
+                    UNROLL for (int v = 0; v < VECTORS; v++) {
+                        weight[p][v] = weights_at(data + (p * PANEL + v * WIDTH) * value_bytes(type), part, type);
+                        if (type == INT8) weight[p][v] *= scale[p][v];
+                    }
+                UNROLL for (int r = 0; r < rows; r++) {
+                    Floats value = spread(x, r * x_step + i * together(type) + part, rows_type(type));
+                    UNROLL for (int p = 0; p < panels; p++)
+                        UNROLL for (int v = 0; v < VECTORS; v++)
+                            sum[r][p][v] = add_products(sum[r][p][v], value, weight[p][v], rows_type(type));
+                }
             }
+            data += step;
         }
         if (type == INT8) data += 2 * step;
     }
@@ -103,22 +152,22 @@ INLINE void multiply_some(const float *x, long x_step, const char *data, long in
 }
 
 /* The same, in as many parts as the registers need. panel: which of those side by side is the first. */
-INLINE void multiply_block(const float *x, long x_step, const char *data, long inputs, long step, int panel, long ahead,
-                           float *tile,
-                           int type, int rows, int panels) {
+INLINE void multiply_block(const void *x, long x_step, const char *data, long inputs, long step, int panel, Ahead ahead,
+                           float *tile, int type, int rows, int panels) {
     int some = panels < BLOCK_PANELS ? panels : BLOCK_PANELS;
     const char *values = type == INT8 ? data + 2 * step : data;
-    for (int p = 0; p < panels; p += some)
+    ahead.at += panel * PANEL * value_bytes(type);
+    for (int p = 0; p < panels; p += some, ahead.at += some * PANEL * value_bytes(type))
         multiply_some(x, x_step, values + (panel + p) * PANEL * value_bytes(type), inputs, step,
                       data + (panel + p) * PANEL * 2, ahead, tile + p * PANEL, panels * PANEL, type, rows, some);
 }
 
-typedef void Block(const float *x, long x_step, const char *data, long inputs, long step, int panel, long ahead,
-                           float *tile);
+typedef void Block(const void *x, long x_step, const char *data, long inputs, long step, int panel, Ahead ahead,
+                   float *tile);
 #define NAME(type, rows, panels) block_##type##_##rows##_##panels
 #define BLOCK(type, rows, panels) \
-    static void NAME(type, rows, panels)(const float *x, long x_step, const char *data, long inputs, long step, int panel, \
-                                         long ahead, float *tile) { \
+    static void NAME(type, rows, panels)(const void *x, long x_step, const char *data, long inputs, long step, int panel, \
+                                         Ahead ahead, float *tile) { \
         multiply_block(x, x_step, data, inputs, step, panel, ahead, tile, type, rows, panels); \
     }
 #define EACH(f, type, panels) \
@@ -133,15 +182,25 @@ static Block *const block_of[3][3][MOST_ROWS] = {TABLE(FLOAT32), TABLE(BFLOAT16)
    added to what is there times a scale of its row. */
 enum { STORE, ADD, SWIGLU, RESCALE };
 typedef struct {
-    float *out;
+    float *out;                 /* NULL: SWIGLU, and rounded alone */
     long step;                  /* values from one row to the next */
     int mode;
+    uint16_t *rounded;          /* SWIGLU: the same in bfloat16, or NULL */
     const float *scale;         /* of rows, for RESCALE */
     const float *extra;         /* what adapters add, of rows whose adapter has something to say */
     long extra_step;
     const float *const *gain;   /* and DoRA's factors of outputs; of each row, or NULL */
     const uint8_t *has_extra;   /* of each row */
 } Sink;
+
+INLINE void swiglu(const float *tile, long count, float *out, uint16_t *rounded) {
+    for (long i = 0; i < count; i += 2 * PANEL, tile += 2 * PANEL) {
+        float value[PANEL];
+        SIMD for (int j = 0; j < PANEL; j++) value[j] = tile[j] / (1.0f + exponential(-tile[j])) * tile[PANEL + j];
+        if (out) memcpy(out + i / 2, value, sizeof value);
+        if (rounded) SIMD for (int j = 0; j < PANEL; j++) put(rounded + i / 2, j, value[j], BFLOAT16);
+    }
+}
 
 INLINE void finish_row(const float *tile, long row, long column, long count, const Sink *to) {
     float changed[SIDE * PANEL];
@@ -151,42 +210,50 @@ INLINE void finish_row(const float *tile, long row, long column, long count, con
         if (gain) SIMD for (long i = 0; i < count; i++) changed[i] *= gain[column + i];
         tile = changed;
     }
-    float *out = to->out + row * to->step + (to->mode == SWIGLU ? column / 2 : column);
+    long place = row * to->step + (to->mode == SWIGLU ? column / 2 : column);
+    float *out = to->out ? to->out + place : 0;
     if (to->mode == STORE) memcpy(out, tile, (size_t)count * 4);
     else if (to->mode == ADD) SIMD for (long i = 0; i < count; i++) out[i] += tile[i];
     else if (to->mode == RESCALE) {
         float scale = to->scale[row];
         SIMD for (long i = 0; i < count; i++) out[i] = out[i] * scale + tile[i];
-    } else for (; count > 0; count -= 2 * PANEL, tile += 2 * PANEL, out += PANEL)
-        SIMD for (int i = 0; i < PANEL; i++) out[i] = tile[i] / (1.0f + exponential(-tile[i])) * tile[PANEL + i];
+    } else swiglu(tile, count, out, to->rounded ? to->rounded + place : 0);
 }
 
 /* Rows, a multiple of MOST_ROWS, that lie in a core's own cache. */
-INLINE long rows_near(long inputs) {
+INLINE long rows_near(long inputs, int type) {
     enum { NEAR_BYTES = 1 << 19 };
-    long rows = NEAR_BYTES / 4 / (inputs + 1) / MOST_ROWS * MOST_ROWS;
+    long rows = NEAR_BYTES / bytes(inputs + 1, rows_type(type)) / MOST_ROWS * MOST_ROWS;
     return rows < MOST_ROWS ? MOST_ROWS : rows;
 }
 
-/* Rows `row`.. of x times the panels first..last of w; `first` is a multiple of SIDE. */
-static void multiply(const float *x, long x_step, long row, long rows, const Panels *w, long first, long last,
+/* Beside one of `blocks` blocks of rows: what comes soon, or where they are several a share of the panels to come. */
+INLINE Ahead ahead_of(const Panels *w, const char *data, const char *next, long step, long block, long blocks) {
+    if (blocks == 1) return (Ahead){data + AHEAD, step};
+    long share = w->side_bytes / blocks;
+    return (Ahead){next + block * share, share / ((w->inputs + together(w->type) - 1) / together(w->type))};
+}
+
+/* Rows `row`.. of x, in rows_type(w->type), times the panels first..last of w; `first` is a multiple of SIDE. */
+static void multiply(const void *x, long x_step, long row, long rows, const Panels *w, long first, long last,
                      const Sink *to) {
     float tile[MOST_ROWS * SIDE * PANEL] __attribute__((aligned(64)));
-    long high = rows_near(w->inputs), end = row + rows, below;
+    long high = rows_near(w->inputs, w->type), end = row + rows, below;
     for (; row < end; row = below) {
         below = end - row > high ? row + high : end;
         for (long side = first; side < last; side += SIDE) {
             const char *data = w->data + side / SIDE * w->side_bytes;
+            const char *next = side + SIDE < last ? data + w->side_bytes : w->after;
             long wide = w->panels - side < SIDE ? w->panels - side : SIDE;
             long step = w->step ? w->step : wide * PANEL * value_bytes(w->type);
-            for (long r = row, count; r < below; r += count) { /* blocks of like height */
-                long left = below - r, blocks = (left + MOST_ROWS - 1) / MOST_ROWS;
-                count = (left + blocks - 1) / blocks;
-                long ahead = r > row ? w->side_bytes : AHEAD; /* what comes after these rows, when those lie near */
+            long blocks = (below - row + MOST_ROWS - 1) / MOST_ROWS;
+            for (long b = 0; b < blocks; b++) { /* of like height */
+                long r = row + (below - row) * b / blocks, count = row + (below - row) * (b + 1) / blocks - r;
+                Ahead ahead = ahead_of(w, data, next, step, b, blocks);
                 for (long p = 0, some; p < wide; p += some) { /* 3 are 2 and 1 */
                     some = wide - p == 3 ? 2 : wide - p;
-                    block_of[w->type][some / 2][count - 1](x + r * x_step, x_step, data, w->inputs, step, (int)p, ahead,
-                                                                    tile);
+                    block_of[w->type][some / 2][count - 1](row_of(x, r * x_step, rows_type(w->type)), x_step, data,
+                                                           w->inputs, step, (int)p, ahead, tile);
                     for (long i = 0; i < count; i++)
                         finish_row(tile + i * some * PANEL, r + i, (side + p) * PANEL, some * PANEL, to);
                 }
@@ -194,6 +261,8 @@ static void multiply(const float *x, long x_step, long row, long rows, const Pan
         }
     }
 }
+
+/* --- Packing ------------------------------------------------------------------------------------------------------ */
 
 /* GROUP values of a row from value i on, zeros beyond its end. */
 INLINE void load_group(const void *row, long i, long inputs, float *value, int from) {
@@ -216,7 +285,7 @@ INLINE void pack_some(const void *x, long rows, long inputs, int from, char *pan
             } else if (type == BFLOAT16) {
                 uint16_t half[GROUP];
                 SIMD for (int j = 0; j < GROUP; j++) put(half, j, value[j], BFLOAT16);
-                for (int j = 0; j < count; j++) ((uint16_t *)to)[j * wide + lane + o] = half[j];
+                for (int j = 0; j < count; j += 2) memcpy(to + (j / 2 * wide + lane + o) * 4, half + j, 4);
             } else {
                 int8_t whole[GROUP];
                 _Pragma("omp simd reduction(max : largest)")
