@@ -40,8 +40,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **to_device(tensors, device))
+        return replace(self, **to_device(vars(self), device))
 
 
 def collate(rows: Sequence[Row]) -> Batch:

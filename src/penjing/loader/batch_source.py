@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -88,23 +88,42 @@ class DeviceSource(WrappedSource):
         return next(self.source).to(self.device)
 
 
-class PackedSource(Source):
-    """Rows in their global order, `micro_size` at a time; of each group of `world` batches this rank takes its own."""
+class StridedSource(Source):
+    """Units in their global order, `batch_size` at a time; of each group of `world` batches this rank takes its own."""
 
-    def __init__(self, rows: Rows, *, micro_size: int, rank: int = 0, world: int = 1) -> None:
-        self.rows, self.batch_size, self.rank, self.world = rows, micro_size, rank, world
-        self._next_row = 0
+    place_name: ClassVar[str]  # in the state: the unit with which the next group of batches begins
 
-    def __next__(self) -> Batch:
-        first = self._next_row + self.rank * self.batch_size
-        self._next_row += self.world * self.batch_size
-        return collate([self.rows.row(index) for index in range(first, first + self.batch_size)])
+    def __init__(self, batch_size: int, rank: int = 0, world: int = 1) -> None:
+        self.batch_size, self.rank, self.world = batch_size, rank, world
+        self._next_unit = 0
+
+    @abstractmethod
+    def batch(self, indices: range) -> Any:
+        """The units at these places of the endless order."""
+
+    def __next__(self) -> Any:
+        first = self._next_unit + self.rank * self.batch_size
+        self._next_unit += self.world * self.batch_size
+        return self.batch(range(first, first + self.batch_size))
 
     def state(self) -> dict[str, Any]:
-        return {"next_row": self._next_row}
+        return {self.place_name: self._next_unit}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._next_row = int(state["next_row"])
+        self._next_unit = int(state[self.place_name])
+
+
+class PackedSource(StridedSource):
+    """Packed rows."""
+
+    place_name = "next_row"
+
+    def __init__(self, rows: Rows, *, micro_size: int, rank: int = 0, world: int = 1) -> None:
+        super().__init__(micro_size, rank, world)
+        self.rows = rows
+
+    def batch(self, indices: range) -> Batch:
+        return collate([self.rows.row(index) for index in indices])
 
     def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         """The rows between two states, by number, and the documents of the shards that stand in each."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from penjing.base.seeds import derive
-from penjing.loader.batch_source import Source
+from penjing.loader.batch_source import StridedSource
 from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 
 # Rows of a batch are as long as its longest group up to a power of two: attention's work grows with the row, and
@@ -16,11 +15,13 @@ from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 SMALLEST_ROW = 128
 
 
-class GroupSource(Source):
-    """Each epoch's groups in an order drawn from its seed, `micro_units` at a time; ranks take turns.
+class GroupSource(StridedSource):
+    """Each epoch's groups in an order drawn from its seed, `micro_units` at a time.
 
     make: the group of an index, 0..num_groups - 1. The place is a position in the order over all ranks and epochs.
     """
+
+    place_name = "next_group"
 
     def __init__(
         self,
@@ -32,15 +33,12 @@ class GroupSource(Source):
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        self.make, self.num_groups, self.micro_units = make, num_groups, micro_units
-        self.seed, self.rank, self.world = seed, rank, world
-        self._next_group = 0
+        super().__init__(micro_units, rank, world)
+        self.make, self.num_groups, self.seed = make, num_groups, seed
         self._epoch = -1
 
-    def __next__(self) -> AnswerBatch:
-        first = self._next_group + self.rank * self.micro_units
-        self._next_group += self.world * self.micro_units
-        return pack_tight([self.make(self._index(place)) for place in range(first, first + self.micro_units)])
+    def batch(self, indices: range) -> AnswerBatch:
+        return pack_tight([self.make(self._index(place)) for place in indices])
 
     def _index(self, place: int) -> int:
         epoch, within = divmod(place, self.num_groups)
@@ -49,12 +47,6 @@ class GroupSource(Source):
             self._order = generator.permutation(self.num_groups)
             self._epoch = epoch
         return int(self._order[within])
-
-    def state(self) -> dict[str, Any]:
-        return {"next_group": self._next_group}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._next_group = int(state["next_group"])
 
 
 def pack_tight(groups: list[Group]) -> AnswerBatch:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
+from penjing.loader.to_device import to_device
 
 # Rows are as long as the longest needs, rounded up to this: few different shapes, little padding.
 ROW_MULTIPLE = 32
@@ -98,15 +99,7 @@ class AnswerBatch:
 
     def to(self, device: torch.device) -> AnswerBatch:
         """The same batch on `device`; copies do not wait for the device where memory is pinned."""
-        if device.type == "cpu":
-            return self
-
-        def move(value: Any) -> Any:
-            if isinstance(value, Tensor):
-                return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
-            return {name: move(inner) for name, inner in value.items()} if isinstance(value, dict) else value
-
-        return replace(self, **{name: move(value) for name, value in vars(self).items()})
+        return replace(self, **to_device(vars(self), device))
 
 
 def best_rows(sizes: Sequence[int], seq_len: int) -> list[list[int]]:

@@ -8,14 +8,18 @@ import torch
 from torch import Tensor
 
 
-def to_device(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Any]:
-    """A batch's tensors by name on `device`, on CUDA with `edge_S`. Copies from pinned memory do not wait for it."""
-    if device.type == "cpu":
-        return tensors
-    if device.type != "cuda":
-        return {name: value.to(device) for name, value in tensors.items()}
-    tensors = {**tensors, "edge_S": cu_seqlens(tensors["document_BT"])}
-    return {name: value.pin_memory().to(device, non_blocking=True) for name, value in tensors.items()}
+def to_device(value: Any, device: torch.device) -> Any:
+    """A batch's fields by name, or one of them, on `device`; on CUDA with `edge_S`, where a batch has that field.
+
+    Copies from pinned memory do not wait for the device.
+    """
+    if isinstance(value, dict):
+        if device.type == "cuda" and "edge_S" in value:
+            value = {**value, "edge_S": cu_seqlens(value["document_BT"])}
+        return {name: to_device(inner, device) for name, inner in value.items()}
+    if not isinstance(value, Tensor):
+        return value
+    return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
 
 
 # Positions for each place in `cu_seqlens`: with documents longer than this on average, all batches of a run have

@@ -218,7 +218,5 @@ class StoredSource(PackedSource):
         super().__init__(rows, micro_size=micro_size, rank=rank, world=world)
         self._rows = DistillRows(rows, store)
 
-    def __next__(self) -> Batch:
-        first = self._next_row + self.rank * self.batch_size
-        self._next_row += self.world * self.batch_size
-        return self._rows.batch(range(first, first + self.batch_size))
+    def batch(self, indices: range) -> DistillBatch:
+        return self._rows.batch(indices)

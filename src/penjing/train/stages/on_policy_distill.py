@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from penjing.data.chat.render import render
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.sample import Sampling
 from penjing.infer.sampler_factory import Write, make_sampler
-from penjing.loader.batch_source import Source
+from penjing.loader.batch_source import Source, StridedSource
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group, pack
 from penjing.objective.distill import Distill, Distillation
 from penjing.objective.next_token import FIGURE
@@ -230,20 +229,14 @@ class OnPolicyStage(TeacherStage):
             yield self._pack(prompts, answers, [by_data] * len(prompts))
 
 
-class OnPolicySource(Source):
-    """`micro_size` prompts at a time; of each group of `world` batches this rank takes its own."""
+class OnPolicySource(StridedSource):
+    """The stage's prompts with answers."""
+
+    place_name = "next_prompt"
 
     def __init__(self, stage: OnPolicyStage, micro_size: int, rank: int, world: int) -> None:
-        self._stage, self._size, self._rank, self._world = stage, micro_size, rank, world
-        self._next = 0
+        super().__init__(micro_size, rank, world)
+        self._stage = stage
 
-    def __next__(self) -> AnswerBatch:
-        first = self._next + self._rank * self._size
-        self._next += self._world * self._size
-        return self._stage.batch(range(first, first + self._size))
-
-    def state(self) -> dict[str, Any]:
-        return {"next_prompt": self._next}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._next = int(state["next_prompt"])
+    def batch(self, indices: range) -> AnswerBatch:
+        return self._stage.batch(indices)
