@@ -245,7 +245,6 @@ def test_what_was_written_is_read_back(stored, tmp_path):
     assert not (tmp_path / "train.partial").exists()
     again.verify()
     flat = np.concatenate([answer.ids for group in groups() for answer in group.answers])
-    assert again.num_answer_tokens == len(flat)
     for index, group in enumerate(groups()):
         for place, answer in zip(again.answer_places(index), group.answers, strict=True):
             assert flat[place].tolist() == answer.ids

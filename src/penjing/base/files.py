@@ -34,6 +34,15 @@ def disk_error(error: OSError, path: Path) -> DiskError:
     return DiskError(f"cannot write: {reason}", where=path, next_step="Nothing that was there before is lost.")
 
 
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """What the disk refuses inside is a `disk_error` on `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error, path) from error
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder that is to be written to, before the work whose result goes there; one that is there stays.
 

@@ -8,11 +8,8 @@ ends), `first.npy` (int64 [G + 1]: its first answer), `ends.npy` (int64 [A]: whe
 
 from __future__ import annotations
 
-import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penjing.base.errors import UserError
-from penjing.base.files import disk_error, sha256_file, sha256_text, write_json
+from penjing.base.files import sha256_text
 from penjing.data.chat.render import render
 from penjing.data.formats import BadRecords, Chat, PreferenceRecord
-from penjing.data.token_shards import check_hashes, publish, read_meta
-from penjing.data.tokenize_dataset import held_out_below, is_held_out
+from penjing.data.token_shards import ArrayFolder, ArrayFolderWriter
+from penjing.data.tokenize_dataset import need_both, write_halves
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
-FORMAT = 1
 META = "groups.json"
-ARRAYS = ("prompts", "first", "ends", "wanted", "margins")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,32 +120,21 @@ def split_key(record: PreferenceRecord) -> str:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-class PreferenceShards:
-    """A folder of groups, memory-mapped for reading: `groups[index]`, `len(groups)`."""
+class PreferenceShards(ArrayFolder):
+    """A folder of groups: `groups[index]`, `len(groups)`."""
+
+    meta_file, holds = META, "groups"
 
     def __init__(self, folder: Path) -> None:
-        """Raises UserError if the folder is not one of groups, or a file's size is not what was written."""
-        self.folder = Path(folder)
-        self.meta = read_meta(self.folder, META, FORMAT, what="groups")
-        self.prompt_G2: npt.NDArray[np.int64] = self._load("prompts")
-        self.first_G: npt.NDArray[np.int64] = self._load("first")
-        self.end_A: npt.NDArray[np.int64] = self._load("ends")
-        self.wanted_A: npt.NDArray[np.uint8] = self._load("wanted")
-        self.margin_G: npt.NDArray[np.float32] = self._load("margins")
+        super().__init__(folder)
+        self.prompt_G2: npt.NDArray[np.int64] = self.load("prompts")
+        self.first_G: npt.NDArray[np.int64] = self.load("first")
+        self.end_A: npt.NDArray[np.int64] = self.load("ends")
+        self.wanted_A: npt.NDArray[np.uint8] = self.load("wanted")
+        self.margin_G: npt.NDArray[np.float32] = self.load("margins")
         self._prompts_G = np.cumsum(self.prompt_G2[:, 1] - self.prompt_G2[:, 0])  # tokens of prompts up to each group
-        self._token_N: npt.NDArray[Any] = self._map("tokens.bin", self.meta["dtype"])
-        self._weight_N: npt.NDArray[np.uint8] = self._map("weights.bin", "uint8")
-
-    def _load(self, name: str) -> npt.NDArray[Any]:
-        try:
-            return np.asarray(np.load(self.folder / f"{name}.npy"))
-        except Exception as error:  # a damaged header raises ValueError, SyntaxError, TokenError, EOFError ...
-            raise UserError(f"the file is damaged: {error}", where=self.folder / f"{name}.npy") from None
-
-    def _map(self, name: str, dtype: str) -> npt.NDArray[Any]:
-        if self.meta["tokens"] == 0:
-            return np.zeros(0, dtype)
-        return np.memmap(self.folder / name, dtype=dtype, mode="r")
+        self._token_N: npt.NDArray[Any] = self.map("tokens", self.meta["dtype"])
+        self._weight_N: npt.NDArray[np.uint8] = self.map("weights", "uint8")
 
     def __len__(self) -> int:
         return len(self.prompt_G2)
@@ -178,10 +162,6 @@ class PreferenceShards:
         return [slice(start, end) for start, end in zip(starts, ends, strict=True)]
 
     @property
-    def num_answer_tokens(self) -> int:
-        return int(self.meta["tokens"]) - (int(self._prompts_G[-1]) if len(self) else 0)
-
-    @property
     def has_pairs(self) -> bool:
         """Whether every group is a pair."""
         return bool((np.diff(self.first_G) == 2).all())
@@ -191,77 +171,38 @@ class PreferenceShards:
         """SHA-256 over the checksums of all files: tokens, labels and margins alike."""
         return sha256_text("\n".join(f"{name} {facts['sha256']}" for name, facts in sorted(self.meta["files"].items())))
 
-    def verify(self) -> None:
-        """Hash every file again; raises UserError naming the first that changed."""
-        check_hashes(self.folder, self.meta)
-
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-class PreferenceShardWriter:
-    """Writes a folder of groups: `add` them, then `close`. Until then only `FOLDER.partial` exists."""
+class PreferenceShardWriter(ArrayFolderWriter):
+    """Writes a folder of groups."""
 
     def __init__(self, folder: Path, *, vocab_size: int, about: dict[str, Any]) -> None:
-        self.folder = Path(folder)
-        self.partial = self.folder.with_name(self.folder.name + ".partial")
-        self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
-        self.about = about
+        super().__init__(folder, has_weights=True, vocab_size=vocab_size, about=about)
         self._prompts: list[tuple[int, int]] = []
         self._first, self._ends, self._wanted, self._margins = [0], list[int](), list[bool](), list[float]()
-        self._num_tokens = 0
-        try:
-            shutil.rmtree(self.partial, ignore_errors=True)
-            self.partial.mkdir(parents=True)
-            self._tokens = open(self.partial / "tokens.bin", "wb")
-            self._weights = open(self.partial / "weights.bin", "wb")
-        except OSError as error:
-            raise disk_error(error, self.partial) from error
 
     def add(self, group: TokenGroup) -> None:
-        ids = [*group.prompt, *(token for answer in group.answers for token in answer.ids)]
-        weights = [0] * len(group.prompt) + [weight for answer in group.answers for weight in answer.weights]
-        try:
-            self._tokens.write(np.asarray(ids, dtype=self.dtype).tobytes())
-            self._weights.write(np.asarray(weights, dtype=np.uint8).tobytes())
-        except OSError as error:
-            raise disk_error(error, self.partial) from error
-        place = self._num_tokens + len(group.prompt)
-        self._prompts.append((self._num_tokens, place))
+        begin = self.num_tokens
+        self.append(group.prompt, [0] * len(group.prompt))
+        self._prompts.append((begin, self.num_tokens))
         for answer in group.answers:
-            place += len(answer.ids)
-            self._ends.append(place)
-        self._num_tokens = place
+            self.append(answer.ids, answer.weights)
+            self._ends.append(self.num_tokens)
         self._first.append(len(self._ends))
         self._wanted += group.wanted
         self._margins.append(group.margin)
 
     def close(self) -> PreferenceShards:
-        """Finish the files, then give the folder its name; an older folder of that name is replaced."""
-        try:
-            self._tokens.close()
-            self._weights.close()
-            arrays: dict[str, npt.NDArray[Any]] = {
-                "prompts": np.asarray(self._prompts, dtype=np.int64).reshape(-1, 2),
-                "first": np.asarray(self._first, dtype=np.int64),
-                "ends": np.asarray(self._ends, dtype=np.int64),
-                "wanted": np.asarray(self._wanted, dtype=np.uint8),
-                "margins": np.asarray(self._margins, dtype=np.float32),
-            }
-            assert tuple(arrays) == ARRAYS
-            for name, values in arrays.items():
-                np.save(self.partial / f"{name}.npy", values)
-            files = {
-                name: {"bytes": (self.partial / name).stat().st_size, "sha256": sha256_file(self.partial / name)}
-                for name in ["tokens.bin", "weights.bin", *(f"{name}.npy" for name in ARRAYS)]
-            }
-        except OSError as error:
-            raise disk_error(error, self.partial) from error
-        counts = {"tokens": self._num_tokens, "groups": len(self._prompts), "answers": len(self._ends)}
-        write_json(
-            self.partial / META, {"format": FORMAT, "dtype": self.dtype.name, **counts, **self.about, "files": files}
-        )
-        publish(self.partial, self.folder)
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "prompts": np.asarray(self._prompts, dtype=np.int64).reshape(-1, 2),
+            "first": np.asarray(self._first, dtype=np.int64),
+            "ends": np.asarray(self._ends, dtype=np.int64),
+            "wanted": np.asarray(self._wanted, dtype=np.uint8),
+            "margins": np.asarray(self._margins, dtype=np.float32),
+        }
+        self.finish(META, arrays, {"groups": len(self._prompts), "answers": len(self._ends)})
         return PreferenceShards(self.folder)
 
 
@@ -289,10 +230,10 @@ def prepare_groups(
     A group of more than `seq_len` tokens is left out and counted; one that cannot be encoded goes to `bad_records`.
     Raises UserError if one half stays empty.
     """
-    counts: Counter[str] = Counter()
-    waiting: list[tuple[str, TokenGroup]] = []  # few: those read before both halves have one
+    too_long = 0
 
-    def encoded() -> Iterator[tuple[str, TokenGroup]]:
+    def encoded() -> Iterator[tuple[str, tuple[TokenGroup]]]:
+        nonlocal too_long
         for record in records:
             try:
                 group = encode(record, tokenizer)
@@ -302,38 +243,12 @@ def prepare_groups(
                 bad_records.reject(error, record.chats[0].source, record.chats[0].line)
                 continue
             if group.num_tokens > seq_len:
-                counts["too long"] += 1
+                too_long += 1
             else:
-                yield split_key(record), group
+                yield split_key(record), (group,)
 
-    stream = encoded()
-
-    def keys() -> Iterator[str]:
-        for one in stream:
-            waiting.append(one)
-            yield one[0]
-
-    below = held_out_below(keys(), val_fraction)
-    about = {
-        **about,
-        "tokenizer": tokenizer.fingerprint,
-        "seq_len": seq_len,
-        "val_fraction": val_fraction,
-        "held_out_below": below,
-    }
-    writers = [
-        PreferenceShardWriter(folder / name, vocab_size=tokenizer.size, about={**about, "split": name})
-        for name in ("train", "validation")
-    ]
-    for key, group in chain(waiting, stream):
-        writers[is_held_out(key, below)].add(group)
-    train, validation = (writer.close() for writer in writers)
-    for half in (train, validation):
-        if not len(half):
-            too_long = f"{counts['too long']} were longer than data.seq_len={seq_len}. " if counts else ""
-            raise UserError(
-                f"nothing was left for the {half.folder.name} half",
-                where=half.folder,
-                next_step=f"{too_long}Give more: answers to at least two different questions that fit.",
-            )
-    return PreparedPreferences(train, validation, counts["too long"])
+    about = {**about, "seq_len": seq_len}
+    train, validation = write_halves(encoded(), PreferenceShardWriter, tokenizer, folder, val_fraction, about)
+    longer = f"{too_long} were longer than data.seq_len={seq_len}. " if too_long else ""
+    need_both(train, validation, f"{longer}Give more: answers to at least two different questions that fit.")
+    return PreparedPreferences(train, validation, too_long)

@@ -8,34 +8,29 @@ document ends), `bytes.npy` (int32: UTF-8 bytes of each document's text, so that
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from penjing.base.errors import UserError
-from penjing.base.files import disk_error, read_json, sha256_file, sync_folder, write_json
+from penjing.base.files import disk_errors, read_json, sha256_file, sync_folder, write_json
 
 FORMAT = 1
 META = "shards.json"
 Kind = Literal["documents", "chats"]
 
 
-def read_meta(folder: Path, file: str, version: int, *, what: str) -> dict[str, Any]:
-    """What a folder of token arrays says of itself. `what` names the kind in errors.
+def id_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The smallest in which such ids are stored."""
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
-    Raises UserError if `file` is not there or of another format, or a file it lists has another size than was written.
-    """
-    if not (folder / file).is_file():
-        raise UserError(f"no token {what} here", where=folder, wanted=f"a folder with {file}")
-    meta = read_json(folder / file)
-    found = meta.get("format") if isinstance(meta, dict) else None
-    if found != version:
-        raise UserError(f"{what} of another format", where=folder, got=found, wanted=version)
-    check_sizes(folder, meta)
-    return dict(meta)
+
+def file_facts(folder: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Size and hash of each file, for `check_sizes` and `check_hashes`."""
+    return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)} for name in names}
 
 
 def check_sizes(folder: Path, meta: Mapping[str, Any]) -> None:
@@ -56,45 +51,102 @@ def check_hashes(folder: Path, meta: Mapping[str, Any]) -> None:
 
 def publish(partial: Path, folder: Path) -> None:
     """Give a finished folder its name, in place of what was there, durably."""
-    try:
+    with disk_errors(folder):
         if folder.exists():
             shutil.rmtree(folder)
         partial.rename(folder)
         sync_folder(folder.parent)
-    except OSError as error:
-        raise disk_error(error, folder) from error
 
 
-class TokenShards:
-    """A shard folder, memory-mapped for reading."""
+class ArrayFolder:
+    """A folder of token arrays, memory-mapped for reading."""
+
+    meta_file: ClassVar[str]  # written last
+    holds: ClassVar[str]  # what, in errors
 
     def __init__(self, folder: Path) -> None:
-        """Raises UserError if the folder is not one of shards, or a file's size is not what was written."""
+        """Raises UserError if the folder is not one of these, or a file's size is not what was written."""
         self.folder = Path(folder)
-        self.meta = read_meta(self.folder, META, FORMAT, what="shards")
-        self.kind: Kind = self.meta["kind"]
-        self.end_D: npt.NDArray[np.int64] = self._load("ends.npy")
-        self.bytes_D: npt.NDArray[np.int32] = self._load("bytes.npy")
-        self.start_D = np.concatenate(([0], self.end_D[:-1])) if len(self.end_D) else self.end_D
-        self.token_N: npt.NDArray[Any] = self._map("tokens.bin", self.meta["dtype"])
-        self.weight_N: npt.NDArray[np.uint8] | None = (
-            self._map("weights.bin", "uint8") if self.kind == "chats" else None
-        )
+        if not (self.folder / self.meta_file).is_file():
+            raise UserError(f"no token {self.holds} here", where=self.folder, wanted=f"a folder with {self.meta_file}")
+        meta = read_json(self.folder / self.meta_file)
+        found = meta.get("format") if isinstance(meta, dict) else None
+        if found != FORMAT:
+            raise UserError(f"{self.holds} of another format", where=self.folder, got=found, wanted=FORMAT)
+        check_sizes(self.folder, meta)
+        self.meta: dict[str, Any] = meta
 
-    def _load(self, name: str) -> npt.NDArray[Any]:
+    def load(self, name: str) -> npt.NDArray[Any]:
+        """A small array, read whole."""
+        path = self.folder / f"{name}.npy"
         try:
-            return np.asarray(np.load(self.folder / name))
+            return np.asarray(np.load(path))
         except Exception as error:  # a damaged header raises ValueError, SyntaxError, TokenError, EOFError ...
-            raise UserError(f"the file is damaged: {error}", where=self.folder / name) from None
+            raise UserError(f"the file is damaged: {error}", where=path) from None
 
-    def _map(self, name: str, dtype: str) -> npt.NDArray[Any]:
+    def map(self, name: str, dtype: str) -> npt.NDArray[Any]:
+        """An array with an entry for each token."""
         if self.num_tokens == 0:
             return np.zeros(0, dtype)
-        return np.memmap(self.folder / name, dtype=dtype, mode="r")
+        return np.memmap(self.folder / f"{name}.bin", dtype=dtype, mode="r")
 
     @property
     def num_tokens(self) -> int:
         return int(self.meta["tokens"])
+
+    def verify(self) -> None:
+        """Hash every file again; raises UserError naming the first that changed."""
+        check_hashes(self.folder, self.meta)
+
+
+class ArrayFolderWriter:
+    """Writes such a folder: `add` what it holds, then `close`. Until then only `FOLDER.partial` exists."""
+
+    def __init__(self, folder: Path, *, has_weights: bool, vocab_size: int, about: dict[str, Any]) -> None:
+        self.folder = Path(folder)
+        self.partial = self.folder.with_name(self.folder.name + ".partial")
+        self.dtype, self.about, self.num_tokens = id_dtype(vocab_size), about, 0
+        self._streams: dict[str, IO[bytes]] = {}
+        with disk_errors(self.partial):
+            shutil.rmtree(self.partial, ignore_errors=True)
+            self.partial.mkdir(parents=True)
+            for name in ["tokens.bin", "weights.bin"] if has_weights else ["tokens.bin"]:
+                self._streams[name] = open(self.partial / name, "wb")
+
+    def append(self, ids: Sequence[int], weights: Sequence[int] | None) -> None:
+        with disk_errors(self.partial):
+            self._streams["tokens.bin"].write(np.asarray(ids, dtype=self.dtype).tobytes())
+            if "weights.bin" in self._streams:
+                assert weights is not None and len(weights) == len(ids)
+                self._streams["weights.bin"].write(np.asarray(weights, dtype=np.uint8).tobytes())
+        self.num_tokens += len(ids)
+
+    def finish(self, meta_file: str, arrays: Mapping[str, npt.NDArray[Any]], counts: Mapping[str, Any]) -> None:
+        """Finish the files, then give the folder its name; an older folder of that name is replaced."""
+        with disk_errors(self.partial):
+            for stream in self._streams.values():
+                stream.close()
+            for name, values in arrays.items():
+                np.save(self.partial / f"{name}.npy", values)
+            files = file_facts(self.partial, [*self._streams, *(f"{name}.npy" for name in arrays)])
+        facts = {"format": FORMAT, "dtype": self.dtype.name, "tokens": self.num_tokens, **counts, **self.about}
+        write_json(self.partial / meta_file, {**facts, "files": files})
+        publish(self.partial, self.folder)
+
+
+class TokenShards(ArrayFolder):
+    """A shard folder."""
+
+    meta_file, holds = META, "shards"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.kind: Kind = self.meta["kind"]
+        self.end_D: npt.NDArray[np.int64] = self.load("ends")
+        self.bytes_D: npt.NDArray[np.int32] = self.load("bytes")
+        self.start_D = np.concatenate(([0], self.end_D[:-1])) if len(self.end_D) else self.end_D
+        self.token_N: npt.NDArray[Any] = self.map("tokens", self.meta["dtype"])
+        self.weight_N: npt.NDArray[np.uint8] | None = self.map("weights", "uint8") if self.kind == "chats" else None
 
     @property
     def num_documents(self) -> int:
@@ -110,71 +162,27 @@ class TokenShards:
         """SHA-256 of the tokens' file: two runs on the same fingerprint read the same data."""
         return str(self.meta["files"]["tokens.bin"]["sha256"])
 
-    def verify(self) -> None:
-        """Hash every file again; raises UserError naming the first that changed."""
-        check_hashes(self.folder, self.meta)
 
-
-class TokenShardWriter:
-    """Writes a shard folder: `add` documents, then `close`. Until then only `FOLDER.partial` exists."""
+class TokenShardWriter(ArrayFolderWriter):
+    """Writes a shard folder."""
 
     def __init__(self, folder: Path, *, kind: Kind, vocab_size: int, about: dict[str, Any]) -> None:
-        self.folder = Path(folder)
-        self.partial = self.folder.with_name(self.folder.name + ".partial")
+        super().__init__(folder, has_weights=kind == "chats", vocab_size=vocab_size, about=about)
         self.kind = kind
-        self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
-        self.about = about
         self._ends: list[int] = []
         self._bytes: list[int] = []
-        self._num_tokens = 0
-        try:
-            shutil.rmtree(self.partial, ignore_errors=True)
-            self.partial.mkdir(parents=True)
-            self._tokens: IO[bytes] = open(self.partial / "tokens.bin", "wb")
-            self._weights: IO[bytes] | None = open(self.partial / "weights.bin", "wb") if kind == "chats" else None
-        except OSError as error:
-            raise disk_error(error, self.partial) from error
 
     def add(self, ids: Sequence[int], num_bytes: int, weights: Sequence[int] | None = None) -> None:
         """Append one document of at least one token."""
-        try:
-            self._tokens.write(np.asarray(ids, dtype=self.dtype).tobytes())
-            if self._weights is not None:
-                assert weights is not None and len(weights) == len(ids)
-                self._weights.write(np.asarray(weights, dtype=np.uint8).tobytes())
-        except OSError as error:
-            raise disk_error(error, self.partial) from error
-        self._num_tokens += len(ids)
-        self._ends.append(self._num_tokens)
+        self.append(ids, weights)
+        self._ends.append(self.num_tokens)
         self._bytes.append(num_bytes)
 
     def close(self) -> TokenShards:
-        """Finish the files, then give the folder its name; an older folder of that name is replaced."""
-        try:
-            for stream in (self._tokens, self._weights):
-                if stream is not None:
-                    stream.close()
-            np.save(self.partial / "ends.npy", np.asarray(self._ends, dtype=np.int64))
-            np.save(self.partial / "bytes.npy", np.asarray(self._bytes, dtype=np.int32))
-            names = ["tokens.bin", "ends.npy", "bytes.npy"] + (["weights.bin"] if self._weights is not None else [])
-            files = {
-                name: {"bytes": (self.partial / name).stat().st_size, "sha256": sha256_file(self.partial / name)}
-                for name in names
-            }
-        except OSError as error:
-            raise disk_error(error, self.partial) from error
-        write_json(
-            self.partial / META,
-            {
-                "format": FORMAT,
-                "kind": self.kind,
-                "dtype": self.dtype.name,
-                "tokens": self._num_tokens,
-                "documents": len(self._ends),
-                "text_bytes": sum(self._bytes),
-                **self.about,
-                "files": files,
-            },
-        )
-        publish(self.partial, self.folder)
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "ends": np.asarray(self._ends, dtype=np.int64),
+            "bytes": np.asarray(self._bytes, dtype=np.int32),
+        }
+        counts = {"kind": self.kind, "documents": len(self._ends), "text_bytes": sum(self._bytes)}
+        self.finish(META, arrays, counts)
         return TokenShards(self.folder)

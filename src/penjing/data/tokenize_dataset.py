@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from penjing.base.errors import UserError
 from penjing.base.seeds import fraction
 from penjing.data.chat.render import EncodedChat, render
 from penjing.data.formats import BadRecords, Chat, Document, Message
-from penjing.data.token_shards import Kind, TokenShards, TokenShardWriter
+from penjing.data.token_shards import ArrayFolder, Kind, TokenShards, TokenShardWriter
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 BATCH = 512  # documents encoded at once; ids of more than a few thousand documents would crowd the memory
@@ -66,13 +67,7 @@ def held_out_below(texts: Iterable[str], share: float) -> float:
 
 # --- encoding --------------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    key: str
-    ids: Sequence[int]
-    num_bytes: int
-    weights: Sequence[int] | None = None
+Encoded = tuple[str, tuple[Sequence[int], int, Sequence[int] | None]]  # key; ids, bytes of text, weights
 
 
 def prepare_documents(
@@ -85,8 +80,7 @@ def prepare_documents(
 ) -> TokenizedDataset:
     """Encode documents into `folder/train` and `folder/validation`. Raises UserError if one half stays empty."""
     encoded = _encode_documents(documents, tokenizer)
-    train, validation = _write(encoded, "documents", tokenizer, folder, val_fraction, about)
-    return TokenizedDataset(train, validation, 0, 0)
+    return TokenizedDataset(*_write(encoded, "documents", tokenizer, folder, val_fraction, about), 0, 0)
 
 
 def prepare_chats(
@@ -115,19 +109,32 @@ def prepare_chats(
         )
     counts: Counter[str] = Counter()
     encoded = _encode_chats(chats, tokenizer, seq_len, thinking, counts, bad_records)
-    about = {**about, "seq_len": seq_len}
-    train, validation = _write(encoded, "chats", tokenizer, folder, val_fraction, about)
-    return TokenizedDataset(train, validation, counts["skipped"], counts["shortened"])
+    halves = _write(encoded, "chats", tokenizer, folder, val_fraction, {**about, "seq_len": seq_len})
+    return TokenizedDataset(*halves, counts["skipped"], counts["shortened"])
 
 
-def _encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[_Encoded]:
+def _write(
+    encoded: Iterator[Encoded],
+    kind: Kind,
+    tokenizer: Tokenizer,
+    folder: Path,
+    val_fraction: float,
+    about: dict[str, Any],
+) -> tuple[TokenShards, TokenShards]:
+    writer = partial(TokenShardWriter, kind=kind)
+    train, validation = write_halves(encoded, writer, tokenizer, folder, val_fraction, about)
+    need_both(train, validation, "Give more text: at least two different ones that fit.")
+    return train, validation
+
+
+def _encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Encoded]:
     stream = iter(documents)
     opening = [] if tokenizer.begin == tokenizer.end_of_text else [tokenizer.begin]
     while batch := list(islice(stream, BATCH)):
         for document, ids in zip(batch, tokenizer.encode_many([document.text for document in batch]), strict=True):
             if ids:
                 ids = [*opening, *ids] if opening else ids
-                yield _Encoded(split_key(document), ids, len(document.text.encode()))
+                yield split_key(document), (ids, len(document.text.encode()), None)
 
 
 def _encode_chats(
@@ -137,7 +144,7 @@ def _encode_chats(
     thinking: bool | None,
     counts: Counter[str],
     bad_records: BadRecords | None,
-) -> Iterator[_Encoded]:
+) -> Iterator[Encoded]:
     for chat in chats:
         try:
             fitting = _fit(tokenizer, chat, seq_len + 1, thinking)
@@ -155,7 +162,7 @@ def _encode_chats(
         rendered, messages, shorter = fitting
         counts["shortened"] += shorter
         answers = "".join(message.content for message in messages if message.role == "assistant")
-        yield _Encoded(split_key(chat), rendered.ids, len(answers.encode()), rendered.weights)
+        yield split_key(chat), (rendered.ids, len(answers.encode()), rendered.weights)
 
 
 def _says_something(message: Message) -> bool:
@@ -183,44 +190,39 @@ def _shorter(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _write(
-    encoded: Iterator[_Encoded],
-    kind: Kind,
+def write_halves(
+    keyed: Iterable[tuple[str, tuple[Any, ...]]],
+    writer: Callable[..., Any],
     tokenizer: Tokenizer,
     folder: Path,
     val_fraction: float,
     about: dict[str, Any],
-) -> tuple[TokenShards, TokenShards]:
-    """Two shard folders, in the order of `encoded`. Few records wait in memory: those before both halves have one."""
-    waiting: list[_Encoded] = []
+) -> tuple[Any, Any]:
+    """The closed writers of `folder/train` and `folder/validation`, in the order of `keyed`.
+
+    keyed: by what text each record is held out, and what is `add`ed of it. Few wait in memory: those before both
+    halves have one.
+    """
+    stream, waiting = iter(keyed), list[tuple[str, tuple[Any, ...]]]()
 
     def keys() -> Iterator[str]:
-        for one in encoded:
+        for one in stream:
             waiting.append(one)
-            yield one.key
+            yield one[0]
 
     below = held_out_below(keys(), val_fraction)
-    about = {
-        **about,
-        "tokenizer": tokenizer.fingerprint,
-        "val_fraction": val_fraction,
-        "held_out_below": below,
-    }
+    about = {**about, "tokenizer": tokenizer.fingerprint, "val_fraction": val_fraction, "held_out_below": below}
     train, validation = (
-        TokenShardWriter(folder / name, kind=kind, vocab_size=tokenizer.size, about={**about, "split": name})
+        writer(folder / name, vocab_size=tokenizer.size, about={**about, "split": name})
         for name in ("train", "validation")
     )
-    for one in chain(waiting, encoded):
-        half = validation if is_held_out(one.key, below) else train
-        half.add(one.ids, one.num_bytes, one.weights)
-    return _filled(train.close()), _filled(validation.close())
+    for key, record in chain(waiting, stream):
+        (validation if is_held_out(key, below) else train).add(*record)
+    return train.close(), validation.close()
 
 
-def _filled(half: TokenShards) -> TokenShards:
-    if half.num_documents == 0:
-        raise UserError(
-            f"nothing was left for the {half.folder.name} half",
-            where=half.folder,
-            next_step="Give more text: at least two different ones that fit.",
-        )
-    return half
+def need_both(train: ArrayFolder, validation: ArrayFolder, next_step: str) -> None:
+    """Raise UserError for the half that is empty."""
+    for half in (train, validation):
+        if not half.num_tokens:
+            raise UserError(f"nothing was left for the {half.folder.name} half", where=half.folder, next_step=next_step)
