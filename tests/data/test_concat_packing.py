@@ -106,7 +106,7 @@ def test_a_stream_is_its_documents_one_after_the_other(
 
 
 def test_held_out_rows_keep_the_given_order(documents: TokenShards) -> None:
-    rows = ConcatRows(documents, 4, end_of_text=END, seed=1, shuffle=False)
+    rows = ConcatRows(documents, 4, end_of_text=END, seed=1, order="fixed")
     assert rows.row(0).ids_T.tolist() == [END, 1, 2, 3]
     assert rows.row(0).target_T.tolist() == [1, 2, 3, END]
     assert rows.row(1).ids_T.tolist() == [END, 4, END, 5]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import shutil
 from dataclasses import asdict, dataclass
@@ -22,18 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penjing.base.errors import UserError
-from penjing.base.files import (
-    check_free_space,
-    disk_error,
-    read_json,
-    sha256_file,
-    sha256_text,
-    sync_folder,
-    write_json,
-)
-from penjing.data.packing.best_fit import BestFitRows
-from penjing.data.packing.concat import PackedRows, Row
-from penjing.data.token_shards import TokenShards, check_hashes, check_sizes
+from penjing.base.files import check_free_space, disk_error, disk_errors, read_json, sha256_text, write_json
+from penjing.data.packing.concat import FixedRows, Row
+from penjing.data.token_shards import TokenShards, check_hashes, check_sizes, file_facts, id_dtype, publish
 
 FORMAT = 1
 META, PROGRESS = "teacher.json", "progress.json"
@@ -70,7 +62,6 @@ class _Counting:
 
 
 NOT_A_TOKEN = -1
-FixedRows = PackedRows | BestFitRows  # packers whose rows are the same ones in every epoch
 
 
 def numbered(rows: FixedRows) -> FixedRows:
@@ -86,11 +77,7 @@ def numbered(rows: FixedRows) -> FixedRows:
 def in_order(rows: FixedRows) -> FixedRows:
     """The same rows, in one order that is the same for every seed and epoch."""
     plain = copy.copy(rows)
-    if isinstance(plain, BestFitRows):
-        plain.order = "fixed"
-    else:
-        plain.shuffle = False
-    plain._epoch = -1
+    plain.order, plain._epoch = "fixed", -1
     return plain
 
 
@@ -126,21 +113,20 @@ class PositionSlots:
 # --- the files -------------------------------------------------------------------------------------------------------
 
 
-def _dtypes(key: CacheKey) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    return np.dtype(np.uint16 if key.num_ids <= 1 << 16 else np.uint32), np.dtype(np.float16)
+def _layout(key: CacheKey, slots: int) -> dict[str, tuple[np.dtype[Any], tuple[int, int]]]:
+    """dtype and shape of each file."""
+    return {
+        "ids.bin": (id_dtype(key.num_ids), (slots, key.count)),
+        "logps.bin": (np.dtype(np.float16), (slots, key.count + 1)),
+    }
 
 
 def _arrays(folder: Path, key: CacheKey, slots: int, mode: Any) -> tuple[AnyArray, AnyArray]:
-    of_ids, of_logps = _dtypes(key)
-    if slots == 0:
-        return np.zeros((0, key.count), of_ids), np.zeros((0, key.count + 1), of_logps)
-    ids = np.memmap(folder / "ids.bin", dtype=of_ids, mode=mode, shape=(slots, key.count))
-    return ids, np.memmap(folder / "logps.bin", dtype=of_logps, mode=mode, shape=(slots, key.count + 1))
-
-
-def _sizes(key: CacheKey, slots: int) -> dict[str, int]:
-    of_ids, of_logps = _dtypes(key)
-    return {"ids.bin": slots * key.count * of_ids.itemsize, "logps.bin": slots * (key.count + 1) * of_logps.itemsize}
+    ids, logps = (
+        np.memmap(folder / name, dtype=dtype, mode=mode, shape=shape) if slots else np.zeros(shape, dtype)
+        for name, (dtype, shape) in _layout(key, slots).items()
+    )
+    return ids, logps
 
 
 def _reserve(path: Path, size: int) -> None:
@@ -196,15 +182,15 @@ class TeacherLogitsWriter:
 
     def begin(self) -> int:
         """Make the files, or take up those that are there; returns the rows that are done."""
-        sizes = _sizes(self.key, self.slots)
-        try:
+        sizes = {
+            name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in _layout(self.key, self.slots).items()
+        }
+        with disk_errors(self.partial):
             there = all((self.partial / name).is_file() for name in (*sizes, PROGRESS))
             if there and all((self.partial / name).stat().st_size == size for name, size in sizes.items()):
                 return int(read_json(self.partial / PROGRESS)["rows"])
             shutil.rmtree(self.partial, ignore_errors=True)
             self.partial.mkdir(parents=True)
-        except OSError as error:
-            raise disk_error(error, self.partial) from error
         try:
             check_free_space(self.partial, sum(sizes.values()))
             for name, size in sizes.items():
@@ -217,10 +203,8 @@ class TeacherLogitsWriter:
 
     def open(self) -> None:
         """Map the files that `begin` made."""
-        try:
+        with disk_errors(self.partial):
             self._ids, self._logps = _arrays(self.partial, self.key, self.slots, "r+")
-        except OSError as error:
-            raise disk_error(error, self.partial) from error
 
     def write(self, slot_N: IntArray, id_NK: AnyArray, logp_NJ: AnyArray) -> None:
         self._ids[slot_N] = id_NK
@@ -237,17 +221,10 @@ class TeacherLogitsWriter:
 
     def finish(self, about: dict[str, Any]) -> TeacherLogitsCache:
         """Hash the files and give the folder its name."""
-        try:
-            files = {
-                name: {"bytes": size, "sha256": sha256_file(self.partial / name)}
-                for name, size in _sizes(self.key, self.slots).items()
-            }
+        with disk_errors(self.folder):
+            files = file_facts(self.partial, _layout(self.key, self.slots))
             meta = {"format": FORMAT, "key": asdict(self.key), "slots": self.slots, **about, "files": files}
             write_json(self.partial / META, meta)
             (self.partial / PROGRESS).unlink()
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.partial.rename(self.folder)
-            sync_folder(self.folder.parent)
-        except OSError as error:
-            raise disk_error(error, self.folder) from error
+        publish(self.partial, self.folder)
         return TeacherLogitsCache(self.folder, self.key)

@@ -8,89 +8,37 @@ of a few documents set aside for it.
 from __future__ import annotations
 
 from itertools import chain
-from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from penjing.base.errors import UserError
-from penjing.base.seeds import derive
-from penjing.data.packing.concat import Row, best_fit
-from penjing.data.token_shards import TokenShards
+from penjing.data.packing.concat import BLOCK_ROWS, FixedRows, IntArray, Row, best_fit
 
-IntArray = npt.NDArray[np.int64]
 Segment = tuple[int, int, int]  # document, first position, length
 
 
-# Documents are laid out a block at a time: enough for a good fit, few enough that rows keep to the files' order.
-BLOCK_ROWS = 256
-
-
-class BestFitRows:
+class BestFitRows(FixedRows):
     """Rows for pretraining, each a list of segments (document, first position, length).
 
     A document of n tokens has n + 1 positions: it opens with the end-of-text token and every position's target is the
     token after it, the last one's the end-of-text token. One longer than T is cut every T positions. The layout is
     made once; attention never crosses documents, so who shares a row with whom is of no consequence. Less than one
     row's worth of positions is left out.
-
-    order: `shuffled` draws a new order of all rows each epoch; `as_given` keeps to the files, for a curriculum: only
-    rows of one block of about 256 change places; `fixed` changes nothing.
     """
 
-    def __init__(
-        self,
-        shards: TokenShards,
-        seq_len: int,
-        *,
-        end_of_text: int,
-        seed: int,
-        order: Literal["shuffled", "as_given", "fixed"] = "shuffled",
-    ) -> None:
-        self.shards, self.seq_len, self.end_of_text, self.seed = shards, seq_len, end_of_text, seed
-        self.order = order
-        positions_D = shards.end_D - shards.start_D + 1
-        if int(positions_D.sum()) < seq_len:
-            raise UserError(
-                "too little text for one row",
-                where=shards.folder,
-                got=f"{shards.num_tokens} tokens",
-                wanted=f"at least {seq_len}",
-                next_step="Give more text or a smaller data.seq_len.",
-            )
-        self.segment_S3, self.first_R = lay_out(positions_D, seq_len)
-        self.rows_per_epoch = len(self.first_R) - 1
-        self.tokens_per_epoch = self.rows_per_epoch * seq_len
-        self.padding_per_epoch = 0
-        self._epoch = -1
-
-    def _arrange(self, epoch: int) -> None:
-        """Draw one epoch's order of rows."""
-        if epoch == self._epoch:
-            return
-        generator = np.random.Generator(np.random.PCG64(derive(self.seed, "rows", epoch)))
-        rows = np.arange(self.rows_per_epoch)
-        if self.order == "shuffled":
-            rows = generator.permutation(rows)
-        elif self.order == "as_given":
-            blocks = [rows[first : first + BLOCK_ROWS] for first in range(0, len(rows), BLOCK_ROWS)]
-            rows = np.concatenate([generator.permutation(block) for block in blocks])
-        self._order, self._epoch = rows, epoch
+    def _lay_out(self) -> None:
+        positions_D = self.shards.end_D - self.shards.start_D + 1
+        self._fill(int(positions_D.sum()))
+        self.segment_S3, self.first_R = lay_out(positions_D, self.seq_len)
 
     def documents(self, index: int) -> list[int]:
-        """Which documents of the shards stand in row `index`."""
-        epoch, place = divmod(index, self.rows_per_epoch)
-        self._arrange(epoch)
-        row = int(self._order[place])
+        row = self._number(index)
         return [int(source) for source in self.segment_S3[self.first_R[row] : self.first_R[row + 1], 0]]
 
     def row(self, index: int) -> Row:
-        epoch, place = divmod(index, self.rows_per_epoch)
-        self._arrange(epoch)
+        row = self._number(index)
         ids = np.empty(self.seq_len, dtype=np.int64)
         target = np.empty_like(ids)
         document = np.empty_like(ids)
-        row = int(self._order[place])
         filled = 0
         for number, segment in enumerate(self.segment_S3[self.first_R[row] : self.first_R[row + 1]].tolist()):
             source, start, length = segment

@@ -13,11 +13,9 @@ from torch import Tensor
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
-from penjing.data.packing.best_fit import BestFitRows
-from penjing.data.packing.concat import PackedRows, Rows
+from penjing.data.packing.concat import FixedRows, Rows
 from penjing.data.teacher_logits_cache import (
     CacheKey,
-    FixedRows,
     PositionSlots,
     TeacherLogitsCache,
     TeacherLogitsWriter,
@@ -123,7 +121,7 @@ class DistillStage(TeacherStage):
 
 def _fixed(rows: Rows) -> FixedRows:
     """The rows, if they are the same ones in every epoch. Raises UserError if not."""
-    if isinstance(rows, PackedRows | BestFitRows):
+    if isinstance(rows, FixedRows):
         return rows
     raise UserError(
         "packing=concat cuts the text anew in each epoch, so the teacher's predictions cannot be kept",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -15,7 +15,7 @@ from penjing.base.seeds import derive
 from penjing.data import formats as records
 from penjing.data import tokenize_dataset as prepare
 from penjing.data.packing.best_fit import BestFitRows
-from penjing.data.packing.concat import ConcatRows, PackedRows, Rows
+from penjing.data.packing.concat import ConcatRows, Order, PackedRows, Rows
 from penjing.data.token_shards import META, TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch import Batch, collate
@@ -115,15 +115,13 @@ def make_rows(run: Run, shards: TokenShards, tokenizer: Tokenizer, *, validation
     seq_len = run.data.seq_len
     if shards.kind != run.data.format:
         raise UserError("token shards of another kind", where="data.train", got=shards.kind, wanted=run.data.format)
-    seed, end_of_text = derive(run.seed, run.stage, "order"), tokenizer.end_of_text
-    if shards.kind == "chats":
-        return PackedRows(shards, seq_len, end_of_text=end_of_text, seed=seed, shuffle=not validation)
-    if validation:
+    if validation and shards.kind == "documents":
         seq_len = max(1, min(seq_len, shards.num_tokens + shards.num_documents - 1))
-    if run.data.packing == "concat":
-        return ConcatRows(shards, seq_len, end_of_text=end_of_text, seed=seed, shuffle=not validation)
-    order: Literal["shuffled", "as_given", "fixed"] = "fixed" if validation else run.data.order
-    return BestFitRows(shards, seq_len, end_of_text=end_of_text, seed=seed, order=order)
+    packers: dict[str, type[Rows]] = {"best_fit": BestFitRows, "concat": ConcatRows}
+    packer = PackedRows if shards.kind == "chats" else packers[run.data.packing]
+    order: Order = "fixed" if validation else run.data.order if packer is BestFitRows else "shuffled"
+    seed = derive(run.seed, run.stage, "order")
+    return packer(shards, seq_len, end_of_text=tokenizer.end_of_text, seed=seed, order=order)
 
 
 def make_shards(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, dict[str, int]]:
