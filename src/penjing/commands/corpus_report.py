@@ -19,9 +19,6 @@ from penjing.data.formats import Kind
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 FILES_NAMED = 5  # of one kind
-AnySurvey = (
-    stats_records.DatasetStats | stats_records.ChatStats | stats_records.PreferenceStats | stats_records.PromptStats
-)
 
 
 def corpus_report(files: list[Path], console: Console) -> None:
@@ -39,7 +36,7 @@ def corpus_report(files: list[Path], console: Console) -> None:
         _print_survey(survey.survey_files(of_kind[kind], kind), console)
 
 
-def _print_survey(counted: AnySurvey, console: Console) -> None:
+def _print_survey(counted: stats_records.Stats, console: Console) -> None:
     """A table of counts, a table of lengths with a column for each quantile, then the warnings."""
     print_table(console, (), [(Text(name, style="dim"), _plain(value)) for name, value in _counts(counted)])
     lengths = [(name, quantiles) for name, quantiles in _lengths(counted) if quantiles["max"]]
@@ -53,7 +50,7 @@ def _print_survey(counted: AnySurvey, console: Console) -> None:
         console.print(escape_markup("warning", _plain(warning), indent=""))
 
 
-def _counts(counted: AnySurvey) -> Iterator[tuple[str, str]]:
+def _counts(counted: stats_records.Stats) -> Iterator[tuple[str, str]]:
     match counted:
         case stats_records.DatasetStats():
             yield "documents", f"{counted.num_documents:,}"
@@ -65,9 +62,8 @@ def _counts(counted: AnySurvey) -> Iterator[tuple[str, str]]:
         case stats_records.PromptStats():
             yield "prompts", f"{counted.num_prompts:,}"
     yield "broken records", f"{counted.num_broken:,}"
-    if not isinstance(counted, stats_records.PromptStats):
-        for reason, number in counted.left_out.items():
-            yield "left out", f"{number:,}: {reason}"
+    for reason, number in counted.left_out.items():
+        yield "left out", f"{number:,}: {reason}"
     yield "exact duplicates", f"{counted.num_duplicates:,}"
     match counted:
         case stats_records.DatasetStats():
@@ -100,7 +96,7 @@ def _text_counts(counted: stats_records.DatasetStats) -> Iterator[tuple[str, str
         yield "long line", f"{line.num_characters:,} characters, {line.source}:{line.line}"
 
 
-def _lengths(counted: AnySurvey) -> Iterator[tuple[str, dict[str, int]]]:
+def _lengths(counted: stats_records.Stats) -> Iterator[tuple[str, dict[str, int]]]:
     match counted:
         case stats_records.DatasetStats():
             yield "document, bytes", counted.length_bytes

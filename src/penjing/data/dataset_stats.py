@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import heapq
 import random
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from penjing.data.formats import (
     sniff,
 )
 from penjing.data.formats.dispatch import kind_of, rows_of
-from penjing.data.stats_records import ChatStats, DatasetStats, LongLine, PreferenceStats, PromptStats
+from penjing.data.stats_records import ChatStats, DatasetStats, LongLine, PreferenceStats, PromptStats, Stats
 
 NUM_CODE_POINTS = 0x110000
 NUM_LENGTHS_KEPT = 1_000_000
@@ -49,6 +50,7 @@ DIGITS = ((0x30, 0x39), (0xFF10, 0xFF19))
 CONTROLS = ((0x00, 0x08), (0x0E, 0x1F), (0x7F, 0x84), (0x86, 0x9F))
 
 _FLUSH_CHARACTERS = 1 << 20
+Found = TypeVar("Found", bound=Stats)
 
 
 class SkipCounter:
@@ -77,52 +79,28 @@ class SkipCounter:
 
 
 def survey(documents: Iterable[Document], *, skips: SkipCounter | None = None) -> DatasetStats:
-    """Count `documents` in one pass. skips: what their reader sets skips, counted by the time they end."""
-    counter = _DocumentCounter(skips or SkipCounter())
-    for document in documents:
-        counter.add(document)
-    return counter.result()
+    """Count `documents` in one pass. skips: what their reader sets aside, counted by the time they end."""
+    return _DocumentCounter(skips).count(documents)
 
 
 def survey_chats(chats: Iterable[Chat], *, skips: SkipCounter | None = None) -> ChatStats:
     """Count `chats` in one pass. skips: as for documents."""
-    counter = _ChatCounter(skips or SkipCounter())
-    for chat in chats:
-        counter.add(chat)
-    return counter.result()
+    return _ChatCounter(skips).count(chats)
 
 
-def survey_preferences(preferences: Iterable[PreferenceRecord], *, skips: SkipCounter | None = None) -> PreferenceStats:
-    """Count pairs and judged answers in one pass. skips: as for documents."""
-    counter = _PreferenceCounter(skips or SkipCounter())
-    for record in preferences:
-        counter.add(record)
-    return counter.result()
-
-
-def survey_prompts(
-    prompts: Iterable[tuple[Chat, Mapping[str, Any]]], *, skips: SkipCounter | None = None
-) -> PromptStats:
-    """Count prompts, each with its record, in one pass. skips: as for documents."""
-    counter = _PromptCounter(skips or SkipCounter())
-    for prompt, record in prompts:
-        counter.add(prompt, record)
-    return counter.result()
-
-
-def survey_files(paths: Sequence[Path], kind: Kind) -> DatasetStats | ChatStats | PreferenceStats | PromptStats:
+def survey_files(paths: Sequence[Path], kind: Kind) -> Stats:
     """Count what files of one kind hold, and what of it cannot be read. Raises UserError if nothing can."""
     skips = SkipCounter()
+    on_skip, bad_records = skips.skip, skips.bad_records
     match kind:
         case "documents":
-            return survey(read_documents(paths, on_skip=skips.skip, bad_records=skips.bad_records), skips=skips)
+            return survey(read_documents(paths, on_skip=on_skip, bad_records=bad_records), skips=skips)
         case "chats":
-            return survey_chats(read_chats(paths, on_skip=skips.skip, bad_records=skips.bad_records), skips=skips)
+            return survey_chats(read_chats(paths, on_skip=on_skip, bad_records=bad_records), skips=skips)
         case "preferences":
-            records = read_preferences(paths, on_skip=skips.skip, bad_records=skips.bad_records)
-            return survey_preferences(records, skips=skips)
+            return _PreferenceCounter(skips).count(read_preferences(paths, on_skip=on_skip, bad_records=bad_records))
         case "prompts":
-            return survey_prompts(read_prompts(paths, bad_records=skips.bad_records), skips=skips)
+            return _PromptCounter(skips).count(read_prompts(paths, bad_records=bad_records))
 
 
 def file_kind(path: Path) -> Kind:
@@ -200,32 +178,79 @@ class _Characters:
         return tuple(found[:num])
 
 
-def _digest(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
-
-
 def _num_bytes(messages: Iterable[Message]) -> int:
     return sum(len(message.content.encode("utf-8", "surrogatepass")) for message in messages)
 
 
-class _DocumentCounter:
-    def __init__(self, skips: SkipCounter) -> None:
-        self.skips = skips
-        self.num_documents = self.num_bytes = 0
+class _Counter(ABC, Generic[Found]):
+    """Counts records of one kind in one pass. one, many: what they are called."""
+
+    one: ClassVar[str]
+    many: ClassVar[str]
+
+    def __init__(self, skips: SkipCounter | None) -> None:
+        self.skips = skips or SkipCounter()
+        self.num_records = 0
+        self._seen: set[bytes] = set()
+
+    def count(self, records: Iterable[Any]) -> Found:
+        for record in records:
+            self.num_records += 1
+            self.add(record)
+        return self.result()
+
+    @abstractmethod
+    def add(self, record: Any) -> None: ...
+
+    @abstractmethod
+    def result(self) -> Found: ...
+
+    def see(self, content: bytes) -> None:
+        """Note all that a record says, by which duplicates are found."""
+        self._seen.add(hashlib.blake2b(content, digest_size=8).digest())
+
+    @property
+    def num_duplicates(self) -> int:
+        return self.num_records - len(self._seen)
+
+    def common(self, *lengths: LengthStats) -> dict[str, Any]:
+        """The figures that every kind has. lengths: all that were taken."""
+        return {
+            "num_broken": self.skips.bad_records.bad,
+            "left_out": dict(self.skips.left_out.most_common()),
+            "lengths_exact": all(each.exact for each in lengths),
+            "num_duplicates": self.num_duplicates,
+            "warnings": (
+                *(self.warnings() if self.num_records else [f"There is no {self.one} at all."]),
+                *self.skips.warnings(self.many),
+            ),
+        }
+
+    def warnings(self) -> Iterator[str]:
+        """What is odd about the records, of which there is at least one."""
+        if self.num_duplicates >= 0.01 * self.num_records:
+            share = _share(self.num_duplicates, self.num_records)
+            yield f"{share} of {self.many} are exact duplicates: a model memorizes them."
+
+
+class _DocumentCounter(_Counter[DatasetStats]):
+    one, many = "text", "documents"
+
+    def __init__(self, skips: SkipCounter | None) -> None:
+        super().__init__(skips)
+        self.num_bytes = 0
         self.lengths = LengthStats()
         self.characters = _Characters()
-        self.seen: set[int] = set()
         self.longest: list[tuple[int, str, int]] = []
 
-    def add(self, document: Document) -> None:
-        text = document.text
+    def add(self, record: Document) -> None:
+        text = record.text
         encoded = text.encode("utf-8", "surrogatepass")
-        self.num_documents += 1
         self.num_bytes += len(encoded)
         self.lengths.add(len(encoded))
-        self.seen.add(int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little"))
+        self.see(encoded)
         self.characters.add(text)
-        longest = (max(map(len, text.split("\n"))), document.source, document.line)
+        longest = (max(map(len, text.split("\n"))), record.source, record.line)
         if len(self.longest) < NUM_LONGEST_LINES:
             heapq.heappush(self.longest, longest)
         elif longest > self.longest[0]:
@@ -237,11 +262,8 @@ class _DocumentCounter:
         num_characters = int(characters.counts.sum())
         num_visible = num_characters - int(characters.counts[list(SPACES)].sum())
         han, latin, digit = (characters.total(ranges) / max(1, num_visible) for ranges in (HAN, LATIN, DIGITS))
-        num_duplicates = self.num_documents - len(self.seen)
         return DatasetStats(
-            num_documents=self.num_documents,
-            num_broken=self.skips.bad_records.bad,
-            left_out=dict(self.skips.left_out.most_common()),
+            num_documents=self.num_records,
             num_bytes=self.num_bytes,
             num_characters=num_characters,
             han_fraction=han,
@@ -249,32 +271,25 @@ class _DocumentCounter:
             digit_fraction=digit,
             other_fraction=max(0.0, 1 - han - latin - digit) if num_visible else 0.0,
             length_bytes=self.lengths.quantiles(),
-            lengths_exact=self.lengths.exact,
-            num_duplicates=num_duplicates,
-            duplicate_fraction=num_duplicates / max(1, self.num_documents),
+            duplicate_fraction=self.num_duplicates / max(1, self.num_records),
             num_distinct_characters=int((characters.counts > 0).sum()),
             common_characters=characters.common(NUM_COMMON_CHARACTERS),
             longest_lines=tuple(
                 LongLine(num_characters=size, source=source, line=line)
                 for size, source, line in sorted(self.longest, reverse=True)
             ),
-            warnings=(*self.warnings(num_duplicates), *self.skips.warnings("documents")),
+            **self.common(self.lengths),
         )
 
-    def warnings(self, num_duplicates: int) -> Iterator[str]:
-        if not self.num_documents:
-            yield "There is no text at all."
-            return
+    def warnings(self) -> Iterator[str]:
         largest = self.lengths.largest
-        if self.num_documents < 20:
-            yield f"Only {self.num_documents} documents: too few to hold some out; cut them or add more."
+        if self.num_records < 20:
+            yield f"Only {self.num_records} documents: too few to hold some out; cut them or add more."
         elif largest > 0.2 * self.num_bytes:
             yield f"One document is {_share(largest, self.num_bytes)} of all bytes: a split by document is uneven."
         if self.num_bytes < 1_000_000:
             yield f"Only {self.num_bytes / 1e6:.2f} MB of text: a model memorizes it in a few epochs."
-        if num_duplicates >= 0.01 * self.num_documents:
-            share = _share(num_duplicates, self.num_documents)
-            yield f"{share} of documents are exact duplicates: a model memorizes them."
+        yield from super().warnings()
         median = self.lengths.quantiles()["p50"]
         if median < 50:
             yield f"Half of the documents are {median} bytes or less: too short to teach anything beyond a phrase."
@@ -296,28 +311,27 @@ class _DocumentCounter:
             yield f"The longest line has {size:,} characters ({source}:{line}): perhaps not prose."
 
 
-class _ChatCounter:
-    def __init__(self, skips: SkipCounter) -> None:
-        self.skips = skips
-        self.roles: Counter[str] = Counter()
-        self.turns = LengthStats()
-        self.answers = LengthStats()
-        self.seen: set[int] = set()
-        self.num_answer_bytes = self.num_tool_calls = 0
-        self.num_with_system = self.num_with_tools = self.num_with_reasoning = 0
-        self.num_unanswered = 0
+class _ChatCounter(_Counter[ChatStats]):
+    one, many = "chat", "chats"
 
-    def add(self, chat: Chat) -> None:
-        roles = [message.role for message in chat.messages]
+    def __init__(self, skips: SkipCounter | None) -> None:
+        super().__init__(skips)
+        self.roles: Counter[str] = Counter()
+        self.turns, self.answers = LengthStats(), LengthStats()
+        self.num_answer_bytes = self.num_tool_calls = self.num_unanswered = 0
+        self.num_with_system = self.num_with_tools = self.num_with_reasoning = 0
+
+    def add(self, record: Chat) -> None:
+        roles = [message.role for message in record.messages]
         turns = [role for role in roles if role != "system"]
         self.roles.update(roles)
         self.turns.add(len(turns))
-        self.seen.add(_digest(repr((chat.messages, chat.tools))))
+        self.see(_all_of(record))
         self.num_with_system += "system" in roles
-        self.num_with_tools += bool(chat.tools)
-        self.num_with_reasoning += any(message.reasoning_content for message in chat.messages)
+        self.num_with_tools += bool(record.tools)
+        self.num_with_reasoning += any(message.reasoning_content for message in record.messages)
         self.num_unanswered += turns[-1:] != ["assistant"]
-        for message in chat.messages:
+        for message in record.messages:
             if message.role == "assistant":
                 num_bytes = _num_bytes([message])
                 self.answers.add(num_bytes)
@@ -326,41 +340,34 @@ class _ChatCounter:
 
     def result(self) -> ChatStats:
         return ChatStats(
-            num_chats=self.turns.num_seen,
-            num_broken=self.skips.bad_records.bad,
-            left_out=dict(self.skips.left_out.most_common()),
+            num_chats=self.num_records,
             num_answers=self.answers.num_seen,
             num_answer_bytes=self.num_answer_bytes,
             roles=dict(self.roles.most_common()),
             turns_per_chat=self.turns.quantiles(),
             answer_bytes=self.answers.quantiles(),
-            lengths_exact=self.turns.exact and self.answers.exact,
             num_with_system=self.num_with_system,
             num_with_tools=self.num_with_tools,
             num_with_reasoning=self.num_with_reasoning,
             num_tool_calls=self.num_tool_calls,
-            num_duplicates=self.turns.num_seen - len(self.seen),
-            warnings=(*self.warnings(), *self.skips.warnings("chats")),
+            **self.common(self.turns, self.answers),
         )
 
     def warnings(self) -> Iterator[str]:
-        num_chats = self.turns.num_seen
-        if not num_chats:
-            yield "There is no chat at all."
-            return
-        yield from _duplicate_warnings(num_chats - len(self.seen), num_chats, "chats")
-        if self.num_unanswered >= 0.01 * num_chats:
-            yield f"{_share(self.num_unanswered, num_chats)} of chats end on a turn that is never answered."
+        yield from super().warnings()
+        if self.num_unanswered >= 0.01 * self.num_records:
+            yield f"{_share(self.num_unanswered, self.num_records)} of chats end on a turn that is never answered."
         if self.turns.quantiles()["p95"] <= 2:
             yield "Nearly all chats are one question and one answer: the model will not learn to follow up."
 
 
-class _PreferenceCounter:
-    def __init__(self, skips: SkipCounter) -> None:
-        self.skips = skips
+class _PreferenceCounter(_Counter[PreferenceStats]):
+    one, many = "preference", "records"
+
+    def __init__(self, skips: SkipCounter | None) -> None:
+        super().__init__(skips)
         self.prompts, self.chosen, self.rejected = LengthStats(), LengthStats(), LengthStats()
-        self.num_pairs = self.num_judged = self.num_chosen_longer = 0
-        self.seen: set[int] = set()
+        self.num_pairs = self.num_chosen_longer = 0
 
     def add(self, record: PreferenceRecord) -> None:
         sizes = [_num_bytes(chat.messages[-1:]) for chat in record.chats]
@@ -370,78 +377,59 @@ class _PreferenceCounter:
         if len(sizes) == 2:
             self.num_pairs += 1
             self.num_chosen_longer += sizes[0] > sizes[1]
-        else:
-            self.num_judged += 1
-        self.seen.add(_digest(repr((record.wanted, [(chat.messages, chat.tools) for chat in record.chats]))))
+        self.see(repr(record.wanted).encode() + b"".join(map(_all_of, record.chats)))
 
     def result(self) -> PreferenceStats:
         return PreferenceStats(
             num_pairs=self.num_pairs,
-            num_judged=self.num_judged,
-            num_broken=self.skips.bad_records.bad,
-            left_out=dict(self.skips.left_out.most_common()),
+            num_judged=self.num_records - self.num_pairs,
             prompt_bytes=self.prompts.quantiles(),
             chosen_bytes=self.chosen.quantiles(),
             rejected_bytes=self.rejected.quantiles(),
-            lengths_exact=self.prompts.exact and self.chosen.exact and self.rejected.exact,
             chosen_longer_fraction=self.num_chosen_longer / max(1, self.num_pairs),
-            num_duplicates=self.prompts.num_seen - len(self.seen),
-            warnings=(*self.warnings(), *self.skips.warnings("records")),
+            **self.common(self.prompts, self.chosen, self.rejected),
         )
 
     def warnings(self) -> Iterator[str]:
-        num_records = self.prompts.num_seen
-        if not num_records:
-            yield "There is no preference at all."
-            return
-        yield from _duplicate_warnings(num_records - len(self.seen), num_records, "records")
+        yield from super().warnings()
         if self.num_chosen_longer > 0.8 * self.num_pairs:
             share = _share(self.num_chosen_longer, self.num_pairs)
             yield f"The chosen answer is the longer one in {share} of pairs: a model may learn to be long."
 
 
-class _PromptCounter:
-    def __init__(self, skips: SkipCounter) -> None:
-        self.skips = skips
+class _PromptCounter(_Counter[PromptStats]):
+    one, many = "prompt", "prompts"
+
+    def __init__(self, skips: SkipCounter | None) -> None:
+        super().__init__(skips)
         self.turns, self.sizes = LengthStats(), LengthStats()
         self.num_with_system = self.num_with_tools = 0
         self.fields: Counter[str] = Counter()
-        self.seen: set[int] = set()
 
-    def add(self, prompt: Chat, record: Mapping[str, Any]) -> None:
+    def add(self, record: tuple[Chat, Mapping[str, Any]]) -> None:
+        prompt, fields = record
         roles = [message.role for message in prompt.messages]
         self.turns.add(sum(role != "system" for role in roles))
         self.sizes.add(_num_bytes(prompt.messages))
         self.num_with_system += "system" in roles
         self.num_with_tools += bool(prompt.tools)
-        self.fields.update(str(name) for name in record if name not in CHAT_FIELDS)
-        self.seen.add(_digest(repr((prompt.messages, prompt.tools))))
+        self.fields.update(str(name) for name in fields if name not in CHAT_FIELDS)
+        self.see(_all_of(prompt))
 
     def result(self) -> PromptStats:
         return PromptStats(
-            num_prompts=self.turns.num_seen,
-            num_broken=self.skips.bad_records.bad,
+            num_prompts=self.num_records,
             turns_per_prompt=self.turns.quantiles(),
             prompt_bytes=self.sizes.quantiles(),
-            lengths_exact=self.turns.exact,
             num_with_system=self.num_with_system,
             num_with_tools=self.num_with_tools,
             fields=dict(self.fields.most_common(NUM_FIELDS_NAMED)),
-            num_duplicates=self.turns.num_seen - len(self.seen),
-            warnings=(*self.warnings(), *self.skips.warnings("prompts")),
+            **self.common(self.turns, self.sizes),
         )
 
-    def warnings(self) -> Iterator[str]:
-        num_prompts = self.turns.num_seen
-        if not num_prompts:
-            yield "There is no prompt at all."
-            return
-        yield from _duplicate_warnings(num_prompts - len(self.seen), num_prompts, "prompts")
 
-
-def _duplicate_warnings(num_duplicates: int, num: int, what: str) -> Iterator[str]:
-    if num_duplicates >= 0.01 * num:
-        yield f"{_share(num_duplicates, num)} of {what} are exact duplicates: a model memorizes them."
+def _all_of(chat: Chat) -> bytes:
+    return repr((chat.messages, chat.tools)).encode("utf-8", "surrogatepass")
 
 
 def _share(part: float, whole: float) -> str:
