@@ -25,7 +25,7 @@ from penjing.base.files import sha256_file
 from penjing.data.catalog import registry as catalogue
 from penjing.data.catalog.registry import CATALOGUE, Dataset, get
 from penjing.data.catalog.sources import hub, packages
-from penjing.data.catalog.sources.hub import HubFile, HubSource
+from penjing.data.catalog.sources.hub import HubSource
 from penjing.data.catalog.sources.packages import PackageSource
 from penjing.data.catalog.sources.stdlib import StdlibSource
 from penjing.data.formats import read_chats, read_documents
@@ -101,10 +101,9 @@ def test_entries_are_complete_and_honest() -> None:
         if isinstance(made.source, PackageSource):
             assert re.fullmatch(r"[0-9a-f]{64}", made.source.sha256)
         if isinstance(made.source, HubSource):
-            sizes = [file.num_bytes for file in made.source.files if file.sha256]
-            assert not sizes or sum(filter(None, sizes)) == made.num_download_bytes
-            assert all(file.sha256 is None or len(file.sha256) == 64 for file in made.source.files)
-            assert made.source.revision == "main" or all(file.sha256 for file in made.source.files)
+            assert made.source.sha256 is None or len(made.source.sha256) == 64
+            assert made.source.sha256 is None or made.source.num_bytes == made.num_download_bytes
+            assert made.source.revision == "main" or made.source.sha256
         if "NC" in made.licence:
             assert catalogue.NON_COMMERCIAL in made.caveat
 
@@ -393,7 +392,7 @@ def patch_hub(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def hub_source(sha256: str | None = STORIES_SHA256) -> HubSource:
-    return HubSource(repository="a/b", revision="abc", files=(HubFile(path="deep/s.txt", num_bytes=39, sha256=sha256),))
+    return HubSource(repository="a/b", revision="abc", path="deep/s.txt", num_bytes=39, sha256=sha256)
 
 
 def test_hub_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch_hub: Any) -> None:

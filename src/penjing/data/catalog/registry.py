@@ -20,7 +20,7 @@ from penjing.base.errors import UserError, suggest
 from penjing.base.files import disk_error, read_json, sha256_file, write_json
 from penjing.base.formatting import gibibytes
 from penjing.data.catalog.sources import DatasetSource, Fetched, Say, packages
-from penjing.data.catalog.sources.hub import HubFile, HubSource
+from penjing.data.catalog.sources.hub import HubSource
 from penjing.data.catalog.sources.packages import PackageSource
 from penjing.data.catalog.sources.stdlib import StdlibSource
 
@@ -141,13 +141,9 @@ _ENTRIES = (
         source=HubSource(
             repository="roneneldan/TinyStories",
             revision="f54c09fd23315a6f9c86f9dc80f725de7d8f9c64",
-            files=(
-                HubFile(
-                    path="TinyStoriesV2-GPT4-train.txt",
-                    num_bytes=2_227_753_162,
-                    sha256="6418d412de72888f52b5142c761ac21a582f7d1166f0bfbdb5f03ccfdec90443",
-                ),
-            ),
+            path="TinyStoriesV2-GPT4-train.txt",
+            num_bytes=2_227_753_162,
+            sha256="6418d412de72888f52b5142c761ac21a582f7d1166f0bfbdb5f03ccfdec90443",
         ),
     ),
     Dataset(
@@ -163,13 +159,9 @@ _ENTRIES = (
         source=HubSource(
             repository="roneneldan/TinyStories",
             revision="f54c09fd23315a6f9c86f9dc80f725de7d8f9c64",
-            files=(
-                HubFile(
-                    path="TinyStoriesV2-GPT4-valid.txt",
-                    num_bytes=22_502_601,
-                    sha256="6874bae9a4c1a4e7edcf0e53b86c17817e9cf881fc75ff2368da457b80c0585d",
-                ),
-            ),
+            path="TinyStoriesV2-GPT4-valid.txt",
+            num_bytes=22_502_601,
+            sha256="6874bae9a4c1a4e7edcf0e53b86c17817e9cf881fc75ff2368da457b80c0585d",
         ),
     ),
     Dataset(
@@ -185,13 +177,9 @@ _ENTRIES = (
         source=HubSource(
             repository="jingyaogong/minimind_dataset",
             revision="312afb4f76391145c6902f765bb51691c09a12f5",
-            files=(
-                HubFile(
-                    path="pretrain_t2t_mini.jsonl",
-                    num_bytes=1_241_043_656,
-                    sha256="6dd6716c84ab36897bdbfc7f88e04f4441c48c1ab7ecee88ce0b0e7d4685560c",
-                ),
-            ),
+            path="pretrain_t2t_mini.jsonl",
+            num_bytes=1_241_043_656,
+            sha256="6dd6716c84ab36897bdbfc7f88e04f4441c48c1ab7ecee88ce0b0e7d4685560c",
         ),
     ),
     Dataset(
@@ -207,13 +195,9 @@ _ENTRIES = (
         source=HubSource(
             repository="jingyaogong/minimind_dataset",
             revision="312afb4f76391145c6902f765bb51691c09a12f5",
-            files=(
-                HubFile(
-                    path="sft_t2t_mini.jsonl",
-                    num_bytes=1_739_201_170,
-                    sha256="abb1e76b2056e14728beb78db96b7b3c491a0bef1ed3e34a9b381b28f29fa518",
-                ),
-            ),
+            path="sft_t2t_mini.jsonl",
+            num_bytes=1_739_201_170,
+            sha256="abb1e76b2056e14728beb78db96b7b3c491a0bef1ed3e34a9b381b28f29fa518",
         ),
     ),
     Dataset(
@@ -228,13 +212,9 @@ _ENTRIES = (
         source=HubSource(
             repository="HuggingFaceFW/fineweb-edu",
             revision="87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",
-            files=(
-                HubFile(
-                    path="sample/10BT/000_00000.parquet",
-                    num_bytes=2_152_819_114,
-                    sha256="b1ba7b2ce4cb5ea6ef42dca40263eabb85f37700d01693a68e9b30a31d78e871",
-                ),
-            ),
+            path="sample/10BT/000_00000.parquet",
+            num_bytes=2_152_819_114,
+            sha256="b1ba7b2ce4cb5ea6ef42dca40263eabb85f37700d01693a68e9b30a31d78e871",
         ),
     ),
     Dataset(
@@ -250,13 +230,9 @@ _ENTRIES = (
         source=HubSource(
             repository="wikimedia/wikipedia",
             revision="b04c8d1ceb2f5cd4588862100d08de323dccfbaa",
-            files=(
-                HubFile(
-                    path="20231101.zh/train-00000-of-00006.parquet",
-                    num_bytes=587_109_027,
-                    sha256="853ddf4a138c792ad7386d6de831788f96326c03e1e3349f7a315498392e8b56",
-                ),
-            ),
+            path="20231101.zh/train-00000-of-00006.parquet",
+            num_bytes=587_109_027,
+            sha256="853ddf4a138c792ad7386d6de831788f96326c03e1e3349f7a315498392e8b56",
         ),
     ),
     Dataset(
@@ -272,7 +248,7 @@ _ENTRIES = (
         source=HubSource(
             repository="Skywork/SkyPile-150B",
             revision="main",
-            files=(HubFile(path="data/2020-40_zh_head_0000.jsonl"),),
+            path="data/2020-40_zh_head_0000.jsonl",
         ),
     ),
     Dataset(
@@ -285,9 +261,7 @@ _ENTRIES = (
         licence="card: CC BY 4.0; the Alpaca it is made from: CC BY-NC 4.0",
         caveat="Answers by an OpenAI model, whose terms forbid rival models. " + NON_COMMERCIAL,
         description="52,000 instructions and answers in English, the worst mistakes of Alpaca repaired.",
-        source=HubSource(
-            repository="yahma/alpaca-cleaned", revision="main", files=(HubFile(path="alpaca_data_cleaned.json"),)
-        ),
+        source=HubSource(repository="yahma/alpaca-cleaned", revision="main", path="alpaca_data_cleaned.json"),
     ),
     Dataset(
         name="alpaca-zh",
@@ -299,9 +273,7 @@ _ENTRIES = (
         licence="CC BY-NC 4.0",
         caveat="Answers by an OpenAI model, whose terms forbid rival models. " + NON_COMMERCIAL,
         description="About 49,000 instructions and answers in Chinese.",
-        source=HubSource(
-            repository="shibing624/alpaca-zh", revision="main", files=(HubFile(path="alpaca_gpt4_data_zh.json"),)
-        ),
+        source=HubSource(repository="shibing624/alpaca-zh", revision="main", path="alpaca_gpt4_data_zh.json"),
     ),
 )
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from penjing.base.errors import UserError
 from penjing.base.files import atomic_write
@@ -27,8 +27,7 @@ class Fetched:
 class DatasetSource(Protocol):
     """A kind of source. `resumes`: what a broken fetch leaves in the folder is worth keeping for the next one."""
 
-    @property
-    def resumes(self) -> bool: ...
+    resumes: ClassVar[bool]
 
     def identity(self) -> dict[str, Any]:
         """What pins the text: name, version, hashes. A folder made from another identity is fetched again."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_file
@@ -18,70 +18,56 @@ from penjing.data.catalog.sources import Fetched, Say
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HubFile:
-    """One file of a data set. Without a hash of ours the hub's own is looked up at run time."""
+class HubSource:
+    """One file of a data set at one revision. Without a hash of ours the hub's own is looked up at run time."""
 
+    resumes: ClassVar = True
+
+    repository: str
+    revision: str  # a commit where we know a good one, else "main"
     path: str  # inside the repository
     num_bytes: int | None = None
     sha256: str | None = None
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HubSource:
-    """Files of one data set at one revision."""
-
-    repository: str
-    revision: str  # a commit where we know a good one, else "main"
-    files: tuple[HubFile, ...]
-
-    @property
-    def resumes(self) -> bool:
-        return True
-
     def identity(self) -> dict[str, Any]:
-        files = {file.path: file.sha256 for file in self.files}
-        return {"hub": self.repository, "revision": self.revision, "files_sha256": files}
+        return {"hub": self.repository, "revision": self.revision, "files_sha256": {self.path: self.sha256}}
 
     def fetch(self, folder: Path, say: Say) -> Fetched:
-        """Download every file into `folder` and check it. Raises `UserError`."""
-        hub = _hub(self.repository)
-        found: dict[str, Any] = {}
-        for file in self.files:
-            say(f"{self.repository}: {file.path}" + (f" ({megabytes(file.num_bytes)})" if file.num_bytes else ""))
-            path = self._download(hub, file, folder)
-            wanted, by = (file.sha256, "penjing") if file.sha256 else (self._hash_at_hub(hub, file), "hub")
-            got = sha256_file(path)
-            if wanted is not None and got != wanted:
-                path.unlink()  # else the next try would take it for finished
-                raise UserError(
-                    "the downloaded file is not the one that was checked",
-                    where=f"{self.repository}/{file.path}",
-                    got=f"sha256 {got}",
-                    wanted=wanted,
-                    next_step="Try again; if it stays, the mirror or the data set has changed: do not use it.",
-                )
-            found[file.path] = {"sha256": got, "checked_against": by if wanted else "nothing: no hash is known"}
-        shutil.rmtree(folder / ".cache", ignore_errors=True)  # huggingface_hub's notes for resuming
-        return Fetched(provenance={**self.identity(), "downloaded": found})
-
-    def _download(self, hub: Any, file: HubFile, folder: Path) -> Path:
+        """Download the file into `folder` and check it. Raises `UserError`."""
+        hub, where = _hub(self.repository), f"{self.repository}/{self.path}"
+        say(f"{self.repository}: {self.path}" + (f" ({megabytes(self.num_bytes)})" if self.num_bytes else ""))
         try:
-            path = hub.hf_hub_download(
-                repo_id=self.repository,
-                filename=file.path,
-                repo_type="dataset",
-                revision=self.revision,
-                local_dir=folder,
+            path = Path(
+                hub.hf_hub_download(
+                    repo_id=self.repository,
+                    filename=self.path,
+                    repo_type="dataset",
+                    revision=self.revision,
+                    local_dir=folder,
+                )
             )
         except (OSError, RuntimeError) as error:
-            raise _hub_error(error, f"{self.repository}/{file.path}") from None
-        return Path(path)
+            raise _hub_error(error, where) from None
+        wanted, by = (self.sha256, "penjing") if self.sha256 else (self._hash_at_hub(hub), "hub")
+        got = sha256_file(path)
+        if wanted is not None and got != wanted:
+            path.unlink()  # else the next try would take it for finished
+            raise UserError(
+                "the downloaded file is not the one that was checked",
+                where=where,
+                got=f"sha256 {got}",
+                wanted=wanted,
+                next_step="Try again; if it stays, the mirror or the data set has changed: do not use it.",
+            )
+        shutil.rmtree(folder / ".cache", ignore_errors=True)  # huggingface_hub's notes for resuming
+        checked = {"sha256": got, "checked_against": by if wanted else "nothing: no hash is known"}
+        return Fetched(provenance={**self.identity(), "downloaded": {self.path: checked}})
 
-    def _hash_at_hub(self, hub: Any, file: HubFile) -> str | None:
+    def _hash_at_hub(self, hub: Any) -> str | None:
         """The SHA-256 that the hub itself states (for files in large-file storage); None when it states none."""
         try:
             infos = hub.HfApi().get_paths_info(
-                self.repository, [file.path], repo_type="dataset", revision=self.revision
+                self.repository, [self.path], repo_type="dataset", revision=self.revision
             )
         except (OSError, RuntimeError):
             return None  # some mirrors hand out files but not this; the manifest then says "nothing"

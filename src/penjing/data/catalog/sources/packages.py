@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_file
@@ -41,14 +41,12 @@ _EMAIL = re.compile(r"[\w.+-]+@[\w-]+\.[A-Za-z]{2,}")
 class PackageSource:
     """One wheel, pinned by version and hash, and how to read it."""
 
+    resumes: ClassVar = False  # pip keeps its own cache
+
     distribution: str
     version: str
     sha256: str  # of the wheel
     convert: Convert
-
-    @property
-    def resumes(self) -> bool:
-        return False  # pip keeps its own cache
 
     def identity(self) -> dict[str, Any]:
         return {"package": self.distribution, "version": self.version, "wheel_sha256": self.sha256}

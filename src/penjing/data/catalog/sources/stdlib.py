@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from penjing.base.errors import UserError
 from penjing.data.catalog.sources import Fetched, Say, write_jsonl
@@ -24,11 +24,9 @@ FOLDERS_LEFT_OUT = frozenset(
 class StdlibSource:
     """The `.py` files of the running Python's standard library. `root` is another folder, for tests."""
 
-    root: Path | None = None
+    resumes: ClassVar = False
 
-    @property
-    def resumes(self) -> bool:
-        return False
+    root: Path | None = None
 
     def identity(self) -> dict[str, Any]:
         return {"python": platform.python_version(), "largest_file_bytes": LARGEST_FILE_BYTES}
