@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from penjing.data import synthetic as toyworld
-from penjing.data.synthetic import chinese, english, files
+from penjing.data.synthetic import chinese, english
 from penjing.data.synthetic import dataset_rows as rows
 from penjing.data.synthetic.lexicon import THINGS
+from penjing.data.synthetic.tasks.drills import drill
 
 # The corpus itself, so that it stays the same on every platform and version of Python. After a deliberate change of
 # the world run test_the_corpus_has_not_changed and put here what it prints. (The rolls of the rng, in
@@ -126,7 +127,7 @@ def check_words(asked: list[str], answers: list[str], story: str, kind: str) -> 
 
 
 def test_plain_questions_have_no_labels() -> None:
-    question = toyworld.drill(0, 0, language="en", kind="sum")
+    question = drill(0, 0, language="en", kind="sum")
     assert rows.plain(question) == f"{question.question}\n{question.answer}"
 
 
@@ -240,13 +241,13 @@ def test_prompts(folder: Path) -> None:
     for row in read(folder / "rl.jsonl"):
         assert set(row) == {"conversations", "gt", "kind", "language"}
         assert row["conversations"][-1] == {"role": "assistant", "content": ""}
-        assert len(row["gt"]) == 1 and row["gt"][0] and row["kind"] in toyworld.KINDS
+        assert len(row["gt"]) == 1 and row["gt"][0] and row["kind"] in rows.KINDS
 
 
 def test_evaluation(folder: Path) -> None:
     found = read(folder / "eval.jsonl")
     keys = [(row["kind"], row["language"]) for row in found]
-    assert len(keys) == len(toyworld.KINDS) * 2 * 3 and len(set(keys)) == len(toyworld.KINDS) * 2
+    assert len(keys) == len(rows.KINDS) * 2 * 3 and len(set(keys)) == len(rows.KINDS) * 2
     assert len(set(keys[: len(set(keys))])) == len(set(keys)), "any beginning of the file is balanced"
     for row in found:
         assert row["conversations"][-1]["role"] == "user" and 0 < row["chance"] <= 1
@@ -275,7 +276,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         yield {"conversations": []}
         raise RuntimeError("the power went off")
 
-    monkeypatch.setattr(files, "conversation_rows", broken)
+    monkeypatch.setattr(rows, "conversations", broken)
     with pytest.raises(RuntimeError):
         toyworld.write(tmp_path, seed=1, **SIZES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pretrain.jsonl"]

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from penjing.data import synthetic as toyworld
 from penjing.data.synthetic import dataset_rows as rows
-from penjing.data.synthetic import held_out
+from penjing.data.synthetic.holdout_split import held_out
 from penjing.data.synthetic.lexicon import ANIMALS, COLOURS, OPENINGS, PEOPLE, PLACES, THINGS
 from penjing.data.synthetic.questions import STORY_KINDS, Reading
-from penjing.data.synthetic.tasks.drills import DRILL_KINDS, drill
+from penjing.data.synthetic.tasks.drills import DRILL_KINDS, drill, story_request
 from penjing.data.synthetic.tasks.plots import simulate
 from penjing.data.synthetic.world import pair_of
 
@@ -52,9 +51,9 @@ def test_every_single_word_is_seen_in_training() -> None:
 
 def test_training_texts_bring_no_held_out_words_together() -> None:
     for index in range(1500):
-        story = toyworld.story(4, index, language="en")
+        story = Reading(4, index, "en", "train")
         assert not any(held_out(*pair) for pair in named_pairs(story.text)), story.text
-        for question in story.questions:
+        for question in story.all_questions():
             assert not question.is_held_out
             assert not any(held_out(*pair) for pair in named_pairs(f"{story.text} {question.question}"))
 
@@ -75,7 +74,7 @@ def test_drills_obey_the_split(language: str) -> None:
             assert not training.is_held_out and (training.pairs or kind in ("copy", "reverse", "translate"))
             assert drill(1, index, language=language, split="held_out", kind=kind).is_held_out
     for index in range(300):
-        assert not toyworld.story_request(1, index, language=language).is_held_out
+        assert not story_request(1, index, language=language).is_held_out
 
 
 def test_training_drill_words_are_clean_by_their_text() -> None:
@@ -129,7 +128,7 @@ def test_conversations_bring_no_held_out_words_together() -> None:
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_each_evaluation_question_is_held_out_and_different(language: str) -> None:
     found = rows.held_out_questions(9, 40, language)
-    assert set(found) == set(toyworld.KINDS)
+    assert set(found) == set(rows.KINDS)
     for kind, questions in found.items():
         assert len(questions) == 40, (kind, len(questions))
         assert all(question.is_held_out for question in questions), kind

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from penjing.data import synthetic as toyworld
 from penjing.data.synthetic import chinese, english
 from penjing.data.synthetic.lexicon import ANIMALS, COLOURS, FEELINGS, OPENINGS, PEOPLE, PLACES, PROPERTIES, THINGS
 from penjing.data.synthetic.questions import Reading
@@ -47,10 +46,10 @@ MEASURES = {
 def texts(language: str, count: int = 700) -> Iterator[str]:
     """Stories, roll calls and everything asked about them."""
     for index in range(count):
-        story = toyworld.story(11, index, language=language, split=("train", "held_out")[index % 2])
+        story = Reading(11, index, language, ("train", "held_out")[index % 2])
         called, about_them = roll_call(Rng(11, index), language, 8)
         yield from (story.text, called)
-        for question in (*story.questions, *about_them):
+        for question in (*story.all_questions(), *about_them):
             yield from (question.question, question.answer, *question.wrong)
 
 
@@ -118,9 +117,9 @@ def test_questions_end_as_questions_do(language: str) -> None:
     ends, full_stops = {"en": ("?", "."), "zh": ("？", "。")}[language], ".?!。？！"
     refusal = {"en": english, "zh": chinese}[language].REFUSAL
     for index in range(400):
-        story = toyworld.story(14, index, language=language)
+        story = Reading(14, index, language, "train")
         _, about_them = roll_call(Rng(14, index), language, 8)
-        for question in (*story.questions, *about_them, drill(14, index, language=language)):
+        for question in (*story.all_questions(), *about_them, drill(14, index, language=language)):
             assert question.question.endswith(ends) and question.question == question.question.strip()
             assert "\n" not in question.question + question.answer and "{" not in question.question + question.answer
             if language == "en":

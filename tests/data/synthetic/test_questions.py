@@ -8,12 +8,11 @@ from functools import cache
 
 import pytest
 
-from penjing.data import synthetic as toyworld
 from penjing.data.synthetic import dataset_rows as rows
 from penjing.data.synthetic.lexicon import PEOPLE, THINGS
-from penjing.data.synthetic.questions import SyntheticQuestion
+from penjing.data.synthetic.questions import Reading, SyntheticQuestion
 from penjing.data.synthetic.rng import Rng
-from penjing.data.synthetic.tasks.drills import drill
+from penjing.data.synthetic.tasks.drills import drill, story_request
 
 # These never change: with other rolls everybody's corpus would be another.
 GOLDEN_ROLLS = [118, 471, 38, 505, 395]
@@ -27,7 +26,7 @@ def all_questions(language: str, count: int = 500) -> list[SyntheticQuestion]:
     return [
         question
         for index in range(count)
-        for question in toyworld.story(21, index, language=language, split=("train", "held_out")[index % 2]).questions
+        for question in Reading(21, index, language, ("train", "held_out")[index % 2]).all_questions()
     ]
 
 
@@ -80,8 +79,8 @@ def test_absent_is_really_absent(language: str) -> None:
 def test_every_kind_exists(language: str) -> None:
     kinds = {question.kind for question in all_questions(language)}
     kinds |= {drill(1, index, language=language).kind for index in range(300)}
-    kinds |= {toyworld.story_request(1, 0, language=language).kind}
-    assert kinds == set(toyworld.KINDS)
+    kinds |= {story_request(1, 0, language=language).kind}
+    assert kinds == set(rows.KINDS)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -134,18 +133,18 @@ def test_guessing_within_the_story_gives_about_the_stated_chance() -> None:
 def test_story_requests_name_what_the_story_has() -> None:
     for language in LANGUAGES:
         for index in range(300):
-            request = toyworld.story_request(2, index, language=language)
+            request = story_request(2, index, language=language)
             assert all(word in request.answer and word in request.question for word in request.must_contain)
 
 
 def test_items_depend_only_on_seed_split_and_index() -> None:
-    late = toyworld.story(7, 40, language="en")
+    late = Reading(7, 40, "en", "train").all_questions()
     for index in range(40):
-        toyworld.story(7, index, language="zh")
-    assert toyworld.story(7, 40, language="en") == late
-    assert toyworld.story(8, 40, language="en") != late
+        Reading(7, index, "zh", "train").all_questions()
+    assert Reading(7, 40, "en", "train").all_questions() == late
+    assert Reading(8, 40, "en", "train").all_questions() != late
     assert list(rows.conversations(7, 10)) == list(rows.conversations(7, 15))[:10]
-    assert toyworld.drill(7, 3, language="zh", split="train") == toyworld.drill(7, 3, language="zh", split="train")
+    assert drill(7, 3, language="zh", split="train") == drill(7, 3, language="zh", split="train")
 
 
 def test_dice_never_change() -> None:
@@ -157,8 +156,8 @@ def test_dice_never_change() -> None:
 
 def test_unknown_language_split_and_kind_are_named() -> None:
     with pytest.raises(ValueError, match="'de'"):
-        toyworld.story(0, 0, language="de")
+        Reading(0, 0, "de", "train")
     with pytest.raises(ValueError, match="'test'"):
-        toyworld.story(0, 0, language="en", split="test")
+        Reading(0, 0, "en", "test")
     with pytest.raises(ValueError, match="'chess'"):
-        toyworld.drill(0, 0, language="en", kind="chess")
+        drill(0, 0, language="en", kind="chess")

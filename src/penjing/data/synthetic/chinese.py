@@ -5,7 +5,6 @@ The same keys and roles as in `english`. `{p.zh}` is the whole phrase “在花�
 
 from __future__ import annotations
 
-NAME = "zh"
 REFUSAL = "故事里没有说。"
 BECAUSE = "因为{why}"
 

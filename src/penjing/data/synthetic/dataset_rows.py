@@ -67,16 +67,7 @@ def pretrain_documents(seed: int, count: int) -> Iterator[str]:
     for index in range(count):
         rng, language, number = _start("pretrain", seed, index)
         shares = next(shares for until, shares in CURRICULUM if index < until * count or until == 1.0)
-        yield "\n".join(_TEXTS[_draw(shares, rng)](seed, number, language, rng))
-
-
-def _draw(shares: dict[str, float], rng: Rng) -> str:
-    roll = rng.random()
-    for kind, share in shares.items():
-        roll -= share
-        if roll < 0:
-            return kind
-    return next(iter(shares))
+        yield "\n".join(_TEXTS[rng.one_by_share(shares)](seed, number, language, rng))
 
 
 def _story_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:

@@ -6,7 +6,6 @@ Roles: a, b beings; t, u things; d described thing; n amount; p place; f feeling
 
 from __future__ import annotations
 
-NAME = "en"
 REFUSAL = "The story does not say."
 BECAUSE = "because {why}"
 

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.files import atomic_write
-from penjing.data.synthetic.dataset_rows import conversations as conversation_rows
-from penjing.data.synthetic.dataset_rows import evaluation, pretrain_documents
-from penjing.data.synthetic.dataset_rows import preferences as preference_rows
-from penjing.data.synthetic.dataset_rows import prompts as prompt_rows
-from penjing.data.synthetic.tools import tool_conversations, tool_prompts
+from penjing.data.synthetic import dataset_rows as rows
+from penjing.data.synthetic import tools as tool_rows
 
 Progress = Callable[[str, int, int], None]
 _REPORT_EVERY = 1000
@@ -39,16 +36,16 @@ def write(
     the evaluation file is 0, because it is known only at the end.
     """
     plan: dict[str, tuple[int, Iterator[Any]]] = {
-        "pretrain.jsonl": (documents, ({"text": text} for text in pretrain_documents(seed, documents))),
-        "sft.jsonl": (conversations, conversation_rows(seed, conversations)),
-        "dpo.jsonl": (preferences, preference_rows(seed, preferences)),
-        "rl.jsonl": (prompts, prompt_rows(seed, prompts)),
-        "eval.jsonl": (0, evaluation(seed, questions_per_kind)),
+        "pretrain.jsonl": (documents, ({"text": text} for text in rows.pretrain_documents(seed, documents))),
+        "sft.jsonl": (conversations, rows.conversations(seed, conversations)),
+        "dpo.jsonl": (preferences, rows.preferences(seed, preferences)),
+        "rl.jsonl": (prompts, rows.prompts(seed, prompts)),
+        "eval.jsonl": (0, rows.evaluation(seed, questions_per_kind)),
     }
     if tools:
-        plan["tools.jsonl"] = (tools, tool_conversations(seed, tools))
-        plan["tools_rl.jsonl"] = (-(-tools // 4), tool_prompts(seed, -(-tools // 4)))
-    return {name: _write_file(Path(folder) / name, total, rows, progress) for name, (total, rows) in plan.items()}
+        plan["tools.jsonl"] = (tools, tool_rows.tool_conversations(seed, tools))
+        plan["tools_rl.jsonl"] = (-(-tools // 4), tool_rows.tool_prompts(seed, -(-tools // 4)))
+    return {name: _write_file(Path(folder) / name, total, lines, progress) for name, (total, lines) in plan.items()}
 
 
 def _write_file(path: Path, total: int, rows: Iterator[Any], progress: Progress | None) -> dict[str, float]:

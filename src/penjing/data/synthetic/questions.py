@@ -65,17 +65,6 @@ class SyntheticQuestion:
         return any(held_out(*pair) for pair in self.pairs)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Story:
-    """A story, its plot, all questions that can be asked of it, and the two words it is about."""
-
-    language: str
-    text: str
-    plot: str
-    questions: tuple[SyntheticQuestion, ...]
-    about: tuple[str, str]
-
-
 def candidates(plan: StoryPlan, kind: str) -> tuple[Any, ...]:
     """Everything in the story that could answer a question of this kind."""
     found: dict[str, tuple[Any, ...]] = {
@@ -109,107 +98,13 @@ def _sums(fact: Fact) -> list[int]:
 
 def chance_of(plan: StoryPlan, fact: Fact) -> float:
     """1 / number of candidates; 1.0 where the story has only one, so that evaluation can leave such questions out."""
-    if fact.kind == "how_many_after":
-        return 1 / len(_sums(fact))
-    return 1 / len(candidates(plan, fact.kind))
+    return 1 / len(_sums(fact) if fact.kind == "how_many_after" else candidates(plan, fact.kind))
 
 
 def _some_of(kind: str, rng: Rng) -> list[Any]:
     """Enough of a category for three wrong answers; a small category is shuffled, a large one sampled (faster)."""
     pool = _POOLS[kind]
     return rng.shuffled(pool) if len(pool) <= 8 else [rng.choice(pool) for _ in range(8)]
-
-
-def _wrong(plan: StoryPlan, fact: Fact, answer: str, language: str, rng: Rng) -> tuple[str, ...]:
-    """Three wrong answers: the other candidates of the story first, then others of the same category."""
-    many = fact.ask.endswith("_many")
-    if fact.kind == "how_many_after":
-        pool = [*_sums(fact), *range(2, 10)]
-    elif fact.kind == "why":
-        subject, thing = fact.roles["a"], plan.things[0]
-        pool = [*plan.reasons, *(Reason(name, {"a": subject, "t": thing}) for name in _OTHER_REASONS)]
-    else:
-        pool = [*candidates(plan, fact.kind), *_some_of(fact.kind, rng)]
-    wrong: list[str] = []
-    for value in pool:
-        text = word_answer(value, language, many=many)
-        if text != answer and text not in wrong:
-            wrong.append(text)
-            if len(wrong) == 3:
-                break
-    return tuple(wrong)
-
-
-def _word_question(fact: Fact, language: str, phrases: tuple[str, ...], rng: Rng) -> str:
-    table = language_table(language)
-    why = fact.roles.get("why")
-    if language == "zh" and why is not None and table.REASONS[why.name].startswith("{a.ta}"):
-        # The clause begins with a pronoun; a question that begins with it needs the name instead.
-        clause = fact.roles["a"].zh + word_reason(why, language)[1:]
-        return str(rng.choice(table.ASKS["feeling_own"]).format(why=clause))
-    return rng.choice(phrases).format(**word_roles(fact.roles, language))
-
-
-def ask(plan: StoryPlan, fact: Fact, story: str, language: str, rng: Rng) -> SyntheticQuestion:
-    """The question about `fact`; `story` is its text in `language`."""
-    answer = word_answer(fact.answer, language, many=fact.ask.endswith("_many"))
-    return SyntheticQuestion(
-        kind=fact.kind,
-        language=language,
-        story=story,
-        question=_word_question(fact, language, language_table(language).ASKS[fact.ask], rng),
-        answer=answer,
-        wrong=_wrong(plan, fact, answer, language, rng),
-        chance=chance_of(plan, fact),
-        pairs=(fact.pair,),
-    )
-
-
-def _stranger(plan: StoryPlan, fact: Fact, old: Any, split: str, rng: Rng) -> tuple[Any, Pair] | None:
-    """Someone or something that is not in the story and could stand in for `old`, with the combination it asks
-    about."""
-    here = (*plan.beings, *plan.things, *plan.places)
-    partners = [value for value in (fact.answer, *fact.roles.values()) if value is not old]
-    for _ in range(20):
-        entry = rng.choice(PEOPLE if isinstance(old, Being) else THINGS)
-        pairs = [pair for pair in (pair_of(entry, partner) for partner in partners) if pair]
-        if entry in here or not pairs:
-            continue
-        everywhere = [pair for pair in (pair_of(entry, other) for other in here) if pair]
-        if split == "train" and not any(held_out(*pair) for pair in everywhere):
-            return entry, pairs[0]
-        reserved = [pair for pair in pairs if held_out(*pair)]
-        if split == "held_out" and reserved:
-            return entry, reserved[0]
-    return None
-
-
-def ask_absent(plan: StoryPlan, story: str, language: str, split: str, rng: Rng) -> SyntheticQuestion | None:
-    """A question of the story with one role played by a stranger, or None where the rolls find none."""
-    facts = [fact for fact in plan.facts if fact.kind in ("who", "what", "where")]
-    fact = rng.choice(facts)
-    role, old = rng.choice([item for item in fact.roles.items() if isinstance(item[1], Being | Thing)] or [("", None)])
-    phrases = first_phrases(language, fact.ask, role)
-    if not phrases or (isinstance(old, Being) and not old.is_person):
-        return None
-    found = _stranger(plan, fact, old, split, rng)
-    if found is None:
-        return None
-    entry, pair = found
-    strange = replace(fact, roles={**fact.roles, role: entry})
-    many = fact.ask.endswith("_many")
-    here = candidates(plan, fact.kind)
-    values = [word_answer(value, language, many=many) for value in (*here, *_some_of(fact.kind, rng))]
-    return SyntheticQuestion(
-        kind="absent",
-        language=language,
-        story=story,
-        question=_word_question(strange, language, phrases, rng),
-        answer=language_table(language).REFUSAL,
-        wrong=tuple(dict.fromkeys(values))[:3],
-        chance=1 / (len(here) + 1),
-        pairs=(pair,),
-    )
 
 
 def check_split(split: str) -> None:
@@ -223,7 +118,7 @@ class Reading:
 
     def __init__(self, seed: int, index: int, language: str, split: str) -> None:
         check_split(split)
-        language_table(language)
+        self.table = language_table(language)
         self.plan = simulate(seed, split, index)
         self.language, self.split = language, split
         self.rng = Rng(seed, split, "telling", index, language)
@@ -231,14 +126,93 @@ class Reading:
 
     def ask(self, fact: Fact) -> SyntheticQuestion:
         """The question about one fact of the plan."""
-        return ask(self.plan, fact, self.text, self.language, self.rng)
+        answer = self._answer(fact.answer, fact)
+        return SyntheticQuestion(
+            kind=fact.kind,
+            language=self.language,
+            story=self.text,
+            question=self._phrase(fact, self.table.ASKS[fact.ask]),
+            answer=answer,
+            wrong=self._wrong(fact, answer),
+            chance=chance_of(self.plan, fact),
+            pairs=(fact.pair,),
+        )
 
     def ask_absent(self) -> SyntheticQuestion | None:
         """A question that the story does not answer, if a few rolls find one."""
-        for _ in range(6):
-            question = ask_absent(self.plan, self.text, self.language, self.split, self.rng)
-            if question is not None:
-                return question
+        return next((question for question in (self._ask_absent() for _ in range(6)) if question is not None), None)
+
+    def _ask_absent(self) -> SyntheticQuestion | None:
+        """A question of the story with one role played by a stranger, or None where the rolls find none."""
+        rng = self.rng
+        fact = rng.choice([fact for fact in self.plan.facts if fact.kind in ("who", "what", "where")])
+        roles = [item for item in fact.roles.items() if isinstance(item[1], Being | Thing)]
+        role, old = rng.choice(roles or [("", None)])
+        phrases = first_phrases(self.language, fact.ask, role)
+        if not phrases or (isinstance(old, Being) and not old.is_person):
+            return None
+        found = self._stranger(fact, old)
+        if found is None:
+            return None
+        entry, pair = found
+        here = candidates(self.plan, fact.kind)
+        values = [self._answer(value, fact) for value in (*here, *_some_of(fact.kind, rng))]
+        return SyntheticQuestion(
+            kind="absent",
+            language=self.language,
+            story=self.text,
+            question=self._phrase(replace(fact, roles={**fact.roles, role: entry}), phrases),
+            answer=self.table.REFUSAL,
+            wrong=tuple(dict.fromkeys(values))[:3],
+            chance=1 / (len(here) + 1),
+            pairs=(pair,),
+        )
+
+    def _answer(self, value: Any, fact: Fact) -> str:
+        return word_answer(value, self.language, many=fact.ask.endswith("_many"))
+
+    def _phrase(self, fact: Fact, phrases: tuple[str, ...]) -> str:
+        why = fact.roles.get("why")
+        if self.language == "zh" and why is not None and self.table.REASONS[why.name].startswith("{a.ta}"):
+            # The clause begins with a pronoun; a question that begins with it needs the name instead.
+            clause = fact.roles["a"].zh + word_reason(why, self.language)[1:]
+            return str(self.rng.choice(self.table.ASKS["feeling_own"]).format(why=clause))
+        return self.rng.choice(phrases).format(**word_roles(fact.roles, self.language))
+
+    def _wrong(self, fact: Fact, answer: str) -> tuple[str, ...]:
+        """Three wrong answers: the other candidates of the story first, then others of the same category."""
+        if fact.kind == "how_many_after":
+            pool = [*_sums(fact), *range(2, 10)]
+        elif fact.kind == "why":
+            subject, thing = fact.roles["a"], self.plan.things[0]
+            pool = [*self.plan.reasons, *(Reason(name, {"a": subject, "t": thing}) for name in _OTHER_REASONS)]
+        else:
+            pool = [*candidates(self.plan, fact.kind), *_some_of(fact.kind, self.rng)]
+        wrong: list[str] = []
+        for value in pool:
+            text = self._answer(value, fact)
+            if text != answer and text not in wrong:
+                wrong.append(text)
+                if len(wrong) == 3:
+                    break
+        return tuple(wrong)
+
+    def _stranger(self, fact: Fact, old: Any) -> tuple[Any, Pair] | None:
+        """Someone or something that is not in the story and could stand in for `old`, with the combination it asks
+        about."""
+        here = (*self.plan.beings, *self.plan.things, *self.plan.places)
+        partners = [value for value in (fact.answer, *fact.roles.values()) if value is not old]
+        for _ in range(20):
+            entry = self.rng.choice(PEOPLE if isinstance(old, Being) else THINGS)
+            pairs = [pair for pair in (pair_of(entry, partner) for partner in partners) if pair]
+            if entry in here or not pairs:
+                continue
+            everywhere = [pair for pair in (pair_of(entry, other) for other in here) if pair]
+            if self.split == "train" and not any(held_out(*pair) for pair in everywhere):
+                return entry, pairs[0]
+            reserved = [pair for pair in pairs if held_out(*pair)]
+            if self.split == "held_out" and reserved:
+                return entry, reserved[0]
         return None
 
     def draw(self, count: int, absent_fraction: float) -> list[SyntheticQuestion]:
@@ -259,19 +233,15 @@ class Reading:
                     chosen.append(question)
         return chosen
 
+    def all_questions(self) -> list[SyntheticQuestion]:
+        """One about each fact, and up to two that the story does not answer."""
+        questions = [self.ask(fact) for fact in self.plan.facts]
+        for _ in range(2):
+            absent = self.ask_absent()
+            if absent is not None and absent.question not in (question.question for question in questions):
+                questions.append(absent)
+        return questions
+
     def about(self) -> tuple[Being, Thing]:
         """The main character and the main thing."""
         return self.plan.beings[0], self.plan.things[0]
-
-
-def story(seed: int, index: int, *, language: str, split: str = "train") -> Story:
-    """Story number `index` of a split, with all its questions (one phrasing each) and up to two unanswerable ones."""
-    reading = Reading(seed, index, language, split)
-    questions = [reading.ask(fact) for fact in reading.plan.facts]
-    for _ in range(2):
-        absent = reading.ask_absent()
-        if absent is not None and absent.question not in (question.question for question in questions):
-            questions.append(absent)
-    being, thing = reading.about()
-    about = (word_answer(being, language), thing.en if language == "en" else thing.zh)
-    return Story(language=language, text=reading.text, plot=reading.plan.plot, questions=tuple(questions), about=about)

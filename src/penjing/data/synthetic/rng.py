@@ -8,7 +8,7 @@ differs between processes, so seeds come from BLAKE2.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -43,6 +43,15 @@ class Rng:
     def choice(self, items: Sequence[Item]) -> Item:
         """One of `items`, all equally likely."""
         return items[int(self.random() * len(items))]
+
+    def one_by_share(self, shares: Mapping[str, float]) -> str:
+        """One of the names, each with the probability of its share; all together are 1."""
+        roll = self.random()
+        for name, share in shares.items():
+            roll -= share
+            if roll < 0:
+                return name
+        return next(iter(shares))
 
     def shuffled(self, items: Sequence[Item]) -> list[Item]:
         """All `items` in a random order (Fisher-Yates)."""

@@ -74,7 +74,7 @@ class ToolTask:
 def errand(name: str, seed: int, index: int) -> ToolTask:
     """Number `index` of the file `name`."""
     rng = Rng(seed, name, index)
-    language, kind = rng.choice(tuple(LANGUAGES)), _kind(rng.random())
+    language, kind = rng.choice(tuple(LANGUAGES)), rng.one_by_share(KINDS)
     if kind == "direct":
         asked = drill(seed, _OFFSETS[name] + index, language=language, kind=rng.choice(_DIRECT))
         return ToolTask(kind, language, asked.question, (), asked.answer)
@@ -91,14 +91,6 @@ def errand(name: str, seed: int, index: int) -> ToolTask:
         return _worked_out(rng, kind, language, phrases["plus"], (f"{a}+{b}", a + b), a=a, b=b)
     a, b = max(a, b), min(a, b)
     return _worked_out(rng, kind, language, phrases["minus"], (f"{a}-{b}", a - b), a=a, b=b)
-
-
-def _kind(roll: float) -> str:
-    for kind, share in KINDS.items():
-        roll -= share
-        if roll < 0:
-            return kind
-    return next(iter(KINDS))
 
 
 def _worked_out(

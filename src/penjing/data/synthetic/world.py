@@ -26,7 +26,7 @@ from penjing.data.synthetic.lexicon import (
     amount,
     described,
 )
-from penjing.data.synthetic.rng import Rng
+from penjing.data.synthetic.rng import Item, Rng
 
 Pair = tuple[str, str, str]
 Roles = dict[str, Any]
@@ -117,7 +117,7 @@ class Cast:
         pairs = (pair_of(entry, other) for other in self.chosen)
         return any(pair is not None and held_out(*pair) for pair in pairs)
 
-    def pick(self, pool: tuple[Any, ...]) -> Any:
+    def pick(self, pool: tuple[Item, ...]) -> Item:
         """One entry of `pool` that is not chosen yet."""
         for attempt in range(40):
             entry = self.rng.choice(pool)
@@ -129,16 +129,13 @@ class Cast:
         raise NoCast
 
     def person(self) -> Being:
-        return self.pick(PEOPLE)  # type: ignore[no-any-return]
+        return self.pick(PEOPLE)
 
     def animal(self) -> Being:
-        return self.pick(ANIMALS)  # type: ignore[no-any-return]
+        return self.pick(ANIMALS)
 
     def place(self, *, outdoors: bool = False) -> PlaceWord:
-        return self.pick(OUTDOORS if outdoors else PLACES)  # type: ignore[no-any-return]
-
-    def thing(self, pool: tuple[Thing, ...]) -> Thing:
-        return self.pick(pool)  # type: ignore[no-any-return]
+        return self.pick(OUTDOORS if outdoors else PLACES)
 
     def colour(self, thing: Thing, used: tuple[Word | None, ...] = ()) -> Word:
         """A colour for `thing` other than those `used`."""

@@ -29,7 +29,7 @@ def _pair(being: Being, thing: Thing) -> Pair:
 def _maybe_own(world: World, cast: Cast, being: Being) -> None:
     """Sometimes the second character has something too: a second name for every question about things."""
     if world.rng.coin(0.5):
-        world.own(being, cast.thing(tagged("solid")))
+        world.own(being, cast.pick(tagged("solid")))
 
 
 def _thanks(world: World, a: Being, b: Being) -> None:
@@ -40,7 +40,7 @@ def _thanks(world: World, a: Being, b: Being) -> None:
 
 def lost(world: World, cast: Cast) -> None:
     """A thing is lost, a friend finds it elsewhere and gives it back."""
-    a, b, t, p, q = cast.person(), cast.person(), cast.thing(tagged("solid")), cast.place(), cast.place()
+    a, b, t, p, q = cast.person(), cast.person(), cast.pick(tagged("solid")), cast.place(), cast.place()
     world.own(a, t, p)
     _maybe_own(world, cast, b)
     world.lose(a, t)
@@ -55,7 +55,7 @@ def blown(world: World, cast: Cast) -> None:
     a, b, t, p, q = (
         cast.person(),
         cast.person(),
-        cast.thing(tagged("solid", "light")),
+        cast.pick(tagged("solid", "light")),
         cast.place(outdoors=True),
         cast.place(),
     )
@@ -75,7 +75,7 @@ def blown(world: World, cast: Cast) -> None:
 
 def gift(world: World, cast: Cast) -> None:
     """Someone wishes for a thing; a friend comes upon one and gives it away."""
-    a, b, t, p, q = cast.person(), cast.person(), cast.thing(tagged("solid")), cast.place(), cast.place()
+    a, b, t, p, q = cast.person(), cast.person(), cast.pick(tagged("solid")), cast.place(), cast.place()
     world.stay(a, p)
     _maybe_own(world, cast, b)
     world.want(a, t)
@@ -87,7 +87,7 @@ def gift(world: World, cast: Cast) -> None:
 
 def share(world: World, cast: Cast) -> None:
     """One has many, the other none; they share."""
-    a, b, t, p = cast.person(), cast.person(), cast.thing(tagged("many")), cast.place()
+    a, b, t, p = cast.person(), cast.person(), cast.pick(tagged("many")), cast.place()
     first, second = cast.numbers(least_left=1)
     world.own_many(a, t, first)
     world.meet(a, b, p)
@@ -100,7 +100,7 @@ def share(world: World, cast: Cast) -> None:
 
 def more(world: World, cast: Cast) -> None:
     """One has some, and a friend who found others gives them all but a few."""
-    a, b, t, p = cast.person(), cast.person(), cast.thing(tagged("many", "nature")), cast.place(outdoors=True)
+    a, b, t, p = cast.person(), cast.person(), cast.pick(tagged("many", "nature")), cast.place(outdoors=True)
     first, second = cast.numbers()
     world.own_many(a, t, first)
     world.feel(a, SAD_FEELINGS, "few", _pair(a, t), a=a, t=t)
@@ -113,7 +113,7 @@ def more(world: World, cast: Cast) -> None:
 
 def collect(world: World, cast: Cast) -> None:
     """Two friends gather the same things in two places."""
-    a, b, t = cast.person(), cast.person(), cast.thing(tagged("many", "nature"))
+    a, b, t = cast.person(), cast.person(), cast.pick(tagged("many", "nature"))
     p, q = cast.place(outdoors=True), cast.place(outdoors=True)
     first, second = cast.numbers()
     world.happen("plan", a=a, b=b, t=t)
@@ -128,7 +128,7 @@ def collect(world: World, cast: Cast) -> None:
 def trade(world: World, cast: Cast) -> None:
     """Each has what the other wants; they exchange."""
     a, b, p = cast.person(), cast.person(), cast.place()
-    t, u = cast.thing(tagged("solid")), cast.thing(tagged("solid"))
+    t, u = cast.pick(tagged("solid")), cast.pick(tagged("solid"))
     world.own(a, t)
     world.own(b, u)
     world.want(a, u)
@@ -141,7 +141,7 @@ def trade(world: World, cast: Cast) -> None:
 
 def broken(world: World, cast: Cast) -> None:
     """A thing breaks and a friend mends it."""
-    a, b, t, p, q = cast.person(), cast.person(), cast.thing(tagged("mend")), cast.place(), cast.place()
+    a, b, t, p, q = cast.person(), cast.person(), cast.pick(tagged("mend")), cast.place(), cast.place()
     world.own(a, t, p)
     _maybe_own(world, cast, b)
     world.damage(a, t)
@@ -154,7 +154,7 @@ def broken(world: World, cast: Cast) -> None:
 def hurt(world: World, cast: Cast) -> None:
     """An animal is hurt; someone gives it food, and it comes back with a present."""
     a, x, p = cast.person(), cast.animal(), cast.place(outdoors=True)
-    t, u = cast.thing(tagged("food")), cast.thing(tagged("carry"))
+    t, u = cast.pick(tagged("food")), cast.pick(tagged("carry"))
     world.own(a, t)
     world.meet(a, x, p)
     world.feel(a, LOW_FEELINGS, "hurt", ("person_place", a.key, p.key), b=x)
@@ -166,7 +166,7 @@ def hurt(world: World, cast: Cast) -> None:
 
 def taken(world: World, cast: Cast) -> None:
     """An animal runs off with a thing; it is found again."""
-    a, b, x, t = cast.person(), cast.person(), cast.animal(), cast.thing(tagged("carry"))
+    a, b, x, t = cast.person(), cast.person(), cast.animal(), cast.pick(tagged("carry"))
     p, q = cast.place(), cast.place()
     world.own(a, t, p)
     world.lose(a, t, "take", x)
@@ -179,7 +179,7 @@ def taken(world: World, cast: Cast) -> None:
 
 def cook(world: World, cast: Cast) -> None:
     """Something is made of some of the food, and shared."""
-    a, b, t, p = cast.person(), cast.person(), cast.thing(tagged("fresh")), cast.place()
+    a, b, t, p = cast.person(), cast.person(), cast.pick(tagged("fresh")), cast.place()
     first, second = cast.numbers(least_left=1)
     dish = world.rng.choice(DISHES)
     world.stay(a, p)
@@ -193,7 +193,7 @@ def cook(world: World, cast: Cast) -> None:
 
 def feast(world: World, cast: Cast) -> None:
     """Some food is found, and a hungry finder eats some of it."""
-    a, b, t = cast.person(), cast.person(), cast.thing(tagged("fresh", "nature"))
+    a, b, t = cast.person(), cast.person(), cast.pick(tagged("fresh", "nature"))
     p, q = cast.place(outdoors=True), cast.place()
     first, second = cast.numbers(least_left=2)
     world.stay(b, q)
@@ -206,7 +206,7 @@ def feast(world: World, cast: Cast) -> None:
 
 def race(world: World, cast: Cast) -> None:
     """A race with a prize; the winner lets the other play too."""
-    a, b, t = cast.person(), cast.person(), cast.thing(tagged("toy"))
+    a, b, t = cast.person(), cast.person(), cast.pick(tagged("toy"))
     p, q = cast.place(outdoors=True), cast.place()
     world.stay(b, q)
     world.win(a, b, t, p)
@@ -218,7 +218,7 @@ def race(world: World, cast: Cast) -> None:
 
 def hide_and_seek(world: World, cast: Cast) -> None:
     """One hides a thing, the other looks in the wrong place first."""
-    a, b, t, p, q = cast.person(), cast.person(), cast.thing(tagged("solid")), cast.place(), cast.place()
+    a, b, t, p, q = cast.person(), cast.person(), cast.pick(tagged("solid")), cast.place(), cast.place()
     world.own(a, t)
     world.put(a, t, p, "hide")
     world.happen("look_in_vain", a=b, t=t, p=q)
@@ -232,7 +232,7 @@ def hide_and_seek(world: World, cast: Cast) -> None:
 
 def moved(world: World, cast: Cast) -> None:
     """A thing is left in one place and moved to another while its owner is away."""
-    a, b, t, p, q = cast.person(), cast.person(), cast.thing(tagged("solid")), cast.place(), cast.place()
+    a, b, t, p, q = cast.person(), cast.person(), cast.pick(tagged("solid")), cast.place(), cast.place()
     world.own(a, t)
     world.put(a, t, p, "leave")
     world.put(b, t, q, "move")
@@ -245,7 +245,7 @@ def moved(world: World, cast: Cast) -> None:
 
 def lend(world: World, cast: Cast) -> None:
     """A thing is lent and comes back."""
-    a, b, t, p, q = cast.person(), cast.person(), cast.thing(tagged("solid")), cast.place(), cast.place()
+    a, b, t, p, q = cast.person(), cast.person(), cast.pick(tagged("solid")), cast.place(), cast.place()
     world.own(a, t, p)
     world.feel(b, SAD_FEELINGS, "none", _pair(b, t), a=b, t=t)
     world.give(a, b, t, "lend")
@@ -257,8 +257,8 @@ def lend(world: World, cast: Cast) -> None:
 
 def rain(world: World, cast: Cast) -> None:
     """It rains; a friend helps with something to keep dry."""
-    a, b, t, p = cast.person(), cast.person(), cast.thing(tagged("rain")), cast.place(outdoors=True)
-    u = cast.thing(tuple(thing for thing in tagged("solid") if "rain" not in thing.tags))
+    a, b, t, p = cast.person(), cast.person(), cast.pick(tagged("rain")), cast.place(outdoors=True)
+    u = cast.pick(tuple(thing for thing in tagged("solid") if "rain" not in thing.tags))
     world.own(a, u, p)
     world.own(b, t)
     world.happen("rain", a=a)
