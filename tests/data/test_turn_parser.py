@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penjing.data.chat.render import render
-from penjing.data.chat.turn_parser import ParsedTurn, parse, parse_text, parts, without_thought
+from penjing.data.chat.turn_parser import ParsedTurn, TurnSpan, parse, parts, read_call, without_thought
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, VISIBLE_TOKENS, Tokenizer
 
@@ -90,7 +90,7 @@ def test_broken_calls_carry_their_problem(tokenizer: Tokenizer, inside: str, pro
 
 
 def test_arguments_may_be_json_in_a_text() -> None:
-    (call,) = parse_text('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>').calls
+    call = read_call(TurnSpan("call", '{"name": "add", "arguments": "{\\"a\\": 1}"}', closed=True))
     assert call.arguments == {"a": 1}
 
 

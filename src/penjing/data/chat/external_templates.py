@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache, partial
+from itertools import takewhile
 from typing import Any
 
 import jinja2
@@ -26,10 +27,8 @@ from penjing.base.errors import UserError
 from penjing.data.chat.template_sandbox import LARGEST_TEMPLATE, LimitedEnvironment, TemplateLimit
 from penjing.data.formats import Message
 
-_OPEN, _CLOSE = (
-    "\ue010",
-    "\ue011",
-)  # around a mark's number; what is said may contain them, it is never searched for them
+# Around a mark's number. What is said may contain them, it is never searched for them.
+_OPEN, _CLOSE = "\ue010", "\ue011"
 Write = Callable[[Sequence[Message], Sequence[dict[str, Any]], bool], str]  # messages, tools, ask -> text
 _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 
@@ -146,14 +145,12 @@ class _Marks:
 
     def dangerous(self, value: Any, owner: int) -> Any:
         """A JSON value in which only texts that hold a control token are replaced by marks."""
-        if isinstance(value, str):
-            held = _OPEN in value or (self.control is not None and self.control.search(value) is not None)
-            return self.mark(value, owner) if held else value
-        if isinstance(value, Mapping):
-            return {self.dangerous(key, owner): self.dangerous(inner, owner) for key, inner in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self.dangerous(inner, owner) for inner in value]
-        return value
+
+        def change(text: str) -> str:
+            held = _OPEN in text or (self.control is not None and self.control.search(text) is not None)
+            return self.mark(text, owner) if held else text
+
+        return _map_texts(value, change)
 
 
 def _marked(messages: Sequence[Message], marks: _Marks) -> list[Message]:
@@ -173,12 +170,9 @@ def _marked(messages: Sequence[Message], marks: _Marks) -> list[Message]:
 
 def _forms(words: str) -> Iterator[str]:
     """The ways in which templates write words: as they are, trimmed, or inside a JSON text."""
-    seen = set()
     for form in (words, words.strip(), words.lstrip("\n"), words.strip("\n"), words.lstrip(), words.rstrip()):
-        for written in (form, _to_json(form)[1:-1]):
-            if written not in seen:
-                seen.add(written)
-                yield written
+        yield form
+        yield _to_json(form)[1:-1]
 
 
 def _put_back(marked: str, real: str, marks: _Marks) -> list[tuple[str, int]] | None:
@@ -398,47 +392,38 @@ def _makes_tokens(
 
     The template's own are those that it writes where the words have lost their punctuation.
     """
-    words = [(message.content, message.reasoning_content, *message.tool_calls) for message in messages]
-    if any(control.search(text) for text in _texts([words, tools])):
-        return True
+    found: list[str] = []
+
+    def unpointed(text: str) -> str:
+        """A private-use character for each that is no letter, digit or blank."""
+        found.extend(control.findall(text))
+        return re.sub(r"[^\w\s]", "\ue030", text)
+
     harmless = [
-        Message(
-            role=message.role,
-            content=_unpointed(message.content),
-            reasoning_content=_unpointed(message.reasoning_content),
-            tool_calls=_unpointed(message.tool_calls),
+        replace(
+            message,
+            content=unpointed(message.content),
+            reasoning_content=unpointed(message.reasoning_content),
+            tool_calls=_map_texts(message.tool_calls, unpointed),
         )
         for message in messages
     ]
-    return control.findall(real) != control.findall(write(harmless, _unpointed(tools), ask))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every text of a JSON value, names of fields included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _texts([*value.keys(), *value.values()])
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _texts(inner)
-
-
-def _unpointed(value: Any) -> Any:
-    """A JSON value whose texts have a private-use character for each that is no letter, digit or blank."""
-    if isinstance(value, str):
-        return re.sub(r"[^\w\s]", "\ue030", value)
-    if isinstance(value, Mapping):
-        return {_unpointed(key): _unpointed(inner) for key, inner in value.items()}
-    return type(value)(map(_unpointed, value)) if isinstance(value, (list, tuple)) else value
+    harmless_tools = _map_texts(tools, unpointed)
+    return bool(found) or control.findall(real) != control.findall(write(harmless, harmless_tools, ask))
 
 
 def _common_start(first: str, second: str) -> str:
-    length = next(
-        (index for index, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]),
-        min(len(first), len(second)),
-    )
-    return first[:length]
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return "".join(character for character, _ in alike)
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value in which every text is changed, names of fields included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_map_texts(key, change): _map_texts(inner, change) for key, inner in value.items()}
+    return type(value)(_map_texts(inner, change) for inner in value) if isinstance(value, (list, tuple)) else value
 
 
 def answer_end(source: str, names: Mapping[str, str], ends: Sequence[str], special: Sequence[str]) -> str | None:

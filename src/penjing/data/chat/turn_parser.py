@@ -95,11 +95,6 @@ def without_thought(tokenizer: Tokenizer, ids: Sequence[int], thinking: bool | N
     return tokenizer.decode(ids[list(ids).index(end) + 1 :]) if end in ids else ""
 
 
-def parse_text(text: str, *, thinking: bool | None = None) -> ParsedTurn:
-    """The same of text whose marks are trusted to be the model's own."""
-    return _parsed_turn(_parts(_split(text, tokens.VISIBLE_TOKENS), thinking))
-
-
 # --- marks and what stands between them ------------------------------------------------------------------------------
 
 Piece = tuple[bool, str]  # whether it is a mark, and its text
@@ -160,26 +155,23 @@ def _parts(pieces: Iterable[Piece], thinking: bool | None) -> list[TurnSpan]:
 
 
 def _parsed_turn(found: Sequence[TurnSpan]) -> ParsedTurn:
+    """The newlines that the template puts around thoughts and calls are no part of them."""
     reasoning, words, calls, is_open = "", "", [], False
     for index, part in enumerate(found):
+        text = part.text
         if part.kind == "thought":
-            reasoning, is_open = _without_newline(part.text, 1, 1), not part.closed
+            reasoning, is_open = text.removeprefix("\n").removesuffix("\n"), not part.closed
         elif part.kind == "call":
             calls.append(read_call(part))
         else:
-            before_call = index + 1 < len(found) and found[index + 1].kind == "call"
             after_call = index > 0 and found[index - 1].kind == "call"
-            text = _without_newline(part.text, 1 if after_call else 0, 1 if before_call else 0)
+            if after_call:
+                text = text.removeprefix("\n")
+            if index + 1 < len(found) and found[index + 1].kind == "call":
+                text = text.removesuffix("\n")
             if not after_call or text.strip():
                 words += ("\n" if words else "") + text
     return ParsedTurn(reasoning=reasoning, content=words.lstrip("\n"), calls=tuple(calls), open=is_open)
-
-
-def _without_newline(text: str, first: int, last: int) -> str:
-    """The text without the newline that the template puts there."""
-    if first:
-        text = text.removeprefix("\n")
-    return text.removesuffix("\n") if last else text
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------
@@ -193,8 +185,7 @@ def read_call(part: TurnSpan) -> ToolCall:
     if len(text) > LONGEST_CALL_CHARACTERS:
         return ToolCall(text=text, problem="the call is too long")
     try:
-        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
-        json.dumps(value, ensure_ascii=False).encode("utf-8")  # half characters cannot be written
+        value = _strict_json(text)
     except (ValueError, RecursionError):
         return ToolCall(text=text, problem="the call is not JSON")
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
@@ -202,8 +193,7 @@ def read_call(part: TurnSpan) -> ToolCall:
     arguments = value.get("arguments")
     if isinstance(arguments, str):  # JSON inside JSON, as some write it
         try:
-            arguments = json.loads(arguments, parse_constant=_refuse, parse_float=_finite)
-            json.dumps(arguments, ensure_ascii=False).encode("utf-8")
+            arguments = _strict_json(arguments)
         except (ValueError, RecursionError):
             arguments = None
     if not isinstance(arguments, dict):
@@ -211,10 +201,15 @@ def read_call(part: TurnSpan) -> ToolCall:
     return ToolCall(name=value["name"], arguments=arguments, text=text)
 
 
-def _refuse(text: str) -> float:
-    raise ValueError(f"not a number: {text}")
+def _strict_json(text: str) -> Any:
+    """Raises ValueError or RecursionError, also for what other readers reject."""
+    value = json.loads(text, parse_constant=_finite, parse_float=_finite)
+    json.dumps(value, ensure_ascii=False).encode("utf-8")  # half characters cannot be written
+    return value
 
 
 def _finite(text: str) -> float:
     value = float(text)
-    return value if math.isfinite(value) else _refuse(text)
+    if not math.isfinite(value):
+        raise ValueError(f"not a number: {text}")
+    return value
