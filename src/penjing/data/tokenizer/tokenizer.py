@@ -42,9 +42,6 @@ QWEN2_SPLIT = (
 )
 ROLES = "penjing_roles.json"  # beside an external tokenizer: what its tokens do, once that has been found out
 SMALLEST_VOCABULARY = 256 + len(CONTROL_TOKENS)
-LONGEST_TOKEN_BYTES = 16
-MOST_CHARACTERS = 40_000  # different ones in the text a tokenizer is trained on
-SAMPLED_CHARACTERS = 8 << 20  # of it, counted to tell which merges come first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,8 +200,8 @@ class Tokenizer:
         for text, index in self._full.get_vocab(with_added_tokens=True).items():
             if index in added:
                 found[index] = text.encode()
-            elif is_byte_level and all(character in _BYTE_OF for character in text):
-                found[index] = bytes(_BYTE_OF[character] for character in text)
+            elif is_byte_level and all(character in BYTE_OF for character in text):
+                found[index] = bytes(BYTE_OF[character] for character in text)
             elif _BYTE_TOKEN.fullmatch(text):
                 found[index] = bytes([int(text[3:5], 16)])
             else:
@@ -308,14 +305,8 @@ _TEXT_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # of vocabularies that are not byte-level
 # The characters under which byte-level vocabularies write bytes: printable ones as they are, the others from U+0100 on.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_BYTE_OF = {
-    chr(character): byte
-    for byte, character in zip(
-        _PRINTABLE + [byte for byte in range(256) if byte not in _PRINTABLE],
-        _PRINTABLE + list(range(0x100, 0x100 + 256 - len(_PRINTABLE))),
-        strict=True,
-    )
-}
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
 _MARKUP = re.compile(r"[<\[|\uff5c]")
 
 
@@ -470,6 +461,3 @@ def _adds_bos(full: tokenizers.Tokenizer, bos: str, settings: Mapping[str, Any])
         return bool(settings["add_bos_token"])
     ids = full.encode("a", add_special_tokens=True).ids
     return bool(ids) and ids[0] == full.token_to_id(bos)
-
-
-# --- training ---------------------------------------------------------------------------------------------------------

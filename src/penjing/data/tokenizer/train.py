@@ -13,16 +13,18 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 
 from penjing.base.errors import UserError
 from penjing.data.tokenizer.tokenizer import (
+    BYTE_OF,
     CONTROL_TOKENS,
     HIDDEN_TOKENS,
-    LONGEST_TOKEN_BYTES,
-    MOST_CHARACTERS,
     QWEN2_SPLIT,
-    SAMPLED_CHARACTERS,
     SMALLEST_VOCABULARY,
     VISIBLE_TOKENS,
     Tokenizer,
 )
+
+LONGEST_TOKEN_BYTES = 16
+MOST_CHARACTERS = 40_000  # different ones in the text a tokenizer is trained on
+SAMPLED_CHARACTERS = 8 << 20  # of it, counted to tell which merges come first
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, *, max_han_per_token: int = 2) -> Tokenizer:
@@ -70,9 +72,8 @@ def _merges(texts: list[str], wanted: int, max_han_per_token: int) -> list[tuple
     counts = Counter(chain.from_iterable(sample))
     for text in sample:
         counts.update(map(str.__add__, text, text[1:]))
-    spelling = {value: mark for mark, value in _byte_values().items()}
-    values = _byte_values()
-    known = set(values)
+    spelling = {value: mark for mark, value in BYTE_OF.items()}
+    known = set(BYTE_OF)
     merges: list[tuple[str, str]] = []
 
     def keep(left: str, right: str) -> None:
@@ -86,7 +87,7 @@ def _merges(texts: list[str], wanted: int, max_han_per_token: int) -> list[tuple
         """The pieces of characters that occur so often."""
         while waiting:
             left, right = waiting[0]
-            raw = bytes(values[mark] for mark in left + right)
+            raw = bytes(BYTE_OF[mark] for mark in left + right)
             if counts.get(raw.decode("utf-8", "ignore"), at_least) < at_least:
                 return
             waiting.popleft()
@@ -119,15 +120,6 @@ def _first(texts: list[str], num_characters: int) -> Iterator[str]:
             return
         yield unicodedata.normalize("NFC", text)
         num_characters -= len(text)
-
-
-def _byte_values() -> dict[str, int]:
-    """The GPT-2 spelling of bytes: printable ones as themselves, the others from code point 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    spelling = {chr(value): value for value in printable}
-    others = (value for value in range(256) if value not in set(printable))
-    spelling.update({chr(256 + index): value for index, value in enumerate(others)})
-    return spelling
 
 
 def _is_han(character: str) -> bool:
