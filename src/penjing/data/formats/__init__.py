@@ -29,36 +29,14 @@ Everything is read lazily: memory holds one record (a JSON array is decoded valu
 """
 
 from penjing.data.formats.bad_records import DEFAULT_MAX_BAD, BadRecords
-from penjing.data.formats.files import guess_encoding, list_files
+from penjing.data.formats.files import list_files
 from penjing.data.formats.read import read_chats, read_documents, read_preferences, read_prompts, sniff
-from penjing.data.formats.schema import (
-    ANSWER_FIELDS,
-    CHAT_FIELDS,
-    FORMATS,
-    PLAIN_FORMATS,
-    QUESTION_FIELDS,
-    ROLES,
-    SEPARATOR,
-    TEXT_FIELDS,
-    Chat,
-    Document,
-    Kind,
-    Message,
-    OnSkip,
-    PreferenceRecord,
-)
+from penjing.data.formats.schema import CHAT_FIELDS, Chat, Document, Kind, Message, OnSkip, PreferenceRecord
 from penjing.data.formats.write import chat_record
 
 __all__ = [
-    "ANSWER_FIELDS",
     "CHAT_FIELDS",
     "DEFAULT_MAX_BAD",
-    "FORMATS",
-    "PLAIN_FORMATS",
-    "QUESTION_FIELDS",
-    "ROLES",
-    "SEPARATOR",
-    "TEXT_FIELDS",
     "BadRecords",
     "Chat",
     "Document",
@@ -67,7 +45,6 @@ __all__ = [
     "OnSkip",
     "PreferenceRecord",
     "chat_record",
-    "guess_encoding",
     "list_files",
     "read_chats",
     "read_documents",
