@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from penjing.base.config import Settings
+from penjing.base.errors import UserError
 
 if TYPE_CHECKING:
     from penjing.objective.rollout import Rollout
@@ -32,14 +33,30 @@ class UnitLengths:
     note: str = ""  # what was assumed
 
 
+def refuse_unused(settings: Settings, names: Sequence[str], used: bool, wanted: str) -> None:
+    """Raise UserError for the first of these settings that was changed, if none is used. wanted: what uses them."""
+    usual = {field.name: field.default for field in fields(settings)}  # type: ignore[arg-type]  # all are dataclasses
+    for name in names:
+        value = getattr(settings, name)
+        if value != usual[name] and not used:
+            step = f"Set {wanted}, or leave it out."
+            raise UserError("has no effect here", where=f"{settings.section}.{name}", got=value, next_step=step)
+
+
 class ObjectiveSettings(Settings):
     """What follows from an objective's settings alone, without data. A class overrides what differs.
 
-    Each has a field `kind`, its name in a configuration. What needs data is asked of the stage (train/stages/base.py).
+    Each has a field `name`, its name in a configuration. What needs data is asked of the stage (train/stages/base.py).
     """
 
     section: ClassVar = "objective"
     name: str
+    generates_text: ClassVar = True  # whether what is trained predicts tokens in the end, and can be asked questions
+    is_language_modelling: ClassVar = False  # whether its held-out loss is nats per token, for which scaling laws hold
+    # How much larger the learning rate of adapters is than that of whole weights. What adapters add begins at zero and
+    # is a matmul of two small matrices, so the same rate moves the model less: at a whole model's rate DPO with
+    # adapters learned next to nothing (docs/log.md).
+    adapter_rate_factor: ClassVar[float] = 10
 
     @property
     def stage(self) -> str:
@@ -67,28 +84,9 @@ class ObjectiveSettings(Settings):
         return False
 
     @property
-    def generates_text(self) -> bool:
-        """Whether what is trained predicts tokens in the end, and can be asked questions."""
-        return True
-
-    @property
-    def is_language_modelling(self) -> bool:
-        """Whether its held-out loss is nats per token of text, for which scaling laws hold."""
-        return False
-
-    @property
     def vocabulary_of(self) -> str:
         """A model whose vocabulary a model that is trained from nothing must have; empty: none."""
         return ""
-
-    @property
-    def adapter_rate_factor(self) -> float:
-        """How much larger the learning rate of adapters is than that of whole weights.
-
-        What adapters add begins at zero and is a matmul of two small matrices, so the same rate moves the model less:
-        at a whole model's rate DPO with adapters learned next to nothing (docs/log.md).
-        """
-        return 10
 
     @property
     def sampling(self) -> Rollout | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from annotated_types import Gt, Lt
@@ -25,7 +25,7 @@ from penjing.kernels.fused_distillation_loss import (
 from penjing.loader.batch import Batch
 from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.model.transformer import Transformer
-from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths
+from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths, refuse_unused
 from penjing.objective.next_token import FIGURE
 from penjing.objective.router import RouterSettings
 
@@ -35,6 +35,7 @@ class Distill(ObjectiveSettings):
     """Learn from another model that has the same vocabulary. Formulas: `penjing.kernels.fused_distillation_loss`."""
 
     name: Literal["distill"] = "distill"
+    is_language_modelling: ClassVar = True
     teacher: str = ""  # run, checkpoint, Hugging Face directory or hub name
     # logits: the teacher reads every batch too. top_k: it reads the data once, and its likeliest ids stay on disk.
     # on_policy: it judges what the student itself writes (arXiv:2306.13649).
@@ -55,28 +56,11 @@ class Distill(ObjectiveSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_effect()
-
-    def _check_effect(self) -> None:
-        """Raise UserError for a setting that would have no effect."""
-        fields = {name: field.default for name, field in self.__dataclass_fields__.items()}
-        without = {
-            "top_k": ("top_k", "store"),
-            "on_policy": ("on_policy_fraction", "sample_temperature", "max_new_tokens"),
-        }
-        for mode, names in without.items():
-            for name in names:
-                if self.mode != mode and getattr(self, name) != fields[name]:
-                    raise UserError(
-                        "has no effect here",
-                        where=f"objective.{name}",
-                        got=getattr(self, name),
-                        next_step=f"Set objective.mode={mode}, or leave it out.",
-                    )
-        if self.divergence in ("forward", "reverse") and self.jsd_beta != fields["jsd_beta"]:
-            raise UserError(
-                "has no effect here", where="objective.jsd_beta", wanted="objective.divergence=mixed or jsd with it"
-            )
+        refuse_unused(self, ("top_k", "store"), self.mode == "top_k", "objective.mode=top_k")
+        own_answers = ("on_policy_fraction", "sample_temperature", "max_new_tokens")
+        refuse_unused(self, own_answers, self.mode == "on_policy", "objective.mode=on_policy")
+        weighs = self.divergence in ("mixed", "jsd")
+        refuse_unused(self, ("jsd_beta",), weighs, "objective.divergence=mixed or jsd")
         if self.mode == "on_policy" and self.on_policy_fraction == 1 and self.ce_weight:
             raise UserError(
                 "must be 0 when on_policy_fraction is 1",
@@ -92,10 +76,6 @@ class Distill(ObjectiveSettings):
     @property
     def varying_shapes(self) -> bool:
         return self.mode == "on_policy"
-
-    @property
-    def is_language_modelling(self) -> bool:
-        return True
 
     @property
     def vocabulary_of(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -21,10 +21,7 @@ class NextTokenSettings(ObjectiveSettings):
     """Learn to predict each next token: pretraining, and SFT where only answers count."""
 
     name: Literal["next_token"] = "next_token"
-
-    @property
-    def is_language_modelling(self) -> bool:
-        return True
+    is_language_modelling: ClassVar = True
 
 
 class NextToken:

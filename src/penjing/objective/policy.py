@@ -35,7 +35,7 @@ from penjing.agent_tools.base import ToolSettings
 from penjing.base.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Settings
 from penjing.base.errors import UserError
 from penjing.loader.shared_prompt_batch import AnswerBatch
-from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths
+from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths, refuse_unused
 from penjing.objective.rollout import Rollout
 from penjing.objective.router import RouterSettings
 from penjing.objective.run_model import run_model
@@ -189,19 +189,12 @@ class Policy(ObjectiveSettings):
             raise UserError("has no effect on cispo, which clips above only", where="objective.clip_low")
         for name, reader in self.reward.unused(self.rewards):
             raise UserError(f"has no effect without {reader} in objective.rewards", where=f"objective.reward.{name}")
-        moves = not self.strictly_on_policy
-        steps, weight = "objective.rollout.steps_per_rollout or num_epochs above 1", "objective.kl_coef above 0"
-        settings: tuple[tuple[str, object, object, bool, str], ...] = (
-            ("rollout.old_logprobs", self.rollout.old_logprobs, "sampled", moves, steps),
-            ("clip_low", self.clip_low, 0.0, moves, steps),
-            ("clip_high", self.clip_high, 0.0, moves, steps),
-            ("kl_estimator", self.kl_estimator, "k3", self.kl_coef > 0, weight),
-            ("reference", self.reference, "auto", self.kl_coef > 0, weight),
-            ("resample_rounds", self.resample_rounds, 3, self.degenerate_kind == "resample", "degenerate=resample"),
-        )
-        for name, got, usual, used, wanted in settings:
-            if got != usual and not used:
-                raise UserError(f"has no effect without {wanted}", where=f"objective.{name}", got=got)
+        steps = "objective.rollout.steps_per_rollout or num_epochs above 1"
+        refuse_unused(self.rollout, ("old_logprobs",), not self.strictly_on_policy, steps)
+        refuse_unused(self, ("clip_low", "clip_high"), not self.strictly_on_policy, steps)
+        refuse_unused(self, ("kl_estimator", "reference"), self.kl_coef > 0, "objective.kl_coef above 0")
+        resamples = self.degenerate_kind == "resample"
+        refuse_unused(self, ("resample_rounds",), resamples, "objective.degenerate=resample")
 
     @property
     def varying_shapes(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as functional
@@ -24,6 +24,7 @@ class RewardModel(ObjectiveSettings):
     """Learn to score answers from pairs."""
 
     name: Literal["reward"] = "reward"
+    generates_text: ClassVar = False
     # Of the squared sum of a pair's rewards: keeps them around zero, which pairs alone leave open; 0.01 is usual.
     center_rewards_coefficient: NonNegativeFloat = 0.01
     # data: a pair's own `margin` is asked for between its rewards. none: more is better, however much was said.
@@ -32,10 +33,6 @@ class RewardModel(ObjectiveSettings):
     @property
     def varying_shapes(self) -> bool:
         return True
-
-    @property
-    def generates_text(self) -> bool:
-        return False
 
 
 def ranking_losses(settings: RewardModel, reward_P2: Tensor, margin_P: Tensor) -> Tensor:
