@@ -12,9 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from penjing.base.errors import UserError
 
@@ -27,6 +29,7 @@ _WALL = 3.0  # the clock may run this many times as long as the CPU, for a busy 
 _LOOK_SECONDS = 0.1  # between looks at its files and threads
 START_SECONDS = 30.0  # for an empty program, by which it is seen whether there is a sandbox; also on a busy machine
 _PATIENCE = 10.0  # seconds to wait for a process to be free
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibyte
         raise _cannot({"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform))
     with contextlib.ExitStack() as stack:
         try:
-            folder, files = _prepare(stack, code, stdin)
+            folder, files = _patiently(lambda: _prepare(stack, code, stdin), OSError)
         except OSError as error:
             return SandboxResult(
                 finished=False, output="", errors=f"its folder cannot be made: {error}\n", timed_out=False
@@ -106,7 +109,12 @@ class _Program:
         command = [sys.executable, "-I", "-S", "-X", "utf8", str(_CHILD), str(folder), "answer.py"]
         command += [str(each) for each in (report, secret, NEWEST_LANDLOCK, *limits)]
         try:
-            self._process = _start(command, folder, files, (report, secret))
+            given, out, err = files
+            start = partial(
+                subprocess.Popen, command, stdin=given, stdout=out, stderr=err, cwd=folder, env={},
+                pass_fds=(report, secret), start_new_session=True,
+            )  # fmt: skip
+            self._process = _patiently(start, BlockingIOError)  # where a program beside it makes too many threads
         except BaseException:
             os.close(self._report)
             os.close(self._secret)
@@ -173,44 +181,32 @@ class _Program:
         return ""
 
 
+def _patiently(do: Callable[[], Done], retried: type[OSError]) -> Done:
+    """What a call gives, tried again for a while: what it lacks comes free once another program is ended."""
+    ends = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return do()
+        except retried:
+            if time.monotonic() >= ends:
+                raise
+            time.sleep(_LOOK_SECONDS)
+
+
 def _prepare(stack: contextlib.ExitStack, code: str, stdin: str) -> tuple[Path, tuple[BinaryIO, BinaryIO, BinaryIO]]:
-    """Its folder and files, removed at the end of `stack`; where the disk is full, once another program is ended."""
-    ends = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            with contextlib.ExitStack() as attempt:
-                made = tempfile.TemporaryDirectory(prefix="penjing-sandbox-", ignore_cleanup_errors=True)
-                outer = attempt.enter_context(made)
-                folder = Path(outer) / "own"
-                folder.mkdir(0o700)
-                (folder / "answer.py").write_text(code, encoding="utf-8", errors="surrogatepass")
-                # Files without a name, which nobody can open, rename or shut.
-                given, out, err = (attempt.enter_context(tempfile.TemporaryFile(dir=outer)) for _ in range(3))
-                given.write(stdin.encode(errors="surrogatepass"))
-                given.seek(0)
-                stack.push(attempt.pop_all())
-                return folder, (given, out, err)
-        except OSError:
-            if time.monotonic() >= ends:
-                raise
-            time.sleep(_LOOK_SECONDS)
-
-
-def _start(
-    command: list[str], folder: Path, files: tuple[BinaryIO, BinaryIO, BinaryIO], pipes: tuple[int, int]
-) -> subprocess.Popen[bytes]:
-    """Start it; where there are too many processes, as a program beside it makes threads, once that is ended."""
-    given, out, err = files
-    ends = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return subprocess.Popen(
-                command, stdin=given, stdout=out, stderr=err, cwd=folder, env={}, pass_fds=pipes, start_new_session=True
-            )
-        except BlockingIOError:
-            if time.monotonic() >= ends:
-                raise
-            time.sleep(_LOOK_SECONDS)
+    """Its folder and files, removed at the end of `stack`. OSError where the disk is full."""
+    with contextlib.ExitStack() as attempt:
+        made = tempfile.TemporaryDirectory(prefix="penjing-sandbox-", ignore_cleanup_errors=True)
+        outer = attempt.enter_context(made)
+        folder = Path(outer) / "own"
+        folder.mkdir(0o700)
+        (folder / "answer.py").write_text(code, encoding="utf-8", errors="surrogatepass")
+        # Files without a name, which nobody can open, rename or shut.
+        given, out, err = (attempt.enter_context(tempfile.TemporaryFile(dir=outer)) for _ in range(3))
+        given.write(stdin.encode(errors="surrogatepass"))
+        given.seek(0)
+        stack.push(attempt.pop_all())
+        return folder, (given, out, err)
 
 
 def _text(file: BinaryIO) -> tuple[str, bool]:
