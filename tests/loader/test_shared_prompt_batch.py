@@ -11,17 +11,6 @@ from user_errors import raises_user_error
 from penjing.loader.shared_prompt_batch import Answer, Group, best_rows, pack
 from penjing.objective.run_model import run_model
 
-SHAPE = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "intermediate_size": 48,
-    "max_position_embeddings": 128,
-}
-
 
 def groups(seed=0):
     generator = np.random.default_rng(seed)
@@ -54,7 +43,7 @@ def with_marks(made):
 
 @pytest.fixture(params=[{}, {"architecture": "qwen2", "sliding_window": 6}], ids=["full", "window"])
 def model(request):
-    return small_model(noise=0.15, **{**SHAPE, **request.param})
+    return small_model(noise=0.15, vocab_size=40, max_position_embeddings=128, **request.param)
 
 
 def test_each_answer_is_scored_as_if_alone(model):

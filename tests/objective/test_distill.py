@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as functional
+from small_models import small_model
 from user_errors import raises_user_error
 
 from penjing.data.packing.concat import Row
@@ -25,9 +26,6 @@ from penjing.kernels.fused_distillation_loss import (
 from penjing.kernels.fused_linear_cross_entropy import fused_linear_cross_entropy
 from penjing.loader.batch import collate
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
-from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation, DistillBatch
 
 N, D, WIDER, V = 37, 12, 20, 23
@@ -263,25 +261,11 @@ def test_the_students_order_among_the_others_is_left_to_itself():
 # --- the objective ---------------------------------------------------------------------------------------------------
 
 ROW_TOKENS, NUM_ROWS = 12, 6
-SHAPE = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "intermediate_size": 24,
-}
 EXPERTS = {"architecture": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 
 
 def make_model(seed, **settings):
-    made = Transformer(ModelConfig(**{**SHAPE, **settings}))
-    initialise(made, seed)
-    generator = torch.Generator().manual_seed(seed + 100)
-    for value in made.parameters():
-        value.data += 0.15 * torch.randn(value.shape, generator=generator)
-    return made
+    return small_model(seed=seed, noise=0.15, vocab_size=50, **settings)
 
 
 @pytest.fixture
