@@ -32,47 +32,51 @@ INLINE char *values_of(const Decoder *m, const Layer *l, long slot, long head) {
 }
 
 /* A key becomes an output of its matrix, of which each value is an input. */
-static void put_key(const Decoder *m, char *keys, long position, const float *x) {
-    int type = (int)m->cache_type;
+INLINE void put_key(const Decoder *m, char *keys, long position, const float *x, int type) {
     long size = m->head_dim, wide = whole(size, together(type));
     keys += bytes(position / KEYS * KEYS * wide, type);
     for (long i = 0; i < wide; i++) put(keys, place_of(i, position % KEYS, KEYS, type), i < size ? x[i] : 0.0f, type);
 }
 
 /* A value is what the outputs of its matrix have of one input. alone: a pair's other half is not yet there, and 0. */
-static void put_value(const Decoder *m, char *values, long position, const float *x, int alone) {
-    int type = (int)m->cache_type;
+INLINE void put_value(const Decoder *m, char *values, long position, const float *x, int alone, int type) {
     long size = m->head_dim, wide = whole(size, PANEL);
     for (long i = 0; i < size; i++) put(values, place_of(position, i, wide, type), x[i], type);
-    if (alone) for (long i = 0; i < wide; i++) put(values, place_of(position + 1, i, wide, type), 0.0f, type);
+    for (long i = 0; alone && i < wide; i++) put(values, place_of(position + 1, i, wide, type), 0.0f, type);
+}
+
+/* A key or a value goes to its slot. */
+INLINE void keep(const State *s, const Layer *l, long row, long head, const float *x, int is_value, int type) {
+    const Decoder *m = s->model;
+    long position = s->position[row], slot = s->slot[row];
+    int is_last = row + 1 == s->rows || s->slot[row + 1] != slot;
+    if (!is_value) put_key(m, keys_of(m, l, slot, head), position, x, type);
+    else put_value(m, values_of(m, l, slot, head), position, x, is_last && together(type) == 2 && position % 2 == 0, type);
 }
 
 /* Bias, norm and rotation of one head of a row; keys and values go to the slot. Heads: queries, keys, values. */
 static void prepare_head(const State *s, const Layer *l, long row, long head) {
     const Decoder *m = s->model;
-    long size = m->head_dim, pairs = m->pairs, position = s->position[row], slot = s->slot[row];
+    long size = m->head_dim, pairs = m->pairs, queries = m->query_heads, keys = m->key_heads;
     float *x = s->qkv + row * l->qkv.outputs + head * size;
     if (l->qkv_bias) for (long i = 0; i < size; i++) x[i] += l->qkv_bias[head * size + i];
-    if (head >= m->query_heads + m->key_heads) {
-        int is_last = row + 1 == s->rows || s->slot[row + 1] != slot;
-        put_value(m, values_of(m, l, slot, head - m->query_heads - m->key_heads), position, x,
-                  is_last && m->cache_type == BFLOAT16 && position % 2 == 0);
-        return;
+    if (head < queries + keys) {
+        const float *gain = head < queries ? l->query_gain : l->key_gain;
+        if (gain) normalise(x, gain, x, size, size, m->epsilon);
+        const float *cosine = m->cosine + s->position[row] * pairs, *sine = m->sine + s->position[row] * pairs;
+        SIMD for (long i = 0; i < pairs; i++) {
+            float first = x[i], second = x[i + pairs];
+            x[i] = first * cosine[i] - second * sine[i];
+            x[i + pairs] = second * cosine[i] + first * sine[i];
+        }
     }
-    const float *gain = head < m->query_heads ? l->query_gain : l->key_gain;
-    if (gain) normalise(x, gain, x, size, size, m->epsilon);
-    const float *cosine = m->cosine + position * pairs, *sine = m->sine + position * pairs;
-    SIMD for (long i = 0; i < pairs; i++) {
-        float first = x[i], second = x[i + pairs];
-        x[i] = first * cosine[i] - second * sine[i];
-        x[i + pairs] = second * cosine[i] + first * sine[i];
-    }
-    if (head < m->query_heads) {
+    if (head < queries) {
         float scale = 1.0f / sqrtf((float)size);
         SIMD for (long i = 0; i < size; i++) x[i] *= scale;
-        return;
+    } else {
+        int is_value = head >= queries + keys;
+        WITH_TYPE(keep, m->cache_type, s, l, row, head - queries - is_value * keys, x, is_value);
     }
-    put_key(m, keys_of(m, l, slot, head - m->query_heads), position, x);
 }
 
 /* One query's scores of KEYS keys, of which it sees first..last, into weights, of this type, in their place; what was
@@ -109,14 +113,27 @@ INLINE void put_attended(const State *s, long row, long column, const float *out
     if (to->rounded && !column && width % 2) to->rounded[row * to->step + width] = 0; /* a pair's other half */
 }
 
-/* Some rows of one sequence, the query heads of one key head: softmax(q k^T) v in one pass over the keys. Their order
-   and steps are those of positions, and so the same for a query in whatever rows it comes. type: of the cache; x_type:
-   of what it is multiplied with. */
-INLINE void attend_in(const State *s, const Layer *l, long row, long count, long head, float *scratch, int type) {
+/* Where the keys and values begin that piece i of the rows, one block of them and one key head, sees. */
+typedef struct { const char *keys, *values; long start; } Seen;
+
+INLINE Seen seen_by(const State *s, const Layer *l, long i) {
     const Decoder *m = s->model;
-    const int32_t *position = s->position + row;
+    int type = (int)m->cache_type;
+    long head = i % m->key_heads, row = s->block[s->num_blocks - 1 - i / m->key_heads];
+    long start = l->window ? larger(0, s->position[row] + 1 - l->window) / KEYS * KEYS : 0;
+    return (Seen){keys_of(m, l, s->slot[row], head) + bytes(start * whole(m->head_dim, together(type)), type),
+                  values_of(m, l, s->slot[row], head) + bytes(start * whole(m->head_dim, PANEL), type), start};
+}
+
+/* Some rows of one sequence, the query heads of one key head: softmax(q k^T) v in one pass over the keys. Their order
+   and steps are those of positions, and so the same for a query in whatever rows it comes. then: what this thread is
+   likely to go on with; type: of the cache. */
+INLINE void attend(const State *s, const Layer *l, long i, Seen seen, Seen then, float *scratch, int type) {
+    const Decoder *m = s->model;
     const int x_type = rows_type(type);
-    long shared = m->query_heads / m->key_heads, size = m->head_dim, wide = whole(size, PANEL), queries = count * shared;
+    long head = i % m->key_heads, block = s->num_blocks - 1 - i / m->key_heads, row = s->block[block];
+    long shared = m->query_heads / m->key_heads, queries = (s->block[block + 1] - row) * shared;
+    long size = m->head_dim, wide = whole(size, PANEL), end = s->position[s->block[block + 1] - 1] + 1;
     void *query = scratch;
     float *score = scratch + most_queries(m) * wide;
     float *sum = score + most_queries(m) * KEYS, *out = sum + 3 * most_queries(m);
@@ -128,28 +145,23 @@ INLINE void attend_in(const State *s, const Layer *l, long row, long count, long
         largest[q] = -INFINITY;
         sum[q] = 0.0f;
     }
-    const char *keys = keys_of(m, l, s->slot[row], head), *values = values_of(m, l, s->slot[row], head);
-    long end = position[count - 1] + 1, start = l->window ? larger(0, position[0] + 1 - l->window) / KEYS * KEYS : 0;
-    long key_bytes = bytes(whole(size, together(type)), type), line = value_bytes(type);
+    long key_bytes = bytes(KEYS * whole(size, together(type)), type), line = value_bytes(type);
+    Panels k = {seen.keys, size, SIDE, key_bytes, KEYS * line, type, 0};
+    Panels v = {seen.values, KEYS, wide / PANEL, SIDE * PANEL * line, wide * line, type, 0};
     Sink scores = {.out = score, .step = KEYS}, outs = {.out = out, .step = wide, .mode = RESCALE, .scale = scale};
-    for (; start < end; start += KEYS) {
-        long here = smaller(KEYS, end - start);
-        Panels k = {keys + start * key_bytes, size, SIDE, KEYS * key_bytes, KEYS * line, type, keys + (start + KEYS) * key_bytes};
-        Panels v = {values + bytes(start * wide, type), here, wide / PANEL, SIDE * PANEL * line, wide * line, type, values + bytes((start + KEYS) * wide, type)};
+    for (long start = seen.start; start < end; start += KEYS, k.data = k.after, v.data = v.after) {
+        v.inputs = smaller(KEYS, end - start);
+        k.after = start + KEYS < end ? k.data + key_bytes : then.keys;
+        v.after = start + KEYS < end ? v.data + bytes(KEYS * wide, type) : then.values;
         multiply(query, wide, 0, queries, &k, 0, SIDE, &scores);
         for (long q = 0; q < queries; q++) {
-            long last = position[q / shared], first = l->window ? last + 1 - l->window : 0;
+            long last = s->position[row + q / shared], first = l->window ? last + 1 - l->window : 0;
             weigh(score + q * KEYS, first - start, last - start, largest + q, sum + q, scale + q, x_type);
         }
         multiply(score, KEYS * 4 / bytes(1, x_type), 0, queries, &v, 0, v.panels, &outs);
     }
     for (long q = 0; q < queries; q++)
         put_attended(s, row + q / shared, (head * shared + q % shared) * size, out + q * wide, 1.0f / sum[q], size);
-}
-
-static void attend(const State *s, const Layer *l, long row, long count, long head, float *scratch) {
-    if (s->model->cache_type == BFLOAT16) attend_in(s, l, row, count, head, scratch, BFLOAT16);
-    else attend_in(s, l, row, count, head, scratch, FLOAT32);
 }
 
 /* The heads of a row that meet in one key head. */
@@ -162,16 +174,19 @@ static void prepare_heads(const State *s, const Layer *l, long row, long head) {
 
 static void attention(Member *t, State *s, const Layer *l) {
     const Decoder *m = s->model;
-    long heads = m->key_heads, items = s->rows * heads, pieces = pieces_of(t, items);
+    long heads = m->key_heads, items = s->rows * heads, pieces = pieces_of(t, items), last = s->num_blocks * heads;
     normalised_linear(t, s, l->attention_gain, 0, s->rows, &l->qkv, (Sink){.out = s->qkv, .step = l->qkv.outputs});
     if (!s->blocks_apart) /* a block's queries see keys of another */
         PIECE(t, i, pieces)
             for (long j = bound(items, pieces, i); j < bound(items, pieces, i + 1); j++)
                 prepare_heads(s, l, j / heads, j % heads);
-    PIECE(t, i, s->num_blocks * heads) {
-        long block = s->num_blocks - 1 - i / heads, head = i % heads, first = s->block[block], last = s->block[block + 1];
-        for (long r = first; s->blocks_apart && r < last; r++) prepare_heads(s, l, r, head);
-        attend(s, l, first, last - first, head, s->scratch + t->number * scratch_size(m));
+    PIECE(t, i, last) {
+        long block = s->num_blocks - 1 - i / heads;
+        float *scratch = s->scratch + t->number * scratch_size(m);
+        Seen seen = seen_by(s, l, i), then = seen_by(s, l, smaller(i + t->count, last - 1));
+        for (long r = s->block[block]; s->blocks_apart && r < s->block[block + 1]; r++) prepare_heads(s, l, r, i % heads);
+        if (m->cache_type == BFLOAT16) attend(s, l, i, seen, then, scratch, BFLOAT16);
+        else attend(s, l, i, seen, then, scratch, FLOAT32);
     }
     linear(t, s, &l->out, s->attended, (Sink){.out = s->x, .step = l->out.outputs, .mode = ADD});
 }

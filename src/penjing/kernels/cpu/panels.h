@@ -227,11 +227,11 @@ INLINE long rows_near(long inputs, int type) {
     return rows < MOST_ROWS ? MOST_ROWS : rows;
 }
 
-/* Beside one of `blocks` blocks of rows: what comes soon, or where they are several a share of the panels to come. */
+/* Beside one of `blocks` blocks of rows: what comes soon, or what comes next, each block its share of it. */
 INLINE Ahead ahead_of(const Panels *w, const char *data, const char *next, long step, long block, long blocks) {
-    if (blocks == 1) return (Ahead){data + AHEAD, step};
-    long share = w->side_bytes / blocks;
-    return (Ahead){next + block * share, share / ((w->inputs + together(w->type) - 1) / together(w->type))};
+    long lines = (w->inputs + together(w->type) - 1) / together(w->type), share = lines * step / blocks;
+    if (blocks == 1 && share > 4 * AHEAD) return (Ahead){data + AHEAD, step};
+    return (Ahead){next + block * share, share / lines};
 }
 
 /* Rows `row`.. of x, in rows_type(w->type), times the panels first..last of w; `first` is a multiple of SIDE. */
@@ -243,7 +243,7 @@ static void multiply(const void *x, long x_step, long row, long rows, const Pane
         below = end - row > high ? row + high : end;
         for (long side = first; side < last; side += SIDE) {
             const char *data = w->data + side / SIDE * w->side_bytes;
-            const char *next = side + SIDE < last ? data + w->side_bytes : w->after;
+            const char *next = w->step ? w->after + (data - w->data) : side + SIDE < last ? data + w->side_bytes : w->after;
             long wide = w->panels - side < SIDE ? w->panels - side : SIDE;
             long step = w->step ? w->step : wide * PANEL * value_bytes(w->type);
             long blocks = (below - row + MOST_ROWS - 1) / MOST_ROWS;
