@@ -105,7 +105,7 @@ def test_five_hundred_leave_at_once(start, make_served, tokenizer, count):
         running.idle()
         print(f"all slots free after {time.monotonic() - began:.2f} s")
         assert running.hub.statistics()["chat"]["tokens_written_total"] - before < 100 * clients
-        assert not running.hub._jobs and not +running.hub._open and not running.hub._open_of_client
+        assert not running.hub._jobs and not running.hub._open and not running.hub._open_of_client
         assert running.chat(max_tokens=2).status_code == 200
         count("streams left", clients)
 
@@ -263,7 +263,8 @@ def test_many_streams_at_once(start, make_served, tokenizer, clients, count):
         count("streams", answered)
         count("refused", len(told["refused"]))
         for name, seconds in (("refused", [each[2] for each in told["refused"]]), ("health", told["health"])):
-            print(f"{name}: {len(seconds)}, slowest {1000 * max(seconds, default=0):.0f} ms, p99 {1000 * p99(seconds):.0f} ms")
+            slowest, tail = 1000 * max(seconds, default=0), 1000 * p99(seconds)
+            print(f"{name}: {len(seconds)}, slowest {slowest:.0f} ms, p99 {tail:.0f} ms")
         print(f"the client was away for {1000 * told['away']:.0f} ms at the most")
 
 
@@ -363,7 +364,6 @@ def test_a_request_does_not_wait_for_ever(slow, tokenizer, monkeypatch):
 
 
 # --- the process -----------------------------------------------------------------------------------------------------
-
 
 
 def test_killed_it_starts_again_and_told_to_stop_it_finishes_what_runs(folder):

@@ -62,25 +62,25 @@ def test_memory_stays_as_it_is(start, make_served, count):
         running.idle()
         assert resident() - before < max(0.05 * before, 20 << 20)
         assert things() - open_before <= 8
-        assert not running.hub._jobs and not +running.hub._open and not running.hub._open_of_client
+        assert not running.hub._jobs and not running.hub._open and not running.hub._open_of_client
         count("requests", clients.sent)
 
 
+@pytest.mark.timeout(SECONDS + 300)
 @pytest.mark.nightly
 def test_memory_over_a_long_time(folder, count):
     """What a process has after a quarter of the time, it has at the end."""
-    port, memory = free_port(), []
+    port, seen = free_port(), []  # bytes and things, sixty times
     with process(folder, "--port", str(port)) as (child, _):
         clients = Mixture(f"http://127.0.0.1:{port}", folder.name)
         began = time.monotonic()
         while (now := time.monotonic() - began) < SECONDS:
-            if now >= SECONDS * len(memory) / 60:
-                memory.append(resident(child.pid))
-                print(f"{now:.0f} s, {clients.sent} requests: {memory[-1] / 2**20:.1f} MiB, {things(child.pid)} things", flush=True)
-                open_before = things(child.pid) if len(memory) == 15 else 0 if len(memory) < 15 else open_before
+            if now >= SECONDS * len(seen) / 60:
+                seen.append((resident(child.pid), things(child.pid)))
+                print(f"{now:.0f} s, {clients.sent} requests: {seen[-1][0] / 2**20:.1f} MiB", flush=True)
             clients.send()
             time.sleep(PACE)
-        settled = max(memory[:15])
+        settled, open_before = map(max, zip(*seen[:15], strict=True))
         assert resident(child.pid) - settled < 0.05 * settled
         assert things(child.pid) - open_before <= 8
         count("seconds of soak", int(SECONDS))

@@ -25,7 +25,6 @@ Numbered = list[tuple[int, Event]]
 """Events with the number of the answer they are of, counted through all prompts of a job."""
 
 
-
 def full() -> ApiError:
     """There is no place. Made anew each time: one that is raised again keeps the frames of every time before."""
     return ApiError(429, "too many requests are waiting", code="queue_full", retry_after=RETRY_SECONDS)
@@ -53,10 +52,10 @@ class Hub:
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._limits = {name: engine.capacity + MAX_WAITING for name, engine in engines.items()}
+        self._limit = sum(engine.capacity for engine in engines.values()) + MAX_WAITING
         self._jobs: dict[tuple[str, int], tuple[Job, int]] = {}
-        self._open: Counter[str] = Counter()
-        self._open_of_client: Counter[tuple[str, str]] = Counter()
+        self._open = 0
+        self._open_of_client: Counter[str] = Counter()
         self._delivered: deque[tuple[str, list[Event]]] = deque()
         self._fresh: set[Job] = set()  # of which something came since all was handed out
         self._is_gathering = False
@@ -64,19 +63,16 @@ class Hub:
 
     def admit(self, model: str, client: str, answers: int) -> Job:
         """Places for so many answers. Raises ApiError if there are none: for all clients together, or for this one."""
-        if not self._has_places(model, client, answers):
+        if self.is_full(client, answers):
             raise full()
         job = Job(model, client)
         self._count(job, answers)
         return job
 
-    def is_full(self, client: str) -> bool:
-        """Whether no model has a place for this client."""
-        return not any(self._has_places(model, client, 1) for model in self._limits)
-
-    def _has_places(self, model: str, client: str, answers: int) -> bool:
-        limit, own = self._limits[model], self._open_of_client[model, client]
-        return self._open[model] + answers <= limit and own + answers <= limit // 2
+    def is_full(self, client: str, answers: int = 1) -> bool:
+        """Whether there are no places for so many answers, whatever model is asked."""
+        own = self._open_of_client[client]
+        return self._open + answers > self._limit or own + answers > self._limit // 2
 
     def submit(self, job: Job, requests: Sequence[Request]) -> None:
         """Hand over the requests whose answers have their places. Raises ApiError if a value is refused."""
@@ -178,13 +174,13 @@ class Hub:
                 self._fresh.add(job)
                 if event.ended:
                     self._count(job, -1)
-                if not job.open or not job.whole and (event.ended or not job.first):
+                if not job.open or (not job.whole and (event.ended or not job.first)):
                     job.wake.set()
                 job.first = job.first or time.perf_counter()
 
     def _count(self, job: Job, change: int) -> None:
         job.open += change
-        self._open[job.model] += change
-        self._open_of_client[job.model, job.client] += change
-        if not self._open_of_client[job.model, job.client]:
-            del self._open_of_client[job.model, job.client]
+        self._open += change
+        self._open_of_client[job.client] += change
+        if not self._open_of_client[job.client]:
+            del self._open_of_client[job.client]
