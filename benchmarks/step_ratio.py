@@ -56,7 +56,7 @@ def cases(asked: argparse.Namespace) -> list[Case]:
     plain = Case(name="full" if asked.what == "lora" else "dense", model=model, **step, **how)
     if asked.what == "lora":
         lora = {"rank": asked.rank, "use_dora": asked.dora, "target_modules": asked.targets.split(",")}
-        return [plain, replace(plain, name="lora", lora=lora)]
+        return [plain, replace(plain, name="dora" if asked.dora else "lora", lora=lora)]
     found = [plain]
     for experts, chosen in (map(int, word.split(":")) for word in asked.experts.split(",")):
         mixture = {"architecture": "qwen3_moe", "num_experts": experts, "num_experts_per_tok": chosen}

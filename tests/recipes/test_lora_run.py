@@ -1,20 +1,17 @@
 """A run that trains adapters: what it saves, that it can be taken up exactly, what it refuses, and where it goes."""
 
-import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
 from rich.console import Console
+from short_runs import cut_back, newest, train, weights_of
 from user_errors import raises_user_error
 
-from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands.chat import chat
-from penjing.commands.train import execute, resolve_run
 from penjing.export.adapter import _name_and_folder, attach_adapters, export_adapter, merge_adapter
 from penjing.export.hf import export
 from penjing.infer.conversation import GenerationOptions
@@ -22,13 +19,6 @@ from penjing.model import lora
 from penjing.train.load_model import load_trained
 
 CHATS = ["data.format=chats", "data.seq_len=256", "max_steps=6", "checkpoint.every=2", "eval.every=3"]
-
-
-def train(recipe, *words):
-    """`penjing train` without a new process; returns what it said."""
-    said = io.StringIO()
-    execute(resolve_run(recipe, parse_overrides(words)), Console(file=said, width=200))
-    return said.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -50,24 +40,6 @@ def whole(tmp_path_factory, words):
     folder = tmp_path_factory.mktemp("adapters") / "taught"
     train("lora", *words, f"out={folder}")
     return folder
-
-
-def newest(folder):
-    return sorted((folder / "checkpoints").iterdir())[-1]
-
-
-def weights_of(folder):
-    return safetensors.torch.load_file(newest(folder) / "model.safetensors")
-
-
-def cut_back(whole, folder, step):
-    """A copy of a run as it was when it had only come to `step`."""
-    shutil.copytree(whole, folder)
-    shutil.rmtree(folder / "adapter")
-    (folder / "outcome.json").unlink()
-    for checkpoint in (folder / "checkpoints").iterdir():
-        if not checkpoint.name.endswith(f"{step:08d}"):
-            shutil.rmtree(checkpoint)
 
 
 def test_a_checkpoint_holds_the_adapter_only_and_names_its_base(whole, base):

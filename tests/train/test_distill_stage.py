@@ -1,6 +1,5 @@
 """Distillation runs: the student takes what it needs from its teacher, resumes exactly, and refuses what cannot be."""
 
-import io
 import json
 import shutil
 from dataclasses import replace
@@ -8,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
+from short_runs import train
 from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.commands.train import execute, resolve_run
+from penjing.commands.train import resolve_run
 from penjing.parallel.single import Single
 from penjing.train.load_model import load_trained
 from penjing.train.stages.base import make_stage
@@ -26,13 +25,6 @@ STUDENT = [
     "model.num_key_value_heads=1",
 ]
 STUDENT += ["model.head_dim=8", "model.intermediate_size=24"]
-
-
-def train(recipe, *words):
-    """`penjing train` without a new process; returns what it said."""
-    said = io.StringIO()
-    execute(resolve_run(recipe, parse_overrides(words)), Console(file=said, width=200))
-    return said.getvalue()
 
 
 def last(folder):

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
-import shutil
 
 import pytest
-import safetensors.torch
 import torch
-from rich.console import Console
+from short_runs import cut_back, train, weights_of
 from user_errors import raises_user_error
 
-from penjing.base.config import parse_overrides
-from penjing.commands.train import execute, resolve_run
 from penjing.data.formats import Message
 from penjing.model.lora import fingerprint
 from penjing.train.load_model import load_trained
 from penjing.train.stages.preference_data import PreferenceDataStage
 from penjing.train.stages.reward import load_judge
-
-
-def train(recipe, *words):
-    """`penjing train` without a new process; returns what it said."""
-    said = io.StringIO()
-    execute(resolve_run(recipe, parse_overrides(words)), Console(file=said, width=200))
-    return said.getvalue()
 
 
 def metrics(folder):
@@ -34,23 +22,6 @@ def metrics(folder):
 
 def curve(folder, name):
     return {line["step"]: line[name] for line in metrics(folder) if name in line}
-
-
-def newest(folder):
-    return sorted((folder / "checkpoints").iterdir())[-1]
-
-
-def weights_of(folder):
-    return safetensors.torch.load_file(newest(folder) / "model.safetensors")
-
-
-def cut_back(whole, folder, step):
-    """A copy of a run as it was when it had only come to `step`."""
-    shutil.copytree(whole, folder)
-    (folder / "outcome.json").unlink()
-    for checkpoint in (folder / "checkpoints").iterdir():
-        if not checkpoint.name.endswith(f"{step:08d}"):
-            shutil.rmtree(checkpoint)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,12 @@
 """Small files: how many rows a step has, how long they are, that a run takes enough steps, and what it warns of."""
 
-import io
 import json
 import shutil
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from short_runs import train
 from user_errors import raises_user_error
 
 from penjing.base import config
@@ -129,12 +129,6 @@ def test_the_plan_page_takes_the_rows_that_training_takes(recipe):
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------
-
-
-def train(recipe, *words):
-    said = io.StringIO()
-    execute(resolve_run(recipe, parse_overrides(words)), Console(file=said, width=300))
-    return said.getvalue()
 
 
 @pytest.fixture(scope="module")

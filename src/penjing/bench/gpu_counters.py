@@ -18,12 +18,13 @@ TENSOR, DRAM, FP32 = 5, 10, 13
 
 @dataclass(frozen=True, kw_only=True)
 class Busy:
-    """Shares of what the device could do, 0 to 1. source: `counters`, or `estimate`: work by formula over time."""
+    """Shares of what the device could do, 0 to 1; None: not known. counters: `counters`, or `estimate`: work by formula
+    over time."""
 
-    dram: float | None
-    tensor: float | None
-    fp32: float | None
-    source: str
+    dram: float | None = None
+    tensor: float | None = None
+    fp32: float | None = None
+    counters: str = ""
 
 
 def busy(work: Callable[[], object], device: torch.device) -> Busy | None:
@@ -52,7 +53,7 @@ def busy(work: Callable[[], object], device: torch.device) -> Busy | None:
     dram, tensor, fp32 = (request.metrics[place].value / 100 for place in range(3))
     nvml.nvmlGpmSampleFree(before)
     nvml.nvmlGpmSampleFree(after)
-    return Busy(dram=dram, tensor=tensor, fp32=fp32, source="counters")
+    return Busy(dram=dram, tensor=tensor, fp32=fp32, counters="counters")
 
 
 def estimated(work: Workload, machine: Machine, seconds: float) -> Busy:
@@ -63,6 +64,5 @@ def estimated(work: Workload, machine: Machine, seconds: float) -> Busy:
     return Busy(
         dram=moved / seconds / machine.bytes_per_second,
         tensor=flops / seconds / peak,
-        fp32=None,
-        source="estimate",
+        counters="estimate",
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from penjing.base import config
 from penjing.bench.full_rows import FullRows, full_rows
-from penjing.bench.gpu_counters import busy, estimated
+from penjing.bench.gpu_counters import Busy, busy, estimated
 from penjing.bench.timer import time_steps
 from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.parallel.single import Single
@@ -76,6 +76,11 @@ class SweepPoint:
     dtype: str
     recompute: str
 
+    @property
+    def tokens(self) -> int:
+        """Of one step."""
+        return self.micro_size * self.accumulate * self.seq_len
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -91,18 +96,17 @@ class Measured:
     mfu_causal: float | None = None
     mfu_full_square: float | None = None
     peak_memory_bytes: int | None = None
-    dram: float | None = None
-    tensor: float | None = None
-    fp32: float | None = None
-    counters: str = ""
+    busy: Busy = field(default_factory=Busy)
     predicted_steps_per_second: float | None = None
     predicted_level: str = ""
     predicted_memory_bytes: int | None = None
     predicted_to_fit: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        flat = asdict(self)
-        return {**flat.pop("point"), **flat}
+        flat: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            flat |= value if isinstance(value, dict) else {name: value}
+        return flat
 
 
 Predict = Callable[[Run], int | None]
@@ -188,26 +192,21 @@ def _at(
         empty_cache()  # the error held what filled the memory
         return Measured(point=point, ended="out of memory", **predicted)
     median = quantile(taken, 0.5)
-    tokens = point.micro_size * point.accumulate * point.seq_len
     causal = training_flops_per_token(here.model, (point.seq_len + 1) / 2)
     full = training_flops_per_token(here.model, point.seq_len, window_keys=point.seq_len)
     peak_rate = machine.peak_flops.get(name)
-    used = used or estimated(work, machine, median)
     return Measured(
         point=replace(point, dtype=name),
         ended="done",
         steps_per_second=1 / median,
         spread=(max(taken) - min(taken)) / median,
-        tokens_per_second=tokens / median,
-        model_tflops_causal=causal * tokens / median / 1e12,
-        model_tflops_full_square=full * tokens / median / 1e12,
-        mfu_causal=causal * tokens / median / peak_rate if peak_rate else None,
-        mfu_full_square=full * tokens / median / peak_rate if peak_rate else None,
+        tokens_per_second=point.tokens / median,
+        model_tflops_causal=causal * point.tokens / median / 1e12,
+        model_tflops_full_square=full * point.tokens / median / 1e12,
+        mfu_causal=causal * point.tokens / median / peak_rate if peak_rate else None,
+        mfu_full_square=full * point.tokens / median / peak_rate if peak_rate else None,
         peak_memory_bytes=peak,
-        dram=used.dram,
-        tensor=used.tensor,
-        fp32=used.fp32,
-        counters=used.source,
+        busy=used or estimated(work, machine, median),
         **predicted,
     )
 

@@ -143,12 +143,9 @@ def write(rows: Sequence[Measured], out: Path, facts: dict[str, Any]) -> None:
 def plot(rows: Sequence[Measured]) -> str:
     """Tokens per second over tokens of a step, measured and predicted, as a picture of its own."""
 
-    def tokens(row: Measured) -> int:
-        return row.point.micro_size * row.point.accumulate * row.point.seq_len
-
-    done = sorted((row for row in rows if row.tokens_per_second), key=tokens)
-    measured = [(float(tokens(row)), row.tokens_per_second) for row in done]
-    predicted = [(float(tokens(row)), tokens(row) * (row.predicted_steps_per_second or 0.0)) for row in done]
+    done = sorted((row for row in rows if row.tokens_per_second), key=lambda row: row.point.tokens)
+    measured = [(float(row.point.tokens), row.tokens_per_second) for row in done]
+    predicted = [(float(row.point.tokens), row.point.tokens * (row.predicted_steps_per_second or 0.0)) for row in done]
     title = "Tokens per second"
     chart = line_chart(
         [Series("measured", measured, dots=True), Series("predicted", predicted, dots=True)],
