@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import threading
 import time
 import warnings

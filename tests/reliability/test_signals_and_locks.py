@@ -195,7 +195,11 @@ def test_a_lock_is_given_back(tmp_path):
 # --- another run -----------------------------------------------------------------------------------------------------
 
 # Of a whole run; every kind of setting: tests/train/test_same_run.py.
-CHANGES = {"max_grad_norm": "max_grad_norm=0.5", "precision": "compute.dtype=bfloat16"}
+CHANGES = {
+    "max_grad_norm": "max_grad_norm=0.5",
+    "model.num_hidden_layers": "model.num_hidden_layers=2",
+    "precision": "compute.dtype=bfloat16",
+}
 
 
 @pytest.fixture(scope="module")

@@ -516,14 +516,19 @@ def test_a_run_shows_the_curves_people_look_at(whole):
     assert steps[-1]["kl"] > 0
 
 
+def stop_after(folder, step):
+    """Leave of a run what there was when it was stopped after this step."""
+    for checkpoint in (folder / "checkpoints").iterdir():
+        if int(checkpoint.name.rpartition("-")[2]) > step:
+            shutil.rmtree(checkpoint)
+    (folder / "outcome.json").unlink()
+
+
 @pytest.mark.parametrize("step", [1, 4])
 def test_a_run_is_taken_up_exactly(whole, words, tmp_path, step):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
-    (folder / "outcome.json").unlink()
-    for checkpoint in (folder / "checkpoints").iterdir():
-        if int(checkpoint.name.rpartition("-")[2]) > step:
-            shutil.rmtree(checkpoint)
+    stop_after(folder, step)
     train("grpo", *words, f"out={folder}")
     assert outcome_of(folder)["weights_sha256"] == outcome_of(whole)["weights_sha256"]
 
@@ -537,10 +542,7 @@ def test_adapters_learn_beside_their_reference(words, tmp_path, reference):
     expected, divergence = outcome_of(folder)["weights_sha256"], divergences(folder)
     assert divergence[0] == pytest.approx(0, abs=1e-6)
     assert divergence[4] > 1e-6
-    for checkpoint in (folder / "checkpoints").iterdir():
-        if int(checkpoint.name.rpartition("-")[2]) > 4:
-            shutil.rmtree(checkpoint)
-    (folder / "outcome.json").unlink()
+    stop_after(folder, 4)
     train("grpo", *adapters, f"out={folder}")
     assert divergences(folder)[-2:] == divergence[-2:]
     assert outcome_of(folder)["weights_sha256"] == expected
@@ -564,10 +566,7 @@ def test_ppo_learns_a_value_and_is_taken_up_exactly(words, tmp_path):
     assert steps[-1]["value"] != 0
     assert steps[0]["advantage_square"] == pytest.approx(1, rel=0.01)
     expected = outcome_of(folder)["weights_sha256"]
-    for checkpoint in (folder / "checkpoints").iterdir():
-        if int(checkpoint.name.rpartition("-")[2]) > 3:  # in the middle of a round: two steps each
-            shutil.rmtree(checkpoint)
-    (folder / "outcome.json").unlink()
+    stop_after(folder, 3)  # in the middle of a round: two steps each
     train("ppo", *ppo, f"out={folder}")
     assert outcome_of(folder)["weights_sha256"] == expected
 
@@ -727,10 +726,7 @@ def test_a_run_with_tools_is_taken_up_exactly(words, toy, tmp_path):
     said = train("grpo", *common, *tools, f"out={folder}")
     assert "calculator, dates; 3 turns" in said
     expected = outcome_of(folder)["weights_sha256"]
-    for checkpoint in (folder / "checkpoints").iterdir():
-        if int(checkpoint.name.rpartition("-")[2]) > 3:  # in the middle of a round
-            shutil.rmtree(checkpoint)
-    (folder / "outcome.json").unlink()
+    stop_after(folder, 3)  # in the middle of a round
     train("grpo", *common, *tools, f"out={folder}")
     assert outcome_of(folder)["weights_sha256"] == expected
 
