@@ -51,7 +51,8 @@ INLINE void keep(const State *s, const Layer *l, long row, long head, const floa
     long position = s->position[row], slot = s->slot[row];
     int is_last = row + 1 == s->rows || s->slot[row + 1] != slot;
     if (!is_value) put_key(m, keys_of(m, l, slot, head), position, x, type);
-    else put_value(m, values_of(m, l, slot, head), position, x, is_last && together(type) == 2 && position % 2 == 0, type);
+    else put_value(m, values_of(m, l, slot, head), position, x, is_last && position % together(type) < together(type) - 1,
+                   type);
 }
 
 /* Bias, norm and rotation of one head of a row; keys and values go to the slot. Heads: queries, keys, values. */
@@ -273,7 +274,9 @@ static void combine(State *s, const Layer *l, long r) {
     }
 }
 
-INLINE Sink swiglu_to(const Values *v) { return (Sink){.out = v->x, .step = v->step, .mode = SWIGLU, .rounded = v->rounded}; }
+INLINE Sink swiglu_to(const Values *v) {
+    return (Sink){.out = v->x, .step = v->step, .mode = SWIGLU, .rounded = v->rounded};
+}
 
 static void mixture(Member *t, State *s, const Layer *l) {
     const Decoder *m = s->model;

@@ -1,7 +1,8 @@
 """A decoder's forward pass that writes text, in C (decode.c): weights packed once, then one call for a pass.
 
 A row is one token of one sequence, whose keys and values lie in a slot. Every value of a row is summed in one order,
-in float32, whatever else is in the pass.
+in float32, whatever else is in the pass. On a processor with AVX512-BF16 all matmuls in bfloat16, attention's too, take
+activations rounded to it.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ class Decoder:
         self.num_slots, self.max_tokens, self.vocab_size = num_slots, max_tokens, weights.head_VD.shape[0]
         slot = (num_slots, shape.num_key_value_heads, whole(max_tokens, KEYS))
         count, size = len(weights.layers), shape.head_dim
-        pair = PAIR if cache_dtype == torch.bfloat16 else 1
+        pair = PAIR if cache_dtype == torch.bfloat16 else 1  # as panels.h: K / 2, KEYS, 2 and S / 2, K, 2
         self.key_LBGTKS = torch.empty(count, *slot[:2], slot[2] // KEYS, whole(size, pair), KEYS, dtype=cache_dtype)
         self.value_LBGSK = torch.empty(count, *slot, whole(size), dtype=cache_dtype)
         layers = (_Layer * count)(*(self._layer(each, index) for index, each in enumerate(weights.layers)))

@@ -99,7 +99,8 @@ static void normalise(const float *x, const float *gain, float *out, long count,
 }
 
 /* Rows from..to of `which` (NULL: of all), normalised. */
-static void normalise_rows(const State *s, const float *gain, const int32_t *which, long from, long to, const Values *out) {
+static void normalise_rows(const State *s, const float *gain, const int32_t *which, long from, long to,
+                           const Values *out) {
     long width = s->model->width, wide = whole(width, PANEL);
     for (long r = from; r < to; r++) {
         float *normal = out->x + r * out->step;
@@ -133,7 +134,8 @@ static Grid grid_of(const Member *t, long rows, const Panels *w) {
 }
 
 /* Part `column` of the `across` that a matrix's columns are cut into. */
-static void multiply_part(const Values *in, long row, long rows, const Panels *w, long column, long across, const Sink *to) {
+static void multiply_part(const Values *in, long row, long rows, const Panels *w, long column, long across,
+                          const Sink *to) {
     long sides = (w->panels + SIDE - 1) / SIDE;
     multiply(for_type(in, w->type), in->step, row, rows, w, bound(sides, across, column) * SIDE,
              smaller(bound(sides, across, column + 1) * SIDE, w->panels), to);

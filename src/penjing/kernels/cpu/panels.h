@@ -13,7 +13,7 @@
 
 enum { INT8 = 2 };
 enum { PANEL = 16, SIDE = 4, GROUP = 32 }; /* outputs of a panel; panels side by side; inputs of one int8 scale */
-enum { MOST_ROWS = 6, AHEAD = 4096 };      /* rows of one block of sums; bytes that a single block asks for beforehand */
+enum { MOST_ROWS = 6, AHEAD = 4096 };      /* rows of one block of sums; bytes that one asks for beforehand */
 
 #if defined(__AVX512F__)
 enum { WIDTH = 16, BLOCK_PANELS = 4 }; /* values of a vector; panels that its registers hold sums of */
@@ -243,7 +243,8 @@ static void multiply(const void *x, long x_step, long row, long rows, const Pane
         below = end - row > high ? row + high : end;
         for (long side = first; side < last; side += SIDE) {
             const char *data = w->data + side / SIDE * w->side_bytes;
-            const char *next = w->step ? w->after + (data - w->data) : side + SIDE < last ? data + w->side_bytes : w->after;
+            const char *next = side + SIDE < last ? data + w->side_bytes : w->after;
+            if (w->step) next = w->after + (data - w->data);
             long wide = w->panels - side < SIDE ? w->panels - side : SIDE;
             long step = w->step ? w->step : wide * PANEL * value_bytes(w->type);
             long blocks = (below - row + MOST_ROWS - 1) / MOST_ROWS;
