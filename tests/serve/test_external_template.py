@@ -9,7 +9,7 @@ import pytest
 from small_models import small_model
 
 from penjing.base.files import write_json
-from penjing.checkpoint.save import write_tensors
+from penjing.checkpoint.tensors import write_tensors
 from penjing.commands.serve_models import load_models
 from penjing.convert.hf import hf_config, to_hf
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS

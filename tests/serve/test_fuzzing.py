@@ -12,6 +12,7 @@ CHECKS = (
 CASES = 5000
 
 
+@pytest.mark.timeout(1600)
 @pytest.mark.nightly
 def test_thousands_of_made_up_requests(start, make_served, count):
     tool = shutil.which("schemathesis")

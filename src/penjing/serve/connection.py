@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penjing.serve.limits import CONNECTIONS_AT_ONCE, DRAIN_SECONDS, MAX_CONNECTIONS, READ_SECONDS, SEND_SECONDS
 
 
-class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # httptools' where that is installed, or h11's
+class TimedProtocol(H11Protocol):
     """Closes a connection on which a request takes longer than READ_SECONDS to arrive (its headers, then its body), or
     on which nothing is taken of what was sent for SEND_SECONDS.
 
@@ -27,7 +27,7 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # http
     _owed = ""  # what the timer waits for
     _sending: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # asyncio does so itself only for sockets that were made with a protocol number: 40 ms for each answer without
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -123,7 +123,7 @@ def make_server(app: ASGIApp) -> Server:
     config = uvicorn.Config(
         app,
         http=TimedProtocol,
-        loop="auto",
+        loop="asyncio",  # uvloop, with httptools, left more of a thousand at once waiting
         ws="none",
         lifespan="on",
         log_level="warning",

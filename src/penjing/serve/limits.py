@@ -16,7 +16,7 @@ SEND_SECONDS = 30.0  # for a client to take what was sent to it
 REQUEST_SECONDS = 600.0  # for a whole answer, waiting included
 DRAIN_SECONDS = 30.0  # that SIGTERM leaves to what runs
 MAX_CONNECTIONS = 4096
-CONNECTIONS_AT_ONCE = 16  # taken before those that are there are answered
+CONNECTIONS_AT_ONCE = 128  # taken in one turn of the loop
 # Tokens of a stream that come soon after one another go out in one chunk: a chunk costs some 0.1 ms, however many.
 CHUNKS_PER_SECOND = 400  # of all streams together
 LONGEST_PAUSE = 0.05  # seconds: 20 chunks a second look smooth
