@@ -11,7 +11,8 @@ from small_models import small_model
 from penjing.base.files import write_json
 from penjing.checkpoint.tensors import write_tensors
 from penjing.commands.serve_models import load_models
-from penjing.convert.hf import hf_config, to_hf
+from penjing.convert.hf_config import hf_config
+from penjing.convert.names import to_hf
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.serve.chat import _message, _turn

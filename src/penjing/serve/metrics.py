@@ -40,8 +40,7 @@ class Metrics:
     def answered(self, scope: Scope, status: int) -> None:
         """Count an answer, by the route's path: what else people ask for is one thing."""
         unrouted = scope["path"] if status == 429 else "other"
-        path: str = getattr(scope.get("route"), "path", unrouted)
-        self.requests[path, status] += 1
+        self.requests[str(getattr(scope.get("route"), "path", unrouted)), status] += 1
 
     def text(self, engines: Mapping[str, Mapping[str, float]]) -> str:
         """engines: by model, the engine's numbers by name; those that end in `_total` only grow."""
