@@ -108,10 +108,15 @@ INLINE void copy_row(const float *x, long count, long wide, void *to, int type) 
 /* What a query attended to, `size` values of a row from `column` on. */
 INLINE void put_attended(const State *s, long row, long column, const float *out, float share, long size) {
     const Values *to = &s->attended;
-    long place = row * to->step + column, width = s->model->query_heads * s->model->head_dim;
-    if (to->x) SIMD for (long i = 0; i < size; i++) to->x[place + i] = out[i] * share;
-    if (to->rounded) SIMD for (long i = 0; i < size; i++) put(to->rounded + place, i, out[i] * share, BFLOAT16);
-    if (to->rounded && !column && width % 2) to->rounded[row * to->step + width] = 0; /* a pair's other half */
+    long place = row * to->step + column, end = row * to->step + s->model->query_heads * s->model->head_dim;
+    if (to->x) {
+        SIMD for (long i = 0; i < size; i++) to->x[place + i] = out[i] * share;
+        if (!column && end % 2) to->x[end] = 0; /* a pair's other half: rows are of an even width */
+    }
+    if (to->rounded) {
+        SIMD for (long i = 0; i < size; i++) put(to->rounded + place, i, out[i] * share, BFLOAT16);
+        if (!column && end % 2) to->rounded[end] = 0;
+    }
 }
 
 /* Where the keys and values begin that piece i of the rows, one block of them and one key head, sees. */
