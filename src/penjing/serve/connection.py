@@ -123,7 +123,7 @@ def make_server(app: ASGIApp) -> Server:
     config = uvicorn.Config(
         app,
         http=TimedProtocol,
-        loop="asyncio",  # uvloop, with httptools, left more of a thousand at once waiting
+        loop="asyncio",
         ws="none",
         lifespan="on",
         log_level="warning",
