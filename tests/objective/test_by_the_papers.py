@@ -95,6 +95,15 @@ def test_estimates_of_the_divergence_of_one_token():
     assert divergence(logp, reference, "k3").item() == pytest.approx(math.exp(-0.5) - 1 + 0.5)
 
 
+def test_grpo_s_penalty_is_deepseekmath_s():
+    """arXiv:2402.03300, equation 4: e^d - d - 1 with d the reference's log-probability less the policy's, here -0.5."""
+    answer = Answer(ids=[7], values={"behaviour": [-2.0], "reference": [-2.5]})
+    batch = pack([Group(prompt=[1], answers=[answer], figures={"advantage": [0.0]})], 32)
+    objective = PolicyObjective(Policy(loss="grpo", kl_coef=0.1, rollout=TWICE))
+    loss, _ = objective.of_log_probs(torch.tensor([-2.0]), torch.tensor([0.5]), batch)
+    assert float(loss) == pytest.approx(0.1 * (math.exp(-0.5) + 0.5 - 1))
+
+
 def test_what_is_shown_beside_the_loss():
     answer = Answer(ids=[7, 8], values={"behaviour": [-2.0, -1.0], "reference": [-2.5, -1.0]})
     batch = pack([Group(prompt=[1], answers=[answer], figures={"advantage": [-1.0]})], 32)
