@@ -496,19 +496,25 @@ PAPER = "getComputedStyle(document.body).backgroundColor"
 DARK, LIGHT = "rgb(22, 24, 21)", "rgb(251, 250, 246)"
 
 
+def let_system_be(page, scheme):
+    """A page hears of its system's theme with the next frame, before the frame's callbacks."""
+    page.emulate_media(color_scheme=scheme)
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_theme_is_the_systems_until_one_is_chosen(opened, server, scheme):
     own, other = (DARK, LIGHT) if scheme == "dark" else (LIGHT, DARK)
     page = opened(color_scheme=scheme)
     assert page.evaluate(PAPER) == own
     swapped = {"light": "dark", "dark": "light"}[scheme]
-    page.emulate_media(color_scheme=swapped)  # at dusk
+    let_system_be(page, swapped)  # at dusk
     assert page.evaluate(PAPER) == other
-    page.emulate_media(color_scheme=scheme)
+    let_system_be(page, scheme)
     page.locator("#theme").click()
     assert page.evaluate(PAPER) == other
     for system in (scheme, swapped):
-        page.emulate_media(color_scheme=system)
+        let_system_be(page, system)
         assert page.evaluate(PAPER) == other
         page.reload()
         assert page.evaluate(PAPER) == other
