@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from memory_compiled import compiled
 from memory_rows import at_rows
 from torch import Tensor, nn
 
+import penjing
+from penjing.model.norm import RMSNorm
 from penjing.plan.memory import FakeDeviceMode, Target, Trace, Tracer, plan_from, replay
 from penjing.plan.memory.fake_device_mode import attention_kernel
 from penjing.plan.memory.kernels import WORKSPACE
@@ -73,6 +76,15 @@ def test_lines_are_of_the_caller_and_in_the_backward_pass_of_the_forward_call() 
     assert lines["mm"].startswith("test_memory_trace.py:")
     assert tracer.trace.storages[-1].phase == "backward"
     assert {storage.line for storage in tracer.trace.storages if storage.operation == "mm"} == {lines["mm"]}
+
+
+def test_lines_of_the_package_are_named_from_its_folder() -> None:
+    with Tracer() as tracer, FakeDeviceMode(A100):
+        RMSNorm(8, 1e-6)(empty(2, 8))
+    files = {storage.line.partition(":")[0] for storage in tracer.trace.storages} - {"test_memory_trace.py"}
+    package = Path(penjing.__file__).parent
+    assert files and all((package.parent / name).is_relative_to(package) for name in files)
+    assert all((package.parent / name).is_file() for name in files)
 
 
 def test_a_trace_without_memory_is_that_of_a_real_run() -> None:

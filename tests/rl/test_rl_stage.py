@@ -26,11 +26,12 @@ from penjing.data.chat.turn_parser import ParsedTurn, ToolCall
 from penjing.data.formats import Message
 from penjing.infer.requests import InjectedTokens
 from penjing.infer.tool_loop import ToolExchange, last_turn
+from penjing.loader.group_sampler import EpochOrder
 from penjing.loader.shared_prompt_batch import Answer, Group
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import Policy, PolicyObjective, Rollout, Value
 from penjing.parallel.single import Single
-from penjing.rl.prompts import EpochPermutation, Prompt, read
+from penjing.rl.prompts import Prompt, read
 from penjing.rl.rewards.base import RewardInput
 from penjing.rl.rollout_buffer import RolloutBuffer, collate, concat, select, split
 from penjing.rl.rollout_source import RolloutSampler, RolloutSource
@@ -416,11 +417,11 @@ def test_long_groups_are_split_over_rows():
 
 
 def test_each_epoch_has_an_order_of_its_own():
-    order = EpochPermutation(7, seed=3)
+    order = EpochOrder(7, 3)
     epochs = [[order[7 * epoch + place] for place in range(7)] for epoch in range(3)]
     assert all(sorted(each) == list(range(7)) for each in epochs)
     assert epochs[0] != epochs[1]
-    assert [EpochPermutation(7, seed=3)[place] for place in (15, 2)] == [epochs[2][1], epochs[0][2]]
+    assert [EpochOrder(7, 3)[place] for place in (15, 2)] == [epochs[2][1], epochs[0][2]]
 
 
 def test_only_answers_that_were_ended_count_as_right():

@@ -51,11 +51,14 @@ class Mixture:
         assert answer.status_code == (400 if kind == 1 else 200)
 
 
-def test_memory_stays_as_it_is(start, make_served, count):
+@pytest.mark.parametrize(
+    "requests", [pytest.param(120, marks=pytest.mark.usual), pytest.param(20_000, marks=pytest.mark.nightly)]
+)
+def test_memory_stays_as_it_is(start, make_served, requests, count):
     with start(make_served("chat"), max_tokens=32) as running:
         clients = Mixture(running.url, "chat")
-        for number in range(120):
-            if number == 30:
+        for number in range(requests):
+            if number == requests // 4:
                 running.idle()
                 before, open_before = resident(), things()
             clients.send()

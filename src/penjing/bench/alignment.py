@@ -25,10 +25,11 @@ from penjing.data.preference_shards import PreferenceShards, prepare_groups
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
+from penjing.loader.group_sampler import EpochOrder
 from penjing.objective.policy import Policy
 from penjing.objective.preference import Preference
 from penjing.optim.adamw import AdamW
-from penjing.rl.prompts import EpochPermutation, read
+from penjing.rl.prompts import read
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained
@@ -205,7 +206,7 @@ class Grpo(_Alignment):
             longest=run.data.seq_len - settings.rollout.max_new_tokens,
             held_out_fraction=run.data.val_fraction,
         )
-        order = EpochPermutation(len(given.train), derive(run.seed, run.stage, "order"))
+        order = EpochOrder(len(given.train), derive(run.seed, run.stage, "order"), "prompts")
         rows = []
         for place in range(run.max_steps * run.batch.size):
             prompt = given.train[order[place]]

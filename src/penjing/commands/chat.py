@@ -52,7 +52,7 @@ def chat(
             prompt.encode()
         except UnicodeEncodeError:
             raise UserError("is not UTF-8", where="--prompt") from None
-    with make_engine(trained.model, slots=1, max_tokens=_room(trained.model), weights=weights) as engine:
+    with make_engine(trained.model, slots=1, max_tokens=_cache_tokens(trained.model), weights=weights) as engine:
         talk = Conversation(engine, trained.tokenizer, options, answers=answers, context_tokens=trained.context_tokens)
         if prompt is not None:
             Screen(console).show(talk.ask(prompt))
@@ -74,12 +74,12 @@ def _welcome(trained: LoadedModel, talk: Conversation, console: Console) -> None
         console.print(line, highlight=False, markup=False)
 
 
-def _room(model: Transformer) -> int:
+def _cache_tokens(model: Transformer) -> int:
     """Positions of the cache: the model's longest sequence, halved until keys and values take no more than a GiB."""
-    room = model.config.max_position_embeddings
-    while bytes_per_slot(model.config, room, model.compute_dtype or torch.float32) > LARGEST_CACHE_BYTES:
-        room //= 2
-    return room
+    tokens = model.config.max_position_embeddings
+    while bytes_per_slot(model.config, tokens, model.compute_dtype or torch.float32) > LARGEST_CACHE_BYTES:
+        tokens //= 2
+    return tokens
 
 
 def converse(talk: Conversation, reader: Reader, console: Console, *, ends_with_empty_line: bool) -> None:

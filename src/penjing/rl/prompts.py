@@ -14,7 +14,6 @@ from penjing.data.chat.render import render
 from penjing.data.formats import BadRecords, list_files, read_prompts
 from penjing.data.tokenize_dataset import held_out_below, is_held_out, split_key
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.loader.group_sampler import EpochOrder
 from penjing.rl.rewards.base import RewardContext
 
 TRUTH_FIELDS = ("gt", "answer", "truth")
@@ -108,10 +107,3 @@ def _truths(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
     if not all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in listed):
         raise UserError(f"field {name} is no reference answer", where=where, got=repr(value)[:80], wanted="texts")
     return tuple(map(str, listed))
-
-
-class EpochPermutation(EpochOrder):
-    """Which prompt stands at each place of the endless stream of epochs."""
-
-    def __init__(self, num_prompts: int, seed: int) -> None:
-        super().__init__(num_prompts, seed, "prompts")

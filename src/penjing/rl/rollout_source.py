@@ -27,6 +27,7 @@ from penjing.infer.requests import Completion, Request
 from penjing.infer.sample import Sampling
 from penjing.infer.tool_loop import ToolLoop, last_turn
 from penjing.loader.batch_source import Source
+from penjing.loader.group_sampler import EpochOrder
 from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
@@ -35,7 +36,7 @@ from penjing.objective.value import advantages as token_advantages
 from penjing.objective.value import whitened
 from penjing.parallel.base import Strategy
 from penjing.rl.advantages import advantages, degenerate
-from penjing.rl.prompts import EpochPermutation, Prompt
+from penjing.rl.prompts import Prompt
 from penjing.rl.reward_mix import RewardMix
 from penjing.rl.rewards.base import RewardInput
 from penjing.rl.rollout_buffer import RolloutBuffer, collate, concat, select, split
@@ -324,7 +325,7 @@ class RolloutSource(Source):
         world: int = 1,
     ) -> None:
         self.sampler, self.prompts, self.seed = sampler, prompts, seed
-        self.order = EpochPermutation(len(prompts), seed)
+        self.order = EpochOrder(len(prompts), seed, "prompts")
         self.prompts_per_step, self.micro_units, self.rank, self.world = prompts_per_step, micro_units, rank, world
         how = sampler.settings.rollout
         self.round_prompts = prompts_per_step * how.steps_per_rollout

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -39,6 +40,7 @@ Component = Literal[  # from what stays to what comes and goes
 ]
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
+_PACKAGE = Path(__file__).parents[2]
 
 
 @dataclass(slots=True)
@@ -237,14 +239,11 @@ def innermost_line() -> str:
     return "?"
 
 
-_SHORT: dict[str, str] = {}
-
-
+@cache
 def _short(name: str) -> str:
-    if name not in _SHORT:
-        parts = Path(name).parts
-        _SHORT[name] = "/".join(parts[parts.index("penjing") :] if "penjing" in parts[:-1] else parts[-1:])
-    return _SHORT[name]
+    """penjing/model/mlp.py of this package's files, the bare name of others, wherever the checkout lies."""
+    path = Path(name)
+    return path.relative_to(_PACKAGE.parent).as_posix() if path.is_relative_to(_PACKAGE) else path.name
 
 
 def note_line(result: Any) -> None:
