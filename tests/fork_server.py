@@ -177,12 +177,9 @@ def prepare():
     import importlib
 
     from penjing.plan import hardware
-    from penjing.train import step_probe as probe
 
     for name in IMPORTED:
         importlib.import_module(name)
-    probe.LEAST_STEPS = probe.ALWAYS_ALLOWED = 2
-    probe.PROBE_SECONDS = probe.MOST_SECONDS = 0.0
     for dtype in (torch.float32, torch.bfloat16):
         hardware.peak(torch.device("cpu"), dtype)
     gc.collect()

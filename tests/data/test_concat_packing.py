@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from user_errors import raises_user_error
 
-from penjing.data.packing.concat import ConcatRows, PackedRows, Row, Rows, best_fit
+from penjing.data.packing.concat import ConcatRows, Order, PackedRows, Row, Rows, best_fit
 from penjing.data.token_shards import TokenShards, TokenShardWriter
 
 END = 0  # the end-of-text token
@@ -105,8 +105,9 @@ def test_a_stream_is_its_documents_one_after_the_other(
     assert rows.padding_per_epoch == 0
 
 
-def test_held_out_rows_keep_the_given_order(documents: TokenShards) -> None:
-    rows = ConcatRows(documents, 4, end_of_text=END, seed=1, order="fixed")
+@pytest.mark.parametrize("order", ["fixed", "as_given"])
+def test_held_out_rows_and_a_curriculum_keep_the_given_order(documents: TokenShards, order: Order) -> None:
+    rows = ConcatRows(documents, 4, end_of_text=END, seed=1, order=order)
     assert rows.row(0).ids_T.tolist() == [END, 1, 2, 3]
     assert rows.row(0).target_T.tolist() == [1, 2, 3, END]
     assert rows.row(1).ids_T.tolist() == [END, 4, END, 5]

@@ -1,8 +1,8 @@
 """So many streams at once, from a process of its own with one thread and plain sockets.
 
-    python flood.py PORT CLIENTS < BODY.json
+    python flood.py PORT CLIENTS SECONDS < BODY.json
 
-Client k asks with the seed k % 50 and says that it is program k % 50. GET /health is asked every 20 ms meanwhile, each
+The clients come one after another within so many seconds; 0: in one instant. Client k asks with the seed k % 50 and says that it is program k % 50. GET /health is asked every 20 ms meanwhile, each
 time on a new connection. Prints JSON: refusals as [status, Retry-After, seconds to the first byte], seconds of each
 /health, texts by seed, and `away`, the longest time this process did not look at its sockets: what of any latency may
 be its own.
@@ -66,12 +66,12 @@ def said(data):
     return "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"])
 
 
-def flood(port, clients, body):
+def flood(port, clients, seconds, body):
     health = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     requests = [request(number, body) for number in range(clients)]
     poll, lines, ended = select.epoll(), {}, []
     asked, away, looked = 0.0, 0.0, time.perf_counter()
-    limit = looked + PATIENCE
+    began, limit = looked, looked + PATIENCE
 
     def connect(text, number):
         line = Line(port, text, number)
@@ -82,10 +82,10 @@ def flood(port, clients, body):
         if time.perf_counter() - asked > HEALTH_SECONDS:
             asked = time.perf_counter()
             connect(health, -1)
-        if requests:
+        if requests and time.perf_counter() - began >= seconds * (1 - len(requests) / clients):
             connect(requests.pop(), len(requests))
         away = max(away, time.perf_counter() - looked)
-        found = poll.poll(0 if requests else HEALTH_SECONDS)
+        found = poll.poll(min(HEALTH_SECONDS, seconds / clients) if requests else HEALTH_SECONDS)
         looked = time.perf_counter()
         for number, _ in found:
             if not lines[number].read():
@@ -96,10 +96,10 @@ def flood(port, clients, body):
 
 
 def main():
-    port, clients = map(int, sys.argv[1:])
+    port, clients, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    ended, away = flood(port, clients, json.load(sys.stdin))
+    ended, away = flood(port, clients, seconds, json.load(sys.stdin))
     told = {"refused": [], "health": [], "texts": {}, "away": away}
     for line in ended:
         if line.number < 0:

@@ -10,6 +10,7 @@ from user_errors import raises_user_error
 from penjing.base import config
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
+from penjing.data.token_shards import TokenShardWriter
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.optim.adamw import AdamW
@@ -22,7 +23,7 @@ from penjing.train.renamed_settings import RENAMED
 from penjing.train.resume import flat
 from penjing.train.run_dir import RunDir
 from penjing.train.stages import settings_classes
-from penjing.train.stages.next_token import NextTokenStage
+from penjing.train.stages.next_token import NextTokenStage, make_rows
 from penjing.train.stages.run_data import build_if_stale, run_tokenizer
 
 
@@ -52,6 +53,22 @@ def test_numbers_out_of_range_are_named(word):
         resolve(word)
     assert refused.value.where == name
     assert float(refused.value.got) == float(value)
+
+
+@pytest.mark.parametrize("word", ["data.order=as_given", "data.thinking=switch"])
+def test_settings_without_effect_are_refused(word):
+    name, _, value = word.partition("=")
+    with raises_user_error(where=name, wanted="documents" if name == "data.order" else "chats"):
+        resolve(word, "data.format=prompts")
+
+
+def test_a_curriculum_in_one_stream_keeps_the_files_order(tmp_path):
+    writer = TokenShardWriter(tmp_path, kind="documents", vocab_size=99, about={})
+    for token in range(1, 99):
+        writer.add([token], 1)
+    run = resolve("data.packing=concat", "data.order=as_given", "data.seq_len=8")
+    rows = make_rows(run, writer.close(), SimpleNamespace(end_of_text=0))
+    assert [rows.row(index).ids_T.tolist() for index in range(2)] == [[0, 1, 0, 2, 0, 3, 0, 4], [0, 5, 0, 6, 0, 7, 0, 8]]
 
 
 def test_nothing_to_do_is_said():

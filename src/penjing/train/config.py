@@ -39,7 +39,7 @@ class DataSettings(Settings):
     # Of documents (chats always stay whole): `best_fit` keeps each in one row where it can, `concat` cuts every T
     # tokens and costs nothing to lay out, for corpora of many millions of documents.
     packing: Literal["best_fit", "concat"] = "best_fit"
-    # `as_given` keeps to the order of the files, for a curriculum; `shuffled` draws a new order each epoch.
+    # Of documents: `as_given` keeps to the order of the files, for a curriculum; `shuffled` draws one each epoch.
     order: Literal["shuffled", "as_given"] = "shuffled"
     # Of chats: `switch` writes answers without a thought with an empty one, so that thinking can be switched off later.
     thinking: Literal["as_given", "switch"] = "as_given"
@@ -52,6 +52,8 @@ class DataSettings(Settings):
         super().__post_init__()
         if self.thinking == "switch" and self.format != "chats":
             raise UserError("has no effect", where="data.thinking", got=f"data.format={self.format}", wanted="chats")
+        if self.order == "as_given" and self.format != "documents":
+            raise UserError("has no effect", where="data.order", got=f"data.format={self.format}", wanted="documents")
 
 
 @dataclass(frozen=True, kw_only=True)

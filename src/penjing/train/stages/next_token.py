@@ -119,7 +119,7 @@ def make_rows(run: Run, shards: TokenShards, tokenizer: Tokenizer, *, validation
         seq_len = max(1, min(seq_len, shards.num_tokens + shards.num_documents - 1))
     packers: dict[str, type[Rows]] = {"best_fit": BestFitRows, "concat": ConcatRows}
     packer = PackedRows if shards.kind == "chats" else packers[run.data.packing]
-    order: Order = "fixed" if validation else run.data.order if packer is BestFitRows else "shuffled"
+    order: Order = "fixed" if validation else run.data.order
     seed = derive(run.seed, run.stage, "order")
     return packer(shards, seq_len, end_of_text=tokenizer.end_of_text, seed=seed, order=order)
 
