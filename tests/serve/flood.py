@@ -2,10 +2,10 @@
 
     python flood.py PORT CLIENTS SECONDS < BODY.json
 
-The clients come one after another within so many seconds; 0: in one instant. Client k asks with the seed k % 50 and says that it is program k % 50. GET /health is asked every 20 ms meanwhile, each
-time on a new connection. Prints JSON: refusals as [status, Retry-After, seconds to the first byte], seconds of each
-/health, texts by seed, and `away`, the longest time this process did not look at its sockets: what of any latency may
-be its own.
+The clients come one after another within so many seconds; 0: in one instant. Client k asks with the seed k % 50 and
+says that it is program k % 50. GET /health is asked every 20 ms meanwhile, each time on a new connection. Prints JSON:
+refusals as [status, Retry-After, seconds to the first byte], seconds of each /health, texts by seed, and `away`, the
+longest time this process did not look at its sockets: what of any latency may be its own.
 """
 
 import json

@@ -89,7 +89,7 @@ def turn(running, **fields):
     """The turn that a request asks for, and its tokenizer."""
     served = running.app.state.service.models.served["theirs"]
     body = ChatRequest.model_validate({**ASK, **fields})
-    target = Target(running.app.state.service, served, None, "", None)
+    target = Target(running.app.state.service, served, None, None)
     return _turn(target, body, [_message(message, 0) for message in body.messages]), served.tokenizer
 
 

@@ -68,7 +68,10 @@ def test_a_curriculum_in_one_stream_keeps_the_files_order(tmp_path):
         writer.add([token], 1)
     run = resolve("data.packing=concat", "data.order=as_given", "data.seq_len=8")
     rows = make_rows(run, writer.close(), SimpleNamespace(end_of_text=0))
-    assert [rows.row(index).ids_T.tolist() for index in range(2)] == [[0, 1, 0, 2, 0, 3, 0, 4], [0, 5, 0, 6, 0, 7, 0, 8]]
+    assert [rows.row(index).ids_T.tolist() for index in range(2)] == [
+        [0, 1, 0, 2, 0, 3, 0, 4],
+        [0, 5, 0, 6, 0, 7, 0, 8],
+    ]
 
 
 def test_nothing_to_do_is_said():

@@ -19,11 +19,11 @@ from penjing import __version__
 from penjing.agent_tools.box import Toolbox
 from penjing.data.chat.turn_parser import ToolCall
 from penjing.serve import chat, completions
-from penjing.serve.bodies import Body, read
+from penjing.serve.bodies import Body, fields, read
 from penjing.serve.errors import ApiError, handle_errors
 from penjing.serve.generation import Service, Work
 from penjing.serve.guard import CHAT, COMPLETIONS, Guard, client_of
-from penjing.serve.hub import Hub, full
+from penjing.serve.hub import Hub, Job
 from penjing.serve.metrics import Metrics
 from penjing.serve.models import Models
 from penjing.serve.schema import ChatRequest, CompletionRequest, ToolCallRequest
@@ -75,15 +75,21 @@ def _service(request: Request) -> Service:
     return service
 
 
-async def _asked(request: Request, kind: type[Body]) -> tuple[Body, str]:
-    """The fields, and who asks. Raises ApiError also where others took the last place while the body came."""
-    client = client_of(request.scope, request.headers)
+@asynccontextmanager
+async def _place(request: Request, kind: type[Body]) -> AsyncIterator[tuple[Body, Job]]:
+    """The fields, and a place in the queue, which is free again where the request comes to nothing.
 
-    def check() -> None:
-        if _service(request).hub.is_full(client):
-            raise full()
-
-    return await read(request, kind, check), client
+    Raises ApiError if there is no place, before the body is looked at, or for fields that are wrong.
+    """
+    service = _service(request)
+    content = await read(request.headers, request.receive)
+    job = service.hub.admit(client_of(request.scope, request.headers))
+    try:
+        await service.turn()
+        yield fields(content, kind), job
+    except BaseException:
+        service.hub.cancel(job)
+        raise
 
 
 async def _respond(
@@ -104,16 +110,16 @@ async def _respond(
 def _add_api(app: FastAPI, models: Models) -> None:
     @app.post(CHAT, **_documented(ChatRequest))
     async def chat_completions(request: Request) -> Response:
-        body, client = await _asked(request, ChatRequest)
-        work = await chat.begin(_service(request), body, client)
+        async with _place(request, ChatRequest) as (body, job):
+            work = await chat.begin(_service(request), body, job)
         opening = [choice.opening for choice in work.choices]  # type: ignore[attr-defined]
         chunks = work.stream("chat.completion.chunk", opening, usage=body.wants_usage) if body.stream else None
         return await _respond(request, work, chat.whole, chunks)
 
     @app.post(COMPLETIONS, **_documented(CompletionRequest))
     async def text_completions(request: Request) -> Response:
-        body, client = await _asked(request, CompletionRequest)
-        work = await completions.begin(_service(request), body, client)
+        async with _place(request, CompletionRequest) as (body, job):
+            work = await completions.begin(_service(request), body, job)
         chunks = work.stream("text_completion", (), usage=body.wants_usage) if body.stream else None
         return await _respond(request, work, completions.whole, chunks)
 
@@ -147,7 +153,7 @@ def _add_tools(app: FastAPI, toolbox: Toolbox) -> None:
 
     @app.post("/api/tools/call", **_documented(ToolCallRequest))
     async def call_tool(request: Request) -> JSONResponse:
-        body = await read(request, ToolCallRequest)
+        body = fields(await read(request.headers, request.receive), ToolCallRequest)
         if body.name not in toolbox.tools:
             raise ApiError(404, "name: no such tool is offered", param="name", code="tool_not_found")
         call = ToolCall(name=body.name, arguments=body.arguments)

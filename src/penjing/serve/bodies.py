@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.types import Receive
 
 from penjing.serve.errors import ApiError, from_validation
@@ -16,20 +14,15 @@ from penjing.serve.limits import MAX_BODY_BYTES
 Body = TypeVar("Body", bound=BaseModel)
 
 
-async def read(request: Request, kind: type[Body], arrived: Callable[[], None] = lambda: None) -> Body:
-    """The fields. Raises ApiError that names the one that is wrong, and ConnectionError if the client leaves.
-
-    arrived: called when the body is here, before it is looked at.
-    """
-    body = await read_json_body(request.headers, request.receive)
-    arrived()
+def fields(body: bytes, kind: type[Body]) -> Body:
+    """What a body says. Raises ApiError that names the field that is wrong."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
         raise from_validation(error) from None
 
 
-async def read_json_body(headers: Headers, receive: Receive) -> bytes:
+async def read(headers: Headers, receive: Receive) -> bytes:
     """The whole body. Raises ApiError while it is read, and ConnectionError if the client leaves.
 
     It must say that it is JSON: a form of another site cannot, and its script may not without our leave (CORS). How

@@ -18,6 +18,7 @@ from penjing.serve.answers import finish_of
 from penjing.serve.deltas import Delta, TurnDeltas, merged, message_of
 from penjing.serve.errors import ApiError, from_user_error
 from penjing.serve.generation import Service, Target, Work
+from penjing.serve.hub import Job
 from penjing.serve.schema import ChatMessage, ChatRequest
 
 ROLES = {"developer": "system"}  # as OpenAI calls it since 2024
@@ -87,11 +88,10 @@ class ChatChoice:
         return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-async def begin(service: Service, body: ChatRequest, client: str) -> Work:
+async def begin(service: Service, body: ChatRequest, job: Job) -> Work:
     """Hand a request to the engine. Raises ApiError if it is refused."""
     _check(body)
-    with Target.admitted(service, body, client) as target:
-        return await _begin(target, body)
+    return await _begin(Target.of(service, body, job), body)
 
 
 async def _begin(target: Target, body: ChatRequest) -> Work:

@@ -12,6 +12,7 @@ from penjing.infer.text_stream import TextStream
 from penjing.serve.answers import finish_of, number
 from penjing.serve.errors import ApiError
 from penjing.serve.generation import Service, Target, Work
+from penjing.serve.hub import Job
 from penjing.serve.schema import CompletionRequest
 
 
@@ -73,7 +74,7 @@ class CompletionChoice:
         }
 
 
-async def begin(service: Service, body: CompletionRequest, client: str) -> Work:
+async def begin(service: Service, body: CompletionRequest, job: Job) -> Work:
     """Hand a request to the engine. Raises ApiError if it is refused."""
     if body.suffix:
         raise ApiError(400, "suffix: text in the middle is not written by these models", param="suffix")
@@ -86,8 +87,7 @@ async def begin(service: Service, body: CompletionRequest, client: str) -> Work:
         raise ApiError(400, "prompt: is empty", param="prompt")
     if body.continue_ids and (body.echo or len(prompts) > 1):
         raise ApiError(400, "continue_ids: only with one prompt, and not with echo", param="continue_ids")
-    with Target.admitted(service, body, client, len(prompts)) as target:
-        return await _begin(target, body, prompts)
+    return await _begin(Target.of(service, body, job, len(prompts)), body, prompts)
 
 
 async def _begin(target: Target, body: CompletionRequest, prompts: list[str] | list[list[int]]) -> Work:

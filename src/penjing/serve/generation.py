@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Protocol, TypeVar
@@ -39,7 +38,12 @@ class Service:
     max_tokens: int
     metrics: Metrics
     texts: dict[str, TokenTexts] = field(default_factory=dict)
-    encoding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _turns: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def turn(self) -> None:
+        """Wait for a turn of the loop in which no other answer is begun: whoever comes meanwhile is heard first."""
+        async with self._turns:
+            await asyncio.sleep(0)
 
     def token_texts(self, served: ServedModel) -> TokenTexts:
         """The tokens of a model's vocabulary; written once."""
@@ -48,18 +52,16 @@ class Service:
 
 @dataclass(frozen=True)
 class Target:
-    """Who is asked, by whom. adapter: as the engine has it. job: the places in the queue that it has."""
+    """Who is asked. adapter: as the engine has it. job: the places in the queue that the request has."""
 
     service: Service
     served: ServedModel
     adapter: str | None
-    client: str
     job: Job
 
     @classmethod
-    @contextmanager
-    def admitted(cls, service: Service, body: SamplingFields, client: str, prompts: int = 1) -> Iterator[Target]:
-        """A place in the queue, kept where the request is handed over without an error.
+    def of(cls, service: Service, body: SamplingFields, job: Job, prompts: int = 1) -> Target:
+        """The model that a request names, with places for all its answers; `job` has one.
 
         Raises ApiError for a model that is not served, too many answers, or a full queue.
         """
@@ -67,12 +69,8 @@ class Target:
         answers = prompts * (body.n or 1)
         if answers > MAX_ANSWERS:
             raise ApiError(400, f"n: more than {MAX_ANSWERS} answers in one request", param="n")
-        job = service.hub.admit(served.name, client, answers)
-        try:
-            yield cls(service, served, adapter, client, job)
-        except BaseException:
-            service.hub.cancel(job)
-            raise
+        service.hub.enlarge(job, answers - 1)
+        return cls(service, served, adapter, job)
 
     def request(
         self, body: SamplingFields, ids: Sequence[int], *, max_tokens: int | None, param: str, **more: Any
@@ -89,7 +87,7 @@ class Target:
             stop=self.served.tokenizer.stop,
             sampling=sampling(body),
             adapter=self.adapter,
-            client=self.client,
+            client=self.job.client,
             watch=stop_watch(self.served.tokenizer, body),
             **more,
         )
@@ -108,17 +106,14 @@ class Target:
     async def prepare(self, work: Callable[[], Result], lengths: Sequence[int], param: str) -> Result:
         """Encode prompts of so many characters each, without holding up others. A refusal names the field.
 
-        A stranger's template may take a second of processor time, however short the prompt. In one turn of the loop one
-        request at the most is encoded: whoever comes meanwhile is heard first.
+        A stranger's template may take a second of processor time, however short the prompt.
         """
         if max(lengths) > CHARACTERS_PER_TOKEN * self.served.context:
             raise self.too_long(f"{max(lengths):,} characters", param)
         try:
             if not self.served.tokenizer.is_ours or sum(lengths) > INLINE_CHARACTERS:
                 return await asyncio.to_thread(work)
-            async with self.service.encoding:
-                await asyncio.sleep(0)
-                return work()
+            return work()
         except UserError as error:
             raise from_user_error(error, param) from None
 
@@ -176,7 +171,7 @@ class Work:
         self.id, self.created = f"{prefix}-{secrets.token_hex(12)}", int(time.time())
         self.tally = Tally(target.served.context)
         self.job = target.job
-        self.service.hub.submit(self.job, requests)
+        self.service.hub.submit(self.job, target.served.name, requests)
         for request in requests:
             self.tally.add_prompt(len(request.prompt), len(request.seeds))
 

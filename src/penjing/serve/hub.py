@@ -31,10 +31,10 @@ def full() -> ApiError:
 
 
 class Job:
-    """Requests that are answered to one client together."""
+    """Requests that are answered to one client together. model: known when they are handed over."""
 
-    def __init__(self, model: str, client: str) -> None:
-        self.model, self.client = model, client
+    def __init__(self, client: str) -> None:
+        self.model, self.client = "", client
         self.open = 0  # answers that have not ended
         self.tickets: list[int] = []
         self.events: Numbered = []  # that nobody has taken yet
@@ -61,27 +61,31 @@ class Hub:
         self._is_gathering = False
         self.thread = EngineThread(engines, self._deliver)
 
-    def admit(self, model: str, client: str, answers: int) -> Job:
-        """Places for so many answers. Raises ApiError if there are none: for all clients together, or for this one."""
-        if self.is_full(client, answers):
-            raise full()
-        job = Job(model, client)
-        self._count(job, answers)
+    def admit(self, client: str) -> Job:
+        """A place for one answer. Raises ApiError if there is none: for all clients together, or for this one."""
+        job = Job(client)
+        self.enlarge(job, 1)
         return job
+
+    def enlarge(self, job: Job, answers: int) -> None:
+        """Places for so many answers more. Raises ApiError if there are none."""
+        if self.is_full(job.client, answers):
+            raise full()
+        self._count(job, answers)
 
     def is_full(self, client: str, answers: int = 1) -> bool:
         """Whether there are no places for so many answers, whatever model is asked."""
         own = self._open_of_client[client]
         return self._open + answers > self._limit or own + answers > self._limit // 2
 
-    def submit(self, job: Job, requests: Sequence[Request]) -> None:
+    def submit(self, job: Job, model: str, requests: Sequence[Request]) -> None:
         """Hand over the requests whose answers have their places. Raises ApiError if a value is refused."""
-        first = 0
+        job.model, first = model, 0
         try:
             for request in requests:
-                ticket = self.thread.submit(job.model, request)
+                ticket = self.thread.submit(model, request)
                 job.tickets.append(ticket)
-                self._jobs[job.model, ticket] = (job, first)
+                self._jobs[model, ticket] = (job, first)
                 first += len(request.seeds)
         except UserError as error:
             raise from_user_error(error, error.where if isinstance(error.where, str) else None) from None
