@@ -99,7 +99,7 @@ def body_with(words, place):
 
 def test_no_word_of_a_request_becomes_a_control_token(serving, tokenizer):
     """F9: every added token, at every place, as people who mean harm write it."""
-    target = Target(serving.app.state.service, serving.app.state.service.models.served["chat"], None, "", None)
+    target = Target(serving.app.state.service, serving.app.state.service.models.served["chat"], None, None)
 
     def control_ids(body):
         turn = _turn(target, body, [_message(message, 0) for message in body.messages])

@@ -46,6 +46,7 @@ def start(words: Sequence[str], options: ServeOptions, console: Console) -> None
     """Serve until SIGTERM or SIGINT. Raises UserError for models, addresses and keys that cannot be used."""
     try:
         import fastapi  # noqa: F401
+        import httptools  # noqa: F401
         import llguidance  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:

@@ -11,33 +11,65 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from penjing.serve.limits import CONNECTIONS_AT_ONCE, DRAIN_SECONDS, MAX_CONNECTIONS, READ_SECONDS, SEND_SECONDS
+from penjing.serve.limits import (
+    CONNECTIONS_AT_ONCE,
+    DRAIN_SECONDS,
+    MAX_CONNECTIONS,
+    MAX_HEADER_BYTES,
+    READ_SECONDS,
+    SEND_SECONDS,
+)
 
 
-class TimedProtocol(H11Protocol):
-    """Closes a connection on which a request takes longer than READ_SECONDS to arrive (its headers, then its body), or
-    on which nothing is taken of what was sent for SEND_SECONDS.
+class TimedProtocol(HttpToolsProtocol):
+    """Closes a connection on which a request takes longer than READ_SECONDS to arrive (its headers, then its body), has
+    headers without end, or on which nothing is taken of what was sent for SEND_SECONDS.
 
-    Between requests uvicorn's own timer runs; it is stopped by the first byte, and there ours begins.
+    Between requests uvicorn's own timer runs; it is stopped by the first byte, and there ours begins. Who has left is
+    told to every request of the connection: uvicorn tells the newest.
     """
 
     _timer: asyncio.TimerHandle | None = None
     _owed = ""  # what the timer waits for
     _sending: asyncio.TimerHandle | None = None
+    _header_bytes = 0  # of headers that have not ended
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._unanswered: list[RequestResponseCycle] = []
         # asyncio does so itself only for sockets that were made with a protocol number: 40 ms for each answer without
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
+        self._header_bytes += len(data)
         super().data_received(data)
+        if self._header_bytes > MAX_HEADER_BYTES:
+            self.send_400_response("The headers are too large.")
         self._watch()
 
+    def send_400_response(self, msg: str) -> None:
+        if self._unanswered:
+            self.transport.abort()  # not into the middle of an answer
+        else:
+            super().send_400_response(msg)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._unanswered.append(self.cycle)
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._header_bytes = 0
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._header_bytes = 0
+
     def on_response_complete(self) -> None:
+        self._unanswered = [cycle for cycle in self._unanswered if not cycle.response_complete]
         super().on_response_complete()
         if self.cycle.response_complete:
             self._stop()  # uvicorn's timer runs
@@ -45,6 +77,9 @@ class TimedProtocol(H11Protocol):
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
         self._stop()
         self.resume_writing()
@@ -69,7 +104,7 @@ class TimedProtocol(H11Protocol):
         if self.cycle is None or self.cycle.response_complete:
             owed = "headers"  # or the rest of a body that was refused
         else:
-            owed = "body" if self.cycle.more_body else ""
+            owed = "body" if self.cycle.more_body and not self.pipeline else ""
         if owed == self._owed:
             return
         self._stop()

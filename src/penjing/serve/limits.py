@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MAX_BODY_BYTES = 4 << 20
+MAX_HEADER_BYTES = 64 << 10
 MAX_ANSWERS = 128  # of one request: prompts x n
 MAX_N = 16
 MAX_STOP, MAX_STOP_CHARACTERS = 16, 256
