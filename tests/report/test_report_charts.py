@@ -8,8 +8,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from penjing.base.accuracy import AccuracyLine, Score
 from penjing.report import charts
-from penjing.report.accuracy import AccuracyLine, Score
 from penjing.report.charts import Axis, Scale, Series
 
 X, Y = Axis("tokens"), Axis("nats per token")
@@ -95,8 +95,9 @@ def test_colours_stay_with_their_series() -> None:
     assert 'class="line c1"' in charts.line_chart(series, title="t", x=X, y=Y)
 
 
-def line(*right: int, chance: float | None = 0.25) -> AccuracyLine:
-    before, after = ([Score(asked=10, right=hits, chance=chance) for hits in right] + [None, None])[:2]
+def line(right: int, right_after: int | None = None, chance: float | None = 0.25) -> AccuracyLine:
+    before = Score(asked=10, right=right, chance=chance)
+    after = Score(asked=0, right=0) if right_after is None else Score(asked=10, right=right_after, chance=chance)
     return AccuracyLine(kind="sums", language="en", before=before, after=after)
 
 

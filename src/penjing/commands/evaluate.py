@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from penjing.base import formatting as units
-from penjing.base.interval import wilson
+from penjing.base.accuracy import wilson
 from penjing.base.markup import escape_markup, print_table
 from penjing.data import formats as records
 from penjing.eval import questions as asking

@@ -13,12 +13,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from penjing.base.accuracy import change_lines, scores_of
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_file, write_json
 from penjing.base.markup import escape_markup, print_table
 from penjing.data.chat.render import parse_switch
 from penjing.eval import questions as asking
-from penjing.eval.changes import changes
 from penjing.train.build import PreparedRun
 from penjing.train.config import Run
 from penjing.train.from_pretrained import NONE
@@ -101,8 +101,8 @@ class KnownQuestions:
         saved = self._saved(prepared)
         before, after = saved["before"]["rows"], saved["after"]["rows"]
         lost = [
-            {"kind": each.name, "asked": each.asked, "before": each.before, "after": each.after}
-            for each in changes(before, after)
+            {"kind": each.name, "asked": each.before.asked, "before": each.before.right, "after": each.after.right}
+            for each in change_lines(scores_of(before, after))
             if each.is_lost
         ]
         return {"file": saved["file"], "sha256": saved["sha256"], "before": before, "after": after, "lost": lost}
@@ -110,16 +110,18 @@ class KnownQuestions:
 
 def print_changes(outcome: Mapping[str, Any], console: Console) -> None:
     """The table of kinds before and after, and one line that names what was lost."""
-    found = changes(outcome["before"], outcome["after"])
-    rows = []
-    for each in found:
-        low, high = each.interval
-        share = f"{each.before / each.asked:.0%} -> {each.after / each.asked:.0%}"
+    rows, lost = [], []
+    for each in change_lines(scores_of(outcome["before"], outcome["after"])):
+        before, after, (low, high) = each.before, each.after, each.before.interval
         verdict = Text("lost", style="bold red") if each.is_lost else ""
-        rows.append((f"  {each.name}", each.asked, each.before, each.after, share, f"{low:.0%} to {high:.0%}", verdict))
+        share = f"{before.fraction:.0%} -> {after.fraction:.0%}"
+        counts = (before.asked, before.right, after.right)
+        rows.append((f"  {each.name}", *counts, share, f"{low:.0%} to {high:.0%}", verdict))
+        if each.is_lost:
+            lost.append(f"{each.name} {before.right} -> {after.right} of {before.asked}")
     headings = ("  questions", "asked>", "before>", "after>", "", "95 % of before>", "")
     print_table(console, headings, rows)
-    if lost := [str(each) for each in found if each.is_lost]:
+    if lost:
         console.print(escape_markup("lost", ", ".join(lost)))
     else:
         console.print(Text("  lost: nothing; no kind of question fell below the 95 % interval it had before"))

@@ -11,9 +11,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from penjing.base.accuracy import AccuracyLine, Score, accuracy_lines
 from penjing.base.files import write_text
 from penjing.report import charts, metrics, text_format
-from penjing.report.accuracy import AccuracyLine, Score, accuracy_lines
 from penjing.report.charts import Axis, Series, figure
 from penjing.report.load_run import Fields, ReportData, ReportedRun
 from penjing.report.metrics import CHARTS, HELD_OUT, SMALL_CHARTS, TOKENS, Chart, plain_charts, task_names
@@ -274,23 +274,20 @@ def questions_view(runs: Sequence[ReportedRun], limits: Limits) -> View | None:
     by_run = [accuracy_lines(run.questions) for run in runs]
     if not any(by_run):
         return None
-    names = [run.name for run in runs]
     if len(runs) == 1:
         return {
             "table": accuracy_table(by_run[0], limits),
             "charts": accuracy_charts(by_run[0], limits),
             "lost": [text_format.lost_sentence(runs[0])],
         }
-    by_kind = {(line.kind, line.language): line for lines in by_run for line in lines}
-    rows = []
-    for key, first in list(by_kind.items())[: 8 * limits.items]:
-        found = [next((line for line in lines if (line.kind, line.language) == key), None) for lines in by_run]
-        cells = [_change_cell(line) for line in found]
-        rows.append([*_kind_cells(first), Cell(percent(first.chance)), *cells])
-    lost = [
-        f"{name}: {text}" for name, run in zip(names, runs, strict=True) if (text := text_format.lost_sentence(run))
+    by_kind = [{(line.kind, line.language): line for line in lines} for lines in by_run]
+    every = {key: line for lines in by_kind for key, line in lines.items()}
+    rows = [
+        [*_kind_cells(line), Cell(percent(line.best.chance)), *(_change_cell(lines.get(key)) for lines in by_kind)]
+        for key, line in list(every.items())[: 8 * limits.items]
     ]
-    columns = ("kind 题型", "language 语言", "guessing 随机", *names)
+    lost = [f"{run.name}: {text}" for run in runs if (text := text_format.lost_sentence(run))]
+    columns = ("kind 题型", "language 语言", "guessing 随机", *(run.name for run in runs))
     return {"table": HtmlTable(columns, rows, texts=2), "charts": [], "lost": lost}
 
 
@@ -299,14 +296,14 @@ def _kind_cells(line: AccuracyLine) -> list[Cell]:
 
 
 def _change_cell(line: AccuracyLine | None) -> Cell:
-    if line is None or line.best is None:
+    if line is None:
         return Cell(NONE)
     sides = [percent(score.fraction) for score in (line.before, line.after) if score]
     return Cell(" → ".join(sides), "lost" if line.is_lost else "")
 
 
-def _score_cell(score: Score | None) -> Cell:
-    if score is None:
+def _score_cell(score: Score) -> Cell:
+    if not score:
         return Cell(NONE)
     low, high = score.interval
     return Cell(percent(score.fraction), f"{score.right:,} / {score.asked:,} ({low * 100:.0f}–{percent(high)})")
@@ -317,10 +314,9 @@ def accuracy_table(lines: list[AccuracyLine], limits: Limits) -> HtmlTable:
     chosen = lines if len(lines) <= 8 * limits.items else [*lines[: 8 * limits.items], lines[-1]]
     rows = []
     for line in chosen:
-        verdict = line.best.verdict if line.best else ""
-        verdict += "; lost" if line.is_lost else ""
+        verdict = line.best.verdict + ("; lost" if line.is_lost else "")
         scores = (_score_cell(line.before), _score_cell(line.after))
-        rows.append([*_kind_cells(line), Cell(percent(line.chance)), *scores, Cell(verdict)])
+        rows.append([*_kind_cells(line), Cell(percent(line.best.chance)), *scores, Cell(verdict)])
     return HtmlTable(
         ("kind 题型", "language 语言", "guessing 随机", "before 训练前", "after 训练后", ""), rows, texts=2
     )
