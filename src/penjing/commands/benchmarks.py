@@ -107,11 +107,8 @@ def bench_decode(
         out,
         resume,
         method="decode",
-        run=None,
-        data=None,
         baseline=baseline,
         quick=quick,
-        settings=(),
         trials=trials or (1 if quick else 3),
         threads=threads,
     )
@@ -156,8 +153,8 @@ def bench_matmul(
     """
     from penjing.commands.sweep import run_matmul
 
-    found = config.convert(tuple[int, ...], sizes, "--sizes") if sizes else ()
-    run_matmul(found, _words(dtypes), seconds, out, console)
+    squares = config.convert(tuple[int, ...], sizes, "--sizes")
+    run_matmul(squares, config.convert(tuple[str, ...], dtypes, "--dtypes"), seconds, out, console)
 
 
 @app.command("sweep")
@@ -185,7 +182,7 @@ def bench_sweep(
     from penjing.commands.sweep import run_sweep
 
     def numbers(text: str, where: str) -> tuple[int, ...]:
-        found: tuple[int, ...] = config.convert(tuple[int, ...], text, where) if text else ()
+        found: tuple[int, ...] = config.convert(tuple[int, ...], text, where)
         if any(number < 1 for number in found):
             raise UserError("not above zero", where=where, got=min(found))
         return found
@@ -194,11 +191,7 @@ def bench_sweep(
         micro_size=numbers(rows, "--rows"),
         accumulate=numbers(passes, "--passes"),
         seq_len=numbers(lengths, "--lengths"),
-        dtypes=_words(dtypes),
-        recompute=_words(recompute),
+        dtypes=config.convert(tuple[str, ...], dtypes, "--dtypes"),
+        recompute=config.convert(tuple[str, ...], recompute, "--recompute"),
     )
     run_sweep(resolved(recipe, settings), grid, console, steps=steps, seconds=seconds, out=out)
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from penjing.base.errors import UserError
-from penjing.base.files import disk_error, read_json, sha256_text, write_json
+from penjing.base.files import disk_errors, read_json, sha256_text, write_json
 from penjing.base.seeds import derive
 from penjing.data import formats as records
 from penjing.data.chat.render import Switch, parse_switch, render
@@ -158,12 +158,10 @@ def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
                 wanted=f"at least the {state['bytes']:,} that were written",
                 next_step="Choose another --out, or remove it.",
             )
-    try:
+    with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(out, "ab") as stream:
             stream.truncate(state["bytes"])
-    except OSError as error:
-        raise disk_error(error, out) from error
     write_json(notes, {**about, "state": state})
     return state
 
@@ -187,14 +185,11 @@ def _answer(
         for first in range(state["done"], len(chats), PROMPTS_AT_ONCE):
             part = range(first, min(first + PROMPTS_AT_ONCE, len(chats)))
             lines = list(_lines(trained, chats, part, options))
-            try:
-                with open(out, "ab") as stream:
-                    stream.write("".join(line + "\n" for line in lines).encode())
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                    state["bytes"] = stream.tell()
-            except OSError as error:
-                raise disk_error(error, out) from error
+            with disk_errors(out), open(out, "ab") as stream:
+                stream.write("".join(line + "\n" for line in lines).encode())
+                stream.flush()
+                os.fsync(stream.fileno())
+                state["bytes"] = stream.tell()
             state["done"] = part.stop
             state["written"] += len(lines)
             state["left_out"] += len(part) * options.answers - len(lines)

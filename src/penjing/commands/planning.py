@@ -173,7 +173,7 @@ def plan_search(
     from penjing.commands.plan_run import PlanOptions
     from penjing.commands.plan_subcommands import search
 
-    rows = config.convert(tuple[int, ...], lengths, "--lengths") if lengths else ()
+    rows = config.convert(tuple[int, ...], lengths, "--lengths")
     options = PlanOptions(gpu=gpu, gpus=gpus, engine=engine)
     if not search(_traceable(recipe, settings), options, fit, rows, console, every=every):
         raise typer.Exit(EXIT_DOES_NOT_FIT)

@@ -58,7 +58,6 @@ ADDRESS = "http://127.0.0.1:8000"  # of `penjing serve`
 OPENING_CHARACTERS = 20
 HELD_OUT_OF_REAL_TEXT = 0.05  # a share: real corpora here are small
 EXAMPLES_SHOWN = 24
-FILES_NAMED = 5  # of those not used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,12 +165,11 @@ def _open_log(options: QuickstartOptions, console: Console) -> StageLog:
     if path.is_file():
         facts = read_json(path)
         if facts["asked"] != request:
-            before = facts["asked"]
             raise UserError(
                 "this folder holds a quickstart with other options",
                 where=out,
                 got=json.dumps(request, ensure_ascii=False),
-                wanted=json.dumps(before, ensure_ascii=False),
+                wanted=json.dumps(facts["asked"], ensure_ascii=False),
                 next_step="Start anew with --fresh (make: FRESH=1), or give another --out (make: OUT=...).",
             )
         return StageLog(path, facts, console)
@@ -197,26 +195,27 @@ def _corpus(options: QuickstartOptions) -> Corpus:
     if options.data == TOYWORLD:
         files = [[str(folder / name)] for name in ("pretrain.jsonl", "sft.jsonl")]
         return Corpus(files[0], files[1], folder / "eval.jsonl", "the toy world, made here")
-    names = _data_names(options)
-    if all(name in catalogue.CATALOGUE for name in names):
-        return Corpus([], [], None, ", ".join(catalogue.CATALOGUE[name].title for name in names))
-    for name in names:
-        if not Path(name).exists() and name not in catalogue.CATALOGUE:
+    sources = []
+    for name in _data_names(options):
+        if name in catalogue.CATALOGUE:
+            sources.append(catalogue.CATALOGUE[name].title)
+        elif Path(name).exists():
+            sources.append(Path(name).name)
+        else:
             raise UserError(
                 "no such file, and no such name in the catalogue",
                 where=name,
                 wanted="a file, a folder, toyworld, or one of " + ", ".join(catalogue.CATALOGUE),
             )
-    return Corpus([], [], None, ", ".join(Path(name).name for name in names))
+    return Corpus([], [], None, ", ".join(sources))
 
 
 def _data_names(options: QuickstartOptions) -> tuple[str, ...]:
     """The names in `--data`. Raises UserError if there are none."""
     names: tuple[str, ...] = convert(tuple[str, ...], options.data, "--data")
     if not names:
-        raise UserError(
-            "no data given", where="--data", got=repr(options.data), wanted="toyworld, files, folders or names"
-        )
+        wanted = "toyworld, files, folders or names"
+        raise UserError("no data given", where="--data", got=repr(options.data), wanted=wanted)
     return names
 
 
@@ -239,7 +238,7 @@ def _make_data(options: QuickstartOptions, corpus: Corpus, log: StageLog) -> str
         raise UserError(
             "there is no text to pretrain on",
             where=options.data,
-            got=_listing([f"{name} (chats)" for name in found.chats] + found.unused),
+            got=units.listing([f"{name} (chats)" for name in found.chats] + found.unused),
             next_step="Add a text: --data TEXT.txt,CHATS.jsonl",
         )
     paths = records.list_files([Path(name) for name in found.documents])
@@ -259,12 +258,7 @@ def _make_data(options: QuickstartOptions, corpus: Corpus, log: StageLog) -> str
     note = f"{facts.num_documents:,} texts, {units.megabytes(facts.num_bytes)}, from {corpus.source}"
     if skips.bad_records.bad:
         note += f"; {skips.bad_records.note()}"
-    return note + (f"; not used: {_listing(found.unused)}" if found.unused else "")
-
-
-def _listing(names: Sequence[str]) -> str:
-    more = f" and {len(names) - FILES_NAMED} more" if len(names) > FILES_NAMED else ""
-    return ", ".join(names[:FILES_NAMED]) + more
+    return note + (f"; not used: {units.listing(found.unused)}" if found.unused else "")
 
 
 def _sorted_files(options: QuickstartOptions, corpus: Corpus) -> Corpus:
@@ -350,11 +344,10 @@ def _texts(paths: Sequence[Path]) -> Iterator[str]:
 
 def _train(run: Run, log: StageLog, console: Console) -> str:
     outcome = execute(run, console)
-    loss = outcome.get("val_loss", math.nan)
     text = f"{units.count(outcome['tokens'])} tokens at {units.count(outcome['tokens_per_second'])}/s"
     if "val_bits_per_byte" in outcome:
         return f"{text}, held-out {outcome['val_bits_per_byte']:.3f} bits per byte"
-    return f"{text}, held-out loss {loss:.3f} nats per token"
+    return f"{text}, held-out loss {outcome.get('val_loss', math.nan):.3f} nats per token"
 
 
 def _record_tokens(log: StageLog, run: Run) -> None:

@@ -165,7 +165,7 @@ def _carry_out(
             console.print(escape_markup("no adapter in the format of peft", str(error)))
     outcome = _outcome(prepared, strategy, figures, time.time() - began)
     append_history(prepared, time.time() - began)
-    return _with_questions(outcome, known, prepared)
+    return known.compare(prepared, outcome)
 
 
 def plan_only(run: Run, console: Console) -> RunEstimate:
@@ -249,20 +249,6 @@ def _outcome(prepared: PreparedRun, strategy: Strategy, figures: dict[str, float
     }
     if strategy.rank == 0:
         write_json(folder.outcome, outcome)
-    return outcome
-
-
-def _with_questions(outcome: dict[str, Any], known: KnownQuestions, prepared: PreparedRun) -> dict[str, Any]:
-    """The outcome with what became of the questions the model is known by, unless a finished run knew that already."""
-    strategy = prepared.context.strategy
-    left = strategy.rank == 0 and "questions" not in outcome and known.were_asked_before(prepared)
-    if not known.questions or not strategy.broadcast(left):
-        return outcome
-    known.ask(prepared, "after")
-    if strategy.rank != 0:
-        return outcome
-    outcome = {**outcome, "questions": known.outcome(prepared)}
-    write_json(prepared.folder.outcome, outcome)
     return outcome
 
 

@@ -88,16 +88,29 @@ class KnownQuestions:
         known = read_json(prepared.folder.questions) if prepared.folder.questions.is_file() else {}
         return {**known, **about} if known.get("sha256") == about["sha256"] else about
 
-    def were_asked_before(self, prepared: PreparedRun) -> bool:
-        """Whether there is something to compare with. Not of a run that was begun without these questions."""
-        if not self.questions or "before" in self._saved(prepared):
-            return bool(self.questions)
-        note = f"not asked, since they were not asked before the first step: {self.path}"
-        self._console.print(escape_markup("questions", note))
-        return False
+    def compare(self, prepared: PreparedRun, outcome: dict[str, Any]) -> dict[str, Any]:
+        """Ask again after the last step, and write the outcome with what became of them.
 
-    def outcome(self, prepared: PreparedRun) -> dict[str, Any]:
-        """What outcome.json holds: right and asked by kind and language, before and after, and what was lost."""
+        A finished run knows that already, and one that was begun without these questions has nothing to compare with.
+        """
+        if not self.questions:
+            return outcome
+        strategy = prepared.context.strategy
+        wanted = strategy.rank == 0 and "questions" not in outcome
+        if wanted and "before" not in self._saved(prepared):
+            note = f"not asked, since they were not asked before the first step: {self.path}"
+            self._console.print(escape_markup("questions", note))
+            wanted = False
+        if not strategy.broadcast(wanted):
+            return outcome
+        self.ask(prepared, "after")
+        if strategy.rank == 0:
+            outcome = {**outcome, "questions": self._changes(prepared)}
+            write_json(prepared.folder.outcome, outcome)
+        return outcome
+
+    def _changes(self, prepared: PreparedRun) -> dict[str, Any]:
+        """Right and asked by kind and language, before and after, and what was lost."""
         saved = self._saved(prepared)
         before, after = saved["before"]["rows"], saved["after"]["rows"]
         lost = [

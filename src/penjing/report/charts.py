@@ -18,6 +18,7 @@ from markupsafe import Markup, escape
 from rich.cells import cell_len
 
 from penjing.base.accuracy import AccuracyLine, Score
+from penjing.base.formatting import count
 from penjing.report.load_run import number
 
 LETTER_WIDTH = 6.3  # of the 11.5 px figures on the axes
@@ -139,9 +140,8 @@ def figure(value: float) -> str:
         return "0"
     if size < 1e-3 or size >= 1e15:
         return power_label(value)
-    for unit, suffix in _SIZES:
-        if size >= unit * (1 if unit > 1e3 else 9.9995):
-            return f"{value / unit:.3g}{suffix}" if size < 999.5 * unit else f"{value / unit:.0f}{suffix}"
+    if size >= 9999.5:
+        return count(value)
     return f"{value:.3g}" if size < 999.5 else f"{value:.0f}"
 
 

@@ -221,13 +221,10 @@ def settings_table(runs: Sequence[ReportedRun], limits: Limits) -> HtmlTable | N
 def sample_groups(run: ReportedRun, limits: Limits, named: bool) -> list[View]:
     """Per prompt, what the model wrote at a few growing steps."""
     groups = []
-    prompts = list(dict.fromkeys(sample.prompt for sample in run.samples))
-    for prompt in prompts[: limits.items]:
-        texts = {sample.step: sample for sample in run.samples if sample.prompt == prompt}
+    for (prompt, language), texts in list(run.samples.items())[: limits.items]:
         steps = text_format.spread(list(texts), limits.steps)
-        cells = [(f"step {step:,}", clip(texts[step].text, limits.letters)) for step in steps]
+        cells = [(f"step {step:,}", clip(texts[step], limits.letters)) for step in steps]
         name = run.name if named else ""
-        language = texts[steps[0]].language
         groups.append({"run": name, "prompt": clip(prompt, 300), "language": language, "cells": cells})
     return groups
 
@@ -349,18 +346,8 @@ def context(record: ReportData, limits: Limits) -> Mapping[str, Any]:
     tasks = dict.fromkeys(run.task for run in record.runs)
     groups = [group_view([run for run in record.runs if run.task == task], limits) for task in tasks]
     quickstart = quickstart_view(record.quickstart, record.runs, limits) if record.quickstart else None
-    has = {
-        "stages": bool(quickstart and quickstart["stages"]),
-        "plan": any(group["plan"] for group in groups),
-        "curves": any(group["figures"] for group in groups),
-        **{name: any(group[name] for group in groups) for name in ("settings", "samples", "questions", "incidents")},
-        "examples": bool(quickstart and (quickstart["examples"] or quickstart["stories"])),
-        "data": bool(quickstart and (quickstart["data"] or quickstart["tokenizer"])),
-        "machine": bool(quickstart and quickstart["machine"]),
-        "next": quickstart is not None,
-    }
     return {
-        "has": has,
+        "has": {name for view in (*groups, quickstart or {}) for name, shown in view.items() if shown},
         "title": title_of(record),
         "created": text_format.date(record.quickstart.facts.text("created")) if record.quickstart else "",
         "headline": [clip(sentence, 500) for sentence in text_format.headline(record)],

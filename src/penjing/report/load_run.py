@@ -81,18 +81,9 @@ class Fields:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A text the model wrote at one step. `text` is the continuation alone: a repeated prompt is cut off."""
-
-    step: int
-    prompt: str
-    text: str
-    language: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReportedRun:
-    """One training run. `figures`: for each metric its values by step."""
+    """One training run. `figures`: for each metric its values by step. `samples`: of each prompt (text, language) what
+    the model wrote by step."""
 
     folder: str
     name: str
@@ -102,7 +93,7 @@ class ReportedRun:
     plan: Fields
     outcome: Fields
     figures: Mapping[str, Mapping[int, float]]
-    samples: tuple[Sample, ...]
+    samples: Mapping[tuple[str, str], Mapping[int, str]]
     questions: Scores
     incidents: tuple[Fields, ...]
     running: bool
@@ -173,17 +164,13 @@ def continuation(sample: Fields) -> str:
     return written[len(prompt) :] if prompt and written.startswith(prompt) else written
 
 
-def read_samples(lines: Iterable[Fields]) -> tuple[Sample, ...]:
-    """Samples in order of steps; the later line wins for the same step and prompt."""
-    samples: dict[tuple[int, str], Sample] = {}
+def read_samples(lines: Iterable[Fields]) -> dict[tuple[str, str], dict[int, str]]:
+    """Of each prompt the continuations in order of steps. A resumed run repeats steps: the later line wins."""
+    samples: dict[tuple[str, str], dict[int, str]] = {}
     for line in lines:
-        step, prompt = line.number("step"), line.text("prompt")
-        if step is not None:
-            written = continuation(line)
-            samples[round(step), prompt] = Sample(
-                step=round(step), prompt=prompt, text=written, language=line.text("language")
-            )
-    return tuple(sorted(samples.values(), key=lambda sample: sample.step))
+        if (step := line.number("step")) is not None:
+            samples.setdefault((line.text("prompt"), line.text("language")), {})[round(step)] = continuation(line)
+    return {prompt: dict(sorted(texts.items())) for prompt, texts in samples.items()}
 
 
 def read_scores(rows: Iterable[tuple[str, Fields]]) -> Scores:
