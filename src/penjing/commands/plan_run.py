@@ -206,7 +206,10 @@ def amount_of(run: Run, options: PlanOptions, shape: Shape) -> TokenBudget:
 def workload_of(
     run: Run, machine: Machine, options: PlanOptions, micro_size: int, *, steps: int = 0, external: Shape | None = None
 ) -> Workload:
-    """The run's step on one of the devices. steps: of the whole run, which say whether compiling pays."""
+    """The run's step on one of the devices. steps: of the whole run, which say whether compiling pays.
+
+    Raises UserError where training refuses to compile as the settings say.
+    """
     dtype, lengths = _dtype(run, machine), lengths_of(run)
     eager = Workload(
         shape=external or shape_of(run.model),
@@ -224,18 +227,14 @@ def workload_of(
         trainable=trainable_part(run),
         extra_forwards=lengths.extra_forwards,
     )
-    return replace(eager, compiled=_compiled(run, machine, steps * step_time(eager, machine).seconds))
+    seconds = steps * step_time(eager, machine).seconds
+    how = choose(run.compute.compile, machine.kind, _obstacle(run, machine, dtype), seconds).how
+    return replace(eager, compiled=how != "off")
 
 
 def trainable_part(run: Run) -> Trainable | None:
     """The trainable part of the run's model; None: all of it."""
     return trainable_by(run.model, run.lora, run.freeze)
-
-
-def _compiled(run: Run, machine: Machine, eager_seconds: float) -> bool:
-    """Whether the run would be compiled. Raises UserError where training refuses the setting."""
-    lacking = _obstacle(run, machine, _dtype(run, machine))
-    return choose(run.compute.compile, machine.kind, lacking, eager_seconds).how != "off"
 
 
 def _obstacle(run: Run, machine: Machine, dtype: str) -> str:
