@@ -105,8 +105,7 @@ def plan_rows(run: ReportedRun) -> list[PlanRow]:
     rows = []
     for name, before, after, form in PLAN_FIGURES:
         predicted, actual = run.plan.number(before), run.outcome.number(after)
-        comparable = predicted is not None and actual is not None and predicted > 0
-        difference = actual / predicted - 1 if comparable and predicted and actual is not None else None
+        difference = actual / predicted - 1 if actual is not None and predicted and predicted > 0 else None
         if predicted is not None or actual is not None:
             sides = shown(predicted, form), shown(actual, form)
             rows.append(PlanRow(name=name, predicted=sides[0], actual=sides[1], difference=difference))
