@@ -40,7 +40,16 @@ def test_tick_labels_share_a_unit_and_differ() -> None:
 
 @pytest.mark.parametrize(
     ("value", "wanted"),
-    [(0, "0"), (0.0031, "0.0031"), (2.413, "2.41"), (850, "850"), (20400, "20.4k"), (3e-6, "3×10⁻⁶"), (-1.5e7, "-15M")],
+    [
+        (0, "0"),
+        (0.0031, "0.0031"),
+        (2.413, "2.41"),
+        (850, "850"),
+        (20400, "20.4k"),
+        (999_600, "1M"),
+        (3e-6, "3×10⁻⁶"),
+        (-1.5e7, "-15M"),
+    ],
 )
 def test_figure(value: float, wanted: str) -> None:
     assert charts.figure(value) == wanted

@@ -153,8 +153,7 @@ def bench_matmul(
     """
     from penjing.commands.sweep import run_matmul
 
-    squares = config.convert(tuple[int, ...], sizes, "--sizes")
-    run_matmul(squares, config.convert(tuple[str, ...], dtypes, "--dtypes"), seconds, out, console)
+    run_matmul(_numbers(sizes, "--sizes"), config.convert(tuple[str, ...], dtypes, "--dtypes"), seconds, out, console)
 
 
 @app.command("sweep")
@@ -181,17 +180,18 @@ def bench_sweep(
     from penjing.bench.sweep import Grid
     from penjing.commands.sweep import run_sweep
 
-    def numbers(text: str, where: str) -> tuple[int, ...]:
-        found: tuple[int, ...] = config.convert(tuple[int, ...], text, where)
-        if any(number < 1 for number in found):
-            raise UserError("not above zero", where=where, got=min(found))
-        return found
-
     grid = Grid(
-        micro_size=numbers(rows, "--rows"),
-        accumulate=numbers(passes, "--passes"),
-        seq_len=numbers(lengths, "--lengths"),
+        micro_size=_numbers(rows, "--rows"),
+        accumulate=_numbers(passes, "--passes"),
+        seq_len=_numbers(lengths, "--lengths"),
         dtypes=config.convert(tuple[str, ...], dtypes, "--dtypes"),
         recompute=config.convert(tuple[str, ...], recompute, "--recompute"),
     )
     run_sweep(resolved(recipe, settings), grid, console, steps=steps, seconds=seconds, out=out)
+
+
+def _numbers(text: str, where: str) -> tuple[int, ...]:
+    found: tuple[int, ...] = config.convert(tuple[int, ...], text, where)
+    if any(number < 1 for number in found):
+        raise UserError("not above zero", where=where, got=min(found))
+    return found

@@ -85,8 +85,6 @@ def generate_file(
     Raises UserError if `out` holds answers of another model, other prompts, other settings or another dtype.
     """
     options.sampling  # noqa: B018 (raises on settings that cannot be, before a model is read)
-    if options.answers < 1 or options.max_tokens < 1:
-        raise UserError("nothing to write", got=f"--answers {options.answers} --max-tokens {options.max_tokens}")
     if options.answers > 1 and not options.temperature:
         raise UserError(
             f"all {options.answers} answers to a prompt would be the same one",

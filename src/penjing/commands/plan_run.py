@@ -60,8 +60,6 @@ class PlanOptions:
     price: str = ""
 
     def __post_init__(self) -> None:
-        if self.gpus < 1:
-            raise UserError("not above zero", where="--gpus", got=self.gpus, wanted="1 or more")
         if self.engine:
             config.convert(Engine, self.engine, "--engine")
 
