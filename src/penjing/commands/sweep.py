@@ -107,10 +107,9 @@ def _short(row: Measured) -> str:
 def cells(row: Measured) -> list[str]:
     """A row of the table as text; of one that did not fit, what ended it."""
     known = row.to_dict()
-    shown = ["" if known[name] is None else show(known[name]) for name, _, show in COLUMNS]
-    if row.steps_per_second is None:
-        shown[[name for name, *_ in COLUMNS].index("steps_per_second")] = row.ended
-    return shown
+    shown = {name: "" if known[name] is None else show(known[name]) for name, _, show in COLUMNS}
+    shown["steps_per_second"] = shown["steps_per_second"] or row.ended
+    return list(shown.values())
 
 
 def table(rows: Sequence[Measured], title: str = "") -> ResultTable:
