@@ -38,7 +38,7 @@ class Score:
 
     @property
     def fraction(self) -> float:
-        return self.right / self.asked
+        return self.right / max(1, self.asked)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -81,7 +81,7 @@ class AccuracyLine:
     @property
     def is_lost(self) -> bool:
         """Whether the fraction right after training lies below the 95 % interval from before."""
-        return bool(self.after) and self.after.fraction < self.before.interval[0]
+        return self.after.asked > 0 and self.after.fraction < self.before.interval[0]
 
 
 def pool(scores: Iterable[Score]) -> Score:

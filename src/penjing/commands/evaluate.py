@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from penjing.base import formatting as units
-from penjing.base.accuracy import wilson
+from penjing.base.accuracy import pool, scores_of
 from penjing.base.errors import UserError
 from penjing.base.markup import escape_markup, print_table
 from penjing.data import formats as records
@@ -52,16 +52,12 @@ def evaluate(
 
 def print_accuracy(answered: list[asking.GradedAnswer], console: Console) -> None:
     """Accuracy by exact match per kind and language, with its 95 % interval and the chance level."""
-    rows = asking.table("", answered)
-    right, asked = (sum(row[name] for row in rows) for name in ("right", "asked"))
-    chance = sum(row["chance"] * row["asked"] for row in rows) / max(1, asked)
-    rows.append({"kind": "all", "language": "", "right": right, "asked": asked, "chance": chance})
+    scores = scores_of(asking.table("", answered), ())
     cells = []
-    for row in rows:
-        low, high = wilson(row["right"], row["asked"])
-        share = row["right"] / row["asked"] if row["asked"] else 0.0
-        counts = (row["kind"], row["language"], row["right"], row["asked"])
-        cells.append((*counts, f"{share:.0%}", f"{low:.0%}-{high:.0%}", f"{row['chance']:.0%}"))
+    for (_, kind, language), score in (*scores.items(), (("", "all", ""), pool(scores.values()))):
+        low, high = score.interval
+        counts = (score.right, score.asked, f"{score.fraction:.0%}", f"{low:.0%}-{high:.0%}")
+        cells.append((kind, language, *counts, f"{score.chance or 0:.0%}"))
     print_table(console, ("kind", "language", "right>", "asked>", "accuracy>", "95 %>", "chance>"), cells)
     if cut := sum(one.cut for one in answered):
         note = f"{cut} of {len(answered)} answers were truncated; raise --max-tokens"
