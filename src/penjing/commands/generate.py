@@ -199,7 +199,8 @@ def _answer(
 class _Dialogue:
     """A conversation in progress: its messages so far, and the messages before each answer to come."""
 
-    index: int  # of its prompt
+    chat: Chat  # its prompt
+    index: int  # of that
     number: int  # among the answers to that prompt
     messages: list[Message]
     turns: list[tuple[Message, ...]]
@@ -209,29 +210,26 @@ class _Dialogue:
 def _lines(trained: LoadedModel, chats: Sequence[Chat], part: Iterable[int], options: AnswerOptions) -> Iterator[str]:
     """The conversations of these prompts that got an answer. One that gets none, or has no room, ends before it."""
     talks = [
-        _Dialogue(index, number, [], split_turns(chats[index], options.turns))
+        _Dialogue(chats[index], index, number, [], split_turns(chats[index], options.turns))
         for index in part
         for number in range(options.answers)
     ]
     going = talks
     while going:
-        going = _next_answers(trained, chats, going, options)
+        going = _next_answers(trained, going, options)
     for talk in talks:
         if talk.answered:
-            chat = chats[talk.index]
-            yield json.dumps(chat_record(talk.messages, chat.tools), ensure_ascii=False)
+            yield json.dumps(chat_record(talk.messages, talk.chat.tools), ensure_ascii=False)
 
 
-def _next_answers(
-    trained: LoadedModel, chats: Sequence[Chat], talks: Sequence[_Dialogue], options: AnswerOptions
-) -> list[_Dialogue]:
+def _next_answers(trained: LoadedModel, talks: Sequence[_Dialogue], options: AnswerOptions) -> list[_Dialogue]:
     """Give each conversation its next answer. Returns those that continue."""
     tokenizer, longest = trained.tokenizer, trained.model.config.max_position_embeddings
     thinks = parse_switch(options.thinking)
     prompts: dict[tuple[int, ...], list[_Dialogue]] = {}  # one read only once, however often it is answered
     for talk in talks:
         messages = [*talk.messages, *talk.turns[talk.answered]]
-        ids = tuple(render(tokenizer, messages, chats[talk.index].tools, ask=True, thinking=thinks).ids)
+        ids = tuple(render(tokenizer, messages, talk.chat.tools, ask=True, thinking=thinks).ids)
         if len(ids) < longest:
             prompts.setdefault(ids, []).append(talk)
     requests = [
