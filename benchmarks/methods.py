@@ -230,15 +230,20 @@ class Bench:
 
 def judged(done: dict[str, Any]) -> dict[str, Any]:
     """Of an outcome, the seconds, every held-out figure and the questions by kind, before and after."""
-    from penjing.eval.changes import changes
+    from penjing.base.accuracy import change_lines, scores_of
 
     figures = {name: {"before": first, "after": done[name]} for name, first in done["before"].items()}
     found: dict[str, Any] = {"seconds": done["seconds"], **figures}
     if "questions" in done:
         asked = done["questions"]
         found["questions"] = {
-            each.name: {"asked": each.asked, "before": each.before, "after": each.after, "lost": each.is_lost}
-            for each in changes(asked["before"], asked["after"])
+            line.name: {
+                "asked": line.before.asked,
+                "before": line.before.right,
+                "after": line.after.right,
+                "lost": line.is_lost,
+            }
+            for line in change_lines(scores_of(asked["before"], asked["after"]))
         }
     return found
 

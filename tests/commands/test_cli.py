@@ -157,6 +157,8 @@ def test_a_full_disk_is_one_line_and_loses_nothing(mistake, tmp_path, toy):
         (("traain",), "Did you mean 'train'?"),
         (("train",), "Missing argument"),
         (("data", "toyworld", "--documents", "many"), "--documents"),
+        (("plan", "tokens", "--params", "64M", "--hours", "2", "--gpu", "A100", "--gpus", "-1"), "--gpus"),
+        (("bench", "matmul", "--sizes", "0"), "--sizes: not above zero"),
         (("report", "."), "no run in this folder"),
         (("chat", "runs/none"), "no such folder"),
         (("train", "pretain"), "Did you mean pretrain?"),

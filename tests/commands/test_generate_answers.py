@@ -14,7 +14,7 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands import generate
 from penjing.commands.chat import chat as talk
-from penjing.commands.evaluate import evaluate_questions, evaluate_text
+from penjing.commands.evaluate import evaluate
 from penjing.commands.generate import AnswerOptions, generate_file, split_turns
 from penjing.commands.train import execute, resolve_run
 from penjing.data.formats import Chat, Message, read_chats
@@ -286,8 +286,8 @@ def test_every_verb_takes_a_gpu_where_there_is_one_and_the_device_it_is_told(tmp
     options = GenerationOptions(max_tokens=1)
     run = {
         "chat": lambda **where: talk(model, screen, options, prompt="So?", **where),
-        "eval --questions": lambda **where: evaluate_questions(model, toy / "eval.jsonl", screen, **where),
-        "eval --text": lambda **where: evaluate_text(model, toy / "pretrain.jsonl", screen, **where),
+        "eval --questions": lambda **where: evaluate(model, toy / "eval.jsonl", None, screen, **where),
+        "eval --text": lambda **where: evaluate(model, None, toy / "pretrain.jsonl", screen, **where),
         "generate": lambda **where: generate_file(model, [toy / "rl.jsonl"], tmp_path / "a", screen, answers, **where),
     }[verb]
     monkeypatch.setattr(Transformer, "to", to)

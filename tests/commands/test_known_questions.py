@@ -117,7 +117,7 @@ def test_every_way_of_preferring_and_reinforcing_says_what_it_changed(
 def test_what_was_lost_is_named_on_the_terminal():
     def rows(tool):
         right = {"who": 20, "tool": tool}
-        return [{"kind": kind, "language": "en", "asked": 40, "right": right[kind]} for kind in right]
+        return [{"kind": kind, "language": "en", "asked": 40, "right": right[kind], "chance": 0.0} for kind in right]
 
     def shown(after):
         screen = Console(file=io.StringIO(), width=120)

@@ -65,13 +65,13 @@ def plan_of(run, notes):
         run=run,
         estimate=BILL,
         size=SimpleNamespace(unit="rows", seq_len=8, padding_fraction=0.0),
-        context=SimpleNamespace(accumulate=1),
+        context=SimpleNamespace(accumulate=1, strategy=Single(torch.device("cpu"))),
         stage=stage,
         notes=notes,
         resumed_from=None,
     )
     screen = console()
-    print_plan(prepared, Single(torch.device("cpu")), screen)
+    print_plan(prepared, screen)
     return screen.file.getvalue()
 
 
@@ -118,20 +118,20 @@ def test_memory_that_does_not_suffice_is_one_line(tmp_path, monkeypatch, error):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_figures_that_are_no_number_are_left_out_and_told_once(tmp_path, rank, recwarn):
     meter = SimpleNamespace(totals=lambda: {"sample_seconds": 0.0})
+    strategy = SimpleNamespace(rank=rank, device=torch.device("cpu"))
     prepared = SimpleNamespace(
         folder=RunDir(tmp_path),
         resumed_from=None,
         resumed=0,
         stage=SimpleNamespace(fingerprint="d"),
-        context=SimpleNamespace(num_steps=3, meter=meter),
+        context=SimpleNamespace(num_steps=3, meter=meter, strategy=strategy),
     )
     checkpoint = tmp_path / "checkpoints/step-00000003"
     checkpoint.mkdir(parents=True)
     (checkpoint / "model.safetensors").write_bytes(b"")
     (tmp_path / "metrics.jsonl").write_text("")
-    strategy = SimpleNamespace(rank=rank, device=torch.device("cpu"))
     figures = {"val_loss": float("nan"), "val_accuracy": 0.5}
-    outcome = execute._outcome(prepared, strategy, figures, 1.0)
+    outcome = execute._outcome(prepared, figures, 1.0)
     assert outcome["val_accuracy"] == 0.5 and "val_loss" not in outcome
     assert [str(warning.message).split(" is NaN")[0] for warning in recwarn] == ["val_loss"] * (rank == 0)
     assert (tmp_path / "outcome.json").exists() == (rank == 0)

@@ -9,7 +9,7 @@ from pages import ROOT, calls, literal, parts, text_of
 from typer.main import get_command
 
 from penjing.base import config
-from penjing.base.interval import wilson
+from penjing.base.accuracy import wilson
 from penjing.cli import app
 from penjing.model.config import ModelConfig
 from penjing.model.presets import PRESETS

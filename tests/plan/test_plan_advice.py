@@ -12,14 +12,12 @@ from penjing.commands.plan_run import (
     accepted,
     checkpoint_bytes,
     checkpoint_seconds,
-    lengths_of,
     parts_of,
     workload_of,
 )
 from penjing.commands.train import resolve_run
 from penjing.plan.device_model import machine_of_card
 from penjing.plan.gpu_specs import find_card
-from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
 from penjing.train import compile_policy as compiling
 
@@ -28,13 +26,8 @@ H100 = machine_of_card(find_card("H100"))
 
 def planned(recipe, *words):
     run = resolve_run(recipe, parse_overrides(list(words)))
-    shape = shape_of(run.model)
-    rows = run.batch.micro_size or run.batch.size
-    return (
-        run,
-        shape,
-        workload_of(run, shape, lengths_of(run), H100, micro_size=rows, options=PlanOptions(), steps=1000),
-    )
+    work = workload_of(run, H100, PlanOptions(), run.batch.micro_size or run.batch.size, steps=1000)
+    return run, work.shape, work
 
 
 def test_a_checkpoint_in_the_background_costs_its_copy_and_the_last_one_its_write():
@@ -75,18 +68,17 @@ def test_a_cpu_without_a_compiler_is_not_planned_or_advised_to_compile(monkeypat
     monkeypatch.setattr(compiling.shutil, "which", lambda name: name if has_compiler else None)
     monkeypatch.setattr(compiling.library, "unavailable_reason", lambda: "no kernels")
     cpu = replace(H100, name="a processor", kind="cpu")
-    run, shape, work = planned("pretrain", "compute.compile=off")
+    run, _, work = planned("pretrain", "compute.compile=off")
 
     def with_compile(setting):
         return replace(run, compute=replace(run.compute, compile=setting))
 
     def compiled(setting):
-        how = {"micro_size": 1, "options": PlanOptions(), "steps": 10**7}
-        return workload_of(with_compile(setting), shape, lengths_of(run), cpu, **how).compiled
+        return workload_of(with_compile(setting), cpu, PlanOptions(), 1, steps=10**7).compiled
 
     assert compiled("auto") is has_compiler
     assert accepted(with_compile("blocks"), cpu, 1) is has_compiler
-    lines = plan_advice.alternatives(run, PlanOptions(), cpu, None, work, 1e5)
+    lines = plan_advice.alternatives(run, cpu, None, work, 1e5)
     assert any("compute.compile=auto" in line for line in lines) is has_compiler
     if not has_compiler:
         with raises_user_error(where="compute.compile", got="no C++ compiler (g++)"):
@@ -96,23 +88,23 @@ def test_a_cpu_without_a_compiler_is_not_planned_or_advised_to_compile(monkeypat
 @pytest.mark.parametrize("recipe", ["grpo", "dpo", "lora"])
 def test_nothing_is_suggested_that_training_does_not_take(recipe):
     run, _, work = planned(recipe, "compute.compile=off")
-    lines = plan_advice.alternatives(run, PlanOptions(), H100, None, work, 1e5)
+    lines = plan_advice.alternatives(run, H100, None, work, 1e5)
     assert any("compile" in line for line in lines) == (recipe == "lora")
 
 
 def test_writing_answers_counts_for_advice_and_validation():
-    run, shape, work = planned("grpo")
+    run, _, work = planned("grpo")
     step = step_time(work, H100)
-    parts, generation = parts_of(run, shape, step, work, H100, run.eval.every, 1)
+    parts, generation = parts_of(run, work, H100, run.eval.every)
     assert generation > 5 * step.seconds
     # Twice as many passes take twice the step's own time, and writing takes what it did.
-    now = plan_advice._Now(run=run, options=PlanOptions(), machine=H100, work=work, seconds=1.0)
+    now = plan_advice._Now(run=run, machine=H100, work=work, seconds=1.0)
     halved = replace(work, tokens=work.tokens // 2, passes=2 * work.passes)
     slower = step_time(halved, H100).seconds - step.seconds
     assert -now.gain(run, halved) == pytest.approx(
-        (slower + plan_advice.generation_seconds(run, halved, H100, 1) - generation) / (step.seconds + generation)
+        (slower + plan_advice.generation_seconds(run, halved, H100) - generation) / (step.seconds + generation)
     )
     assert -now.gain(run, halved) < 0.2
     more = replace(run, eval=replace(run.eval, sequences=4 * run.eval.sequences))
     assert parts["validation"] > 0.1 * generation
-    assert parts_of(more, shape, step, work, H100, run.eval.every, 1)[0]["validation"] > parts["validation"]
+    assert parts_of(more, work, H100, run.eval.every)[0]["validation"] > parts["validation"]

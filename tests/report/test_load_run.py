@@ -19,10 +19,8 @@ def test_whole_folder(tmp_path: Path) -> None:
     run = record.runs[0]
     assert run.plan.number("steps") == 1000 and run.outcome.number("mfu") == 0.31
     assert record.quickstart and record.quickstart.facts.fields("tokenizer").number("vocabulary") == 4096
-    assert len(record.runs[1].questions) == 16 and {row.stage for row in record.runs[1].questions} == {
-        "before",
-        "after",
-    }
+    questions = record.runs[1].questions
+    assert len(questions) == 16 and {when for when, _, _ in questions} == {"before", "after"}
 
 
 def test_missing_folder_is_a_user_error(tmp_path: Path) -> None:
@@ -47,7 +45,7 @@ def test_resumed_samples_keep_the_later_line(tmp_path: Path) -> None:
     put_lines(
         tmp_path / "sft" / "samples.jsonl", [base | {"step": 9, "text": "old"}, base | {"step": 9, "text": "p new"}]
     )
-    assert [sample.text for sample in read_record([tmp_path]).runs[0].samples] == [" new"]
+    assert read_record([tmp_path]).runs[0].samples == {("p", "en"): {9: " new"}}
 
 
 def test_half_written_lines_are_left_out(tmp_path: Path) -> None:
@@ -80,8 +78,8 @@ def test_fields_of_another_shape(tmp_path: Path) -> None:
     assert record.quickstart
     facts = record.quickstart.facts
     assert facts.text("title") == "" and not facts.fields("machine") and facts.items("stages") == ()
-    row = record.runs[0].questions[0]
-    assert (row.asked, row.right, row.chance) == (0, 0, None)
+    [score] = record.runs[0].questions.values()
+    assert (score.asked, score.right, score.chance) == (0, 0, None)
 
 
 def test_runs_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from penjing.base.accuracy import AccuracyLine, Score
 from penjing.report import charts
-from penjing.report.accuracy import AccuracyLine, Score
 from penjing.report.charts import Axis, Scale, Series
 
 X, Y = Axis("tokens"), Axis("nats per token")
@@ -40,7 +40,16 @@ def test_tick_labels_share_a_unit_and_differ() -> None:
 
 @pytest.mark.parametrize(
     ("value", "wanted"),
-    [(0, "0"), (0.0031, "0.0031"), (2.413, "2.41"), (850, "850"), (20400, "20.4k"), (3e-6, "3×10⁻⁶"), (-1.5e7, "-15M")],
+    [
+        (0, "0"),
+        (0.0031, "0.0031"),
+        (2.413, "2.41"),
+        (850, "850"),
+        (20400, "20.4k"),
+        (999_600, "1M"),
+        (3e-6, "3×10⁻⁶"),
+        (-1.5e7, "-15M"),
+    ],
 )
 def test_figure(value: float, wanted: str) -> None:
     assert charts.figure(value) == wanted
@@ -95,8 +104,9 @@ def test_colours_stay_with_their_series() -> None:
     assert 'class="line c1"' in charts.line_chart(series, title="t", x=X, y=Y)
 
 
-def line(*right: int, chance: float | None = 0.25) -> AccuracyLine:
-    before, after = ([Score(asked=10, right=hits, chance=chance) for hits in right] + [None, None])[:2]
+def line(right: int, right_after: int | None = None, chance: float | None = 0.25) -> AccuracyLine:
+    before = Score(asked=10, right=right, chance=chance)
+    after = Score(asked=0, right=0) if right_after is None else Score(asked=10, right=right_after, chance=chance)
     return AccuracyLine(kind="sums", language="en", before=before, after=after)
 
 

@@ -16,7 +16,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import write_json
 from penjing.checkpoint.tensors import write_tensors
 from penjing.commands.chat import chat
-from penjing.commands.evaluate import evaluate_text
+from penjing.commands.evaluate import evaluate
 from penjing.commands.train import execute, resolve_run
 from penjing.convert.hf_config import hf_config
 from penjing.convert.names import to_hf
@@ -162,7 +162,7 @@ def test_chat_eval_and_export_take_it_as_it_is(stock, toy, tmp_path):
     model, folder = stock
     seen = Console(record=True, width=200, file=io.StringIO())
     chat(folder, seen, GenerationOptions(max_tokens=5), prompt="Hello")
-    evaluate_text(folder, toy / "pretrain.jsonl", seen)
+    evaluate(folder, None, toy / "pretrain.jsonl", seen)
     assert "bits per byte" in seen.export_text()
     trained = load_trained(folder)
     card = model_card(trained, folder)

@@ -26,6 +26,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from annotated_types import BaseMetadata, Ge, Gt, Le, Lt
 
 from penjing.base.errors import UserError, nearest
+from penjing.base.files import read_parsed
 
 T = TypeVar("T")
 Layer = Mapping[str, Any]
@@ -128,18 +129,8 @@ def _put(layer: dict[str, Any], path: list[str], value: str) -> None:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as a layer."""
-    try:
-        with open(path, "rb") as stream:
-            return tomllib.load(stream)
-    except FileNotFoundError:
-        raise UserError("no such file", where=path) from None
-    except IsADirectoryError:
-        raise UserError("a folder, not a TOML file", where=path) from None
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and numbers of 5,000 digits among them
-        raise UserError(f"not valid TOML: {error}", where=path) from None
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror or error}", where=path) from None
+    """A TOML file as a layer. Raises UserError for one that cannot be read."""
+    return dict(read_parsed(path, "TOML", tomllib.loads))
 
 
 # --- merging ---------------------------------------------------------------------------------------------------------
@@ -218,11 +209,9 @@ def _choose(members: list[Any], table: Mapping[str, Any], key: str) -> Any:
 
 def _unknown_key(kind: Any, name: str, prefix: str) -> UserError:
     here = [_key(field) for field in dataclasses.fields(kind)]
-    best = nearest(name, here)
-    text = (
-        f"Did you mean {prefix}{best}?" if best else "Settings here: " + ", ".join(prefix + choice for choice in here)
-    )
-    return UserError("unknown setting", where=prefix + name, next_step=text)
+    best, every = nearest(name, here), ", ".join(prefix + choice for choice in here)
+    hint = f"Did you mean {prefix}{best}?" if best else f"Settings here: {every}"
+    return UserError("unknown setting", where=prefix + name, next_step=hint)
 
 
 # --- building --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +21,7 @@ _DISK_ERRORS = {
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "permission denied",
 }
-LARGEST_JSON_BYTES = 256 << 20  # of a file of ours or of a stranger's that is read as one JSON value
+LARGEST_FILE_BYTES = 256 << 20  # of a file of ours or of a stranger's that is read as one value
 
 
 class DiskError(UserError):
@@ -65,10 +65,8 @@ def printable(path: Path) -> str:
 
 def check_free_space(folder: Path, wanted_bytes: int) -> None:
     """Raise DiskError if the disk of `folder` has no room for so many bytes, before any of them is written."""
-    try:
+    with disk_errors(folder):
         free = shutil.disk_usage(folder).free
-    except OSError as error:
-        raise disk_error(error, folder) from error
     if free < wanted_bytes:
         raise DiskError(
             "cannot write: the disk is full",
@@ -125,7 +123,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def atomic_write(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO[Any]]:
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary sibling of `path`; on success fsync it and rename it over `path`, on failure remove it.
 
     A reader, or a run killed at any instant, sees the old file or the new one and never a half.
@@ -134,7 +132,7 @@ def atomic_write(path: Path, mode: str = "wb", **options: Any) -> Iterator[IO[An
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, mode, **options) as stream:
+        with open(temporary, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -175,18 +173,23 @@ def open_regular(path: Path) -> Iterator[IO[bytes]]:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; a missing, broken, too large or too deeply nested one is a `UserError` that names it."""
+    return read_parsed(path, "JSON", json.loads)
+
+
+def read_parsed(path: Path, kind: str, parse: Callable[[str], Any]) -> Any:
+    """What `parse` makes of a file's text, with the errors of `read_json`. kind: what it is not where it is broken."""
     try:
         with open_regular(path) as stream:
-            raw = stream.read(LARGEST_JSON_BYTES + 1)
-        if len(raw) > LARGEST_JSON_BYTES:
-            raise UserError("too large", where=path, wanted=f"at most {LARGEST_JSON_BYTES:,} bytes")
-        return json.loads(raw.decode("utf-8"))
+            raw = stream.read(LARGEST_FILE_BYTES + 1)
+        if len(raw) > LARGEST_FILE_BYTES:
+            raise UserError("too large", where=path, wanted=f"at most {LARGEST_FILE_BYTES:,} bytes")
+        return parse(raw.decode("utf-8"))
     except FileNotFoundError:
         raise UserError("no such file", where=path) from None
     except IsADirectoryError:
         raise UserError("a folder, not a file", where=path) from None
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and numbers of 5,000 digits among them
-        raise UserError(f"not valid JSON: {error}", where=path) from None
+        raise UserError(f"not valid {kind}: {error}", where=path) from None
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror or error}", where=path) from None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def count(number: float) -> str:
     """1_234_567 -> '1.23M'."""
@@ -10,6 +12,12 @@ def count(number: float) -> str:
         if abs(number) >= 0.9995 * size and abs(number) >= 1000:
             return f"{number / size:.3g}{suffix}" if abs(number) < 999.5 * size else f"{number / size:.0f}{suffix}"
     return f"{number:g}" if isinstance(number, float) else str(number)
+
+
+def listing(names: Sequence[str], most: int = 5) -> str:
+    """The first names, and how many more there are: 'a, b and 3 more'."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def gibibytes(num_bytes: float) -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from penjing.base.errors import UserError
-from penjing.base.files import disk_error
+from penjing.base.files import disk_errors
 
 LOCK = ".lock"
 
@@ -25,11 +25,9 @@ def locked(folder: Path) -> Iterator[None]:
     ones) nothing is held.
     """
     path = folder / LOCK
-    try:
+    with disk_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise disk_error(error, path) from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

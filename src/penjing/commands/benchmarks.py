@@ -107,11 +107,8 @@ def bench_decode(
         out,
         resume,
         method="decode",
-        run=None,
-        data=None,
         baseline=baseline,
         quick=quick,
-        settings=(),
         trials=trials or (1 if quick else 3),
         threads=threads,
     )
@@ -156,8 +153,7 @@ def bench_matmul(
     """
     from penjing.commands.sweep import run_matmul
 
-    found = config.convert(tuple[int, ...], sizes, "--sizes") if sizes else ()
-    run_matmul(found, _words(dtypes), seconds, out, console)
+    run_matmul(_numbers(sizes, "--sizes"), config.convert(tuple[str, ...], dtypes, "--dtypes"), seconds, out, console)
 
 
 @app.command("sweep")
@@ -184,21 +180,18 @@ def bench_sweep(
     from penjing.bench.sweep import Grid
     from penjing.commands.sweep import run_sweep
 
-    def numbers(text: str, where: str) -> tuple[int, ...]:
-        found: tuple[int, ...] = config.convert(tuple[int, ...], text, where) if text else ()
-        if any(number < 1 for number in found):
-            raise UserError("not above zero", where=where, got=min(found))
-        return found
-
     grid = Grid(
-        micro_size=numbers(rows, "--rows"),
-        accumulate=numbers(passes, "--passes"),
-        seq_len=numbers(lengths, "--lengths"),
-        dtypes=_words(dtypes),
-        recompute=_words(recompute),
+        micro_size=_numbers(rows, "--rows"),
+        accumulate=_numbers(passes, "--passes"),
+        seq_len=_numbers(lengths, "--lengths"),
+        dtypes=config.convert(tuple[str, ...], dtypes, "--dtypes"),
+        recompute=config.convert(tuple[str, ...], recompute, "--recompute"),
     )
     run_sweep(resolved(recipe, settings), grid, console, steps=steps, seconds=seconds, out=out)
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name)
+def _numbers(text: str, where: str) -> tuple[int, ...]:
+    found: tuple[int, ...] = config.convert(tuple[int, ...], text, where)
+    if any(number < 1 for number in found):
+        raise UserError("not above zero", where=where, got=min(found))
+    return found

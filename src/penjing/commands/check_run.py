@@ -6,9 +6,9 @@ Reads every byte that a resumed run would read, and changes nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -46,6 +46,16 @@ class Findings:
             return f"finished at step {self.resumes_from}: the same command shows the results"
         return f"the same command continues after step {self.resumes_from}"
 
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Of the folder: it is intact unless what reads it inside raises a UserError."""
+        try:
+            yield
+        except UserError as error:
+            self.errors.append(f"{name}: {error.what}")
+        else:
+            self.intact.append(name)
+
 
 def check_runs(path: Path, console: Console) -> bool:
     """Check a run, or all runs of a quickstart, and print the findings; returns whether they are intact.
@@ -79,16 +89,13 @@ def examine(path: Path) -> Findings:
     folder, findings = RunDir(path), Findings(path)
     _checkpoints(folder, findings)
     _files(folder, findings)
-    for name, place in (("train", folder.shards / "train"), ("validation", folder.shards / "validation")):
-        if (place / META).is_file():
-            _try(findings, f"{name} shards, every byte", partial(_verify, place))
+    for name in ("train", "validation"):
+        if (folder.shards / name / META).is_file():
+            with findings.part(f"{name} shards, every byte"):
+                TokenShards(folder.shards / name).verify()
     if is_held(path):
         findings.notes.append(f"in use by {owner(path)}")
     return findings
-
-
-def _verify(place: Path) -> None:
-    TokenShards(place).verify()
 
 
 def _checkpoints(folder: RunDir, findings: Findings) -> None:
@@ -110,36 +117,24 @@ def _checkpoints(folder: RunDir, findings: Findings) -> None:
 
 
 def _files(folder: RunDir, findings: Findings) -> None:
-    _try(findings, "run.toml", lambda: read_settings(folder.path))
+    with findings.part("run.toml"):
+        read_settings(folder.path)
     if folder.tokenizer.is_dir():
-        _try(findings, "tokenizer", lambda: Tokenizer.load(folder.tokenizer))
+        with findings.part("tokenizer"):
+            Tokenizer.load(folder.tokenizer)
     if folder.metrics.is_file():
         lines = read_lines(folder.metrics)
         last = max((line["step"] for line in lines), default=0)
         findings.intact.append(f"metrics.jsonl, {len(lines)} lines up to step {last}")
     if folder.plan.is_file() and findings.resumes_from is not None:
-        findings.finished = findings.resumes_from == _table(folder.plan, findings).get("steps")
+        try:
+            plan = read_json(folder.plan)
+            findings.finished = isinstance(plan, dict) and findings.resumes_from == plan.get("steps")
+        except UserError as error:
+            findings.errors.append(f"{folder.plan.name}: {error.what}")
     if folder.incidents.is_file():
         kinds = Counter(str(line.get("kind")) for line in read_lines(folder.incidents))
         findings.notes += [f"incidents.jsonl: {count} x {kind}" for kind, count in sorted(kinds.items())]
     if folder.bad_records.is_file():
         count = sum(1 for _ in open(folder.bad_records, "rb"))
         findings.notes.append(f"bad_records.jsonl: {count} records left out")
-
-
-def _table(path: Path, findings: Findings) -> dict[str, object]:
-    try:
-        value = read_json(path)
-    except UserError as error:
-        findings.errors.append(f"{path.name}: {error.what}")
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _try(findings: Findings, name: str, look: Callable[[], object]) -> None:
-    try:
-        look()
-    except UserError as error:
-        findings.errors.append(f"{name}: {error.what}")
-    else:
-        findings.intact.append(name)

@@ -11,14 +11,13 @@ from rich.text import Text
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import printable
+from penjing.base.formatting import listing
 from penjing.base.markup import escape_markup, print_table
 from penjing.data import dataset_stats as survey
 from penjing.data import formats as records
 from penjing.data import stats_records
 from penjing.data.formats import Kind
 from penjing.data.tokenizer.tokenizer import Tokenizer
-
-FILES_NAMED = 5  # of one kind
 
 
 def corpus_report(files: list[Path], console: Console) -> None:
@@ -30,9 +29,7 @@ def corpus_report(files: list[Path], console: Console) -> None:
         if number:
             console.print()
         names = [printable(path) for path in of_kind[kind]]
-        more = f" and {len(names) - FILES_NAMED} more" if len(names) > FILES_NAMED else ""
-        heading = f"{kind}: {', '.join(names[:FILES_NAMED])}{more}"
-        console.print(Text(heading, style="bold"), soft_wrap=True)
+        console.print(Text(f"{kind}: {listing(names)}", style="bold"), soft_wrap=True)
         _print_survey(survey.survey_files(of_kind[kind], kind), console)
 
 

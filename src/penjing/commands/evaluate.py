@@ -10,7 +10,8 @@ from pathlib import Path
 from rich.console import Console
 
 from penjing.base import formatting as units
-from penjing.base.interval import wilson
+from penjing.base.accuracy import pool, scores_of
+from penjing.base.errors import UserError
 from penjing.base.markup import escape_markup, print_table
 from penjing.data import formats as records
 from penjing.eval import questions as asking
@@ -20,49 +21,51 @@ from penjing.train.load_model import LoadedModel, load_trained, set_threads, use
 ROW_TOKENS = 1024  # rows of a text are at least this long, if the context of the model is
 
 
-def _loaded(path: Path, device: str, dtype: str) -> LoadedModel:
-    set_threads(0, 1)
-    trained = load_trained(path)
-    use_device(trained.model, device, dtype)
-    return trained
-
-
-def evaluate_questions(
+def evaluate(
     path: Path,
-    questions: Path,
+    questions: Path | None,
+    text: Path | None,
     console: Console,
+    *,
     thinking: bool | None = None,
     max_tokens: int = 0,
-    *,
     device: str = "auto",
     dtype: str = "auto",
 ) -> None:
-    """Accuracy by exact match per kind and language, with its 95 % interval and the chance level.
+    """Print how a model answers questions, and how well it predicts a text. thinking, max_tokens: see `questions.ask`.
 
-    thinking, max_tokens: see `questions.ask`.
+    Raises UserError where there is neither.
     """
-    trained = _loaded(path, device, dtype)
-    loaded = asking.read_questions(questions)
-    answered = asking.ask(trained.model, trained.tokenizer, loaded, thinking=thinking, max_tokens=max_tokens)
-    rows = asking.table("", answered)
-    right, asked = (sum(row[name] for row in rows) for name in ("right", "asked"))
-    chance = sum(row["chance"] * row["asked"] for row in rows) / max(1, asked)
-    rows.append({"kind": "all", "language": "", "right": right, "asked": asked, "chance": chance})
+    if questions is None and text is None:
+        raise UserError("nothing to evaluate on", next_step="Give --questions FILE or --text FILE.")
+    set_threads(0, 1)
+    trained = load_trained(path)
+    use_device(trained.model, device, dtype)
+    if questions is not None:
+        loaded = asking.read_questions(questions)
+        print_accuracy(
+            asking.ask(trained.model, trained.tokenizer, loaded, thinking=thinking, max_tokens=max_tokens), console
+        )
+    if text is not None:
+        print_bits(trained, text, console)
+
+
+def print_accuracy(answered: list[asking.GradedAnswer], console: Console) -> None:
+    """Accuracy by exact match per kind and language, with its 95 % interval and the chance level."""
+    scores = scores_of(asking.table("", answered), ())
     cells = []
-    for row in rows:
-        low, high = wilson(row["right"], row["asked"])
-        share = row["right"] / row["asked"] if row["asked"] else 0.0
-        counts = (row["kind"], row["language"], row["right"], row["asked"])
-        cells.append((*counts, f"{share:.0%}", f"{low:.0%}-{high:.0%}", f"{row['chance']:.0%}"))
+    for (_, kind, language), score in (*scores.items(), (("", "all", ""), pool(scores.values()))):
+        low, high = score.interval
+        counts = (score.right, score.asked, f"{score.fraction:.0%}", f"{low:.0%}-{high:.0%}")
+        cells.append((kind, language, *counts, f"{score.chance or 0:.0%}"))
     print_table(console, ("kind", "language", "right>", "asked>", "accuracy>", "95 %>", "chance>"), cells)
     if cut := sum(one.cut for one in answered):
         note = f"{cut} of {len(answered)} answers were truncated; raise --max-tokens"
         console.print(escape_markup("note", note, indent=""))
 
 
-def evaluate_text(path: Path, text: Path, console: Console, *, device: str = "auto", dtype: str = "auto") -> None:
+def print_bits(trained: LoadedModel, text: Path, console: Console) -> None:
     """Bits per byte of a text, beside that of zstd -19."""
-    trained = _loaded(path, device, dtype)
     texts = [document.text for document in records.read_documents([text])]
     # Rows of few conversations are short, and of a model from elsewhere there are none.
     seq_len = max(trained.run.data.seq_len, min(ROW_TOKENS, trained.context_tokens))

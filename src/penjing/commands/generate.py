@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from penjing.base.errors import UserError
-from penjing.base.files import disk_error, read_json, sha256_text, write_json
+from penjing.base.files import disk_errors, read_json, sha256_text, write_json
 from penjing.base.seeds import derive
 from penjing.data import formats as records
 from penjing.data.chat.render import Switch, parse_switch, render
@@ -85,8 +85,6 @@ def generate_file(
     Raises UserError if `out` holds answers of another model, other prompts, other settings or another dtype.
     """
     options.sampling  # noqa: B018 (raises on settings that cannot be, before a model is read)
-    if options.answers < 1 or options.max_tokens < 1:
-        raise UserError("nothing to write", got=f"--answers {options.answers} --max-tokens {options.max_tokens}")
     if options.answers > 1 and not options.temperature:
         raise UserError(
             f"all {options.answers} answers to a prompt would be the same one",
@@ -158,12 +156,10 @@ def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
                 wanted=f"at least the {state['bytes']:,} that were written",
                 next_step="Choose another --out, or remove it.",
             )
-    try:
+    with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(out, "ab") as stream:
             stream.truncate(state["bytes"])
-    except OSError as error:
-        raise disk_error(error, out) from error
     write_json(notes, {**about, "state": state})
     return state
 
@@ -187,14 +183,11 @@ def _answer(
         for first in range(state["done"], len(chats), PROMPTS_AT_ONCE):
             part = range(first, min(first + PROMPTS_AT_ONCE, len(chats)))
             lines = list(_lines(trained, chats, part, options))
-            try:
-                with open(out, "ab") as stream:
-                    stream.write("".join(line + "\n" for line in lines).encode())
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                    state["bytes"] = stream.tell()
-            except OSError as error:
-                raise disk_error(error, out) from error
+            with disk_errors(out), open(out, "ab") as stream:
+                stream.write("".join(line + "\n" for line in lines).encode())
+                stream.flush()
+                os.fsync(stream.fileno())
+                state["bytes"] = stream.tell()
             state["done"] = part.stop
             state["written"] += len(lines)
             state["left_out"] += len(part) * options.answers - len(lines)
@@ -206,7 +199,8 @@ def _answer(
 class _Dialogue:
     """A conversation in progress: its messages so far, and the messages before each answer to come."""
 
-    index: int  # of its prompt
+    chat: Chat  # its prompt
+    index: int  # of that
     number: int  # among the answers to that prompt
     messages: list[Message]
     turns: list[tuple[Message, ...]]
@@ -216,29 +210,26 @@ class _Dialogue:
 def _lines(trained: LoadedModel, chats: Sequence[Chat], part: Iterable[int], options: AnswerOptions) -> Iterator[str]:
     """The conversations of these prompts that got an answer. One that gets none, or has no room, ends before it."""
     talks = [
-        _Dialogue(index, number, [], split_turns(chats[index], options.turns))
+        _Dialogue(chats[index], index, number, [], split_turns(chats[index], options.turns))
         for index in part
         for number in range(options.answers)
     ]
     going = talks
     while going:
-        going = _next_answers(trained, chats, going, options)
+        going = _next_answers(trained, going, options)
     for talk in talks:
         if talk.answered:
-            chat = chats[talk.index]
-            yield json.dumps(chat_record(talk.messages, chat.tools), ensure_ascii=False)
+            yield json.dumps(chat_record(talk.messages, talk.chat.tools), ensure_ascii=False)
 
 
-def _next_answers(
-    trained: LoadedModel, chats: Sequence[Chat], talks: Sequence[_Dialogue], options: AnswerOptions
-) -> list[_Dialogue]:
+def _next_answers(trained: LoadedModel, talks: Sequence[_Dialogue], options: AnswerOptions) -> list[_Dialogue]:
     """Give each conversation its next answer. Returns those that continue."""
     tokenizer, longest = trained.tokenizer, trained.model.config.max_position_embeddings
     thinks = parse_switch(options.thinking)
     prompts: dict[tuple[int, ...], list[_Dialogue]] = {}  # one read only once, however often it is answered
     for talk in talks:
         messages = [*talk.messages, *talk.turns[talk.answered]]
-        ids = tuple(render(tokenizer, messages, chats[talk.index].tools, ask=True, thinking=thinks).ids)
+        ids = tuple(render(tokenizer, messages, talk.chat.tools, ask=True, thinking=thinks).ids)
         if len(ids) < longest:
             prompts.setdefault(ids, []).append(talk)
     requests = [

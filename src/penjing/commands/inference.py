@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from penjing.agent_tools import TOOLS
-from penjing.base.errors import UserError
 from penjing.commands.arguments import (
     DeviceName,
     DtypeName,
@@ -155,11 +154,6 @@ def evaluate(
 
     penjing eval runs/quickstart --text my.txt
     """
-    from penjing.commands.evaluate import evaluate_questions, evaluate_text
+    from penjing.commands import evaluate
 
-    if questions is None and text is None:
-        raise UserError("nothing to evaluate on", next_step="Give --questions FILE or --text FILE.")
-    if questions is not None:
-        evaluate_questions(run, questions, console, think, max_tokens, device=device, dtype=dtype)
-    if text is not None:
-        evaluate_text(run, text, console, device=device, dtype=dtype)
+    evaluate.evaluate(run, questions, text, console, thinking=think, max_tokens=max_tokens, device=device, dtype=dtype)

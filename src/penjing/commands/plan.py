@@ -27,7 +27,6 @@ from penjing.commands.plan_run import (
     workload_of,
 )
 from penjing.convert.shape import config_from_hf
-from penjing.objective.base import UnitLengths
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost, hardware
 from penjing.plan.device_model import LEVELS, MARGINS, Machine
@@ -120,21 +119,20 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
     shape = external or shape_of(run.model)
     longest_row = run.data.seq_len
     run = _fitted_to_data(run, options)
-    lengths = lengths_of(run)
-    amount = amount_of(run, options, lengths, shape)
+    amount = amount_of(run, options, shape)
     wanted = pass_rows(run, machine.kind, options.gpus)
     fitted = None if external is not None else fit(run, target, options, wanted)
     micro = fitted.micro_size if fitted else wanted
-    work = workload_of(run, shape, lengths, machine, micro_size=micro, options=options, steps=amount.steps)
+    work = workload_of(run, machine, options, micro, steps=amount.steps, external=external)
     step = step_time(work, machine)
-    parts, generation = parts_of(run, shape, step, work, machine, amount.steps, options.gpus)
+    parts, generation = parts_of(run, work, machine, amount.steps)
     seconds = sum(parts.values())
     low, high = interval(seconds, MARGINS[machine.level])
-    causal, full = _flops(run, lengths, external)
-    per_step = round(run.batch.size * lengths.tokens)
+    causal, full = _flops(run, external)
+    per_step = round(run.batch.size * lengths_of(run).tokens)
     busy = parts["training"] / amount.steps
     peak = machine.peak_flops.get(work.dtype, 0.0) * options.gpus
-    total_bytes = fitted.plan.total_bytes if fitted else round(external_memory(shape, work))
+    total_bytes = fitted.plan.total_bytes if fitted else round(external_memory(work))
     price = cost.price_of(machine.name, options.price)
     spent = cost.cost(price, seconds, options.gpus) if price else None
     if fitted:
@@ -178,9 +176,9 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
         price=str(price) if price else "",
         kilowatt_hours=cost.kilowatt_hours(seconds, options.gpus, machine.watts, hardware.physical_cores()),
         advice=advice(run, shape, amount),
-        alternatives=alternatives(run, options, machine, fitted, work, seconds),
-        warnings=warnings + _warnings(run, lengths, amount, shape, longest_row),
-        formulas=_formulas(shape, work, machine, step, amount, causal, full),
+        alternatives=alternatives(run, machine, fitted, work, seconds),
+        warnings=warnings + _warnings(run, amount, shape, longest_row),
+        formulas=_formulas(work, machine, step, amount, causal, full),
         over_budget=_over(budget, seconds, spent, total_bytes),
     )
 
@@ -199,9 +197,9 @@ def _memory(total_bytes: int, limit: int, fitted: Fitted | None) -> dict[str, An
     }
 
 
-def _warnings(run: Run, lengths: UnitLengths, amount: TokenBudget, shape: Shape, longest_row: int) -> list[str]:
+def _warnings(run: Run, amount: TokenBudget, shape: Shape, longest_row: int) -> list[str]:
     """What the settings and the amount of data leave uncertain. longest_row: of the settings, before the data."""
-    found = []
+    found, lengths = [], lengths_of(run)
     if run.compute.fp8 != "off":
         found.append("time is that of bfloat16: the gain of float8 is not predicted")
     if lengths.note:
@@ -220,9 +218,9 @@ def _warnings(run: Run, lengths: UnitLengths, amount: TokenBudget, shape: Shape,
     return found
 
 
-def _flops(run: Run, lengths: UnitLengths, external: Shape | None) -> tuple[float, float]:
+def _flops(run: Run, external: Shape | None) -> tuple[float, float]:
     """Per token, causal and full square."""
-    square = run.data.seq_len
+    square, lengths = run.data.seq_len, lengths_of(run)
     if external is not None:
         per_key, windows = 12.0 * external.query_size, external.windows or (0,) * external.layers
         keys = sum(windowed_keys(lengths.keys, each) for each in windows)
@@ -235,10 +233,10 @@ def _flops(run: Run, lengths: UnitLengths, external: Shape | None) -> tuple[floa
 
 
 def _formulas(
-    shape: Shape, work: Workload, machine: Machine, step: StepTime, amount: TokenBudget, causal: float, full: float
+    work: Workload, machine: Machine, step: StepTime, amount: TokenBudget, causal: float, full: float
 ) -> list[str]:
     """The formula of each figure, with its numbers."""
-    rate, moved = machine.rate(work.dtype), machine.bytes_per_second
+    shape, rate, moved = work.shape, machine.rate(work.dtype), machine.bytes_per_second
     keys = sum(work.layer_keys()) / shape.layers
     attention = machine.attention_rate(work.dtype, keys)
     launches = f"{work.kernels():.0f} x {machine.launch_seconds * 1e6:.3g} us"

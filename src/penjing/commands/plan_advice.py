@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from penjing.base import formatting as units
 from penjing.commands.plan_fit import Fitted, divisors
-from penjing.commands.plan_run import PlanOptions, TokenBudget, accepted, generation_seconds, lengths_of
+from penjing.commands.plan_run import TokenBudget, accepted, generation_seconds, lengths_of
 from penjing.optim.muon import Muon
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
@@ -61,27 +61,27 @@ class _Now:
     """The run as it is planned."""
 
     run: Run
-    options: PlanOptions
     machine: Machine
     work: Workload
     seconds: float  # of the whole run
 
-    def step_seconds(
-        self, run: Run | None = None, work: Workload | None = None, machine: Machine | None = None, gpus: int = 0
-    ) -> float:
-        """Of one step with what is given changed, writing answers included."""
-        run, work, machine = run or self.run, work or self.work, machine or self.machine
-        return step_time(work, machine).seconds + generation_seconds(run, work, machine, gpus or self.options.gpus)
+    def accepts(self, run: Run) -> bool:
+        """Whether training takes these settings on the same devices."""
+        return accepted(run, self.machine, self.work.ranks)
 
-    def gain(self, run: Run, work: Workload, machine: Machine | None = None, gpus: int = 0) -> float:
-        return 1 - self.step_seconds(run, work, machine, gpus) / self.step_seconds()
+    def gain(self, run: Run, work: Workload, machine: Machine | None = None, steps: float = 1.0) -> float:
+        """Of time, where a step is another; writing answers counts. steps: of today's that one of these replaces."""
+        today = _step_seconds(self.run, self.work, self.machine)
+        return 1 - _step_seconds(run, work, machine or self.machine) / (steps * today)
 
 
-def alternatives(
-    run: Run, options: PlanOptions, machine: Machine, fitted: Fitted | None, work: Workload, seconds: float
-) -> list[str]:
+def _step_seconds(run: Run, work: Workload, machine: Machine) -> float:
+    return step_time(work, machine).seconds + generation_seconds(run, work, machine)
+
+
+def alternatives(run: Run, machine: Machine, fitted: Fitted | None, work: Workload, seconds: float) -> list[str]:
     """The three changes that help most, with their predicted gain; each is one that training accepts for this run."""
-    now = _Now(run=run, options=options, machine=machine, work=work, seconds=seconds)
+    now = _Now(run=run, machine=machine, work=work, seconds=seconds)
     found = [
         *(_passes(now, fitted) if fitted else ()),
         *_compiled(now),
@@ -95,22 +95,20 @@ def alternatives(
 
 def _passes(now: _Now, fitted: Fitted) -> Iterator[Found]:
     """A larger micro-batch, where it fits and is faster; a smaller one for its memory."""
-    share, tokens_each = now.run.batch.size // now.options.gpus, lengths_of(now.run).tokens
+    share, tokens_each = now.run.batch.size // now.work.ranks, lengths_of(now.run).tokens
 
     def with_rows(rows: int) -> tuple[Run, Workload]:
         run = replace(now.run, batch=replace(now.run.batch, micro_size=rows))
         return run, replace(now.work, tokens=round(rows * tokens_each), passes=share // rows)
 
-    def possible(rows: int) -> bool:
-        return accepted(with_rows(rows)[0], now.machine, now.options.gpus)
-
-    for rows in divisors(share):
-        if fitted.micro_size < rows <= fitted.largest and possible(rows):
+    possible = [rows for rows in divisors(share) if now.accepts(with_rows(rows)[0])]
+    for rows in possible:
+        if fitted.micro_size < rows <= fitted.largest:
             gain = now.gain(*with_rows(rows))
             if gain > 0.005 and fitted.fits(rows):
                 yield gain, f"batch.micro_size={rows}: {gain:.0%} faster, and fits"
                 break
-    rows = next((each for each in divisors(share) if each < fitted.micro_size and possible(each)), 0)
+    rows = next((each for each in possible if each < fitted.micro_size), 0)
     if rows and fitted.bytes_per_row > 0:
         saved, slower = fitted.bytes_per_row * (fitted.micro_size - rows), max(0.0, -now.gain(*with_rows(rows)))
         line = f"batch.micro_size={rows}: {units.gibibytes(saved)} less memory, {slower:.1%} slower"
@@ -120,7 +118,7 @@ def _passes(now: _Now, fitted: Fitted) -> Iterator[Found]:
 def _compiled(now: _Now) -> Iterator[Found]:
     """torch.compile, where it is off and `auto` would turn it on."""
     run = replace(now.run, compute=replace(now.run.compute, compile="blocks"))
-    if now.run.compute.compile != "off" or not accepted(run, now.machine, now.options.gpus):
+    if now.run.compute.compile != "off" or not now.accepts(run):
         return
     if choose("auto", now.machine.kind, "", now.seconds).how != "off":
         gain = now.gain(run, replace(now.work, compiled=True))
@@ -129,7 +127,7 @@ def _compiled(now: _Now) -> Iterator[Found]:
 
 def _cards(now: _Now, fitted: Fitted | None) -> Iterator[Found]:
     """A faster GPU with enough memory."""
-    if now.machine.kind != "cuda" or now.options.gpus > 1:
+    if now.machine.kind != "cuda" or now.work.ranks > 1:
         return
     for name in CARDS:
         other = machine_of_card(find_card(name))
@@ -145,7 +143,7 @@ def _cards(now: _Now, fitted: Fitted | None) -> Iterator[Found]:
 
 
 def _more_gpus(now: _Now) -> Iterator[Found]:
-    more, work = 2 * now.options.gpus, now.work
+    more, work = 2 * now.work.ranks, now.work
     halved = work.passes % 2 == 0
     if now.machine.kind != "cuda" or not accepted(now.run, now.machine, more):
         return
@@ -158,7 +156,7 @@ def _more_gpus(now: _Now) -> Iterator[Found]:
         passes=work.passes // 2 if halved else work.passes,
         tokens=work.tokens if halved else max(1, work.tokens // 2),
     )
-    gain = now.gain(now.run, shared, gpus=more)
+    gain = now.gain(now.run, shared)
     if gain > 0.02:
         yield gain / 8, f"--gpus {more}: {units.duration(now.seconds * (1 - gain))} ({gain:.0%} less)"
 
@@ -166,8 +164,6 @@ def _more_gpus(now: _Now) -> Iterator[Found]:
 def _larger_batch(now: _Now) -> Iterator[Found]:
     rows = now.run.batch.size * 2
     run = replace(now.run, batch=replace(now.run.batch, size=rows))
-    if not accepted(run, now.machine, now.options.gpus):
-        return
-    gain = 1 - now.step_seconds(run, replace(now.work, passes=now.work.passes * 2)) / (2 * now.step_seconds())
-    if gain > 0.02:
+    gain = now.gain(run, replace(now.work, passes=now.work.passes * 2), steps=2.0)
+    if now.accepts(run) and gain > 0.02:
         yield gain, f"batch.size={rows}: {gain:.0%} less time for the same tokens; learns in fewer, larger steps"

@@ -98,8 +98,6 @@ def print_estimate(size: str, amount: str, tflops: float, gpu: str, console: Con
     count, total = cost.read_count(size, "--params"), cost.read_count(amount, "--tokens")
     if not tflops and not gpu:
         raise UserError("no speed", where="--tflops", next_step='Give --tflops 75, or --gpu "RTX 3090".')
-    if tflops < 0:
-        raise UserError("not above zero", where="--tflops", got=tflops, wanted="such as 75")
     card = find_card(gpu) if gpu else nearest_card(tflops)
     peak = tflops or card.half
     plain = textbook.seconds(count, total, peak * 1e12)

@@ -11,7 +11,6 @@ import torch
 from penjing.base import formatting as units
 from penjing.commands.plan_run import PlanOptions
 from penjing.plan.memory import MemoryPlan, Target, safe_bytes
-from penjing.plan.shape import Shape
 from penjing.plan.step_workload import Workload
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
@@ -100,10 +99,10 @@ def divisors(number: int) -> list[int]:
     return [each for each in range(number, 0, -1) if number % each == 0]
 
 
-def external_memory(shape: Shape, work: Workload) -> float:
+def external_memory(work: Workload) -> float:
     """A formula: states of 16 bytes a parameter, of which devices that share them hold a part each, activations by
     width, whole logits, and a context."""
-    whole = WHOLE_BYTES.get(work.sharding, 16.0)
+    shape, whole = work.shape, WHOLE_BYTES.get(work.sharding, 16.0)
     states = (whole + (16.0 - whole) / work.ranks) * shape.parameters
     layers = shape.layers * work.tokens * (34 * shape.width + 4 * shape.intermediate_size)
     return states + layers + 12.0 * work.tokens * shape.vocabulary + 0.5 * 2**30

@@ -24,10 +24,7 @@ def verify(path: Path, console: Console) -> list[history.Comparison]:
     folders = [folder for folder in (path, path / "pretrain", path / "sft") if RunDir(folder).plan.is_file()]
     if not folders:
         raise UserError("no plan.json", where=path, wanted="a run of `penjing train` or `penjing quickstart`")
-    terms: list[history.Comparison] = []
-    for folder in folders:
-        terms += _verify_one(RunDir(folder), console)
-    return terms
+    return [term for folder in folders for term in _verify_one(RunDir(folder), console)]
 
 
 def _verify_one(folder: RunDir, console: Console) -> list[history.Comparison]:

@@ -137,11 +137,9 @@ def _money(page: PlanReport) -> list[tuple[str, str]]:
     return [("cost", money), ("energy", f"{page.kilowatt_hours:.2g} kWh (estimate)")]
 
 
-def print_plan(
-    prepared: PreparedRun, strategy: Strategy, console: Console, further: Sequence[tuple[str, str]] = ()
-) -> None:
+def print_plan(prepared: PreparedRun, console: Console, further: Sequence[tuple[str, str]] = ()) -> None:
     """What is about to be trained, before step 1, in the terms of other trainers."""
-    run, estimate, size = prepared.run, prepared.estimate, prepared.size
+    run, estimate, size, strategy = prepared.run, prepared.estimate, prepared.size, prepared.context.strategy
     if run.compute.dtype == "float16" and strategy.device.type == "cpu":
         console.print(escape_markup("warning", f"{SLOW_FLOAT16}; use compute.dtype=auto"))
     unit = f"rows of {size.seq_len} tokens" if size.unit == "rows" else size.unit

@@ -21,8 +21,8 @@ from penjing.plan.gpu_specs import Card, card_called, find_card
 from penjing.plan.memory import Target
 from penjing.plan.microbenchmarks import attention_rate, copy_rate, key_of, launch_seconds, matmul
 from penjing.plan.profile import find_profile, gpu_called, with_specs
-from penjing.plan.shape import Shape
-from penjing.plan.step_time import Decode, StepTime, decode_time, step_time
+from penjing.plan.shape import Shape, shape_of
+from penjing.plan.step_time import Decode, decode_time, step_time
 from penjing.plan.step_workload import Workload
 from penjing.plan.trainable import Trainable, trainable_by
 from penjing.train.batch_geometry import batch_geometry
@@ -60,8 +60,6 @@ class PlanOptions:
     price: str = ""
 
     def __post_init__(self) -> None:
-        if self.gpus < 1:
-            raise UserError("not above zero", where="--gpus", got=self.gpus, wanted="1 or more")
         if self.engine:
             config.convert(Engine, self.engine, "--engine")
 
@@ -185,9 +183,9 @@ class TokenBudget:
         return self.tokens / self.unique if self.unique else 1.0
 
 
-def amount_of(run: Run, options: PlanOptions, lengths: UnitLengths, shape: Shape) -> TokenBudget:
+def amount_of(run: Run, options: PlanOptions, shape: Shape) -> TokenBudget:
     """Steps and tokens: as the command line says, as the settings say, or compute-optimal."""
-    each = lengths.tokens * run.batch.size
+    each = lengths_of(run).tokens * run.batch.size
     unique = cost.read_count(options.unique, "--unique") if options.unique else 0
     if options.tokens and options.tokens != "auto":
         total, reason = cost.read_count(options.tokens, "--tokens"), "--tokens"
@@ -204,19 +202,15 @@ def amount_of(run: Run, options: PlanOptions, lengths: UnitLengths, shape: Shape
 
 
 def workload_of(
-    run: Run,
-    shape: Shape,
-    lengths: UnitLengths,
-    machine: Machine,
-    *,
-    micro_size: int,
-    options: PlanOptions,
-    steps: int = 0,
+    run: Run, machine: Machine, options: PlanOptions, micro_size: int, *, steps: int = 0, external: Shape | None = None
 ) -> Workload:
-    """The run's step on one of the devices. steps: of the whole run, which say whether compiling pays."""
-    dtype = _dtype(run, machine)
+    """The run's step on one of the devices. steps: of the whole run, which say whether compiling pays.
+
+    Raises UserError where training refuses to compile as the settings say.
+    """
+    dtype, lengths = _dtype(run, machine), lengths_of(run)
     eager = Workload(
-        shape=shape,
+        shape=external or shape_of(run.model),
         tokens=max(1, round(micro_size * lengths.tokens)),
         seq_len=run.data.seq_len,
         keys=lengths.keys,
@@ -231,18 +225,14 @@ def workload_of(
         trainable=trainable_part(run),
         extra_forwards=lengths.extra_forwards,
     )
-    return replace(eager, compiled=_compiled(run, machine, steps * step_time(eager, machine).seconds))
+    seconds = steps * step_time(eager, machine).seconds
+    how = choose(run.compute.compile, machine.kind, _obstacle(run, machine, dtype), seconds).how
+    return replace(eager, compiled=how != "off")
 
 
 def trainable_part(run: Run) -> Trainable | None:
     """The trainable part of the run's model; None: all of it."""
     return trainable_by(run.model, run.lora, run.freeze)
-
-
-def _compiled(run: Run, machine: Machine, eager_seconds: float) -> bool:
-    """Whether the run would be compiled. Raises UserError where training refuses the setting."""
-    lacking = _obstacle(run, machine, _dtype(run, machine))
-    return choose(run.compute.compile, machine.kind, lacking, eager_seconds).how != "off"
 
 
 def _obstacle(run: Run, machine: Machine, dtype: str) -> str:
@@ -261,12 +251,12 @@ def _dtype(run: Run, machine: Machine) -> str:
     return "bfloat16" if card is None or card.has_bfloat16 else "float16"
 
 
-def generation_seconds(run: Run, work: Workload, machine: Machine, gpus: int) -> float:
+def generation_seconds(run: Run, work: Workload, machine: Machine) -> float:
     """Generation time of one step; 0 if the stage generates nothing."""
     how = run.objective.sampling
     if how is None:
         return 0.0
-    prompts = max(1, run.batch.size * how.steps_per_rollout // gpus)
+    prompts = max(1, run.batch.size * how.steps_per_rollout // work.ranks)
     return _writing_seconds(run, how, prompts * how.num_generations, work, machine) / how.steps_per_round
 
 
@@ -281,12 +271,13 @@ def _writing_seconds(run: Run, how: Rollout, answers: int, work: Workload, machi
     return decode_time(decode, work, machine)
 
 
-def _validation_seconds(run: Run, step: StepTime, work: Workload, machine: Machine, gpus: int) -> float:
+def _validation_seconds(run: Run, work: Workload, machine: Machine) -> float:
     """Of one validation: a forward pass of the held-out rows; of RL two answers to each prompt, greedy and drawn."""
     if how := run.objective.sampling:
-        return 2 * _writing_seconds(run, how, max(1, math.ceil(run.eval.sequences / gpus)), work, machine)
+        return 2 * _writing_seconds(run, how, max(1, math.ceil(run.eval.sequences / work.ranks)), work, machine)
+    step = step_time(work, machine)
     forward = (step.matmuls + step.attention + step.elementwise + step.head) / 3 / max(1, work.tokens * work.passes)
-    return run.eval.sequences * lengths_of(run).tokens * forward / gpus
+    return run.eval.sequences * lengths_of(run).tokens * forward / work.ranks
 
 
 def checkpoint_bytes(run: Run, shape: Shape) -> int:
@@ -311,17 +302,15 @@ def checkpoint_seconds(run: Run, saved: int, machine: Machine, step_seconds: flo
     return number * (SAVE_SECONDS + copy) + (number - 1) * held + write
 
 
-def parts_of(
-    run: Run, shape: Shape, step: StepTime, work: Workload, machine: Machine, steps: int, gpus: int
-) -> tuple[dict[str, float], float]:
+def parts_of(run: Run, work: Workload, machine: Machine, steps: int) -> tuple[dict[str, float], float]:
     """Seconds of the run by part, and the generation time of one step."""
-    generation = generation_seconds(run, work, machine, gpus)
-    busy = step.seconds + generation
+    generation = generation_seconds(run, work, machine)
+    busy = step_time(work, machine).seconds + generation
     validations = math.ceil(steps / run.eval.every) if run.eval.every else 0
     return {
         "training": steps * busy,
-        "validation": validations * _validation_seconds(run, step, work, machine, gpus),
-        "checkpoint": checkpoint_seconds(run, checkpoint_bytes(run, shape), machine, busy, steps),
+        "validation": validations * _validation_seconds(run, work, machine),
+        "checkpoint": checkpoint_seconds(run, checkpoint_bytes(run, work.shape), machine, busy, steps),
         "start-up": START_SECONDS,
         "compile": COST_SECONDS[machine.kind] if work.compiled else 0.0,
     }, generation

@@ -19,7 +19,6 @@ from penjing.plan import cost
 from penjing.plan.config_search import Candidate, fitting, pareto
 from penjing.plan.device_model import Machine
 from penjing.plan.memory.device_target import MEMORY_MARGIN, is_tight, safe_bytes
-from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
 from penjing.train.config import Run
 
@@ -121,8 +120,7 @@ def _recomputing(run: Run) -> list[Run]:
 
 
 def _candidate(run: Run, machine: Machine, options: PlanOptions, rows: int, peak: int) -> Candidate:
-    lengths = lengths_of(run)
-    work = workload_of(run, shape_of(run.model), lengths, machine, micro_size=rows, options=options)
+    work = workload_of(run, machine, options, rows)
     seconds = step_time(work, machine).seconds
     return Candidate(
         micro_size=rows,
@@ -132,5 +130,5 @@ def _candidate(run: Run, machine: Machine, options: PlanOptions, rows: int, peak
         sharding=options.strategy,
         peak_bytes=peak,
         seconds=seconds,
-        tokens_per_second=run.batch.size * lengths.tokens / seconds,
+        tokens_per_second=run.batch.size * lengths_of(run).tokens / seconds,
     )

@@ -38,7 +38,7 @@ Planned = Annotated[
     str, typer.Argument(metavar="RECIPE|FILE.toml|config.json", help="What to plan; a Hugging Face model too.")
 ]
 Gpu = Annotated[str, typer.Option(help="A GPU by name, such as 'RTX 3090'; empty: this machine.")]
-Gpus = Annotated[int, typer.Option(help="Number of GPUs.")]
+Gpus = Annotated[int, typer.Option(help="Number of GPUs.", min=1)]
 Engine = Annotated[str, typer.Option(help="Parallelism: ddp, zero1, zero2, zero3, fsdp.")]
 
 
@@ -104,9 +104,8 @@ def _plan_measured(run: Run, options: Any, as_json: bool) -> None:
         console.print_json(data={**asdict(estimate), "over_budget": over})
     else:
         if options.price:
-            hourly = cost.read_money(options.price, "--price")
-            spent = cost.Money(hourly.amount * seconds / 3600, hourly.currency)
-            say(f"  cost {spent} at {hourly} an hour (--price)")
+            hour = cost.read_money(options.price, "--price")
+            say(f"  cost {cost.Money(hour.amount * seconds / 3600, hour.currency)} at {hour} an hour (--price)")
         for line in over:
             console.print(escape_markup("over budget", line, style="red"))
     if over:
@@ -173,7 +172,7 @@ def plan_search(
     from penjing.commands.plan_run import PlanOptions
     from penjing.commands.plan_subcommands import search
 
-    rows = config.convert(tuple[int, ...], lengths, "--lengths") if lengths else ()
+    rows = config.convert(tuple[int, ...], lengths, "--lengths")
     options = PlanOptions(gpu=gpu, gpus=gpus, engine=engine)
     if not search(_traceable(recipe, settings), options, fit, rows, console, every=every):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
@@ -202,7 +201,7 @@ def plan_tokens(
 def plan_estimate(
     params: Annotated[str, typer.Option(help="Parameters of the model, such as 26M.")],
     tokens: Annotated[str, typer.Option(help="Training tokens, such as 10B.")],
-    tflops: Annotated[float, typer.Option(help="The GPU's peak TFLOPS, for the formula.")] = 0.0,
+    tflops: Annotated[float, typer.Option(help="The GPU's peak TFLOPS, for the formula.", min=0)] = 0.0,
     gpu: Gpu = "",
 ) -> None:
     """The common formula 6 N D / peak, beside our own estimate.

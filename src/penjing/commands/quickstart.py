@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,6 @@ ADDRESS = "http://127.0.0.1:8000"  # of `penjing serve`
 OPENING_CHARACTERS = 20
 HELD_OUT_OF_REAL_TEXT = 0.05  # a share: real corpora here are small
 EXAMPLES_SHOWN = 24
-FILES_NAMED = 5  # of those not used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,7 @@ class Corpus:
 
     documents: list[str]
     chats: list[str]
-    questions: Path | None
-    source: str
+    questions: Path | None = None
     unused: list[str] = field(default_factory=list)  # files of other kinds, each with its kind
 
 
@@ -116,17 +115,17 @@ class StageLog:
 def quickstart(options: QuickstartOptions, console: Console) -> None:
     """Data, tokenizer, pretraining, SFT, evaluation, export and report under `options.out`."""
     set_threads(0, 1)
-    corpus = _corpus(options)  # errors in the options come before there is a folder
+    source = _source(options)  # errors in the options come before there is a folder
     _pretraining_settings(options)
     log = _open_log(options, console)
     with locked(options.out):
-        _work_through(options, corpus, log, console)
+        _work_through(options, source, log, console)
 
 
-def _work_through(options: QuickstartOptions, corpus: Corpus, log: StageLog, console: Console) -> None:
+def _work_through(options: QuickstartOptions, source: str, log: StageLog, console: Console) -> None:
     out = options.out
-    log.stage("data", lambda: _make_data(options, corpus, log))
-    corpus = _sorted_files(options, corpus)
+    log.stage("data", lambda: _make_data(options, source, log))
+    corpus = _corpus(options)
     pretraining = _pretraining(options, corpus)
     log.stage("pretrain", lambda: _train(pretraining, log, console))
     _record_tokens(log, pretraining)
@@ -166,12 +165,11 @@ def _open_log(options: QuickstartOptions, console: Console) -> StageLog:
     if path.is_file():
         facts = read_json(path)
         if facts["asked"] != request:
-            before = facts["asked"]
             raise UserError(
                 "this folder holds a quickstart with other options",
                 where=out,
                 got=json.dumps(request, ensure_ascii=False),
-                wanted=json.dumps(before, ensure_ascii=False),
+                wanted=json.dumps(facts["asked"], ensure_ascii=False),
                 next_step="Start anew with --fresh (make: FRESH=1), or give another --out (make: OUT=...).",
             )
         return StageLog(path, facts, console)
@@ -191,32 +189,31 @@ def _open_log(options: QuickstartOptions, console: Console) -> StageLog:
     return StageLog(path, facts, console)
 
 
-def _corpus(options: QuickstartOptions) -> Corpus:
-    """The data that `--data` names. Nothing is read or downloaded yet, but a missing file is an error."""
-    folder = options.out / "data"
+def _source(options: QuickstartOptions) -> str:
+    """What `--data` names, in words. Nothing is read or downloaded yet, but a missing file is an error."""
     if options.data == TOYWORLD:
-        files = [[str(folder / name)] for name in ("pretrain.jsonl", "sft.jsonl")]
-        return Corpus(files[0], files[1], folder / "eval.jsonl", "the toy world, made here")
-    names = _data_names(options)
-    if all(name in catalogue.CATALOGUE for name in names):
-        return Corpus([], [], None, ", ".join(catalogue.CATALOGUE[name].title for name in names))
-    for name in names:
-        if not Path(name).exists() and name not in catalogue.CATALOGUE:
+        return "the toy world, made here"
+    sources = []
+    for name in _data_names(options):
+        if name in catalogue.CATALOGUE:
+            sources.append(catalogue.CATALOGUE[name].title)
+        elif Path(name).exists():
+            sources.append(Path(name).name)
+        else:
             raise UserError(
                 "no such file, and no such name in the catalogue",
                 where=name,
                 wanted="a file, a folder, toyworld, or one of " + ", ".join(catalogue.CATALOGUE),
             )
-    return Corpus([], [], None, ", ".join(Path(name).name for name in names))
+    return ", ".join(sources)
 
 
 def _data_names(options: QuickstartOptions) -> tuple[str, ...]:
     """The names in `--data`. Raises UserError if there are none."""
     names: tuple[str, ...] = convert(tuple[str, ...], options.data, "--data")
     if not names:
-        raise UserError(
-            "no data given", where="--data", got=repr(options.data), wanted="toyworld, files, folders or names"
-        )
+        wanted = "toyworld, files, folders or names"
+        raise UserError("no data given", where="--data", got=repr(options.data), wanted=wanted)
     return names
 
 
@@ -225,7 +222,7 @@ TOYWORLD_SEED = 1
 QUESTIONS_PER_KIND = 20
 
 
-def _make_data(options: QuickstartOptions, corpus: Corpus, log: StageLog) -> str:
+def _make_data(options: QuickstartOptions, source: str, log: StageLog) -> str:
     folder = options.out / "data"
     if options.data == TOYWORLD:
         sizes: dict[str, Any] = {name: size // 50 if options.short else size for name, size in TOYWORLD_SIZES.items()}
@@ -234,12 +231,12 @@ def _make_data(options: QuickstartOptions, corpus: Corpus, log: StageLog) -> str
         for name in _data_names(options):
             if name in catalogue.CATALOGUE:
                 catalogue.get(name, folder / name)
-    found = _sorted_files(options, corpus)
+    found = _corpus(options)
     if not found.documents:
         raise UserError(
             "there is no text to pretrain on",
             where=options.data,
-            got=_listing([f"{name} (chats)" for name in found.chats] + found.unused),
+            got=units.listing([f"{name} (chats)" for name in found.chats] + found.unused),
             next_step="Add a text: --data TEXT.txt,CHATS.jsonl",
         )
     paths = records.list_files([Path(name) for name in found.documents])
@@ -248,7 +245,7 @@ def _make_data(options: QuickstartOptions, corpus: Corpus, log: StageLog) -> str
     facts = survey.survey(documents, skips=skips)
     log.record(
         data={
-            "source": corpus.source,
+            "source": source,
             "documents": facts.num_documents,
             "bytes": facts.num_bytes,
             "han_fraction": facts.han_fraction,
@@ -256,24 +253,19 @@ def _make_data(options: QuickstartOptions, corpus: Corpus, log: StageLog) -> str
             "files_sha256": {path.name: sha256_file(path) for path in paths[:20]},
         }
     )
-    note = f"{facts.num_documents:,} texts, {units.megabytes(facts.num_bytes)}, from {corpus.source}"
+    note = f"{facts.num_documents:,} texts, {units.megabytes(facts.num_bytes)}, from {source}"
     if skips.bad_records.bad:
         note += f"; {skips.bad_records.note()}"
-    return note + (f"; not used: {_listing(found.unused)}" if found.unused else "")
+    return note + (f"; not used: {units.listing(found.unused)}" if found.unused else "")
 
 
-def _listing(names: Sequence[str]) -> str:
-    more = f" and {len(names) - FILES_NAMED} more" if len(names) > FILES_NAMED else ""
-    return ", ".join(names[:FILES_NAMED]) + more
-
-
-def _sorted_files(options: QuickstartOptions, corpus: Corpus) -> Corpus:
-    """The corpus with its files sorted into texts, conversations and unused ones."""
+def _corpus(options: QuickstartOptions) -> Corpus:
+    """The files to learn from, sorted into texts, conversations and unused ones."""
+    folder, found = options.out / "data", Corpus([], [])
     if options.data == TOYWORLD:
-        return corpus
-    found = Corpus([], [], None, corpus.source)
+        return Corpus([str(folder / "pretrain.jsonl")], [str(folder / "sft.jsonl")], folder / "eval.jsonl")
     for name in _data_names(options):
-        path = options.out / "data" / name if name in catalogue.CATALOGUE else Path(name)
+        path = folder / name if name in catalogue.CATALOGUE else Path(name)
         for file in records.list_files([path]):
             kind, named = survey.file_kind(file), convert(str, str(file), "--data")
             if kind == "documents":
@@ -332,14 +324,9 @@ def _finetuning(options: QuickstartOptions, corpus: Corpus) -> Run | None:
 def _held_out_openings(corpus: Corpus) -> list[str]:
     """The first characters of two held-out texts, as prompts for samples during training."""
     paths = [Path(name) for name in corpus.documents]
-    openings: list[str] = []
     below = prepare.held_out_below(_texts(paths), HELD_OUT_OF_REAL_TEXT)
-    for text in _texts(paths):
-        if prepare.is_held_out(text, below):
-            openings.append(text.strip()[:OPENING_CHARACTERS])
-        if len(openings) == 2:
-            break
-    return openings
+    held_out = (text for text in _texts(paths) if prepare.is_held_out(text, below))
+    return [text.strip()[:OPENING_CHARACTERS] for text in islice(held_out, 2)]
 
 
 def _texts(paths: Sequence[Path]) -> Iterator[str]:
@@ -350,11 +337,10 @@ def _texts(paths: Sequence[Path]) -> Iterator[str]:
 
 def _train(run: Run, log: StageLog, console: Console) -> str:
     outcome = execute(run, console)
-    loss = outcome.get("val_loss", math.nan)
     text = f"{units.count(outcome['tokens'])} tokens at {units.count(outcome['tokens_per_second'])}/s"
     if "val_bits_per_byte" in outcome:
         return f"{text}, held-out {outcome['val_bits_per_byte']:.3f} bits per byte"
-    return f"{text}, held-out loss {loss:.3f} nats per token"
+    return f"{text}, held-out loss {outcome.get('val_loss', math.nan):.3f} nats per token"
 
 
 def _record_tokens(log: StageLog, run: Run) -> None:

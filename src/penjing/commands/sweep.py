@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +26,32 @@ from penjing.report.charts import Axis, Series, line_chart, standalone
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
 
-# Heading, how it is shown.
-COLUMNS: tuple[tuple[str, str], ...] = (
-    ("micro_size", "rows"),
-    ("accumulate", "passes"),
-    ("seq_len", "T"),
-    ("dtype", "dtype"),
-    ("recompute", "recomputed"),
-    ("steps_per_second", "it/s"),
-    ("predicted_steps_per_second", "predicted"),
-    ("tokens_per_second", "tokens/s"),
-    ("model_tflops_causal", "TFLOPS causal"),
-    ("model_tflops_full_square", "full square"),
-    ("mfu_causal", "MFU causal"),
-    ("mfu_full_square", "full square"),
-    ("peak_memory_bytes", "memory"),
-    ("predicted_memory_bytes", "predicted"),
-    ("dram", "DRAM %"),
-    ("tensor", "tensor %"),
-    ("fp32", "FP32 %"),
-    ("counters", "by"),
+
+def _rate(number: float) -> str:
+    return units.count(float(f"{number:.3g}"))
+
+
+# Figure, heading, how it is shown.
+COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("micro_size", "rows", str),
+    ("accumulate", "passes", str),
+    ("seq_len", "T", str),
+    ("dtype", "dtype", str),
+    ("recompute", "recomputed", str),
+    ("steps_per_second", "it/s", _rate),
+    ("predicted_steps_per_second", "predicted", _rate),
+    ("tokens_per_second", "tokens/s", _rate),
+    ("model_tflops_causal", "TFLOPS causal", _rate),
+    ("model_tflops_full_square", "full square", _rate),
+    ("mfu_causal", "MFU causal", "{:.0%}".format),
+    ("mfu_full_square", "full square", "{:.0%}".format),
+    ("peak_memory_bytes", "memory", units.gibibytes),
+    ("predicted_memory_bytes", "predicted", units.gibibytes),
+    ("dram", "DRAM %", "{:.0%}".format),
+    ("tensor", "tensor %", "{:.0%}".format),
+    ("fp32", "FP32 %", "{:.0%}".format),
+    ("counters", "by", str),
 )
-PERCENT = ("mfu_causal", "mfu_full_square", "dram", "tensor", "fp32")
 NOTHING = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="640" height="60"><text x="10" y="30">nothing fitted</text></svg>'
 )
@@ -103,24 +107,13 @@ def _short(row: Measured) -> str:
 def cells(row: Measured) -> list[str]:
     """A row of the table as text; of one that did not fit, what ended it."""
     known = row.to_dict()
-    shown = []
-    for name, _ in COLUMNS:
-        value = known[name]
-        if value is None:
-            shown.append(row.ended if name == "steps_per_second" else "")
-        elif name in PERCENT:
-            shown.append(f"{value:.0%}")
-        elif name.endswith("memory_bytes"):
-            shown.append(units.gibibytes(value))
-        elif isinstance(value, float):
-            shown.append(units.count(float(f"{value:.3g}")))
-        else:
-            shown.append(str(value))
-    return shown
+    shown = {name: "" if known[name] is None else show(known[name]) for name, _, show in COLUMNS}
+    shown["steps_per_second"] = shown["steps_per_second"] or row.ended
+    return list(shown.values())
 
 
 def table(rows: Sequence[Measured], title: str = "") -> ResultTable:
-    return ResultTable([heading for _, heading in COLUMNS], [cells(row) for row in rows], title)
+    return ResultTable([heading for _, heading, _ in COLUMNS], [cells(row) for row in rows], title)
 
 
 def write(rows: Sequence[Measured], out: Path, facts: dict[str, Any]) -> None:
@@ -166,8 +159,6 @@ def run_matmul(
     wrong = [name for name in dtypes if name not in known]
     if wrong:
         raise UserError("no such dtype", where="--dtypes", got=", ".join(wrong), wanted=", ".join(known))
-    if any(size < 1 for size in sizes):
-        raise UserError("not above zero", where="--sizes", got=min(sizes))
     set_threads(0, 1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if "tf32" in dtypes and "tf32" not in dtypes_of(device):

@@ -36,7 +36,7 @@ from penjing.infer.generate import generate
 from penjing.infer.sample import Sampling
 from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.model.transformer import Transformer
-from penjing.parallel.base import Strategy, launched_world, make_strategy
+from penjing.parallel.base import launched_world, make_strategy
 from penjing.plan import hardware
 from penjing.plan.run_estimate import RunEstimate
 from penjing.recipes import RECIPES, WITH_DIAL
@@ -145,7 +145,7 @@ def _carry_out(
     run: Run, prepared: PreparedRun, known: KnownQuestions, console: Console, began: float
 ) -> dict[str, Any]:
     strategy = prepared.context.strategy
-    print_plan(prepared, strategy, console, known.describe())
+    print_plan(prepared, console, known.describe())
     try:
         if run.eval.at_start and prepared.state.step == 0:
             prepared.context.trackers.log(0, {"tokens": 0, **prepared.context.validate()})
@@ -163,25 +163,23 @@ def _carry_out(
             console.print(Text(f"  adapter in the format of peft: {made}"))
         except UserError as error:  # the adapter is whole in its checkpoint
             console.print(escape_markup("no adapter in the format of peft", str(error)))
-    outcome = _outcome(prepared, strategy, figures, time.time() - began)
+    outcome = _outcome(prepared, figures, time.time() - began)
     append_history(prepared, time.time() - began)
-    return _with_questions(outcome, known, prepared)
+    return known.compare(prepared, outcome)
 
 
 def plan_only(run: Run, console: Console) -> RunEstimate:
     """Prepare the data, time a few steps and print the plan; nothing is trained and nothing is left behind."""
     set_threads(run.compute.threads, 1)
     with tempfile.TemporaryDirectory() as folder:
-        strategy = make_strategy(run.compute.device)
-        trial = replace(run, out=folder)
         prepared = prepare_run(
-            trial,
-            strategy,
+            replace(run, out=folder),
+            make_strategy(run.compute.device),
             RunHooks(
                 sample=lambda model, tokenizer, step: write_samples(run, model, tokenizer, silent_console(console))
             ),
         )
-        print_plan(replace(prepared, run=replace(prepared.run, out=run.out)), strategy, console)
+        print_plan(replace(prepared, run=replace(prepared.run, out=run.out)), console)
         prepared.context.trackers.close()
         return prepared.estimate
 
@@ -218,9 +216,9 @@ def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: C
     return samples
 
 
-def _outcome(prepared: PreparedRun, strategy: Strategy, figures: dict[str, float], seconds: float) -> dict[str, Any]:
+def _outcome(prepared: PreparedRun, figures: dict[str, float], seconds: float) -> dict[str, Any]:
     """What the run came to; figures of a run that was already finished are read back."""
-    folder = prepared.folder
+    folder, strategy = prepared.folder, prepared.context.strategy
     known = read_json(folder.outcome) if folder.outcome.is_file() else {}
     if prepared.resumed_from == prepared.context.num_steps and known:
         return dict(known)
@@ -249,20 +247,6 @@ def _outcome(prepared: PreparedRun, strategy: Strategy, figures: dict[str, float
     }
     if strategy.rank == 0:
         write_json(folder.outcome, outcome)
-    return outcome
-
-
-def _with_questions(outcome: dict[str, Any], known: KnownQuestions, prepared: PreparedRun) -> dict[str, Any]:
-    """The outcome with what became of the questions the model is known by, unless a finished run knew that already."""
-    strategy = prepared.context.strategy
-    left = strategy.rank == 0 and "questions" not in outcome and known.were_asked_before(prepared)
-    if not known.questions or not strategy.broadcast(left):
-        return outcome
-    known.ask(prepared, "after")
-    if strategy.rank != 0:
-        return outcome
-    outcome = {**outcome, "questions": known.outcome(prepared)}
-    write_json(prepared.folder.outcome, outcome)
     return outcome
 
 

@@ -13,12 +13,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from penjing.base.accuracy import change_lines, scores_of
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_file, write_json
 from penjing.base.markup import escape_markup, print_table
 from penjing.data.chat.render import parse_switch
 from penjing.eval import questions as asking
-from penjing.eval.changes import changes
 from penjing.train.build import PreparedRun
 from penjing.train.config import Run
 from penjing.train.from_pretrained import NONE
@@ -88,21 +88,34 @@ class KnownQuestions:
         known = read_json(prepared.folder.questions) if prepared.folder.questions.is_file() else {}
         return {**known, **about} if known.get("sha256") == about["sha256"] else about
 
-    def were_asked_before(self, prepared: PreparedRun) -> bool:
-        """Whether there is something to compare with. Not of a run that was begun without these questions."""
-        if not self.questions or "before" in self._saved(prepared):
-            return bool(self.questions)
-        note = f"not asked, since they were not asked before the first step: {self.path}"
-        self._console.print(escape_markup("questions", note))
-        return False
+    def compare(self, prepared: PreparedRun, outcome: dict[str, Any]) -> dict[str, Any]:
+        """Ask again after the last step, and write the outcome with what became of them.
 
-    def outcome(self, prepared: PreparedRun) -> dict[str, Any]:
-        """What outcome.json holds: right and asked by kind and language, before and after, and what was lost."""
+        A finished run knows that already, and one that was begun without these questions has nothing to compare with.
+        """
+        if not self.questions:
+            return outcome
+        strategy = prepared.context.strategy
+        wanted = strategy.rank == 0 and "questions" not in outcome
+        if wanted and "before" not in self._saved(prepared):
+            note = f"not asked, since they were not asked before the first step: {self.path}"
+            self._console.print(escape_markup("questions", note))
+            wanted = False
+        if not strategy.broadcast(wanted):
+            return outcome
+        self.ask(prepared, "after")
+        if strategy.rank == 0:
+            outcome = {**outcome, "questions": self._changes(prepared)}
+            write_json(prepared.folder.outcome, outcome)
+        return outcome
+
+    def _changes(self, prepared: PreparedRun) -> dict[str, Any]:
+        """Right and asked by kind and language, before and after, and what was lost."""
         saved = self._saved(prepared)
         before, after = saved["before"]["rows"], saved["after"]["rows"]
         lost = [
-            {"kind": each.name, "asked": each.asked, "before": each.before, "after": each.after}
-            for each in changes(before, after)
+            {"kind": each.name, "asked": each.before.asked, "before": each.before.right, "after": each.after.right}
+            for each in change_lines(scores_of(before, after))
             if each.is_lost
         ]
         return {"file": saved["file"], "sha256": saved["sha256"], "before": before, "after": after, "lost": lost}
@@ -110,16 +123,18 @@ class KnownQuestions:
 
 def print_changes(outcome: Mapping[str, Any], console: Console) -> None:
     """The table of kinds before and after, and one line that names what was lost."""
-    found = changes(outcome["before"], outcome["after"])
-    rows = []
-    for each in found:
-        low, high = each.interval
-        share = f"{each.before / each.asked:.0%} -> {each.after / each.asked:.0%}"
+    rows, lost = [], []
+    for each in change_lines(scores_of(outcome["before"], outcome["after"])):
+        before, after, (low, high) = each.before, each.after, each.before.interval
         verdict = Text("lost", style="bold red") if each.is_lost else ""
-        rows.append((f"  {each.name}", each.asked, each.before, each.after, share, f"{low:.0%} to {high:.0%}", verdict))
+        share = f"{before.fraction:.0%} -> {after.fraction:.0%}"
+        counts = (before.asked, before.right, after.right)
+        rows.append((f"  {each.name}", *counts, share, f"{low:.0%} to {high:.0%}", verdict))
+        if each.is_lost:
+            lost.append(f"{each.name} {before.right} -> {after.right} of {before.asked}")
     headings = ("  questions", "asked>", "before>", "after>", "", "95 % of before>", "")
     print_table(console, headings, rows)
-    if lost := [str(each) for each in found if each.is_lost]:
+    if lost:
         console.print(escape_markup("lost", ", ".join(lost)))
     else:
         console.print(Text("  lost: nothing; no kind of question fell below the 95 % interval it had before"))

@@ -93,28 +93,25 @@ def ask(
     for a question that fills the context.
     """
     max_context = model.config.max_position_embeddings
-    answers: dict[int, tuple[str, bool]] = {}
+    answers: dict[int, GradedAnswer] = {}
     more = LONGEST_THOUGHT if thinking else 0
     for is_story, usual in ((False, LONGEST_ANSWER), (True, LONGEST_STORY)):
         chosen = [index for index, question in enumerate(questions) if bool(question.must_contain) == is_story]
         if not chosen:
             continue
-        chats = [(questions[index].messages, questions[index].tools) for index in chosen]
-        prompts = [render(tokenizer, *each, ask=True, thinking=thinking).ids for each in chats]
-        for index, prompt in zip(chosen, prompts, strict=True):
+        asked = [questions[index] for index in chosen]
+        prompts = [render(tokenizer, one.messages, one.tools, ask=True, thinking=thinking).ids for one in asked]
+        for one, prompt in zip(asked, prompts, strict=True):
             if len(prompt) >= max_context:
-                where = questions[index].where
-                raise UserError("too long", where=where, got=f"{len(prompt)} tokens", wanted=f"under {max_context}")
+                got = f"{len(prompt)} tokens"
+                raise UserError("too long", where=one.where, got=got, wanted=f"under {max_context}")
         longest = max_tokens or usual + more
         written = generate(model, prompts, max_new_tokens=longest, stop=tokenizer.stop, rows=rows)
-        for index, prompt, ids in zip(chosen, prompts, written, strict=True):
+        for index, one, prompt, ids in zip(chosen, asked, prompts, written, strict=True):
+            text = without_thought(tokenizer, ids, thinking).strip()
             cut = len(ids) == min(longest, max_context - len(prompt))
-            answers[index] = without_thought(tokenizer, ids, thinking).strip(), cut
-    answered = []
-    for index, question in enumerate(questions):
-        text, cut = answers[index]
-        answered.append(GradedAnswer(question, text, is_right(question, text), cut))
-    return answered
+            answers[index] = GradedAnswer(one, text, is_right(one, text), cut)
+    return [answers[index] for index in range(len(questions))]
 
 
 def is_right(question: Question, text: str) -> bool:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 from rich.cells import cell_len
 
-from penjing.report.accuracy import AccuracyLine, Score
+from penjing.base.accuracy import AccuracyLine, Score
+from penjing.base.formatting import count
 from penjing.report.load_run import number
 
 LETTER_WIDTH = 6.3  # of the 11.5 px figures on the axes
@@ -139,9 +140,8 @@ def figure(value: float) -> str:
         return "0"
     if size < 1e-3 or size >= 1e15:
         return power_label(value)
-    for unit, suffix in _SIZES:
-        if size >= unit * (1 if unit > 1e3 else 9.9995):
-            return f"{value / unit:.3g}{suffix}" if size < 999.5 * unit else f"{value / unit:.0f}{suffix}"
+    if size >= 9999.5:
+        return count(value)
     return f"{value:.3g}" if size < 999.5 else f"{value:.0f}"
 
 
@@ -366,11 +366,11 @@ def fraction_bars(
     for line, label in zip(lines, labels, strict=True):
         parts.append(_text(column - 8, y + thick + 4, shorten(label, column - 12), "end", "name"))
         for index, score in enumerate((line.before, line.after)):
-            if score is not None:
+            if score:
                 parts += _fraction_bar(score, names[index], index, scale, y + thick * index, thick - 1)
-        if line.chance is not None:
-            mark = _rule(scale.at(line.chance), y - 3, scale.at(line.chance), y + 2 * thick + 2, "chance")
-            marks.append(f"<g><title>guessing gets {line.chance * 100:.0f} %</title>{mark}</g>")
+        if (chance := line.best.chance) is not None:
+            mark = _rule(scale.at(chance), y - 3, scale.at(chance), y + 2 * thick + 2, "chance")
+            marks.append(f"<g><title>guessing gets {chance * 100:.0f} %</title>{mark}</g>")
         y += 2 * thick + gap
     grid = [_rule(scale.at(at), top - 6, scale.at(at), y - 4, "grid") for at in (0, 0.25, 0.5, 0.75, 1)]
     feet = [_text(scale.at(at), y + 10, f"{at * 100:.0f} %", "middle") for at in (0, 0.5, 1)]

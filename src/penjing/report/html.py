@@ -11,9 +11,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from penjing.base.accuracy import AccuracyLine, Score, accuracy_lines
 from penjing.base.files import write_text
 from penjing.report import charts, metrics, text_format
-from penjing.report.accuracy import AccuracyLine, Score, accuracy_lines
 from penjing.report.charts import Axis, Series, figure
 from penjing.report.load_run import Fields, ReportData, ReportedRun
 from penjing.report.metrics import CHARTS, HELD_OUT, SMALL_CHARTS, TOKENS, Chart, plain_charts, task_names
@@ -221,13 +221,10 @@ def settings_table(runs: Sequence[ReportedRun], limits: Limits) -> HtmlTable | N
 def sample_groups(run: ReportedRun, limits: Limits, named: bool) -> list[View]:
     """Per prompt, what the model wrote at a few growing steps."""
     groups = []
-    prompts = list(dict.fromkeys(sample.prompt for sample in run.samples))
-    for prompt in prompts[: limits.items]:
-        texts = {sample.step: sample for sample in run.samples if sample.prompt == prompt}
+    for (prompt, language), texts in list(run.samples.items())[: limits.items]:
         steps = text_format.spread(list(texts), limits.steps)
-        cells = [(f"step {step:,}", clip(texts[step].text, limits.letters)) for step in steps]
+        cells = [(f"step {step:,}", clip(texts[step], limits.letters)) for step in steps]
         name = run.name if named else ""
-        language = texts[steps[0]].language
         groups.append({"run": name, "prompt": clip(prompt, 300), "language": language, "cells": cells})
     return groups
 
@@ -274,23 +271,20 @@ def questions_view(runs: Sequence[ReportedRun], limits: Limits) -> View | None:
     by_run = [accuracy_lines(run.questions) for run in runs]
     if not any(by_run):
         return None
-    names = [run.name for run in runs]
     if len(runs) == 1:
         return {
             "table": accuracy_table(by_run[0], limits),
             "charts": accuracy_charts(by_run[0], limits),
             "lost": [text_format.lost_sentence(runs[0])],
         }
-    by_kind = {(line.kind, line.language): line for lines in by_run for line in lines}
-    rows = []
-    for key, first in list(by_kind.items())[: 8 * limits.items]:
-        found = [next((line for line in lines if (line.kind, line.language) == key), None) for lines in by_run]
-        cells = [_change_cell(line) for line in found]
-        rows.append([*_kind_cells(first), Cell(percent(first.chance)), *cells])
-    lost = [
-        f"{name}: {text}" for name, run in zip(names, runs, strict=True) if (text := text_format.lost_sentence(run))
+    by_kind = [{(line.kind, line.language): line for line in lines} for lines in by_run]
+    every = {key: line for lines in by_kind for key, line in lines.items()}
+    rows = [
+        [*_kind_cells(line), Cell(percent(line.best.chance)), *(_change_cell(lines.get(key)) for lines in by_kind)]
+        for key, line in list(every.items())[: 8 * limits.items]
     ]
-    columns = ("kind 题型", "language 语言", "guessing 随机", *names)
+    lost = [f"{run.name}: {text}" for run in runs if (text := text_format.lost_sentence(run))]
+    columns = ("kind 题型", "language 语言", "guessing 随机", *(run.name for run in runs))
     return {"table": HtmlTable(columns, rows, texts=2), "charts": [], "lost": lost}
 
 
@@ -299,14 +293,14 @@ def _kind_cells(line: AccuracyLine) -> list[Cell]:
 
 
 def _change_cell(line: AccuracyLine | None) -> Cell:
-    if line is None or line.best is None:
+    if line is None:
         return Cell(NONE)
     sides = [percent(score.fraction) for score in (line.before, line.after) if score]
     return Cell(" → ".join(sides), "lost" if line.is_lost else "")
 
 
-def _score_cell(score: Score | None) -> Cell:
-    if score is None:
+def _score_cell(score: Score) -> Cell:
+    if not score:
         return Cell(NONE)
     low, high = score.interval
     return Cell(percent(score.fraction), f"{score.right:,} / {score.asked:,} ({low * 100:.0f}–{percent(high)})")
@@ -317,10 +311,9 @@ def accuracy_table(lines: list[AccuracyLine], limits: Limits) -> HtmlTable:
     chosen = lines if len(lines) <= 8 * limits.items else [*lines[: 8 * limits.items], lines[-1]]
     rows = []
     for line in chosen:
-        verdict = line.best.verdict if line.best else ""
-        verdict += "; lost" if line.is_lost else ""
+        verdict = line.best.verdict + ("; lost" if line.is_lost else "")
         scores = (_score_cell(line.before), _score_cell(line.after))
-        rows.append([*_kind_cells(line), Cell(percent(line.chance)), *scores, Cell(verdict)])
+        rows.append([*_kind_cells(line), Cell(percent(line.best.chance)), *scores, Cell(verdict)])
     return HtmlTable(
         ("kind 题型", "language 语言", "guessing 随机", "before 训练前", "after 训练后", ""), rows, texts=2
     )
@@ -353,18 +346,8 @@ def context(record: ReportData, limits: Limits) -> Mapping[str, Any]:
     tasks = dict.fromkeys(run.task for run in record.runs)
     groups = [group_view([run for run in record.runs if run.task == task], limits) for task in tasks]
     quickstart = quickstart_view(record.quickstart, record.runs, limits) if record.quickstart else None
-    has = {
-        "stages": bool(quickstart and quickstart["stages"]),
-        "plan": any(group["plan"] for group in groups),
-        "curves": any(group["figures"] for group in groups),
-        **{name: any(group[name] for group in groups) for name in ("settings", "samples", "questions", "incidents")},
-        "examples": bool(quickstart and (quickstart["examples"] or quickstart["stories"])),
-        "data": bool(quickstart and (quickstart["data"] or quickstart["tokenizer"])),
-        "machine": bool(quickstart and quickstart["machine"]),
-        "next": quickstart is not None,
-    }
     return {
-        "has": has,
+        "has": {name for view in (*groups, quickstart or {}) for name, shown in view.items() if shown},
         "title": title_of(record),
         "created": text_format.date(record.quickstart.facts.text("created")) if record.quickstart else "",
         "headline": [clip(sentence, 500) for sentence in text_format.headline(record)],

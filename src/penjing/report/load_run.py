@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base import config
+from penjing.base.accuracy import AFTER, BEFORE, Score, Scores
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
 from penjing.base.lock import is_held
 from penjing.track import jsonl
 
-STAGES = {"pretrain": "before", "sft": "after"}  # the runs of a quickstart, and when its questions were asked
+STAGES = {"pretrain": BEFORE, "sft": AFTER}  # the runs of a quickstart, and when its questions were asked
 RUN_FILES = ("run.toml", "metrics.jsonl", "plan.json", "outcome.json")
 NAME_LETTERS = 40  # of a run in tables and legends, from the end
 LARGEST_NUMBER = 1e200  # beyond this the difference of two figures may overflow, and no run measures such a figure
@@ -80,30 +81,9 @@ class Fields:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AccuracyRow:
-    """Right answers to one kind of question in one language; `chance` is what guessing would get, as a fraction."""
-
-    stage: str  # before or after training
-    kind: str
-    language: str
-    asked: int
-    right: int
-    chance: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A text the model wrote at one step. `text` is the continuation alone: a repeated prompt is cut off."""
-
-    step: int
-    prompt: str
-    text: str
-    language: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReportedRun:
-    """One training run. `figures`: for each metric its values by step."""
+    """One training run. `figures`: for each metric its values by step. `samples`: of each prompt (text, language) what
+    the model wrote by step."""
 
     folder: str
     name: str
@@ -113,8 +93,8 @@ class ReportedRun:
     plan: Fields
     outcome: Fields
     figures: Mapping[str, Mapping[int, float]]
-    samples: tuple[Sample, ...]
-    questions: tuple[AccuracyRow, ...]
+    samples: Mapping[tuple[str, str], Mapping[int, str]]
+    questions: Scores
     incidents: tuple[Fields, ...]
     running: bool
 
@@ -184,29 +164,26 @@ def continuation(sample: Fields) -> str:
     return written[len(prompt) :] if prompt and written.startswith(prompt) else written
 
 
-def read_samples(lines: Iterable[Fields]) -> tuple[Sample, ...]:
-    """Samples in order of steps; the later line wins for the same step and prompt."""
-    samples: dict[tuple[int, str], Sample] = {}
+def read_samples(lines: Iterable[Fields]) -> dict[tuple[str, str], dict[int, str]]:
+    """Of each prompt the continuations in order of steps. A resumed run repeats steps: the later line wins."""
+    samples: dict[tuple[str, str], dict[int, str]] = {}
     for line in lines:
-        step, prompt = line.number("step"), line.text("prompt")
-        if step is not None:
-            written = continuation(line)
-            samples[round(step), prompt] = Sample(
-                step=round(step), prompt=prompt, text=written, language=line.text("language")
-            )
-    return tuple(sorted(samples.values(), key=lambda sample: sample.step))
+        if (step := line.number("step")) is not None:
+            samples.setdefault((line.text("prompt"), line.text("language")), {})[round(step)] = continuation(line)
+    return {prompt: dict(sorted(texts.items())) for prompt, texts in samples.items()}
 
 
-def read_row(raw: Fields, stage: str) -> AccuracyRow:
-    """One count of right answers, with 0 <= right <= asked and a chance that is a fraction."""
-    asked = max(round(raw.number("asked") or 0), 0)
-    right = min(max(round(raw.number("right") or 0), 0), asked)
-    chance = raw.number("chance")
-    inside = chance is not None and 0 <= chance <= 1
-    kind, language = raw.text("kind"), raw.text("language")
-    return AccuracyRow(
-        stage=stage, kind=kind, language=language, asked=asked, right=right, chance=chance if inside else None
-    )
+def read_scores(rows: Iterable[tuple[str, Fields]]) -> Scores:
+    """Counts of right answers, with when they were asked: 0 <= right <= asked, and a chance that is a fraction."""
+    scores = {}
+    for when, row in rows:
+        asked = max(round(row.number("asked") or 0), 0)
+        right = min(max(round(row.number("right") or 0), 0), asked)
+        chance = row.number("chance")
+        inside = chance is not None and 0 <= chance <= 1
+        key = (when, row.text("kind"), row.text("language"))
+        scores[key] = Score(asked=asked, right=right, chance=chance if inside else None)
+    return scores
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -226,7 +203,6 @@ def read_run(folder: Path, problems: list[str]) -> ReportedRun:
     settings = flatten(read_file(folder / "run.toml", config.read_toml, problems) or {})
     outcome = read_object(folder / "outcome.json", problems)
     questions = read_object(folder / "questions.json", problems)
-    rows = [read_row(row, when) for when in STAGES.values() for row in questions.fields(when).items("rows")]
     task = settings.get("objective.name", "")
     return ReportedRun(
         folder=text(folder),
@@ -238,7 +214,7 @@ def read_run(folder: Path, problems: list[str]) -> ReportedRun:
         outcome=outcome,
         figures=read_figures(read_lines(folder / "metrics.jsonl", problems)),
         samples=read_samples(read_lines(folder / "samples.jsonl", problems)),
-        questions=tuple(rows),
+        questions=read_scores((when, row) for when in STAGES.values() for row in questions.fields(when).items("rows")),
         incidents=tuple(read_lines(folder / "incidents.jsonl", problems)),
         running=not outcome and is_held(folder),
     )
@@ -260,8 +236,8 @@ def read_quickstart(folder: Path, problems: list[str]) -> tuple[Quickstart, tupl
     runs = [replace(run, task=run.task or {"pretrain": "documents", "sft": "chats"}[run.name]) for run in runs]
     rows = found.evaluation.items("rows")
     if runs and rows:
-        answered = [read_row(row, STAGES[row.text("stage")]) for row in rows if row.text("stage") in STAGES]
-        runs[-1] = replace(runs[-1], questions=tuple(answered))
+        answered = read_scores((STAGES[row.text("stage")], row) for row in rows if row.text("stage") in STAGES)
+        runs[-1] = replace(runs[-1], questions=answered)
     return found, tuple(runs)
 
 

@@ -51,8 +51,7 @@ def facts(fields: Fields, table: FactTable) -> Facts:
     """The facts of a table that are known, each clipped to a sane length."""
     rows = []
     for name, field, form in table:
-        value = fields.number(field) if form else None
-        shown = form(value) if form and value is not None else "" if form else fields.text(field)
+        shown = text_format.shown(fields.number(field), form) if form else fields.text(field)
         rows.append((clip(name, 60), clip(shown, 300)))
     return [(name, shown) for name, shown in rows if shown not in ("", NONE)]
 

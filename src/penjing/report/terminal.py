@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from penjing.base.accuracy import AccuracyLine, Score, accuracy_lines
 from penjing.base.markup import print_table
 from penjing.report import text_format
-from penjing.report.accuracy import AccuracyLine, Score, accuracy_lines
 from penjing.report.load_run import ReportData, ReportedRun
 from penjing.report.text_format import NONE, clip, kind_name, percent, signed_percent
 
@@ -19,8 +19,8 @@ def words(sentence: str, style: str = "") -> Text:
     return Text(sentence.replace("\u00a0%", "%"), style=style)
 
 
-def _score(score: Score | None) -> str:
-    if score is None:
+def _score(score: Score) -> str:
+    if not score:
         return NONE
     low, high = score.interval
     return f"{percent(score.fraction)} ({low * 100:.0f}–{high * 100:.0f})"
@@ -31,8 +31,8 @@ def print_accuracy(lines: list[AccuracyLine], console: Console) -> None:
     rows = []
     for line in lines if len(lines) <= LARGEST_TABLE else [*lines[: LARGEST_TABLE - 1], lines[-1]]:
         names = kind_name(line.kind), clip(text_format.language_name(line.language), 16)
-        verdict = line.best.verdict if line.best else ""
-        cells = (*names, percent(line.chance), _score(line.before), _score(line.after), verdict)
+        guessing, verdict = percent(line.best.chance), line.best.verdict
+        cells = (*names, guessing, _score(line.before), _score(line.after), verdict)
         rows.append([words(cell, "" if line.kind else "bold") for cell in cells])
     headings = ("kind", "language", "guessing>", "before>", "after>", "")
     print_table(console, headings, rows, title="Right answers (95 % interval)")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from penjing.base import formatting as units
-from penjing.report.accuracy import AFTER, BEFORE, Score, accuracy_lines, lost_kinds
+from penjing.base.accuracy import Score, accuracy_lines, change_lines
 from penjing.report.charts import figure
 from penjing.report.load_run import Fields, Quickstart, ReportData, ReportedRun
 from penjing.report.metrics import CHARTS, HELD_OUT, TOKENS, task_names
@@ -105,8 +105,7 @@ def plan_rows(run: ReportedRun) -> list[PlanRow]:
     rows = []
     for name, before, after, form in PLAN_FIGURES:
         predicted, actual = run.plan.number(before), run.outcome.number(after)
-        comparable = predicted is not None and actual is not None and predicted > 0
-        difference = actual / predicted - 1 if comparable and predicted and actual is not None else None
+        difference = actual / predicted - 1 if actual is not None and predicted and predicted > 0 else None
         if predicted is not None or actual is not None:
             sides = shown(predicted, form), shown(actual, form)
             rows.append(PlanRow(name=name, predicted=sides[0], actual=sides[1], difference=difference))
@@ -165,10 +164,13 @@ def held_out_changes(run: ReportedRun) -> str:
 
 def lost_sentence(run: ReportedRun) -> str:
     """What kinds of questions were lost; empty where none were asked before and after."""
-    if {row.stage for row in run.questions} != {BEFORE, AFTER}:
+    if len({when for when, _, _ in run.questions}) < 2:
         return ""
-    kinds = [(kind_name(line.kind), line.before, line.after) for line in lost_kinds(run.questions)]
-    lost = [f"{kind} {old.right} → {new.right} of {new.asked}" for kind, old, new in kinds if old and new]
+    lost = [
+        f"{kind_name(line.kind)} {line.before.right} → {line.after.right} of {line.after.asked}"
+        for line in change_lines(run.questions)
+        if line.kind and line.is_lost
+    ]
     return f"Lost: {', '.join(lost) or 'no kind of question'}."
 
 
@@ -204,10 +206,9 @@ def interval_words(score: Score) -> str:
 def _answers(record: ReportData) -> str:
     """How well the model of a quickstart answers, over all questions."""
     lines = accuracy_lines(record.runs[-1].questions) if record.runs else []
-    score = lines[-1].best if lines else None
-    if score is None:
+    if not lines:
         return "How well it answers was not measured."
-    line = lines[-1]
+    line, score = lines[-1], lines[-1].best
     tuned = "After fine-tuning it" if line.after else "Without fine-tuning it"
     sentence = f"{tuned} answers {percent(score.fraction)} of {score.asked:,} questions right ({interval_words(score)})"
     if score.chance is not None:
@@ -248,7 +249,7 @@ def stories_sentence(quickstart: Quickstart) -> str:
     asked, used = stories.number("asked"), stories.number("with_required_words")
     if not asked or asked < 1 or used is None:
         return ""
-    score = Score(asked=round(asked), right=round(min(max(used, 0), asked)), chance=None)
+    score = Score(asked=round(asked), right=round(min(max(used, 0), asked)))
     return (
         f"Asked for {score.asked:,} stories with given words, the model used every word in {score.right:,} of them "
         f"({percent(score.fraction)}, {interval_words(score)})."
