@@ -278,16 +278,16 @@ class Engine:
         has_stopped_R = (slots.stop_SE[slot_R] == id_R[:, None]).any(axis=1)
         is_full_R = slots.written_S[slot_R] >= slots.limit_S[slot_R]
         stopped = []
-        for answer, has_stopped, is_full, *token in zip(
-            answers, has_stopped_R.tolist(), is_full_R.tolist(),
-            id_R.tolist(), drawn.logp_R.tolist(), drawn.drawn_logp_R.tolist(), drawn.tops, strict=True,
-        ):  # fmt: skip
+        tokens = map(Token, id_R.tolist(), drawn.logp_R.tolist(), drawn.drawn_logp_R.tolist(), drawn.tops)
+        for answer, token, has_stopped, is_full in zip(
+            answers, tokens, has_stopped_R.tolist(), is_full_R.tolist(), strict=True
+        ):
             if answer is None or answer.slot < 0:  # ended by an error of its own code
                 continue
             if has_stopped and answer.job.request.follow is not None:
-                stopped.append((answer, Token(*token)))
+                stopped.append((answer, token))
                 continue
-            self._said(answer, Token(*token), "stop" if has_stopped else "length" if is_full else "")
+            self._said(answer, token, "stop" if has_stopped else "length" if is_full else "")
         if stopped:
             self._follow(stopped)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penjing.base.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, Settings
+from penjing.kernels.cpu import ops as cpu
 
 GREEDY_BELOW = 1e-6  # smaller temperatures make infinite logits, and no chance can be had from those
 SORTED = 256  # likeliest tokens of a row that are sorted; all are where those hold less than top_p
@@ -127,14 +128,26 @@ def draw(
 def scores(logits_RV: Tensor, id_R: Tensor, temperature_R: NDArray[np.float32]) -> Tensor:
     """logp_R of these tokens under the whole softmax at a temperature."""
     scaled_RV = _divided(logits_RV, temperature_R)
-    return scaled_RV.gather(1, id_R[:, None])[:, 0] - scaled_RV.logsumexp(dim=-1)
+    return _log_probs(scaled_RV, id_R)[0]
 
 
 def top_scores(logits_RV: Tensor, score_temperature_R: NDArray[np.float32], most: int) -> tuple[Tensor, Tensor]:
     """(logp_RK, id_RK): the `most` likeliest tokens of each row, the likeliest first."""
     scaled_RV = _divided(logits_RV, score_temperature_R)
     value_RK, id_RK = scaled_RV.topk(min(most, scaled_RV.shape[1]), dim=-1)
-    return value_RK - scaled_RV.logsumexp(dim=-1, keepdim=True), id_RK
+    return value_RK - _log_probs(scaled_RV, id_RK[:, 0])[1][:, None], id_RK
+
+
+def _log_probs(logits_RV: Tensor, id_R: Tensor) -> tuple[Tensor, Tensor]:
+    """log softmax(logits)[id] of each row, and the logarithm of the softmax's sum. On a CPU by the C kernel: it
+    takes a fraction of the time of torch's logsumexp."""
+    logits_RV = logits_RV.contiguous()
+    if cpu.supports(logits_RV):
+        logp_R, entropy_R, sum_R = logits_RV.new_empty(3, len(id_R), dtype=torch.float32)
+        cpu.log_probs(logits_RV, id_R, logp_R, entropy_R, sum_R)
+        return logp_R, sum_R
+    sum_R = logits_RV.logsumexp(dim=-1)
+    return logits_RV.gather(1, id_R[:, None])[:, 0] - sum_R, sum_R
 
 
 def _divided(logits_RV: Tensor, temperature_R: NDArray[np.float32]) -> Tensor:

@@ -15,6 +15,7 @@ from penjing.infer.forward import Ints
 from penjing.infer.penalties import Penalties
 from penjing.infer.requests import Request, Token
 from penjing.infer.sample import Rows, draw, scores, top_scores
+from penjing.kernels.cpu import library
 
 Top = tuple[tuple[int, float], ...]
 
@@ -49,6 +50,8 @@ class Sampler:
         self._uniform_ST = np.zeros((num_slots, max_tokens), dtype=np.float32)
         self._num_top_S = np.zeros(num_slots, dtype=np.int64)
         self._penalties = Penalties(num_slots, vocab_size, device)
+        if device.type == "cpu":
+            library.kernels()  # built now where they are missing, and not with the first token
 
     def put(self, slot: int, request: Request, seed: int, limit: int, said: Sequence[int]) -> None:
         """An answer of up to `limit` tokens begins in this slot, or goes on after those it `said`."""

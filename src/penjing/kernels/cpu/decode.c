@@ -131,6 +131,13 @@ INLINE Seen seen_by(const State *s, const Layer *l, long i) {
                   values_of(m, l, s->slot[row], head) + bytes(start * whole(m->head_dim, PANEL), type), start};
 }
 
+/* While a query's scores are weighed: its part of the second half of the keys or values that come next. Matmuls alone
+   would ask for them faster than memory answers, and wait. */
+INLINE void ask_for_rest(const char *next, long count, long q, long queries) {
+    for (long at = count / 2 * (queries + q) / queries; at < count / 2 * (queries + q + 1) / queries; at += 64)
+        __builtin_prefetch(next + at, 0, 2);
+}
+
 /* Some rows of one sequence, the query heads of one key head: softmax(q k^T) v in one pass over the keys. Their order
    and steps are those of positions, and so the same for a query in whatever rows it comes. then: what this thread is
    likely to go on with; type: of the cache. */
@@ -151,17 +158,20 @@ INLINE void attend(const State *s, const Layer *l, long i, Seen seen, Seen then,
         largest[q] = -INFINITY;
         sum[q] = 0.0f;
     }
-    long key_bytes = bytes(KEYS * whole(size, together(type)), type), line = value_bytes(type);
+    long key_bytes = bytes(KEYS * whole(size, together(type)), type), values_bytes = bytes(KEYS * wide, type);
+    long line = value_bytes(type);
     Panels k = {seen.keys, size, SIDE, key_bytes, KEYS * line, type, 0};
     Panels v = {seen.values, KEYS, wide / PANEL, SIDE * PANEL * line, wide * line, type, 0};
     Sink scores = {.out = score, .step = KEYS}, outs = {.out = out, .step = wide, .mode = RESCALE, .scale = scale};
     for (long start = seen.start; start < end; start += KEYS, k.data = k.after, v.data = v.after) {
         v.inputs = smaller(KEYS, end - start);
         k.after = start + KEYS < end ? k.data + key_bytes : then.keys;
-        v.after = start + KEYS < end ? v.data + bytes(KEYS * wide, type) : then.values;
+        v.after = start + KEYS < end ? v.data + values_bytes : then.values;
         multiply(query, wide, 0, queries, &k, 0, SIDE, &scores);
         for (long q = 0; q < queries; q++) {
             long last = s->position[row + q / shared], first = l->window ? last + 1 - l->window : 0;
+            ask_for_rest(k.after, key_bytes, q, queries);
+            ask_for_rest(v.after, values_bytes, q, queries);
             weigh(score + q * KEYS, first - start, last - start, largest + q, sum + q, scale + q, x_type);
         }
         multiply(score, KEYS * 4 / bytes(1, x_type), 0, queries, &v, 0, v.panels, &outs);

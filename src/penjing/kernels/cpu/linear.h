@@ -125,7 +125,7 @@ static Grid grid_of(const Member *t, long rows, const Panels *w) {
     long sides = (w->panels + SIDE - 1) / SIDE, pieces = (long)t->count * PIECES;
     long near = rows_near(w->inputs, w->type);
     Grid g = {0, larger((rows + near - 1) / near, 1), 0, t->count};
-    g.across = smaller(sides, (pieces + g.down - 1) / g.down);
+    g.across = smaller(sides, (2 * pieces + g.down - 1) / g.down); /* with fewer, threads end farther apart */
     if (t->count > 1 && g.across * g.down < pieces) /* more threads than columns */
         g.down = larger(g.down, smaller(pieces / g.across, rows / (4 * MOST_ROWS)));
     g.high = whole((rows + g.down - 1) / g.down, MOST_ROWS);

@@ -125,7 +125,7 @@ INLINE void multiply_some(const void *x, long x_step, const char *data, long inp
         }
         for (long i = first; i < last; i++) {
             UNROLL for (int line = 0; line < panels * PANEL * value_bytes(type); line += 64)
-                __builtin_prefetch(ahead.at + line, 0, 2);
+                if (line < ahead.step) __builtin_prefetch(ahead.at + line, 0, 2);
             ahead.at += ahead.step;
             UNROLL for (int part = 0; part < parts; part++) {
                 Floats weight[SIDE][VECTORS];
@@ -227,9 +227,11 @@ INLINE long rows_near(long inputs, int type) {
     return rows < MOST_ROWS ? MOST_ROWS : rows;
 }
 
-/* Beside one of `blocks` blocks of rows: what comes soon, or what comes next, each block its share of it. */
+/* Beside one of `blocks` blocks of rows: what comes soon, or what comes next, each block its share of it. Of keys and
+   values half: attention asks for the rest (ask_for_rest). */
 INLINE Ahead ahead_of(const Panels *w, const char *data, const char *next, long step, long block, long blocks) {
-    long lines = (w->inputs + together(w->type) - 1) / together(w->type), share = lines * step / blocks;
+    long lines = (w->inputs + together(w->type) - 1) / together(w->type);
+    long share = lines * step / blocks / (w->step ? 2 : 1);
     if (blocks == 1 && share > 4 * AHEAD) return (Ahead){data + AHEAD, step};
     return (Ahead){next + block * share, share / lines};
 }
