@@ -104,7 +104,7 @@ def plan_table(runs: Sequence[ReportedRun]) -> HtmlTable | None:
             [Cell(row.name), Cell(row.predicted), Cell(row.actual), Cell(text_format.signed_percent(row.difference))]
             for row in by_run[0][1]
         ]
-        return HtmlTable(("", "predicted 预测", "actual 实测", "error 误差"), rows) if rows else None
+        return HtmlTable(("", "predicted 预测", "actual 实测", "difference 差异"), rows) if rows else None
     names = list(dict.fromkeys(row.name for _, rows in by_run for row in rows))
     rows = [[Cell(run.name), *_plan_cells(found, names)] for run, found in by_run]
     return HtmlTable(("run", *names), rows) if names else None
