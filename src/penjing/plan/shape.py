@@ -109,8 +109,7 @@ def shape_from_hf(given: Mapping[str, Any], where: object) -> Shape:
     experts = first("num_local_experts", "num_experts", "n_routed_experts", default=0)
     of_expert = first("moe_intermediate_size", default=inner)
     shared = first("shared_expert_intermediate_size", default=0) + first("n_shared_experts", default=0) * of_expert
-    window = given.get("sliding_window")
-    windowed = isinstance(window, int) and window > 0 and given.get("use_sliding_window", True)
+    window = given.get("sliding_window") if given.get("use_sliding_window", True) else None
     shape = Shape(
         layers=layers,
         width=width,
@@ -121,7 +120,7 @@ def shape_from_hf(given: Mapping[str, Any], where: object) -> Shape:
         mlp_matrices=2 if kind in _PLAIN_MLP else 3,
         vocabulary=first("vocab_size", "padded_vocab_size"),
         parameters=0,
-        windows=(window,) * layers if windowed else (),
+        windows=(window,) * layers if isinstance(window, int) and window > 0 else (),
         mlp_only_layers=first("first_k_dense_replace", default=0) if experts else layers,
         experts=experts,
         num_experts_per_tok=first("num_experts_per_tok", default=2 if experts else 0),
