@@ -25,6 +25,7 @@ import numpy as np
 
 from penjing.base.files import read_json, write_json
 from penjing.bench.table import ResultTable
+from penjing.plan.prediction_history import compare
 
 ROOT = Path(__file__).parents[1]
 TINY = ["data.seq_len=256", "eval.sequences=64"]
@@ -54,22 +55,6 @@ def train(recipe: str, settings: list[str], out: Path, home: Path, threads: int)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
     return time.perf_counter() - start
-
-
-def errors(plan: dict[str, Any], outcome: dict[str, Any]) -> dict[str, float | None]:
-    """(planned - came) / came, of the whole and of its terms."""
-
-    def off(planned: float, came: float | None) -> float | None:
-        return (planned - came) / came if came else None
-
-    found = {
-        "time": off(plan["predicted_seconds"], outcome["seconds"]),
-        "peak_memory": off(plan["predicted_peak_memory_bytes"], outcome["peak_memory_bytes"]),
-        "refit": off(outcome["refit_seconds"], outcome["seconds"]) if outcome.get("refit_seconds") else None,
-    }
-    for name, seconds in plan["parts_seconds"].items():
-        found[name] = off(seconds, outcome.get(f"{name}_seconds"))
-    return found
 
 
 def summary(values: list[float]) -> dict[str, float]:
@@ -164,7 +149,7 @@ def main() -> None:
                 "steps": count,
                 "settings": settings,
                 "process_seconds": process_seconds,
-                "errors": errors(plan, outcome),
+                "errors": {term.name.strip(): term.error for term in compare(plan, outcome)},
                 "inside_interval": plan["predicted_seconds_low"]
                 <= outcome["seconds"]
                 <= plan["predicted_seconds_high"],
@@ -175,7 +160,7 @@ def main() -> None:
             shown = ", ".join(f"{key} {value:+.1%}" for key, value in row["errors"].items() if value is not None)
             print(f"{name}: {outcome['seconds']:.1f} s, {shown}", flush=True)
     times = [row["errors"]["time"] for row in rows]
-    peaks = [row["errors"]["peak_memory"] for row in rows]
+    peaks = [row["errors"]["peak memory"] for row in rows]
     result = {
         "what": "small CPU runs planned at L2, then run; errors are (planned - came) / came",
         "date": time.strftime("%Y-%m-%d"),

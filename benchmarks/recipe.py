@@ -29,6 +29,7 @@ from training_step import arguments
 from penjing.base.files import write_json
 from penjing.bench.record import facts
 from penjing.bench.table import ResultTable, spread, with_range
+from penjing.bench.tuning import best_rate
 
 SIZES = {
     "0.5M": {"hidden_size": 96, "num_hidden_layers": 3, "intermediate_size": 256, "head_dim": 96},
@@ -129,16 +130,6 @@ class Pair:
             settings["schedule"] = {"name": "cosine", "warmup_ratio": 0.02, "min_lr_ratio": 0.1}
         return train_once(settings, self.work / str(self.count), plain=bool(rate))
 
-    def best_rate(self, seed: int) -> tuple[float, dict[float, float]]:
-        """Plain's best rate with both neighbours known to be worse."""
-        tried = {FIRST_RATE: self.run(1.0, seed, FIRST_RATE)}
-        while True:
-            best = min(tried, key=lambda rate: tried[rate])
-            missing = [rate for rate in (best * 2, best / 2) if rate not in tried]
-            if not missing:
-                return best, tried
-            tried[missing[0]] = self.run(1.0, seed, missing[0])
-
 
 def needed_share(plain: float, ours: dict[float, float]) -> float:
     """Share of plain's tokens at which ours is where plain ends, on the line through the two in log tokens.
@@ -163,7 +154,7 @@ def study(asked: argparse.Namespace, language: str, text: Path, work: Path) -> d
     for size in asked.sizes.split(","):
         name = f"{size} {language}"
         pair = Pair(asked, size, text, work / name, tokenizer)
-        rate, tried = pair.best_rate(seeds[0])
+        rate, tried = best_rate(lambda rate, pair=pair: pair.run(1.0, seeds[0], rate), FIRST_RATE)
         tokenizer = tokenizer or work / name / "1" / "tokenizer"
         plain = {seed: tried[rate] if seed == seeds[0] else pair.run(1.0, seed, rate) for seed in seeds}
         ours = {seed: {share: pair.run(share, seed) for share in SHARES} for seed in seeds}

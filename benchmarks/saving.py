@@ -29,6 +29,7 @@ from penjing.base.files import write_json
 from penjing.bench.record import facts
 from penjing.bench.table import spread
 from penjing.bench.trial_process import in_turn
+from penjing.track.jsonl import read_lines
 
 WARM_STEPS = 5  # not counted: allocations, caches
 CODES = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}
@@ -61,13 +62,6 @@ def command(asked: argparse.Namespace, data: Path, out: Path, steps: int, every:
     return [sys.executable, "-m", "penjing", "train", "pretrain", *settings]
 
 
-def lines(out: Path) -> list[dict[str, Any]]:
-    """The whole lines of a run's metrics."""
-    path = out / "metrics.jsonl"
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
 # --- what saving costs -----------------------------------------------------------------------------------------------
 
 
@@ -90,7 +84,7 @@ def cost(asked: argparse.Namespace, data: Path, work: Path) -> dict[str, Any]:
             out = work / f"{name}-{number}"
             every = asked.every if name == "with" else asked.steps
             run(command(asked, data, out, asked.steps, every))
-            seconds, stood = step_seconds(lines(out))
+            seconds, stood = step_seconds(read_lines(out / "metrics.jsonl"))
             found[name].append(seconds)
             still += [stood] if name == "with" else []
             print(f"round {number + 1}: {name} saves {1000 * found[name][-1]:.1f} ms a step", flush=True)
@@ -127,12 +121,13 @@ def signals(asked: argparse.Namespace, data: Path, work: Path) -> dict[str, list
 def time_signal(
     asked: argparse.Namespace, data: Path, out: Path, name: str, code: int, dice: random.Random
 ) -> float:  # fmt: skip
-    before = max((line["step"] for line in lines(out)), default=0)
+    metrics = out / "metrics.jsonl"
+    before = max((line["step"] for line in read_lines(metrics)), default=0)
     process = subprocess.Popen(
         command(asked, data, out, 1_000_000, 1_000_000), stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
     )
     try:
-        while len(taken := [line for line in lines(out) if line["step"] > before]) < 4:
+        while len(taken := [line for line in read_lines(metrics) if line["step"] > before]) < 4:
             if process.poll() is not None:
                 sys.exit(f"the training ended by itself with {process.returncode}")
             time.sleep(0.01)

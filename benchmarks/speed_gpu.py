@@ -85,7 +85,6 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="smallest shapes: shows that everything runs")
     parser.add_argument("--lot", type=int, default=5, help="steps between two waits for the device")
     parser.add_argument("--seconds", type=float, default=240, help="after which a case is given up")
-    parser.add_argument("--profile", type=int, default=0, metavar="N", help="print the N longest kernels instead")
     return parser.parse_args(words)
 
 
@@ -125,29 +124,6 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def profile(case: Case, asked: argparse.Namespace) -> None:
-    """Print where the device's time of one step goes, kernel by kernel."""
-    import torch
-    from torch.profiler import ProfilerActivity
-
-    ready = prepare(case)
-    [seconds] = time_steps(ready.step, ready.device, steps=asked.steps, warmup=asked.warmup, lot=asked.steps)
-    kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if ready.device.type == "cuda" else [])
-    steps = min(3, asked.steps)
-    with torch.profiler.profile(activities=kinds) as seen:
-        time_steps(ready.step, ready.device, steps=steps, lot=steps)
-    kernels = [
-        (event.self_device_time_total / steps / 1e3, event.count / steps, event.key)
-        for event in seen.key_averages()
-        if str(event.device_type).endswith("CUDA")
-    ]
-    busy = sum(each[0] for each in kernels)
-    launches = sum(each[1] for each in kernels)
-    print(f"{case.name}: {seconds * 1e3:.1f} ms a step, kernels {busy:.1f} ms in {launches:.0f} launches")
-    for milliseconds, count, name in sorted(kernels, reverse=True)[: asked.profile]:
-        print(f"{milliseconds:9.2f} ms {count:7.0f} x  {name[:110]}")
-
-
 def markdown(result: dict[str, Any]) -> str:
     """The table of docs/speed.md."""
     rows = []
@@ -176,9 +152,6 @@ def main() -> None:
     result: dict[str, Any] = {"settings": settings_of(asked), "cases": {}}
     for name in chosen or known:
         case = replace(tiny(known[name]) if asked.tiny else known[name], device=asked.device)
-        if asked.profile:
-            profile(case, asked)
-            continue
         try:
             one = {**timed(case, result, timeout=asked.seconds), "case": asdict(case)}
         except UserError as error:

@@ -299,7 +299,7 @@ def largest_batch(shape: SweepShape, target: Target, *, is_compiled: bool) -> in
     def fits(rows: int) -> bool:
         trace = at_rows(low, high, pair, rows)
         assert trace is not None
-        return replay(trace, target, capacity=target.available_bytes).fits
+        return replay(trace, target, capacity=target.memory_bytes - target.context_bytes).fits
 
     good, bad = 0, 1
     while fits(bad):

@@ -12,9 +12,7 @@ from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
 from penjing.plan import prediction_history as ledger
 from penjing.plan.device_model import MARGINS, Machine, machine_of_card
-from penjing.plan.flops import parameters
 from penjing.plan.gpu_specs import CARDS
-from penjing.plan.run_estimate import estimate_memory
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import Decode, decode_time, step_time
 from penjing.plan.step_workload import Workload
@@ -153,21 +151,10 @@ def test_answers_that_wait_for_a_slot_take_their_time():
 
 def test_keys_and_values_of_answers_are_read_at_every_token():
     """Two of each, for each layer and slot, of the prompt and on average half of the answer; beside all matrices."""
-    decode = Decode(answers=4, prompt_tokens=100.0, answer_tokens=50.0, longest=1, slots=4)
     machine = replace(UNIT, matmul_flops={"float32": 1e30})
     one = (SHAPE.matrices_read(4) + 2 * 4 * 2 * 32 * 125) * 4
-    assert decode_time(replace(decode, answer_tokens=50.0), WORK, machine) == pytest.approx(50 * one)
-
-
-def test_memory_without_a_trace():
-    """Weights and gradients in float32, and what the optimizer keeps of each parameter."""
-    config = ModelConfig(
-        vocab_size=100, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8
-    )
-    size = parameters(config).total
-    found = estimate_memory(config, 0, 8)
-    assert (found["weights"], found["gradients"], found["optimizer state"]) == (4 * size, 4 * size, 8 * size)
-    assert found["activations"] == 0
+    decode = Decode(answers=4, prompt_tokens=100.0, answer_tokens=50.0, longest=1, slots=4)
+    assert decode_time(decode, WORK, machine) == pytest.approx(50 * one)
 
 
 def test_prices_that_are_not_given_are_round_figures_of_rented_cards():

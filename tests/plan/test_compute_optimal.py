@@ -11,7 +11,6 @@ from user_errors import raises_user_error
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
 from penjing.plan import scaling_law_fit as losslaw
-from penjing.plan import six_nd_formula as textbook
 from penjing.plan.compute_optimal import LAWS, LossLaw
 from penjing.plan.scaling_law_fit import LossPoint
 
@@ -21,7 +20,6 @@ from penjing.plan.scaling_law_fit import LossPoint
     [
         ("corrected", [27.1, 25.6, 24.1, 22.7]),
         ("as printed", [20.5, 25.7, 32.1, 40.1]),
-        ("tied", [19.6, 19.6, 19.6, 19.6]),
     ],
 )
 def test_optimal_tokens_for_each_parameter(law, ratios):
@@ -63,26 +61,8 @@ def test_warnings_of_repeats_and_small_data():
     assert "2.5M" in tokens.small_data_advice(64_000_000, 20e6)[0]
 
 
-def test_batches_and_rates_of_others():
-    assert tokens.batch_tokens(1.2e9) == 2**19
-    step_law, deepseek, power = tokens.cross_checks(60_000_000, 1.2e9, 6 * 64e6 * 1.2e9)
-    assert step_law.batch_tokens == pytest.approx(0.58 * 1.2e9**0.571)
-    assert step_law.learning_rate == pytest.approx(1.79 * 6e7**-0.713 * 1.2e9**0.307)
-    assert deepseek.learning_rate == pytest.approx(0.3118 * (6 * 64e6 * 1.2e9) ** -0.125)
-    assert power.learning_rate is None and power.batch_tokens == 2**19
-
-
 def test_ids_take_two_bytes_up_to_65536_of_them():
     assert [tokens.token_bytes(size) for size in (6400, 65_536, 65_537)] == [2, 2, 4]
-
-
-def test_the_textbook_by_hand():
-    assert textbook.seconds(26e6, 10e9, 75e12) / 60 == pytest.approx(346.7, abs=0.1)
-    assert textbook.seconds(26e6, 10e9, 165e12) / 60 == pytest.approx(157.6, abs=0.1)
-    states = textbook.states(6e9)
-    assert (states.weights, states.gradients, states.moments, states.total) == (24e9, 24e9, 48e9, 96e9)
-    assert textbook.memory_bytes(1e9) == 17.3e9
-    assert textbook.steps(16_527_707, 3, 8) == 6_197_892
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,13 @@ from hypothesis import strategies as some
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from penjing.kernels import experts
 from penjing.model.config import ModelConfig
 from penjing.model.freeze import freeze
 from penjing.model.lora import Lora, add_adapter
 from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
-from penjing.plan.run_estimate import ProbeTimings, RunEstimate, RunSize, estimate_memory_bytes, estimate_run
+from penjing.plan.run_estimate import ProbeTimings, RunEstimate, RunSize, estimate_run
 from penjing.plan.step_time import LinearFit
 from penjing.plan.time_interval import ProbeNoise, time_interval
 from penjing.plan.trainable import trainable_by, trainable_of
@@ -33,39 +32,6 @@ SMALL = {
     "head_dim": 16,
     "intermediate_size": 96,
 }
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"num_key_value_heads": 4}, {"architecture": "llama", "tie_word_embeddings": False}, {"head_dim": 24}],
-)
-def test_flops_of_a_step_are_what_a_counter_counts(options):
-    rows, num_tokens = 2, 32
-    config = ModelConfig(**{**SMALL, **options})
-    model = Transformer(config)
-    ids_BT = torch.randint(0, 300, (rows, num_tokens))
-    # The plain attention kernel is made of matmuls the counter knows. It works on all T x T pairs, masked or not:
-    # each query is counted with T keys. Everything else must agree to the last operation.
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(ids_BT, score=CrossEntropy(ids_BT.flatten(), torch.ones(ids_BT.numel()))).backward()
-    expected = training_flops_per_token(config, num_keys=num_tokens) * rows * num_tokens
-    assert counter.get_total_flops() == expected
-    counts = counter.get_flop_counts()["Global"]
-    matmuls = counts[torch.ops.aten.mm] + counts.get(torch.ops.aten.addmm, 0)  # the latter add to another's gradient
-    assert matmuls == 6 * parameters(config).matrices * rows * num_tokens
-
-
-def test_flops_of_a_mixture_are_those_of_the_experts_a_token_goes_through(monkeypatch):
-    monkeypatch.setattr(
-        experts, "rows_per_tile", lambda pairs, num_experts: 1
-    )  # empty rows are not work the model asks for
-    options = {"architecture": "glm4_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
-    config = ModelConfig(**{**SMALL, **options, "shared_expert_intermediate_size": 48, "mlp_only_layers": (0,)})
-    model = Transformer(config)
-    ids_BT = torch.randint(0, 300, (2, 32))
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(ids_BT, score=CrossEntropy(ids_BT.flatten(), torch.ones(ids_BT.numel())))[0].backward()
-    assert counter.get_total_flops() == training_flops_per_token(config, num_keys=32) * 64
 
 
 def test_flops_of_adapters_leave_out_the_frozen_matrices():
@@ -135,38 +101,6 @@ def test_more_keys_cost_only_attention():
     assert per_key == 3 * 2 * 2 * 2 * 4 * 16  # three passes, scores and mixing, 2 per multiply-add, L, H, K
 
 
-def test_memory_estimate_is_of_the_right_size():
-    config = ModelConfig(**ModelConfig.named("26m"))
-    size = parameters(config).total
-    adamw = estimate_memory_bytes(config, 8 * 512, 8)
-    assert 16 * size < adamw < 16 * size + 4 * 2**30
-    assert estimate_memory_bytes(config, 16 * 512, 8) > adamw
-    assert adamw - estimate_memory_bytes(config, 8 * 512, 4) == 4 * size
-    activations = [estimate_memory_bytes(config, tokens, 8) for tokens in (0, 1000, 2000)]
-    assert activations[2] - activations[1] == activations[1] - activations[0]
-
-
-def test_the_estimate_covers_what_the_backward_pass_keeps():
-    """Every tensor autograd saves, in float32, counted once; the estimate may exceed it by no more than half."""
-    config = ModelConfig(**{**SMALL, "num_hidden_layers": 6, "hidden_size": 128, "intermediate_size": 352})
-    model = Transformer(config)
-    ids_BT = torch.randint(0, 300, (4, 64))
-    mine = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    storages = {}
-
-    def note(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in mine:
-            storages[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        total = model(ids_BT, score=CrossEntropy(ids_BT.flatten(), torch.ones(256)))
-    assert total.requires_grad
-    estimate = estimate_memory_bytes(config, 256, 8) - estimate_memory_bytes(config, 0, 8)
-    assert 0.7 < estimate / sum(storages.values()) < 1.5
-
-
 def test_a_bill_by_hand():
     config = ModelConfig(**SMALL)
     bill = estimate_run(
@@ -178,7 +112,6 @@ def test_a_bill_by_hand():
             units_per_epoch=50,
             tokens_per_unit=16.0,
             units_per_step=4,
-            micro_tokens=64,
             steps=25,
             validations=2,
             checkpoints=4,
@@ -194,8 +127,8 @@ def test_a_bill_by_hand():
             startup_seconds=9.0,
             noise=ProbeNoise(spread=0.4, num_timed=16),
             line=LinearFit(0.5, 0.75),
+            peak_memory_bytes=700,
         ),
-        optimizer_bytes_per_parameter=8,
         errors=[0.3],
     )
     assert bill.tokens_per_step == 64
@@ -210,7 +143,7 @@ def test_a_bill_by_hand():
     assert (bill.probe["fixed_seconds"], bill.probe["pass_seconds"], bill.probe["spread"]) == (0.5, 0.75, 0.4)
     assert bill.tokens_per_second == 32
     assert bill.flops == 1600 * training_flops_per_token(config, 9.0)
-    assert bill.predicted_peak_memory_bytes == estimate_memory_bytes(config, 64, 8)
+    assert bill.predicted_peak_memory_bytes == 700
     assert bill.parameters == parameters(config).total
     assert bill.level == "L2"
     assert RunEstimate.from_dict(asdict(bill)) == bill

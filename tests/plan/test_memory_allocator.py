@@ -13,8 +13,8 @@ from penjing.plan.memory.allocator import CachingAllocator, MemoryBlock, OutOfMe
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def take(allocator: CachingAllocator, num_bytes: int, stream: int = 0) -> MemoryBlock:
-    block = allocator.malloc(num_bytes, stream)
+def take(allocator: CachingAllocator, num_bytes: int) -> MemoryBlock:
+    block = allocator.malloc(num_bytes)
     assert block is not None
     return block
 
@@ -102,18 +102,11 @@ def test_neighbours_of_a_segment_join_and_segments_do_not() -> None:
     assert apart.reserved == 80 * MIB
 
 
-def test_streams_do_not_share() -> None:
-    allocator = CachingAllocator()
-    allocator.free(take(allocator, 20 * MIB))
-    take(allocator, 20 * MIB, stream=1)
-    assert allocator.reserved == 40 * MIB
-
-
 def test_cached_segments_are_given_back_before_memory_is_out() -> None:
     allocator = CachingAllocator(40 * MIB)
     allocator.free(take(allocator, 20 * MIB))
     take(allocator, 30 * MIB)
-    assert (allocator.reserved, allocator.peak_reserved, allocator.retries) == (30 * MIB, 30 * MIB, 1)
+    assert (allocator.reserved, allocator.peak_reserved) == (30 * MIB, 30 * MIB)
     with pytest.raises(OutOfMemory):
         allocator.malloc(12 * MIB)
 
@@ -128,28 +121,10 @@ def test_a_segment_that_is_used_in_part_is_not_given_back() -> None:
     take(allocator, 30 * MIB)
 
 
-def test_expandable_segments_grow_where_others_would_be_added() -> None:
-    plain, growing = CachingAllocator(), CachingAllocator(expandable_segments=True)
-    for allocator in (plain, growing):
-        allocator.free(take(allocator, 20 * MIB))
-        allocator.free(take(allocator, 30 * MIB))
-        take(allocator, 50 * MIB)
-    assert plain.reserved == 100 * MIB
-    assert growing.reserved == 60 * MIB  # pages of 20
-
-
-def test_expandable_segments_give_back_their_end() -> None:
-    allocator = CachingAllocator(60 * MIB, expandable_segments=True)
-    take(allocator, 20 * MIB)
-    allocator.free(take(allocator, 40 * MIB))
-    take(allocator, MIB // 2)  # of the small pool: makes the large one give back
-    assert allocator.reserved == 22 * MIB
-
-
-@given(st.lists(st.tuples(st.integers(1, 40 * MIB), st.booleans()), max_size=60), st.booleans())
+@given(st.lists(st.tuples(st.integers(1, 40 * MIB), st.booleans()), max_size=60))
 @settings(max_examples=60, deadline=None)
-def test_blocks_never_overlap_and_sums_hold(requests: list[tuple[int, bool]], expandable: bool) -> None:
-    allocator = CachingAllocator(expandable_segments=expandable)
+def test_blocks_never_overlap_and_sums_hold(requests: list[tuple[int, bool]]) -> None:
+    allocator = CachingAllocator()
     held: list[MemoryBlock] = []
     for size, frees in requests:
         held.append(take(allocator, size))

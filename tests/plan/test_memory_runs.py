@@ -214,8 +214,8 @@ def test_many_rows_on_a_cpu_are_foreseen_from_few_though_the_optimizer_needs_the
     wide: Layer = {"preset": "tiny", "hidden_size": 256, "intermediate_size": 1024}
     run = run_of("pretrain", model=wide, batch={"size": 12, "micro_size": 12})
     few, traced = (trace_run(run, CPU, TraceShape(micro_size=rows))[0] for rows in (4, 12))
-    assert plan_from(few, CPU, outside_bytes=0).peak_phase == "optimizer"
-    whole = plan_from(traced, CPU, outside_bytes=0)
+    assert plan_from(few, CPU).peak_phase == "optimizer"
+    whole = plan_from(traced, CPU)
     assert whole.peak_phase in ("forward", "backward")
     foreseen = predict_memory(run, CPU, process_bytes=0)
     assert foreseen.peak_allocated_bytes == pytest.approx(whole.peak_allocated_bytes, rel=0.03)

@@ -246,7 +246,7 @@ def test_compiled_passes_keep_less() -> None:
 def test_buckets_hold_every_gradient() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
-    buckets = Buckets(model, views=True)
+    buckets = Buckets(model)
     assert sum(bucket.numel() for bucket in buckets.tensors) == sum(p.numel() for p in model.parameters())
     model(empty(2, 64)).sum().backward()
     held = {bucket.untyped_storage()._cdata for bucket in buckets.tensors}

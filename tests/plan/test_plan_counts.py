@@ -85,8 +85,8 @@ def no_padding(monkeypatch):
     monkeypatch.setattr(experts, "rows_per_tile", lambda pairs, num_experts: 1)
 
 
-def full_square(config: ModelConfig, **how: object) -> float:
-    return training_flops_per_token(config, TOKENS, window_keys=TOKENS, **how) * ROWS * TOKENS
+def full_square(config: ModelConfig) -> float:
+    return training_flops_per_token(config, TOKENS, window_keys=TOKENS) * ROWS * TOKENS
 
 
 @pytest.mark.parametrize("name", TWENTY)
@@ -114,8 +114,10 @@ def test_checkpointed_blocks_are_computed_once_more(name, no_padding, monkeypatc
         return checkpoint(forward, self, *given, use_reentrant=False, **named)
 
     monkeypatch.setattr(block.Block, "forward", twice)
+    plain = {"shape": shape_of(config), "tokens": ROWS * TOKENS, "seq_len": TOKENS, "keys": TOKENS}
+    work = Workload(**plain, attention="materialised", recompute="block")
     with set_checkpoint_early_stop(False):  # else torch leaves out the block's last matmul, whose result nobody reads
-        assert counted(model, config.vocab_size) == full_square(config, recomputed=True)
+        assert counted(model, config.vocab_size) == work.matmul_flops() + work.attention_flops()
 
 
 @pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 2}, {"tie_word_embeddings": False}])
@@ -130,10 +132,6 @@ def test_the_workload_has_the_same_products(options):
     assert plain.matmul_flops() + plain.attention_flops() == full_square(config)
     # A fused kernel does the causal half, and its two forward matmuls are five backward ones and not four.
     assert work.attention_flops() == 7 / 6 * plain.attention_flops() / 2
-    again = Workload(
-        shape=shape_of(config), tokens=64, seq_len=32, keys=32, attention="materialised", recompute="block"
-    )
-    assert again.matmul_flops() + again.attention_flops() == full_square(config, recomputed=True)
 
 
 def test_the_workload_of_a_mixture_and_of_adapters():
@@ -160,32 +158,29 @@ def test_the_workload_of_a_mixture_and_of_adapters():
     assert frozen.trained == adapters
 
 
-@pytest.mark.parametrize("window", [0, 1, 5, 16, 100])
-def test_mean_keys_with_a_window_counts_every_query(window):
-    lengths, seq_len = [3, 40, 16, 1, 17], 16
+def keys_seen(lengths: list[int], seq_len: int, window: int) -> float:
+    """On average, each query counted: documents are cut at the row, and a window hides what lies before it."""
     seen = [position % seq_len + 1 for length in lengths for position in range(length)]
-    seen = [min(keys, window or keys) for keys in seen]
-    assert mean_keys(np.array(lengths), seq_len, window) == pytest.approx(sum(seen) / len(seen))
+    return sum(min(keys, window or keys) for keys in seen) / len(seen)
 
 
 @pytest.mark.parametrize("window", [0, 1, 5, 16, 31, 100])
 @pytest.mark.parametrize("length", [1, 5, 16, 32])
 def test_windowed_keys_of_documents_of_one_length_are_exact(length, window):
-    lengths = np.array([length] * 3)
-    assert windowed_keys(mean_keys(lengths, 32), window) == pytest.approx(mean_keys(lengths, 32, window))
+    mean = mean_keys(np.array([length] * 3), 32)
+    assert windowed_keys(mean, window) == pytest.approx(keys_seen([length] * 3, 32, window))
 
 
 @pytest.mark.parametrize("window", [2, 8, 16])
 def test_windowed_keys_of_other_documents_are_an_upper_bound(window):
-    lengths = np.array([3, 40, 16, 1, 17])
-    plain = mean_keys(lengths, 64)
-    assert mean_keys(lengths, 64, window) < windowed_keys(plain, window) < min(plain, window)
+    lengths = [3, 40, 16, 1, 17]
+    plain = mean_keys(np.array(lengths), 64)
+    assert keys_seen(lengths, 64, window) < windowed_keys(plain, window) < min(plain, window)
 
 
 def test_a_window_is_counted_in_the_layers_that_have_it():
     config = ModelConfig(**{**BASE, **TWENTY["window in one layer"]})
-    row = np.array([TOKENS])
-    whole, inside = mean_keys(row, TOKENS), mean_keys(row, TOKENS, config.sliding_window)
+    whole, inside = (keys_seen([TOKENS], TOKENS, window) for window in (0, config.sliding_window))
     work = Workload(shape=shape_of(config), tokens=TOKENS, seq_len=TOKENS, keys=whole)
     assert work.layer_keys() == pytest.approx([whole, inside, whole])
     assert training_flops_per_token(config, whole) == training_flops_per_token(config, whole, window_keys=inside)

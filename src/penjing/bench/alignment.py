@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from penjing.base import config
@@ -159,7 +158,7 @@ class Dpo(_Alignment):
         )
         groups = PreferenceShards(work / "groups" / "train")
         rows = []
-        for index in pair_order(run, len(groups)):
+        for index in order_of(run, len(groups)):
             group = groups[index]
             chosen, rejected = group.answers
             if not all([*chosen.weights, *rejected.weights]):
@@ -206,10 +205,9 @@ class Grpo(_Alignment):
             longest=run.data.seq_len - settings.rollout.max_new_tokens,
             held_out_fraction=run.data.val_fraction,
         )
-        order = EpochOrder(len(given.train), derive(run.seed, run.stage, "order"), "prompts")
         rows = []
-        for place in range(run.max_steps * run.batch.size):
-            prompt = given.train[order[place]]
+        for index in order_of(run, len(given.train), "prompts"):
+            prompt = given.train[index]
             turns = [{"role": message.role, "content": message.content} for message in prompt.messages]
             rows.append({"prompt": turns, "gt": list(prompt.truths)})
         _write_rows(work, rows)
@@ -236,15 +234,10 @@ def _check(run: Run, fixed: Fixed) -> None:
             raise UserError("the baseline does not get this setting", where=where, got=got, wanted=wanted)
 
 
-def pair_order(run: Run, num_groups: int) -> list[int]:
-    """Indices of the groups that the run's steps take, one after the other (loader/group_sampler.py)."""
-    seed, wanted = derive(run.seed, run.stage, "order"), run.max_steps * run.batch.size
-    order: list[int] = []
-    epoch = 0
-    while len(order) < wanted:
-        order += np.random.Generator(np.random.PCG64(derive(seed, epoch))).permutation(num_groups).tolist()
-        epoch += 1
-    return order[:wanted]
+def order_of(run: Run, count: int, *parts: str) -> list[int]:
+    """Which of `count` groups or prompts the run's steps take, one after the other."""
+    order = EpochOrder(count, derive(run.seed, run.stage, "order"), *parts)
+    return [order[place] for place in range(run.max_steps * run.batch.size)]
 
 
 def largest_loss_difference(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> float:

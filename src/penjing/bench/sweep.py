@@ -84,7 +84,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A row of the table. Rates per second; None: not known. ended: done, out of memory, or not possible."""
+    """A row of the table. Rates per second; None: not known. ended: done, or out of memory."""
 
     point: SweepPoint
     ended: str
@@ -109,9 +109,6 @@ class Measured:
         return flat
 
 
-Predict = Callable[[Run], int | None]
-
-
 def sweep(
     run: Run,
     grid: Grid,
@@ -121,19 +118,49 @@ def sweep(
     steps: int = 8,
     seconds: float = 10.0,
     device: torch.device,
-    predict_bytes: Predict = lambda run: None,
+    predict_bytes: Callable[[Run], int | None] = lambda run: None,
     report: Callable[[Measured], None] = lambda row: None,
 ) -> list[Measured]:
     """Every point of the grid, one after the other in this process. seconds: of steps at each point, about.
 
     predict_bytes: the traced memory of a run's step.
     """
-    found = []
+    rows = []
     for point in grid.points(run, device):
-        row = _at(run, point, machine, target, steps, seconds, device, predict_bytes)
+        here = settings_of(run, point)
+        precision = Precision.resolve(here.compute, device)
+        work = _workload(here, point, precision.name, machine)
+        memory = predict_bytes(here)
+        row = Measured(
+            point=point,
+            ended="out of memory",
+            predicted_steps_per_second=1 / step_time(work, machine).seconds,
+            predicted_level=machine.level,
+            predicted_memory_bytes=memory,
+            predicted_to_fit=memory <= target.memory_bytes if memory and target.memory_bytes else None,
+        )
+        try:
+            taken, peak, used = _timed(here, point, precision, device, steps, seconds)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            taken = []
+        if taken:
+            median = quantile(taken, 0.5)
+            row = replace(
+                row,
+                point=replace(point, dtype=precision.name),
+                ended="done",
+                spread=(max(taken) - min(taken)) / median,
+                peak_memory_bytes=peak,
+                busy=used or estimated(work, machine, median),
+                **_rates(here, point, median, machine.peak_flops.get(precision.name)),
+            )
+        else:
+            empty_cache()  # the error held what filled the memory
         report(row)
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def settings_of(run: Run, point: SweepPoint) -> Run:
@@ -149,71 +176,38 @@ def settings_of(run: Run, point: SweepPoint) -> Run:
     )
 
 
-def _at(
-    run: Run,
-    point: SweepPoint,
-    machine: Machine,
-    target: Target,
-    steps: int,
-    seconds: float,
-    device: torch.device,
-    predict_bytes: Predict,
-) -> Measured:
-    here = settings_of(run, point)
-    precision = Precision.resolve(here.compute, device)
-    name = precision.name
-    work = Workload(
-        shape=shape_of(here.model),
+def _workload(run: Run, point: SweepPoint, dtype: str, machine: Machine) -> Workload:
+    return Workload(
+        shape=shape_of(run.model),
         tokens=point.micro_size * point.seq_len,
         seq_len=point.seq_len,
         keys=(point.seq_len + 1) / 2,
         passes=point.accumulate,
-        dtype=name,
-        optimizer=here.optimizer.name,
+        dtype=dtype,
+        optimizer=run.optimizer.name,
         fused_optimizer=True,
-        own_kernels=machine.runs_own_kernels(name),
-        recompute=here.compute.activation_checkpointing,
+        own_kernels=machine.runs_own_kernels(dtype),
+        recompute=run.compute.activation_checkpointing,
     )
-    planned = step_time(work, machine).seconds
-    memory = predict_bytes(here)
-    predicted: dict[str, Any] = {
-        "predicted_steps_per_second": 1 / planned,
-        "predicted_level": machine.level,
-        "predicted_memory_bytes": memory,
-        "predicted_to_fit": memory <= target.memory_bytes if memory and target.memory_bytes else None,
+
+
+def _rates(run: Run, point: SweepPoint, seconds: float, peak: float | None) -> dict[str, Any]:
+    """Figures of a `Measured`. seconds: of a step. peak: FLOPs per second that MFU is of."""
+    causal = training_flops_per_token(run.model, (point.seq_len + 1) / 2) * point.tokens / seconds
+    full = training_flops_per_token(run.model, point.seq_len, window_keys=point.seq_len) * point.tokens / seconds
+    return {
+        "steps_per_second": 1 / seconds,
+        "tokens_per_second": point.tokens / seconds,
+        "model_tflops_causal": causal / 1e12,
+        "model_tflops_full_square": full / 1e12,
+        "mfu_causal": causal / peak if peak else None,
+        "mfu_full_square": full / peak if peak else None,
     }
-    try:
-        taken, peak, used = _timed(here, point, precision, device, steps, seconds)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        taken = []
-    if not taken:
-        empty_cache()  # the error held what filled the memory
-        return Measured(point=point, ended="out of memory", **predicted)
-    median = quantile(taken, 0.5)
-    causal = training_flops_per_token(here.model, (point.seq_len + 1) / 2)
-    full = training_flops_per_token(here.model, point.seq_len, window_keys=point.seq_len)
-    peak_rate = machine.peak_flops.get(name)
-    return Measured(
-        point=replace(point, dtype=name),
-        ended="done",
-        steps_per_second=1 / median,
-        spread=(max(taken) - min(taken)) / median,
-        tokens_per_second=point.tokens / median,
-        model_tflops_causal=causal * point.tokens / median / 1e12,
-        model_tflops_full_square=full * point.tokens / median / 1e12,
-        mfu_causal=causal * point.tokens / median / peak_rate if peak_rate else None,
-        mfu_full_square=full * point.tokens / median / peak_rate if peak_rate else None,
-        peak_memory_bytes=peak,
-        busy=used or estimated(work, machine, median),
-        **predicted,
-    )
 
 
 def _timed(
     run: Run, point: SweepPoint, precision: Precision, device: torch.device, steps: int, seconds: float
-) -> tuple[list[float], int, Any]:
+) -> tuple[list[float], int, Busy | None]:
     """Seconds of each step, the peak of memory, and what the counters said of one more."""
     empty_cache()
     forget_peak(device)

@@ -54,12 +54,14 @@ def tune(
     if options.search:
         path = tuned_spec(replace(spec, setting="path", seconds=seconds, evaluations=1), tuned)
 
-        def run_rate(factor: float) -> dict[str, Any]:
-            return run(_times(path, factor), f"rate-{name}-{factor:g}")
+        def final_bits(factor: float) -> float:
+            return float(run(_times(path, factor), f"rate-{name}-{factor:g}")["curve"][-1]["bits_per_byte"])
 
-        tuned["rate"] = best_rate(run_rate)
-        tried = ", ".join(f"{each['factor']:g} x {each['bits_per_byte']:.3f}" for each in tuned["rate"]["tried"])
-        say(f"learning rate of {name}, bits per byte: {tried}")
+        best, bits = best_rate(final_bits)
+        tried = [{"factor": factor, "bits_per_byte": bits[factor]} for factor in sorted(bits)]
+        tuned["rate"] = {"tried": tried, "factor": best}
+        told = ", ".join(f"{factor:g} x {bits[factor]:.3f}" for factor in sorted(bits))
+        say(f"learning rate of {name}, bits per byte: {told}")
     return tuned
 
 
@@ -124,24 +126,21 @@ def fastest_way(
     return {"tried": tried, **chosen}
 
 
-def best_rate(run: Callable[[float], Mapping[str, Any]]) -> dict[str, Any]:
-    """run: takes a trial with this multiple of the learning rate; its final bits per byte count.
+def best_rate(bits: Callable[[float], float], first: float = 1.0) -> tuple[float, dict[float, float]]:
+    """The learning rate, or multiple of one, of least bits per byte, and the bits of all that were tried.
 
-    The rate is doubled or halved, whichever is better, until the best lies between two worse ones.
+    It is doubled or halved, whichever is better, until the best lies between two worse ones. NaN and Inf are worst.
     """
-    bits: dict[float, float] = {}
+    tried: dict[float, float] = {}
 
-    def tried(factor: float) -> float:
-        if factor not in bits:
-            found = float(run(factor)["curve"][-1]["bits_per_byte"])
-            bits[factor] = found if math.isfinite(found) else math.inf
-        return bits[factor]
+    def at(rate: float) -> float:
+        if rate not in tried:
+            found = bits(rate)
+            tried[rate] = found if math.isfinite(found) else math.inf
+        return tried[rate]
 
-    best = 1.0
-    while len(bits) < MOST_RATES:
-        around = (best, 2 * best, best / 2)
-        nearest = min(around, key=tried)
-        if nearest == best:
-            break
+    best, nearest = math.nan, first
+    while nearest != best and len(tried) < MOST_RATES:
         best = nearest
-    return {"tried": [{"factor": it, "bits_per_byte": bits[it]} for it in sorted(bits)], "factor": best}
+        nearest = min((best, 2 * best, best / 2), key=at)
+    return nearest, tried

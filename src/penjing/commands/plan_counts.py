@@ -13,7 +13,6 @@ from penjing.base.markup import escape_markup, print_table
 from penjing.model.config import ModelConfig
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
-from penjing.plan import six_nd_formula as textbook
 from penjing.plan.device_model import LEVELS, MARGINS, Machine, machine_of_card
 from penjing.plan.gpu_specs import CARDS, Card, find_card
 from penjing.plan.profile import gpu_called
@@ -100,7 +99,7 @@ def print_estimate(size: str, amount: str, tflops: float, gpu: str, console: Con
         raise UserError("no speed", where="--tflops", next_step='Give --tflops 75, or --gpu "RTX 3090".')
     card = find_card(gpu) if gpu else nearest_card(tflops)
     peak = tflops or card.half
-    plain = textbook.seconds(count, total, peak * 1e12)
+    plain = 6 * count * total / (peak * 1e12)
     machine = machine_of_card(card)
     shape = shape_of(model_of(count))
     seconds, flops = own_estimate(shape, count, total, machine)
@@ -115,11 +114,10 @@ def print_estimate(size: str, amount: str, tflops: float, gpu: str, console: Con
     )
     for name, share in flops.items():
         console.print(f"  {name:<12} {share:.0%}")
-    memory = textbook.states(count)
+    weights = 4 * count / 1e9  # and as much for gradients, and for each of Adam's two moments
     console.print(
-        f"memory, textbook: weights {memory.weights / 1e9:.3g} GB + gradients {memory.gradients / 1e9:.3g} GB + Adam "
-        f"{memory.moments / 1e9:.3g} GB = {memory.total / 1e9:.3g} GB in float32; activations and logits come on top: "
-        "see `penjing plan memory`"
+        f"memory, textbook: weights {weights:.3g} GB + gradients {weights:.3g} GB + Adam {2 * weights:.3g} GB = "
+        f"{4 * weights:.3g} GB in float32; activations and logits come on top: see `penjing plan memory`"
     )
 
 

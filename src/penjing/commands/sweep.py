@@ -15,13 +15,13 @@ from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import write_json, write_text
 from penjing.base.markup import escape_markup
-from penjing.bench.matmul import matmul
 from penjing.bench.record import facts
 from penjing.bench.sweep import Grid, Measured, sweep
 from penjing.bench.table import ResultTable
 from penjing.commands.plan_run import PlanOptions, find_machine
 from penjing.plan import hardware
-from penjing.plan.microbenchmarks import dtypes_of
+from penjing.plan.gpu_specs import card_called
+from penjing.plan.microbenchmarks import SIZES, dtypes_of, squares
 from penjing.report.charts import Axis, Series, line_chart, standalone
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
@@ -154,7 +154,7 @@ def plot(rows: Sequence[Measured]) -> str:
 def run_matmul(
     sizes: tuple[int, ...], dtypes: tuple[str, ...], seconds: float, out: Path | None, console: Console
 ) -> dict[str, Any]:
-    """Print the table of square matmuls, and write it."""
+    """Print the table of square matmuls with the share of their stated peak, where there is one, and write it."""
     known = ("bfloat16", "float16", "tf32", "float32")
     wrong = [name for name in dtypes if name not in known]
     if wrong:
@@ -163,11 +163,15 @@ def run_matmul(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if "tf32" in dtypes and "tf32" not in dtypes_of(device):
         raise UserError("this device has no such matmuls", where="--dtypes", got="tf32")
-    found = matmul(device, sizes=sizes, dtypes=dtypes, budget_seconds=seconds)
-    if not found["rows"]:
+    measured = squares(device, sizes=sizes or SIZES, dtypes=dtypes, budget_seconds=seconds)
+    if not measured:
         raise UserError("nothing was measured in the time and memory that there is", where="--sizes, --seconds")
+    found = {**facts(device, torch.float32), "rows": measured}
+    card = card_called(found["machine"]["device"])
+    for one in measured:
+        one["share_of_peak"] = one["flops_per_second"] / card.peak_flops(one["dtype"]) if card else None
     headings = ["size", "dtype", "TFLOPS (median)", "spread", "fraction of the stated peak"]
-    rows = [_matmul_cells(one) for one in found["rows"]]
+    rows = [_matmul_cells(one) for one in measured]
     ResultTable(headings, rows, found["machine"]["device"]).print(console)
     if out is not None:
         write_json(out, found)

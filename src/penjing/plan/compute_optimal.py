@@ -49,8 +49,6 @@ LAWS = {
     # two methods, because of a fit that had stopped early and coefficients rounded too hard.
     "corrected": LossLaw(482.01, 2085.43, 1.8169, 0.3478, 0.3659),
     "as printed": LossLaw(406.4, 410.7, 1.69, 0.34, 0.28),  # arXiv:2203.15556, equation 10
-    # arXiv:2305.16264: exponents tied together, so that the ratio is one for all sizes.
-    "tied": LossLaw(math.exp(6.255414), math.exp(7.3049974), math.exp(0.6254804), 0.3526596, 0.3526596),
 }
 SHARE_ERROR = 0.020  # standard error of the exponent of N in the corrected fit (0.513)
 CENTRE_FLOPS = 1e20  # in the middle of the runs it was fitted on, where its ratio is surest

@@ -73,29 +73,19 @@ def components(config: ModelConfig) -> dict[str, int]:
     return {name: count for name, count in parts.items() if count}
 
 
-def mean_keys(length_D: npt.NDArray[np.int64], seq_len: int, window: int = 0) -> float:
-    """How many keys a query sees on average in packed rows: (l + 1) / 2 in a document of l tokens, cut at the row.
-
-    window: of a windowed layer, where a query sees so many keys at most; 0 = none.
-    """
+def mean_keys(length_D: npt.NDArray[np.int64], seq_len: int) -> float:
+    """How many keys a query sees on average in packed rows: (l + 1) / 2 in a document of l tokens, cut at the row."""
     whole, rest = np.divmod(length_D, seq_len)
-    keys = whole * _pairs(np.array(seq_len), window) + _pairs(rest, window)
+    pairs = whole * (seq_len * (seq_len + 1) / 2) + rest * (rest + 1) / 2  # of a query and a key
     total = float(length_D.sum())
-    return float(keys.sum()) / total if total else float(_pairs(np.array(seq_len), window)) / seq_len
-
-
-def _pairs(length: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.float64]:
-    """Query and key pairs of documents of these lengths."""
-    inside = np.minimum(length, window) if window else length
-    pairs: npt.NDArray[np.float64] = inside * (inside + 1) / 2 + (length - inside) * (1.0 * window)
-    return pairs
+    return float(pairs.sum()) / total if total else (seq_len + 1) / 2
 
 
 def windowed_keys(num_keys: float, window: int) -> float:
     """Keys a query sees on average in a layer with this window (0: none), where without one it sees `num_keys`.
 
-    What `mean_keys` says of documents that are all of one length, which is then 2 num_keys - 1, as of rows that are one
-    document each. Of others it is the most there can be: the mean rises ever more slowly with the length.
+    Exact for documents that are all of one length, which is then 2 num_keys - 1, as of rows that are one document each.
+    Of others it is the most there can be: the mean rises ever more slowly with the length.
     """
     length = 2 * num_keys - 1
     return num_keys if not window or length <= window else window - window * (window - 1) / (2 * length)
@@ -108,7 +98,6 @@ def training_flops_per_token(
     window_keys: float | None = None,
     trainable: Trainable | None = None,
     extra_forwards: float = 0.0,
-    recomputed: bool = False,
 ) -> float:
     """Model FLOPs of one token's forward and backward pass; `num_keys` as given by `mean_keys`.
 
@@ -117,8 +106,7 @@ def training_flops_per_token(
 
     trainable: what learns, where that is not everything (frozen parameters, adapters): the rest gets no gradient of its
     own, and below the lowest that learns there is no backward pass. extra_forwards: forward passes of other models of
-    this shape (a reference). recomputed: the blocks' forward pass is done twice (activation checkpointing): work of the
-    device, not of the model; no MFU has it.
+    this shape (a reference). What activation checkpointing does twice is work of the device, not of the model.
     """
     attention, again = 0.0, 0.0
     for layer in range(config.num_hidden_layers):
@@ -134,5 +122,4 @@ def training_flops_per_token(
         backward = 2 * (trainable.weights + trainable.inputs)
         adapters = 2 * (2 * trainable.adapters + trainable.adapter_inputs)
     own = matmuls + attention + backward + again + adapters
-    more = matmuls - 2 * config.vocab_size * config.hidden_size + attention if recomputed else 0.0
-    return own + extra_forwards * (matmuls + attention) + more
+    return own + extra_forwards * (matmuls + attention)

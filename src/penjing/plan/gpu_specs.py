@@ -103,12 +103,8 @@ def card_called(name: str, memory_bytes: int = 0) -> Card | None:
 def find_card(name: str) -> Card:
     """A card as a person names it: `RTX 3090`, `rtx3090`, `3090`, `A100-40GB`. Raises UserError with the nearest."""
     plain = _plain(name)
-    exact = [card for card in CARDS.values() if _plain(card.name) == plain]
-    if not exact:
-        exact = [card for card in CARDS.values() if _plain(card.name).removeprefix("rtx") == plain.removeprefix("rtx")]
-    if exact:
-        return exact[0]
-    found = card_called(re.sub(r"^(nvidia|tesla) ", "", name.strip(), flags=re.IGNORECASE))
+    exact = (card for card in CARDS.values() if _plain(card.name).removeprefix("rtx") == plain.removeprefix("rtx"))
+    found = next(exact, None) or card_called(re.sub(r"^(nvidia|tesla) ", "", name.strip(), flags=re.IGNORECASE))
     if found is not None:
         return found
     near = suggest(plain, [_plain(card) for card in CARDS])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from penjing.base.files import read_json, write_json
 from penjing.plan.device_model import (
@@ -29,7 +29,7 @@ class Key:
     """What figures hold for. A profile whose key is another one is out of date and says in what."""
 
     device: str  # as the driver or the processor calls itself
-    kind: str  # cuda or cpu
+    kind: Literal["cuda", "cpu"]
     driver: str = ""
     torch: str
     cuda: str = ""
@@ -81,21 +81,20 @@ class Profile:
             for one in self.shapes
         )
         shares = [rate / best[dtype] for dtype, rate in self.attention_flops_per_second.items() if best.get(dtype)]
-        kind = "cuda" if self.key.kind == "cuda" else "cpu"
         return Machine(
             name=self.key.device,
-            kind=kind,  # type: ignore[arg-type]  # one of the two
+            kind=self.key.kind,
             level="L1",
             source=f"profile of {self.created[:10]}",
             matmul_flops=best,
             attention_share=max(shares) if shares else 0.3,
             bytes_per_second=self.copy_bytes_per_second,
             # A training step's operations take Python and autograd besides the launch that was measured.
-            launch_seconds=max(self.launch_seconds, LAUNCH_SECONDS) if kind == "cuda" else self.launch_seconds,
+            launch_seconds=max(self.launch_seconds, LAUNCH_SECONDS) if self.key.kind == "cuda" else self.launch_seconds,
             bus_bytes_per_second=self.all_reduce_bytes_per_second or PCIE_BYTES_PER_SECOND,
             memory_bytes=self.memory_bytes,
             watts=self.key.power_limit_watts,
-            peak_flops=best if kind == "cpu" else {},
+            peak_flops=best if self.key.kind == "cpu" else {},
             context_bytes=self.context_bytes,
             matmuls=matmuls,
             attentions=tuple(AttentionRate(**one) for one in self.attentions),

@@ -68,7 +68,7 @@ class ProbeTimings:
     startup_seconds: float = 0.0
     noise: ProbeNoise = field(default_factory=ProbeNoise)
     line: LinearFit | None = None  # seconds by passes of a step
-    peak_memory_bytes: int = 0
+    peak_memory_bytes: int
     start_loss: float | None = None  # nats per token of held-out rows under the weights the run begins with
 
 
@@ -79,37 +79,10 @@ class RunSize:
     units_per_epoch: int
     tokens_per_unit: float
     units_per_step: int
-    micro_tokens: int  # positions of one micro-batch
     steps: int
     validations: int
     checkpoints: int
     samples: int = 0
-
-
-def estimate_memory(config: ModelConfig, micro_tokens: int, optimizer_bytes_per_parameter: int) -> dict[str, int]:
-    """A closed-form estimate of training memory by component, for where no trace was made.
-
-    Activations per token and layer, in values of four bytes: two norms' inputs and outputs and the residual, q, k, v
-    and attention, gate, up and their product. Logits are made in blocks and not kept.
-    """
-    size = parameters(config).total
-    width, inner = config.hidden_size, config.intermediate_size
-    heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
-    if config.is_mixture:
-        inner = config.moe_intermediate_size * config.num_experts_per_tok + config.shared_expert_intermediate_size
-    per_token = config.num_hidden_layers * (5 * width + 2 * heads + 3 * inner) * 4
-    return {
-        "weights": 4 * size,
-        "gradients": 4 * size,
-        "optimizer state": optimizer_bytes_per_parameter * size,
-        "activations": micro_tokens * (per_token + 8 * width),
-        "interpreter": 450 * 2**20,  # an allowance: 0.22 GiB after import, and what preparing data leaves
-    }
-
-
-def estimate_memory_bytes(config: ModelConfig, micro_tokens: int, optimizer_bytes_per_parameter: int) -> int:
-    """The sum of `estimate_memory`."""
-    return sum(estimate_memory(config, micro_tokens, optimizer_bytes_per_parameter).values())
 
 
 def estimate_run(
@@ -120,7 +93,6 @@ def estimate_run(
     flops_per_token_full_square: float,
     size: RunSize,
     timings: ProbeTimings,
-    optimizer_bytes_per_parameter: int,
     machine: str = "",
     errors: Sequence[float] = (),
     versions: Mapping[str, str] | None = None,
@@ -136,8 +108,6 @@ def estimate_run(
     }
     seconds = sum(parts.values())
     low, high = time_interval(seconds, timings.noise, errors)
-    measured = timings.peak_memory_bytes
-    formula = estimate_memory_bytes(config, size.micro_tokens, optimizer_bytes_per_parameter)
     line, wait = timings.line, timings.wait_seconds
     return RunEstimate(
         parameters=count.total,
@@ -160,8 +130,8 @@ def estimate_run(
         step_seconds=timings.step_seconds,
         step_parts_seconds={"compute": timings.step_seconds - wait, timings.waits_for: wait},
         startup_seconds=timings.startup_seconds,
-        predicted_peak_memory_bytes=measured or formula,
-        memory_source="measured in the probe" if measured else "estimate: closed form",
+        predicted_peak_memory_bytes=timings.peak_memory_bytes,
+        memory_source="measured in the probe",
         tokens_per_second=tokens_per_step / timings.step_seconds,
         level="L2",
         machine=machine,

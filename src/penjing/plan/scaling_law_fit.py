@@ -82,13 +82,13 @@ def _linear(first_P: Array, second_P: Array, loss_P: Array) -> tuple[float, floa
         used.pop(worst)
 
 
-def forecast(points: Sequence[LossPoint], parameters: float, tokens: float, *, seed: int = 0) -> Forecast:
+def forecast(points: Sequence[LossPoint], parameters: float, tokens: float) -> Forecast:
     """The loss of a larger run. The range: residuals drawn anew and the law fitted again, and the residual itself."""
     law = fit(points)
     error_P = np.array([point.loss - law.loss(point.parameters, point.tokens) for point in points])
     freedom = max(1, len(points) - 3)
     residual = float(np.sqrt((error_P**2).sum() / freedom))
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     resampled = []
     for _ in range(RESAMPLES):
         noise_P = random.normal(0.0, residual, len(points))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penjing.base.errors import UserError
@@ -102,43 +102,34 @@ def shape_from_hf(given: Mapping[str, Any], where: object) -> Shape:
 
     kind = str(given.get("model_type", ""))
     width = first("hidden_size", "n_embd", "d_model")
-    layers = first("num_hidden_layers", "n_layer", "n_layers", "num_hidden_layers")
+    layers = first("num_hidden_layers", "n_layer", "n_layers")
     heads = first("num_attention_heads", "n_head", "n_heads")
     head = first("head_dim", default=max(1, width // heads))
-    key_heads = first("num_key_value_heads", "num_key_value_heads", default=heads)
     inner = first("intermediate_size", "n_inner", "ffn_dim", default=first("expansion_ratio", default=4) * width)
-    vocabulary = first("vocab_size", "padded_vocab_size")
-    gated = 2 if kind in _PLAIN_MLP else 3
     experts = first("num_local_experts", "num_experts", "n_routed_experts", default=0)
-    chosen = first("num_experts_per_tok", default=2 if experts else 0)
-    moe_intermediate_size = first("moe_intermediate_size", default=inner) if experts else 0
-    shared = first("shared_expert_intermediate_size", default=0) if experts else 0
-    shared += first("n_shared_experts", default=0) * moe_intermediate_size if experts else 0
-    dense = first("first_k_dense_replace", default=0) if experts else layers
-    tied = bool(given.get("tie_word_embeddings", kind in ("gpt2", "opt", "bloom", "mpt", "gemma", "gemma2", "gemma3")))
-    window = given.get("sliding_window")
-    windowed = isinstance(window, int) and window > 0 and bool(given.get("use_sliding_window", True))
-    positions = first("n_positions", "max_position_embeddings", default=0) if kind in ("gpt2", "opt") else 0
-    table = vocabulary * width
-    mlp = dense * gated * width * inner
-    mlp += (layers - dense) * (3 * width * (experts * moe_intermediate_size + shared) + width * experts)
-    attention = layers * width * (2 * heads * head + 2 * key_heads * head)
-    vectors = layers * width * (13 if kind == "gpt2" else 2) + width * (2 if kind == "gpt2" else 1)
-    total = table * (1 if tied else 2) + positions * width + attention + mlp + vectors
-    return Shape(
+    of_expert = first("moe_intermediate_size", default=inner)
+    shared = first("shared_expert_intermediate_size", default=0) + first("n_shared_experts", default=0) * of_expert
+    window = given.get("sliding_window") if given.get("use_sliding_window", True) else None
+    shape = Shape(
         layers=layers,
         width=width,
         heads=heads,
         query_size=heads * head,
-        key_size=key_heads * head,
+        key_size=first("num_key_value_heads", default=heads) * head,
         intermediate_size=inner,
-        mlp_matrices=gated,
-        vocabulary=vocabulary,
-        parameters=total,
-        windows=(int(window),) * layers if windowed and isinstance(window, int) else (),
-        mlp_only_layers=dense,
+        mlp_matrices=2 if kind in _PLAIN_MLP else 3,
+        vocabulary=first("vocab_size", "padded_vocab_size"),
+        parameters=0,
+        windows=(window,) * layers if isinstance(window, int) and window > 0 else (),
+        mlp_only_layers=first("first_k_dense_replace", default=0) if experts else layers,
         experts=experts,
-        num_experts_per_tok=chosen,
-        moe_intermediate_size=moe_intermediate_size,
-        shared_size=shared,
+        num_experts_per_tok=first("num_experts_per_tok", default=2 if experts else 0),
+        moe_intermediate_size=of_expert if experts else 0,
+        shared_size=shared if experts else 0,
     )
+    tied = given.get("tie_word_embeddings", kind in ("gpt2", "opt", "bloom", "mpt", "gemma", "gemma2", "gemma3"))
+    tables = width * shape.vocabulary * (1 if tied else 2)
+    tables += width * first("n_positions", "max_position_embeddings", default=0) if kind in ("gpt2", "opt") else 0
+    vectors = layers * width * (13 if kind == "gpt2" else 2) + width * (2 if kind == "gpt2" else 1)
+    idle = (layers - shape.num_dense) * 3 * width * (experts - shape.num_experts_per_tok) * shape.moe_intermediate_size
+    return replace(shape, parameters=tables + shape.block_matrices + idle + vectors)

@@ -27,7 +27,7 @@ class Target:
 
     context_bytes: held by driver and runtime outside PyTorch's count, from the first operation on; 0.47 GiB was
     measured with modules loaded lazily on an A100 with torch 2.1 (S. Bekman, "Machine Learning Engineering"), so for
-    every other card it is an estimate unless a profile measured it.
+    every other card it is an estimate unless a profile measured it. Of a CPU: the process without its tensors.
     """
 
     kind: Literal["cuda", "cpu"] = "cuda"
@@ -36,7 +36,6 @@ class Target:
     memory_bytes: int = 0  # that the driver reports in all; 0 = not known
     context_bytes: int = int(0.47 * GIB)
     own_kernels: bool = True  # whether kernels/triton runs there, if the card is of the kind
-    expandable_segments: bool = False  # PYTORCH_CUDA_ALLOC_CONF of the run
 
     @property
     def workspace_bytes(self) -> int:
@@ -44,8 +43,3 @@ class Target:
         if self.kind != "cuda":
             return 0
         return 32 << 20 if self.capability[0] in (9, 10, 12) else 4096 * 1024 * 2 + 16 * 1024 * 8
-
-    @property
-    def available_bytes(self) -> int:
-        """What is left for PyTorch's segments; 0 = not known."""
-        return max(1, self.memory_bytes - self.context_bytes) if self.memory_bytes else 0

@@ -91,8 +91,11 @@ class FakeDeviceMode(TorchFunctionMode):
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """torch sets this mode aside for the whole of `backward()`, where functions of ours and checkpoints need it."""
-        with _Again(self):
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
             return self._real[2](*args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -145,19 +148,6 @@ class FakeDeviceMode(TorchFunctionMode):
             if func is _GROUPED and args[0].dtype != torch.bfloat16:
                 return _grouped(*args, **kwargs)
         return func(*args, **kwargs)
-
-
-class _Again(TorchFunctionMode):
-    """The same mode once more, while it is set aside itself."""
-
-    def __init__(self, mode: FakeDeviceMode) -> None:
-        super().__init__()
-        self._mode = mode
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return self._mode.__torch_function__(func, types, args, kwargs)
 
 
 # --- attention -------------------------------------------------------------------------------------------------------

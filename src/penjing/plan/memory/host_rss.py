@@ -58,7 +58,7 @@ def process_plan(
     process_bytes: the process without tensors. saved_bytes: the copy that a checkpoint in the background is written
     from, which stands beside the steps that go on. place: the event to look at in the peak's stead.
     """
-    plan = plan_from(trace, replace(target, memory_bytes=0), outside_bytes=process_bytes, place=place, notes=notes)
+    plan = plan_from(trace, replace(target, memory_bytes=0, context_bytes=process_bytes), place=place, notes=notes)
     heap = int(HEAP_SHARE * plan.peak_allocated_bytes) + HEAP_BYTES
     total = plan.total_bytes + saved_bytes + heap
     waterfall = {**plan.waterfall, "heap": heap, **({"checkpoint copy": saved_bytes} if saved_bytes else {})}

@@ -6,9 +6,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import get_args
 
-from penjing.plan.memory.allocator import CachingAllocator, OutOfMemory, round_request
+from penjing.plan.memory.allocator import CachingAllocator, MemoryBlock, OutOfMemory, round_request
 from penjing.plan.memory.device_target import Target
-from penjing.plan.memory.trace import Component, Trace
+from penjing.plan.memory.kernels import WORKSPACE
+from penjing.plan.memory.trace import Component, Storage, Trace
 
 ORDER = (*get_args(Component), "fragmentation", "context")  # of the waterfall
 
@@ -42,7 +43,6 @@ class Replay:
     allocated: int
     reserved: int
     place: int  # event of the peak of allocated bytes
-    curve: list[int]
     fits: bool
 
 
@@ -54,24 +54,21 @@ def replay(trace: Trace, target: Target, *, capacity: int = 0) -> Replay:
     if target.kind == "cpu":
         curve = trace.live_bytes()
         peak = max(curve, default=0)
-        return Replay(peak, peak, curve.index(peak) if curve else 0, curve, not capacity or peak <= capacity)
-    allocator = CachingAllocator(capacity, expandable_segments=target.expandable_segments)
-    blocks = {}
-    curve, highest, place = [], -1, 0
+        return Replay(peak, peak, curve.index(peak) if curve else 0, not capacity or peak <= capacity)
+    allocator = CachingAllocator(capacity)
+    blocks: dict[int, MemoryBlock | None] = {}
+    highest, place, fits = -1, 0, True
     try:
-        for event in trace.events:
-            number = abs(event) - 1
+        for index, event in enumerate(trace.events):
             if event > 0:
-                size = trace.storages[number].num_bytes
-                blocks[number] = allocator.malloc(target.workspace_bytes if size < 0 else size)
+                blocks[event] = allocator.malloc(_bytes_of(trace.storages[event - 1], target))
             else:
-                allocator.free(blocks.pop(number))
+                allocator.free(blocks.pop(-event))
             if allocator.allocated > highest:
-                highest, place = allocator.allocated, len(curve)
-            curve.append(allocator.allocated)
+                highest, place = allocator.allocated, index
     except OutOfMemory:
-        return Replay(allocator.peak_allocated, allocator.peak_reserved, place, curve, False)
-    return Replay(allocator.peak_allocated, allocator.peak_reserved, place, curve, True)
+        fits = False
+    return Replay(allocator.peak_allocated, allocator.peak_reserved, place, fits)
 
 
 def plan_from(
@@ -79,30 +76,28 @@ def plan_from(
     target: Target,
     *,
     communication_bytes: int = 0,
-    outside_bytes: int | None = None,
     place: int | None = None,
     notes: tuple[str, ...] = (),
 ) -> MemoryPlan:
     """The plan of a traced step.
 
-    communication_bytes: buffers of a communication library, outside PyTorch's count. outside_bytes: in place of the
-    target's context (of a CPU: the process without its tensors). place: of a CPU, the event to look at in the peak's
-    stead.
+    communication_bytes: buffers of a communication library, outside PyTorch's count. place: of a CPU, the event to look
+    at in the peak's stead.
     """
     found = replay(trace, target)
     if place is not None:
-        found.place, found.allocated, found.reserved = place, found.curve[place], found.curve[place]
-    context = target.context_bytes if outside_bytes is None else outside_bytes
+        alive = trace.live_bytes()[place]
+        found = Replay(alive, alive, place, fits=True)
     waterfall = dict.fromkeys(ORDER, 0)
     waterfall |= alive_at(trace, target, found.place)
     waterfall["fragmentation"] = found.reserved - sum(waterfall.values())
     waterfall["communication"] += communication_bytes
-    waterfall["context"] = context
-    total = found.reserved + communication_bytes + context
+    waterfall["context"] = target.context_bytes
+    total = found.reserved + communication_bytes + target.context_bytes
     assert sum(waterfall.values()) == total
     fits = None
     if target.memory_bytes:
-        available = target.memory_bytes - context - communication_bytes
+        available = target.memory_bytes - target.context_bytes - communication_bytes
         fits = replay(trace, target, capacity=available).fits if available > 0 else False
     peak = trace.storages[abs(trace.events[found.place]) - 1] if trace.events else None
     return MemoryPlan(
@@ -132,16 +127,15 @@ def highest_places(trace: Trace) -> dict[tuple[str, str, str], int]:
 
 def alive_at(trace: Trace, target: Target, place: int) -> dict[str, int]:
     """Bytes by component of what is alive after event `place`, rounded as the allocator does."""
-    alive: dict[int, int] = {}
-    for event in trace.events[: place + 1]:
-        number = abs(event) - 1
-        if event < 0:
-            del alive[number]
-            continue
-        size = trace.storages[number].num_bytes
-        size = target.workspace_bytes if size < 0 else size
-        alive[number] = round_request(size) if target.kind == "cuda" and size else size
+    past = trace.events[: place + 1]
     sizes: defaultdict[str, int] = defaultdict(int)
-    for number, size in alive.items():
-        sizes[trace.storages[number].component] += size
-    return dict(sizes)
+    for event in {event for event in past if event > 0} - {-event for event in past if event < 0}:
+        made = trace.storages[event - 1]
+        sizes[made.component] += _bytes_of(made, target)
+    return sizes
+
+
+def _bytes_of(storage: Storage, target: Target) -> int:
+    """What a storage takes up, rounded as the allocator does."""
+    size = target.workspace_bytes if storage.num_bytes == WORKSPACE else storage.num_bytes
+    return round_request(size) if target.kind == "cuda" and size else size

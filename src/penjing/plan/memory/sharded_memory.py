@@ -32,11 +32,10 @@ _SHARDED = {
 class Buckets:
     """DDP's gradient buckets: whole copies of all gradients, in the order in which they come, last layers first.
 
-    views: gradients become views of the buckets when they are reduced (`gradient_as_bucket_view`); else they are
-    copied there and back.
+    Gradients become views of the buckets when they are reduced (`gradient_as_bucket_view`).
     """
 
-    def __init__(self, model: nn.Module, *, views: bool) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.synchronises = True
         self.tensors: list[Tensor] = []
         free, sizes, parts = FIRST_BUCKET, list[int](), list[list[nn.Parameter]]()
@@ -52,8 +51,7 @@ class Buckets:
             self.tensors.append(bucket)
             place = 0
             for parameter in part:
-                if views:
-                    self._watch(parameter, bucket[place : place + parameter.numel()].view(parameter.shape))
+                self._watch(parameter, bucket[place : place + parameter.numel()].view(parameter.shape))
                 place += parameter.numel()
 
     def _watch(self, parameter: nn.Parameter, view: Tensor) -> None:

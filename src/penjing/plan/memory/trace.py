@@ -121,23 +121,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._workspaces.add(backward)
             self._born(WORKSPACE, name, "workspaces")
         out = func(*args, **kwargs)
-        self._inside_kernel(name, args, out)
-        for value in out if isinstance(out, (tuple, list)) else (out,):
+        if self._with_temporaries:  # what a CUDA kernel allocates for itself and gives back before it returns
+            numbers = [self._born(size, name, "temporaries") for size in temporaries(name, args, out)]
+            self.trace.events += [-number - 1 for number in numbers]
+        for value in tree_leaves(out):
             if isinstance(value, Tensor):
                 self._see(value, name, args)
-            elif isinstance(value, (tuple, list)):
-                for inner in tree_leaves(value):
-                    if isinstance(inner, Tensor):
-                        self._see(inner, name, args)
         return out
-
-    def _inside_kernel(self, name: str, args: tuple[Any, ...], out: Any) -> None:
-        """What a CUDA kernel allocates for itself and gives back before it returns."""
-        if not self._with_temporaries:
-            return
-        numbers = [self._born(size, name, "temporaries") for size in temporaries(name, args, out)]
-        for number in numbers:
-            self.trace.events.append(-number - 1)
 
     def _see(self, tensor: Tensor, name: str, args: tuple[Any, ...] = ()) -> int | None:
         if tensor.device.type != self.device or tensor.layout != torch.strided:

@@ -130,7 +130,7 @@ class TraceStrategy(Single):
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         self._model = model
         if self._layout == "ddp":
-            self._buckets = Buckets(model, views=True)
+            self._buckets = Buckets(model)
             self._tracer.tag(self._buckets.tensors, "communication")
         return model
 
