@@ -19,7 +19,7 @@ import numpy.typing as npt
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
 from penjing.data.chat.render import render
-from penjing.data.formats import BadRecords, Chat, PreferenceRecord
+from penjing.data.formats import BadRecords, Chat, NoBadRecords, PreferenceRecord
 from penjing.data.token_shards import ArrayFolder, ArrayFolderWriter
 from penjing.data.tokenize_dataset import need_both, write_halves
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -238,9 +238,7 @@ def prepare_groups(
             try:
                 group = encode(record, tokenizer)
             except UserError as error:
-                if bad_records is None:
-                    raise
-                bad_records.reject(error, record.chats[0].source, record.chats[0].line)
+                (bad_records or NoBadRecords()).reject(error, record.chats[0].source, record.chats[0].line)
                 continue
             if group.num_tokens > seq_len:
                 too_long += 1

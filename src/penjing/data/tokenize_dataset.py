@@ -14,7 +14,7 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.base.seeds import fraction
 from penjing.data.chat.render import EncodedChat, render
-from penjing.data.formats import BadRecords, Chat, Document, Message
+from penjing.data.formats import BadRecords, Chat, Document, Message, NoBadRecords
 from penjing.data.token_shards import ArrayFolder, Kind, TokenShards, TokenShardWriter
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
@@ -152,9 +152,7 @@ def _encode_chats(
             if silent and not any(_says_something(message) for message in chat.messages):
                 raise UserError("all of its tokens have weight 0", where=f"{chat.source}:{chat.line}")
         except UserError as error:
-            if bad_records is None:
-                raise
-            bad_records.reject(error, chat.source, chat.line)
+            (bad_records or NoBadRecords()).reject(error, chat.source, chat.line)
             continue
         if fitting is None or silent:  # silent: there are templates that show no tool calls
             counts["skipped"] += 1
