@@ -282,12 +282,6 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pretrain.jsonl"]
 
 
-def test_progress_is_reported(tmp_path: Path) -> None:
-    calls: list[tuple[str, int, int]] = []
-    toyworld.write(tmp_path, seed=1, progress=lambda *call: calls.append(call), **SIZES)
-    assert ("sft.jsonl", SIZES["conversations"], SIZES["conversations"]) in calls
-
-
 def test_the_corpus_has_not_changed() -> None:
     """The same bytes on every platform and version of Python; a deliberate change of the world changes PINNED."""
     made: dict[str, Any] = {

@@ -15,7 +15,6 @@ from penjing.data.synthetic.tasks.drills import DRILL_KINDS, drill, story_reques
 from penjing.data.synthetic.tasks.games import echo, roll_call
 from penjing.data.synthetic.world import Fact
 
-KINDS: dict[str, str] = {**STORY_KINDS, **DRILL_KINDS}
 Row = dict[str, Any]
 
 # Each file tells its own stories: item i of a file uses story (offset + i).
@@ -67,38 +66,21 @@ def pretrain_documents(seed: int, count: int) -> Iterator[str]:
     for index in range(count):
         rng, language, number = _start("pretrain", seed, index)
         shares = next(shares for until, shares in CURRICULUM if index < until * count or until == 1.0)
-        yield "\n".join(_TEXTS[rng.one_by_share(shares)](seed, number, language, rng))
-
-
-def _story_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
-    return [Reading(seed, number, language, "train").text]
-
-
-def _reading_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
-    reading = Reading(seed, number, language, "train")
-    return [reading.text, *map(plain, reading.draw(rng.between(7, 9), _ABSENT_FRACTION))]
-
-
-def _drill_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
-    return [plain(question) for question in _drills(seed, number, language, rng.between(5, 8), rng)]
-
-
-def _roll_call_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
-    text, questions = roll_call(rng, language, rng.between(5, 8))
-    return [text, *map(plain, questions)]
-
-
-def _echo_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
-    return [echo(rng, language)]
-
-
-_TEXTS = {
-    "story": _story_text,
-    "reading": _reading_text,
-    "drills": _drill_text,
-    "roll_call": _roll_call_text,
-    "echo": _echo_text,
-}
+        questions: list[SyntheticQuestion] = []
+        match rng.one_by_share(shares):
+            case "story":
+                lines = [Reading(seed, number, language, "train").text]
+            case "reading":
+                reading = Reading(seed, number, language, "train")
+                lines, questions = [reading.text], reading.draw(rng.between(7, 9), _ABSENT_FRACTION)
+            case "drills":
+                lines, questions = [], _drills(seed, number, language, rng.between(5, 8), rng)
+            case "roll_call":
+                text, questions = roll_call(rng, language, rng.between(5, 8))
+                lines = [text]
+            case _:
+                lines = [echo(rng, language)]
+        yield "\n".join([*lines, *map(plain, questions)])
 
 
 def _drills(seed: int, number: int, language: str, count: int, rng: Rng) -> list[SyntheticQuestion]:
@@ -231,7 +213,7 @@ def _held_out_story_questions(seed: int, index: int, language: str, wanted: set[
 
 def held_out_questions(seed: int, per_kind: int, language: str) -> dict[str, list[SyntheticQuestion]]:
     """`per_kind` different held-out questions of every kind (fewer only where that many do not exist)."""
-    found: dict[str, dict[str, SyntheticQuestion]] = {kind: {} for kind in KINDS}
+    found: dict[str, dict[str, SyntheticQuestion]] = {kind: {} for kind in (*STORY_KINDS, *DRILL_KINDS)}
     for index in range(60 * per_kind + 600):
         wanted = {kind for kind in STORY_KINDS if len(found[kind]) < per_kind}
         if not wanted:
