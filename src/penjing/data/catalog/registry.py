@@ -318,14 +318,13 @@ def is_complete(target: Path, entry: Dataset) -> bool:
         files = manifest["files"]
         if manifest["identity"] != entry.source.identity() or not files:
             return False
-        return all(
-            (target / path).is_file()
-            and (target / path).stat().st_size == facts["num_bytes"]
-            and sha256_file(target / path) == facts["sha256"]
-            for path, facts in files.items()
-        )
+        return all((target / path).is_file() and _facts(target / path) == facts for path, facts in files.items())
     except (UserError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    return {"num_bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
 def _set_aside(target: Path, say: Say) -> None:
@@ -353,17 +352,13 @@ def _check_space(entry: Dataset, folder: Path) -> None:
 
 def _manifest(entry: Dataset, fetched: Fetched, folder: Path) -> dict[str, Any]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SOURCE_FILE)
-    files = {
-        path.relative_to(folder).as_posix(): {"num_bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        for path in paths
-    }
     return {
         **entry.to_dict(),
         "identity": entry.source.identity(),
         "provenance": dict(fetched.provenance),
         "num_records": fetched.num_records,
         "left_out": dict(fetched.dropped),
-        "files": files,
+        "files": {path.relative_to(folder).as_posix(): _facts(path) for path in paths},
         "fetched_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "fetched_by": f"penjing {__version__}",
     }

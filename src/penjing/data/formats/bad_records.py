@@ -72,12 +72,13 @@ class BadRecords:
         self._close()
         about = "; ".join(self.first)
         if self.bad > self.max_bad_fraction * self.records:
+            share = self.bad / self.records
             raise UserError(
                 f"{self.bad:,} of {self.records:,} records are broken: {about}",
                 where=self.path,
-                got=f"{self.bad / self.records:.2%}",
+                got=f"{share:.2%}",
                 wanted=f"at most {self.max_bad_fraction:.2%}",
-                next_step=f"Mend them, or allow more: data.max_bad_fraction={_enough(self.bad / self.records)}.",
+                next_step=f"Mend them, or allow more: data.max_bad_fraction={math.ceil(share * 1000) / 1000}.",
             )
         if not self.good:
             raise UserError(
@@ -118,11 +119,6 @@ class NoBadRecords(BadRecords):
 
     def add(self, error: UserError, file: Path, line: int) -> None:
         raise error from None
-
-
-def _enough(share: float) -> float:
-    """The share, rounded up to two places in a thousand."""
-    return min(1.0, math.ceil(share * 1000) / 1000)
 
 
 def _no_rest(error: UnrecoverableFileError) -> UserError:

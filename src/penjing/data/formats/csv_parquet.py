@@ -12,7 +12,7 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.data.formats.files import lines
 from penjing.data.formats.schema import TEXT_FIELDS
-from penjing.data.formats.source_location import NotTextError, UnrecoverableFileError
+from penjing.data.formats.source_location import NotTextError, rest_lost
 
 Line = tuple[int, str | UserError]
 Record = dict[str, Any] | UserError
@@ -80,26 +80,20 @@ def csv_records(path: Path) -> Iterator[tuple[int, Record]]:
             bad_lines += 1
             yield line, error.error
         except csv.Error as error:
-            broken = _broken_row(path, line, error)
+            hint = 'A " inside a quoted field is written "".'
+            broken = UserError(f"broken CSV: {error}", where=f"{path}:{line}", next_step=hint)
             if feed.ended or "field larger" in str(error):  # a quotation mark that nothing closes took all the rows
-                yield line, UnrecoverableFileError(broken.what, where=broken.where, next_step=broken.next_step)
+                yield line, rest_lost(broken)
                 return
             yield line, feed.error or broken
         else:
-            if row and names is None:
-                names = [name.strip() for name in row]
-                if feed.error is not None:
-                    yield line, feed.error
-            elif feed.error is not None:
+            if feed.error is not None:
                 yield line, feed.error
             elif row and names is not None:
                 yield line, _record(row, names, path, line)
+            if row and names is None:
+                names = [name.strip() for name in row]
         line = rows.line_num + bad_lines + 1
-
-
-def _broken_row(path: Path, line: int, error: csv.Error) -> UserError:
-    hint = 'A " inside a quoted field is written "".'
-    return UserError(f"broken CSV: {error}", where=f"{path}:{line}", next_step=hint)
 
 
 def _record(row: Sequence[str], names: Sequence[str], path: Path, line: int) -> Record:
@@ -223,7 +217,5 @@ def parquet_records(path: Path, text_only: bool) -> Iterator[tuple[int, Record]]
     # A damaged file may be reported by any of these; UnicodeDecodeError is a ValueError.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         message = " ".join(str(error).split())[:200]
-        yield (
-            row + 1,
-            UnrecoverableFileError(f"broken parquet file: {message}", where=path, got=f"{row} rows before it"),
-        )
+        broken = UserError(f"broken parquet file: {message}", where=path, got=f"{row} rows before it")
+        yield row + 1, rest_lost(broken)
