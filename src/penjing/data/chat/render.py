@@ -164,18 +164,16 @@ def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[TemplateSpan]) -> Enco
         text, targets = "", []
 
     for piece in pieces:
-        place = 0
-        found = tokenizer.control_pattern.finditer(piece.text) if tokenizer.control_pattern and not piece.said else ()
-        for match in found:
-            plain = piece.text[place : match.start()]
-            text, targets = text + plain, targets + [piece.is_target] * len(plain)
-            left, right = tokenizer.trims(match[0])
-            flush(left)
-            ids.append(tokenizer.control(match[0]))
-            weights.append(int(piece.is_target))
-            trims, place = right, match.end()
-        plain = piece.text[place:]
-        text, targets = text + plain, targets + [piece.is_target] * len(plain)
+        pattern = None if piece.said else tokenizer.control_pattern
+        for number, part in enumerate(pattern.split(piece.text) if pattern else [piece.text]):
+            if number % 2:  # a control token; the others are what stands between them
+                trims_before, trims_after = tokenizer.trims(part)
+                flush(trims_before)
+                ids.append(tokenizer.control(part))
+                weights.append(int(piece.is_target))
+                trims = trims_after
+            else:
+                text, targets = text + part, targets + [piece.is_target] * len(part)
     flush()
     return EncodedChat(ids, weights)
 

@@ -94,11 +94,6 @@ def _sums(fact: Fact) -> list[int]:
     return list(dict.fromkeys((first + second, abs(first - second), first, second)))
 
 
-def chance_of(plan: StoryPlan, fact: Fact) -> float:
-    """1 / number of candidates; 1.0 where the story has only one, so that evaluation can leave such questions out."""
-    return 1 / len(_sums(fact) if fact.kind == "how_many_after" else candidates(plan, fact.kind))
-
-
 def _some_of(kind: str, rng: Rng) -> list[Any]:
     """Enough of a category for three wrong answers; a small category is shuffled, a large one sampled (faster)."""
     pool = _POOLS[kind]
@@ -121,6 +116,7 @@ class Reading:
     def ask(self, fact: Fact) -> SyntheticQuestion:
         """The question about one fact of the plan."""
         answer = self._answer(fact.answer, fact)
+        possible = _sums(fact) if fact.kind == "how_many_after" else candidates(self.plan, fact.kind)
         return SyntheticQuestion(
             kind=fact.kind,
             language=self.language,
@@ -128,7 +124,7 @@ class Reading:
             question=self._phrase(fact, self.table.ASKS[fact.ask]),
             answer=answer,
             wrong=self._wrong(fact, answer),
-            chance=chance_of(self.plan, fact),
+            chance=1 / len(possible),  # 1.0 where the story has only one: evaluation leaves such questions out
             pairs=(fact.pair,),
         )
 

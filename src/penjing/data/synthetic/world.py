@@ -395,20 +395,17 @@ class World:
         return self._record(plot, opening)
 
     def _record(self, plot: str, opening: int) -> StoryPlan:
-        values = [value for event in self.events for value in event.roles.values()]
-        kinds: dict[type, dict[Any, None]] = {Being: {}, Thing: {}, PlaceWord: {}, NumberWord: {}}
-        for value in values:
-            kinds.setdefault(type(value), {})[value] = None
+        mentioned = dict.fromkeys(value for event in self.events for value in event.roles.values())
         return StoryPlan(
-            plot,
-            opening,
-            tuple(self.events),
-            tuple(self.facts),
-            tuple(kinds[Being]),
-            tuple(kinds[Thing]),
-            tuple(kinds[PlaceWord]),
-            tuple(dict.fromkeys(item.number for item in kinds[NumberWord])),
-            tuple(self.colour.values()),
-            tuple(self.feelings),
-            tuple(self.reasons),
+            plot=plot,
+            opening=opening,
+            events=tuple(self.events),
+            facts=tuple(self.facts),
+            beings=tuple(value for value in mentioned if isinstance(value, Being)),
+            things=tuple(value for value in mentioned if isinstance(value, Thing)),
+            places=tuple(value for value in mentioned if isinstance(value, PlaceWord)),
+            numbers=tuple(dict.fromkeys(value.number for value in mentioned if isinstance(value, NumberWord))),
+            colours=tuple(self.colour.values()),
+            feelings=tuple(self.feelings),
+            reasons=tuple(self.reasons),
         )

@@ -96,7 +96,7 @@ class Tokenizer:
         self._plain, self._guard = _without_control(json.loads(self._json), set(self._control))
         self.added_ids = frozenset(self._control.values())
         longest_first = sorted(self._control, key=len, reverse=True)
-        self.control_pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self.control_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
 
     @cached_property
     def size(self) -> int:
