@@ -164,8 +164,8 @@ def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[TemplateSpan]) -> Enco
         text, targets = "", []
 
     for piece in pieces:
-        pattern = None if piece.said else tokenizer.control_pattern
-        for number, part in enumerate(pattern.split(piece.text) if pattern else [piece.text]):
+        parts = [piece.text] if piece.said else tokenizer.control_pattern.split(piece.text)
+        for number, part in enumerate(parts):
             if number % 2:  # a control token; the others are what stands between them
                 trims_before, trims_after = tokenizer.trims(part)
                 flush(trims_before)

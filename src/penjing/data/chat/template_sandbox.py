@@ -42,16 +42,14 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(["+", "-", "*", "/", "//", "**", "%"])
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, filters: Mapping[str, Callable[..., Any]], **options: Any) -> None:
+        """filters: beside and over Jinja's own."""
         super().__init__(**options)
         self.budget = _Budget()
-
-    def limit_filters(self) -> None:
-        """To be called once all filters are there."""
         for name in ("urlize", "wordwrap"):  # slow on texts made for it, and in no chat template
             self.filters.pop(name, None)
         self.globals.pop("lipsum", None)
-        self.filters = {name: self._limited(name, function) for name, function in self.filters.items()}
+        self.filters = {name: self._limited(name, function) for name, function in (self.filters | filters).items()}
 
     def render(self, template: jinja2.Template, num_chars: int, values: Mapping[str, Any]) -> str:
         """What the template writes. said: characters of the conversation. Raises TemplateLimit."""

@@ -286,10 +286,6 @@ class World:
         self.happen("want", a=a, t=t)
         self.know_both("wanted", a, t)
 
-    def damage(self, a: Being, t: Thing) -> None:
-        """`t` of `a` breaks."""
-        self.happen("break", a=a, t=t)
-
     def mend(self, a: Being, t: Thing, p: PlaceWord) -> None:
         """`a` mends `t` at `p`."""
         self.place[a] = p
