@@ -14,6 +14,7 @@ from penjing.data.synthetic.tasks.drills import DRILL_KINDS, drill, story_reques
 from penjing.data.synthetic.tasks.games import echo, roll_call
 from penjing.data.synthetic.world import Fact
 
+KINDS = (*STORY_KINDS, *DRILL_KINDS)
 Row = dict[str, Any]
 
 # Each file tells its own stories: item i of a file uses story (offset + i).
@@ -211,7 +212,7 @@ def _held_out_story_questions(seed: int, index: int, language: str, wanted: set[
 
 def held_out_questions(seed: int, per_kind: int, language: str) -> dict[str, list[SyntheticQuestion]]:
     """`per_kind` different held-out questions of every kind (fewer only where that many do not exist)."""
-    found: dict[str, dict[str, SyntheticQuestion]] = {kind: {} for kind in (*STORY_KINDS, *DRILL_KINDS)}
+    found: dict[str, dict[str, SyntheticQuestion]] = {kind: {} for kind in KINDS}
     for index in range(60 * per_kind + 600):
         wanted = {kind for kind in STORY_KINDS if len(found[kind]) < per_kind}
         if not wanted:
