@@ -36,22 +36,18 @@ class BestFitRows(FixedRows):
 
     def row(self, index: int) -> Row:
         row = self._number(index)
-        ids = np.empty(self.seq_len, dtype=np.int64)
-        target = np.empty_like(ids)
-        document = np.empty_like(ids)
-        filled = 0
-        for number, segment in enumerate(self.segment_S3[self.first_R[row] : self.first_R[row + 1]].tolist()):
-            source, start, length = segment
-            part = slice(filled, filled + length)
+        sequences = []
+        for source, start, length in self.segment_S3[self.first_R[row] : self.first_R[row + 1]].tolist():
             first, end = int(self.shards.start_D[source]), int(self.shards.end_D[source])
             # Position p reads token p - 1 and predicts token p, with the end-of-text token at both ends.
             token_ids = self.shards.token_N[max(first, first + start - 1) : min(end, first + start + length)]
             opened = [self.end_of_text] if start == 0 else []
             closed = [self.end_of_text] if first + start + length > end else []
-            sequence = np.concatenate((opened, token_ids, closed)).astype(np.int64)
-            ids[part], target[part], document[part] = sequence[:-1], sequence[1:], number
-            filled += length
-        assert filled == self.seq_len
+            sequences.append(np.concatenate((opened, token_ids, closed)).astype(np.int64))
+        ids = np.concatenate([sequence[:-1] for sequence in sequences])
+        target = np.concatenate([sequence[1:] for sequence in sequences])
+        document = np.repeat(np.arange(len(sequences)), [len(sequence) - 1 for sequence in sequences])
+        assert len(ids) == self.seq_len
         return Row(ids, target, document, np.ones(self.seq_len, dtype=np.float32))
 
 
