@@ -62,17 +62,13 @@ def lay_out(positions_D: IntArray, seq_len: int) -> tuple[IntArray, IntArray]:
     rows: list[list[Segment]] = []
     rest: list[Segment] = []
     for documents in np.split(np.arange(len(positions_D)), np.unique(cuts)):
-        pieces = rest + [piece for d in documents.tolist() for piece in _pieces(d, int(positions_D[d]), seq_len)]
-        made, rest = _fill_rows(pieces, seq_len)
+        whole = [(int(d), int(positions_D[d])) for d in documents]
+        cut = [(d, start, min(seq_len, end - start)) for d, end in whole for start in range(0, end, seq_len)]
+        made, rest = _fill_rows(rest + cut, seq_len)
         rows += made
     counts = np.array([0, *(len(segments) for segments in rows)])
     flat = np.array(list(chain.from_iterable(rows)), dtype=np.int64).reshape(-1, 3)
     return flat, np.cumsum(counts)
-
-
-def _pieces(document: int, positions: int, seq_len: int) -> list[Segment]:
-    """A document cut every `seq_len` positions."""
-    return [(document, start, min(seq_len, positions - start)) for start in range(0, positions, seq_len)]
 
 
 def _fill_rows(pieces: list[Segment], seq_len: int) -> tuple[list[list[Segment]], list[Segment]]:
