@@ -94,8 +94,10 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         self.tick()
-        if operator == "**" and not (_small(left) and isinstance(right, (int, float)) and abs(right) <= 64):
-            raise TemplateLimit("a power that is too large")
+        if operator == "**":
+            numbers = isinstance(left, int | float) and isinstance(right, int | float)
+            if not (numbers and abs(left) < 1 << 32 and abs(right) <= 64):
+                raise TemplateLimit("a power that is too large")
         if operator == "%" and isinstance(left, str):
             self._check_format(left)
         if operator == "*":
@@ -153,10 +155,6 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return self.counted(function(*given, **named))
 
         return limited
-
-
-def _small(value: Any) -> bool:
-    return isinstance(value, (int, float)) and abs(value) < 1 << 32
 
 
 class _Counting(jinja2.visitor.NodeTransformer):

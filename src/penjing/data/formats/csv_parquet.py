@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import re
-from collections import deque
 from collections.abc import Iterator, Sequence
+from copy import copy
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -105,27 +106,6 @@ def _record(row: Sequence[str], names: Sequence[str], path: Path, line: int) -> 
 # --- TSV -------------------------------------------------------------------------------------------------------------
 
 
-class _Ahead:
-    """Lines of which some may be looked at before they are taken."""
-
-    def __init__(self, rows: Iterator[Line]) -> None:
-        self._rows = rows
-        self._seen: deque[Line] = deque()
-
-    def __iter__(self) -> _Ahead:
-        return self
-
-    def __next__(self) -> Line:
-        return self._seen.popleft() if self._seen else next(self._rows)
-
-    def look(self) -> Iterator[Line]:
-        """The lines that come next, without taking them."""
-        yield from tuple(self._seen)
-        for line in self._rows:
-            self._seen.append(line)
-            yield line
-
-
 def tsv_records(path: Path) -> Iterator[tuple[int, Record]]:
     """(line, record); a broken row is an error in its place.
 
@@ -133,7 +113,7 @@ def tsv_records(path: Path) -> Iterator[tuple[int, Record]]:
     them around a whole field that holds a tab, a line end or another; such a pair is taken off.
     """
     csv.field_size_limit(_LARGEST_FIELD_CHARACTERS)
-    ahead = _Ahead(lines(path))
+    (ahead,) = tee(lines(path), 1)  # a copy of it looks at lines without taking them
     names: list[str] | None = None
     for line, given in ahead:
         if isinstance(given, UserError) and not isinstance(given, NotTextError):
@@ -156,14 +136,14 @@ def tsv_records(path: Path) -> Iterator[tuple[int, Record]]:
             yield line, wrong or _record(row, names, path, line)
 
 
-def _unquoted(text: str, ahead: _Ahead, width: int | None) -> tuple[list[str], UserError | None] | None:
+def _unquoted(text: str, ahead: Iterator[Line], width: int | None) -> tuple[list[str], UserError | None] | None:
     """(the fields of a row with quoted ones, what is wrong with a later line of it); None if it is no such row.
 
     width: how many fields it must have; None for the first row, which is one line. A quoted field may go on over
     further lines, which are then taken from `ahead`. A line that has all its fields and only seems to open another
     one does not swallow the rows after it: none of the lines it goes on over may have all of theirs.
     """
-    following: Iterator[Line] = ahead.look() if width is not None else iter(())
+    following = copy(ahead) if width is not None else iter(())
     whole = width is not None and text.count("\t") == width - 1
     num_taken, left = 0, _LARGEST_TSV_ROW_CHARACTERS
     wrong: UserError | None = None

@@ -112,18 +112,15 @@ class Cast:
         self.training = split == "train"
         self.chosen: list[Any] = []
 
-    def reserved(self, entry: Any) -> bool:
-        """Whether `entry` forms a held-out combination with anything chosen so far."""
-        pairs = (pair_of(entry, other) for other in self.chosen)
-        return any(pair is not None and held_out(*pair) for pair in pairs)
-
     def pick(self, pool: tuple[Item, ...]) -> Item:
         """One entry of `pool` that is not chosen yet."""
         for attempt in range(40):
             entry = self.rng.choice(pool)
             if entry in self.chosen:
                 continue
-            if self.reserved(entry) != self.training or (not self.training and attempt > 3):
+            pairs = (pair_of(entry, other) for other in self.chosen)
+            reserved = any(pair is not None and held_out(*pair) for pair in pairs)
+            if reserved != self.training or (not self.training and attempt > 3):
                 self.chosen.append(entry)
                 return entry
         raise NoCast
