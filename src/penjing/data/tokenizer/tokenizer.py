@@ -227,10 +227,8 @@ class Tokenizer:
             }
         else:  # names that stood in another file, as transformers' templates ask for them
             settings = {**settings, **{n: token for n, token in self.roles.names if not _content(settings.get(n))}}
-        write_json(
-            folder / "tokenizer_config.json",
-            {**settings, **({"chat_template": self.template} if self.template else {})},
-        )
+        template = {"chat_template": self.template} if self.template else {}
+        write_json(folder / "tokenizer_config.json", {**settings, **template})
         if self.roles != _OURS:
             write_json(folder / ROLES, asdict(self.roles))
 
@@ -243,39 +241,32 @@ class Tokenizer:
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not path.is_file():
+            advice = "load the tokenizer with transformers, and call save_pretrained on it."
             pieces = (folder / "tokenizer.model").is_file()
             raise UserError(
                 "no tokenizer here",
                 where=folder,
                 wanted="a folder with tokenizer.json",
-                next_step="tokenizer.model alone is not read: load the tokenizer with transformers, and call "
-                "save_pretrained on it."
-                if pieces
-                else None,
+                next_step=f"tokenizer.model alone is not read: {advice}" if pieces else None,
             )
         template, settings = _template(folder), _table(folder / "tokenizer_config.json")
+        settings.pop("chat_template", None)
         try:
             full = tokenizers.Tokenizer.from_str(read_checked(path))
             ours = all(full.token_to_id(token) is not None for token in CONTROL_TOKENS)
             if ours and (template or CHAT_TEMPLATE) == CHAT_TEMPLATE and not (folder / ROLES).is_file():
                 return cls(full, CHAT_TEMPLATE)
-            return cls._external(full, folder, template, settings)
+            _add_listed(full, settings, folder)
+            if known := _table(folder / ROLES):
+                names, stop = tuple(map(tuple, known["names"])), tuple(known["stop"])
+                roles = SpecialTokens(**{**known, "names": names, "stop": stop})
+            else:
+                roles = find_roles(full, folder, template, settings)
+            return cls(full, template, roles=roles, settings=settings)
         except UserError:
             raise
         except Exception as error:  # the library raises bare Exception for every kind of damage
             raise UserError(f"not a readable tokenizer: {error}", where=path) from None
-
-    @classmethod
-    def _external(cls, full: tokenizers.Tokenizer, folder: Path, template: str, settings: dict[str, Any]) -> Tokenizer:
-        """A tokenizer that somebody else made."""
-        _add_listed(full, settings, folder)
-        known = read_json(folder / ROLES) if (folder / ROLES).is_file() else None
-        if known is not None:
-            roles = SpecialTokens(**{**known, "names": tuple(map(tuple, known["names"])), "stop": tuple(known["stop"])})
-        else:
-            roles = find_roles(full, folder, template, settings)
-        kept = {name: value for name, value in settings.items() if name != "chat_template"}
-        return cls(full, template, roles=roles, settings=kept)
 
 
 # --- other people's tokenizers ---------------------------------------------------------------------------------------
