@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.formats.bad_records import BadRecords, NoBadRecords
@@ -17,8 +17,6 @@ from penjing.data.formats.preferences import preference_of
 from penjing.data.formats.schema import PLAIN_FORMATS, Chat, Document, Kind, PreferenceRecord
 from penjing.data.formats.source_location import SourceLocation, rest_lost
 
-Value = TypeVar("Value")
-
 
 class _Empty(Exception):
     """A whole record with nothing to learn from; `str` of it says why."""
@@ -26,18 +24,18 @@ class _Empty(Exception):
 
 def _read(
     paths: Sequence[Path],
-    rows: Callable[[Path], Iterator[tuple[int, Value | UserError]]],
-    make: Callable[[Value, SourceLocation], Sequence[Any]],
+    refused: str | None,
+    make: Callable[[Any, SourceLocation], Sequence[Any]],
     bad_records: BadRecords | None,
 ) -> Iterator[Any]:
     """What `make` makes of each row. It raises UserError for a broken one and _Empty for one with nothing in it.
 
-    Each row is counted, and a file that gives nothing is an error, so that nothing is dropped in silence.
+    refused: as for `_rows`. Every row is counted, and a file that gives nothing is an error.
     """
     bad_records = bad_records or NoBadRecords()
     for path in list_files(paths):
         num_before, left_out_before, first = bad_records.records, bad_records.left_out, ""
-        for line, value in _to_the_end(rows, path):
+        for line, value in _rows(path, refused):
             try:
                 if isinstance(value, UserError):
                     raise value
@@ -58,13 +56,21 @@ def _read(
     bad_records.check()
 
 
-def _to_the_end(
-    rows: Callable[[Path], Iterator[tuple[int, Value | UserError]]], path: Path
-) -> Iterator[tuple[int, Value | UserError]]:
-    """The rows of a file; that it cannot be opened, or read on, is an error as the last one."""
+def _rows(path: Path, refused: str | None) -> Iterator[tuple[int, Any]]:
+    """(line, text or record) of a file; that it cannot be opened, or read on, is an error as the last one.
+
+    refused: what plain text holds where only records will do; None: its documents are read.
+    """
     line = 0
     try:
-        for line, value in rows(path):
+        if format_of(path) not in PLAIN_FORMATS:
+            rows: Iterator[tuple[int, Any]] = rows_of(path, text_only=refused is None)
+        elif refused is None:
+            rows = plain_documents(path)
+        else:
+            wanted = "jsonl, json, csv or parquet"
+            rows = iter([(1, UserError(f"plain text holds {refused}", where=path, wanted=wanted))])
+        for line, value in rows:
             yield line, value
     except UserError as error:
         yield line + 1, rest_lost(error)
@@ -81,18 +87,13 @@ def read_documents(paths: Sequence[Path], *, bad_records: BadRecords | None = No
     `UserError`.
     """
 
-    def rows(path: Path) -> Iterator[tuple[int, Any]]:
-        if format_of(path) in PLAIN_FORMATS:
-            return plain_documents(path)
-        return rows_of(path, text_only=True)
-
     def make(value: Any, place: SourceLocation) -> Sequence[Document]:
         text = value if isinstance(value, str) else record_text(value, place)
         if not text or text.isspace():
             raise _Empty("the text is empty")
         return [Document(text=text, source=str(place.path), line=place.line)]
 
-    return _read(paths, rows, make, bad_records)
+    return _read(paths, None, make, bad_records)
 
 
 def read_chats(paths: Sequence[Path], *, bad_records: BadRecords | None = None) -> Iterator[Chat]:
@@ -118,7 +119,7 @@ def read_chats(paths: Sequence[Path], *, bad_records: BadRecords | None = None) 
             raise _Empty("an answer is empty")
         return whole
 
-    return _read(paths, _rows_of_records("documents, not chats"), make, counts)
+    return _read(paths, "documents, not chats", make, counts)
 
 
 def read_prompts(
@@ -133,7 +134,7 @@ def read_prompts(
     def make(record: Mapping[str, Any], place: SourceLocation) -> Sequence[tuple[Chat, Mapping[str, Any]]]:
         return [(prompt_of(record, place), record)]
 
-    return _read(paths, _rows_of_records("documents, not prompts"), make, bad_records)
+    return _read(paths, "documents, not prompts", make, bad_records)
 
 
 def read_preferences(paths: Sequence[Path], *, bad_records: BadRecords | None = None) -> Iterator[PreferenceRecord]:
@@ -152,17 +153,7 @@ def read_preferences(paths: Sequence[Path], *, bad_records: BadRecords | None = 
             raise _Empty("both answers are the same")
         return [judged]
 
-    return _read(paths, _rows_of_records("no preferences"), make, bad_records)
-
-
-def _rows_of_records(holds: str) -> Callable[[Path], Iterator[tuple[int, Any]]]:
-    def rows(path: Path) -> Iterator[tuple[int, Any]]:
-        if format_of(path) in PLAIN_FORMATS:
-            wanted = "jsonl, json, csv or parquet"
-            return iter([(1, UserError(f"plain text holds {holds}", where=path, wanted=wanted))])
-        return rows_of(path)
-
-    return rows
+    return _read(paths, "no preferences", make, bad_records)
 
 
 def sniff(path: Path) -> Kind:
