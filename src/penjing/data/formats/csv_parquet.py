@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Sequence
-from copy import copy
 from itertools import tee
 from pathlib import Path
 from typing import Any
@@ -113,7 +112,7 @@ def tsv_records(path: Path) -> Iterator[tuple[int, Record]]:
     them around a whole field that holds a tab, a line end or another; such a pair is taken off.
     """
     csv.field_size_limit(_LARGEST_FIELD_CHARACTERS)
-    (ahead,) = tee(lines(path), 1)  # a copy of it looks at lines without taking them
+    (ahead,) = tee(lines(path), 1)  # another tee of it looks at lines without taking them
     names: list[str] | None = None
     for line, given in ahead:
         if isinstance(given, UserError) and not isinstance(given, NotTextError):
@@ -143,7 +142,7 @@ def _unquoted(text: str, ahead: Iterator[Line], width: int | None) -> tuple[list
     further lines, which are then taken from `ahead`. A line that has all its fields and only seems to open another
     one does not swallow the rows after it: none of the lines it goes on over may have all of theirs.
     """
-    following = copy(ahead) if width is not None else iter(())
+    following = tee(ahead)[1] if width is not None else iter(())
     whole = width is not None and text.count("\t") == width - 1
     num_taken, left = 0, _LARGEST_TSV_ROW_CHARACTERS
     wrong: UserError | None = None
