@@ -131,7 +131,8 @@ class _Characters:
     @property
     def counts(self) -> npt.NDArray[np.int64]:
         """How often each code point occurs."""
-        self._flush()
+        if self._pieces:
+            self._flush()
         return self._counts
 
     def total(self, ranges: Iterable[tuple[int, int]]) -> int:
