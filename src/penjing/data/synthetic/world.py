@@ -372,17 +372,14 @@ class World:
         """Reads the remaining facts from the state and closes the record."""
         for thing, colour in self.colour.items():
             self.know("colour", "colour", colour, ("colour_thing", colour.key, thing.key), t=thing)
-        for thing, being in self.first_owner.items():
-            pair = ("person_thing", being.key, thing.key)
-            self.know("who", "who_had", being, pair, t=thing)
-            if sum(owner is being for owner in self.first_owner.values()) == 1:
-                self.know("what", "what_had", thing, pair, a=being)
-        for thing, being in self.owner.items():
-            pair = ("person_thing", being.key, thing.key)
-            if thing not in self.spot:
-                self.know("who", "who_has", being, pair, t=thing)
-            if sum(owner is being for owner in self.owner.values()) == 1 and thing not in self.spot:
-                self.know("what", "what_has", thing, pair, a=being)
+        for when, owners in (("had", self.first_owner), ("has", self.owner)):
+            for thing, being in owners.items():
+                if when == "has" and thing in self.spot:
+                    continue
+                pair = ("person_thing", being.key, thing.key)
+                self.know("who", f"who_{when}", being, pair, t=thing)
+                if sum(owner is being for owner in owners.values()) == 1:
+                    self.know("what", f"what_{when}", thing, pair, a=being)
         for thing, place in self.spot.items():
             self.know("where", "where_is", place, ("thing_place", thing.key, place.key), t=thing)
         return self._record(plot, opening)
