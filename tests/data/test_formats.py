@@ -599,6 +599,10 @@ def test_empty_answers_are_left_out_and_counted(tmp_path: Path) -> None:
     bad_records = BadRecords()
     assert len(list(read_chats([path], bad_records=bad_records))) == 1
     assert bad_records.reasons == {"an answer is empty": 2} and bad_records.left_out == 2
+    half = {"en_instruction": "a", "en_output": "b", "zh_instruction": "c", "zh_output": ""}
+    bad_records = BadRecords()
+    assert len(list(read_chats([jsonl(tmp_path / "b.jsonl", half)], bad_records=bad_records))) == 1
+    assert bad_records.reasons.total() == bad_records.records == bad_records.good == 1
     assert "documents, not chats" in error_of(write(tmp_path / "a.txt", "hi"), read_chats).line()
 
 
