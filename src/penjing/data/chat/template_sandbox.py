@@ -42,7 +42,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(["+", "-", "*", "/", "//", "**", "%"])
 
-    def __init__(self, filters: Mapping[str, Callable[..., Any]], **options: Any) -> None:
+    def __init__(self, filters: dict[str, Callable[..., Any]], **options: Any) -> None:
         """filters: beside and over Jinja's own."""
         super().__init__(**options)
         self.budget = _Budget()
