@@ -17,7 +17,7 @@ from penjing.commands.chat import chat as talk
 from penjing.commands.evaluate import evaluate
 from penjing.commands.generate import AnswerOptions, generate_file, split_turns
 from penjing.commands.train import execute, resolve_run
-from penjing.data.formats import Chat, Message, read_chats
+from penjing.data.formats import Chat, Message, NoBadRecords, read_chats
 from penjing.data.tokenizer.tokenizer import VISIBLE_TOKENS, Tokenizer
 from penjing.infer.conversation import GenerationOptions
 from penjing.kernels.cpu import library
@@ -301,11 +301,10 @@ def test_every_verb_takes_a_gpu_where_there_is_one_and_the_device_it_is_told(tmp
 
 
 def test_conversations_with_an_empty_answer_are_counted(tmp_path):
-    path, skipped = tmp_path / "prompts.jsonl", []
+    path, counts = tmp_path / "prompts.jsonl", NoBadRecords()
     path.write_text("".join(json.dumps(turns(*each)) + "\n" for each in (("a", "b"), ("a", ""), ("a", "", "c", "d"))))
-    questions = generate.read_questions([path], lambda file, line, reason: skipped.append((line, reason)))
-    assert [chat.messages[-1].content for chat in questions] == ["a"]
-    assert skipped == [(2, "an answer is empty"), (3, "an answer is empty")]
+    assert [chat.messages[-1].content for chat in generate.read_questions([path], counts)] == ["a"]
+    assert counts.reasons == {"an answer is empty": 2}
 
 
 def test_a_broken_prompt_is_not_left_out(tmp_path):

@@ -53,7 +53,7 @@ def wheel(folder: Path, members: dict[str, str], name: str = "tinytext", version
 
 def entry(source: Any, **changes: Any) -> Dataset:
     facts = dict(
-        name="tiny", title="Tiny", kind="documents", language="zh", num_download_bytes=1, num_tokens=1,
+        name="tiny", title="Tiny", kind="documents", language="zh", num_tokens=1,
         licence="MIT", description="A test.", source=source,
     )  # fmt: skip
     return Dataset(**{**facts, **changes})
@@ -78,7 +78,7 @@ def enroll(monkeypatch: pytest.MonkeyPatch, source: Any, **changes: Any) -> Data
 
 
 def package(sha256: str, **changes: Any) -> PackageSource:
-    source = PackageSource(distribution="tinytext", version="1.0", sha256=sha256, convert=packages.sanguo)
+    source = PackageSource(distribution="tinytext", version="1.0", num_bytes=1, sha256=sha256, convert=packages.sanguo)
     return replace(source, **changes)
 
 
@@ -102,7 +102,6 @@ def test_entries_are_complete_and_honest() -> None:
             assert re.fullmatch(r"[0-9a-f]{64}", made.source.sha256)
         if isinstance(made.source, HubSource):
             assert made.source.sha256 is None or len(made.source.sha256) == 64
-            assert made.source.sha256 is None or made.source.num_bytes == made.num_download_bytes
             assert made.source.revision == "main" or made.source.sha256
         if "NC" in made.licence:
             assert catalogue.NON_COMMERCIAL in made.caveat
@@ -228,7 +227,7 @@ def test_a_changed_corpus_is_renamed_before_it_is_fetched_again(
 def test_what_was_downloaded_already_needs_no_further_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = shutil.disk_usage(tmp_path)._replace(free=60)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: room)
-    made = enroll(monkeypatch, package("0" * 64), num_download_bytes=100)
+    made = enroll(monkeypatch, package("0" * 64, num_bytes=100))
     with raises_user_error(where=tmp_path.parent, got="MiB free"):
         catalogue._check_space(made, tmp_path)
     (tmp_path / "half").write_bytes(bytes(40))
@@ -236,7 +235,7 @@ def test_what_was_downloaded_already_needs_no_further_room(tmp_path: Path, monke
 
 
 def test_too_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    enroll(monkeypatch, package("0" * 64), num_download_bytes=10**18)
+    enroll(monkeypatch, package("0" * 64, num_bytes=10**18))
     assert "not enough disk space" in failure(tmp_path) and list((tmp_path / "data").iterdir()) == []
 
 

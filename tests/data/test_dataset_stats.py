@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from penjing.data.dataset_stats import LengthStats, file_kind, survey, survey_chats, survey_files
+from penjing.data.dataset_stats import ChatStats, DocumentStats, LengthStats, file_kind, survey_files
 from penjing.data.formats import Chat, Document, Message, read_chats, read_documents
 
 DATA = Path(__file__).parents[2] / "../shared/data"
@@ -21,34 +20,45 @@ def documents(*texts: str) -> list[Document]:
 
 
 def test_hand_counted() -> None:
-    found = survey(documents("ab 12", "中文。\n字", "ab 12"))
-    assert (found.num_documents, found.num_characters) == (3, 15)
+    found = DocumentStats().count(documents("ab 12", "中文。\n字", "ab 12"))
+    assert (found.num_records, found.num_characters) == (3, 15)
     assert found.num_bytes == 5 + 13 + 5
     visible = 12  # abab 1212 中文字 。
-    assert found.latin_fraction == pytest.approx(4 / visible)
-    assert found.digit_fraction == pytest.approx(4 / visible)
-    assert found.han_fraction == pytest.approx(3 / visible)
-    assert found.other_fraction == pytest.approx(1 / visible)
-    assert (found.num_duplicates, found.duplicate_fraction) == (1, pytest.approx(1 / 3))
-    assert found.length_bytes == {"min": 5, "p5": 5, "p25": 5, "p50": 5, "p75": 5, "p95": 5, "max": 13}
+    assert {name: pytest.approx(share * visible) for name, share in found.scripts.items()} == {
+        "Latin": 4,
+        "Han": 3,
+        "digits": 4,
+        "other": 1,
+    }
+    assert found.num_duplicates == 1
+    assert found.lengths["document, bytes"].quantiles() == {
+        "min": 5,
+        "p5": 5,
+        "p25": 5,
+        "p50": 5,
+        "p75": 5,
+        "p95": 5,
+        "max": 13,
+    }
     assert found.lengths_exact
     assert found.num_distinct_characters == 10
-    assert found.common_characters[:2] == (("1", 2), ("2", 2))
-    assert [(line.num_characters, line.line) for line in found.longest_lines] == [(5, 3), (5, 1), (3, 2)]
-    assert json.loads(json.dumps(asdict(found)))["num_bytes"] == 23
+    assert found.common_characters[:2] == ["1", "2"]
+    assert sorted(found.longest, reverse=True) == [(5, "a.txt", 3), (5, "a.txt", 1), (3, "a.txt", 2)]
 
 
 def test_no_text() -> None:
-    found = survey([])
-    assert found.warnings == ("There is no text at all.",)
-    assert found.length_bytes["p50"] == 0 and found.han_fraction == found.other_fraction == 0
+    found = DocumentStats().count([])
+    assert found.warnings == ["There is no text at all."]
+    assert found.lengths["document, bytes"].quantiles()["p50"] == 0 and set(found.scripts.values()) == {0}
 
 
 def test_counts_do_not_depend_on_the_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = documents(*(f"第{i}章 text {i} 🙂" for i in range(50)))
-    whole = survey(texts)
+    whole = DocumentStats().count(texts)
     monkeypatch.setattr("penjing.data.dataset_stats._FLUSH_CHARACTERS", 7)
-    assert survey(iter(texts)) == whole
+    pieces = DocumentStats().count(iter(texts))
+    assert (pieces.characters.counts == whole.characters.counts).all()
+    assert (pieces.common_characters, pieces.warnings) == (whole.common_characters, whole.warnings)
 
 
 def test_quantiles_exact_then_sampled() -> None:
@@ -86,12 +96,12 @@ def test_quantiles_exact_then_sampled() -> None:
     ],
 )  # fmt: skip
 def test_warnings(texts: list[str], words: str) -> None:
-    assert any(words in warning for warning in survey(documents(*texts)).warnings)
+    assert any(words in warning for warning in DocumentStats().count(documents(*texts)).warnings)
 
 
 def test_a_sound_corpus_has_no_warning() -> None:
     texts = [" ".join(f"{i}-{j}" for j in range(2000)) + "." for i in range(100)]
-    assert survey(documents(*texts)).warnings == ()
+    assert DocumentStats().count(documents(*texts)).warnings == []
 
 
 def chat(*turns: tuple[str, str], tools: bool = False) -> Chat:
@@ -108,19 +118,19 @@ def test_chats_hand_counted() -> None:
         chat(("user", "a"), ("assistant", "hello"), ("user", "a")),
         Chat(messages=(Message(role="user", content="a"), call), tools=(), source="a", line=1),
     ]
-    found = survey_chats(chats)
-    assert (found.num_chats, found.num_answers, found.num_answer_bytes) == (5, 7, 17)
+    found = ChatStats().count(chats)
+    turns, answers = (found.lengths[name] for name in ("conversation, messages", "answer, bytes"))
+    assert (found.num_records, answers.num_seen, found.num_answer_bytes) == (5, 7, 17)
     assert found.roles == {"user": 8, "assistant": 7, "system": 1}
-    assert found.turns_per_chat["p50"] == 3 and found.turns_per_chat["max"] == 4
+    assert turns.quantiles()["p50"] == 3 and turns.quantiles()["max"] == 4
     assert (found.num_with_system, found.num_with_tools, found.num_with_reasoning, found.num_tool_calls) == (1, 1, 1, 1)
     assert found.num_duplicates == 1
-    assert found.warnings == (
+    assert found.warnings == [
         "20 % of chats are exact duplicates: a model memorizes them.",
         "20 % of chats end on a turn that is never answered.",
-    )
-    assert json.loads(json.dumps(asdict(found)))["num_chats"] == 5
-    assert survey_chats([]).warnings == ("There is no chat at all.",)
-    assert "one question and one answer" in survey_chats([chat(("user", "a"), ("assistant", "b"))]).warnings[0]
+    ]
+    assert ChatStats().count([]).warnings == ["There is no chat at all."]
+    assert "one question and one answer" in ChatStats().count([chat(("user", "a"), ("assistant", "b"))]).warnings[0]
 
 
 def jsonl(path: Path, *rows: object) -> Path:
@@ -137,23 +147,23 @@ def turns(*contents: str, first: str = "user") -> dict[str, object]:
 def test_what_the_reader_sets_aside_is_counted(tmp_path: Path) -> None:
     texts: list[object] = [{"text": f"{i} " * 40} for i in range(96)]
     path = jsonl(tmp_path / "a.jsonl", *texts, {"text": ""}, {"text": " \n"}, '{"text": "cut\n', {"text": 3})
-    found = asdict(survey_files([path], "documents"))
-    assert (found["num_documents"], found["num_broken"], found["left_out"]) == (96, 2, {"the text is empty": 2})
-    assert "2 % of documents are left out: the text is empty." in found["warnings"]
+    found = survey_files([path], "documents")
+    assert (found.num_records, found.bad_records.bad, found.bad_records.reasons) == (96, 2, {"the text is empty": 2})
+    assert "2 % of documents are left out: the text is empty." in found.warnings
     broken = f"2 of 100 records are broken, too many to train on as they are; the first: {path}:99: broken JSON"
-    assert found["warnings"][-1].startswith(broken)
+    assert found.warnings[-1].startswith(broken)
     path = jsonl(tmp_path / "c.json", '[{"text": "a"}, {"text": "b"}, {"text": "cut\n')
     assert (
         f"Not read to the end, for damage that hides what follows: {path}:1."
         in survey_files([path], "documents").warnings
     )
     path = jsonl(tmp_path / "b.jsonl", turns("a", "b"), turns("a", ""), turns("hello", "a", "b", first="assistant"))
-    found = asdict(survey_files([path], "chats"))
-    assert (found["num_chats"], found["num_broken"], found["left_out"]) == (1, 1, {"an answer is empty": 1})
-    assert "33 % of chats are left out: an answer is empty." in found["warnings"]
+    found = survey_files([path], "chats")
+    assert (found.num_records, found.bad_records.bad, found.bad_records.reasons) == (1, 1, {"an answer is empty": 1})
+    assert "33 % of chats are left out: an answer is empty." in found.warnings
 
 
-ENDS = {"prompt": (1, 3), "chosen": (1, 6), "rejected": (1, 2)}
+ENDS = {"prompt, bytes": (1, 3), "chosen, bytes": (1, 6), "rejected, bytes": (1, 2)}
 
 
 def test_preferences_hand_counted(tmp_path: Path) -> None:
@@ -167,27 +177,27 @@ def test_preferences_hand_counted(tmp_path: Path) -> None:
         {"prompt": "a", "completion": "字字", "label": True},
         {"prompt": "a"},
     )
-    found = asdict(survey_files([path], "preferences"))
-    assert (found["num_pairs"], found["num_judged"], found["num_broken"], found["num_duplicates"]) == (3, 1, 1, 1)
-    assert found["left_out"] == {"both answers are the same": 1}
-    assert found["chosen_longer_fraction"] == pytest.approx(2 / 3)
-    ends = {name: (found[f"{name}_bytes"]["min"], found[f"{name}_bytes"]["max"]) for name in ENDS}
-    assert ends == ENDS
-    assert found["warnings"][:2] == (
+    found = survey_files([path], "preferences")
+    assert (found.num_pairs, found.num_records, found.bad_records.bad, found.num_duplicates) == (3, 4, 1, 1)
+    assert found.bad_records.reasons == {"both answers are the same": 1}
+    assert found.num_chosen_longer == 2
+    assert {name: (each.smallest, each.largest) for name, each in found.lengths.items()} == ENDS
+    assert found.warnings[:2] == [
         "25 % of records are exact duplicates: a model memorizes them.",
         "17 % of records are left out: both answers are the same.",
-    )
-    biased = asdict(survey_files([jsonl(tmp_path / "b.jsonl", longer)], "preferences"))
-    assert "The chosen answer is the longer one in 100 % of pairs: a model may learn to be long." in biased["warnings"]
+    ]
+    biased = survey_files([jsonl(tmp_path / "b.jsonl", longer)], "preferences")
+    assert "The chosen answer is the longer one in 100 % of pairs: a model may learn to be long." in biased.warnings
 
 
 def test_prompts_hand_counted(tmp_path: Path) -> None:
     asked, again = turns("2+2") | {"answer": "4"}, turns("a", "b", "ccc", "") | {"gt": ["x"]}
     path = jsonl(tmp_path / "a.jsonl", asked, asked, again, '{"cut\n')
-    found = asdict(survey_files([path], "prompts"))
-    assert (found["num_prompts"], found["num_broken"], found["num_duplicates"]) == (3, 1, 1)
-    assert found["fields"] == {"answer": 2, "gt": 1}
-    assert (found["turns_per_prompt"]["max"], found["prompt_bytes"]["min"], found["prompt_bytes"]["max"]) == (3, 3, 5)
+    found = survey_files([path], "prompts")
+    assert (found.num_records, found.bad_records.bad, found.num_duplicates) == (3, 1, 1)
+    assert found.fields == {"answer": 2, "gt": 1}
+    sizes = found.lengths["prompt, bytes"]
+    assert (found.lengths["prompt, messages"].largest, sizes.smallest, sizes.largest) == (3, 3, 5)
 
 
 @pytest.mark.parametrize(
@@ -206,10 +216,11 @@ def test_a_file_of_chats_may_begin_with_one_that_waits(tmp_path: Path, rows: lis
 
 @needs_data
 def test_real_files() -> None:
-    poems = survey(read_documents([DATA / "pretrain_zh/songci.jsonl"]))
-    assert (poems.num_documents, poems.num_duplicates, poems.num_distinct_characters) == (21_050, 4, 6099)
-    assert poems.han_fraction > 0.83
-    stories = survey(read_documents([DATA / "pretrain_en/tinystories_a.txt"]))
-    assert stories.warnings == () and stories.latin_fraction > 0.94
-    dialogues = survey_chats(read_chats([DATA / "sft/crosswoz_val_minimind.jsonl"]))
-    assert (dialogues.num_chats, dialogues.num_answers, dialogues.turns_per_chat["max"]) == (500, 4229, 46)
+    poems = DocumentStats().count(read_documents([DATA / "pretrain_zh/songci.jsonl"]))
+    assert (poems.num_records, poems.num_duplicates, poems.num_distinct_characters) == (21_050, 4, 6099)
+    assert poems.scripts["Han"] > 0.83
+    stories = DocumentStats().count(read_documents([DATA / "pretrain_en/tinystories_a.txt"]))
+    assert stories.warnings == [] and stories.scripts["Latin"] > 0.94
+    dialogues = ChatStats().count(read_chats([DATA / "sft/crosswoz_val_minimind.jsonl"]))
+    turns, answers = dialogues.lengths.values()
+    assert (dialogues.num_records, answers.num_seen, turns.largest) == (500, 4229, 46)

@@ -19,6 +19,7 @@ from penjing.data.formats import (
     BadRecords,
     Chat,
     Message,
+    NoBadRecords,
     files,
     json_values,
     list_files,
@@ -68,10 +69,11 @@ def error_of(path: Path, read: Any = read_documents) -> UserError:
 
 def test_text_parted_by_separator_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "\nOne day.\n\nShe ran.\n<|endoftext|>\nTwo.\n<|endoftext|>\n\n<|endoftext|>\n")
-    skipped: list[tuple[str, int, str]] = []
-    found = list(read_documents([path], on_skip=lambda *what: skipped.append(what)))
+    bad_records = BadRecords(path=tmp_path / "bad_records.jsonl")
+    found = list(read_documents([path], bad_records=bad_records))
     assert [(d.text, d.line) for d in found] == [("One day.\n\nShe ran.", 2), ("Two.", 6)]
-    assert skipped == [(str(path), 8, "the text is empty")]
+    (left_out,) = map(json.loads, bad_records.path.read_text().splitlines())
+    assert left_out == {"file": str(path), "line": 8, "kind": "left out", "reason": "the text is empty"}
     assert found[0].source == str(path)
 
 
@@ -594,9 +596,13 @@ def test_empty_answers_are_left_out_and_counted(tmp_path: Path) -> None:
     path = jsonl(
         tmp_path / "a.jsonl", good, turns(("user", "a"), ("assistant", " ")), {"prompt": "a", "response": None}
     )
-    skipped: list[tuple[str, int, str]] = []
-    assert len(list(read_chats([path], on_skip=lambda *what: skipped.append(what)))) == 1
-    assert skipped == [(str(path), 2, "an answer is empty"), (str(path), 3, "an answer is empty")]
+    bad_records = BadRecords()
+    assert len(list(read_chats([path], bad_records=bad_records))) == 1
+    assert bad_records.reasons == {"an answer is empty": 2} and bad_records.left_out == 2
+    half = {"en_instruction": "a", "en_output": "b", "zh_instruction": "c", "zh_output": ""}
+    bad_records = BadRecords()
+    assert len(list(read_chats([jsonl(tmp_path / "b.jsonl", half)], bad_records=bad_records))) == 1
+    assert bad_records.reasons.total() == bad_records.records == bad_records.good == 1
     assert "documents, not chats" in error_of(write(tmp_path / "a.txt", "hi"), read_chats).line()
 
 
@@ -677,9 +683,9 @@ def real(folder: str, pattern: str = "*") -> list[Path]:
 def test_every_chat_file_reads() -> None:
     counts = {}
     for path in real("sft"):
-        skipped: list[tuple[str, int, str]] = []
-        num_chats = sum(1 for _ in read_chats([path], on_skip=lambda *what, into=skipped: into.append(what)))
-        counts[path.name] = (num_chats, len(skipped))
+        counted = NoBadRecords()
+        num_chats = sum(1 for _ in read_chats([path], bad_records=counted))
+        counts[path.name] = (num_chats, counted.reasons.total())
         assert sniff(path) == "chats"
     assert counts["alpaca_bilingual_8k.jsonl"] == (15_984, 16)
     assert counts["belle_eval_set.jsonl"] == (631, 369)

@@ -10,7 +10,7 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.data import preference_shards as module
-from penjing.data.formats import Message, read_preferences
+from penjing.data.formats import BadRecords, Message, read_preferences
 from penjing.data.preference_shards import (
     PreferenceShards,
     PreferenceShardWriter,
@@ -149,9 +149,9 @@ def test_equal_and_empty_answers_are_left_out_and_counted(tmp_path):
         {"prompt": "who?", "chosen": "me", "rejected": " "},
         {"prompt": "who?", "completion": "", "label": True},
     )
-    skipped = []
-    assert len(list(read_preferences([path], on_skip=lambda file, line, reason: skipped.append((line, reason))))) == 1
-    assert skipped == [(2, "both answers are the same"), (3, "an answer is empty"), (4, "an answer is empty")]
+    bad_records = BadRecords()
+    assert len(list(read_preferences([path], bad_records=bad_records))) == 1
+    assert bad_records.reasons == {"both answers are the same": 1, "an answer is empty": 2}
 
 
 def test_the_prompt_is_read_once_and_answers_are_whole(tmp_path, tokenizer):

@@ -187,6 +187,7 @@ def test_damage_is_named(tmp_path):
     path.write_bytes(whole[:-2])
     with raises_user_error(where="logps.bin", got=38):
         find(tmp_path, KEY)
+    path.write_bytes(whole)
     meta = json.loads((store.folder / "teacher.json").read_text())
     meta["key"]["teacher"] = "u"
     (store.folder / "teacher.json").write_text(json.dumps(meta))

@@ -358,7 +358,19 @@ def test_configurations_are_refused_before_memory_is_taken(tmp_path, name):
 
 @pytest.mark.parametrize(
     "pattern",
-    ["(a+)+$", "([a-z]+)*x", "(a|aa)+b", "(.*)*", "(?:a|a)*$", "((ab)*c?)*", r"(\w+\s?)*$", "(a{1,})+", r"(a)\1+"],
+    [
+        "(a+)+$",
+        "([a-z]+)*x",
+        "(a|aa)+b",
+        "(.*)*",
+        "(?:a|a)*$",
+        "((ab)*c?)*",
+        r"(\w+\s?)*$",
+        "(a{1,})+",
+        r"(a)\1+",
+        "(a?a?)*b",
+        "(?:a{1,2})+b",
+    ],
 )
 def test_patterns_without_an_end_are_refused(tmp_path, toy_tokenizer, pattern):
     table = json.loads((toy_tokenizer / "tokenizer.json").read_text())

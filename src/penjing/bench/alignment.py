@@ -149,7 +149,7 @@ class Dpo(_Alignment):
         """Token ids of all pairs, made once: a folder for penjing; for the baseline a file in the order of the
         steps."""
         prepare_groups(
-            formats.read_preferences([Path(name) for name in run.data.train], on_skip=lambda *_: None),
+            formats.read_preferences([Path(name) for name in run.data.train]),
             Tokenizer.load(work / "model"),
             work / "groups",
             seq_len=run.data.seq_len,

@@ -15,7 +15,6 @@ from penjing.base.formatting import listing
 from penjing.base.markup import escape_markup, print_table
 from penjing.data import dataset_stats as survey
 from penjing.data import formats as records
-from penjing.data import stats_records
 from penjing.data.formats import Kind
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
@@ -33,10 +32,10 @@ def corpus_report(files: list[Path], console: Console) -> None:
         _print_survey(survey.survey_files(of_kind[kind], kind), console)
 
 
-def _print_survey(counted: stats_records.Stats, console: Console) -> None:
+def _print_survey(counted: survey.Stats, console: Console) -> None:
     """A table of counts, a table of lengths with a column for each quantile, then the warnings."""
     print_table(console, (), [(Text(name, style="dim"), _plain(value)) for name, value in _counts(counted)])
-    lengths = [(name, quantiles) for name, quantiles in _lengths(counted) if quantiles["max"]]
+    lengths = [(name, each.quantiles()) for name, each in counted.lengths.items() if each.largest]
     if lengths:
         names = [{"p50": "median"}.get(each, f"{each[1:]} %" if each[0] == "p" else each) for each in survey.QUANTILES]
         rows = [(name, *(f"{quantiles[each]:,}" for each in survey.QUANTILES)) for name, quantiles in lengths]
@@ -47,74 +46,54 @@ def _print_survey(counted: stats_records.Stats, console: Console) -> None:
         console.print(escape_markup("warning", _plain(warning), indent=""))
 
 
-def _counts(counted: stats_records.Stats) -> Iterator[tuple[str, str]]:
+def _counts(counted: survey.Stats) -> Iterator[tuple[str, str]]:
     match counted:
-        case stats_records.DatasetStats():
-            yield "documents", f"{counted.num_documents:,}"
-        case stats_records.ChatStats():
-            yield "conversations", f"{counted.num_chats:,}"
-        case stats_records.PreferenceStats():
+        case survey.DocumentStats():
+            yield "documents", f"{counted.num_records:,}"
+        case survey.ChatStats():
+            yield "conversations", f"{counted.num_records:,}"
+        case survey.PreferenceStats():
             yield "pairs", f"{counted.num_pairs:,}"
-            yield "single rated answers", f"{counted.num_judged:,}"
-        case stats_records.PromptStats():
-            yield "prompts", f"{counted.num_prompts:,}"
-    yield "broken records", f"{counted.num_broken:,}"
-    for reason, number in counted.left_out.items():
+            yield "single rated answers", f"{counted.num_records - counted.num_pairs:,}"
+        case survey.PromptStats():
+            yield "prompts", f"{counted.num_records:,}"
+    yield "broken records", f"{counted.bad_records.bad:,}"
+    for reason, number in counted.bad_records.reasons.most_common():
         yield "left out", f"{number:,}: {reason}"
     yield "exact duplicates", f"{counted.num_duplicates:,}"
     match counted:
-        case stats_records.DatasetStats():
+        case survey.DocumentStats():
             yield from _text_counts(counted)
-        case stats_records.ChatStats():
-            yield "messages by role", _listed(counted.roles)
+        case survey.ChatStats():
+            yield "messages by role", _listed(counted.roles.most_common())
             yield "size of answers", units.megabytes(counted.num_answer_bytes)
             yield "tool calls", f"{counted.num_tool_calls:,}"
             yield "with reasoning", f"{counted.num_with_reasoning:,}"
-        case stats_records.PreferenceStats() if counted.num_pairs:
-            yield "chosen is longer", f"{_percent(counted.chosen_longer_fraction)} of pairs"
-        case stats_records.PromptStats() if counted.fields:
-            yield "other fields", _listed(counted.fields)
-    if isinstance(counted, stats_records.ChatStats | stats_records.PromptStats):
+        case survey.PreferenceStats() if counted.num_pairs:
+            yield "chosen is longer", f"{_percent(counted.num_chosen_longer / counted.num_pairs)} of pairs"
+        case survey.PromptStats() if counted.fields:
+            yield "other fields", _listed(counted.fields.most_common(survey.NUM_FIELDS_NAMED))
+    if isinstance(counted, survey.ChatStats | survey.PromptStats):
         yield "with a system message", f"{counted.num_with_system:,}"
         yield "with tools", f"{counted.num_with_tools:,}"
 
 
-def _text_counts(counted: stats_records.DatasetStats) -> Iterator[tuple[str, str]]:
+def _text_counts(counted: survey.DocumentStats) -> Iterator[tuple[str, str]]:
     yield "size", units.megabytes(counted.num_bytes)
     yield "characters", f"{counted.num_characters:,}, {counted.num_distinct_characters:,} distinct"
-    scripts = ("Latin", counted.latin_fraction), ("Han", counted.han_fraction), ("digits", counted.digit_fraction)
-    yield (
-        "scripts",
-        ", ".join(f"{name} {_percent(share)}" for name, share in (*scripts, ("other", counted.other_fraction))),
-    )
-    common = (character for character, _ in counted.common_characters)
+    yield "scripts", ", ".join(f"{name} {_percent(share)}" for name, share in counted.scripts.items())
+    common = counted.common_characters
     yield "most frequent", " ".join(each if each.isprintable() else f"U+{ord(each):04X}" for each in common)
-    for line in counted.longest_lines:
-        yield "long line", f"{line.num_characters:,} characters, {line.source}:{line.line}"
-
-
-def _lengths(counted: stats_records.Stats) -> Iterator[tuple[str, dict[str, int]]]:
-    match counted:
-        case stats_records.DatasetStats():
-            yield "document, bytes", counted.length_bytes
-        case stats_records.ChatStats():
-            yield "conversation, messages", counted.turns_per_chat
-            yield "answer, bytes", counted.answer_bytes
-        case stats_records.PreferenceStats():
-            yield "prompt, bytes", counted.prompt_bytes
-            yield "chosen, bytes", counted.chosen_bytes
-            yield "rejected, bytes", counted.rejected_bytes
-        case stats_records.PromptStats():
-            yield "prompt, messages", counted.turns_per_prompt
-            yield "prompt, bytes", counted.prompt_bytes
+    for num_characters, source, line in sorted(counted.longest, reverse=True):
+        yield "long line", f"{num_characters:,} characters, {source}:{line}"
 
 
 def _percent(share: float) -> str:
     return f"{share * 100:.1f} %"
 
 
-def _listed(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {number:,}" for name, number in counts.items())
+def _listed(counts: list[tuple[str, int]]) -> str:
+    return ", ".join(f"{name} {number:,}" for name, number in counts)
 
 
 def _plain(text: str) -> str:

@@ -34,7 +34,7 @@ def data_list() -> None:
                 entry.title,
                 entry.kind,
                 entry.language,
-                units.megabytes(entry.num_download_bytes) if entry.num_download_bytes else "none",
+                units.megabytes(entry.source.num_bytes) if entry.source.num_bytes else "none",
                 units.count(entry.num_tokens),
                 entry.licence,
             )

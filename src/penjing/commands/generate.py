@@ -23,7 +23,7 @@ from penjing.base.seeds import derive
 from penjing.data import formats as records
 from penjing.data.chat.render import Switch, parse_switch, render
 from penjing.data.chat.turn_parser import parse
-from penjing.data.formats import Chat, Message, OnSkip, chat_record
+from penjing.data.formats import BadRecords, Chat, Message, NoBadRecords, chat_record
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.forward import Weights
 from penjing.infer.generate import sample_batch
@@ -92,8 +92,8 @@ def generate_file(
             wanted="--temperature above 0, such as 0.8",
         )
     set_threads(0, 1)
-    not_asked: list[str] = []
-    chats = list(read_questions(prompts, lambda file, line, reason: not_asked.append(f"{file}:{line}")))
+    counts = NoBadRecords()
+    chats = list(read_questions(prompts, counts))
     trained = load_trained(path, adapters="merged")
     if not trained.answers:
         raise UserError("was only pretrained, and does not answer", where=path, wanted="a model taught conversations")
@@ -112,11 +112,11 @@ def generate_file(
     state = _take_up(out, about)
     if state["done"] < len(chats):
         _answer(trained, chats, out, state, about, console, options)
-    return Outcome(state["written"], state["left_out"], len(not_asked))
+    return Outcome(state["written"], state["left_out"], counts.reasons.total())
 
 
-def read_questions(prompts: Sequence[Path], on_skip: OnSkip | None = None) -> Iterator[Chat]:
-    """Conversations that end with a question, of files of either kind. on_skip: told of those with an empty answer.
+def read_questions(prompts: Sequence[Path], counts: BadRecords | None = None) -> Iterator[Chat]:
+    """Conversations that end with a question, of files of either kind. counts: of those with an empty answer.
 
     Raises UserError at the first broken record: answers to part of a file would pass for answers to all of it.
     """
@@ -124,7 +124,7 @@ def read_questions(prompts: Sequence[Path], on_skip: OnSkip | None = None) -> It
         if records.sniff(path) == "prompts":
             yield from (chat for chat, _ in records.read_prompts([path]))
             continue
-        for chat in records.read_chats([path], on_skip=on_skip):
+        for chat in records.read_chats([path], bad_records=counts):
             answered = chat.messages[-1].role == "assistant"
             messages = chat.messages[:-1] if answered else chat.messages
             yield Chat(messages=messages, tools=chat.tools, source=chat.source, line=chat.line)

@@ -240,22 +240,21 @@ def _make_data(options: QuickstartOptions, source: str, log: StageLog) -> str:
             next_step="Add a text: --data TEXT.txt,CHATS.jsonl",
         )
     paths = records.list_files([Path(name) for name in found.documents])
-    skips = survey.SkipCounter(_pretraining_settings(options).data.max_bad_fraction)
-    documents = records.read_documents(paths, on_skip=skips.skip, bad_records=skips.bad_records)
-    facts = survey.survey(documents, skips=skips)
+    bad_records = records.BadRecords(_pretraining_settings(options).data.max_bad_fraction)
+    facts = survey.DocumentStats(bad_records).count(records.read_documents(paths, bad_records=bad_records))
     log.record(
         data={
             "source": source,
-            "documents": facts.num_documents,
+            "documents": facts.num_records,
             "bytes": facts.num_bytes,
-            "han_fraction": facts.han_fraction,
-            "warnings": list(facts.warnings),
+            "han_fraction": facts.scripts["Han"],
+            "warnings": facts.warnings,
             "files_sha256": {path.name: sha256_file(path) for path in paths[:20]},
         }
     )
-    note = f"{facts.num_documents:,} texts, {units.megabytes(facts.num_bytes)}, from {source}"
-    if skips.bad_records.bad:
-        note += f"; {skips.bad_records.note()}"
+    note = f"{facts.num_records:,} texts, {units.megabytes(facts.num_bytes)}, from {source}"
+    if bad_records.bad:
+        note += f"; {bad_records.note()}"
     return note + (f"; not used: {units.listing(found.unused)}" if found.unused else "")
 
 

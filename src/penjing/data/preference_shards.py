@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
 from penjing.data.chat.render import render
-from penjing.data.formats import BadRecords, Chat, PreferenceRecord
+from penjing.data.formats import BadRecords, Chat, NoBadRecords, PreferenceRecord
 from penjing.data.token_shards import ArrayFolder, ArrayFolderWriter
 from penjing.data.tokenize_dataset import need_both, write_halves
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -142,14 +143,13 @@ class PreferenceShards(ArrayFolder):
     def __getitem__(self, index: int) -> TokenGroup:
         begin, prompt_end = (int(place) for place in self.prompt_G2[index])
         first, last = int(self.first_G[index]), int(self.first_G[index + 1])
-        answers, start = [], prompt_end
-        for end in map(int, self.end_A[first:last]):
-            part = slice(start, end)
-            answers.append(TokenAnswer(self._token_N[part].tolist(), self._weight_N[part].tolist()))
-            start = end
+        answers = tuple(
+            TokenAnswer(self._token_N[start:end].tolist(), self._weight_N[start:end].tolist())
+            for start, end in pairwise([prompt_end, *self.end_A[first:last].tolist()])
+        )
         wanted = tuple(bool(value) for value in self.wanted_A[first:last])
         prompt = self._token_N[begin:prompt_end].tolist()
-        return TokenGroup(prompt, tuple(answers), wanted, float(self.margin_G[index]))
+        return TokenGroup(prompt, answers, wanted, float(self.margin_G[index]))
 
     def __iter__(self) -> Iterator[TokenGroup]:
         return (self[index] for index in range(len(self)))
@@ -157,9 +157,8 @@ class PreferenceShards(ArrayFolder):
     def answer_places(self, index: int) -> list[slice]:
         """Where each answer of a group stands among the answers' tokens of the whole folder, prompts left out."""
         first, last = int(self.first_G[index]), int(self.first_G[index + 1])
-        ends = (self.end_A[first:last] - self._prompts_G[index]).tolist()
-        starts = [int(self.prompt_G2[index, 1] - self._prompts_G[index]), *ends[:-1]]
-        return [slice(start, end) for start, end in zip(starts, ends, strict=True)]
+        borders = np.array([self.prompt_G2[index, 1], *self.end_A[first:last]]) - self._prompts_G[index]
+        return [slice(start, end) for start, end in pairwise(borders.tolist())]
 
     @property
     def has_pairs(self) -> bool:
@@ -238,9 +237,7 @@ def prepare_groups(
             try:
                 group = encode(record, tokenizer)
             except UserError as error:
-                if bad_records is None:
-                    raise
-                bad_records.reject(error, record.chats[0].source, record.chats[0].line)
+                (bad_records or NoBadRecords()).reject(error, record.chats[0].source, record.chats[0].line)
                 continue
             if group.num_tokens > seq_len:
                 too_long += 1

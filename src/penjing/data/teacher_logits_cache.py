@@ -25,9 +25,8 @@ import numpy.typing as npt
 from penjing.base.errors import UserError
 from penjing.base.files import check_free_space, disk_error, disk_errors, read_json, sha256_text, write_json
 from penjing.data.packing.concat import FixedRows, Row
-from penjing.data.token_shards import TokenShards, check_hashes, check_sizes, file_facts, id_dtype, publish
+from penjing.data.token_shards import FORMAT, ArrayFolder, TokenShards, file_facts, id_dtype, publish
 
-FORMAT = 1
 META, PROGRESS = "teacher.json", "progress.json"
 LOWEST = -60.0  # of a stored logarithm: a chance of 0 would make the reverse KL infinite
 
@@ -138,30 +137,26 @@ def _reserve(path: Path, size: int) -> None:
             stream.truncate(size)
 
 
-class TeacherLogitsCache:
+class TeacherLogitsCache(ArrayFolder):
     """A finished folder, memory-mapped."""
+
+    meta_file, holds = META, "predictions of a teacher"
 
     def __init__(self, folder: Path, key: CacheKey) -> None:
         """Raises UserError if the folder holds another store, or a file is not as long as it was."""
-        self.folder, self.key = Path(folder), key
-        self.meta = read_json(self.folder / META)
-        if self.meta.get("format") != FORMAT or self.meta.get("key") != asdict(key):
+        super().__init__(folder)
+        if self.meta.get("key") != asdict(key):
             raise UserError(
                 "a teacher's predictions of something else",
                 where=self.folder,
                 next_step="Remove the folder, or choose another objective.store.",
             )
-        self.slots = int(self.meta["slots"])
-        check_sizes(self.folder, self.meta)
+        self.key, self.slots = key, int(self.meta["slots"])
         self._ids, self._logps = _arrays(self.folder, key, self.slots, "r")
 
     def read(self, slot_N: IntArray) -> tuple[IntArray, npt.NDArray[np.float32]]:
         """id_NK and logp_NJ of these slots."""
         return self._ids[slot_N].astype(np.int64), self._logps[slot_N].astype(np.float32)
-
-    def verify(self) -> None:
-        """Hash every file again; raises UserError naming the first that changed."""
-        check_hashes(self.folder, self.meta)
 
 
 def find(folder: Path, key: CacheKey) -> TeacherLogitsCache | None:

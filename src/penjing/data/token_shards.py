@@ -29,24 +29,8 @@ def id_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 def file_facts(folder: Path, names: Iterable[str]) -> dict[str, Any]:
-    """Size and hash of each file, for `check_sizes` and `check_hashes`."""
+    """Size and hash of each file, as an `ArrayFolder` checks them."""
     return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)} for name in names}
-
-
-def check_sizes(folder: Path, meta: Mapping[str, Any]) -> None:
-    """Raise UserError if a file that `meta` lists is not as long as it was written."""
-    for name, facts in meta["files"].items():
-        path = folder / name
-        size = path.stat().st_size if path.is_file() else None
-        if size != facts["bytes"]:
-            raise UserError("file missing or cut short", where=path, got=size, wanted=f"{facts['bytes']} bytes")
-
-
-def check_hashes(folder: Path, meta: Mapping[str, Any]) -> None:
-    """Hash every file again; raises UserError naming the first that changed."""
-    for name, facts in meta["files"].items():
-        if sha256_file(folder / name) != facts["sha256"]:
-            raise UserError("the file is not what was written (checksum differs)", where=folder / name)
 
 
 def publish(partial: Path, folder: Path) -> None:
@@ -59,7 +43,7 @@ def publish(partial: Path, folder: Path) -> None:
 
 
 class ArrayFolder:
-    """A folder of token arrays, memory-mapped for reading."""
+    """A folder of arrays, memory-mapped for reading, and a file that lists them with their sizes and hashes."""
 
     meta_file: ClassVar[str]  # written last
     holds: ClassVar[str]  # what, in errors
@@ -73,7 +57,11 @@ class ArrayFolder:
         found = meta.get("format") if isinstance(meta, dict) else None
         if found != FORMAT:
             raise UserError(f"{self.holds} of another format", where=self.folder, got=found, wanted=FORMAT)
-        check_sizes(self.folder, meta)
+        for name, facts in meta["files"].items():
+            path = self.folder / name
+            size = path.stat().st_size if path.is_file() else None
+            if size != facts["bytes"]:
+                raise UserError("file missing or cut short", where=path, got=size, wanted=f"{facts['bytes']} bytes")
         self.meta: dict[str, Any] = meta
 
     def load(self, name: str) -> npt.NDArray[Any]:
@@ -96,7 +84,9 @@ class ArrayFolder:
 
     def verify(self) -> None:
         """Hash every file again; raises UserError naming the first that changed."""
-        check_hashes(self.folder, self.meta)
+        for name, facts in self.meta["files"].items():
+            if sha256_file(self.folder / name) != facts["sha256"]:
+                raise UserError("the file is not what was written (checksum differs)", where=self.folder / name)
 
 
 class ArrayFolderWriter:

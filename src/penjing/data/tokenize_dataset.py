@@ -14,8 +14,8 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.base.seeds import fraction
 from penjing.data.chat.render import EncodedChat, render
-from penjing.data.formats import BadRecords, Chat, Document, Message
-from penjing.data.token_shards import ArrayFolder, Kind, TokenShards, TokenShardWriter
+from penjing.data.formats import BadRecords, Chat, Document, Message, NoBadRecords
+from penjing.data.token_shards import ArrayFolder, TokenShards, TokenShardWriter
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 BATCH = 512  # documents encoded at once; ids of more than a few thousand documents would crowd the memory
@@ -67,6 +67,7 @@ def held_out_below(texts: Iterable[str], share: float) -> float:
 
 # --- encoding --------------------------------------------------------------------------------------------------------
 
+_GIVE_MORE = "Give more text: at least two different ones that fit."
 Encoded = tuple[str, tuple[Sequence[int], int, Sequence[int] | None]]  # key; ids, bytes of text, weights
 
 
@@ -80,7 +81,10 @@ def prepare_documents(
 ) -> TokenizedDataset:
     """Encode documents into `folder/train` and `folder/validation`. Raises UserError if one half stays empty."""
     encoded = _encode_documents(documents, tokenizer)
-    return TokenizedDataset(*_write(encoded, "documents", tokenizer, folder, val_fraction, about), 0, 0)
+    writer = partial(TokenShardWriter, kind="documents")
+    halves = write_halves(encoded, writer, tokenizer, folder, val_fraction, about)
+    need_both(*halves, _GIVE_MORE)
+    return TokenizedDataset(*halves, 0, 0)
 
 
 def prepare_chats(
@@ -109,22 +113,10 @@ def prepare_chats(
         )
     counts: Counter[str] = Counter()
     encoded = _encode_chats(chats, tokenizer, seq_len, thinking, counts, bad_records)
-    halves = _write(encoded, "chats", tokenizer, folder, val_fraction, {**about, "seq_len": seq_len})
+    writer = partial(TokenShardWriter, kind="chats")
+    halves = write_halves(encoded, writer, tokenizer, folder, val_fraction, {**about, "seq_len": seq_len})
+    need_both(*halves, _GIVE_MORE)
     return TokenizedDataset(*halves, counts["skipped"], counts["shortened"])
-
-
-def _write(
-    encoded: Iterator[Encoded],
-    kind: Kind,
-    tokenizer: Tokenizer,
-    folder: Path,
-    val_fraction: float,
-    about: dict[str, Any],
-) -> tuple[TokenShards, TokenShards]:
-    writer = partial(TokenShardWriter, kind=kind)
-    train, validation = write_halves(encoded, writer, tokenizer, folder, val_fraction, about)
-    need_both(train, validation, "Give more text: at least two different ones that fit.")
-    return train, validation
 
 
 def _encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Encoded]:
@@ -152,9 +144,7 @@ def _encode_chats(
             if silent and not any(_says_something(message) for message in chat.messages):
                 raise UserError("all of its tokens have weight 0", where=f"{chat.source}:{chat.line}")
         except UserError as error:
-            if bad_records is None:
-                raise
-            bad_records.reject(error, chat.source, chat.line)
+            (bad_records or NoBadRecords()).reject(error, chat.source, chat.line)
             continue
         if fitting is None or silent:  # silent: there are templates that show no tool calls
             counts["skipped"] += 1

@@ -220,7 +220,7 @@ def test_conversations_have_their_shares_and_many_questions(kind_of: Callable[[s
         if kind in ("reading", "roll_call"):
             assert len(set(asked)) == len(asked)
             assert all("\n" not in question for question in asked[1:]), "the story stands once, in the first message"
-    shares = {**rows.CONVERSATION_SHARES, "reading": 1 - sum(rows.CONVERSATION_SHARES.values())}
+    shares = rows.CONVERSATION_SHARES
     assert set(counts) == set(shares) and max(shares, key=shares.__getitem__) == "reading"
     for kind, share in shares.items():
         assert abs(len(counts[kind]) / 1500 - share) < 4 * sqrt(share * (1 - share) / 1500), kind
@@ -280,12 +280,6 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(RuntimeError):
         toyworld.write(tmp_path, seed=1, **SIZES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pretrain.jsonl"]
-
-
-def test_progress_is_reported(tmp_path: Path) -> None:
-    calls: list[tuple[str, int, int]] = []
-    toyworld.write(tmp_path, seed=1, progress=lambda *call: calls.append(call), **SIZES)
-    assert ("sft.jsonl", SIZES["conversations"], SIZES["conversations"]) in calls
 
 
 def test_the_corpus_has_not_changed() -> None:

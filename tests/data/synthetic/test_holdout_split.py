@@ -38,8 +38,6 @@ def test_about_one_combination_in_eight_is_held_out() -> None:
     share = [held_out("person_thing", person.key, thing.key) for person in PEOPLE for thing in THINGS]
     assert 0.09 < sum(share) / len(share) < 0.16
     assert held_out("number", "3", "5") == held_out("number", "5", "3")
-    with pytest.raises(ValueError, match="unknown kind of pair"):
-        held_out("thing_colour", "kite", "red")
 
 
 def test_every_single_word_is_seen_in_training() -> None:
@@ -53,7 +51,7 @@ def test_training_texts_bring_no_held_out_words_together() -> None:
     for index in range(1500):
         story = Reading(4, index, "en", "train")
         assert not any(held_out(*pair) for pair in named_pairs(story.text)), story.text
-        for question in story.all_questions():
+        for question in story.draw(99, 0.1):
             assert not question.is_held_out
             assert not any(held_out(*pair) for pair in named_pairs(f"{story.text} {question.question}"))
 

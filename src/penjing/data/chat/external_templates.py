@@ -73,10 +73,11 @@ def _now(form: str) -> str:
 def _compiled(source: str) -> tuple[LimitedEnvironment, jinja2.Template]:
     """The environment of transformers: blocks trimmed, JSON unescaped, no way out of the sandbox."""
     environment = LimitedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        {"tojson": _to_json},
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
     )
-    environment.filters["tojson"] = _to_json
-    environment.limit_filters()
     environment.globals.update(raise_exception=_raise, strftime_now=_now)
     try:
         if len(source) > LARGEST_TEMPLATE:
@@ -130,7 +131,7 @@ def run_template(
 class _Marks:
     """Marks handed out so far, with the words each stands for and the message they belong to."""
 
-    def __init__(self, control: re.Pattern[str] | None) -> None:
+    def __init__(self, control: re.Pattern[str]) -> None:
         self.control = control
         self.words: list[str] = []
         self.owner: list[int] = []
@@ -147,8 +148,7 @@ class _Marks:
         """A JSON value in which only texts that hold a control token are replaced by marks."""
 
         def change(text: str) -> str:
-            held = _OPEN in text or (self.control is not None and self.control.search(text) is not None)
-            return self.mark(text, owner) if held else text
+            return self.mark(text, owner) if _OPEN in text or self.control.search(text) else text
 
         return _map_texts(value, change)
 
@@ -201,7 +201,7 @@ def cut(
     tools: Sequence[dict[str, Any]],
     names: Mapping[str, str],
     *,
-    control: re.Pattern[str] | None,
+    control: re.Pattern[str],
     message_end: str,
     ask: bool,
     thinking: bool | None,
@@ -349,7 +349,7 @@ def _by_prefix(
     messages: Sequence[Message],
     tools: Sequence[dict[str, Any]],
     write: Write,
-    control: re.Pattern[str] | None,
+    control: re.Pattern[str],
     message_end: str,
     ask: bool,
 ) -> list[TemplateSpan]:
@@ -358,7 +358,7 @@ def _by_prefix(
     Only where nobody said a control token, since here the template's text and the words cannot be told apart.
     """
     problem = None
-    if control is not None and _makes_tokens(real, messages, tools, write, control, ask):
+    if _makes_tokens(real, messages, tools, write, control, ask):
         problem = "it changes what was said, and a message holds a control token"
     spans = []
     for index, message in enumerate(messages):

@@ -16,8 +16,10 @@ thought, and thoughts that were asked for came out empty.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Literal
 
 from penjing.base.errors import UserError
@@ -128,16 +130,16 @@ def _ask(writer: _Writer, thinking: bool | None) -> None:
         writer.text("\n" if thinking else "\n\n", 0)
 
 
-def _write_tool_result(writer: _Writer, content: str, *, first: bool, last: bool) -> None:
-    if first:
-        writer.control(tokens.MESSAGE_START, 0)
-        writer.text("user", 0)
-    writer.text("\n", 0)
-    writer.control(tokens.TOOL_RESPONSE, 0)
-    writer.text(f"\n{content}\n", 0)
-    writer.control(tokens.END_TOOL_RESPONSE, 0)
-    if last:
-        _close_turn(writer, 0)
+def _write_tool_results(writer: _Writer, contents: Iterable[str]) -> None:
+    """They travel together in one turn of the user's."""
+    writer.control(tokens.MESSAGE_START, 0)
+    writer.text("user", 0)
+    for content in contents:
+        writer.text("\n", 0)
+        writer.control(tokens.TOOL_RESPONSE, 0)
+        writer.text(f"\n{content}\n", 0)
+        writer.control(tokens.END_TOOL_RESPONSE, 0)
+    _close_turn(writer, 0)
 
 
 def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[TemplateSpan]) -> EncodedChat:
@@ -162,18 +164,16 @@ def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[TemplateSpan]) -> Enco
         text, targets = "", []
 
     for piece in pieces:
-        place = 0
-        found = tokenizer.control_pattern.finditer(piece.text) if tokenizer.control_pattern and not piece.said else ()
-        for match in found:
-            plain = piece.text[place : match.start()]
-            text, targets = text + plain, targets + [piece.is_target] * len(plain)
-            left, right = tokenizer.trims(match[0])
-            flush(left)
-            ids.append(tokenizer.control(match[0]))
-            weights.append(int(piece.is_target))
-            trims, place = right, match.end()
-        plain = piece.text[place:]
-        text, targets = text + plain, targets + [piece.is_target] * len(plain)
+        parts = [piece.text] if piece.said else tokenizer.control_pattern.split(piece.text)
+        for number, part in enumerate(parts):
+            if number % 2:  # a control token; the others are what stands between them
+                trims_before, trims_after = tokenizer.trims(part)
+                flush(trims_before)
+                ids.append(tokenizer.control(part))
+                weights.append(int(piece.is_target))
+                trims = trims_after
+            else:
+                text, targets = text + part, targets + [piece.is_target] * len(part)
     flush()
     return EncodedChat(ids, weights)
 
@@ -221,18 +221,17 @@ def render(
     has_system = bool(messages) and messages[0].role == "system"
     if tools or has_system:
         _write_system(writer, messages[0].content if has_system else "", tools)
-    rest = messages[1:] if has_system else messages
-    for index, message in enumerate(rest):
-        if message.role == "assistant":
-            _write_assistant(writer, message, thinking)
-        elif message.role == "tool":
-            before = rest[index - 1].role if index else ""
-            after = rest[index + 1].role if index + 1 < len(rest) else ""
-            _write_tool_result(writer, message.content, first=before != "tool", last=after != "tool")
+    for role, turns in groupby(messages[has_system:], key=attrgetter("role")):
+        if role == "tool":
+            _write_tool_results(writer, (message.content for message in turns))
+        elif role == "assistant":
+            for message in turns:
+                _write_assistant(writer, message, thinking)
         else:
-            _open_turn(writer, message.role)
-            writer.text(message.content, 0)
-            _close_turn(writer, 0)
+            for message in turns:
+                _open_turn(writer, role)
+                writer.text(message.content, 0)
+                _close_turn(writer, 0)
     if ask:
         _ask(writer, thinking)
     return writer.done()
@@ -249,8 +248,7 @@ def after_calls(
     if tokenizer.is_ours:
         writer = _Writer(tokenizer)
         writer.text("\n", 0)  # of the turn that has ended
-        for index, result in enumerate(results):
-            _write_tool_result(writer, result, first=index == 0, last=index == len(results) - 1)
+        _write_tool_results(writer, results)
         _ask(writer, thinking)
         return writer.done().ids
     before = [Message(role="user", content="?"), said]

@@ -42,16 +42,14 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(["+", "-", "*", "/", "//", "**", "%"])
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, filters: dict[str, Callable[..., Any]], **options: Any) -> None:
+        """filters: beside and over Jinja's own."""
         super().__init__(**options)
         self.budget = _Budget()
-
-    def limit_filters(self) -> None:
-        """To be called once all filters are there."""
         for name in ("urlize", "wordwrap"):  # slow on texts made for it, and in no chat template
             self.filters.pop(name, None)
         self.globals.pop("lipsum", None)
-        self.filters = {name: self._limited(name, function) for name, function in self.filters.items()}
+        self.filters = {name: self._limited(name, function) for name, function in (self.filters | filters).items()}
 
     def render(self, template: jinja2.Template, num_chars: int, values: Mapping[str, Any]) -> str:
         """What the template writes. said: characters of the conversation. Raises TemplateLimit."""
@@ -96,8 +94,10 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         self.tick()
-        if operator == "**" and not (_small(left) and isinstance(right, (int, float)) and abs(right) <= 64):
-            raise TemplateLimit("a power that is too large")
+        if operator == "**":
+            numbers = isinstance(left, int | float) and isinstance(right, int | float)
+            if not (numbers and abs(left) < 1 << 32 and abs(right) <= 64):
+                raise TemplateLimit("a power that is too large")
         if operator == "%" and isinstance(left, str):
             self._check_format(left)
         if operator == "*":
@@ -155,10 +155,6 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return self.counted(function(*given, **named))
 
         return limited
-
-
-def _small(value: Any) -> bool:
-    return isinstance(value, (int, float)) and abs(value) < 1 << 32
 
 
 class _Counting(jinja2.visitor.NodeTransformer):

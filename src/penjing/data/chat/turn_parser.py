@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -117,16 +118,8 @@ def _pieces(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[Piece]:
 
 
 def _split(text: str, marks: Sequence[str]) -> Iterator[Piece]:
-    while text:
-        found = [(text.index(mark), mark) for mark in marks if mark in text]
-        if not found:
-            yield False, text
-            return
-        place, mark = min(found)
-        if place:
-            yield False, text[:place]
-        yield True, mark
-        text = text[place + len(mark) :]
+    found = re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]
+    yield from ((number % 2 == 1, piece) for number, piece in enumerate(found) if piece)
 
 
 def _parts(pieces: Iterable[Piece], thinking: bool | None) -> list[TurnSpan]:

@@ -28,10 +28,10 @@ A record of preferences is a pair or one judged answer; where an answer is a lis
 Everything is read lazily: memory holds one record (a JSON array is decoded value by value), never a file.
 """
 
-from penjing.data.formats.bad_records import DEFAULT_MAX_BAD, BadRecords
+from penjing.data.formats.bad_records import DEFAULT_MAX_BAD, BadRecords, NoBadRecords
 from penjing.data.formats.files import list_files
 from penjing.data.formats.read import read_chats, read_documents, read_preferences, read_prompts, sniff
-from penjing.data.formats.schema import CHAT_FIELDS, Chat, Document, Kind, Message, OnSkip, PreferenceRecord
+from penjing.data.formats.schema import CHAT_FIELDS, Chat, Document, Kind, Message, PreferenceRecord
 from penjing.data.formats.write import chat_record
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
     "Document",
     "Kind",
     "Message",
-    "OnSkip",
+    "NoBadRecords",
     "PreferenceRecord",
     "chat_record",
     "list_files",

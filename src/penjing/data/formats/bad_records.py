@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -31,6 +32,7 @@ class BadRecords:
         nowhere."""
         self.max_bad_fraction, self.path = max_bad_fraction, path
         self.good = self.bad = self.left_out = 0
+        self.reasons: Counter[str] = Counter()  # why whole records, or a part of them, were left out
         self.first: list[str] = []
         self.unread: list[str] = []  # file:line from which the rest of a file was not read
         self._stream: IO[str] | None = None
@@ -57,6 +59,7 @@ class BadRecords:
     def leave_out(self, file: Path, line: int, reason: str) -> None:
         """One whole record with nothing to learn from."""
         self.left_out += 1
+        self.reasons[reason] += 1
         self._list(str(file), line, "left out", reason)
 
     def reject(self, error: UserError, file: str, line: int) -> None:
@@ -69,12 +72,13 @@ class BadRecords:
         self._close()
         about = "; ".join(self.first)
         if self.bad > self.max_bad_fraction * self.records:
+            share = self.bad / self.records
             raise UserError(
                 f"{self.bad:,} of {self.records:,} records are broken: {about}",
                 where=self.path,
-                got=f"{self.bad / self.records:.2%}",
+                got=f"{share:.2%}",
                 wanted=f"at most {self.max_bad_fraction:.2%}",
-                next_step=f"Mend them, or allow more: data.max_bad_fraction={_enough(self.bad / self.records)}.",
+                next_step=f"Mend them, or allow more: data.max_bad_fraction={math.ceil(share * 1000) / 1000}.",
             )
         if not self.good:
             raise UserError(
@@ -110,9 +114,11 @@ class BadRecords:
             self._stream.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
-def _enough(share: float) -> float:
-    """The share, rounded up to two places in a thousand."""
-    return min(1.0, math.ceil(share * 1000) / 1000)
+class NoBadRecords(BadRecords):
+    """The first broken record ends the reading."""
+
+    def add(self, error: UserError, file: Path, line: int) -> None:
+        raise error from None
 
 
 def _no_rest(error: UnrecoverableFileError) -> UserError:

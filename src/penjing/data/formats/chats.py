@@ -24,39 +24,31 @@ def chats_of(record: Mapping[str, Any], place: SourceLocation) -> Iterator[Chat]
     refuse_media(record, place)
     kind = kind_of(record)
     if kind == "preferences":
-        raise UserError(
-            "preference data, not chats", where=place, got=names_of(list(record)), next_step="Use it for DPO or KTO."
-        )
+        hint = "Use it for DPO or KTO."
+        raise UserError("preference data, not chats", where=place, got=names_of(record), next_step=hint)
+    prefixes = [""] if "instruction" in record else [name for name in ("en_", "zh_") if name + "instruction" in record]
     if present(record, CHAT_FIELDS):
-        yield _chat(*turns_of(record, place), place)
-    elif "instruction" in record:
-        yield _from_alpaca(record, "", place)
-    elif "en_instruction" in record or "zh_instruction" in record:
-        for prefix in ("en_", "zh_"):
-            if prefix + "instruction" in record:
-                yield _from_alpaca(record, prefix, place)
+        messages, tools = turns_of(record, place)
+        if not any(message.role == "assistant" for message in messages):
+            roles = ", ".join(message.role for message in messages[:8]) or "no message at all"
+            raise UserError("no assistant turn", where=place, got=roles, wanted="at least one answer to learn from")
+        yield conversation(messages, tools, place)
+    elif prefixes:
+        for prefix in prefixes:
+            yield _from_alpaca(record, prefix, place)
     elif present(record, QUESTION_FIELDS):
         yield _from_pair(record, place)
     elif kind == "documents":
-        got = names_of(list(record))
-        raise UserError("a document, not a chat", where=place, got=got, next_step="Use it to pretrain.")
+        raise UserError("a document, not a chat", where=place, got=names_of(record), next_step="Use it to pretrain.")
     else:
         raise unknown_record(record, place)
 
 
-def _chat(messages: list[Message], tools: tuple[dict[str, Any], ...], place: SourceLocation) -> Chat:
-    if not any(message.role == "assistant" for message in messages):
-        roles = ", ".join(message.role for message in messages[:8]) or "no message at all"
-        raise UserError("no assistant turn", where=place, got=roles, wanted="at least one answer to learn from")
-    return conversation(messages, tools, place)
-
-
 def _from_alpaca(record: Mapping[str, Any], prefix: str, place: SourceLocation) -> Chat:
     if prefix + "output" not in record:
-        raise UserError(f"no field {prefix}output", where=place, got=names_of(list(record)))
-    messages = [*system_of(record, place), *alpaca_question(record, prefix, place)]
-    messages.append(assistant_turn(text_of(record[prefix + "output"], prefix + "output", place)))
-    return _chat(messages, (), place)
+        raise UserError(f"no field {prefix}output", where=place, got=names_of(record))
+    answer = assistant_turn(text_of(record[prefix + "output"], prefix + "output", place))
+    return conversation([*system_of(record, place), *alpaca_question(record, prefix, place), answer], (), place)
 
 
 def _from_pair(record: Mapping[str, Any], place: SourceLocation) -> Chat:
@@ -64,12 +56,11 @@ def _from_pair(record: Mapping[str, Any], place: SourceLocation) -> Chat:
     answer = next((name for name in ANSWER_FIELDS if name in record), None)
     assert question is not None
     if answer is None:
-        got = names_of(list(record))
-        raise UserError("a question without an answer", where=place, got=got, wanted=either(ANSWER_FIELDS))
-    messages = system_of(record, place)
-    messages.append(Message(role="user", content=text_of(record[question], question, place)))
-    messages.append(assistant_turn(text_of(record[answer], answer, place)))
-    return _chat(messages, (), place)
+        wanted = either(ANSWER_FIELDS)
+        raise UserError("a question without an answer", where=place, got=names_of(record), wanted=wanted)
+    asked = Message(role="user", content=text_of(record[question], question, place))
+    answered = assistant_turn(text_of(record[answer], answer, place))
+    return conversation([*system_of(record, place), asked, answered], (), place)
 
 
 def prompt_of(record: Mapping[str, Any], place: SourceLocation) -> Chat:
@@ -84,7 +75,7 @@ def prompt_of(record: Mapping[str, Any], place: SourceLocation) -> Chat:
         messages = [*system_of(record, place), *messages]
     else:
         wanted = either((*CHAT_FIELDS, *QUESTION_FIELDS))
-        raise UserError("no conversation", where=place, got=names_of(list(record)), wanted=wanted)
+        raise UserError("no conversation", where=place, got=names_of(record), wanted=wanted)
     if messages and messages[-1].role == "assistant":
         messages.pop()
     if not messages or messages[-1].role not in ("user", "tool"):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import csv
 import re
-from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.formats.files import lines
 from penjing.data.formats.schema import TEXT_FIELDS
-from penjing.data.formats.source_location import NotTextError, UnrecoverableFileError
+from penjing.data.formats.source_location import NotTextError, rest_lost
 
 Line = tuple[int, str | UserError]
 Record = dict[str, Any] | UserError
@@ -80,26 +80,20 @@ def csv_records(path: Path) -> Iterator[tuple[int, Record]]:
             bad_lines += 1
             yield line, error.error
         except csv.Error as error:
-            broken = _broken_row(path, line, error)
+            hint = 'A " inside a quoted field is written "".'
+            broken = UserError(f"broken CSV: {error}", where=f"{path}:{line}", next_step=hint)
             if feed.ended or "field larger" in str(error):  # a quotation mark that nothing closes took all the rows
-                yield line, UnrecoverableFileError(broken.what, where=broken.where, next_step=broken.next_step)
+                yield line, rest_lost(broken)
                 return
             yield line, feed.error or broken
         else:
-            if row and names is None:
-                names = [name.strip() for name in row]
-                if feed.error is not None:
-                    yield line, feed.error
-            elif feed.error is not None:
+            if feed.error is not None:
                 yield line, feed.error
             elif row and names is not None:
                 yield line, _record(row, names, path, line)
+            if row and names is None:
+                names = [name.strip() for name in row]
         line = rows.line_num + bad_lines + 1
-
-
-def _broken_row(path: Path, line: int, error: csv.Error) -> UserError:
-    hint = 'A " inside a quoted field is written "".'
-    return UserError(f"broken CSV: {error}", where=f"{path}:{line}", next_step=hint)
 
 
 def _record(row: Sequence[str], names: Sequence[str], path: Path, line: int) -> Record:
@@ -111,27 +105,6 @@ def _record(row: Sequence[str], names: Sequence[str], path: Path, line: int) -> 
 # --- TSV -------------------------------------------------------------------------------------------------------------
 
 
-class _Ahead:
-    """Lines of which some may be looked at before they are taken."""
-
-    def __init__(self, rows: Iterator[Line]) -> None:
-        self._rows = rows
-        self._seen: deque[Line] = deque()
-
-    def __iter__(self) -> _Ahead:
-        return self
-
-    def __next__(self) -> Line:
-        return self._seen.popleft() if self._seen else next(self._rows)
-
-    def look(self) -> Iterator[Line]:
-        """The lines that come next, without taking them."""
-        yield from tuple(self._seen)
-        for line in self._rows:
-            self._seen.append(line)
-            yield line
-
-
 def tsv_records(path: Path) -> Iterator[tuple[int, Record]]:
     """(line, record); a broken row is an error in its place.
 
@@ -139,7 +112,7 @@ def tsv_records(path: Path) -> Iterator[tuple[int, Record]]:
     them around a whole field that holds a tab, a line end or another; such a pair is taken off.
     """
     csv.field_size_limit(_LARGEST_FIELD_CHARACTERS)
-    ahead = _Ahead(lines(path))
+    (ahead,) = tee(lines(path), 1)  # another tee of it looks at lines without taking them
     names: list[str] | None = None
     for line, given in ahead:
         if isinstance(given, UserError) and not isinstance(given, NotTextError):
@@ -162,14 +135,14 @@ def tsv_records(path: Path) -> Iterator[tuple[int, Record]]:
             yield line, wrong or _record(row, names, path, line)
 
 
-def _unquoted(text: str, ahead: _Ahead, width: int | None) -> tuple[list[str], UserError | None] | None:
+def _unquoted(text: str, ahead: Iterator[Line], width: int | None) -> tuple[list[str], UserError | None] | None:
     """(the fields of a row with quoted ones, what is wrong with a later line of it); None if it is no such row.
 
     width: how many fields it must have; None for the first row, which is one line. A quoted field may go on over
     further lines, which are then taken from `ahead`. A line that has all its fields and only seems to open another
     one does not swallow the rows after it: none of the lines it goes on over may have all of theirs.
     """
-    following: Iterator[Line] = ahead.look() if width is not None else iter(())
+    following = tee(ahead)[1] if width is not None else iter(())
     whole = width is not None and text.count("\t") == width - 1
     num_taken, left = 0, _LARGEST_TSV_ROW_CHARACTERS
     wrong: UserError | None = None
@@ -223,7 +196,5 @@ def parquet_records(path: Path, text_only: bool) -> Iterator[tuple[int, Record]]
     # A damaged file may be reported by any of these; UnicodeDecodeError is a ValueError.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         message = " ".join(str(error).split())[:200]
-        yield (
-            row + 1,
-            UnrecoverableFileError(f"broken parquet file: {message}", where=path, got=f"{row} rows before it"),
-        )
+        broken = UserError(f"broken parquet file: {message}", where=path, got=f"{row} rows before it")
+        yield row + 1, rest_lost(broken)

@@ -43,11 +43,9 @@ def record_text(record: Mapping[str, Any], place: SourceLocation) -> str:
     name = next((name for name in TEXT_FIELDS if name in record), None)
     if name is None or (name == "content" and "role" in record):
         kind = kind_of(record)
-        hint = (
-            f"This looks like {kind}, not documents: data.format={kind}." if kind not in (None, "documents") else None
-        )
-        got = names_of(list(record))
-        raise UserError("no field text", where=place, got=got, wanted=" or ".join(TEXT_FIELDS), next_step=hint)
+        hint = None if kind in (None, "documents") else f"This looks like {kind}, not documents: data.format={kind}."
+        wanted = " or ".join(TEXT_FIELDS)
+        raise UserError("no field text", where=place, got=names_of(record), wanted=wanted, next_step=hint)
     return text_of(record[name], name, place)
 
 
@@ -88,9 +86,5 @@ def _ends_unanswered(last: object) -> bool:
 
 
 def unknown_record(record: Mapping[str, Any], place: SourceLocation) -> UserError:
-    return UserError(
-        "not a known kind of record",
-        where=place,
-        got=names_of(list(record)),
-        wanted="text, conversations, messages, instruction + output, or prompt + response",
-    )
+    wanted = "text, conversations, messages, instruction + output, or prompt + response"
+    return UserError("not a known kind of record", where=place, got=names_of(record), wanted=wanted)

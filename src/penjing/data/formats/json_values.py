@@ -19,7 +19,7 @@ _JSON_SPACE = re.compile(r"[ \t\r\n]*")
 
 def json_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | UserError]]:
     """(line, record) of a JSON file; what is no record is an error in its place."""
-    values = _json_lines(path) if _is_json_lines(path) else _stream_values(path)
+    values = _json_lines(path) if _is_json_lines(path) else JsonStream(path).values()
     for line, value in values:
         if isinstance(value, (dict, UserError)):
             yield line, value
@@ -56,24 +56,19 @@ def _value_of(line: str, path: Path, number: int) -> Any:
         return json.loads(line)
     except json.JSONDecodeError as error:
         return broken_json(where, error.msg, error.pos + 1, line[error.pos :])
-    except RecursionError:
+    except (RecursionError, ValueError) as error:
+        return _undecodable(where, error)
+
+
+def _undecodable(where: str, error: Exception) -> UserError:
+    if isinstance(error, RecursionError):
         return UserError("JSON nested too deeply", where=where)
-    except ValueError as error:  # an integer of thousands of digits
-        return UserError(f"broken JSON: {error}", where=where)
+    return UserError(f"broken JSON: {error}", where=where)  # an integer of thousands of digits
 
 
 def broken_json(where: str, message: str, column: int, rest: str) -> UserError:
     found = repr(rest[:20]) if rest else "the end"
     return UserError(f"broken JSON at column {column}: {message}", where=where, got=found)
-
-
-def _stream_values(path: Path) -> Iterator[tuple[int, Any]]:
-    """The values of an array. After broken JSON nobody can say where the next value begins: that is the end."""
-    stream = JsonStream(path)
-    try:
-        yield from stream.values()
-    except UserError as error:
-        yield stream.line, rest_lost(error)
 
 
 class JsonStream:
@@ -90,6 +85,13 @@ class JsonStream:
         self.line_start = 0  # where that line starts in the buffer; negative once it has been let go
 
     def values(self) -> Iterator[tuple[int, Any]]:
+        """(line, value). After broken JSON nobody can say where the next value begins: the error is the last one."""
+        try:
+            yield from self._values()
+        except UserError as error:
+            yield self.line, rest_lost(error)
+
+    def _values(self) -> Iterator[tuple[int, Any]]:
         in_array = self._next() == "["
         if in_array:
             self._move(self.position + 1)
@@ -174,9 +176,7 @@ class JsonStream:
                 line = self.line + self.buffer.count("\n", self.position, place)
                 rest = self.buffer[place : place + 20]
                 raise broken_json(f"{self.path}:{line}", error.msg, self._column(place), rest) from None
-            except RecursionError:
-                raise UserError("JSON nested too deeply", where=self._where()) from None
-            except ValueError as error:  # an integer of thousands of digits
-                raise UserError(f"broken JSON: {error}", where=self._where()) from None
+            except (RecursionError, ValueError) as error:
+                raise _undecodable(self._where(), error) from None
             self._move(end)
             return value

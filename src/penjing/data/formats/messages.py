@@ -109,12 +109,12 @@ def _message(turn: Mapping[str, Any], name: str, place: SourceLocation) -> Messa
     speaker = turn.get("role", turn.get("from"))
     role = ROLES.get(speaker.lower()) if isinstance(speaker, str) else None
     if role is None:
-        got = repr(speaker) if speaker is not None else names_of(list(turn))
+        got = repr(speaker) if speaker is not None else names_of(turn)
         raise UserError(f"{name} has no known role", where=place, got=got, wanted="system, user, assistant or tool")
     calls = _tool_calls(turn.get("tool_calls") or turn.get("function_call"), name, place)
     field = "content" if "content" in turn else "value"
     if field not in turn and not calls:
-        raise UserError(f"{name} has no content", where=place, got=names_of(list(turn)), wanted="content")
+        raise UserError(f"{name} has no content", where=place, got=names_of(turn), wanted="content")
     if isinstance(speaker, str) and speaker.lower() == "function_call":
         return Message(role=role, content="", tool_calls=_tool_calls(turn.get(field), name, place))
     content = _content(turn.get(field), f"{name}.{field}", place)
@@ -181,8 +181,8 @@ def _tool_calls(value: object, name: str, place: SourceLocation) -> tuple[dict[s
     return tuple(calls)
 
 
-def check_order(messages: Sequence[Message], place: SourceLocation) -> None:
-    """Raise UserError for roles in an order that no conversation has.
+def conversation(messages: Sequence[Message], tools: tuple[dict[str, Any], ...], place: SourceLocation) -> Chat:
+    """The chat of these messages. Raises UserError for roles in an order that no conversation has.
 
     A system message comes first or not at all, a question before any answer, an answer of a tool after a call; and
     nobody speaks twice in a row, but for an assistant that calls several tools.
@@ -199,13 +199,7 @@ def check_order(messages: Sequence[Message], place: SourceLocation) -> None:
         )
         if wrong:
             got = ", ".join(each.role for each in messages[:8])
-            raise UserError(
-                "roles out of order", where=place, got=got, wanted="system?, then user and assistant in turn"
-            )
+            wanted = "system?, then user and assistant in turn"
+            raise UserError("roles out of order", where=place, got=got, wanted=wanted)
         before = message
-
-
-def conversation(messages: Sequence[Message], tools: tuple[dict[str, Any], ...], place: SourceLocation) -> Chat:
-    """The chat of messages in a possible order. Raises UserError for another."""
-    check_order(messages, place)
     return Chat(messages=tuple(messages), tools=tools, source=str(place.path), line=place.line)

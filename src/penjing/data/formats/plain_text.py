@@ -41,7 +41,8 @@ def _clean_lines(path: Path, *, prose: bool = True) -> Iterator[Line]:
             yield number, line
             continue
         if "\0" in line:
-            yield number, _zero_byte(path, number)
+            hint = encoding_hint(path) or "This is a binary file."
+            yield number, UserError("a zero byte in a text file", where=f"{path}:{number}", next_step=hint)
             continue
         for part in line.split("\r") if "\r" in line else (line,):
             if prose:
@@ -49,11 +50,6 @@ def _clean_lines(path: Path, *, prose: bool = True) -> Iterator[Line]:
                 if part and part[0] in " \t\u3000":
                     part = _INDENT.sub("", part, count=1) if _INDENT.match(part) else part
             yield number, part
-
-
-def _zero_byte(path: Path, line: int) -> UserError:
-    hint = encoding_hint(path) or "This is a binary file."
-    return UserError("a zero byte in a text file", where=f"{path}:{line}", next_step=hint)
 
 
 def _has_separator(path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,17 +19,13 @@ def preference_of(record: Mapping[str, Any], place: SourceLocation) -> Preferenc
         margin = record.get("margin") or 0.0
         if isinstance(margin, bool) or not isinstance(margin, (int, float)):
             raise UserError("field margin is not a number", where=place, got=type_name(margin), wanted="a number")
-        if not _is_finite(margin):
+        if not abs(margin) <= sys.float_info.max:  # NaN, infinity, or an integer beyond every float
             raise UserError("field margin is not a number", where=place, got=str(margin)[:40], wanted="a finite number")
         return PreferenceRecord(chats=chats, wanted=(True, False), margin=float(margin))
     name = present(record, LABEL_FIELDS)
     if name is None:
-        raise UserError(
-            "not a preference",
-            where=place,
-            got=names_of(list(record)),
-            wanted="chosen and rejected, or an answer and label",
-        )
+        wanted = "chosen and rejected, or an answer and label"
+        raise UserError("not a preference", where=place, got=names_of(record), wanted=wanted)
     label = record[name]
     if label not in (True, False):
         raise UserError(f"field {name} is not a judgement", where=place, got=repr(label)[:40], wanted="true or false")
@@ -47,7 +43,7 @@ def _answered(record: Mapping[str, Any], name: str, place: SourceLocation) -> Ch
     """
     answer = record.get(name)
     if answer is None:
-        raise UserError(f"no field {name}", where=place, got=names_of(list(record)), wanted=name)
+        raise UserError(f"no field {name}", where=place, got=names_of(record), wanted=name)
     question, tools = asked_of(record, place)
     answer = [answer] if isinstance(answer, dict) else answer
     if isinstance(answer, list):
@@ -58,7 +54,7 @@ def _answered(record: Mapping[str, Any], name: str, place: SourceLocation) -> Ch
     else:
         messages = [assistant_turn(text_of(answer, name, place))]
     if not question:
-        got = names_of(list(record))
+        got = names_of(record)
         raise UserError(f"field {name} is an answer without a prompt", where=place, got=got, wanted="prompt")
     return _ending_in_answer(system_of(record, place) + question + messages, tools, name, place)
 
@@ -68,14 +64,6 @@ def _ending_in_answer(
 ) -> Chat:
     if len(messages) < 2 or messages[-1].role != "assistant":
         got = ", ".join(message.role for message in messages[-8:]) or "no message at all"
-        raise UserError(
-            f"field {name} does not end with an answer", where=place, got=got, wanted="an assistant turn last"
-        )
+        wanted = "an assistant turn last"
+        raise UserError(f"field {name} does not end with an answer", where=place, got=got, wanted=wanted)
     return conversation(messages, tools, place)
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond every float
-        return False

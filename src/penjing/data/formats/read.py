@@ -4,127 +4,88 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from penjing.base.errors import UserError
-from penjing.data.formats.bad_records import BadRecords
+from penjing.data.formats.bad_records import BadRecords, NoBadRecords
 from penjing.data.formats.chats import chats_of, prompt_of
 from penjing.data.formats.dispatch import kind_of, record_text, rows_of, unknown_record
 from penjing.data.formats.files import format_of, list_files, nothing_in
 from penjing.data.formats.messages import says_nothing
 from penjing.data.formats.plain_text import plain_documents
 from penjing.data.formats.preferences import preference_of
-from penjing.data.formats.schema import PLAIN_FORMATS, Chat, Document, Kind, OnSkip, PreferenceRecord
+from penjing.data.formats.schema import PLAIN_FORMATS, Chat, Document, Kind, PreferenceRecord
 from penjing.data.formats.source_location import SourceLocation, rest_lost
-
-Value = TypeVar("Value")
 
 
 class _Empty(Exception):
     """A whole record with nothing to learn from; `str` of it says why."""
 
 
-class _Tally:
-    """Counts what one file gave, so that a file that gives nothing is an error and nothing is dropped in silence.
-
-    Without a bad_records the first broken record ends the reading.
-    """
-
-    def __init__(self, path: Path, on_skip: OnSkip | None, bad_records: BadRecords | None) -> None:
-        self.path, self.on_skip, self.bad_records = path, on_skip, bad_records
-        self.num_kept = self.num_skipped = self.num_bad = 0
-        self.first = ""
-
-    def keep(self) -> None:
-        self.num_kept += 1
-        if self.bad_records is not None:
-            self.bad_records.good += 1
-
-    def skip(self, line: int, reason: str) -> None:
-        if not self.num_skipped:
-            self.first = f"line {line}: {reason}"
-        self.num_skipped += 1
-        if self.bad_records is not None:
-            self.bad_records.leave_out(self.path, line, reason)
-        if self.on_skip is not None:
-            self.on_skip(str(self.path), line, reason)
-
-    def bad(self, line: int, error: UserError) -> None:
-        if self.bad_records is None:
-            raise error from None
-        self.num_bad += 1
-        self.bad_records.add(error, self.path, line)
-
-    def check(self) -> None:
-        if self.num_kept or self.num_bad:
-            return
-        if self.num_skipped:
-            if self.bad_records is None:
-                raise UserError(f"no usable record: all {self.num_skipped} are left out, {self.first}", where=self.path)
-        else:
-            self.bad(1, nothing_in(self.path))
-
-
 def _read(
     paths: Sequence[Path],
-    rows: Callable[[Path], Iterator[tuple[int, Value | UserError]]],
-    make: Callable[[Value, SourceLocation], Sequence[Any]],
-    on_skip: OnSkip | None,
+    refused: str | None,
+    make: Callable[[Any, SourceLocation], Sequence[Any]],
     bad_records: BadRecords | None,
 ) -> Iterator[Any]:
-    """What `make` makes of each row. It raises UserError for a broken one and _Empty for one with nothing in it."""
+    """What `make` makes of each row. It raises UserError for a broken one and _Empty for one with nothing in it.
+
+    refused: as for `_rows`. Every row is counted, and a file that gives nothing is an error.
+    """
+    bad_records = bad_records or NoBadRecords()
     for path in list_files(paths):
-        tally = _Tally(path, on_skip, bad_records)
-        for line, value in _to_the_end(rows, path):
-            if isinstance(value, UserError):
-                tally.bad(line, value)
-                continue
+        num_before, left_out_before, first = bad_records.records, bad_records.left_out, ""
+        for line, value in _rows(path, refused):
             try:
+                if isinstance(value, UserError):
+                    raise value
                 made = make(value, SourceLocation(path, line))
             except _Empty as reason:
-                tally.skip(line, str(reason))
+                first = first or f"line {line}: {reason}"
+                bad_records.leave_out(path, line, str(reason))
             except UserError as error:
-                tally.bad(line, error)
+                bad_records.add(error, path, line)
             else:
-                tally.keep()
+                bad_records.good += 1
                 yield from made
-        tally.check()
-    if bad_records is not None:
-        bad_records.check()
+        num_read, num_left_out = bad_records.records - num_before, bad_records.left_out - left_out_before
+        if not num_read:
+            bad_records.add(nothing_in(path), path, 1)
+        elif isinstance(bad_records, NoBadRecords) and num_left_out == num_read:
+            raise UserError(f"no usable record: all {num_left_out} are left out, {first}", where=path)
+    bad_records.check()
 
 
-def _to_the_end(
-    rows: Callable[[Path], Iterator[tuple[int, Value | UserError]]], path: Path
-) -> Iterator[tuple[int, Value | UserError]]:
-    """The rows of a file; that it cannot be opened, or read on, is an error as the last one."""
+def _rows(path: Path, refused: str | None) -> Iterator[tuple[int, Any]]:
+    """(line, text or record) of a file; that it cannot be opened, or read on, is an error as the last one.
+
+    refused: what plain text holds where only records will do; None: its documents are read.
+    """
     line = 0
     try:
-        for line, value in rows(path):
+        if format_of(path) not in PLAIN_FORMATS:
+            rows: Iterator[tuple[int, Any]] = rows_of(path, text_only=refused is None)
+        elif refused is None:
+            rows = plain_documents(path)
+        else:
+            wanted = "jsonl, json, csv or parquet"
+            rows = iter([(1, UserError(f"plain text holds {refused}", where=path, wanted=wanted))])
+        for line, value in rows:
             yield line, value
     except UserError as error:
         yield line + 1, rest_lost(error)
 
 
-def read_documents(
-    paths: Sequence[Path],
-    *,
-    on_skip: OnSkip | None = None,
-    bad_records: BadRecords | None = None,
-) -> Iterator[Document]:
+def read_documents(paths: Sequence[Path], *, bad_records: BadRecords | None = None) -> Iterator[Document]:
     """Documents of `paths`, in order, one at a time.
 
     Plain text: BOM dropped, CRLF -> LF, trailing spaces and the full-width (or, before Chinese, any) indents of novels
     dropped; documents are parted by lines `<|endoftext|>` where the file has one, else the file is cut after a blank
     line, or at the latest after some line, into documents of about 2,000 characters, so that whole documents can
     be held out of a novel too. No line is ever cut and none is lost.
-    A record whose text is empty is left out and reported to `on_skip(file, line, reason)`. A broken one is set aside
-    in `bad_records`; without one it raises `UserError`.
+    A record whose text is empty is left out. A broken one is set aside in `bad_records`; without one it raises
+    `UserError`.
     """
-
-    def rows(path: Path) -> Iterator[tuple[int, Any]]:
-        if format_of(path) in PLAIN_FORMATS:
-            return plain_documents(path)
-        return rows_of(path, text_only=True)
 
     def make(value: Any, place: SourceLocation) -> Sequence[Document]:
         text = value if isinstance(value, str) else record_text(value, place)
@@ -132,18 +93,18 @@ def read_documents(
             raise _Empty("the text is empty")
         return [Document(text=text, source=str(place.path), line=place.line)]
 
-    return _read(paths, rows, make, on_skip, bad_records)
+    return _read(paths, None, make, bad_records)
 
 
-def read_chats(
-    paths: Sequence[Path], *, on_skip: OnSkip | None = None, bad_records: BadRecords | None = None
-) -> Iterator[Chat]:
+def read_chats(paths: Sequence[Path], *, bad_records: BadRecords | None = None) -> Iterator[Chat]:
     """Chats of `paths`, in order, one at a time, whatever their shape (see the package's docstring).
 
-    A chat in which some answer is empty is left out and reported to `on_skip(file, line, reason)`.
+    A chat in which some answer is empty is left out.
     Everything that is not a chat is set aside in `bad_records`; without one it raises `UserError`: the line, the field,
     what was got and what was wanted.
     """
+
+    counts = bad_records or NoBadRecords()
 
     def make(record: Mapping[str, Any], place: SourceLocation) -> Sequence[Chat]:
         chats = list(chats_of(record, place))
@@ -152,14 +113,13 @@ def read_chats(
             for chat in chats
             if not any(says_nothing(message) for message in chat.messages if message.role == "assistant")
         ]
-        for _ in range(len(chats) - max(1, len(whole))):  # one more is told below where none is whole
-            if on_skip is not None:
-                on_skip(str(place.path), place.line, "an answer is empty")
+        for _ in range(len(chats) - max(1, len(whole))):  # one more is counted below where none is whole
+            counts.reasons["an answer is empty"] += 1
         if not whole:
             raise _Empty("an answer is empty")
         return whole
 
-    return _read(paths, _rows_of_records("documents, not chats"), make, on_skip, bad_records)
+    return _read(paths, "documents, not chats", make, counts)
 
 
 def read_prompts(
@@ -174,15 +134,13 @@ def read_prompts(
     def make(record: Mapping[str, Any], place: SourceLocation) -> Sequence[tuple[Chat, Mapping[str, Any]]]:
         return [(prompt_of(record, place), record)]
 
-    return _read(paths, _rows_of_records("documents, not prompts"), make, None, bad_records)
+    return _read(paths, "documents, not prompts", make, bad_records)
 
 
-def read_preferences(
-    paths: Sequence[Path], *, on_skip: OnSkip | None = None, bad_records: BadRecords | None = None
-) -> Iterator[PreferenceRecord]:
+def read_preferences(paths: Sequence[Path], *, bad_records: BadRecords | None = None) -> Iterator[PreferenceRecord]:
     """Pairs of answers, and single answers with a label, one at a time, whatever their shape (see the package).
 
-    A pair of equal answers, and a record with an empty answer, is left out and reported to `on_skip`.
+    A pair of equal answers, and a record with an empty answer, is left out.
     Everything else that is no preference is set aside in `bad_records`; without one it raises `UserError`: the line,
     the field, what was got and what was wanted.
     """
@@ -195,17 +153,7 @@ def read_preferences(
             raise _Empty("both answers are the same")
         return [judged]
 
-    return _read(paths, _rows_of_records("no preferences"), make, on_skip, bad_records)
-
-
-def _rows_of_records(holds: str) -> Callable[[Path], Iterator[tuple[int, Any]]]:
-    def rows(path: Path) -> Iterator[tuple[int, Any]]:
-        if format_of(path) in PLAIN_FORMATS:
-            wanted = "jsonl, json, csv or parquet"
-            return iter([(1, UserError(f"plain text holds {holds}", where=path, wanted=wanted))])
-        return rows_of(path)
-
-    return rows
+    return _read(paths, "no preferences", make, bad_records)
 
 
 def sniff(path: Path) -> Kind:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal["documents", "chats", "preferences", "prompts"]
-OnSkip = Callable[[str, int, str], None]
-"""Called with the file, the line and the reason for each record that is left out."""
 
 SEPARATOR = "<|endoftext|>"
 TEXT_FIELDS = ("text", "content", "raw_content")

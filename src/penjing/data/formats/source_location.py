@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,10 @@ def present(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
     return next((name for name in names if record.get(name) is not None), None)
 
 
-def names_of(names: Sequence[object]) -> str:
+def names_of(record: Mapping[Any, Any]) -> str:
     """Field names for an error line: at most ten, none longer than thirty characters."""
-    shown = [text if len(text) <= 30 else text[:27] + "..." for text in map(str, names[:10])]
-    return "the fields " + ", ".join(shown) + (", ..." if len(names) > 10 else "") if names else "no field at all"
+    shown = [text if len(text) <= 30 else text[:27] + "..." for text in map(str, islice(record, 10))]
+    return "the fields " + ", ".join(shown) + (", ..." if len(record) > 10 else "") if record else "no field at all"
 
 
 def type_name(value: object) -> str:

@@ -1,11 +1,27 @@
-"""Conversations in the form that `read_chats` reads: OpenAI's, with tools beside the messages."""
+"""Records written: as JSON lines, and conversations in OpenAI's form, with tools beside the messages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from penjing.base.errors import UserError
+from penjing.base.files import atomic_write
 from penjing.data.formats.schema import Message
+
+
+def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> int:
+    """Write `records` as JSON lines, atomically; returns their number. Raises `UserError` when there are none."""
+    num_records = 0
+    with atomic_write(path) as stream:
+        for record in records:
+            stream.write(json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n")
+            num_records += 1
+        if not num_records:
+            raise UserError("the source gave no record", where=path.name, next_step="Please report this.")
+    return num_records
 
 
 def chat_record(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:

@@ -36,22 +36,18 @@ class BestFitRows(FixedRows):
 
     def row(self, index: int) -> Row:
         row = self._number(index)
-        ids = np.empty(self.seq_len, dtype=np.int64)
-        target = np.empty_like(ids)
-        document = np.empty_like(ids)
-        filled = 0
-        for number, segment in enumerate(self.segment_S3[self.first_R[row] : self.first_R[row + 1]].tolist()):
-            source, start, length = segment
-            part = slice(filled, filled + length)
+        sequences = []
+        for source, start, length in self.segment_S3[self.first_R[row] : self.first_R[row + 1]].tolist():
             first, end = int(self.shards.start_D[source]), int(self.shards.end_D[source])
             # Position p reads token p - 1 and predicts token p, with the end-of-text token at both ends.
             token_ids = self.shards.token_N[max(first, first + start - 1) : min(end, first + start + length)]
             opened = [self.end_of_text] if start == 0 else []
             closed = [self.end_of_text] if first + start + length > end else []
-            sequence = np.concatenate((opened, token_ids, closed)).astype(np.int64)
-            ids[part], target[part], document[part] = sequence[:-1], sequence[1:], number
-            filled += length
-        assert filled == self.seq_len
+            sequences.append(np.concatenate((opened, token_ids, closed)).astype(np.int64))
+        ids = np.concatenate([sequence[:-1] for sequence in sequences])
+        target = np.concatenate([sequence[1:] for sequence in sequences])
+        document = np.repeat(np.arange(len(sequences)), [len(sequence) - 1 for sequence in sequences])
+        assert len(ids) == self.seq_len
         return Row(ids, target, document, np.ones(self.seq_len, dtype=np.float32))
 
 
@@ -66,17 +62,13 @@ def lay_out(positions_D: IntArray, seq_len: int) -> tuple[IntArray, IntArray]:
     rows: list[list[Segment]] = []
     rest: list[Segment] = []
     for documents in np.split(np.arange(len(positions_D)), np.unique(cuts)):
-        pieces = rest + [piece for d in documents.tolist() for piece in _pieces(d, int(positions_D[d]), seq_len)]
-        made, rest = _fill_rows(pieces, seq_len)
+        whole = [(int(d), int(positions_D[d])) for d in documents]
+        cut = [(d, start, min(seq_len, end - start)) for d, end in whole for start in range(0, end, seq_len)]
+        made, rest = _fill_rows(rest + cut, seq_len)
         rows += made
     counts = np.array([0, *(len(segments) for segments in rows)])
     flat = np.array(list(chain.from_iterable(rows)), dtype=np.int64).reshape(-1, 3)
     return flat, np.cumsum(counts)
-
-
-def _pieces(document: int, positions: int, seq_len: int) -> list[Segment]:
-    """A document cut every `seq_len` positions."""
-    return [(document, start, min(seq_len, positions - start)) for start in range(0, positions, seq_len)]
 
 
 def _fill_rows(pieces: list[Segment], seq_len: int) -> tuple[list[list[Segment]], list[Segment]]:

@@ -113,27 +113,12 @@ class ConcatRows(Rows):
         self._begin_D = np.concatenate(([0], np.cumsum(self._length_D[self._order_D])))
 
     def row(self, index: int) -> Row:
-        begin = self._place(index) * self.seq_len
-        end = begin + self.seq_len + 1
-        stream = np.empty(self.seq_len + 1, dtype=np.int64)
-        document = np.empty(self.seq_len + 1, dtype=np.int64)
-        which = int(np.searchsorted(self._begin_D, begin, side="right")) - 1
-        filled = 0
-        while filled < end - begin:
-            # In the stream a document is its opening end-of-text token and then its own tokens.
-            source = int(self._order_D[which])
-            offset = begin + filled - int(self._begin_D[which])
-            take = min(int(self._length_D[source]) - offset, end - begin - filled)
-            part = slice(filled, filled + take)
-            document[part] = which
-            first = int(self.shards.start_D[source])
-            if offset == 0:
-                stream[filled] = self.end_of_text
-                stream[filled + 1 : filled + take] = self.shards.token_N[first : first + take - 1]
-            else:
-                stream[part] = self.shards.token_N[first + offset - 1 : first + offset - 1 + take]
-            filled += take
-            which += 1
+        place = self._place(index) * self.seq_len + np.arange(self.seq_len + 1)
+        document = np.searchsorted(self._begin_D, place, side="right") - 1
+        # In the stream a document is its opening end-of-text token and then its own tokens.
+        offset = place - self._begin_D[document]
+        token = self.shards.token_N[self.shards.start_D[self._order_D[document]] + np.maximum(offset - 1, 0)]
+        stream = np.where(offset == 0, self.end_of_text, token).astype(np.int64)
         return Row(stream[:-1], stream[1:], document[:-1], np.ones(self.seq_len, dtype=np.float32))
 
     def documents(self, index: int) -> list[int]:

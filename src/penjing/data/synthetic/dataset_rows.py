@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import Any
 
 from penjing.data.synthetic.holdout_split import held_out
@@ -15,7 +14,7 @@ from penjing.data.synthetic.tasks.drills import DRILL_KINDS, drill, story_reques
 from penjing.data.synthetic.tasks.games import echo, roll_call
 from penjing.data.synthetic.world import Fact
 
-KINDS: dict[str, str] = {**STORY_KINDS, **DRILL_KINDS}
+KINDS = (*STORY_KINDS, *DRILL_KINDS)
 Row = dict[str, Any]
 
 # Each file tells its own stories: item i of a file uses story (offset + i).
@@ -35,8 +34,8 @@ TOOLS = json.dumps(
 # Kinds that a plain text can show; a tool call is a matter of the chat format.
 _PLAIN_DRILLS = tuple(kind for kind in DRILL_KINDS if kind not in ("tool", "story"))
 _ABSENT_FRACTION = 0.15
-# Of the conversations; the rest is questions about stories.
-CONVERSATION_SHARES = {"request": 0.10, "tool": 0.06, "drill": 0.24, "roll_call": 0.12}
+# Of the conversations; "reading" is questions about a story.
+CONVERSATION_SHARES = {"request": 0.10, "tool": 0.06, "drill": 0.24, "roll_call": 0.12, "reading": 0.48}
 
 
 def _start(name: str, seed: int, index: int) -> tuple[Rng, str, int]:
@@ -67,38 +66,21 @@ def pretrain_documents(seed: int, count: int) -> Iterator[str]:
     for index in range(count):
         rng, language, number = _start("pretrain", seed, index)
         shares = next(shares for until, shares in CURRICULUM if index < until * count or until == 1.0)
-        yield "\n".join(_TEXTS[rng.one_by_share(shares)](seed, number, language, rng))
-
-
-def _story_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
-    return [Reading(seed, number, language, "train").text]
-
-
-def _reading_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
-    reading = Reading(seed, number, language, "train")
-    return [reading.text, *map(plain, reading.draw(rng.between(7, 9), _ABSENT_FRACTION))]
-
-
-def _drill_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
-    return [plain(question) for question in _drills(seed, number, language, rng.between(5, 8), rng)]
-
-
-def _roll_call_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
-    text, questions = roll_call(rng, language, rng.between(5, 8))
-    return [text, *map(plain, questions)]
-
-
-def _echo_text(seed: int, number: int, language: str, rng: Rng) -> list[str]:
-    return [echo(rng, language)]
-
-
-_TEXTS = {
-    "story": _story_text,
-    "reading": _reading_text,
-    "drills": _drill_text,
-    "roll_call": _roll_call_text,
-    "echo": _echo_text,
-}
+        questions: list[SyntheticQuestion] = []
+        match rng.one_by_share(shares):
+            case "story":
+                lines = [Reading(seed, number, language, "train").text]
+            case "reading":
+                reading = Reading(seed, number, language, "train")
+                lines, questions = [reading.text], reading.draw(rng.between(7, 9), _ABSENT_FRACTION)
+            case "drills":
+                lines, questions = [], _drills(seed, number, language, rng.between(5, 8), rng)
+            case "roll_call":
+                text, questions = roll_call(rng, language, rng.between(5, 8))
+                lines = [text]
+            case _:
+                lines = [echo(rng, language)]
+        yield "\n".join([*lines, *map(plain, questions)])
 
 
 def _drills(seed: int, number: int, language: str, count: int, rng: Rng) -> list[SyntheticQuestion]:
@@ -125,20 +107,19 @@ def _reply(question: SyntheticQuestion) -> Row:
 
 def conversations(seed: int, count: int) -> Iterator[Row]:
     """Conversations: mostly a story with up to 10 questions, then drills, roll calls, story requests and tool calls."""
-    until = dict(zip(CONVERSATION_SHARES, accumulate(CONVERSATION_SHARES.values()), strict=True))
     for index in range(count):
         rng, language, number = _start("sft", seed, index)
-        roll = rng.random()
-        if roll < until["request"]:
-            questions = [story_request(seed, number, language=language)]
-        elif roll < until["tool"]:
-            questions = [drill(seed, number, language=language, kind="tool")]
-        elif roll < until["drill"]:
-            questions = _drills(seed, number, language, rng.between(4, 8), rng)
-        elif roll < until["roll_call"]:
-            questions = roll_call(rng, language, rng.between(6, 9))[1]
-        else:
-            questions = Reading(seed, number, language, "train").draw(rng.between(7, 10), _ABSENT_FRACTION)
+        match rng.one_by_share(CONVERSATION_SHARES):
+            case "request":
+                questions = [story_request(seed, number, language=language)]
+            case "tool":
+                questions = [drill(seed, number, language=language, kind="tool")]
+            case "drill":
+                questions = _drills(seed, number, language, rng.between(4, 8), rng)
+            case "roll_call":
+                questions = roll_call(rng, language, rng.between(6, 9))[1]
+            case _:
+                questions = Reading(seed, number, language, "train").draw(rng.between(7, 10), _ABSENT_FRACTION)
         messages = [*_opening(questions[0]), _reply(questions[0])]
         for question in questions[1:]:
             messages += [{"role": "user", "content": question.question}, _reply(question)]

@@ -14,8 +14,8 @@ from penjing.data.synthetic.holdout_split import held_out
 from penjing.data.synthetic.lexicon import COLOURS, FEELINGS, PEOPLE, PLACES, THINGS, Being, Thing
 from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import (
+    LANGUAGES,
     first_phrases,
-    language_table,
     tell,
     word_answer,
     word_reason,
@@ -23,8 +23,6 @@ from penjing.data.synthetic.surface_realization import (
 )
 from penjing.data.synthetic.tasks.plots import simulate
 from penjing.data.synthetic.world import Fact, Pair, Reason, StoryPlan, pair_of
-
-SPLITS = ("train", "held_out")
 
 STORY_KINDS: dict[str, str] = {
     "who": "which person or animal did or had something",
@@ -96,29 +94,20 @@ def _sums(fact: Fact) -> list[int]:
     return list(dict.fromkeys((first + second, abs(first - second), first, second)))
 
 
-def chance_of(plan: StoryPlan, fact: Fact) -> float:
-    """1 / number of candidates; 1.0 where the story has only one, so that evaluation can leave such questions out."""
-    return 1 / len(_sums(fact) if fact.kind == "how_many_after" else candidates(plan, fact.kind))
-
-
 def _some_of(kind: str, rng: Rng) -> list[Any]:
     """Enough of a category for three wrong answers; a small category is shuffled, a large one sampled (faster)."""
     pool = _POOLS[kind]
     return rng.shuffled(pool) if len(pool) <= 8 else [rng.choice(pool) for _ in range(8)]
 
 
-def check_split(split: str) -> None:
-    """ValueError for a split that does not exist."""
-    if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}; known: {', '.join(SPLITS)}")
-
-
 class Reading:
-    """A told plan, from which questions are drawn one by one (asking all of them costs more than telling the story)."""
+    """A told plan, from which questions are drawn one by one (asking all of them costs more than telling the story).
+
+    split: train or held_out.
+    """
 
     def __init__(self, seed: int, index: int, language: str, split: str) -> None:
-        check_split(split)
-        self.table = language_table(language)
+        self.table = LANGUAGES[language]
         self.plan = simulate(seed, split, index)
         self.language, self.split = language, split
         self.rng = Rng(seed, split, "telling", index, language)
@@ -127,6 +116,7 @@ class Reading:
     def ask(self, fact: Fact) -> SyntheticQuestion:
         """The question about one fact of the plan."""
         answer = self._answer(fact.answer, fact)
+        possible = _sums(fact) if fact.kind == "how_many_after" else candidates(self.plan, fact.kind)
         return SyntheticQuestion(
             kind=fact.kind,
             language=self.language,
@@ -134,7 +124,7 @@ class Reading:
             question=self._phrase(fact, self.table.ASKS[fact.ask]),
             answer=answer,
             wrong=self._wrong(fact, answer),
-            chance=chance_of(self.plan, fact),
+            chance=1 / len(possible),  # 1.0 where the story has only one: evaluation leaves such questions out
             pairs=(fact.pair,),
         )
 
@@ -232,16 +222,3 @@ class Reading:
                     asked_for.add(question.question)
                     chosen.append(question)
         return chosen
-
-    def all_questions(self) -> list[SyntheticQuestion]:
-        """One about each fact, and up to two that the story does not answer."""
-        questions = [self.ask(fact) for fact in self.plan.facts]
-        for _ in range(2):
-            absent = self.ask_absent()
-            if absent is not None and absent.question not in (question.question for question in questions):
-                questions.append(absent)
-        return questions
-
-    def about(self) -> tuple[Being, Thing]:
-        """The main character and the main thing."""
-        return self.plan.beings[0], self.plan.things[0]

@@ -14,14 +14,6 @@ from penjing.data.synthetic.world import Reason, Roles, StoryPlan
 LANGUAGES: dict[str, ModuleType] = {"en": english, "zh": chinese}
 
 
-def language_table(language: str) -> ModuleType:
-    """The phrase tables of a language; ValueError for one that the world does not speak."""
-    try:
-        return LANGUAGES[language]
-    except KeyError:
-        raise ValueError(f"unknown language {language!r}; known: {', '.join(LANGUAGES)}") from None
-
-
 def word_reason(reason: Reason, language: str) -> str:
     """A reason as a clause: "the kite was lost", “风筝丢了”."""
     clause: str = LANGUAGES[language].REASONS[reason.name].format(**reason.roles)

@@ -112,18 +112,15 @@ class Cast:
         self.training = split == "train"
         self.chosen: list[Any] = []
 
-    def reserved(self, entry: Any) -> bool:
-        """Whether `entry` forms a held-out combination with anything chosen so far."""
-        pairs = (pair_of(entry, other) for other in self.chosen)
-        return any(pair is not None and held_out(*pair) for pair in pairs)
-
     def pick(self, pool: tuple[Item, ...]) -> Item:
         """One entry of `pool` that is not chosen yet."""
         for attempt in range(40):
             entry = self.rng.choice(pool)
             if entry in self.chosen:
                 continue
-            if self.reserved(entry) != self.training or (not self.training and attempt > 3):
+            pairs = (pair_of(entry, other) for other in self.chosen)
+            reserved = any(pair is not None and held_out(*pair) for pair in pairs)
+            if reserved != self.training or (not self.training and attempt > 3):
                 self.chosen.append(entry)
                 return entry
         raise NoCast
@@ -286,10 +283,6 @@ class World:
         self.happen("want", a=a, t=t)
         self.know_both("wanted", a, t)
 
-    def damage(self, a: Being, t: Thing) -> None:
-        """`t` of `a` breaks."""
-        self.happen("break", a=a, t=t)
-
     def mend(self, a: Being, t: Thing, p: PlaceWord) -> None:
         """`a` mends `t` at `p`."""
         self.place[a] = p
@@ -379,36 +372,30 @@ class World:
         """Reads the remaining facts from the state and closes the record."""
         for thing, colour in self.colour.items():
             self.know("colour", "colour", colour, ("colour_thing", colour.key, thing.key), t=thing)
-        for thing, being in self.first_owner.items():
-            pair = ("person_thing", being.key, thing.key)
-            self.know("who", "who_had", being, pair, t=thing)
-            if sum(owner is being for owner in self.first_owner.values()) == 1:
-                self.know("what", "what_had", thing, pair, a=being)
-        for thing, being in self.owner.items():
-            pair = ("person_thing", being.key, thing.key)
-            if thing not in self.spot:
-                self.know("who", "who_has", being, pair, t=thing)
-            if sum(owner is being for owner in self.owner.values()) == 1 and thing not in self.spot:
-                self.know("what", "what_has", thing, pair, a=being)
+        for when, owners in (("had", self.first_owner), ("has", self.owner)):
+            for thing, being in owners.items():
+                if when == "has" and thing in self.spot:
+                    continue
+                pair = ("person_thing", being.key, thing.key)
+                self.know("who", f"who_{when}", being, pair, t=thing)
+                if sum(owner is being for owner in owners.values()) == 1:
+                    self.know("what", f"what_{when}", thing, pair, a=being)
         for thing, place in self.spot.items():
             self.know("where", "where_is", place, ("thing_place", thing.key, place.key), t=thing)
         return self._record(plot, opening)
 
     def _record(self, plot: str, opening: int) -> StoryPlan:
-        values = [value for event in self.events for value in event.roles.values()]
-        kinds: dict[type, dict[Any, None]] = {Being: {}, Thing: {}, PlaceWord: {}, NumberWord: {}}
-        for value in values:
-            kinds.setdefault(type(value), {})[value] = None
+        mentioned = dict.fromkeys(value for event in self.events for value in event.roles.values())
         return StoryPlan(
-            plot,
-            opening,
-            tuple(self.events),
-            tuple(self.facts),
-            tuple(kinds[Being]),
-            tuple(kinds[Thing]),
-            tuple(kinds[PlaceWord]),
-            tuple(dict.fromkeys(item.number for item in kinds[NumberWord])),
-            tuple(self.colour.values()),
-            tuple(self.feelings),
-            tuple(self.reasons),
+            plot=plot,
+            opening=opening,
+            events=tuple(self.events),
+            facts=tuple(self.facts),
+            beings=tuple(value for value in mentioned if isinstance(value, Being)),
+            things=tuple(value for value in mentioned if isinstance(value, Thing)),
+            places=tuple(value for value in mentioned if isinstance(value, PlaceWord)),
+            numbers=tuple(dict.fromkeys(value.number for value in mentioned if isinstance(value, NumberWord))),
+            colours=tuple(self.colour.values()),
+            feelings=tuple(self.feelings),
+            reasons=tuple(self.reasons),
         )

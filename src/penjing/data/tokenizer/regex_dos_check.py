@@ -13,7 +13,8 @@ from penjing.base.files import open_regular
 
 LARGEST_FILE_BYTES = 96 << 20  # vocabularies of 260,000 tokens take 35 MB
 LONGEST_PATTERN = 8192
-_REPEAT = re.compile(r"[*+]|\{\d+,\}")
+_ENDLESS = re.compile(r"[*+]|\{\d+,\}")
+_SEVERAL_WAYS = re.compile(r"[|*+?]|\{\d*,\d*\}")  # not {3}
 _BACK = re.compile(r"\\(?:[1-9]|k<)")
 
 
@@ -56,8 +57,8 @@ def patterns(value: Any) -> Iterator[str]:
 def risk(pattern: str) -> str | None:
     """Why a backtracking engine could try exponentially many ways, in a few words; None if it cannot.
 
-    It takes a group that is repeated without end and can itself match one text in several ways: by an endless repeat or
-    a choice inside. Patterns in use have none.
+    It takes a group that is repeated without end and can itself match one text in several ways: by a choice or a repeat
+    inside, were it only of one or two. Patterns in use have none.
     """
     if len(pattern) > LONGEST_PATTERN:
         return f"it has more than {LONGEST_PATTERN:,} characters"
@@ -78,13 +79,14 @@ def risk(pattern: str) -> str | None:
             place += 1 + pattern.startswith("^", place + 1)  # a ] that comes first is itself
         elif char == "(":
             open_groups.append(False)
+            place += pattern.startswith("?", place + 1)  # of (?: and the like
         elif char == ")" and open_groups:
             several = open_groups.pop()
-            if several and _REPEAT.match(pattern, place + 1):
+            if several and _ENDLESS.match(pattern, place + 1):
                 return "a repeated group with a repeat or a choice inside"
             if open_groups and several:
                 open_groups[-1] = True
-        elif open_groups and (char == "|" or _REPEAT.match(pattern, place)):
+        elif open_groups and _SEVERAL_WAYS.match(pattern, place):
             open_groups[-1] = True
         place += 1
     return None

@@ -83,9 +83,9 @@ class Tokenizer:
         full.no_padding()
         self._full = full
         self.template = template
-        self._json = full.to_str()
+        self.definition = full.to_str()  # the text of its tokenizer.json
         self._settings = settings
-        added = [token for token in json.loads(self._json)["added_tokens"] if is_control(token)]
+        added = [token for token in json.loads(self.definition)["added_tokens"] if is_control(token)]
         self._flags = {token["content"]: token for token in added}
         self._control = {token["content"]: int(token["id"]) for token in added}
         self.roles = roles or _OURS
@@ -93,10 +93,16 @@ class Tokenizer:
         missing = [token for token in needed if token not in self._control]
         if missing:
             raise UserError("the tokenizer has no " + " ".join(missing), wanted="a tokenizer in ChatML form")
-        self._plain, self._guard = _without_control(json.loads(self._json), set(self._control))
+        self._plain, self._guard = _without_control(json.loads(self.definition), set(self._control))
         self.added_ids = frozenset(self._control.values())
+        self.end_of_text = self._control[self.roles.end_of_text]
+        self.message_end = self._control[self.roles.message_end]
+        # What stands before a document: the end of the one before it, or a token of its own for this (`<s>`).
+        self.begin = self._control[self.roles.begin]
+        # Ids at which an answer ends.
+        self.stop = frozenset((self.end_of_text, self.message_end, *map(self.control, self.roles.stop)))
         longest_first = sorted(self._control, key=len, reverse=True)
-        self.control_pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self.control_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
     @cached_property
     def size(self) -> int:
@@ -104,20 +110,15 @@ class Tokenizer:
         return max(self._full.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property
-    def definition(self) -> str:
-        """The text of its tokenizer.json."""
-        return self._json
-
-    @property
     def fingerprint(self) -> str:
         """SHA-256 over the tokenizer and its chat template: shards and checkpoints record it."""
         roles = "" if self.roles == _OURS else json.dumps(asdict(self.roles))
-        return sha256_text(self._json + self.template + roles)
+        return sha256_text(self.definition + self.template + roles)
 
     @property
     def vocabulary_hash(self) -> str:
         """SHA-256 over which text each id stands for, whatever the template and the roles."""
-        return sha256_text(self._json)
+        return sha256_text(self.definition)
 
     def has(self, token: str) -> bool:
         """Whether there is a control token of that name."""
@@ -126,25 +127,6 @@ class Tokenizer:
     def control(self, token: str) -> int:
         """The id of a control token; raises KeyError if the vocabulary has none."""
         return self._control[token]
-
-    @property
-    def end_of_text(self) -> int:
-        return self._control[self.roles.end_of_text]
-
-    @property
-    def message_end(self) -> int:
-        return self._control[self.roles.message_end]
-
-    @property
-    def begin(self) -> int:
-        """What stands before a document: the end of the one before it, or a token of its own for this (`<s>`)."""
-        return self._control[self.roles.begin]
-
-    @property
-    def stop(self) -> frozenset[int]:
-        """Ids at which an answer ends."""
-        names = (self.roles.end_of_text, self.roles.message_end, *self.roles.stop)
-        return frozenset(self._control[name] for name in names)
 
     @property
     def is_ours(self) -> bool:
@@ -194,7 +176,7 @@ class Tokenizer:
 
     @cached_property
     def _token_bytes(self) -> list[bytes]:
-        is_byte_level = '"ByteLevel"' in json.dumps(json.loads(self._json).get("decoder"))
+        is_byte_level = '"ByteLevel"' in json.dumps(json.loads(self.definition).get("decoder"))
         added = self._full.get_added_tokens_decoder()
         found = [b""] * self.size
         for text, index in self._full.get_vocab(with_added_tokens=True).items():
@@ -214,7 +196,7 @@ class Tokenizer:
         For base models that have no template. New tokens get the ids after the last one: the model needs rows for them
         (model/resize_embeddings.py). visible: also those for thoughts and tool calls, which are plain text otherwise.
         """
-        full = tokenizers.Tokenizer.from_str(self._json)
+        full = tokenizers.Tokenizer.from_str(self.definition)
         for names, special in ((self.lacks_for_chatml, True), (VISIBLE_TOKENS if visible else (), False)):
             absent = [name for name in names if name not in self._control]
             # A word of the vocabulary that happens to be spelled so becomes the token; otherwise it is a new id.
@@ -229,7 +211,7 @@ class Tokenizer:
     def save(self, folder: Path) -> None:
         """Write the files `transformers` reads: tokenizer.json, tokenizer_config.json, chat_template.jinja."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "tokenizer.json", self._json)
+        write_text(folder / "tokenizer.json", self.definition)
         if self.template:
             write_text(folder / "chat_template.jinja", self.template)
         settings = self._settings
@@ -245,10 +227,8 @@ class Tokenizer:
             }
         else:  # names that stood in another file, as transformers' templates ask for them
             settings = {**settings, **{n: token for n, token in self.roles.names if not _content(settings.get(n))}}
-        write_json(
-            folder / "tokenizer_config.json",
-            {**settings, **({"chat_template": self.template} if self.template else {})},
-        )
+        template = {"chat_template": self.template} if self.template else {}
+        write_json(folder / "tokenizer_config.json", {**settings, **template})
         if self.roles != _OURS:
             write_json(folder / ROLES, asdict(self.roles))
 
@@ -261,39 +241,32 @@ class Tokenizer:
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not path.is_file():
+            advice = "load the tokenizer with transformers, and call save_pretrained on it."
             pieces = (folder / "tokenizer.model").is_file()
             raise UserError(
                 "no tokenizer here",
                 where=folder,
                 wanted="a folder with tokenizer.json",
-                next_step="tokenizer.model alone is not read: load the tokenizer with transformers, and call "
-                "save_pretrained on it."
-                if pieces
-                else None,
+                next_step=f"tokenizer.model alone is not read: {advice}" if pieces else None,
             )
         template, settings = _template(folder), _table(folder / "tokenizer_config.json")
+        settings.pop("chat_template", None)
         try:
             full = tokenizers.Tokenizer.from_str(read_checked(path))
             ours = all(full.token_to_id(token) is not None for token in CONTROL_TOKENS)
             if ours and (template or CHAT_TEMPLATE) == CHAT_TEMPLATE and not (folder / ROLES).is_file():
                 return cls(full, CHAT_TEMPLATE)
-            return cls._external(full, folder, template, settings)
+            _add_listed(full, settings, folder)
+            if known := _table(folder / ROLES):
+                names, stop = tuple(map(tuple, known["names"])), tuple(known["stop"])
+                roles = SpecialTokens(**{**known, "names": names, "stop": stop})
+            else:
+                roles = find_roles(full, folder, template, settings)
+            return cls(full, template, roles=roles, settings=settings)
         except UserError:
             raise
         except Exception as error:  # the library raises bare Exception for every kind of damage
             raise UserError(f"not a readable tokenizer: {error}", where=path) from None
-
-    @classmethod
-    def _external(cls, full: tokenizers.Tokenizer, folder: Path, template: str, settings: dict[str, Any]) -> Tokenizer:
-        """A tokenizer that somebody else made."""
-        _add_listed(full, settings, folder)
-        known = read_json(folder / ROLES) if (folder / ROLES).is_file() else None
-        if known is not None:
-            roles = SpecialTokens(**{**known, "names": tuple(map(tuple, known["names"])), "stop": tuple(known["stop"])})
-        else:
-            roles = find_roles(full, folder, template, settings)
-        kept = {name: value for name, value in settings.items() if name != "chat_template"}
-        return cls(full, template, roles=roles, settings=kept)
 
 
 # --- other people's tokenizers ---------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -116,14 +115,9 @@ def _make_groups(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, 
     groups = folder.path / "groups"
 
     def make(paths: list[Path], about: dict[str, Any]) -> dict[str, int]:
-        counts: Counter[str] = Counter()
-
-        def skip(_file: str, _line: int, reason: str) -> None:
-            counts[reason] += 1
-
         bad_records = records.BadRecords(run.data.max_bad_fraction, folder.bad_records)
         made = prepare_groups(
-            records.read_preferences(paths, on_skip=skip, bad_records=bad_records),
+            records.read_preferences(paths, bad_records=bad_records),
             tokenizer,
             groups,
             seq_len=run.data.seq_len,
@@ -131,9 +125,8 @@ def _make_groups(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, 
             about=about,
             bad_records=bad_records,
         )
-        counts["broken"] = bad_records.bad
-        counts[f"longer than data.seq_len={run.data.seq_len}"] = made.too_long
-        return dict(counts)
+        longer = {f"longer than data.seq_len={run.data.seq_len}": made.too_long}
+        return {**bad_records.reasons, "broken": bad_records.bad, **longer}
 
     return groups, build_if_stale(run, groups, tokenizer, run.data.seq_len, make, report)
 

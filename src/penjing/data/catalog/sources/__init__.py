@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
-
-from penjing.base.errors import UserError
-from penjing.base.files import atomic_write
 
 Say = Callable[[str], None]
 """Told, in words, what is being done."""
@@ -29,6 +25,11 @@ class DatasetSource(Protocol):
 
     resumes: ClassVar[bool]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the download; an estimate for a file of the hub whose hash we do not know."""
+        ...
+
     def identity(self) -> dict[str, Any]:
         """What pins the text: name, version, hashes. A folder made from another identity is fetched again."""
         ...
@@ -36,18 +37,6 @@ class DatasetSource(Protocol):
     def fetch(self, folder: Path, say: Say) -> Fetched:
         """Put files that our readers take into `folder`. Raises `UserError`."""
         ...
-
-
-def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> int:
-    """Write `records` as JSON lines, atomically; returns their number. Raises `UserError` when there are none."""
-    num_records = 0
-    with atomic_write(path) as stream:
-        for record in records:
-            stream.write(json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n")
-            num_records += 1
-        if not num_records:
-            raise UserError("the source gave no record", where=path.name, next_step="Please report this.")
-    return num_records
 
 
 def chat_record(turns: Iterable[str]) -> dict[str, Any]:

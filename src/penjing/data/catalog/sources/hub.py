@@ -26,7 +26,7 @@ class HubSource:
     repository: str
     revision: str  # a commit where we know a good one, else "main"
     path: str  # inside the repository
-    num_bytes: int | None = None
+    num_bytes: int
     sha256: str | None = None
 
     def identity(self) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class HubSource:
     def fetch(self, folder: Path, say: Say) -> Fetched:
         """Download the file into `folder` and check it. Raises `UserError`."""
         hub, where = _hub(self.repository), f"{self.repository}/{self.path}"
-        say(f"{self.repository}: {self.path}" + (f" ({megabytes(self.num_bytes)})" if self.num_bytes else ""))
+        say(f"{self.repository}: {self.path}" + (f" ({megabytes(self.num_bytes)})" if self.sha256 else ""))
         try:
             path = Path(
                 hub.hf_hub_download(

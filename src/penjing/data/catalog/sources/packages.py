@@ -27,7 +27,8 @@ from typing import Any, ClassVar
 
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_file
-from penjing.data.catalog.sources import Fetched, Say, chat_record, write_jsonl
+from penjing.data.catalog.sources import Fetched, Say, chat_record
+from penjing.data.formats.write import write_jsonl
 
 Convert = Callable[[zipfile.ZipFile, Counter[str]], Iterator[dict[str, Any]]]
 """From an open wheel to records; what is left out is counted by reason."""
@@ -45,7 +46,8 @@ class PackageSource:
 
     distribution: str
     version: str
-    sha256: str  # of the wheel
+    num_bytes: int  # of the wheel
+    sha256: str
     convert: Convert
 
     def identity(self) -> dict[str, Any]:

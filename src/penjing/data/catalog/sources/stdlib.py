@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from penjing.base.errors import UserError
-from penjing.data.catalog.sources import Fetched, Say, write_jsonl
+from penjing.data.catalog.sources import Fetched, Say
+from penjing.data.formats.write import write_jsonl
 
 LARGEST_FILE_BYTES = 200_000
 FOLDERS_LEFT_OUT = frozenset(
@@ -25,6 +26,7 @@ class StdlibSource:
     """The `.py` files of the running Python's standard library. `root` is another folder, for tests."""
 
     resumes: ClassVar = False
+    num_bytes: ClassVar = 0
 
     root: Path | None = None
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from penjing.data.synthetic.holdout_split import held_out
 from penjing.data.synthetic.lexicon import ANIMALS, COLOURS, FEELINGS, PEOPLE, PLACES, THINGS, Thing
-from penjing.data.synthetic.questions import Reading, SyntheticQuestion, check_split
+from penjing.data.synthetic.questions import Reading, SyntheticQuestion
 from penjing.data.synthetic.rng import Rng
-from penjing.data.synthetic.surface_realization import bare_word, language_table
+from penjing.data.synthetic.surface_realization import LANGUAGES, bare_word
 from penjing.data.synthetic.world import Pair, pair_of
 
 DRILL_KINDS: dict[str, str] = {
@@ -49,7 +49,7 @@ class DrillDraft:
 
     def __init__(self, rng: Rng, language: str, split: str) -> None:
         self.rng, self.language, self.split = rng, language, split
-        self.table = language_table(language)
+        self.table = LANGUAGES[language]
 
     def done(
         self, kind: str, phrase: str, answer: str, wrong: list[str], chance: float, **more: Any
@@ -201,11 +201,8 @@ _MAKERS: dict[str, Callable[[DrillDraft], SyntheticQuestion]] = {
 
 def drill(seed: int, index: int, *, language: str, split: str = "train", kind: str | None = None) -> SyntheticQuestion:
     """Drill number `index` of a split: of the given kind, or of any kind but `story`."""
-    check_split(split)
     rng = Rng(seed, split, "drill", index, language, kind or "any")
     chosen = kind or rng.choice(_NO_STORY)
-    if chosen not in _MAKERS:
-        raise ValueError(f"unknown kind of drill {chosen!r}; known: {', '.join(_MAKERS)}")
     return _MAKERS[chosen](DrillDraft(rng, language, split))
 
 
@@ -216,8 +213,8 @@ def story_request(seed: int, index: int, *, language: str, split: str = "train")
     `is_held_out`.
     """
     reading = Reading(seed, index, language, split)
-    being, thing = reading.about()
-    phrase = reading.rng.choice(language_table(language).STORY_REQUESTS)
+    being, thing = reading.plan.beings[0], reading.plan.things[0]
+    phrase = reading.rng.choice(reading.table.STORY_REQUESTS)
     words = (being.en, thing.en) if language == "en" else (being.zh, thing.zh)
     return SyntheticQuestion(
         kind="story",

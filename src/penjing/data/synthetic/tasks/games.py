@@ -24,7 +24,7 @@ from penjing.data.synthetic.lexicon import (
 )
 from penjing.data.synthetic.questions import SyntheticQuestion
 from penjing.data.synthetic.rng import Rng
-from penjing.data.synthetic.surface_realization import bare_word, language_table, word_answer
+from penjing.data.synthetic.surface_realization import LANGUAGES, bare_word, word_answer
 from penjing.data.synthetic.world import pair_of
 
 # What is asked in a roll call: the kind of question it counts as, and which of the facts is the answer.
@@ -41,7 +41,7 @@ _ECHO_WORDS = (*PEOPLE, *ANIMALS, *THINGS, *THINGS, *PLACES, *COLOURS)
 
 def echo(rng: Rng, language: str) -> str:
     """Rounds of a game: a line of words, and the same line again."""
-    table = language_table(language)
+    table = LANGUAGES[language]
     lines = [rng.choice(table.ECHO_TITLES)]
     for _ in range(rng.between(3, 5)):
         words = table.ECHO_SPACE.join(bare_word(entry, language) for entry in _words(rng))
@@ -90,7 +90,7 @@ def _call(rng: Rng, count: int) -> list[_Present]:
 
 def roll_call(rng: Rng, language: str, num_questions: int) -> tuple[str, list[SyntheticQuestion]]:
     """A line on each of 3 to 5 people, and questions about them."""
-    table = language_table(language)
+    table = LANGUAGES[language]
     present = _call(rng, rng.between(3, 5))
     space = "" if language == "zh" else " "
     text = space.join(
@@ -102,7 +102,7 @@ def roll_call(rng: Rng, language: str, num_questions: int) -> tuple[str, list[Sy
 
 
 def _ask(text: str, one: _Present, kind: str, present: list[_Present], language: str, rng: Rng) -> SyntheticQuestion:
-    table = language_table(language)
+    table = LANGUAGES[language]
     subject, value = _ASKS[kind]
     answers = {o: word_answer(getattr(o, value), language) for o in present}
     return SyntheticQuestion(

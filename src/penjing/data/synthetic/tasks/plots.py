@@ -144,7 +144,7 @@ def broken(world: World, cast: Cast) -> None:
     a, b, t, p, q = cast.person(), cast.person(), cast.pick(tagged("mend")), cast.place(), cast.place()
     world.own(a, t, p)
     _maybe_own(world, cast, b)
-    world.damage(a, t)
+    world.happen("break", a=a, t=t)
     world.feel(a, LOW_FEELINGS, "broken", _pair(a, t), t=t)
     world.mend(b, t, q)
     world.feel(a, HIGH_FEELINGS, "mended", _pair(a, t), t=t)
