@@ -12,7 +12,7 @@ from penjing.bench.trial_process import run_trial
 from penjing.bench.verdict import ratios, verdict
 from penjing.commands.bench import bench
 from penjing.commands.train import execute, resolve_run
-from penjing.loader.group_sampler import GroupSource
+from penjing.loader.group_sampler import EpochOrder, group_source
 
 MEBIBYTE = 2**20
 
@@ -90,7 +90,7 @@ def test_the_baseline_gets_pairs_in_the_order_of_our_steps():
         taken.append(index)
         raise Asking
 
-    source = GroupSource(make, 7, micro_units=1, seed=derive(run.seed, run.stage, "order"))
+    source = group_source(make, EpochOrder(7, derive(run.seed, run.stage, "order")), 1)
     for _ in range(20):
         with pytest.raises(Asking):
             next(source)

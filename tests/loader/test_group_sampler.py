@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from penjing.loader.group_sampler import GroupSource
+from penjing.loader.group_sampler import EpochOrder, group_source
 from penjing.loader.shared_prompt_batch import Answer, Group
 
 
 def taken(world, micro, batches, start=0, seed=5):
     """The numbers of the groups that all ranks take, in the order of the stream."""
     sources = [
-        GroupSource(
-            lambda index: Group(prompt=[index + 1], answers=[Answer(ids=[1])]),
-            6,
-            micro_units=micro,
-            seed=seed,
-            rank=rank,
-            world=world,
+        group_source(
+            lambda index: Group(prompt=[index + 1], answers=[Answer(ids=[1])]), EpochOrder(6, seed), micro, rank, world
         )
         for rank in range(world)
     ]

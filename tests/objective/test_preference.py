@@ -24,16 +24,7 @@ from penjing.objective.preference import (
 from penjing.objective.reward_model import MARGIN, RewardModel, RewardObjective, ranking_losses, score_answers
 from penjing.objective.router import RouterSettings
 
-SHAPE = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "intermediate_size": 24,
-    "max_position_embeddings": 128,
-}
+SHAPE = {"vocab_size": 40, "max_position_embeddings": 128}
 MIXTURE = {
     **SHAPE,
     "architecture": "qwen3_moe",

@@ -6,42 +6,29 @@ import random
 
 import pytest
 import torch
+from small_models import sizes, small_model
 
 from penjing.checkpoint.load import newest
 from penjing.checkpoint.save import save
 from penjing.kernels import orthogonalize
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
 from penjing.model.score import CrossEntropy
-from penjing.model.transformer import Transformer
 from penjing.optim import low_precision_state as kept
 from penjing.optim.adamw import AdamW
 from penjing.optim.adamw_low_precision import LowPrecisionAdamW
-from penjing.optim.low_precision_state import BLOCK, QuantCodebook
+from penjing.optim.low_precision_state import BLOCK, QuantCodebook, stochastic_round
 from penjing.optim.muon import Muon
 from penjing.train.compile_policy import compile_optimizers, missing_compiler
 from penjing.train.nonfinite_guard import takes_flag
 
 CPU = torch.device("cpu")
-SHAPE = ModelConfig(
-    vocab_size=256,
-    hidden_size=64,
-    num_hidden_layers=3,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_dim=32,
-    intermediate_size=192,
-    tie_word_embeddings=False,
-)
 SETTINGS = {"adamw": AdamW, "muon": Muon}
 SMALL = ("bfloat16", "int8")
 BOUND, FALL = 0.01, 3.0  # nats
 
 
 def make_model(seed=0):
-    model = Transformer(SHAPE)
-    initialise(model, seed)
-    return model
+    shape = sizes(256, 64, 3, 2, 2, 32, 192)
+    return small_model(seed=seed, noise=0, tie_word_embeddings=False, **shape)
 
 
 def take_steps(model, optimizers, seeds):
@@ -116,6 +103,34 @@ def test_nothing_stays_nothing_and_one_large_number_spoils_its_block_only(signed
     spoiled = codes.decode(*codes.encode(value))
     assert torch.equal(spoiled[BLOCK:], alone[BLOCK:])
     assert spoiled[5] != alone[5]
+
+
+# --- stochastic rounding ----------------------------------------------------------------------------------------------
+
+
+def test_it_is_right_on_average_and_only_the_two_neighbours_come_up():
+    value = torch.full((200_000,), 1.0 + 0.3 * 2**-7)  # bfloat16 has steps of 2^-7 here
+    rounded = stochastic_round(value, torch.Generator().manual_seed(1)).float()
+    assert sorted(set(rounded.tolist())) == [1.0, 1.0 + 2**-7]
+    assert rounded.mean().item() == pytest.approx(value[0].item(), abs=3e-5)
+    negative = stochastic_round(-value, torch.Generator().manual_seed(1)).float()
+    assert torch.equal(negative, -rounded)
+
+
+def test_what_bfloat16_holds_stays_as_it_is():
+    value = torch.randn(1000).bfloat16()
+    assert torch.equal(stochastic_round(value.float(), torch.Generator().manual_seed(3)), value)
+
+
+def test_a_slow_mean_does_not_stand_still():
+    kept = torch.zeros(4096, dtype=torch.bfloat16)
+    nearest = kept.clone()
+    for step in range(400):
+        kept = stochastic_round(kept.float().lerp(torch.ones(4096), 0.002), torch.Generator().manual_seed(step))
+        nearest = nearest.float().lerp(torch.ones(4096), 0.002).bfloat16()
+    exact = 1 - 0.998**400
+    assert kept.float().mean().item() == pytest.approx(exact, abs=0.01)
+    assert abs(nearest.float().mean().item() - exact) > 0.05
 
 
 # --- the update ------------------------------------------------------------------------------------------------------
@@ -229,7 +244,7 @@ def test_a_masked_step_leaves_everything_as_it_was(kind, state, at):
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("state", SMALL)
+@pytest.mark.parametrize("state", ["float32", *SMALL])
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_a_run_goes_on_bit_for_bit_from_its_checkpoint(tmp_path, kind, state):
     settings = SETTINGS[kind](state_dtype=state)

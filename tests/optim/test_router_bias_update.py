@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import torch
+from small_models import small_model
 
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
 from penjing.model.moe import mixtures
-from penjing.model.transformer import Transformer
 from penjing.optim.router_bias_update import RouterBalance
-
-SHAPE = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "num_experts": 4,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 16,
-    "max_position_embeddings": 64,
-}
 
 
 def made(architecture):
-    model = Transformer(ModelConfig(architecture=architecture, **SHAPE))
-    initialise(model, 0)
-    return model
+    experts = {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+    return small_model(noise=0, architecture=architecture, vocab_size=50, hidden_size=32, head_dim=16, **experts)
 
 
 def test_a_busy_expert_is_chosen_less():

@@ -7,32 +7,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_models import small_model
 
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
 from penjing.model.score import CrossEntropy
-from penjing.model.transformer import Transformer
 from penjing.optim.adamw import AdamW
 from penjing.parallel.grad_scaler import LossScaler
 from penjing.parallel.single import Single
 from penjing.train.nonfinite_guard import guarded_step
 
 CPU = torch.device("cpu")
-SHAPE = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-}
 
 
 def steps(dtype, num_steps, first=2.0**16):
     """Losses of some steps, and what they were taken with."""
-    model = Transformer(ModelConfig(**SHAPE, intermediate_size=64))
-    initialise(model, 0)
+    model = small_model(noise=0, vocab_size=64, hidden_size=32, head_dim=16, intermediate_size=64)
     set_compute_dtype(model, dtype)
     strategy = Single(CPU)
     if dtype == torch.float16:

@@ -22,14 +22,9 @@ from penjing.plan.memory import Target, Tracer, plan_from
 from penjing.track.base import Trackers
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
-from penjing.train.memory_trace.dummy_batches import NoMeter
-from penjing.train.memory_trace.trace import (
-    TraceShape,
-    predict_memory,
-    shape_of,
-    trace_run,
-)
+from penjing.train.memory_trace.trace import TraceShape, predict_memory, trace_run
 from penjing.train.precision import Precision
+from penjing.train.throughput import Meter
 
 MIB = 1 << 20
 TINY: Layer = {"model": {"preset": "tiny"}, "data": {"seq_len": 64}, "batch": {"size": 4}}
@@ -78,7 +73,7 @@ def meta_model(run: Run) -> Transformer:
 def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
     """Byte for byte at the peak: the same step, on real memory."""
     run = run_of("pretrain", compute={"dtype": dtype}, data={"seq_len": 64, "prefetch": 0})
-    planned, _ = trace_run(run, CPU, shape_of(run, CPU))
+    planned, _ = trace_run(run, CPU, TraceShape(micro_size=2, accumulate=2))
     model = Transformer(run.model)
     matmuls = torch.bfloat16 if dtype == "bfloat16" else None
     set_compute_dtype(model, matmuls)
@@ -114,7 +109,7 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
         optimizers=optimizers,
         schedule=run.schedule,
         trackers=Trackers([]),
-        meter=NoMeter(),  # type: ignore[arg-type]
+        meter=Meter(0.0, None),
         num_steps=2,
         accumulate=2,
         max_grad_norm=run.max_grad_norm,

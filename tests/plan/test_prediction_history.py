@@ -113,11 +113,11 @@ class Clock:
 
 def steps(meter: Meter, clock: Clock, count: int, wait: float, compute: float) -> None:
     for _ in range(count):
-        with meter.step(world=1) as counted:
+        with meter.step(world=1):
             with meter.waiting_for_data():
                 clock.now += wait
             clock.now += compute
-            counted.tokens = 10
+            meter.count(10)
 
 
 def test_the_meter_fits_the_plan_again_once_and_early():

@@ -24,12 +24,13 @@ from penjing.train import checkpointer as saving
 
 REFUSING = """
 import errno, os
-import penjing.checkpoint.save as module
-real, calls = module.save, [0]
+from penjing.base.files import disk_error
+from penjing.checkpoint.save import save as real
+calls = [0]
 def save(folder, step, **rest):
     calls[0] += 1
     if calls[0] in {refused}:
-        raise module.disk_error(OSError(errno.{code}, os.strerror(errno.{code})), folder)
+        raise disk_error(OSError(errno.{code}, os.strerror(errno.{code})), folder)
     return real(folder, step, **rest)
 import penjing.train.checkpointer
 penjing.train.checkpointer.save = save

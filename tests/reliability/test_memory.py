@@ -160,11 +160,10 @@ def test_a_validation_shrinks_or_is_left_out(room):
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return {"val_loss": 1.0}
 
-    strategy = Single(torch.device("cpu"))
-    stage = SimpleNamespace(run=Stage.run)
+    stage = SimpleNamespace(run=Stage.run, strategy=Single(torch.device("cpu")))
     stage.validate = lambda: Stage.validate(stage)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figures = validate_with_retry(stage, strategy)
+        figures = validate_with_retry(stage)
     assert sizes == {4: [8, 4], 1: [8, 4, 2, 1], 0: [8, 4, 2, 1]}[room]
     assert figures == ({"val_loss": 1.0} if room else {})

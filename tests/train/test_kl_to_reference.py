@@ -6,20 +6,13 @@ import copy
 
 import pytest
 import torch
+from small_models import small_model
 
 from penjing.infer.sampler_factory import Sampling, make_sampler
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
 from penjing.model.lora import Lora, add_adapter, trainable_state_dict
-from penjing.model.transformer import Transformer
 from penjing.parallel.single import Single
 from penjing.train.kl_to_reference import BaseModelView, kl_to_reference
 
-SHAPE = ModelConfig(
-    architecture="qwen3", vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-    num_key_value_heads=1, head_dim=8,
-    intermediate_size=24, max_position_embeddings=64,
-)  # fmt: skip
 PROMPTS = [[3 + number, 7, 9 + number % 3] for number in range(40)]  # more than a chunk
 SEEDS = list(range(40))
 STOP = (1, 2)
@@ -27,8 +20,7 @@ WRITE = make_sampler(6, Sampling(temperature=1.0))
 
 
 def made(seed):
-    model = Transformer(SHAPE)
-    initialise(model, seed)
+    model = small_model(seed=seed, noise=0, architecture="qwen3", vocab_size=50)
     with torch.no_grad():  # far from its start, where all answers are equally likely
         for parameter in model.parameters():
             if parameter.ndim > 1:

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import small_model
 
 from penjing.base.errors import UserError
 from penjing.loader.batch import Batch
 from penjing.loader.batch_source import Source
-from penjing.model.config import ModelConfig
-from penjing.model.init import initialise
-from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
 from penjing.optim.adamw import AdamW
 from penjing.optim.schedule import Constant, WarmupStableDecay
@@ -22,14 +20,6 @@ from penjing.train.loop import TrainingContext, TrainState, train
 from penjing.train.nonfinite_guard import NonFiniteGuard, PendingStep
 from penjing.train.throughput import Meter
 
-SHAPE = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-}
 LOOP = Path(__file__).parents[2] / "src/penjing/train/loop.py"
 
 
@@ -77,8 +67,7 @@ def batch(rows, tokens=12, scored=None, seed=0):
 
 
 def parts(batches, *, steps, accumulate=1, rate=3e-3):
-    model = Transformer(ModelConfig(**SHAPE))
-    initialise(model, 0)
+    model = small_model(noise=0, vocab_size=50, hidden_size=32, head_dim=16, intermediate_size=96)
     strategy = Single(torch.device("cpu"))
     memory = Memory()
     made = TrainingContext(

@@ -11,6 +11,7 @@ from user_errors import raises_user_error
 
 from penjing.data.formats import Message
 from penjing.model.lora import fingerprint
+from penjing.train.average import average_models
 from penjing.train.load_model import load_trained
 from penjing.train.stages.preference_data import PreferenceDataStage
 from penjing.train.stages.reward import load_judge
@@ -181,12 +182,10 @@ def test_without_a_reference_none_is_made(tmp_path, words):
 
 def test_kto_learns_from_single_answers_and_goes_on_exactly(tmp_path, words):
     records = []
-    for line in (next(word for word in words if word.startswith("data.train=")), ""):
-        if line:
-            pairs = [json.loads(record) for record in open(line.removeprefix("data.train="))]
-            for pair in pairs:
-                records.append({"messages": pair["chosen"], "label": True})
-                records.append({"prompt": pair["rejected"][:1], "completion": pair["rejected"][1:], "label": False})
+    pairs = next(word.removeprefix("data.train=") for word in words if word.startswith("data.train="))
+    for pair in map(json.loads, open(pairs)):
+        records.append({"messages": pair["chosen"], "label": True})
+        records.append({"prompt": pair["rejected"][:1], "completion": pair["rejected"][1:], "label": False})
     path = tmp_path / "judged.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     kto = [*words, f"data.train={path}", "objective.loss=kto", "objective.kl_groups=4"]
@@ -239,6 +238,8 @@ def test_a_reward_model_is_trained_saved_resumed_and_read(tmp_path, words, adapt
     assert good > bad
     assert judge.rewards([[asked, answers[1]]]) == pytest.approx([bad], abs=1e-5)
     assert load_trained(folder, adapters="merged").answers
+    with raises_user_error(where=str(folder), next_step="--last N"):
+        average_models([folder, folder], tmp_path / "mean")
 
 
 def test_what_cannot_be_learned_is_refused(base, tmp_path, words):

@@ -186,7 +186,7 @@ def test_a_run_that_teaches_little_says_so_before_it_begins(words, tmp_path, mon
     monkeypatch.setattr(
         build_context,
         "validate_with_retry",
-        lambda stage, strategy: dict.fromkeys(validate(stage, strategy), 13.2),
+        lambda stage: dict.fromkeys(validate(stage), 13.2),
     )
     said = train("lora", *words, "batch.size=32", "epochs=10", f"out={tmp_path / 'run'}")
     begins = said.index("step 1/")

@@ -18,11 +18,11 @@ def test_speed_utilisation_and_shares():
     others = 4 * 300  # the other rank's tokens in four steps
     meter = Meter(flops_per_token=6e6, peak_flops_per_second=1e10, clock=clock, sum_ranks=lambda count: count + others)
     for _ in range(4):
-        with meter.step(world=2) as counted:
+        with meter.step(world=2):
             with meter.waiting_for_data():
                 clock.now += 0.5
             clock.now += 1.5
-            counted.tokens = 500  # on this rank: 800 on both
+            meter.count(500)  # on this rank: 800 on both
     # 3,200 tokens in 8 s: 400/s, 400 * 6e6 / 2e10 = 12 % of both peaks; 10 steps of 2 s are left
     figures = meter.interval(steps_left=10)
     assert figures == {
@@ -50,9 +50,9 @@ def test_an_interval_starts_where_the_last_one_ended():
     clock = Clock()
     meter = Meter(flops_per_token=1.0, peak_flops_per_second=None, clock=clock)
     for seconds, tokens in ((1.0, 100), (4.0, 100)):
-        with meter.step(world=1) as counted:
+        with meter.step(world=1):
             clock.now += seconds
-            counted.tokens = tokens
+            meter.count(tokens)
         figures = meter.interval(steps_left=0)
     assert figures["tokens_per_second"] == 25.0
     assert "mfu" not in figures
@@ -62,14 +62,14 @@ def test_an_interval_starts_where_the_last_one_ended():
 def test_a_restored_meter_goes_on_counting():
     clock = Clock()
     first = Meter(flops_per_token=1.0, peak_flops_per_second=None, clock=clock)
-    with first.step(world=1) as counted:
+    with first.step(world=1):
         clock.now += 2
-        counted.tokens = 10
+        first.count(10)
     second = Meter(flops_per_token=1.0, peak_flops_per_second=None, clock=clock)
     second.restore(first.state())
-    with second.step(world=1) as counted:
+    with second.step(world=1):
         clock.now += 3
-        counted.tokens = 40
+        second.count(40)
     assert second.totals()["tokens"] == 50
     assert second.totals()["tokens_per_second"] == 10.0
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from penjing.kernels.cpu import tensor_arena as arena
 
@@ -15,27 +16,20 @@ from penjing.kernels.cpu import tensor_arena as arena
 def snapshot(value: Any) -> Any:
     """The same value with every tensor in it copied to memory of its own on the CPU: training changes the originals.
 
-    Copies from a GPU are started together and awaited once. A CPU tensor is copied: `.cpu()` of it would be the very
-    tensor that training goes on changing.
+    Copies from a GPU are started together and awaited once.
     """
-    copied = _copy(value)
+    copied = tree_map_only(Tensor, _copy, value)
     if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()
     return copied
 
 
-def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        source = value.detach()
-        kind = source.device.type
-        if kind == "cpu":
-            return arena.empty_like(source).copy_(source)
-        return source.to("cpu", non_blocking=kind == "cuda")  # of other devices nothing would be awaited
-    if isinstance(value, dict):
-        return {key: _copy(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_copy(inner) for inner in value]
-    return value
+def _copy(tensor: Tensor) -> Tensor:
+    source = tensor.detach()
+    kind = source.device.type
+    if kind == "cpu":  # `.cpu()` of it would be the very tensor that training goes on changing
+        return arena.empty_like(source).copy_(source)
+    return source.to("cpu", non_blocking=kind == "cuda")  # of other devices nothing would be awaited
 
 
 class Background:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penjing.base.files import NewFile, check_free_space, disk_error, sync_folder
+from penjing.base.files import NewFile, check_free_space, disk_errors, sync_folder
 from penjing.checkpoint.manifest import MANIFEST, OPTIMIZERS, STATE, WEIGHTS, folder_name, manifest_text, steps
 from penjing.checkpoint.tensors import write_file
 
@@ -48,24 +48,23 @@ def save(
     tensors, plain = flatten_optimizers(optimizers)
     tensors["rng.torch"] = torch.get_rng_state() if random_state is None else random_state
     written = {STATE: _json({**state, "step": step, "optimizers": plain}), **texts}
+    about = {"step": step, "fingerprints": dict(fingerprints or {})}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for left_by_a_kill in folder.glob(".step-*.partial"):
-            shutil.rmtree(left_by_a_kill, ignore_errors=True)
-        check_free_space(folder, _bytes(weights) + _bytes(tensors) + _ROOM_FOR_TEXTS)
-        partial.mkdir()
-        files = {WEIGHTS: write_file(partial / WEIGHTS, weights), OPTIMIZERS: write_file(partial / OPTIMIZERS, tensors)}
-        for name, text in written.items():
-            files[name] = _write(partial / name, text)
-        _write(partial / MANIFEST, manifest_text({"step": step, "fingerprints": dict(fingerprints or {})}, files))
-        sync_folder(partial)  # the names in it are durable before it has a name that counts
-        if final.exists():  # damaged, or its steps were taken again
-            shutil.rmtree(final, ignore_errors=True)
-        os.rename(partial, final)
-        sync_folder(folder)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise disk_error(error, final) from error
+        with disk_errors(final):
+            folder.mkdir(parents=True, exist_ok=True)
+            for left_by_a_kill in folder.glob(".step-*.partial"):
+                shutil.rmtree(left_by_a_kill, ignore_errors=True)
+            check_free_space(folder, _bytes(weights) + _bytes(tensors) + _ROOM_FOR_TEXTS)
+            partial.mkdir()
+            held = {WEIGHTS: weights, OPTIMIZERS: tensors}
+            files = {name: write_file(partial / name, each) for name, each in held.items()}
+            files |= {name: _write(partial / name, text) for name, text in written.items()}
+            _write(partial / MANIFEST, manifest_text(about, files))
+            sync_folder(partial)  # the names in it are durable before it has a name that counts
+            if final.exists():  # damaged, or its steps were taken again
+                shutil.rmtree(final, ignore_errors=True)
+            os.rename(partial, final)
+            sync_folder(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

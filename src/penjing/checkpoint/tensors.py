@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penjing.base.files import NewFile, disk_error
+from penjing.base.files import NewFile, disk_errors
 
 _NAMES = {
     torch.float64: "F64",
@@ -56,8 +56,6 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str,
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file, in the place of one that may be there. Raises UserError if the disk refuses."""
-    try:
+    with disk_errors(path):
         path.unlink(missing_ok=True)
         write_file(path, tensors, metadata)
-    except OSError as error:
-        raise disk_error(error, path) from error

@@ -30,27 +30,13 @@ class EpochOrder:
         return int(self._order[index])
 
 
-class GroupSource(OrderedSource):
-    """Each epoch's groups in an order drawn from its seed, `micro_units` at a time.
-
-    group: that of an index, 0..num_groups - 1.
-    """
-
-    def __init__(
-        self,
-        group: Callable[[int], Group],
-        num_groups: int,
-        *,
-        micro_units: int,
-        seed: int,
-        rank: int = 0,
-        world: int = 1,
-    ) -> None:
-        super().__init__(self._groups, "next_group", micro_units, rank, world)
-        self.group, self.order = group, EpochOrder(num_groups, seed)
-
-    def _groups(self, places: range) -> AnswerBatch:
-        return pack_tight([self.group(self.order[place]) for place in places])
+def group_source(
+    group: Callable[[int], Group], order: EpochOrder, micro_size: int, rank: int = 0, world: int = 1
+) -> OrderedSource:
+    """Groups in this order, `micro_size` at a time. group: that of an index."""
+    return OrderedSource(
+        lambda places: pack_tight([group(order[place]) for place in places]), "next_group", micro_size, rank, world
+    )
 
 
 def pack_tight(groups: list[Group]) -> AnswerBatch:

@@ -157,16 +157,21 @@ class Distillation:
         units_B = batch.units_B if isinstance(batch, Batch) else lambda: batch.units_B(batch.length_A())
         return self.router.added_to(Loss(sums.total, parts), means, units_B)
 
-    @torch.no_grad()
     def _teacher(self, batch: Batch | AnswerBatch, branches: dict[str, Any]) -> Teacher:
         if isinstance(batch, DistillBatch):
             return StoredTeacher(batch.top_id_NK, batch.top_logp_NJ, self.num_ids)
         assert self.teacher is not None, "the batch does not say what the teacher predicts"
-        hidden_ND = self.teacher.hidden(batch.ids_BT, batch.document_BT, **branches).flatten(0, 1)
-        if batch.scored_N is not None:
-            hidden_ND = hidden_ND[batch.scored_N]
-        weight_VD = self.teacher.head_weight_VD.detach()
-        return LiveTeacher(hidden_ND, weight_VD, self.teacher.compute_dtype or weight_VD.dtype)
+        return ask_teacher(self.teacher, batch, **branches)
+
+
+@torch.no_grad()
+def ask_teacher(teacher: Transformer, batch: Batch | AnswerBatch, **branches: Any) -> LiveTeacher:
+    """What a teacher makes of a batch's scored positions. branches: of an `AnswerBatch`."""
+    hidden_ND = teacher.hidden(batch.ids_BT, batch.document_BT, **branches).flatten(0, 1)
+    if batch.scored_N is not None:
+        hidden_ND = hidden_ND[batch.scored_N]
+    weight_VD = teacher.head_weight_VD.detach()
+    return LiveTeacher(hidden_ND, weight_VD, teacher.compute_dtype or weight_VD.dtype)
 
 
 def _score(hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype, **given: Any) -> Tensor:

@@ -47,8 +47,8 @@ class AdamW(Settings):
             {"params": groups.matrices, "weight_decay": self.weight_decay},
             {"params": groups.tables + groups.gains, "weight_decay": 0.0},
         ]
-        whole, small = split(parts, self.state_dtype, embeddings(model))
-        return adamw(whole, small, self.learning_rate, (self.beta1, self.beta2), self.eps, self.state_dtype, seed)
+        betas = (self.beta1, self.beta2)
+        return adamw(parts, embeddings(model), self.learning_rate, betas, self.eps, self.state_dtype, seed)
 
 
 Parts = list[dict[str, Any]]  # parameter groups
@@ -64,17 +64,18 @@ def split(parts: Parts, how: StateDtype, tables: set[nn.Parameter]) -> tuple[Par
 
 
 def adamw(
-    whole: Parts,
-    small: Parts,
+    parts: Parts,
+    tables: set[nn.Parameter],
     learning_rate: float,
     betas: tuple[float, float],
     epsilon: float,
     how: StateDtype,
     seed: int,
 ) -> list[torch.optim.Optimizer]:
-    """torch's AdamW over `whole` and ours over `small`, each where it has parameters; each remembers its peak rate as
-    `peak`."""
+    """torch's AdamW and ours where less than float32 is kept, each where it has parameters; each remembers its peak
+    rate as `peak`. tables: embeddings."""
     optimizers: list[torch.optim.Optimizer] = []
+    whole, small = split(parts, how, tables)
     if filled := _with_peak(whole, learning_rate):
         optimizers.append(FusedAdamW(filled, learning_rate, betas, epsilon))
     if filled := _with_peak(small, learning_rate):

@@ -1,7 +1,7 @@
 """How an optimizer's state is kept between steps: as it is, in bfloat16, or in 8 bits with a scale for each block.
 
 A state is read into float32, changed and written back, piece by piece, so that what is there in float32 at one time
-does not grow with the model.
+does not grow with the model. bfloat16 forgets nothing on average: it is rounded up or down by chance.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from penjing.base.seeds import derive
 from penjing.optim.adamw_no_dynamo import NoDynamoOptimizer
-from penjing.optim.stochastic_rounding import stochastic_round
 
 StateDtype = Literal["float32", "bfloat16", "int8"]
 BYTES: dict[StateDtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1}  # of one kept number; scales add 1/64 byte
@@ -23,6 +22,7 @@ BLOCK = 256  # numbers that share a scale: one large one spoils no more than the
 PIECE = 1 << 22  # numbers worked on at once: 16 MiB for each temporary in float32; a multiple of BLOCK
 LEAST = 4096  # elements of a parameter whose state is worth making small
 _DECADES = 7  # of magnitude, below the largest of a block
+_LOW_BITS = 1 << 16  # of float32's mantissa that bfloat16 has not
 
 
 def is_small(parameter: Tensor, how: StateDtype, *, embedding: bool) -> bool:
@@ -37,6 +37,17 @@ def is_small(parameter: Tensor, how: StateDtype, *, embedding: bool) -> bool:
 def pieces(count: int) -> Iterator[slice]:
     """Slices of at most PIECE that make up `count` elements."""
     return (slice(first, min(first + PIECE, count)) for first in range(0, count, PIECE))
+
+
+def stochastic_round(value: Tensor, generator: torch.Generator) -> Tensor:
+    """float32 to bfloat16, up with the probability of how far it is on the way (arXiv:1502.02551, section 3.1).
+
+    Rounded to nearest, a running mean with weight 0.05 stands still once its changes are below 1/256 of it.
+    """
+    bits = value.float().contiguous().view(torch.int32)
+    chance = torch.randint(_LOW_BITS, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
+    # What is added overflows from the low half into the high one as often as it should; the low half is then dropped.
+    return ((bits + chance) & -_LOW_BITS).view(torch.float32).to(torch.bfloat16)
 
 
 class QuantCodebook:
@@ -91,10 +102,6 @@ class LowPrecisionOptimizer(NoDynamoOptimizer):
         everyone = chain.from_iterable(part["params"] for part in self.param_groups)
         self._number = {parameter: number for number, parameter in enumerate(everyone)}
         self._codes: dict[bool, QuantCodebook] = {}
-
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step from the gradients that are there; a closure is not taken."""
-        raise NotImplementedError
 
     @property
     def bad(self) -> Tensor | None:

@@ -128,8 +128,6 @@ class Muon(Settings):
         for parts, how in hows:
             if parts[0]["params"]:  # with frozen weights either may be empty, which torch refuses
                 optimizers.append(_MuonOptimizer(parts, *settings, how, derive(seed, "matrices")))
-        rest = split(
-            [{"params": groups.tables + groups.gains, "weight_decay": 0.0}], self.state_dtype, embeddings(model)
-        )
-        betas, seed = (self.beta1, self.beta2), derive(seed, "rest")
-        return optimizers + adamw(*rest, self.adamw_learning_rate, betas, self.eps, self.state_dtype, seed)
+        rest = [{"params": groups.tables + groups.gains, "weight_decay": 0.0}]
+        rate, betas, seed = self.adamw_learning_rate, (self.beta1, self.beta2), derive(seed, "rest")
+        return optimizers + adamw(rest, embeddings(model), rate, betas, self.eps, self.state_dtype, seed)

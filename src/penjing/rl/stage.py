@@ -175,12 +175,12 @@ class PolicyStage(Stage[Policy]):
     def objective(self) -> PolicyObjective:
         return PolicyObjective(self.settings, self.router)
 
-    def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
+    def example_batch(self, micro_size: int, device: torch.device) -> AnswerBatch:
         """A prompt's answers branch off it in one row."""
         values = ["behaviour", *(["reference"] if self.settings.kl_coef else []), ADVANTAGE]
         values += ["value", "return"] if self.settings.loss == "ppo" else []
         shape = (micro_size, self.settings.rollout.num_generations, self.run.data.seq_len)
-        return example_answers(shape, device, scored_fraction, values=values, figures=(COUNTS,))
+        return example_answers(shape, device, values=values, figures=(COUNTS,))
 
     def validation_size(self, micro_size: int) -> int:
         return 0  # held-out prompts are answered

@@ -18,15 +18,14 @@ MOST_WAITING = 10_000  # lines kept in memory while the disk refuses them
 
 
 class JsonLines:
-    """Appends `{"step": ..., figures}`; lines after `resume_step` (work that is done again) are removed first."""
+    """Appends `{"step": ..., figures}`; lines after `resume_step` (work that is done again) are removed before the
+    first one is written. The file is there from then on."""
 
     def __init__(self, path: Path, *, resume_step: int) -> None:
         self.path = path
         self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
         self._broken = False  # whether the last line on the disk may be half of one
-        self._cut_at = math.inf  # lines of later steps are yet to be removed from the disk
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._cut(resume_step)
+        self._cut_at: float = resume_step  # lines of later steps are yet to be removed from the disk
 
     def rewind(self, step: int) -> None:
         """Remove the lines of later steps; what a full disk refuses is made up for before the next line is written."""
@@ -34,10 +33,6 @@ class JsonLines:
         self._waiting = deque(earlier, maxlen=MOST_WAITING)
         self._cut_at = min(self._cut_at, step)
         self._try_to_write()
-
-    def _cut(self, step: float) -> None:
-        lines = [line for line in read_lines(self.path) if line["step"] <= step]
-        write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
     def log(self, step: int, figures: Mapping[str, Any]) -> None:
         """Lines that a full disk refuses wait, and are written with the next one that finds room."""
@@ -58,7 +53,8 @@ class JsonLines:
 
     def _write(self) -> None:
         if self._cut_at < math.inf:
-            self._cut(self._cut_at)
+            lines = [line for line in read_lines(self.path) if line["step"] <= self._cut_at]
+            write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
             self._cut_at, self._broken = math.inf, False
         with open(self.path, "ab", buffering=0) as stream:
             if self._broken:  # a line of its own for what was cut short; readers leave it out

@@ -1,4 +1,7 @@
-"""Average the weights of models with the same shape: penjing average runs/a runs/b --out runs/mean"""
+"""Average the weights of models with the same shape: penjing average runs/a runs/b --out runs/mean
+
+"Model soup", arXiv:2203.05482; of the checkpoints of one run, arXiv:1803.05407.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.base.files import write_text
-from penjing.checkpoint.average import average
 from penjing.checkpoint.load import Checkpoint
 from penjing.checkpoint.manifest import damage, folder_name, steps
 from penjing.checkpoint.save import save
 from penjing.model.lora import Lora
-from penjing.train.load_model import LoadedModel, load_trained, read_settings, same_model
+from penjing.train.load_model import LoadedModel, load_trained, read_settings
 from penjing.train.run_dir import RunDir, is_run, stage_folder
 
 Input = tuple[str, Callable[[], dict[str, Tensor]]]  # one model of an average: its name, and what reads its weights
@@ -35,10 +38,13 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
     if last and len(paths) != 1:
         raise UserError("takes one run", where="--last", got=f"{len(paths)} models")
     first = load_trained(paths[0], adapters="merged")
+    if not (last or first.run.objective.generates_text):
+        next_step = "Average checkpoints of one run: --last N."
+        raise UserError("a reward model's head is not averaged", where=paths[0], next_step=next_step)
     inputs = _newest(paths[0], last) if last else [_member(path, first) for path in paths]
     if len(inputs) < 2:
         raise UserError("nothing to average", got=f"{len(inputs)} model", wanted="at least two, or --last N")
-    state = average(inputs, weights)
+    state = mean(inputs, weights)
     folder = RunDir(out)
     names = [name for name, _ in inputs]
     step = first.checkpoint.step
@@ -52,6 +58,29 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
         shutil.rmtree(out, ignore_errors=True)
         raise
     return names
+
+
+def mean(inputs: Sequence[Input], weights: Sequence[float] = ()) -> dict[str, Tensor]:
+    """The mean of the inputs' weights, added up in float64, in the dtype of the first.
+
+    One input is held at a time besides the sum. weights: what each counts, in any scale; empty: all the same.
+    Raises UserError if the weights are not one positive sum.
+    """
+    if weights and len(weights) != len(inputs):
+        raise UserError("not one weight each", where="--weights", got=len(weights), wanted=len(inputs))
+    counts = list(weights) or [1.0] * len(inputs)
+    if not sum(counts) > 0 or min(counts) < 0:
+        raise UserError("not weights", where="--weights", got=counts, wanted="0 or more each, not all 0")
+    total: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for (_, read), count in zip(inputs, counts, strict=True):
+        state = read()
+        if not total:
+            dtypes = {key: value.dtype for key, value in state.items()}
+            total = {key: torch.zeros(value.shape, dtype=torch.float64) for key, value in state.items()}
+        for key, value in state.items():
+            total[key].add_(value.double(), alpha=count / sum(counts))
+    return {key: value.to(dtypes[key]) for key, value in total.items()}
 
 
 def _newest(path: Path, last: int) -> list[Input]:
@@ -91,9 +120,9 @@ def _member(path: Path, first: LoadedModel) -> Input:
 
 def _check_alike(path: Path, trained: LoadedModel, first: LoadedModel) -> None:
     """Raise UserError where the same numbers would mean something else."""
-    if not same_model(trained.run.model, first.run.model):
-        mine, other = config.to_dict(trained.run.model), config.to_dict(first.run.model)
-        name = next(key for key in mine if key != "preset" and mine[key] != other[key])
+    mine, other = config.to_dict(trained.run.model), config.to_dict(first.run.model)
+    name = next((key for key in mine if key != "preset" and mine[key] != other[key]), None)
+    if name:
         raise UserError("not the shape of the first model", where=path, got=f"{name} {mine[name]}", wanted=other[name])
     if trained.tokenizer.vocabulary_hash != first.tokenizer.vocabulary_hash:
         raise UserError("not the tokenizer of the first model: its ids mean other tokens", where=path)

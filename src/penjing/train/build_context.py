@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from penjing.base import config
-from penjing.base.files import DiskError, sha256_text
+from penjing.base.files import sha256_text
 from penjing.checkpoint.load import Checkpoint
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch_source import DeviceSource, Source
@@ -25,9 +24,8 @@ from penjing.track.jsonl import JsonLines
 from penjing.train.build_model import BuiltRun
 from penjing.train.checkpointer import Checkpointer, Label, Stateful
 from penjing.train.config import Run
-from penjing.train.incident_log import IncidentLog
 from penjing.train.loop import TrainingContext, TrainState
-from penjing.train.nonfinite_guard import NonFiniteGuard, Record
+from penjing.train.nonfinite_guard import NonFiniteGuard
 from penjing.train.oom_recovery import ResizableBatchSource, validate_with_retry
 from penjing.train.run_dir import RunDir
 from penjing.train.stages.base import DatasetSize, Report
@@ -72,7 +70,12 @@ def make_instruments(
     )
     meter, state = _meter(built, size), TrainState()
     first = 0 if checkpoint is None else checkpoint.step
-    record: Record = IncidentLog(folder.incidents, rank=built.strategy.rank, resume_step=first).record
+    incidents = JsonLines(folder.incidents, resume_step=first)
+
+    def record(incident: dict[str, Any]) -> None:
+        if built.strategy.rank == 0:
+            incidents.log(incident["step"], incident)
+
     stage.record = lambda incident: record({"step": state.step + 1, **incident})
     guard = NonFiniteGuard(record, scaler)
     # Whatever else has state of its own, such as a loss scaler, gets a line here, and is saved and restored with it.
@@ -126,13 +129,17 @@ def make_context(
     run, stage, strategy = built.run, built.stage, built.strategy
     scaler, step = strategy.scaler, instruments.state.step
     more = hooks.trackers(run, num_steps, step)
-    trackers = [JsonLines(folder.metrics, resume_step=step), *more] if strategy.rank == 0 else []
+    metrics, samples = (JsonLines(path, resume_step=step) for path in (folder.metrics, folder.samples))
+    if strategy.rank == 0:
+        metrics.rewind(step)  # the file is there from the start
     figures = [each.figures for each in built.optimizers if isinstance(each, RouterBalance)]
 
     def sample(index: int) -> None:
         written = hooks.sample(built.model, stage.tokenizer, index)
         if strategy.rank == 0 and written:
-            _write_samples(folder, written, index)
+            samples.rewind(index - 1)  # of this step only the last ones stay
+            for each in written:
+                samples.log(index, each)
 
     return TrainingContext(
         strategy=strategy,
@@ -141,7 +148,7 @@ def make_context(
         source=instruments.source,
         optimizers=built.optimizers,
         schedule=run.schedule,
-        trackers=Trackers(trackers),
+        trackers=Trackers([metrics, *more] if strategy.rank == 0 else []),
         meter=instruments.meter,
         num_steps=num_steps,
         accumulate=built.geometry.accumulation,
@@ -150,20 +157,10 @@ def make_context(
         validate_every=run.eval.every,
         sample_every=run.sample.every,
         save_every=run.checkpoint.every,
-        validate=lambda: validate_with_retry(stage, strategy),
+        validate=lambda: validate_with_retry(stage),
         sample=sample,
         save=instruments.checkpointer.save,
         go_back=instruments.checkpointer.go_back,
         guard=instruments.guard,
         figures=[*figures, *([scaler.figures] if scaler is not None else [])],
     )
-
-
-def _write_samples(folder: RunDir, written: list[dict[str, Any]], index: int) -> None:
-    try:
-        lines = JsonLines(folder.samples, resume_step=index - 1)
-        for sample in written:
-            lines.log(index, sample)
-        lines.close()
-    except (OSError, DiskError) as error:
-        warnings.warn(f"samples of step {index} are not kept: {error}", stacklevel=2)

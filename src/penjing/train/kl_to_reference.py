@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penjing.infer.sampler_factory import Write
 from penjing.loader.group_sampler import pack_tight
-from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group
+from penjing.loader.shared_prompt_batch import Answer, Group
 from penjing.model.lora import adapter_scope
 from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation
@@ -59,7 +59,11 @@ def kl_to_reference(
     for first in range(strategy.rank * size, len(prompts), strategy.world * size):
         part = slice(first, min(first + size, len(prompts)))
         answers = write(model, prompts[part], seeds[part], stop)
-        batch = _packed(prompts[part], answers).to(strategy.device)
+        groups = [
+            Group(prompt=prompt, answers=[Answer(ids=answer, values={"given": [0.0] * len(answer)})])
+            for prompt, answer in zip(prompts[part], answers, strict=True)
+        ]
+        batch = pack_tight(groups).to(strategy.device)
         nats += float(objective(model, batch).parts["divergence"])
         tokens += float(objective.weight(batch))
         number += batch.num_answers
@@ -69,12 +73,3 @@ def kl_to_reference(
         "val_kl_per_answer": nats / max(1.0, number),
         "val_own_answer_tokens": tokens / max(1.0, number),
     }
-
-
-def _packed(prompts: Sequence[Sequence[int]], answers: Sequence[list[int]]) -> AnswerBatch:
-    return pack_tight(
-        [
-            Group(prompt=prompt, answers=[Answer(ids=answer, values={"given": [0.0] * len(answer)})])
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
-    )

@@ -100,11 +100,10 @@ def load_trained(
     hints, tokenizer_folder: for MiniMind's weights, what they do not show of their shape, and where their tokenizer is.
     Raises UserError if there is none, or it does not fit its settings.
     """
-    chosen = whole_checkpoint(Path(path))
-    external = None if chosen or is_run(Path(path)) else read_external_model(path, hints)
+    chosen, external = _find(path, hints)
     if external is not None:
         return _load_external(external, tokenizer_folder)
-    folder = RunDir(chosen.folder.parent.parent if chosen else stage_folder(Path(path)))
+    folder = RunDir(stage_folder(Path(path)))
     run = read_settings(folder.path)
     checkpoint = chosen or newest(folder.checkpoints)
     if checkpoint is None:
@@ -180,14 +179,14 @@ def start_shape(start: str, hints: Mapping[str, Any] | None = None) -> ModelConf
 
     hints: settings of `model.*` that were asked for, for weights that do not show their whole shape.
     """
-    external = _external_start(start, hints)
+    _, external = _find(start, hints)
     return external.config if external else read_settings(stage_folder(Path(start))).model
 
 
-def _external_start(start: str, hints: Mapping[str, Any] | None) -> ExternalModel | None:
-    """The model from outside that `start` means; None where it means a run or one of its checkpoints."""
-    ours = whole_checkpoint(Path(start)) or is_run(Path(start))
-    return None if ours else read_external_model(start, hints)
+def _find(name: str | Path, hints: Mapping[str, Any] | None) -> tuple[Checkpoint | None, ExternalModel | None]:
+    """The checkpoint that `name` is the folder of, or the model from outside that it means; of a run neither."""
+    checkpoint = whole_checkpoint(Path(name))
+    return checkpoint, None if checkpoint or is_run(Path(name)) else read_external_model(name, hints)
 
 
 def start_tokenizer(run: Run) -> Tokenizer | None:
@@ -200,7 +199,7 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
     elif not run.init_from:
         return None
     else:
-        external = _external_start(run.init_from, config.to_dict(run.model))
+        _, external = _find(run.init_from, config.to_dict(run.model))
         if external:
             tokenizer = external.tokenizer()
         else:
@@ -303,11 +302,6 @@ def _fill(model: nn.Module, weights: dict[str, torch.Tensor], where: object) -> 
             wanted=f"{first} {expected_shapes.get(first)}",
         )
     model.load_state_dict(weights, strict=not adapters)
-
-
-def same_model(first: ModelConfig, second: ModelConfig) -> bool:
-    """Whether two configurations are one shape (the preset they started from does not matter)."""
-    return config.to_dict(first) | {"preset": ""} == config.to_dict(second) | {"preset": ""}
 
 
 def set_threads(setting: int, world: int) -> int:

@@ -167,9 +167,9 @@ def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
     with gc_frozen(), Signals() as signals:
         while state.step < context.num_steps:
             context.at_edge(state.step, context.meter.longest_seconds)
-            with context.meter.step(context.strategy.world) as counted:
+            with context.meter.step(context.strategy.world):
                 taken = step(context, state.step)
-                counted.tokens = taken.tokens
+                context.meter.count(taken.tokens)
                 state.add(taken)
                 verdict = context.guard.observe(state.step, taken.bad, taken.loss, taken.norm, taken.samples)
                 log_now = _due(state.step, context.log_every, context.num_steps)

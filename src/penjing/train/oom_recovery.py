@@ -13,7 +13,6 @@ import torch
 from penjing.base.errors import UserError
 from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.loader.batch_source import Source, WrappedSource
-from penjing.parallel.base import Strategy
 from penjing.train.batch_geometry import batch_geometry, smaller_micro_size
 from penjing.train.stages.base import Stage
 
@@ -54,6 +53,17 @@ class ResizableBatchSource(WrappedSource):
         return True
 
 
+class SmallestPass(UserError):
+    """Memory does not suffice for a pass that cannot become smaller."""
+
+    def __init__(self, micro_size: int, message: str) -> None:
+        super().__init__(
+            f"out of memory even with a micro-batch of {micro_size}: {message}",
+            where="batch.micro_size",
+            next_step="Take a smaller model or data.seq_len.",
+        )
+
+
 def retry_on_oom(work: Callable[[], Result], reduce_memory: Callable[[str], None]) -> Result:
     """The result of `work`; where memory does not suffice, `reduce_memory(message)` is called, and `work` again.
 
@@ -87,11 +97,7 @@ def halve_micro_batch(source: Source, at: dict[str, Any], message: str, world: i
     if world > 1 or source.micro_size is None:
         raise UserError(f"out of memory: {message}", where="batch.micro_size", next_step="Halve it.")
     if not source.shrink(at):
-        raise UserError(
-            f"out of memory even with a micro-batch of {source.micro_size}: {message}",
-            where="batch.micro_size",
-            next_step="Take a smaller model or data.seq_len.",
-        )
+        raise SmallestPass(source.micro_size, message)
     same = "gradients unchanged" if source.exact else "the routers' balance loss is taken over each pass"
     warnings.warn(
         f"out of memory: micro-batch is now {source.micro_size}, accumulation {source.split} times as much; {same}",
@@ -99,8 +105,10 @@ def halve_micro_batch(source: Source, at: dict[str, Any], message: str, world: i
     )
 
 
-def validate_with_retry(stage: Stage[Any], strategy: Strategy) -> dict[str, float]:
-    """A stage's figures, in smaller passes where memory does not suffice; none if it never does: training goes on."""
+def in_smaller_passes(stage: Stage[Any], work: Callable[[], Result]) -> Result:
+    """The result of `work`, which passes the stage's micro-batches through a model: smaller ones where memory does not
+    suffice. Raises SmallestPass where it never does, and UserError with several ranks."""
+    strategy = stage.strategy
 
     def halve(message: str) -> None:
         if strategy.world > 1:
@@ -108,15 +116,16 @@ def validate_with_retry(stage: Stage[Any], strategy: Strategy) -> dict[str, floa
         geometry = batch_geometry(stage.run, strategy.world, strategy.device)
         smaller = smaller_micro_size(geometry.micro_size, geometry.indivisible)
         if smaller is None:
-            raise _SmallestPass(message)
+            raise SmallestPass(geometry.micro_size, message)
         stage.run = replace(stage.run, batch=replace(stage.run.batch, micro_size=smaller))
 
+    return retry_on_oom(work, halve)
+
+
+def validate_with_retry(stage: Stage[Any]) -> dict[str, float]:
+    """A stage's figures, in smaller passes where memory does not suffice; none if it never does: training goes on."""
     try:
-        return retry_on_oom(stage.validate, halve)
-    except _SmallestPass as error:
-        warnings.warn(f"no validation, out of memory: {error}", stacklevel=2)
+        return in_smaller_passes(stage, stage.validate)
+    except SmallestPass as error:
+        warnings.warn(f"no validation, {error.what}", stacklevel=2)
         return {}
-
-
-class _SmallestPass(Exception):
-    """Memory does not suffice for the smallest pass."""

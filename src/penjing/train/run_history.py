@@ -31,7 +31,8 @@ def append_history(prepared: PreparedRun, seconds: float, error: BaseException |
             outcome = _stopped(prepared, seconds, error)
             write_json(folder.ended, outcome)
         plan = read_json(folder.plan)
-        history.append(history.entry(str(folder.path.resolve()), _now(), plan, outcome))
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        history.append(history.entry(str(folder.path.resolve()), now, plan, outcome))
     except (OSError, UserError) as wrong:  # a full disk, a read-only home: no reason to fail the run
         warnings.warn(f"not in the prediction history: {wrong}", stacklevel=2)
 
@@ -49,7 +50,3 @@ def _stopped(prepared: PreparedRun, seconds: float, error: BaseException) -> dic
         "peak_memory_bytes": hardware.peak_memory_bytes(prepared.context.strategy.device),
         "resumed": prepared.resumed,
     }
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

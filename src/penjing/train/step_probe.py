@@ -31,7 +31,7 @@ FORECAST_TOLERANCE = 0.05  # of the tokens: those of full rows are foreseen, and
 
 
 def plan(
-    built: BuiltRun, size: DatasetSize, context: TrainingContext, *, begun: bool, hooks: ProbeHooks | None = None
+    built: BuiltRun, size: DatasetSize, context: TrainingContext, *, begun: bool, hooks: ProbeHooks
 ) -> RunEstimate:
     """Read back if the run was begun before, else made from a probe and written, once for so many steps and rows."""
     run, strategy, folder = built.run, built.strategy, RunDir(Path(built.run.out))

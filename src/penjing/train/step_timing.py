@@ -63,8 +63,8 @@ class ProbeHooks:
     """What the probe can try besides steps. Each does once what the run does many times, and leaves nothing behind."""
 
     save: Callable[[Path], float]  # a checkpoint into this folder; the seconds that training stood still for it
-    sample: Callable[[], object] = lambda: None  # what the model writes
-    began: float = 0.0  # time.time() when the run's process took it up; 0 = not known
+    sample: Callable[[], object]  # what the model writes
+    began: float  # time.time() when the run's process took it up; 0 = not known
 
 
 class ZeroLR(Constant):
@@ -154,7 +154,7 @@ class ProbeSteps:
 
 
 def probe(
-    stage: Stage[Any], size: DatasetSize, model: nn.Module, context: TrainingContext, hooks: ProbeHooks | None = None
+    stage: Stage[Any], size: DatasetSize, model: nn.Module, context: TrainingContext, hooks: ProbeHooks
 ) -> ProbeTimings:
     """What a step, a validation, a checkpoint and a sample of this run take on this machine, and the peak of memory.
 
@@ -183,7 +183,7 @@ def probe(
         validation, start_loss = _try_validation(size, context, pass_seconds / units, left)
         saving, last_saving, sampling = _try(run, model, strategy, hooks, left)
     late_shapes = run.model.is_mixture or (not stage.runs_ahead and len(seconds) * size.round_steps <= size.probe_steps)
-    start_up = began - hooks.began if hooks and hooks.began else 0.0
+    start_up = began - hooks.began if hooks.began else 0.0
     return ProbeTimings(
         step_seconds=mean,
         wait_seconds=_mean([each.full_wait(passes) for each in timings]),
@@ -402,14 +402,10 @@ def _try_validation(
     return time.perf_counter() - start, figures.get("val_loss")
 
 
-def _try(
-    run: Run, model: nn.Module, strategy: Strategy, hooks: ProbeHooks | None, left: float
-) -> tuple[float, float, float]:
+def _try(run: Run, model: nn.Module, strategy: Strategy, hooks: ProbeHooks, left: float) -> tuple[float, float, float]:
     """Seconds that a checkpoint holds up training, on the way and at the end; seconds of one sample."""
     saved_bytes = 12 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     estimated = SAVE_SECONDS + saved_bytes / WRITE_RATE
-    if hooks is None:
-        return estimated, estimated, 0.0
     start = time.perf_counter()
     if run.sample.every:
         hooks.sample()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 SHARES = ("training", "validation", "checkpoint", "sample")
 REFIT_SHARE = 0.02  # of the steps, after which the time of the whole run is reckoned anew
@@ -23,8 +23,7 @@ class Expected:
     other_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Refit:
+class Refit(NamedTuple):
     """The time of the whole run as seen after its first steps (level L3)."""
 
     step: int
@@ -81,14 +80,12 @@ class Meter:
             self.data_wait_seconds += self.clock() - start
 
     @contextmanager
-    def step(self, world: int) -> Iterator[StepCount]:
-        """One optimizer step; the caller adds this rank's tokens to what is yielded."""
+    def step(self, world: int) -> Iterator[None]:
+        """One optimizer step, within which the caller counts this rank's tokens."""
         start = self.clock()
-        counted = StepCount()
         with self.share("training"):
-            yield counted
+            yield
         seconds = self.clock() - start
-        self._own_tokens += counted.tokens
         self._world = world
         self._interval_seconds += seconds
         self._interval_steps += 1
@@ -104,6 +101,10 @@ class Meter:
         """
         planned = self.expected.step_seconds if self.expected else 0.0
         return max(self.slowest_seconds, planned) if self._world else 0.0
+
+    def count(self, tokens: int) -> None:
+        """More tokens of this rank."""
+        self._own_tokens += tokens
 
     def all_tokens(self) -> int:
         """Tokens of all ranks so far; they ask together, as they do for `interval` and `state`."""
@@ -174,14 +175,13 @@ class Meter:
         }
 
     def state(self) -> dict[str, Any]:
-        refit = [self.refit.step, self.refit.seconds] if self.refit else None
         return {
             "tokens": self.all_tokens(),
             "seconds": self.seconds,
             "data_wait_seconds": self.data_wait_seconds,
             "steps": self.steps,
             "slowest_seconds": self.slowest_seconds,
-            "refit": refit,
+            "refit": self.refit,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -191,10 +191,3 @@ class Meter:
         self.steps = state.get("steps", 0)
         self.slowest_seconds = state.get("slowest_seconds", 0.0)
         self.refit = Refit(*state["refit"]) if state.get("refit") else None
-
-
-@dataclass(slots=True)
-class StepCount:
-    """Tokens of one step on this rank."""
-
-    tokens: int = 0

@@ -1,4 +1,4 @@
-"""What stands in for the rest of a run while its step is traced: values, batches, meter and strategy."""
+"""What stands in for the rest of a run while its step is traced: values, batches and strategy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from penjing.kernels import attention_metadata, experts
 from penjing.kernels.tiled_attention import TileGroup, group_tiles
@@ -83,11 +84,7 @@ def _without_values() -> Iterator[None]:
 
 def tensors_of(batch: Any) -> list[Tensor]:
     """Every tensor of a batch."""
-    found: list[Tensor] = []
-    for value in vars(batch).values():
-        inner = value.values() if isinstance(value, dict) else (value,)
-        found += [tensor for tensor in inner if isinstance(tensor, Tensor)]
-    return found
+    return [leaf for leaf in tree_leaves(vars(batch)) if isinstance(leaf, Tensor)]
 
 
 class DummySource(Source):
@@ -112,11 +109,6 @@ class DummySource(Source):
 
     def restore(self, state: dict[str, Any]) -> None:
         pass
-
-
-class NoMeter:
-    def waiting_for_data(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 class TraceStrategy(Single):

@@ -23,9 +23,10 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build_model import BuiltRun, build_model, complete
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
-from penjing.train.memory_trace.dummy_batches import DummySource, NoMeter, TraceStrategy, on_target, tensors_of
+from penjing.train.memory_trace.dummy_batches import DummySource, TraceStrategy, on_target, tensors_of
 from penjing.train.precision import Precision
 from penjing.train.stages.base import make_stage
+from penjing.train.throughput import Meter
 
 META = torch.device("meta")
 # Lines of these files are the head's and the loss's.
@@ -37,35 +38,12 @@ NOT_TRACED_ON_CPU = "data files that are mapped are not counted; the heap's wast
 
 @dataclass(frozen=True, kw_only=True)
 class TraceShape:
-    """What of a run's step its trace depends on beside the settings.
+    """What of a run's step its trace depends on beside the settings."""
 
-    micro_size: rows (pairs, prompts) of one forward pass on one device. accumulate: forward passes of a step that are
-    traced; more than two change nothing. scored_fraction: share of the positions that reach the head, at most.
-    """
-
-    micro_size: int
-    accumulate: int = 1
+    micro_size: int  # rows (pairs, prompts) of one forward pass on one device
+    accumulate: int = 1  # forward passes of a step that are traced; more than two change nothing
     ranks: int = 1
     layout: Layout = "single"
-    scored_fraction: float = 1.0
-
-
-def shape_of(
-    run: Run,
-    target: Target,
-    *,
-    micro_size: int | None = None,
-    ranks: int = 1,
-    engine: Layout = "single",
-    scored_fraction: float = 1.0,
-) -> TraceShape:
-    """The shape of a run's step on `ranks` devices. Raises UserError if the rows do not divide evenly."""
-    rows = micro_size or batch_geometry(run, ranks, torch.device(target.kind)).micro_size
-    passes = max(1, run.batch.size // (rows * ranks))
-    layout: Layout = "ddp" if ranks > 1 and engine == "single" else engine
-    return TraceShape(
-        micro_size=rows, accumulate=min(2, passes), ranks=ranks, layout=layout, scored_fraction=scored_fraction
-    )
 
 
 def predict_memory(
@@ -75,16 +53,21 @@ def predict_memory(
     micro_size: int | None = None,
     ranks: int = 1,
     engine: Layout = "single",
-    scored_fraction: float = 1.0,
     process_bytes: int | None = None,
 ) -> MemoryPlan:
     """What the run's step takes of `target`, per rank. No device, no data and no weights are needed.
 
     micro_size: rows of one forward pass; None = as the run says. engine: how `ranks` share the work. process_bytes: of
     a CPU, what the process holds without tensors; None = measured in a process of its own.
-    Raises UserError for what cannot be traced.
+    Raises UserError for what cannot be traced, or if the rows do not divide evenly.
     """
-    shape = shape_of(run, target, micro_size=micro_size, ranks=ranks, engine=engine, scored_fraction=scored_fraction)
+    rows = micro_size or batch_geometry(run, ranks, torch.device(target.kind)).micro_size
+    shape = TraceShape(
+        micro_size=rows,
+        accumulate=min(2, max(1, run.batch.size // (rows * ranks))),
+        ranks=ranks,
+        layout="ddp" if ranks > 1 and engine == "single" else engine,
+    )
     if target.kind == "cpu":
         return _on_cpu(run, target, shape, measured_process_bytes() if process_bytes is None else process_bytes)
     trace, notes = trace_run(run, target, shape)
@@ -146,7 +129,7 @@ def largest_block_bytes(config: ModelConfig) -> tuple[int, int]:
 
 def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple[str, ...]]:
     """The trace of STEPS steps and a validation between them, and what had to be assumed."""
-    notes = [] if shape.scored_fraction < 1 else ["every position is assumed to be a target, the most there can be"]
+    notes = ["every position is assumed to be a target, the most there can be"]
     device = torch.device(target.kind)
     precision = Precision.resolve(run.compute, device, capability=target.capability)
     precision.require(device, target.capability)
@@ -188,13 +171,11 @@ def _context(built: BuiltRun, shape: TraceShape, tracer: Tracer) -> TrainingCont
         strategy=built.strategy,
         model=built.wrapped,
         objective=built.objective,
-        source=DummySource(
-            lambda: stage.example_batch(shape.micro_size, META, shape.scored_fraction), tracer, run.data.prefetch
-        ),
+        source=DummySource(lambda: stage.example_batch(shape.micro_size, META), tracer, run.data.prefetch),
         optimizers=built.optimizers,
         schedule=run.schedule,
         trackers=Trackers([]),
-        meter=NoMeter(),  # type: ignore[arg-type]  # a step asks nothing else of it
+        meter=Meter(0.0, None),
         num_steps=STEPS,
         accumulate=shape.accumulate,
         max_grad_norm=run.max_grad_norm,
@@ -219,6 +200,6 @@ def _validate(built: BuiltRun, shape: TraceShape, tracer: Tracer) -> None:
     if not size:
         return
     with tracer.during("evaluate"), torch.no_grad():
-        batch = built.stage.example_batch(size, META, shape.scored_fraction)
+        batch = built.stage.example_batch(size, META)
         tracer.tag(tensors_of(batch), "batch")
         built.objective(built.wrapped, batch)

@@ -121,8 +121,8 @@ class Stage(ABC, Generic[S]):
     def objective(self) -> Objective: ...
 
     @abstractmethod
-    def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> Any:
-        """The largest batch that a run can meet, without values. scored_fraction: of positions that reach the head."""
+    def example_batch(self, micro_size: int, device: torch.device) -> Any:
+        """The largest batch that a run can meet, without values: every position is learned from."""
 
     def validation_size(self, micro_size: int) -> int:
         """Units of a forward pass of `validate`; 0 if it has none of a batch."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
@@ -27,14 +26,13 @@ from penjing.data.token_shards import TokenShards
 from penjing.kernels.fused_distillation_loss import likeliest
 from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
-from penjing.model.transformer import Transformer
-from penjing.objective.distill import DistillBatch
+from penjing.objective.distill import DistillBatch, ask_teacher
 from penjing.objective.next_token import FIGURE
-from penjing.parallel.base import Strategy
-from penjing.train.stages.base import DatasetSize, Report
+from penjing.train.stages.base import DatasetSize
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.next_token import NextTokenStage
-from penjing.train.stages.teacher_model import TeacherModel, TeacherStage, relative_cost
+from penjing.train.stages.run_data import on_rank_0
+from penjing.train.stages.teacher_model import TeacherStage, relative_cost
 
 SYNC_BATCHES = 64  # of a teacher's reading, after which ranks wait for each other and note how far they are
 
@@ -55,13 +53,13 @@ class DistillStage(TeacherStage):
         self._cost = relative_cost(self.run, teacher.model, self._data.size().num_keys)
         self._stores: list[TeacherLogitsCache] = []
         if self.settings.mode == "top_k":
-            self._stores = [self._store(half, teacher) for half in (self._data.rows, self._data.held_out)]
+            self._stores = [self._store(half) for half in (self._data.rows, self._data.held_out)]
             self.teacher = None
 
-    def _store(self, rows: Rows, teacher: TeacherModel) -> TeacherLogitsCache:
+    def _store(self, rows: Rows) -> TeacherLogitsCache:
         fixed = _fixed(rows)
         key = CacheKey(
-            teacher=teacher.sha256,
+            teacher=self.teacher_sha256,
             data=_all_files(fixed.shards),
             layout=f"{fixed.shards.kind} in rows of {fixed.seq_len}",
             count=min(self.settings.top_k, self.num_ids - 1),
@@ -69,11 +67,43 @@ class DistillStage(TeacherStage):
             temperature=self.settings.temperature,
         )
         folder = Path(self.settings.store) if self.settings.store else Path(self.run.out) / "teacher"
-        known = self.strategy.broadcast(find(folder, key) is not None if self.strategy.rank == 0 else None)
-        if known:
-            return TeacherLogitsCache(folder / key.name, key)
-        assert self.teacher is not None
-        return make_store(self.teacher, in_order(fixed), folder, key, self.strategy, self.report, self.micro_size)
+        if not on_rank_0(self.strategy, lambda: find(folder, key) is not None):
+            self._make_store(in_order(fixed), folder, key)
+        return TeacherLogitsCache(folder / key.name, key)
+
+    def _make_store(self, rows: FixedRows, folder: Path, key: CacheKey) -> None:
+        """Have the teacher read every row once and keep its predictions; each rank reads its share. A stop loses
+        little.
+
+        rows: in an order that is always the same one.
+        """
+        strategy, micro_size, teacher, slots = self.strategy, self.micro_size, self.teacher, PositionSlots(rows.shards)
+        assert teacher is not None
+        writer = TeacherLogitsWriter(folder, key, slots.count)
+        done = on_rank_0(strategy, writer.begin)
+        writer.open()
+        self.report(f"the teacher reads {max(0, rows.rows_per_epoch - done):,} rows, once")
+        places = numbered(rows)
+        stride = strategy.world * micro_size
+        for number, first in enumerate(range(done, rows.rows_per_epoch, stride), start=1):
+            mine = range(first, min(first + stride, rows.rows_per_epoch))[strategy.rank * micro_size :][:micro_size]
+            if mine:
+                batch = collate([rows.row(index) for index in mine]).to(strategy.device)
+                id_NK, logp_NJ = likeliest(
+                    *ask_teacher(teacher, batch), count=key.count, num_ids=key.num_ids, temperature=key.temperature
+                )
+                slot_N = np.concatenate([slots.of(places.row(index)) for index in mine])
+                writer.write(slot_N, id_NK.cpu().numpy(), logp_NJ.cpu().numpy())
+            if number % SYNC_BATCHES == 0:
+                writer.flush()
+                strategy.any(False)
+                if strategy.rank == 0:
+                    writer.note(first + stride)
+        writer.flush()
+        strategy.any(False)
+        if strategy.rank == 0:
+            writer.finish({"rows": rows.rows_per_epoch})
+        strategy.any(False)
 
     def size(self) -> DatasetSize:
         return replace(self._data.size(), extra_forwards=0.0 if self._stores else self._cost)
@@ -85,8 +115,8 @@ class DistillStage(TeacherStage):
         make = DistillRows(rows, self._stores[0]).batch
         return PackedSource(rows, micro_size=micro_size, rank=rank, world=world, make=make)
 
-    def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> Batch:
-        batch = NextTokenStage(self.run, self.strategy).example_batch(micro_size, device, scored_fraction)
+    def example_batch(self, micro_size: int, device: torch.device) -> Batch:
+        batch = NextTokenStage(self.run, self.strategy).example_batch(micro_size, device)
         if self.settings.mode != "top_k":
             return batch
         num_scored, count = len(batch.target_N), self.settings.top_k
@@ -130,65 +160,6 @@ def _fixed(rows: Rows) -> FixedRows:
 
 def _all_files(shards: TokenShards) -> str:
     return sha256_text(" ".join(f"{name} {facts['sha256']}" for name, facts in sorted(shards.meta["files"].items())))
-
-
-def make_store(
-    teacher: Transformer,
-    rows: FixedRows,
-    folder: Path,
-    key: CacheKey,
-    strategy: Strategy,
-    report: Report,
-    micro_size: int,
-) -> TeacherLogitsCache:
-    """Have the teacher read every row once and keep its predictions; each rank reads its share. A stop loses little.
-
-    rows: in an order that is always the same one.
-    """
-    slots = PositionSlots(rows.shards)
-    writer = TeacherLogitsWriter(folder, key, slots.count)
-    done = strategy.broadcast(writer.begin() if strategy.rank == 0 else None)
-    writer.open()
-    report(f"the teacher reads {max(0, rows.rows_per_epoch - done):,} rows, once")
-    places = numbered(rows)
-    stride = strategy.world * micro_size
-    for number, first in enumerate(range(done, rows.rows_per_epoch, stride), start=1):
-        mine = range(
-            first + strategy.rank * micro_size, min(first + (strategy.rank + 1) * micro_size, rows.rows_per_epoch)
-        )
-        if mine:
-            batch = collate([rows.row(index) for index in mine]).to(strategy.device)
-            id_NK, logp_NJ = read_teacher(teacher, batch, key)
-            slot_N = np.concatenate([slots.of(places.row(index)) for index in mine])
-            writer.write(slot_N, id_NK.cpu().numpy(), logp_NJ.cpu().numpy())
-        if number % SYNC_BATCHES == 0:
-            writer.flush()
-            strategy.any(False)
-            if strategy.rank == 0:
-                writer.note(first + stride)
-    writer.flush()
-    strategy.any(False)
-    if strategy.rank == 0:
-        writer.finish({"rows": rows.rows_per_epoch})
-    strategy.any(False)
-    return TeacherLogitsCache(folder / key.name, key)
-
-
-@torch.no_grad()
-def read_teacher(teacher: Transformer, batch: Batch, key: CacheKey) -> tuple[Tensor, Tensor]:
-    """What a store holds of a batch's positions of weight above 0."""
-    hidden_ND = teacher.hidden(batch.ids_BT, batch.document_BT).flatten(0, 1)
-    if batch.scored_N is not None:
-        hidden_ND = hidden_ND[batch.scored_N]
-    weight_VD = teacher.head_weight_VD
-    return likeliest(
-        hidden_ND,
-        weight_VD,
-        teacher.compute_dtype or weight_VD.dtype,
-        count=key.count,
-        num_ids=key.num_ids,
-        temperature=key.temperature,
-    )
 
 
 class DistillRows:

@@ -1,7 +1,7 @@
 """Batches without values, of the largest shape that a run can meet, for tracing.
 
-What a batch weighs depends on the data, which a plan may not have. Unless told otherwise every position holds a token
-and every token is learned from, which is the most there can be.
+What a batch weighs depends on the data, which a plan may not have. Every position holds a token and every token is
+learned from, which is the most there can be.
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.loader.to_device import POSITIONS_PER_EDGE
 
 
-def example_rows(
-    rows: int, seq_len: int, device: torch.device, scored_fraction: float = 1.0, *, with_edges: bool = False
-) -> Batch:
+def example_rows(rows: int, seq_len: int, device: torch.device, *, with_edges: bool = False) -> Batch:
     """Packed rows. with_edges: with what is made for CUDA's kernels on the way there."""
     empty = partial(torch.empty, dtype=torch.long, device=device)
-    num_scored = max(1, round(rows * seq_len * scored_fraction))
     edges = max(64, rows * seq_len // POSITIONS_PER_EDGE) + 1
     return Batch(
         ids_BT=empty(rows, seq_len),
         document_BT=empty(rows, seq_len),
-        scored_N=None if num_scored == rows * seq_len else empty(num_scored),
-        target_N=empty(num_scored),
-        weight_N=empty(num_scored, dtype=torch.float32),
+        scored_N=None,
+        target_N=empty(rows * seq_len),
+        weight_N=empty(rows * seq_len, dtype=torch.float32),
         num_tokens=rows * seq_len,
         edge_S=empty(edges, dtype=torch.int32) if with_edges else None,
     )
@@ -38,7 +35,6 @@ def example_rows(
 def example_answers(
     shape: tuple[int, int, int],
     device: torch.device,
-    scored_fraction: float = 1.0,
     *,
     values: Sequence[str] = (),
     figures: Sequence[str] = (),
@@ -47,7 +43,7 @@ def example_answers(
     prompts, answers, seq_len = shape
     empty: Any = partial(torch.empty, dtype=torch.long, device=device)
     num_answers = prompts * answers
-    num_scored = max(num_answers, round(prompts * seq_len * scored_fraction))
+    num_scored = max(num_answers, prompts * seq_len)
     return AnswerBatch(
         ids_BT=empty(prompts, seq_len),
         document_BT=empty(prompts, seq_len),

@@ -84,9 +84,9 @@ class NextTokenStage(Stage[NextTokenSettings]):
     def objective(self) -> NextToken:
         return NextToken(self.router)
 
-    def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> Batch:
+    def example_batch(self, micro_size: int, device: torch.device) -> Batch:
         on_cuda = self.strategy.device.type == "cuda"
-        return example_rows(micro_size, self.run.data.seq_len, device, scored_fraction, with_edges=on_cuda)
+        return example_rows(micro_size, self.run.data.seq_len, device, with_edges=on_cuda)
 
     def validate(self) -> dict[str, float]:
         batches = (

@@ -170,9 +170,8 @@ class OnPolicyStage(TeacherStage):
     def source(self, micro_size: int, rank: int, world: int) -> Source:
         return OrderedSource(self.batch, "next_prompt", micro_size, rank, world)
 
-    def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
-        shape = (micro_size, 1, self.run.data.seq_len)
-        return example_answers(shape, device, scored_fraction, values=("given",))
+    def example_batch(self, micro_size: int, device: torch.device) -> AnswerBatch:
+        return example_answers((micro_size, 1, self.run.data.seq_len), device, values=("given",))
 
     def batch(self, indices: Sequence[int]) -> AnswerBatch:
         """The prompts at these places of the endless order, with the student's answers or the data's."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal, cast
 
@@ -30,10 +30,10 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.kl_to_reference import BaseModelView, kl_to_reference
 from penjing.train.load_model import load_start
-from penjing.train.oom_recovery import retry_on_oom
+from penjing.train.oom_recovery import in_smaller_passes
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means
-from penjing.train.stages.preference_data import PreferenceDataStage, need_pairs
+from penjing.train.stages.preference_data import PreferenceDataStage, PreferenceGroups, need_pairs
 from penjing.train.stages.reference import LogProbs, answer_log_probs, base_log_probs, frozen_copy
 
 Reference = Literal["none", "copy", "adapter_off", "precomputed"]
@@ -131,46 +131,27 @@ class PreferenceStage(PreferenceDataStage[Preference]):
             return
         self.report(f"asking the reference about {len(self.train):,} {self.size().unit}")
         for half in halves.values():
-            half.reference_N = self._ask_in_memory(model, half)
+            half.reference_N = in_smaller_passes(self, partial(self._ask, model, half))
         if self.strategy.rank == 0:
             tensors = {name: torch.from_numpy(half.reference_N) for name, half in halves.items()}
             write_tensors(file, tensors, about)
         self.strategy.any(False)  # the others wait until the file is whole
 
-    def _ask_in_memory(self, model: Transformer, half: _Half) -> npt.NDArray[np.float32]:
-        """In smaller passes where memory does not suffice."""
-        size = self.pass_without_gradient
-
-        def halve(message: str) -> None:
-            nonlocal size
-            if size == 1 or self.strategy.world > 1:
-                raise UserError(f"out of memory: {message}", where="batch.micro_size", next_step="Halve it.")
-            size //= 2
-
-        return retry_on_oom(lambda: self._ask(model, half, size), halve)
-
-    def _ask(self, model: Transformer, half: _Half, size: int) -> npt.NDArray[np.float32]:
-        found_N = torch.zeros(half.num_values)
-        for indices, batch in self.chunks(half, len(half), size):
+    def _ask(self, model: Transformer, half: _Half) -> npt.NDArray[np.float32]:
+        found_N = torch.zeros(half.first[-1])
+        for indices, batch in self.chunks(half, len(half), self.pass_without_gradient):
             logp_N = base_log_probs(model, batch.to(self.strategy.device)).cpu()
-            places = [place for index in indices for place in half.places[index]]
-            first = 0
-            for place in places:
-                length = place.stop - place.start
-                found_N[place] = logp_N[first : first + length]
-                first += length
-            assert first == len(logp_N)
+            found_N[half.first[indices.start] : half.first[indices.stop]] = logp_N
         # Each value comes from one rank and is zero on the others: the sum is exact.
         return self.strategy.add(found_N.to(self.strategy.device)).cpu().numpy()
 
     def objective(self) -> Objective:
         return PreferenceObjective(self.settings, self._log_probs, self.router)
 
-    def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
+    def example_batch(self, micro_size: int, device: torch.device) -> AnswerBatch:
         return example_answers(
             (micro_size, 2, self.run.data.seq_len),
             device,
-            scored_fraction,
             values=(REFERENCE,) if self.reference == "precomputed" else (),
             figures=(WANTED, MISMATCHED),
         )
@@ -212,15 +193,13 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         return lines if self.reference == "none" else [*lines, ("reference", REFERENCE_LINES[self.reference])]
 
 
-class _Half:
-    """One half of the data as groups for batches.
-
-    With `mismatched`, each group also gets the answers of another one, always the same: the estimate of KTO. What does
-    not fit a row of those is cut off.
-    """
+class _Half(PreferenceGroups):
+    """With `mismatched`, each group also gets the answers of another one, always the same: the estimate of KTO. What
+    does not fit a row of those is cut off."""
 
     def __init__(self, tokens: PreferenceShards, run: Run, *, mismatched: bool) -> None:
-        self.tokens, self.seq_len = tokens, run.data.seq_len
+        super().__init__(tokens)
+        self.seq_len = run.data.seq_len
         self._partner_G: npt.NDArray[np.int64] | None = None
         if mismatched:
             # One cycle through all groups in a drawn order: nobody is their own partner.
@@ -229,16 +208,8 @@ class _Half:
             self._partner_G = np.empty_like(order_G)
             self._partner_G[order_G] = np.roll(order_G, 1)
         self.reference_N = np.zeros(0, dtype=np.float32)
-        self.places: list[list[slice]] = []  # of each group: where its answers' values stand among those of all
-        self.num_values = 0
-        for index in range(len(tokens)):
-            lengths = [len(ids) for ids, _, _ in self._answers(index)]
-            ends = np.cumsum([self.num_values, *lengths]).tolist()
-            self.places.append([slice(*pair) for pair in pairwise(ends)])
-            self.num_values = ends[-1]
-
-    def __len__(self) -> int:
-        return len(self.tokens)
+        lengths = (sum(len(ids) for ids, _, _ in self._answers(index)) for index in range(len(tokens)))
+        self.first = list(accumulate(lengths, initial=0))  # of each group: where its answers' values begin; and the end
 
     def _answers(self, index: int) -> Iterator[tuple[list[int], list[int], bool]]:
         """ids, weights and whether they answer another question."""
@@ -255,10 +226,11 @@ class _Half:
 
     def group(self, index: int) -> Group:
         own = self.tokens[index]
-        places = self.places[index] if len(self.reference_N) else []
+        first = self.first[index]
         answers, mismatched = [], []
-        for number, (ids, weights, other) in enumerate(self._answers(index)):
-            values = {REFERENCE: self.reference_N[places[number]]} if places else {}
+        for ids, weights, other in self._answers(index):
+            values = {REFERENCE: self.reference_N[first : first + len(ids)]} if len(self.reference_N) else {}
+            first += len(ids)
             answers.append(
                 Answer(
                     ids=ids,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
@@ -13,7 +13,7 @@ from penjing.data import formats as records
 from penjing.data.preference_shards import META, PreferenceShards, prepare_groups
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch_source import Source
-from penjing.loader.group_sampler import GroupSource, pack_tight
+from penjing.loader.group_sampler import EpochOrder, group_source, pack_tight
 from penjing.loader.shared_prompt_batch import AnswerBatch, Group
 from penjing.train.config import Run
 from penjing.train.run_dir import RunDir
@@ -23,11 +23,16 @@ from penjing.train.stages.run_data import build_if_stale, on_rank_0, run_tokeniz
 CHUNK = 32  # groups of a forward pass without gradients, at most; the same for any number of ranks
 
 
-class PreferenceGroups(Protocol):
-    """Prompts with their answers, by number."""
+class PreferenceGroups(ABC):
+    """One half of the data: prompts with their answers, by number."""
 
-    def __len__(self) -> int: ...
+    def __init__(self, tokens: PreferenceShards) -> None:
+        self.tokens = tokens
 
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @abstractmethod
     def group(self, index: int) -> Group: ...
 
 
@@ -85,8 +90,8 @@ class PreferenceDataStage(Stage[S]):
         )
 
     def source(self, micro_size: int, rank: int, world: int) -> Source:
-        seed = derive(self.run.seed, self.run.stage, "order")
-        return GroupSource(self.train.group, len(self.train), micro_units=micro_size, seed=seed, rank=rank, world=world)
+        order = EpochOrder(len(self.train), derive(self.run.seed, self.run.stage, "order"))
+        return group_source(self.train.group, order, micro_size, rank, world)
 
     def validation_size(self, micro_size: int) -> int:
         return self.pass_without_gradient

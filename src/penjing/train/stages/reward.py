@@ -8,7 +8,6 @@ reading there orders fewer held-out pairs (docs/log.md).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,17 +27,11 @@ from penjing.objective.reward_model import MARGIN, RewardModel, RewardObjective,
 from penjing.train.load_model import load_trained
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means
-from penjing.train.stages.preference_data import CHUNK, PreferenceDataStage, need_pairs
+from penjing.train.stages.preference_data import CHUNK, PreferenceDataStage, PreferenceGroups, need_pairs
 
 
-@dataclass(frozen=True, slots=True)
-class PairsWithMargin:
-    """One half of the data."""
-
-    tokens: PreferenceShards
-
-    def __len__(self) -> int:
-        return len(self.tokens)
+class PairsWithMargin(PreferenceGroups):
+    """By how much the chosen answer is better goes with each pair."""
 
     def group(self, index: int) -> Group:
         known = self.tokens[index]
@@ -61,8 +54,8 @@ class RewardStage(PreferenceDataStage[RewardModel]):
     def objective(self) -> Objective:
         return RewardObjective(self.settings, self.router)
 
-    def example_batch(self, micro_size: int, device: torch.device, scored_fraction: float = 1.0) -> AnswerBatch:
-        return example_answers((micro_size, 2, self.run.data.seq_len), device, scored_fraction, figures=(MARGIN,))
+    def example_batch(self, micro_size: int, device: torch.device) -> AnswerBatch:
+        return example_answers((micro_size, 2, self.run.data.seq_len), device, figures=(MARGIN,))
 
     def validate(self) -> dict[str, float]:
         batches = self.held_out_batches(self.pass_without_gradient)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,20 +16,10 @@ from penjing.model.transformer import Transformer
 from penjing.objective.distill import Distill, Distillation
 from penjing.plan.flops import training_flops_per_token
 from penjing.train.config import Run
-from penjing.train.load_model import load_trained, start_shape
-from penjing.train.run_dir import RunDir
+from penjing.train.load_model import LoadedModel, load_trained, start_shape
 from penjing.train.stages.base import Stage
 
 META = torch.device("meta")
-
-
-@dataclass(frozen=True, slots=True)
-class TeacherModel:
-    """A frozen teacher, and the hash of its weights as they lie on disk."""
-
-    model: Transformer
-    tokenizer: Tokenizer
-    sha256: str
 
 
 class TeacherStage(Stage[Distill]):
@@ -38,22 +27,79 @@ class TeacherStage(Stage[Distill]):
 
     teacher: Transformer | None = None  # None: batches bring its predictions along
     num_ids = 0  # the teacher's ids that the student has too
+    teacher_sha256 = ""  # of its weights as they lie on disk; set by read_teacher
 
-    def read_teacher(self) -> TeacherModel:
-        """The teacher, on the CPU; a student without a tokenizer of its own has its from here on."""
-        found = load_teacher(self.run, self.settings)
+    def read_teacher(self) -> LoadedModel:
+        """The teacher on the CPU, adapters merged; a student without a tokenizer of its own has its from here on.
+
+        Raises UserError if there is none, or it reads shorter rows.
+        """
+        if not self.settings.teacher:
+            wanted = "a run, a Hugging Face directory or a hub name"
+            raise UserError("no teacher", where="objective.teacher", wanted=wanted)
+        found = load_trained(Path(self.settings.teacher), adapters="merged")
+        longest, seq_len = found.model.config.max_position_embeddings, self.run.data.seq_len
+        if seq_len > longest:
+            raise UserError(
+                "rows longer than the teacher's longest sequence",
+                where="data.seq_len",
+                got=seq_len,
+                wanted=f"at most {longest}",
+            )
+        found.model.requires_grad_(False)
+        self.teacher_sha256 = fingerprint(found.model)
         if self.strategy.rank == 0:
-            adopt_tokenizer(self.run, found)
+            self._adopt_tokenizer(found.tokenizer)
         return found
 
-    def set_teacher(self, found: TeacherModel) -> None:
-        """Check it against the student's tokenizer, note which it is, and move it to the run's device."""
-        check_vocabulary(self.tokenizer, found, self.settings)
+    def _adopt_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """A student that begins from nothing, without a tokenizer of its own, takes the teacher's."""
+        run, folder = self.run, self.folder.tokenizer
+        if run.init_from or run.tokenizer.path or (folder / "tokenizer.json").is_file():
+            return
+        if tokenizer.size > run.model.vocab_size:
+            raise UserError(
+                "the teacher's tokenizer has more ids than the student",
+                where="model.vocab_size",
+                got=run.model.vocab_size,
+                wanted=f"at least {tokenizer.size}",
+            )
+        tokenizer.save(folder)
+
+    def set_teacher(self, found: LoadedModel) -> None:
+        """Note which it is, and move it to the run's device.
+
+        Raises UserError where the same id would mean different texts to student and teacher.
+        """
+        if self.tokenizer.vocabulary_hash != found.tokenizer.vocabulary_hash:
+            name = self.settings.teacher
+            raise UserError(
+                "the teacher cuts text into other tokens than the student, so their predictions cannot be compared",
+                where="objective.teacher",
+                got=f"{name} with {found.tokenizer.size} ids",
+                wanted=f"the student's vocabulary of {self.tokenizer.size} ids",
+                next_step=f"Learn from its answers instead: penjing generate {name} --prompts FILE --out ANSWERS, "
+                "then penjing train sft data.train=ANSWERS.",
+            )
         if self.strategy.rank == 0:
-            pin_teacher(self.run, found, self.settings)
+            self._pin_teacher()
         self.num_ids = min(found.model.config.vocab_size, self.run.model.vocab_size)
         self.teacher = self._in_compute_dtype(found.model).to(self.strategy.device)
         self._teacher_size = sum(value.numel() for value in found.model.parameters())
+
+    def _pin_teacher(self) -> None:
+        """Write which teacher a run has; a run that goes on must have the same one. Raises UserError if it has not."""
+        path, name = self.folder.path / "teacher.json", self.settings.teacher
+        begun = self.folder.checkpoints.is_dir()
+        if begun and path.is_file() and (known := read_json(path)["sha256"]) != self.teacher_sha256:
+            raise UserError(
+                "the teacher has changed since this run was begun",
+                where=name,
+                got=self.teacher_sha256[:12],
+                wanted=known[:12],
+                next_step="Put the old weights back, or train anew with another out=.",
+            )
+        write_json(path, {"teacher": name, "sha256": self.teacher_sha256})
 
     def _in_compute_dtype(self, teacher: Transformer) -> Transformer:
         self.precision.cast_frozen(teacher)
@@ -78,66 +124,6 @@ class TeacherStage(Stage[Distill]):
     def describe(self) -> list[tuple[str, str]]:
         how, size = self.settings, units.count(self._teacher_size)
         return [("teacher", f"{how.teacher}, {size} parameters, {how.mode}, divergence {how.divergence}")]
-
-
-def load_teacher(run: Run, settings: Distill) -> TeacherModel:
-    """The run's teacher on the CPU, adapters merged. Raises UserError if there is none, or it reads shorter rows."""
-    if not settings.teacher:
-        raise UserError("no teacher", where="objective.teacher", wanted="a run, a Hugging Face directory or a hub name")
-    trained = load_trained(Path(settings.teacher), adapters="merged")
-    longest = trained.model.config.max_position_embeddings
-    if run.data.seq_len > longest:
-        raise UserError(
-            "rows longer than the teacher's longest sequence",
-            where="data.seq_len",
-            got=run.data.seq_len,
-            wanted=f"at most {longest}",
-        )
-    return TeacherModel(trained.model.requires_grad_(False), trained.tokenizer, fingerprint(trained.model))
-
-
-def adopt_tokenizer(run: Run, teacher: TeacherModel) -> None:
-    """A student that begins from nothing, without a tokenizer of its own, takes the teacher's."""
-    folder = RunDir(Path(run.out)).tokenizer
-    if run.init_from or run.tokenizer.path or (folder / "tokenizer.json").is_file():
-        return
-    if teacher.tokenizer.size > run.model.vocab_size:
-        raise UserError(
-            "the teacher's tokenizer has more ids than the student",
-            where="model.vocab_size",
-            got=run.model.vocab_size,
-            wanted=f"at least {teacher.tokenizer.size}",
-        )
-    teacher.tokenizer.save(folder)
-
-
-def check_vocabulary(tokenizer: Tokenizer, teacher: TeacherModel, settings: Distill) -> None:
-    """Raise UserError where the same id would mean different texts to student and teacher."""
-    if tokenizer.vocabulary_hash == teacher.tokenizer.vocabulary_hash:
-        return
-    raise UserError(
-        "the teacher cuts text into other tokens than the student, so their predictions cannot be compared",
-        where="objective.teacher",
-        got=f"{settings.teacher} with {teacher.tokenizer.size} ids",
-        wanted=f"the student's vocabulary of {tokenizer.size} ids",
-        next_step=f"Learn from its answers instead: penjing generate {settings.teacher} --prompts FILE --out ANSWERS, "
-        "then penjing train sft data.train=ANSWERS.",
-    )
-
-
-def pin_teacher(run: Run, teacher: TeacherModel, settings: Distill) -> None:
-    """Write which teacher a run has; a run that goes on must have the same one. Raises UserError if it has not."""
-    path = Path(run.out) / "teacher.json"
-    begun = RunDir(Path(run.out)).checkpoints.is_dir()
-    if begun and path.is_file() and (known := read_json(path)["sha256"]) != teacher.sha256:
-        raise UserError(
-            "the teacher has changed since this run was begun",
-            where=settings.teacher,
-            got=teacher.sha256[:12],
-            wanted=known[:12],
-            next_step="Put the old weights back, or train anew with another out=.",
-        )
-    write_json(path, {"teacher": settings.teacher, "sha256": teacher.sha256})
 
 
 def relative_cost(run: Run, teacher: Transformer, num_keys: float) -> float:
