@@ -120,7 +120,6 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
         "summed_loss": float(ready.total),
         "dtype": str(ready.dtype).removeprefix("torch."),
         "variable_length_kernel": supports_varlen(ready.device, ready.dtype, ready.config.head_dim),
-        "flash": ready.flash,
     }
 
 

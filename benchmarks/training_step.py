@@ -65,7 +65,6 @@ class Ready:
     model: Any
     lengths: list[int]  # of the documents
     total: Any  # of all losses so far
-    flash: str
 
 
 def prepare(case: Case) -> Ready:
@@ -75,7 +74,6 @@ def prepare(case: Case) -> Ready:
     from penjing.bench.full_rows import full_rows
     from penjing.model.config import ModelConfig
     from penjing.model.init import initialise
-    from penjing.model.kernel_selection import activate_flash
     from penjing.model.lora import Lora, add_adapter
     from penjing.model.transformer import Transformer, recompute_activations
     from penjing.objective.next_token import NextToken
@@ -107,7 +105,6 @@ def prepare(case: Case) -> Ready:
     optimizers: list[Any] = list(made.build(model))
     if config.is_mixture:
         optimizers.append(RouterBalance(model, 0.0, lambda value: value))
-    flash = activate_flash(model, device, dtype)
     if case.compile != "off":
         compile_model(model, case.compile)  # type: ignore[arg-type]
         compile_optimizers(optimizers, device)
@@ -132,7 +129,7 @@ def prepare(case: Case) -> Ready:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
-    return Ready(step, device, dtype, config, model, lengths, total, flash)
+    return Ready(step, device, dtype, config, model, lengths, total)
 
 
 def arguments(page: str | None) -> argparse.ArgumentParser:

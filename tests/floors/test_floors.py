@@ -29,6 +29,7 @@ FLOORS = {
 FLOOR_OF = {package: floor for floor, packages in FLOORS.items() for package in packages.split()}
 # (module, imported package), each with its reason; better none
 EXCEPTIONS: set[tuple[str, str]] = set()
+MOST_PARAMETERS = 10
 WITHOUT_TORCH = ("base", "data", "agent_tools")
 
 
@@ -75,6 +76,20 @@ def test_imports_go_down_only() -> None:
             if FLOOR_OF[there] >= FLOOR_OF.get(here, 0) and (name, there) not in EXCEPTIONS:
                 upward.append(f"{name} imports {imported}")
     assert not upward, "\n".join(upward)
+
+
+def test_no_function_has_more_than_ten_parameters() -> None:
+    """But commands, whose options they are, and Triton's kernels, which take no tensors but addresses and strides."""
+    found = []
+    for name, path in modules().items():
+        if package_of(name) == "commands" or name == "penjing.kernels.triton.kernels":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = node.args
+                if len([*given.posonlyargs, *given.args, *given.kwonlyargs]) > MOST_PARAMETERS:
+                    found.append(f"{name}.{node.name}")
+    assert not found
 
 
 def test_data_needs_no_torch() -> None:

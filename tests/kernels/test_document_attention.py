@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from penjing.kernels import tiled_attention as tiled
+from penjing.kernels import varlen_attention as varlen
 from penjing.kernels.attention_metadata import branch_mask, document_mask
 from penjing.kernels.reference import attention
 from penjing.kernels.tiled_attention import tiled_attention
-from penjing.kernels.varlen_attention import call_varlen, supports_varlen, varlen_attention
+from penjing.kernels.varlen_attention import supports_varlen, varlen_attention
 from penjing.loader.to_device import cu_seqlens
 
 
@@ -131,30 +132,24 @@ def test_edges_of_documents():
     assert len(cu_seqlens(torch.arange(4096).view(8, 512))) == 4097
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (("is_causal",), {"is_causal": True}),
-        (("window_size",), {"window_size": (6, 0)}),
-        (("window_size", "enable_gqa"), {"window_size": (6, 0), "enable_gqa": True}),
-    ],
-)
-def test_the_kernel_is_told_what_its_version_knows(names, said):
+@pytest.mark.parametrize("knows_groups", [False, True])
+@pytest.mark.parametrize("window", [0, 7])
+def test_the_kernel_is_told_what_its_version_knows(knows_groups, window, monkeypatch):
     """A stand-in that attends as the kernel says it does, by its edges, with the heads it is given."""
     document_BT = rows(2, 64, 20)
     q_BTHK, k_BTGK, v_BTGK = inputs(2, 64)
-    window = 7 if "window_size" in names else 0
 
-    def kernel(q_NHK, k_NGK, v_NGK, edge_q, edge_k, longest_q, longest_k, **told):
-        assert told == said
+    def kernel(q_NHK, k_NGK, v_NGK, edge_q, edge_k, longest_q, longest_k, window_size, **told):
+        assert told == ({"enable_gqa": True} if knows_groups else {})
         assert longest_q == longest_k == 64
-        assert (k_NGK.shape[1] == q_NHK.shape[1]) == ("enable_gqa" not in names)
+        assert window_size == ((6, 0) if window else (-1, 0))
+        assert (k_NGK.shape[1] == q_NHK.shape[1]) == (not knows_groups)
         number_N = torch.searchsorted(edge_q.long(), torch.arange(128), right=True)
-        left = told.get("window_size", (-1, 0))[0]
-        mask = document_mask(number_N[None], left + 1 if left >= 0 else 0)
-        return reference(q_NHK[None], k_NGK[None], v_NGK[None], mask)[0]
+        return reference(q_NHK[None], k_NGK[None], v_NGK[None], document_mask(number_N[None], window))[0]
 
-    got = call_varlen(kernel, frozenset(names), q_BTHK, k_BTGK, v_BTGK, cu_seqlens(document_BT), 64, window)
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    monkeypatch.setattr(varlen, "KNOWS_GROUPS", knows_groups)
+    got = varlen_attention(q_BTHK, k_BTGK, v_BTGK, cu_seqlens(document_BT), 64, window)
     torch.testing.assert_close(got, reference(q_BTHK, k_BTGK, v_BTGK, document_mask(document_BT, window)))
 
 

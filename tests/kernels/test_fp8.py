@@ -9,6 +9,7 @@ import io
 import pytest
 import torch
 from rich.console import Console
+from small_models import sizes
 from torch._dynamo.utils import counters
 from user_errors import raises_user_error
 
@@ -26,15 +27,7 @@ from penjing.model.transformer import Transformer, recompute_activations
 from penjing.plan.memory import Target
 from penjing.train.memory_trace.trace import predict_memory
 
-SHAPE = ModelConfig(
-    vocab_size=64,
-    hidden_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    intermediate_size=160,
-)
+SHAPE = ModelConfig(**sizes(64, 64, 2, 4, 2, 16, 160))
 BFLOAT16_ROUNDING = 2**-8  # what rounding to bfloat16 changes at most, as a share of the number: half of the 8th bit
 
 
@@ -141,16 +134,7 @@ def ids(rows=2, tokens=64, seed=1):
 
 
 def test_only_linear_layers_of_blocks_whose_sides_fit():
-    odd = ModelConfig(
-        vocab_size=64,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=168,
-        tie_word_embeddings=False,
-    )
+    odd = ModelConfig(**sizes(64, 64, 2, 4, 2, 16, 168), tie_word_embeddings=False)
     model = make(odd)
     chosen = {name for name, module in model.named_modules() if getattr(module, "float8", False)}
     kinds = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -230,7 +214,7 @@ def test_a_cpu_multiplies_as_torch_s_kernel_does(dtype, fast):
     left, right = random(32, 48, seed=1).to(dtype), random(16, 48, seed=2).to(FORWARD)
     scales = torch.tensor(0.5), torch.tensor(0.03)
     ours = float8._multiply(left, scales[0], right, scales[1], fast=fast)
-    kernel = float8._multiply_in_float8(left, scales[0], right, scales[1], fast)
+    kernel = torch._scaled_mm(left, right.t(), *scales, out_dtype=torch.bfloat16, use_fast_accum=fast)
     assert ours.shape == (32, 16)
     torch.testing.assert_close(ours, kernel, rtol=2**-7, atol=1e-6)  # one rounding to bfloat16
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from penjing.kernels import experts, self_check
+from penjing.kernels import experts
 from penjing.kernels.attention_metadata import document_mask, key_ranges
 from penjing.kernels.reference import attention
 from penjing.kernels.triton import ops as gpu
@@ -44,6 +44,14 @@ def share(one, other):
     return float((one.double() - other.double()).norm() / other.double().norm())
 
 
+def packed_attention(q, k, v, ranges):
+    """Heads that are neither normalised nor rotated."""
+    angle = torch.zeros(1, q.shape[1], 1, q.shape[3] // 2, device=DEVICE)
+    packed = torch.cat([x.flatten(2) for x in (q, k, v)], dim=-1)
+    heads, groups = q.shape[2], k.shape[2]
+    return gpu.fused_qk_norm_rope_attention(packed, None, 0.0, (angle.cos(), angle.sin()), ranges, heads, groups)
+
+
 CASES = [
     # tokens, mean length of a document, window, heads, key heads, dimensions of a head
     (128, 20, 0, 2, 1, 64),
@@ -62,7 +70,7 @@ def test_attention(num_tokens, mean_length, window, heads, groups, size, dtype):
     document_BT = rows(2, num_tokens, mean_length)
     tensors = inputs(2, num_tokens, heads, groups, size, dtype)
     upstream = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(2)).to(DEVICE, dtype)
-    got = gpu.document_attention(*tensors, key_ranges(document_BT, window))
+    got = packed_attention(*tensors, key_ranges(document_BT, window))
     exact = [x.detach().double().requires_grad_() for x in tensors]
     q, k, v = exact
     wanted = attention(q, k.transpose(1, 2), v.transpose(1, 2), document_mask(document_BT, window))
@@ -77,16 +85,14 @@ def test_attention(num_tokens, mean_length, window, heads, groups, size, dtype):
         assert share(mine, its) < bound, name
 
 
-def test_attention_takes_parts_of_wider_rows_and_gives_the_same_bits_again():
-    document_BT = rows(2, 100, 30)
-    q, k, v = inputs(2, 100, 4, 2, 16, torch.float16)
-    packed = torch.cat([x.detach().flatten(2) for x in (q, k, v)], dim=-1)
-    apart = [x.unflatten(-1, (-1, 16)).requires_grad_() for x in packed.split((64, 32, 32), dim=-1)]
-    ranges = key_ranges(document_BT)
+def test_attention_gives_the_same_bits_again_whatever_the_layout_of_its_gradient():
+    tensors, ranges = inputs(2, 100, 4, 2, 16, torch.float16), key_ranges(rows(2, 100, 30))
+    upstream = torch.randn(2, 100, 4, 16, generator=torch.Generator().manual_seed(2)).to(DEVICE, torch.float16)
+    apart = upstream.transpose(1, 2).contiguous().transpose(1, 2)
     found = []
-    for tensors in ((q, k, v), apart, apart):
-        out = gpu.document_attention(*tensors, ranges)
-        found.append([out.detach(), *torch.autograd.grad(out.float().square().sum(), tensors)])
+    for grad in (upstream, apart, upstream):
+        out = packed_attention(*tensors, ranges)
+        found.append([out.detach(), *torch.autograd.grad(out, tensors, grad)])
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
@@ -306,7 +312,7 @@ def test_activations_are_made_again_by_kernels(what, monkeypatch):
 def test_kernels_are_tried_before_they_are_used(architecture, monkeypatch):
     monkeypatch.setattr(gpu, "has_kernels", lambda device: gpu._is_on)
     monkeypatch.setattr(gpu, "_is_on", True)
-    monkeypatch.setattr(self_check, "TRIED_TOKENS", 200 if HAS_GPU else 70)
+    monkeypatch.setattr(kernel_selection, "TRIED_TOKENS", 200 if HAS_GPU else 70)
     model = Transformer(Way(architecture, monkeypatch).config)
     assert kernel_selection.check_kernels(model, DEVICE, torch.float64) == ""
     assert "attention" in kernel_selection.check_kernels(model, DEVICE, torch.float16)
@@ -324,7 +330,7 @@ def test_kernels_that_a_card_has_something_against_are_not_used(monkeypatch):
     monkeypatch.setattr(gpu, "has_kernels", lambda device: gpu._is_on)
     monkeypatch.setattr(gpu, "_is_on", True)
     monkeypatch.setattr(gpu, "cross_entropy_inplace", refuse)
-    monkeypatch.setattr(self_check, "TRIED_TOKENS", 200 if HAS_GPU else 10)
+    monkeypatch.setattr(kernel_selection, "TRIED_TOKENS", 200 if HAS_GPU else 10)
     with pytest.warns(UserWarning, match="RuntimeError: out of resource"):
         kernel_selection.check_kernels(Transformer(Way("qwen3", monkeypatch).config), DEVICE, torch.float16)
     assert not gpu._is_on

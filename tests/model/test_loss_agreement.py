@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as functional
+from small_models import sizes
 
 from penjing.loader.to_device import cu_seqlens
 from penjing.model.config import ModelConfig
@@ -20,15 +21,7 @@ from penjing.train.compile_policy import compile_model, missing_compiler
 
 CPU = torch.device("cpu")
 LENGTHS = (70, 58, 100, 28)  # of the documents, targets included: two rows of 128
-SHAPE = ModelConfig(
-    vocab_size=300,
-    hidden_size=64,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    intermediate_size=160,
-)
+SHAPE = ModelConfig(**sizes(300, 64, 3, 4, 2, 16, 160))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from penjing.kernels import experts
 from penjing.kernels.experts import dispatch_to_experts
 from penjing.model import moe
 from penjing.model.config import ModelConfig
+from penjing.model.kernel_selection import check_expert_sizes
 from penjing.model.linear import set_compute_dtype
 from penjing.model.moe import MoELayer, mixtures
 from penjing.objective.next_token import NextToken
@@ -226,12 +227,12 @@ def test_nothing_is_counted_without_gradients(model):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_whose_rows_no_grouped_product_takes_are_refused_on_cuda(make_model, dtype):
     odd = make_model(architecture="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=10)
-    moe.check_expert_sizes(odd, torch.device("cpu"), dtype)
+    check_expert_sizes(odd, torch.device("cpu"), dtype)
     tile = 16 // dtype.itemsize
     with raises_user_error(where="model.moe_intermediate_size", got=10, wanted=str(tile)):
-        moe.check_expert_sizes(odd, torch.device("cuda"), dtype)
+        check_expert_sizes(odd, torch.device("cuda"), dtype)
     even = make_model(architecture="qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
-    moe.check_expert_sizes(even, torch.device("cuda"), dtype)
+    check_expert_sizes(even, torch.device("cuda"), dtype)
 
 
 def test_several_layers_count_as_their_mean():

@@ -1,6 +1,7 @@
 """What training 1B parameters takes, on tensors without data: it fits a 24 GB card."""
 
 import torch
+from small_models import sizes
 
 from penjing.model.config import ModelConfig
 from penjing.model.linear import set_compute_dtype
@@ -9,15 +10,7 @@ from penjing.model.transformer import Transformer, recompute_activations
 from penjing.optim.muon import Muon
 
 CARD = 23.5e9  # bytes that a 24 GB card has left beside its CUDA context
-SHAPE = ModelConfig(
-    vocab_size=32768,
-    hidden_size=2048,
-    num_hidden_layers=18,
-    num_attention_heads=16,
-    num_key_value_heads=8,
-    head_dim=128,
-    intermediate_size=6144,
-)
+SHAPE = ModelConfig(**sizes(32768, 2048, 18, 16, 8, 128, 6144))
 
 
 def test_the_whole_training_state_fits():

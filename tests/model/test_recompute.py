@@ -2,21 +2,14 @@
 
 import pytest
 import torch
+from small_models import sizes
 
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer, recompute_activations
 
-SHAPE = ModelConfig(
-    vocab_size=64,
-    hidden_size=32,
-    num_hidden_layers=3,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=16,
-    intermediate_size=96,
-)
+SHAPE = ModelConfig(**sizes(64, 32, 3, 2, 1, 16, 96))
 
 
 def gradients_and_kept_bytes(what):

@@ -34,7 +34,6 @@ _LIBRARY = [
     "multinomial",
     "_fused",
     "fused_qk_norm_rope_attention",  # ours, of kernels/triton/ops.py
-    "document_attention",
     "swiglu",
     "combine_experts",
     "cross_entropy_inplace",

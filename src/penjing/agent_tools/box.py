@@ -60,14 +60,12 @@ class Toolbox:
     def run(self, calls: Sequence[ToolCall]) -> tuple[Result, ...]:
         """The result of each call of a turn, in order."""
         waits = any(getattr(self.tools.get(call.name), "waits", False) or call.name in self.own for call in calls)
-        numbered = list(enumerate(calls))
         if waits and len(calls) > 1:
             with ThreadPoolExecutor(WORKERS) as pool:
-                return tuple(pool.map(self._one, numbered))
-        return tuple(map(self._one, numbered))
+                return tuple(pool.map(self._one, range(len(calls)), calls))
+        return tuple(map(self._one, range(len(calls)), calls))
 
-    def _one(self, numbered: tuple[int, ToolCall]) -> Result:
-        number, call = numbered
+    def _one(self, number: int, call: ToolCall) -> Result:
         text, worked = self._run(number, call)
         meant = [self.tools[call.name]] if call.name in self.tools else self.tools.values()
         is_answer = all(getattr(tool, "result_is_answer", False) for tool in meant)

@@ -12,7 +12,7 @@ from penjing.agent_tools.base import BadArgumentsError
 LARGEST_BITS = 2048  # of a number's top and bottom: about 600 digits
 _SHOWN_DIGITS = 12
 _LONGEST_WHOLE = 40  # digits of a whole number that is written out
-_NUMBER = re.compile(r"(\d{1,40})(?:\.(\d{1,40}))?|\.(\d{1,40})", re.ASCII)
+NUMBER = re.compile(r"\d{1,40}(?:\.\d{1,40})?|\.\d{1,40}", re.ASCII)
 _RAISED = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 
 
@@ -32,22 +32,14 @@ def bounded(value: Fraction) -> Fraction:
     return value
 
 
-def read_number(text: str, place: int) -> tuple[Fraction, int] | None:
-    """The number written in digits at that place, and where it ends."""
-    found = _NUMBER.match(text, place)
-    if found is None:
-        return None
-    return Fraction(found[0]), found.end()
-
-
 def number(text: str, name: str) -> Fraction:
     """A whole text as a number, with a sign perhaps. Raises BadArgumentsError."""
     stripped = text.strip().replace("\u2212", "-")
     sign = -1 if stripped.startswith("-") else 1
-    found = read_number(stripped.removeprefix("-").removeprefix("+"), 0)
-    if found is None or found[1] != len(stripped.removeprefix("-").removeprefix("+")):
+    found = NUMBER.fullmatch(stripped.removeprefix("-").removeprefix("+"))
+    if found is None:
         raise BadArgumentsError(f"argument {name} is not a number")
-    return sign * found[0]
+    return sign * Fraction(found[0])
 
 
 def show(value: Fraction) -> str:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
-from penjing.base.files import disk_error, read_json, write_json
+from penjing.base.files import atomic_write, read_json, write_json
 from penjing.convert.names import hf_name
 from penjing.model.lora import Adapter, AdapterSize, adaptable, adapted, attach
 from penjing.model.transformer import Transformer
@@ -85,24 +85,15 @@ def write_peft(
             tensors[f"{theirs}lora_magnitude_vector"] = adapter.magnitude
     sizes = {_layer_name(layer, architecture): module.adapter(name).size for layer, module in layers.items()}
     by_weight = {layer for layer in sizes if ".mlp." in layer} if architecture in _TAKEN_FOR_EXPERTS else set()
-    if any(sizes[layer].kind == "dora" for layer in by_weight):
+    if any(sizes[layer].use_dora for layer in by_weight):
         raise UserError(
             f"peft has no way to name DoRA in the feed-forward layers of {architecture}",
             where=folder,
             next_step="Use it here, merge it, or train with lora.target_modules=attention.*_proj.",
         )
     whole = {key: value.detach().float().cpu().contiguous() for key, value in tensors.items()}
-    weights, draft = folder / WEIGHTS, folder / (WEIGHTS + ".part")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        safetensors.torch.save_file(whole, draft, metadata={"format": "pt"})
-        draft.replace(weights)
-    except OSError as error:
-        raise disk_error(error, folder) from error
-    except safetensors.SafetensorError as error:
-        raise UserError(f"cannot write: {error}", where=weights) from error
-    finally:
-        draft.unlink(missing_ok=True)
+    with atomic_write(folder / WEIGHTS) as stream:
+        stream.write(safetensors.torch.save(whole, metadata={"format": "pt"}))
     write_json(folder / FACTS, {**facts, "base": base_name, "base_sha256": base_sha256})
     write_json(folder / CONFIG, _config(model, sizes, by_weight, base_name))
 
@@ -131,7 +122,7 @@ def _config(
         "lora_alpha": standard,
         "lora_dropout": 0.0 if by_weight else first.dropout,  # refused there, and of no effect in use
         "use_rslora": False,
-        "use_dora": first.kind == "dora",
+        "use_dora": first.use_dora,
         "target_modules": _targets(model, set(sizes) - by_weight),
         "target_parameters": sorted(f"{layer}.weight" for layer in by_weight) or None,
         "rank_pattern": {layer: size.rank for layer, size in sizes.items() if size.rank != first.rank},
@@ -222,8 +213,8 @@ def _check(config: Any, where: Path) -> None:
 def _size(config: Mapping[str, Any], layer: str, rank: int) -> AdapterSize:
     alpha = float(_by_pattern(config.get("alpha_pattern") or {}, layer, config.get("lora_alpha", 8)))
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    kind = "dora" if config.get("use_dora") else "lora"
-    return AdapterSize(rank=rank, scale=scale, dropout=float(config.get("lora_dropout") or 0.0), kind=kind)  # type: ignore[arg-type]
+    dropout = float(config.get("lora_dropout") or 0.0)
+    return AdapterSize(rank=rank, scale=scale, dropout=dropout, use_dora=bool(config.get("use_dora")))
 
 
 def _by_pattern(patterns: Mapping[str, Any], layer: str, standard: Any) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from penjing.base.errors import UserError
 from penjing.convert.peft import CONFIG, PeftAdapter, attach_peft, read_peft, write_peft
 from penjing.export import hf
+from penjing.export.equivalence_check import VerifiedFolder
 from penjing.export.model_card import model_card
 from penjing.model.lora import DEFAULT, fingerprint, merge, names, set_adapter
 from penjing.model.transformer import Transformer
@@ -39,7 +40,7 @@ def export_adapter(path: Path, out: Path) -> None:
     save_run_adapter(trained.run, trained.model, state["base"], trained.checkpoint.step, out)
 
 
-def merge_adapter(path: Path, adapters: Sequence[str], out: Path) -> hf.VerifiedHuggingFace:
+def merge_adapter(path: Path, adapters: Sequence[str], out: Path) -> VerifiedFolder:
     """Merge an adapter into its base and write a Hugging Face directory: a run's own, or one in `peft`'s format.
 
     Raises UserError if there is no adapter, or more than one.

@@ -54,6 +54,16 @@ def export_folder(path: Path) -> Iterator[Path]:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedFolder:
+    """What was written, and what the check found; `largest_difference` of any logit is None where nothing was there to
+    compare with."""
+
+    path: Path
+    largest_difference: float | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class LogitDifference:
     """How far another program's logits are from ours on the same ids."""
 

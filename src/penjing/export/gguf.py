@@ -38,7 +38,7 @@ from penjing.model.rope import frequencies
 from penjing.model.transformer import Transformer
 
 if TYPE_CHECKING:
-    import gguf
+    pass
 
 # Ours in llama.cpp's words. mixtral is its llama with experts.
 ARCHITECTURES = {
@@ -340,7 +340,8 @@ def _write(path: Path, model: Transformer, values: dict[str, Any], kind: str) ->
 
     writer = gguf.GGUFWriter(path, ARCHITECTURES[model.config.architecture])
     for key, value in values.items():
-        _add(writer, key, value)
+        form = gguf.GGUFValueType.UINT32 if type(value) is int else gguf.GGUFValueType.get_type(value)
+        writer.add_key_value(key, value, form)
     in_f16 = []
     for name, array in tensors(model):
         stored = stored_type(name, array.shape, kind)
@@ -355,19 +356,6 @@ def _write(path: Path, model: Transformer, values: dict[str, Any], kind: str) ->
     finally:
         writer.close()
     return in_f16
-
-
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
 
 
 def verify(

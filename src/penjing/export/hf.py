@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,12 @@ from penjing.checkpoint.tensors import write_tensors
 from penjing.convert.hf_config import hf_config
 from penjing.convert.names import to_hf
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.export.equivalence_check import MARK, export_folder, float_twin, greedy_prompt, same_greedy
+from penjing.export.equivalence_check import MARK, VerifiedFolder, export_folder, float_twin, greedy_prompt, same_greedy
 from penjing.infer.generate import generate
 from penjing.model.transformer import Transformer
 
 # Logits of a model of this size agree to about 1e-6 in float32; a wrong layout is off by more than 1.
 LARGEST_DIFFERENCE = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class VerifiedHuggingFace:
-    """What the check found. `largest_difference` is None when `transformers` was not there to compare with."""
-
-    path: Path
-    largest_difference: float | None
-    note: str
 
 
 def token_ids(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -42,7 +32,7 @@ def token_ids(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, card: str) -> VerifiedHuggingFace:
+def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, card: str) -> VerifiedFolder:
     """Write `path` (replaced only if it was an export before) after checking it against our own logits.
 
     Raises UserError if the check fails or `path` holds something else; then nothing is left behind.
@@ -58,7 +48,7 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, card: str) -
         (folder / "README.md").write_text(card, encoding="utf-8")
         difference, note = verify(model, tokenizer, folder)
         write_json(folder / MARK, {"largest_logit_difference": difference, "note": note})
-    return VerifiedHuggingFace(path, difference, note)
+    return VerifiedFolder(path, difference, note)
 
 
 def verify(model: Transformer, tokenizer: Tokenizer, folder: Path) -> tuple[float | None, str]:

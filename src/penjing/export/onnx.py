@@ -7,7 +7,6 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.export.equivalence_check import (
     MARK,
     LogitDifference,
+    VerifiedFolder,
     check_rows,
     difference,
     export_folder,
@@ -40,15 +40,6 @@ LARGEST_MESSAGE_BYTES = 1_500_000_000
 NAME = "model.onnx"
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedOnnx:
-    """What was written and what the check found."""
-
-    path: Path
-    found: LogitDifference
-    note: str
-
-
 class _Logits(nn.Module):
     """The model as one function of its ids."""
 
@@ -63,7 +54,7 @@ class _Logits(nn.Module):
         return logits_BTV
 
 
-def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = "f32") -> VerifiedOnnx:
+def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = "f32") -> VerifiedFolder:
     """Write the folder `path` (replaced only if it was an export before): model.onnx, tokenizer, config.json.
 
     The graph takes `input_ids` [batch, length] and gives `logits` [batch, length, vocabulary] in float32, for any batch
@@ -94,7 +85,7 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = 
         write_json(folder / "config.json", {**hf_config(model.config, tokenizer), **ids})
         found, note = verify(model, tokenizer, folder, kind)
         write_json(folder / MARK, {"largest_logit_difference": found.largest, "note": note})
-    return VerifiedOnnx(path, found, note)
+    return VerifiedFolder(path, found.largest, note)
 
 
 def _write(model: Transformer, folder: Path, kind: str) -> None:

@@ -34,11 +34,6 @@ def branch_mask(document_BT: Tensor, branch_BT: Tensor, position_BT: Tensor, win
     return (same_BTS & _causal(document_BT.shape[1], 0, document_BT.device))[:, None]
 
 
-def window_mask(num_tokens: int, window: int, device: torch.device) -> Tensor:
-    """mask_11TS of rows that are one document each, where a query sees `window` keys, its own included."""
-    return _causal(num_tokens, window, device)[None, None]
-
-
 def _causal(num_tokens: int, window: int, device: torch.device) -> Tensor:
     mask_TS = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device).tril()
     return mask_TS.triu(1 - window) if window else mask_TS
@@ -121,10 +116,10 @@ def make_attention_metadata(
         return AttentionMetadata(mask_B1TS=cache_mask(position_BT, cache_tokens, window))
     if document_BT is None:
         is_cut = 0 < window < num_tokens
-        return AttentionMetadata(mask_B1TS=window_mask(num_tokens, window, device) if is_cut else None)
+        return AttentionMetadata(mask_B1TS=_causal(num_tokens, window, device)[None, None] if is_cut else None)
     if branch_BT is None and gpu.supports_attention(device, dtype, head_dim) and not torch.compiler.is_exporting():
         return AttentionMetadata(ranges=key_ranges(document_BT, window))
-    if branch_BT is None and cu_seqlens_S is not None and supports_varlen(device, dtype, head_dim, window):
+    if branch_BT is None and cu_seqlens_S is not None and supports_varlen(device, dtype, head_dim):
         return AttentionMetadata(cu_seqlens_S=cu_seqlens_S, window=window)
     on_cpu = device.type == "cpu" and not torch.compiler.is_exporting()  # an exported program has no tiles
     mask_B1TS = None

@@ -72,7 +72,8 @@ class RMSNormFunction(torch.autograd.Function):
 
 
 def apply_rope(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """`reference.apply_rope`, with its gradient written out where one is recorded."""
+    """Rotate each pair of dimensions (i, i + n) by its position's angle (arXiv:2104.09864, equation 34), in float32:
+    `reference.apply_rope`, with its gradient written out where one is recorded."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return ApplyRope.apply(x_BTHK, cosine, sine)  # type: ignore[no-any-return,no-untyped-call]
     return rotated(x_BTHK, cosine, sine)

@@ -15,7 +15,6 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from penjing.base.errors import UserError
 from penjing.kernels.cpu import ops as cpu
 from penjing.kernels.cpu import tensor_arena as arena
 from penjing.kernels.cpu.expert_thread_pool import side_by_side
@@ -39,15 +38,6 @@ def experts(
         rows = (dispatch.token_R, dispatch.row_Nk, dispatch.end_E)
         return _Grouped.apply(*given, *rows, dtype)  # type: ignore[no-any-return,no-untyped-call]
     return _ExpertByExpert.apply(*given, dispatch, dtype)  # type: ignore[no-any-return,no-untyped-call]
-
-
-def check_expert_sizes(sizes: dict[str, int], device: torch.device, dtype: torch.dtype) -> None:
-    """Raise UserError where grouped matmuls do not take experts of these sizes, by setting: on CUDA rows must be whole
-    16 bytes."""
-    multiple = 16 // dtype.itemsize
-    for where, size in sizes.items() if device.type == "cuda" else ():
-        if size % multiple:
-            raise UserError("not on CUDA", where=where, got=size, wanted=f"a multiple of {multiple} in {dtype}")
 
 
 class ExpertDispatch(NamedTuple):

@@ -102,12 +102,6 @@ def _multiply(left_MK: Tensor, left_scale: Tensor, right_NK: Tensor, right_scale
     """
     if left_MK.device.type == "cpu":
         return (left_MK.float() @ right_NK.float().t()).mul_(left_scale * right_scale).bfloat16()
-    return _multiply_in_float8(left_MK, left_scale, right_NK, right_scale, fast)
-
-
-def _multiply_in_float8(
-    left_MK: Tensor, left_scale: Tensor, right_NK: Tensor, right_scale: Tensor, fast: bool
-) -> Tensor:
     return torch._scaled_mm(
         left_MK, right_NK.t(), left_scale, right_scale, out_dtype=torch.bfloat16, use_fast_accum=fast
     )

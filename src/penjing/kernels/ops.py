@@ -24,10 +24,11 @@ from torch import Tensor
 from penjing.kernels import autograd_functions as written
 from penjing.kernels import reference
 from penjing.kernels.attention_metadata import AttentionMetadata, make_attention_metadata
+from penjing.kernels.autograd_functions import apply_rope
 from penjing.kernels.cpu import library
 from penjing.kernels.cpu import ops as cpu
 from penjing.kernels.dispatch import saves_memory, uses_manual_backward
-from penjing.kernels.experts import check_expert_sizes, experts
+from penjing.kernels.experts import experts
 from penjing.kernels.fp8 import linear_float8
 from penjing.kernels.fused_linear_cross_entropy import fused_linear_cross_entropy, log_probs, logits
 from penjing.kernels.orthogonalize import Orthogonalize, stack_height
@@ -43,7 +44,6 @@ __all__ = [
     "apply_rope",
     "attention",
     "backends",
-    "check_expert_sizes",
     "decayed_update",
     "experts",
     "fused_linear_cross_entropy",
@@ -150,11 +150,6 @@ def swiglu_linear(
     return down(swiglu(*gate_and_up))
 
 
-def apply_rope(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotate each pair of dimensions (i, i + n) by its position's angle (arXiv:2104.09864, equation 34), in float32."""
-    return written.apply_rope(x_BTHK, cosine, sine)
-
-
 class QKNorm(NamedTuple):
     """RMSNorm of each query and key head: gains and epsilon."""
 
@@ -237,53 +232,46 @@ class Backend(NamedTuple):
     why: str
 
 
-def backends(device: torch.device, dtype: torch.dtype, head_dim: int = 64, rows: int = 8) -> list[Backend]:
-    """Which op runs on what in training on `device`, in matmuls of `dtype`. head_dim, rows: of attention's queries (key
-    heads of all rows)."""
-    if gpu.supports(device, dtype):
-        return _on_triton(device, dtype, head_dim)
+def backends(device: torch.device, dtype: torch.dtype) -> list[Backend]:
+    """Which op runs on what in training on `device`, in matmuls of `dtype` and with heads of 64 dimensions."""
     if device.type == "cpu":
-        return _on_cpu(dtype, head_dim, rows)
+        return _on_cpu(dtype)
+    if gpu.supports(device, dtype):
+        why = "an NVIDIA card of compute capability 8.0 or later, in half precision"
+        return [
+            Backend("attention", "Triton", why),
+            Backend("rope, query and key norm", "Triton", "fused with attention"),
+            Backend("swiglu", "Triton", why),
+            Backend("cross_entropy", "Triton", why),
+            Backend("experts", "grouped matmuls and Triton", why),
+            Backend("rms_norm", "torch", "torch's own kernel is one launch"),
+            Backend("linear", "torch", "cuBLAS"),
+        ]
     why = f"no Triton kernels for {str(dtype).removeprefix('torch.')} on this {device.type} device"
-    found = [Backend(op, "torch", why) for op in ("rms_norm", "swiglu", "cross_entropy", "linear")]
-    if supports_varlen(device, dtype, head_dim):
-        return [*found, Backend("attention", "varlen", "torch's FlashAttention for packed documents"), _grouped(why)]
-    return [*found, Backend("attention", "torch", why), _grouped(why)]
-
-
-def _grouped(why: str) -> Backend:
-    return Backend("experts", "torch, grouped matmuls", why)
-
-
-def _on_triton(device: torch.device, dtype: torch.dtype, head_dim: int) -> list[Backend]:
-    fused = gpu.supports_attention(device, dtype, head_dim)
-    why = "an NVIDIA card of compute capability 8.0 or later, in half precision"
-    other = "varlen" if supports_varlen(device, dtype, head_dim) else "torch"
+    varlen = ("varlen", "torch's FlashAttention for packed documents")
     return [
-        Backend("attention", *(("Triton", why) if fused else (other, f"no Triton kernel for heads of {head_dim}"))),
-        Backend("rope, query and key norm", *(("Triton", "fused with attention") if fused else ("torch", "not fused"))),
-        Backend("swiglu", "Triton", why),
-        Backend("cross_entropy", "Triton", why),
-        Backend("experts", "grouped matmuls and Triton", why),
-        Backend("rms_norm", "torch", "torch's own kernel is one launch"),
-        Backend("linear", "torch", "cuBLAS"),
+        *(Backend(op, "torch", why) for op in ("rms_norm", "swiglu", "cross_entropy", "linear")),
+        Backend("attention", *(varlen if supports_varlen(device, dtype, 64) else ("torch", why))),
+        Backend("experts", "torch, grouped matmuls", why),
     ]
 
 
-def _on_cpu(dtype: torch.dtype, head_dim: int, rows: int) -> list[Backend]:
+def _on_cpu(dtype: torch.dtype) -> list[Backend]:
     missing = library.unavailable_reason()
     if not missing and dtype not in cpu.TYPES:
         missing = f"the C kernels take float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
-    small = Backend("", "torch, in chunks", missing) if missing else Backend("", "C", "built for this processor")
-    found = [small._replace(op=op) for op in ("rms_norm", "swiglu", "residual_add", "cross_entropy", "muon update")]
-    attends = cpu.supports_attention(dtype, head_dim, rows)
-    tiles = missing or f"the C kernel does not take heads of {head_dim} in this dtype on these threads"
-    found.append(Backend("attention", *(("C", small.why) if attends else ("torch, in tiles", tiles))))
-    found.append(Backend("rope", *(("C", "fused with attention") if not missing else ("torch, in chunks", missing))))
-    units = not missing and cpu.supports_weight_grad_in(dtype)
-    found.append(Backend("linear", "torch", "oneDNN or MKL"))
+    name, why = ("torch, in chunks", missing) if missing else ("C", "built for this processor")
+    attends = cpu.supports_attention(dtype, 64, 8)
+    tiles = missing or "the C kernel does not take this dtype on this processor or these threads"
     decodes = library.unavailable_decode_reason() or missing
-    found.append(Backend("decode", *(("torch", decodes) if decodes else ("C", "one call a pass"))))
-    why = "matrix units (AMX)" if units else "the C kernel is for bfloat16 on processors with AMX"
-    found.append(Backend("weight gradients", "C" if units else "torch", why))
-    return [*found, Backend("experts", "expert by expert", "one core each; SwiGLU as above")]
+    units = not missing and cpu.supports_weight_grad_in(dtype)
+    amx = "matrix units (AMX)" if units else "the C kernel is for bfloat16 on processors with AMX"
+    return [
+        *(Backend(op, name, why) for op in ("rms_norm", "swiglu", "residual_add", "cross_entropy", "muon update")),
+        Backend("attention", *(("C", why) if attends else ("torch, in tiles", tiles))),
+        Backend("rope", name, missing or "fused with attention"),
+        Backend("linear", "torch", "oneDNN or MKL"),
+        Backend("decode", *(("torch", decodes) if decodes else ("C", "one call a pass"))),
+        Backend("weight gradients", "C" if units else "torch", amx),
+        Backend("experts", "expert by expert", "one core each; SwiGLU as above"),
+    ]

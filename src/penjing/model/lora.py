@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import torch
 import torch.nn.functional as functional
@@ -33,7 +33,6 @@ from penjing.model.adapter_matmul import AdaptedMatmul, PackedMatmul
 from penjing.model.linear import Linear
 from penjing.model.moe import MoELayer, mixtures
 
-Kind = Literal["lora", "dora"]
 DEFAULT = "default"  # the name of the adapter that a run trains
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
@@ -77,7 +76,7 @@ class AdapterSize:
     rank: int
     scale: float
     dropout: float = 0.0
-    kind: Kind = "lora"
+    use_dora: bool = False
 
 
 class Adapter(nn.Module):
@@ -92,7 +91,7 @@ class Adapter(nn.Module):
         self.A = nn.Parameter(torch.empty(size.rank, base.in_features))
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5), generator=generator)  # uniform in +-1/sqrt(in)
         self.B = nn.Parameter(torch.zeros(base.out_features, size.rank))
-        magnitude = base.weight.detach().float().norm(dim=1).cpu() if size.kind == "dora" else None
+        magnitude = base.weight.detach().float().norm(dim=1).cpu() if size.use_dora else None
         self.register_parameter("magnitude", None if magnitude is None else nn.Parameter(magnitude))
         self.to(device)
         # Masks are drawn from (seed, how many were drawn), which is saved with the weights: a resumed run draws the
@@ -322,9 +321,7 @@ def attach(model: nn.Module, name: str, sizes: Mapping[str, AdapterSize], *, see
 def add_adapter(model: nn.Module, settings: Lora, *, name: str = DEFAULT, seed: int = 0) -> None:
     """Attach a fresh adapter as the settings say, and use it. Raises UserError for a pattern that matches nothing."""
     layers = adaptable(model)
-    size = AdapterSize(
-        rank=settings.rank, scale=settings.scale, dropout=settings.dropout, kind="dora" if settings.use_dora else "lora"
-    )
+    size = AdapterSize(rank=settings.rank, scale=settings.scale, dropout=settings.dropout, use_dora=settings.use_dora)
     chosen: set[str] = set()
     for pattern in settings.target_modules:
         found = {layer for layer in layers if fnmatchcase(_inside(layer), pattern) or fnmatchcase(layer, pattern)}

@@ -151,10 +151,3 @@ class MoELayer(nn.Module):
 def mixtures(model: nn.Module) -> list[MoELayer]:
     """The mixture layers of a model, first to last."""
     return [module for module in model.modules() if isinstance(module, MoELayer)]
-
-
-def check_expert_sizes(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise UserError where experts' sizes do not suit the kernels of this device."""
-    for layer in mixtures(model):
-        sizes = {"model.moe_intermediate_size": layer.gate_proj.shape[1], "model.hidden_size": layer.gate_proj.shape[2]}
-        ops.check_expert_sizes(sizes, device, dtype)

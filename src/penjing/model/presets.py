@@ -166,7 +166,7 @@ _SHALLOWEST = 4
 def named(name: str) -> dict[str, object] | None:
     """What a preset or a rung of the ladder sets; None if there is none of that name."""
     if name.startswith(_LADDER_PREFIX):
-        return ladder(read_size(name.removeprefix(_LADDER_PREFIX), where="model.preset"))
+        return ladder(read_size(name.removeprefix(_LADDER_PREFIX)))
     return PRESETS.get(name)
 
 
@@ -175,14 +175,14 @@ def names() -> list[str]:
     return [*PRESETS, *(_LADDER_PREFIX + rung for rung in LADDER)]
 
 
-def read_size(text: str, *, where: str) -> float:
+def read_size(text: str) -> float:
     """`30m` -> 30 million parameters. Raises UserError if it is no size from 500k to 3b."""
     try:
         size = float(text[:-1]) * _SUFFIXES[text[-1:].lower()]
     except (ValueError, KeyError):
         size = 0.0
     if not 5e5 <= size <= 3e9:
-        raise UserError("no such size", where=where, got=repr(text), wanted="500k to 3b, such as 30m")
+        raise UserError("no such size", where="model.preset", got=repr(text), wanted="500k to 3b, such as 30m")
     return size
 
 

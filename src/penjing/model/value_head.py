@@ -30,34 +30,28 @@ class ScalarHead(nn.Module):
         scalar_N: Tensor | None = None,
         score: Score | None = None,
         scored_N: Tensor | None = None,
-        branch_BT: Tensor | None = None,
-        position_BT: Tensor | None = None,
+        **branches: Tensor | None,
     ) -> Any:
         """value_N in float32 of the positions scalar_N; with a score too, (the score, value_N), in one pass.
 
-        scalar_N, scored_N: flat indices (row * T + position); without scalar_N the decoder alone answers. A mixture
-        of experts that is being trained returns at the end what its routers did.
+        scalar_N, scored_N: flat indices (row * T + position); without scalar_N the decoder alone answers. branches:
+        `branch_BT` and `position_BT` as it takes them. A mixture of experts that is being trained returns at the end
+        what its routers did.
         """
         if scalar_N is None:
-            return self.model(
-                ids_BT,
-                document_BT,
-                score=score,
-                scored_N=scored_N,
-                branch_BT=branch_BT,
-                position_BT=position_BT,
-            )
-        hidden_BTD, routers = self.model._hidden(ids_BT, document_BT, None, branch_BT, position_BT)
-        hidden_ND = hidden_BTD.flatten(0, 1)
-        # In float32 whatever the matmuls are in: one vector costs nothing, and rewards differ in small digits.
-        value_N = (hidden_ND[scalar_N].float() * self.scalar).sum(dim=-1)
-        given: tuple[Any, ...] = (value_N,)
-        if score is not None:
-            scored_ND = hidden_ND if scored_N is None else hidden_ND[scored_N]
-            given = (score(scored_ND, self.model.head_weight_VD, self.model._head_dtype), value_N)
-        if routers is not None:
-            given = (*given, routers)
-        return given[0] if len(given) == 1 else given
+            return self.model(ids_BT, document_BT, score=score, scored_N=scored_N, **branches)
+
+        def values(hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Any:
+            # In float32 whatever the matmuls are in: one vector costs nothing, and rewards differ in small digits.
+            value_N = (hidden_ND[scalar_N].float() * self.scalar).sum(dim=-1)
+            if score is None:
+                return value_N
+            return score(hidden_ND if scored_N is None else hidden_ND[scored_N], weight_VD, dtype), value_N
+
+        found = self.model(ids_BT, document_BT, score=values, **branches)
+        if score is not None and isinstance(found[0], tuple):  # with what the routers did
+            return (*found[0], found[1])
+        return found
 
 
 def answer_places(scored_N: Tensor, answer_N: Tensor, num_answers: int) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -265,13 +265,8 @@ class RolloutSampler:
 
         There the rounding of a pass depends on its size, and which prompts a rank has is not to be seen in a value.
         """
-        alone = self.strategy.device.type == "cpu"
         array = {"reference": one.reference_PAM, "behaviour": one.behaviour_PAM, "value": one.value_PAM}[name]
-        waiting: list[tuple[int, int, Group]] = []  # place, number of the first answer, group
-
-        def flush() -> None:
-            if not waiting:
-                return
+        for waiting in self._passes(one, mine, prompts):
             batch = pack([group for _, _, group in waiting], self.seq_len)
             logp = scored_by(batch.to(self.strategy.device)).float().cpu().numpy()
             first = 0
@@ -279,22 +274,25 @@ class RolloutSampler:
                 for offset, answer in enumerate(group.answers):
                     array[place, number + offset, : len(answer.ids)] = logp[first : first + len(answer.ids)]
                     first += len(answer.ids)
-            waiting.clear()
 
+    def _passes(
+        self, one: RolloutBuffer, mine: Sequence[int], prompts: Sequence[Prompt]
+    ) -> Iterator[list[tuple[int, int, Group]]]:
+        """The groups that are scored together, each with its place and the number of its first answer."""
+        alone, most_tokens = self.strategy.device.type == "cpu", self.scored_rows * self.seq_len
+        waiting: list[tuple[int, int, Group]] = []
         tokens = 0
         for place in mine:
             number = 0
-            if alone:
-                flush()
-                tokens = 0
             for group in split(one.group(place, prompts, ()), self.seq_len):
-                if tokens + group.num_tokens > self.scored_rows * self.seq_len:
-                    flush()
-                    tokens = 0
+                if waiting and (tokens + group.num_tokens > most_tokens or (alone and not number)):
+                    yield waiting
+                    waiting, tokens = [], 0
                 waiting.append((place, number, group))
                 number += len(group.answers)
                 tokens += group.num_tokens
-        flush()
+        if waiting:
+            yield waiting
 
 
 @torch.no_grad()

@@ -13,8 +13,7 @@ from penjing.base.files import write_text
 from penjing.base.malloc_tuning import malloc_trim
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.kernels.fp8 import fp8_warnings
-from penjing.model.kernel_selection import activate_flash, check_kernels
-from penjing.model.moe import check_expert_sizes
+from penjing.model.kernel_selection import check_expert_sizes, check_kernels
 from penjing.parallel.base import Strategy
 from penjing.plan.run_estimate import RunEstimate
 from penjing.train.build_context import Instruments, RunHooks, make_context, make_instruments
@@ -130,11 +129,9 @@ def _choose_kernels(built: BuiltRun) -> list[str]:
     model, device, dtype = built.model, built.strategy.device, built.precision.dtype
     check_expert_sizes(model, device, dtype)
     kernels = check_kernels(model, device, dtype)
-    flash = activate_flash(model, device, dtype)
     notes = [kernels] if kernels else []
     if built.precision.fp8 != "off":
         notes = fp8_warnings(device.type, sum(parameter.numel() for parameter in model.parameters())) + notes
-    notes += [f"attention by {flash}"] if flash else []
     return notes + built.run.optimizer.warnings()
 
 

@@ -112,7 +112,8 @@ def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up. Both may be columns of one wider matrix."""
     inner = arena.empty_like(gate)
-    shape = gate.numel() // gate.shape[-1], gate.shape[-1], _row_step(gate)
+    width = gate.shape[-1]
+    shape = gate.numel() // width, width, width if gate.is_contiguous() else gate.stride(-2)
     _run("swiglu", (gate, up, inner), *shape, TYPES[gate.dtype], _threads(gate.numel()))
     return inner
 
@@ -144,10 +145,6 @@ def weighted_swiglu_backward(
         "swiglu_backward", given, rows, width, 2 * width, 2 * width, TYPES[gate.dtype], _threads(grad_inner_RF.numel())
     )
     return grad_both_RG, inner_RF
-
-
-def _row_step(x: Tensor) -> int:
-    return x.shape[-1] if x.is_contiguous() else x.stride(-2)
 
 
 def tiles_of(x_BTHK: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:

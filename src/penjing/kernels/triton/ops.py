@@ -53,14 +53,8 @@ def supports(device: torch.device, dtype: torch.dtype | None) -> bool:
 
 
 def supports_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether `document_attention` takes such queries: half precision, heads of 16 to 128 dimensions."""
+    """Whether `fused_qk_norm_rope_attention` takes such queries: half precision, heads of 16 to 128 dimensions."""
     return 16 <= head_dim <= WIDEST and supports(device, dtype)
-
-
-def document_attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, ranges: tuple[Tensor, Tensor]) -> Tensor:
-    """out_BTHK = softmax(q k^T / sqrt(K)) v, each query over its own document's past. ranges: `key_ranges`."""
-    out_BTHK: Tensor = _attention(q_BTHK, k_BTGK, v_BTGK, *ranges)[0]
-    return out_BTHK
 
 
 @cache
@@ -86,12 +80,11 @@ def _heads_contiguous(x_BTHK: Tensor) -> Tensor:
     return x_BTHK if x_BTHK.stride(-1) == 1 and x_BTHK.stride(-2) == size else x_BTHK.contiguous()
 
 
-@torch.library.custom_op("penjing::document_attention", mutates_args=())
-def _attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, first_BT: Tensor, last_BT: Tensor) -> list[Tensor]:
-    """out_BTHK, and of each query and head the logarithm of the softmax's sum, norm_BHT in float32."""
+def _attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, first_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """softmax(q k^T / sqrt(K)) v, each query over its own document's past, out_BTHK; and of each query and head the
+    logarithm of the softmax's sum, norm_BHT in float32."""
     from penjing.kernels.triton import kernels
 
-    q_BTHK, k_BTGK, v_BTGK = (_heads_contiguous(x) for x in (q_BTHK, k_BTGK, v_BTGK))
     rows, num_tokens, num_attention_heads, size = q_BTHK.shape
     out_BTHK, norm_BHT = _outputs(q_BTHK)
     tile = tiles(size, _shared_bytes(q_BTHK.device)).forward
@@ -102,7 +95,7 @@ def _attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, first_BT: Tensor,
         *(num_tokens, num_attention_heads, size**-0.5),
         **_tile_config(num_attention_heads // k_BTGK.shape[2], size, tile),
     )
-    return [out_BTHK, norm_BHT]
+    return out_BTHK, norm_BHT
 
 
 def _tile_config(repeats: int, size: int, tile: Tile) -> dict[str, Any]:
@@ -133,42 +126,28 @@ def _outputs(q_BTHK: Tensor) -> tuple[Tensor, Tensor]:
     return q_BTHK.new_empty(q_BTHK.shape), q_BTHK.new_empty(rows, num_attention_heads, num_tokens, dtype=torch.float32)
 
 
-@_attention.register_fake
-def _(q_BTHK: Tensor, *_: Tensor) -> list[Tensor]:
-    return list(_outputs(q_BTHK))
-
-
-@torch.library.custom_op("penjing::document_attention_backward", mutates_args=())
 def _attention_backward(
-    upstream_BTHK: Tensor,
-    q_BTHK: Tensor,
-    k_BTGK: Tensor,
-    v_BTGK: Tensor,
-    out_BTHK: Tensor,
-    norm_BHT: Tensor,
-    first_BT: Tensor,
-    last_BT: Tensor,
+    upstream_BTHK: Tensor, outputs: list[Tensor], v_BTGK: Tensor, ranges: list[Tensor]
 ) -> list[Tensor]:
-    """The gradients of q, k and v."""
+    """The gradients of q, k and v. outputs: of `_fused_attention`."""
     from penjing.kernels.triton import kernels
 
-    upstream_BTHK, q_BTHK, k_BTGK, v_BTGK = (_heads_contiguous(x) for x in (upstream_BTHK, q_BTHK, k_BTGK, v_BTGK))
+    (out_BTHK, q_BTHK, k_BTGK, norm_BHT), upstream_BTHK = outputs, _heads_contiguous(upstream_BTHK)
     rows, num_tokens, num_attention_heads, size = q_BTHK.shape
     num_groups = k_BTGK.shape[2]
-    grads = _gradients_like(q_BTHK, k_BTGK, v_BTGK)
-    delta_BHT = torch.empty_like(norm_BHT)
+    grads, delta_BHT = _gradients_like(q_BTHK, k_BTGK, v_BTGK), torch.empty_like(norm_BHT)
     tiled = tiles(size, _shared_bytes(q_BTHK.device))
     strides = _strides(q_BTHK, k_BTGK, v_BTGK, upstream_BTHK)
     _launch(
         *(kernels.attention_queries, (-(-num_tokens // tiled.queries.queries), num_attention_heads, rows)),
-        *(q_BTHK, k_BTGK, v_BTGK, out_BTHK, upstream_BTHK, norm_BHT, delta_BHT, grads[0], first_BT),
+        *(q_BTHK, k_BTGK, v_BTGK, out_BTHK, upstream_BTHK, norm_BHT, delta_BHT, grads[0], ranges[0]),
         *strides,
         *(num_tokens, num_attention_heads, size**-0.5),
         **_tile_config(num_attention_heads // num_groups, size, tiled.queries),
     )
     _launch(
         *(kernels.attention_keys, (-(-num_tokens // tiled.keys.keys), num_groups, rows)),
-        *(q_BTHK, k_BTGK, v_BTGK, upstream_BTHK, norm_BHT, delta_BHT, *grads[1:], first_BT, last_BT),
+        *(q_BTHK, k_BTGK, v_BTGK, upstream_BTHK, norm_BHT, delta_BHT, *grads[1:], *ranges),
         *strides,
         *(num_tokens, num_attention_heads, size**-0.5),
         **_tile_config(num_attention_heads // num_groups, size, tiled.keys),
@@ -178,23 +157,6 @@ def _attention_backward(
 
 def _gradients_like(*tensors: Tensor) -> list[Tensor]:
     return [x.new_empty(x.shape) for x in tensors]
-
-
-@_attention_backward.register_fake
-def _(_: Tensor, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, *__: Tensor) -> list[Tensor]:
-    return _gradients_like(q_BTHK, k_BTGK, v_BTGK)
-
-
-def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    q_BTHK, k_BTGK, v_BTGK, first_BT, last_BT = inputs
-    ctx.save_for_backward(q_BTHK, k_BTGK, v_BTGK, *output, first_BT, last_BT)
-
-
-def _attention_autograd(ctx: Any, upstream: list[Tensor]) -> tuple[Tensor | None, ...]:
-    return (*_attention_backward(upstream[0], *ctx.saved_tensors), None, None)
-
-
-_attention.register_autograd(_attention_autograd, setup_context=_save_attention)
 
 
 def fused_qk_norm_rope_attention(
@@ -211,10 +173,10 @@ def fused_qk_norm_rope_attention(
     gains: of RMSNorm over each query and key head, with `epsilon`; None: they are not normalised. rotary: cosines and
     sines as `rotary_table` makes them. All but the matmuls' inputs in float32.
     """
-    cosine, sine = (each.flatten(1) for each in rotary)
-    pair = gains or (None, None)
-    size = packed_BTJ.shape[-1] // (num_attention_heads + 2 * num_groups)
-    found = _fused_attention(packed_BTJ, *pair, cosine, sine, *ranges, epsilon, num_attention_heads, num_groups, size)
+    tables = [each.flatten(1) for each in rotary]
+    found = _fused_attention(
+        packed_BTJ, list(gains or ()), tables, list(ranges), epsilon, num_attention_heads, num_groups
+    )
     out_BTHK: Tensor = found[0]
     return out_BTHK
 
@@ -249,47 +211,45 @@ def _power_of_2(number: int) -> int:
 @torch.library.custom_op("penjing::fused_qk_norm_rope_attention", mutates_args=())
 def _fused_attention(
     packed_BTJ: Tensor,
-    q_gain: Tensor | None,
-    k_gain: Tensor | None,
-    cosine_BR: Tensor,
-    sine_BR: Tensor,
-    first_BT: Tensor,
-    last_BT: Tensor,
+    gains: list[Tensor],
+    rotary: list[Tensor],
+    ranges: list[Tensor],
     epsilon: float,
     num_attention_heads: int,
     num_groups: int,
-    size: int,
 ) -> list[Tensor]:
-    """out_BTHK, and for the backward pass q_BTHK and k_BTGK as attention saw them and norm_BHT."""
+    """out_BTHK, and for the backward pass q_BTHK and k_BTGK as attention saw them and norm_BHT.
+
+    gains: of queries and of keys, or none. rotary: cosine_BR, sine_BR. ranges: first_BT, last_BT.
+    """
     from penjing.kernels.triton import kernels
 
     packed_BTJ = packed_BTJ.contiguous()
-    q_BTHK, k_BTGK = _heads_of(packed_BTJ, num_attention_heads, num_groups, size)
-    shape = _heads_config(packed_BTJ, cosine_BR, num_attention_heads, num_groups, q_gain is not None)
-    none = cosine_BR  # stands for gains that there are not
+    q_BTHK, k_BTGK = _heads_of(packed_BTJ, num_attention_heads, num_groups)
+    shape = _heads_config(packed_BTJ, rotary[0], num_attention_heads, num_groups, bool(gains))
     _launch(
         *(kernels.heads_forward, (-(-shape["total"] // POSITIONS), num_attention_heads + num_groups)),
-        *(packed_BTJ, q_BTHK, k_BTGK, none if q_gain is None else q_gain, none if k_gain is None else k_gain),
-        *(cosine_BR.contiguous(), sine_BR.contiguous()),
+        *(packed_BTJ, q_BTHK, k_BTGK, *(gains or rotary)),  # without gains none are read
+        *(each.contiguous() for each in rotary),
         epsilon=epsilon,
         **shape,
     )
-    out_BTHK, norm_BHT = _attention(q_BTHK, k_BTGK, _values(packed_BTJ, num_groups, size), first_BT, last_BT)
+    out_BTHK, norm_BHT = _attention(q_BTHK, k_BTGK, _values(packed_BTJ, k_BTGK), ranges[0])
     return [out_BTHK, q_BTHK, k_BTGK, norm_BHT]
 
 
-def _heads_of(packed_BTJ: Tensor, num_attention_heads: int, num_groups: int, size: int) -> tuple[Tensor, Tensor]:
-    rows = packed_BTJ.shape[:2]
+def _heads_of(packed_BTJ: Tensor, num_attention_heads: int, num_groups: int) -> tuple[Tensor, Tensor]:
+    rows, size = packed_BTJ.shape[:2], packed_BTJ.shape[-1] // (num_attention_heads + 2 * num_groups)
     return packed_BTJ.new_empty(*rows, num_attention_heads, size), packed_BTJ.new_empty(*rows, num_groups, size)
 
 
-def _values(packed_BTJ: Tensor, num_groups: int, size: int) -> Tensor:
-    return packed_BTJ[..., -num_groups * size :].view(*packed_BTJ.shape[:2], num_groups, size)
+def _values(packed_BTJ: Tensor, k_BTGK: Tensor) -> Tensor:
+    return packed_BTJ[..., -k_BTGK.shape[2:].numel() :].view(k_BTGK.shape)
 
 
 @_fused_attention.register_fake
 def _(packed_BTJ: Tensor, *more: Any) -> list[Tensor]:
-    q_BTHK, k_BTGK = _heads_of(packed_BTJ, *more[-3:])
+    q_BTHK, k_BTGK = _heads_of(packed_BTJ, *more[-2:])
     out_BTHK, norm_BHT = _outputs(q_BTHK)
     return [out_BTHK, q_BTHK, k_BTGK, norm_BHT]
 
@@ -298,60 +258,48 @@ def _(packed_BTJ: Tensor, *more: Any) -> list[Tensor]:
 def _fused_attention_backward(
     upstream_BTHK: Tensor,
     packed_BTJ: Tensor,
-    q_gain: Tensor | None,
-    k_gain: Tensor | None,
-    cosine_BR: Tensor,
-    sine_BR: Tensor,
-    first_BT: Tensor,
-    last_BT: Tensor,
-    out_BTHK: Tensor,
-    q_BTHK: Tensor,
-    k_BTGK: Tensor,
-    norm_BHT: Tensor,
+    gains: list[Tensor],
+    rotary: list[Tensor],
+    ranges: list[Tensor],
+    outputs: list[Tensor],
     epsilon: float,
 ) -> list[Tensor]:
-    """The gradients of packed_BTJ and of both gains (of no elements where there are none)."""
+    """The gradients of packed_BTJ and of the gains. outputs: what the forward pass gave."""
     from penjing.kernels.triton import kernels
 
-    packed_BTJ = packed_BTJ.contiguous()
+    packed_BTJ, (_, q_BTHK, k_BTGK, _) = packed_BTJ.contiguous(), outputs
     num_attention_heads, num_groups, size = q_BTHK.shape[2], k_BTGK.shape[2], q_BTHK.shape[3]
-    grads = _attention_backward(
-        *(upstream_BTHK, q_BTHK, k_BTGK, _values(packed_BTJ, num_groups, size), out_BTHK, norm_BHT),
-        *(first_BT, last_BT),
-    )
-    shape = _heads_config(packed_BTJ, cosine_BR, num_attention_heads, num_groups, q_gain is not None)
-    grad_BTJ, none, programs = torch.empty_like(packed_BTJ), cosine_BR, -(-shape["total"] // POSITIONS)
-    found = [] if q_gain is None else [programs, num_attention_heads + num_groups, size]
-    grad_gain = torch.empty(found or [0], dtype=torch.float32, device=packed_BTJ.device)
+    grads = _attention_backward(upstream_BTHK, outputs, _values(packed_BTJ, k_BTGK), ranges)
+    shape = _heads_config(packed_BTJ, rotary[0], num_attention_heads, num_groups, bool(gains))
+    grad_BTJ, programs = torch.empty_like(packed_BTJ), -(-shape["total"] // POSITIONS)
+    sums = (programs if gains else 0, num_attention_heads + num_groups, size)
+    grad_gain = packed_BTJ.new_empty(sums, dtype=torch.float32)
     _launch(
         *(kernels.heads_backward, (programs, num_attention_heads + 2 * num_groups)),
-        *(packed_BTJ, *grads, grad_BTJ, grad_gain),
-        *(none if q_gain is None else q_gain, none if k_gain is None else k_gain),
-        *(cosine_BR.contiguous(), sine_BR.contiguous()),
+        *(packed_BTJ, *grads, grad_BTJ, grad_gain, *(gains or rotary)),
+        *(each.contiguous() for each in rotary),
         epsilon=epsilon,
         **shape,
     )
-    if q_gain is None:
-        return [grad_BTJ, grad_gain, grad_gain.clone()]
     parts = grad_gain[:, :num_attention_heads], grad_gain[:, num_attention_heads:]
-    return [grad_BTJ, *(part.sum(dim=(0, 1)).to(q_gain.dtype) for part in parts)]
+    return [grad_BTJ, *(part.sum(dim=(0, 1)).to(gain.dtype) for part, gain in zip(parts, gains, strict=False))]
 
 
 @_fused_attention_backward.register_fake
-def _(_: Tensor, packed_BTJ: Tensor, q_gain: Tensor | None, *more: Any) -> list[Tensor]:
-    like = packed_BTJ.new_empty(0, dtype=torch.float32) if q_gain is None else q_gain
-    return [packed_BTJ.new_empty(packed_BTJ.shape), like.new_empty(like.shape), like.new_empty(like.shape)]
+def _(_: Tensor, packed_BTJ: Tensor, gains: list[Tensor], *__: Any) -> list[Tensor]:
+    return _gradients_like(packed_BTJ, *gains)
 
 
 def _save_fused_attention(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    *tensors, ctx.epsilon, _, __, ___ = inputs
-    ctx.save_for_backward(*tensors, *output)
+    packed_BTJ, gains, rotary, ranges, ctx.epsilon, _, __ = inputs
+    ctx.save_for_backward(packed_BTJ, *gains, *rotary, *ranges, *output)
 
 
-def _fused_attention_autograd(ctx: Any, upstream: list[Tensor]) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors
-    grad_BTJ, *gains = _fused_attention_backward(upstream[0], *saved, ctx.epsilon)
-    return (grad_BTJ, *(gains if saved[1] is not None else (None, None)), *(None,) * 8)
+def _fused_attention_autograd(ctx: Any, upstream: list[Tensor]) -> tuple[Any, ...]:
+    packed_BTJ, *saved = ctx.saved_tensors
+    gains, rotary, ranges, outputs = saved[:-8], saved[-8:-6], saved[-6:-4], saved[-4:]
+    grad_BTJ, *grads = _fused_attention_backward(upstream[0], packed_BTJ, gains, rotary, ranges, outputs, ctx.epsilon)
+    return grad_BTJ, grads, [None, None], [None, None], None, None, None
 
 
 _fused_attention.register_autograd(_fused_attention_autograd, setup_context=_save_fused_attention)

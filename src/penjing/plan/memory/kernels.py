@@ -43,13 +43,11 @@ def temporaries(name: str, args: tuple[Any, ...], out: Any) -> Iterator[int]:
         if query_BHTK.element_size() < 4:
             yield rows * heads * tokens * width * 4  # the query's gradient is summed in float32
     elif name == "penjing::fused_qk_norm_rope_attention_backward":
-        packed_BTJ, q_BTHK, k_BTGK, norm_BHT = args[1], args[9], args[10], args[11]
+        packed_BTJ, (_, q_BTHK, k_BTGK, norm_BHT) = args[1], args[5]
         yield norm_BHT.numel() * 4  # delta
         for value in (q_BTHK, k_BTGK, k_BTGK):  # gradients that are then put side by side
             yield value.numel() * value.element_size()
         yield -(-packed_BTJ.shape[0] * packed_BTJ.shape[1] // POSITIONS) * packed_BTJ.shape[-1] * 4  # gains' sums
-    elif name == "penjing::document_attention_backward":
-        yield args[5].numel() * 4  # delta
     elif name == "aten::embedding_dense_backward":
         indices = args[1]
         if indices.numel() > 3072:  # fewer are not sorted
