@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,30 +15,25 @@ from penjing.base.errors import UserError
 from penjing.parallel.grad_scaler import LossScaler
 
 
-class Strategy:
+class Strategy(ABC):
     """Runs a model on its devices. `rank` of `world` processes; `device` is this one's.
 
-    Here every operation is the plain one, of one process on one device; one for several processes has each in its own
-    way. One that is given a `scaler` (parallel/grad_scaler.py) scales the loss and unscales the gradients.
+    One that is given a `scaler` (parallel/grad_scaler.py) scales the loss and unscales the gradients.
     """
 
-    rank, world = 0, 1
+    rank: int
+    world: int
+    device: torch.device
     scaler: LossScaler | None = None  # where matmuls are in float16
     _model: nn.Module  # as it was wrapped
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        if device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)  # what names no device, such as an event, means the current one
-
+    @abstractmethod
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         """The model as a callable whose gradients are summed over all ranks."""
-        self._model = model
-        return model
 
+    @abstractmethod
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
         """Around one forward and backward; gradients travel between ranks in the last one only."""
-        return nullcontext()
 
     def backward(self, total: Tensor) -> None:
         """Add the gradient of `total`, summed over ranks, to the parameters."""
@@ -48,20 +44,20 @@ class Strategy:
         """Scale all gradients so that their joint norm is at most `largest_norm` (0: leave them); returns the norm."""
         return clip_gradients(self._model, largest_norm, self.scaler)
 
+    @abstractmethod
     def add(self, value: Tensor) -> Tensor:
         """`value` summed over ranks, wherever it lies."""
-        return value
 
+    @abstractmethod
     def any(self, flag: bool) -> bool:
         """Whether any rank's flag is set; every rank gets the same answer."""
-        return flag
 
+    @abstractmethod
     def broadcast(self, value: Any) -> Any:
         """Rank 0's `value`, on every rank. Before `wrap` the others wait as long as it takes, here and in `any`."""
-        return value
 
-    def close(self) -> None:
-        """Leave the other processes."""
+    @abstractmethod
+    def close(self) -> None: ...
 
 
 def clip_gradients(model: nn.Module, largest_norm: float, scaler: LossScaler | None = None) -> Tensor:

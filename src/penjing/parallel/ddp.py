@@ -27,7 +27,9 @@ class DataParallel(Strategy):
     _model: DistributedDataParallel
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         # Over gloo, whatever the gradients use: for what lies on the host no GPU is made to wait.
