@@ -229,7 +229,7 @@ def test_what_cannot_be_continued_is_one_line(tmp_path, quiet):
 
 
 def test_a_record_has_the_command_the_date_and_the_versions(spec, compare, tmp_path):
-    about = pretrain_data.facts(torch.device("cpu"), torch.float32, threads=1)
+    about = pretrain_data.environment(torch.device("cpu"), torch.float32, threads=1)
     record = compare(PRETRAIN, spec, lambda *_: printed(100, 100), about)
     write(record, tmp_path / "record.json", ["penjing", "bench", "train", "--data", "my text.jsonl"])
     written = json.loads((tmp_path / "record.json").read_text())
