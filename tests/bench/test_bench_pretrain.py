@@ -170,7 +170,7 @@ def test_trials_that_ended_are_kept_when_the_next_is_stopped(spec, compare, quie
     anew = {"machine": {"cpu": "one", "matmul_flops_per_second": 2.0}}
     with pytest.raises(KeyboardInterrupt):  # three trials are left
         compare(PRETRAIN, spec, pretend, anew, keep, kept[-1], trials=3)
-    assert "5 trials are there, 7 are left" in quiet.file.getvalue()
+    assert "5 trials done, 7 remaining" in quiet.file.getvalue()
     assert [setting for setting, _ in done[2:]] == ["path", "step", "step"]
     done.clear()
     whole = compare(PRETRAIN, spec, pretend, anew, keep, kept[-1], trials=2)

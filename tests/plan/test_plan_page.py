@@ -400,7 +400,7 @@ def test_a_sweep_measures_and_predicts_and_is_written(tmp_path):
     assert [(row.point.micro_size, row.point.accumulate) for row in rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     for row in rows:
         tokens = row.point.micro_size * row.point.accumulate * 16
-        assert row.ended == "done" and row.busy.counters == "estimate" and row.predicted_to_fit
+        assert row.ended == "done" and row.utilisation.counters == "estimate" and row.predicted_to_fit
         assert row.tokens_per_second == pytest.approx(row.steps_per_second * tokens)
         assert row.model_tflops_causal < row.model_tflops_full_square
         assert row.predicted_steps_per_second > 0 and row.peak_memory_bytes > 50 << 20

@@ -137,10 +137,7 @@ class Decode(Benchmark):
         """A row per figure, a column per contestant; a dash for figures that a contestant does not have."""
         medians = record[setting]["medians"]
         rows = [
-            [
-                row.label + row.unit,
-                *[with_range(stats[name], row.show) if name in stats else "-" for stats in medians.values()],
-            ]
+            [row.label + row.unit, *[with_range(m[name], row.show) if name in m else "-" for m in medians.values()]]
             for name, row in rows_of(record).items()
         ]
         rows.append(["of it beyond the imported libraries, MiB", *map(_beyond_imports, medians.values())])

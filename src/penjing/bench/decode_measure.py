@@ -102,11 +102,11 @@ def measure(spec: DecodeSpec, decoder: Decoder, imported_bytes: int) -> dict[str
     rng = random.Random(spec.seed)
 
     def run_once(
-        batch: int, length: int, new_tokens: int, *, max_tokens: int = 0, seconds: float = spec.seconds
+        batch: int, length: int, new_tokens: int, *, limit: int = 0, seconds: float = spec.seconds
     ) -> TokenTimer:
         # New prompts each time, because an engine may cache an earlier one.
         prompts = [[rng.randrange(*spec.ids) for _ in range(length)] for _ in range(batch)]
-        timer = TokenTimer(batch, max_tokens or new_tokens, seconds)
+        timer = TokenTimer(batch, limit or new_tokens, seconds)
         decoder.write(prompts, new_tokens, timer)
         return timer
 
@@ -120,7 +120,7 @@ def measure(spec: DecodeSpec, decoder: Decoder, imported_bytes: int) -> dict[str
     startup = process_age_seconds()
     decoder.open(1, spec.prompt_tokens + spec.new_tokens)
     # No time limit: an engine may compile for the second token, and again for the third.
-    warmup = run_once(1, spec.prompt_tokens, spec.new_tokens, max_tokens=WARMUP_TOKENS, seconds=math.inf)
+    warmup = run_once(1, spec.prompt_tokens, spec.new_tokens, limit=WARMUP_TOKENS, seconds=math.inf)
     cpu = time.process_time()
     figures: dict[str, float] = {}
     batch_1: list[TokenTimer] = []

@@ -73,9 +73,7 @@ class Pretrain(Benchmark):
                 [f"fraction of the GEMM roofline, {limit:,.0f} tokens/s", *[f"{speed / limit:.2f}" for speed in speeds]]
             )
         if setting == "path":
-            curves = {
-                name: [trial["curve"] for trial in trials] for name, trials in complete_rounds(record, setting).items()
-            }
+            curves = {name: [t["curve"] for t in trials] for name, trials in complete_rounds(record, setting).items()}
             times = [equal_time(dict(zip(names, curve, strict=True))) for curve in zip(*curves.values(), strict=True)]
             label = f"bits per byte after {statistics.median(seconds for seconds, _ in times):.0f} s in all"
             rows.append([label, *[_shown([bits[name] for _, bits in times], "{:.3f}") for name in names]])

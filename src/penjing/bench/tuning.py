@@ -113,17 +113,14 @@ def fastest_config(
                 tried.append({**config, **pilot_rates(run(**config))})
             except UserError as error:
                 tried.append({**config, "failed": str(error)})
-    working = [config for config in tried if "failed" not in config]
-    if not working:
+    valid = [config for config in tried if "failed" not in config]
+    if not valid:
         raise UserError("this baseline fails in every configuration", got=tried[0]["failed"])
 
-    def trained_tokens(config: Mapping[str, Any]) -> float:
+    def tokens(config: Mapping[str, Any]) -> float:
         return float(config["tokens_per_second"] * max(0.0, seconds - config["lost_seconds"]))
 
-    best = {
-        "path": max(working, key=trained_tokens),
-        "step": max(working, key=lambda config: float(config["tokens_per_second"])),
-    }
+    best = {"path": max(valid, key=tokens), "step": max(valid, key=lambda config: float(config["tokens_per_second"]))}
     chosen = {setting: {name: config[name] for name in ("dtype", "compiled")} for setting, config in best.items()}
     return {"tried": tried, **chosen}
 

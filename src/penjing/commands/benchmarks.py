@@ -18,9 +18,7 @@ Threads = Annotated[int, typer.Option(help="CPU threads; 0 = physical cores.", m
 Out = Annotated[Path | None, typer.Option(help="JSON file, written after each trial.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the trials in --out, or add to them.")]
 
-app = typer.Typer(
-    no_args_is_help=True, help="Benchmark speed and memory on this machine, compared with other programs."
-)
+app = typer.Typer(no_args_is_help=True, help="Benchmark speed and memory on this machine against other programs.")
 
 
 @app.command("train")
@@ -161,9 +159,7 @@ def bench_matmul(
 
 @app.command("sweep")
 def bench_sweep(
-    recipe: Annotated[
-        str, typer.Argument(metavar="[RECIPE]", help="Recipe that sets model and optimizer.")
-    ] = "pretrain",
+    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="Sets model and optimizer.")] = "pretrain",
     settings: Settings = None,
     rows: Annotated[str, typer.Option(help="Rows of a micro-batch, such as 4,8,16.")] = "",
     passes: Annotated[str, typer.Option(help="Micro-batches of a step (accumulation), such as 1,2,4.")] = "",

@@ -11,9 +11,7 @@ from penjing import __version__
 from penjing.base import config
 from penjing.commands.arguments import RunPath, say
 
-export_app = typer.Typer(
-    no_args_is_help=True, help="Export a model for other programs, verified against penjing's logits."
-)
+export_app = typer.Typer(no_args_is_help=True, help="Export a model for other programs, verified against our logits.")
 adapter_app = typer.Typer(no_args_is_help=True, help="Merge LoRA adapters into their base model, or export them.")
 
 

@@ -73,29 +73,25 @@ def fit(run: Run, target: Target, options: PlanOptions, requested: int) -> Fitte
 
 
 def _largest(
-    traced: Mapping[int, MemoryPlan],
-    trace: Callable[[int], MemoryPlan],
-    bytes_per_row: float,
-    limit: int,
-    max_rows: int,
+    traced: Mapping[int, MemoryPlan], predict: Callable[[int], MemoryPlan], bytes_per_row: float, limit: int, cap: int
 ) -> int:
-    """About how many rows fit in one pass, at most `max_rows`; 0 if no traced number fits.
+    """About how many rows fit in one pass, at most `cap`; 0 if no traced number fits.
 
     Memory is the maximum of several linear functions of the rows: the optimizer's peak is constant, that of activations
     grows. So it is convex: between two traced points it is at most the chord, beyond them it may be far above it. The
     point where the extrapolated line meets the limit is therefore traced too.
     """
-    fits = max((rows for rows, plan in traced.items() if plan.total_bytes <= limit), default=0)
-    if not fits:
+    fitting = max((rows for rows, plan in traced.items() if plan.total_bytes <= limit), default=0)
+    if not fitting:
         return 0
-    if fits == max(traced):
-        further = (limit - traced[fits].total_bytes) / max(1.0, bytes_per_row)
-        beyond = min(fits + math.floor(further), max(fits, max_rows))
-        if trace(beyond).total_bytes <= limit:
+    if fitting == max(traced):
+        further = (limit - traced[fitting].total_bytes) / max(1.0, bytes_per_row)
+        beyond = min(fitting + math.floor(further), max(fitting, cap))
+        if predict(beyond).total_bytes <= limit:
             return beyond
-    exceeds = min(rows for rows in traced if rows > fits)
-    share = (limit - traced[fits].total_bytes) / (traced[exceeds].total_bytes - traced[fits].total_bytes)
-    return fits + math.floor((exceeds - fits) * share)
+    over = min(rows for rows in traced if rows > fitting)
+    share = (limit - traced[fitting].total_bytes) / (traced[over].total_bytes - traced[fitting].total_bytes)
+    return fitting + math.floor((over - fitting) * share)
 
 
 def divisors(number: int) -> list[int]:

@@ -97,11 +97,10 @@ def _windows(model: ModelConfig, layers: int) -> dict[str, Any]:
     planned = [layer in model.sliding_window_layers for layer in range(model.num_hidden_layers)]
     counts = []  # windowed layers among the first n, rounded
     for layer in range(layers + 1):
-        full_layers, remainder = divmod(layer * model.num_hidden_layers, layers)
-        part = remainder if remainder and planned[full_layers] else 0
+        whole, remainder = divmod(layer * model.num_hidden_layers, layers)
+        part = remainder if remainder and planned[whole] else 0
         counts.append(
-            (2 * (sum(planned[:full_layers]) * layers + part) + model.num_hidden_layers)
-            // (2 * model.num_hidden_layers)
+            (2 * (sum(planned[:whole]) * layers + part) + model.num_hidden_layers) // (2 * model.num_hidden_layers)
         )
     windowed = tuple(layer for layer in range(layers) if counts[layer + 1] > counts[layer])
     return {"sliding_window": model.sliding_window if windowed else 0, "sliding_window_layers": windowed}

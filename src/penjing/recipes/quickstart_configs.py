@@ -1,8 +1,7 @@
 """The quickstart's two stages: a 1M-parameter model in a few minutes on two CPU cores. Run: make quickstart
 
-Changes from pretrain and sft: the `tiny` shape; Muon; few tokens per step, because with many small steps the model
-learns to copy from context sooner than with few large ones; linear decay of the learning rate; short rows, as the
-stories are short.
+Changes from pretrain and sft: the `tiny` shape; Muon; few tokens per step, as many small steps learn copying from
+context sooner than few large ones; linear decay of the learning rate; short rows, as the stories are short.
 """
 
 from __future__ import annotations

@@ -293,11 +293,7 @@ def line_chart(
 ) -> Markup:
     """Several series in one chart. `limit`: maximum points per series; axis labels include units."""
     drawable = [
-        (
-            (index if line.colour is None else line.colour) % NUM_COLOURS,
-            line,
-            _drawable(line, x, y, limit),
-        )
+        ((index if line.colour is None else line.colour) % NUM_COLOURS, line, _drawable(line, x, y, limit))
         for index, line in enumerate(series)
     ]
     plotted = [(colour, line, points) for colour, line, points in drawable if points]
