@@ -202,15 +202,17 @@ class TrialComparison:
             if number >= len(done[setting][name])
         ]
         if self.earlier is not None:
-            num_done = sum(len(trials) for each in done.values() for trials in each.values())
+            num_done = sum(len(trials) for by_name in done.values() for trials in by_name.values())
             self.say(f"{num_done} trials done, {len(pending)} remaining")
         self.save({**with_medians(record, done), "finished": False})  # fail now if the path is not writable
         tuned = (self.earlier or {}).get("tuned", {})
         record["tuned"] = {
-            name: tuned[name] for name in contestants if name in tuned and any(each.get(name) for each in done.values())
+            name: tuned[name]
+            for name in contestants
+            if name in tuned and any(trials.get(name) for trials in done.values())
         }
         for name in contestants:
-            if name not in record["tuned"] and any(name == each for _, _, each in pending):
+            if name not in record["tuned"] and any(name == other for _, _, other in pending):
                 record["tuned"][name] = self.tune(name, contestants[name])
         for number, setting, name in pending:
             done[setting][name].append(self.trial(number, setting, name, contestants[name], record["tuned"][name]))

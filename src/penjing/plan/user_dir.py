@@ -9,4 +9,4 @@ from pathlib import Path
 def user_dir() -> Path:
     """$PENJING_HOME, or .penjing in the user's folder."""
     configured = os.environ.get("PENJING_HOME")
-    return Path(configured) if configured else Path.user_dir() / ".penjing"
+    return Path(configured) if configured else Path.home() / ".penjing"
