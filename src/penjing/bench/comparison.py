@@ -207,9 +207,7 @@ class TrialComparison:
         self.save({**with_medians(record, done), "finished": False})  # fail now if the path is not writable
         tuned = (self.earlier or {}).get("tuned", {})
         record["tuned"] = {
-            name: tuned[name]
-            for name in contestants
-            if name in tuned and any(trials.get(name) for trials in done.values())
+            name: tuned[name] for name in contestants if name in tuned and any(t.get(name) for t in done.values())
         }
         for name in contestants:
             if name not in record["tuned"] and any(name == other for _, _, other in pending):
