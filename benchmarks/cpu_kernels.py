@@ -25,10 +25,10 @@ from typing import Any
 
 from training_step import Case, prepare, shape, step_arguments, timed
 
-from penjing.bench.record import facts, write
+from penjing.bench.record import environment, write
 from penjing.bench.table import ResultTable, spread, with_range
 from penjing.bench.timer import time_steps
-from penjing.bench.trial_process import in_turn
+from penjing.bench.trial_process import alternate
 
 SHAPES: dict[str, Case] = {
     "26M": Case(name="26M", model=shape(512, 8, 8, 2, 1408, 6400), seq_len=512, rows=4, passes=2),
@@ -68,7 +68,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     flops = training_flops_per_token(ready.config, mean_keys(np.array(ready.lengths), case.seq_len))
     limit = 1e9 * statistics.median(rates) / flops
     return {
-        **facts(ready.device, ready.dtype),
+        **environment(ready.device, ready.dtype),
         "seconds": seconds,
         "matmul_gigaflops_per_second": rates,
         "flops_per_token": flops,
@@ -121,7 +121,7 @@ def main() -> None:
             ways: dict[str, list[dict[str, Any]]] = {way: [] for way in asked.ways.split(",")}
             result["cases"][f"{name}, {dtype}"] = ways
             for number in range(1 if asked.tiny else asked.rounds):
-                for way in in_turn(list(ways), number):
+                for way in alternate(list(ways), number):
                     if way == "compiled" and number:
                         continue  # once: it takes half a minute to compile
                     kernels, how = WAYS[way]

@@ -21,7 +21,7 @@ from typing import Any
 from training_step import arguments
 
 from penjing.base.files import write_json
-from penjing.bench.record import facts
+from penjing.bench.record import environment
 from penjing.bench.table import ResultTable
 
 WAYS = ("HF f32", "GGUF f16", "GGUF q8_0", "GGUF q4_0", "ONNX f32", "ONNX int8")
@@ -94,7 +94,7 @@ def main() -> None:
     result = {
         "model": asked.model,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        **facts(torch.device("cpu"), torch.float32),
+        **environment(torch.device("cpu"), torch.float32),
         "load_average": os.getloadavg()[0],
         "llama_cpp": importlib.util.find_spec("llama_cpp") is not None,
         "exports": exports,

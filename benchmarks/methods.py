@@ -266,11 +266,11 @@ def summary(figures: dict[str, Any]) -> str:
 def about(asked: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from penjing.bench.record import facts
+    from penjing.bench.record import environment
     from penjing.plan import hardware
 
     device = torch.device("cpu")
-    found = facts(device, hardware.compute_dtype("auto", device), threads=asked.threads or os.cpu_count())
+    found = environment(device, hardware.compute_dtype("auto", device), threads=asked.threads or os.cpu_count())
     return {**found, "seconds_are_comparable": not asked.shared}
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from training_step import arguments
 
 from penjing.base.files import write_json
-from penjing.bench.record import facts
+from penjing.bench.record import environment
 from penjing.bench.table import ResultTable, spread, with_range
 from penjing.bench.tuning import best_rate
 
@@ -212,7 +212,7 @@ def main() -> None:
             key: value.name if isinstance(value, Path) else value for key, value in vars(asked).items() if key != "out"
         }
         cpu = torch.device("cpu")
-        about = facts(cpu, hardware.compute_dtype("auto", cpu))
+        about = environment(cpu, hardware.compute_dtype("auto", cpu))
         write_json(asked.out, {**about, "settings": settings, "goal": 0.7, "pairs": found})
 
 

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.files import write_json
-from penjing.bench.record import facts
+from penjing.bench.record import environment
 from penjing.bench.table import spread
-from penjing.bench.trial_process import in_turn
+from penjing.bench.trial_process import alternate
 from penjing.track.jsonl import read_lines
 
 WARM_STEPS = 5  # not counted: allocations, caches
@@ -80,7 +80,7 @@ def cost(asked: argparse.Namespace, data: Path, work: Path) -> dict[str, Any]:
     found: dict[str, list[float]] = {"without": [], "with": []}
     still = []
     for number in range(asked.rounds):
-        for name in in_turn(("without", "with"), number):
+        for name in alternate(("without", "with"), number):
             out = work / f"{name}-{number}"
             every = asked.every if name == "with" else asked.steps
             run(command(asked, data, out, asked.steps, every))
@@ -161,7 +161,7 @@ def main() -> None:
         )
         data = work / "data" / "pretrain.jsonl"
         record = {
-            **facts(device, hardware.compute_dtype("auto", device)),
+            **environment(device, hardware.compute_dtype("auto", device)),
             "quick": asked.quick,
             "model": asked.model,
             "tokens_per_step": asked.rows * 256,

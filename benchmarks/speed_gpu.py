@@ -22,7 +22,7 @@ from training_step import Case, prepare, settings_of, shape, step_arguments, tim
 
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
-from penjing.bench.record import facts
+from penjing.bench.record import environment
 from penjing.bench.table import ResultTable, spread, with_range
 from penjing.bench.timer import time_steps
 
@@ -99,14 +99,14 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     ready = prepare(case)
     [first] = time_steps(ready.step, ready.device, steps=1)
     lots = max(1, asked.steps // asked.lot)
-    seconds = time_steps(ready.step, ready.device, steps=lots * asked.lot, warmup=asked.warmup, lot=asked.lot)
+    seconds = time_steps(ready.step, ready.device, steps=lots * asked.lot, warmup=asked.warmup, group_size=asked.lot)
     rates = spread([case.tokens / each for each in seconds])
     keys = mean_keys(np.array(ready.lengths), case.seq_len)
     causal = training_flops_per_token(ready.config, keys)
     square = training_flops_per_token(ready.config, case.seq_len)
     peak = hardware.peak(ready.device, ready.dtype).flops_per_second
     return {
-        **facts(ready.device, ready.dtype),
+        **environment(ready.device, ready.dtype),
         "parameters": parameters(ready.config).total,
         "active": parameters(ready.config).active,
         "tokens_per_step": case.tokens,

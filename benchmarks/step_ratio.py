@@ -24,10 +24,10 @@ from training_step import Case, prepare, settings_of, step_arguments, timed
 
 from penjing.base import config
 from penjing.base.files import write_json
-from penjing.bench.record import facts
+from penjing.bench.record import environment
 from penjing.bench.table import ResultTable, spread, with_range
 from penjing.bench.timer import time_steps
-from penjing.bench.trial_process import in_turn
+from penjing.bench.trial_process import alternate
 from penjing.model.config import ModelConfig
 
 
@@ -75,7 +75,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     ready = prepare(case)
     seconds = time_steps(ready.step, ready.device, steps=asked.steps, warmup=asked.warmup)
     return {
-        **facts(ready.device, ready.dtype),
+        **environment(ready.device, ready.dtype),
         "step_seconds": seconds,
         "peak_bytes": hardware.peak_memory_bytes(ready.device),
         "parameters": sum(parameter.numel() for parameter in ready.model.parameters()),
@@ -108,7 +108,7 @@ def main() -> None:
     chosen = cases(asked)
     result: dict[str, Any] = {"settings": settings_of(asked), "trials": {case.name: [] for case in chosen}}
     for number in range(asked.trials):
-        for case in in_turn(chosen, number):
+        for case in alternate(chosen, number):
             one = timed(case, result)
             result["trials"][case.name].append(one)
             seconds = statistics.median(one["step_seconds"])

@@ -1,4 +1,4 @@
-"""The command line: which verbs there are, and how errors are printed. The verbs are defined in `commands/`."""
+"""The command line: the list of verbs, and the printing of errors. `commands/` defines the verbs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Make a small language model from nothing, on hardware you own. 盆景\n\n"
+    help="Make a small language model from scratch, on hardware you own. 盆景\n\n"
     "Begin with [bold]penjing quickstart[/]: a model that answers, in a few minutes, on a CPU.",
 )
 for _name, _verb in VERBS.items():
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _fail(line: str, code: int) -> NoReturn:
-    """Print one line on stderr, from one process of those started together, and exit."""
+    """Print one line on stderr, from only one of the processes launched together, and exit."""
     console = Console(stderr=True)
     first_of_launch(lambda: console.print(line, style="red", highlight=False, soft_wrap=True, markup=False))
     sys.exit(code)

@@ -7,7 +7,7 @@ import pytest
 from user_errors import raises_user_error
 
 from penjing.base.seeds import derive
-from penjing.bench.alignment import Dpo, largest_loss_difference, order_of
+from penjing.bench.alignment import Dpo, largest_loss_difference, sample_order
 from penjing.bench.trial_process import run_trial
 from penjing.bench.verdict import ratios, verdict
 from penjing.commands.bench import bench
@@ -94,7 +94,7 @@ def test_the_baseline_gets_pairs_in_the_order_of_our_steps():
     for _ in range(20):
         with pytest.raises(Asking):
             next(source)
-    assert order_of(run, 7) == taken
+    assert sample_order(run, 7) == taken
 
 
 @pytest.fixture(scope="module")

@@ -34,12 +34,12 @@ def test_its_model_is_the_stock_one(litgpt, spec, tied):
     from litgpt import GPT
     from litgpt.scripts.convert_hf_checkpoint import copy_weights_qwen_3
 
-    from penjing.bench.baselines.litgpt import Stock, model_config
+    from penjing.bench.baselines.litgpt import LogitsModel, model_config
     from penjing.bench.baselines.stock import stock_model
 
     spec = replace(spec, seq_len=64, shape={**SHAPE, "tie_word_embeddings": tied})
     stock = stock_model(spec).eval()
-    theirs = Stock(GPT(model_config(spec))).eval()
+    theirs = LogitsModel(GPT(model_config(spec))).eval()
     weights = {}
     copy_weights_qwen_3(theirs.model.config, {}, weights, stock.state_dict())
     theirs.model.load_state_dict(weights)

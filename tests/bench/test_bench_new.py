@@ -10,7 +10,7 @@ from penjing.base.errors import UserError
 from penjing.base.registry import look_up
 from penjing.bench import BENCHMARKS
 from penjing.bench.table import ResultTable, spread, with_range
-from penjing.bench.trial_process import in_turn, run_json
+from penjing.bench.trial_process import alternate, run_json
 from penjing.commands.bench import bench
 
 TOY = """
@@ -74,4 +74,4 @@ def test_a_table_is_the_same_in_a_terminal_and_on_a_page(quiet):
     table.print(quiet)
     assert "2 (1-3)" in quiet.file.getvalue() and "title" in quiet.file.getvalue()
     assert with_range(spread([2.0]), "{:.0f}".format) == "2"
-    assert [list(in_turn(["a", "b"], number)) for number in range(2)] == [["a", "b"], ["b", "a"]]
+    assert [list(alternate(["a", "b"], number)) for number in range(2)] == [["a", "b"], ["b", "a"]]

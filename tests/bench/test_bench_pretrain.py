@@ -170,7 +170,7 @@ def test_trials_that_ended_are_kept_when_the_next_is_stopped(spec, compare, quie
     anew = {"machine": {"cpu": "one", "matmul_flops_per_second": 2.0}}
     with pytest.raises(KeyboardInterrupt):  # three trials are left
         compare(PRETRAIN, spec, pretend, anew, keep, kept[-1], trials=3)
-    assert "5 trials are there, 7 are left" in quiet.file.getvalue()
+    assert "5 trials done, 7 remaining" in quiet.file.getvalue()
     assert [setting for setting, _ in done[2:]] == ["path", "step", "step"]
     done.clear()
     whole = compare(PRETRAIN, spec, pretend, anew, keep, kept[-1], trials=2)
@@ -229,7 +229,7 @@ def test_what_cannot_be_continued_is_one_line(tmp_path, quiet):
 
 
 def test_a_record_has_the_command_the_date_and_the_versions(spec, compare, tmp_path):
-    about = pretrain_data.facts(torch.device("cpu"), torch.float32, threads=1)
+    about = pretrain_data.environment(torch.device("cpu"), torch.float32, threads=1)
     record = compare(PRETRAIN, spec, lambda *_: printed(100, 100), about)
     write(record, tmp_path / "record.json", ["penjing", "bench", "train", "--data", "my text.jsonl"])
     written = json.loads((tmp_path / "record.json").read_text())

@@ -15,7 +15,7 @@ from penjing.bench.timer import TrialTimer, time_steps
 from penjing.bench.trial_spec import AlignmentSpec, read_spec
 
 
-class Clock:
+class TimerCallback:
     def __init__(self):
         self.now = 0.0
 
@@ -24,7 +24,7 @@ class Clock:
 
 
 def test_a_step_lasts_from_the_end_of_the_one_before(alignment_spec):
-    clock, cpu = Clock(), Clock()
+    clock, cpu = TimerCallback(), TimerCallback()
     timer = TrialTimer(alignment_spec, age=clock, cpu_clock=cpu)
     clock.now = 10.0
     timer.ready()
@@ -43,7 +43,7 @@ def test_a_step_lasts_from_the_end_of_the_one_before(alignment_spec):
 
 
 def test_evaluations_are_not_training_time(spec):
-    clock, bits = Clock(), iter([8.0, 3.0, 2.0])
+    clock, bits = TimerCallback(), iter([8.0, 3.0, 2.0])
 
     def evaluate():
         clock.now += 100.0
@@ -66,7 +66,7 @@ def test_evaluations_are_not_training_time(spec):
 @pytest.mark.parametrize(("setting", "waits"), [("path", [0, 1, 2, 4, 6]), ("step", [0, 1, 2, 8])])
 def test_a_gpus_queue_is_waited_for_where_a_count_begins_or_ends(spec, setting, waits, monkeypatch):
     """0: before the first step. The path is evaluated 2.5 s after its first step and ends after 5."""
-    clock, done, seen = Clock(), [0], []
+    clock, done, seen = TimerCallback(), [0], []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append(done[0]))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
@@ -84,14 +84,14 @@ def test_a_gpus_queue_is_waited_for_where_a_count_begins_or_ends(spec, setting, 
 
 
 def test_steps_are_timed_in_lots_after_warm_up_and_no_longer_than_asked(monkeypatch):
-    clock, taken, cpu = Clock(), [], torch.device("cpu")
+    clock, taken, cpu = TimerCallback(), [], torch.device("cpu")
     monkeypatch.setattr(timing.time, "perf_counter", clock)
 
     def step(number):
         taken.append(number)
         clock.now += 10.0 if number < 2 else 1.0
 
-    assert time_steps(step, cpu, steps=4, warmup=2, lot=2) == [1.0, 1.0]
+    assert time_steps(step, cpu, steps=4, warmup=2, group_size=2) == [1.0, 1.0]
     assert taken == [0, 1, 2, 3, 4, 5]
     assert len(time_steps(step, cpu, steps=9, warmup=2, seconds=0.5)) == 2
 

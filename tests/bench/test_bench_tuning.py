@@ -8,7 +8,7 @@ import pytest
 from penjing.base.errors import UserError
 from penjing.bench.comparison import FOLDER
 from penjing.bench.pretrain import Pretrain
-from penjing.bench.tuning import best_rate, fastest_way, pace
+from penjing.bench.tuning import best_rate, fastest_config, pilot_rates
 
 
 def pilot(rate, first=1.0, second=0.0, steps=10):
@@ -19,7 +19,7 @@ def pilot(rate, first=1.0, second=0.0, steps=10):
 
 def test_pace_is_of_the_second_half_and_what_came_before_it_and_after_the_first_step_is_lost():
     one = {"step_seconds": [50.0, 7.0, 1.0, 1.0, 1.0, 1.0], "step_units": [100] * 6}
-    assert pace(one) == {
+    assert pilot_rates(one) == {
         "tokens_per_second": 100.0,
         "first_step_seconds": 50.0,
         "lost_seconds": pytest.approx(11.0 - 5.0),
@@ -41,7 +41,7 @@ FLOAT32 = {("float32", False): 871.0, ("float32", True): 861.0}
 
 
 def test_compiling_that_gains_nothing_is_not_charged():
-    found = fastest_way(of(FLOAT32, {("float32", True): 60.0}), ("float32",), may_compile=True, seconds=600)
+    found = fastest_config(of(FLOAT32, {("float32", True): 60.0}), ("float32",), may_compile=True, seconds=600)
     assert found["path"] == found["step"] == {"dtype": "float32", "compiled": False}
     assert [(way["compiled"], round(way["tokens_per_second"])) for way in found["tried"]] == [(False, 871), (True, 861)]
     assert found["tried"][1]["first_step_seconds"] == 60.0
@@ -53,7 +53,7 @@ def test_compiling_in_the_first_step_takes_no_time_of_a_path():
     rates = {("float32", False): 600.0, ("float32", True): 630.0}
     way = ("float32", True)
     for how, compiled in ({"firsts": {way: 50.0}}, True), ({"seconds": {way: 50.0}}, False):
-        found = fastest_way(of(rates, **how), ("float32",), may_compile=True, seconds=600)
+        found = fastest_config(of(rates, **how), ("float32",), may_compile=True, seconds=600)
         assert found["path"]["compiled"] is compiled, how
         assert found["step"]["compiled"] is True
 
@@ -64,7 +64,7 @@ def test_compiling_is_taken_where_it_wins_within_the_trial(seconds, compiled):
     compiled anyway."""
     rates = {("float32", False): 1000.0, ("float32", True): 1300.0}
     run = of(rates, seconds={("float32", True): 50.0})
-    found = fastest_way(run, ("float32",), may_compile=True, seconds=seconds)
+    found = fastest_config(run, ("float32",), may_compile=True, seconds=seconds)
     assert found["path"]["compiled"] is compiled
     assert found["step"]["compiled"] is True
 
@@ -73,7 +73,7 @@ def test_both_dtypes_are_tried_and_the_faster_is_taken():
     slow = {**FLOAT32, ("bfloat16", False): 500.0, ("bfloat16", True): 520.0}
     fast = {**FLOAT32, ("bfloat16", False): 1500.0, ("bfloat16", True): 1400.0}
     for rates, dtype in ((slow, "float32"), (fast, "bfloat16")):
-        found = fastest_way(of(rates), ("float32", "bfloat16"), may_compile=True, seconds=600)
+        found = fastest_config(of(rates), ("float32", "bfloat16"), may_compile=True, seconds=600)
         assert (len(found["tried"]), found["path"]) == (4, {"dtype": dtype, "compiled": False})
 
 
@@ -83,11 +83,11 @@ def test_a_way_that_fails_is_recorded_and_not_taken():
             raise UserError("a trial failed", got="no compiler")
         return pilot(100.0)
 
-    found = fastest_way(run, ("float32",), may_compile=True, seconds=600)
+    found = fastest_config(run, ("float32",), may_compile=True, seconds=600)
     assert found["path"]["compiled"] is False
     assert "no compiler" in found["tried"][1]["failed"]
     with pytest.raises(UserError, match="no compiler"):
-        fastest_way(lambda **way: run("float32", True), ("float32",), may_compile=True, seconds=600)
+        fastest_config(lambda **way: run("float32", True), ("float32",), may_compile=True, seconds=600)
 
 
 def test_a_rate_is_searched_until_the_best_lies_between_two_worse_ones():

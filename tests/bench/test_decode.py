@@ -10,8 +10,8 @@ import pytest
 from penjing.base.errors import UserError
 from penjing.bench import decode
 from penjing.bench.comparison import BenchmarkRequest, Options
-from penjing.bench.decode import BF16, INT8, Decode, Sizes
-from penjing.bench.decode_measure import Decoder, Watch, measure
+from penjing.bench.decode import BF16, INT8, Decode, DecodeSizes
+from penjing.bench.decode_measure import Decoder, TokenTimer, measure
 from penjing.bench.penjing_decode_server import PenjingServer
 from penjing.bench.trial_spec import DecodeSpec
 from penjing.commands.bench import bench
@@ -27,7 +27,7 @@ def spec(tmp_path):
     return DecodeSpec(setting="26m", threads=1, steps=2, warmup=1, **where, **TINY)
 
 
-class Clock:
+class TimerCallback:
     def __init__(self):
         self.now = 0.0
 
@@ -37,8 +37,8 @@ class Clock:
 
 def watched(*passes, new_tokens=4, seconds=100.0):
     """A watch after passes of (seconds, sequences that got a token)."""
-    clock = Clock()
-    watch = Watch(2, new_tokens, seconds, clock)
+    clock = TimerCallback()
+    watch = TokenTimer(2, new_tokens, seconds, clock)
     for took, sequences in passes:
         clock.now += took
         if watch(sequences):
@@ -134,14 +134,14 @@ def test_tokens_of_streams_are_those_that_the_server_counts(client):
     pieces = (
         'data: {"text": "a"}\n\ndata: {"text": "b c"}\n\ndata: {"usage":{"completion_tokens":5}}\n\ndata: [DONE]\n\n'
     )
-    watch = Watch(2, 5, 9.0)
+    watch = TokenTimer(2, 5, 9.0)
     client(f"HTTP/1.1 200 OK\r\n\r\n{pieces}").write([[1], [2]], 5, watch)
     assert watch._written == [5, 5] and 0 < watch.tokens <= 8
 
 
 def test_a_refusal_is_no_token(client):
     with pytest.raises(UserError, match="too long"):
-        client("HTTP/1.1 400 Bad Request\r\n\r\ntoo long").write([[1]], 1, Watch(1, 1, 9.0))
+        client("HTTP/1.1 400 Bad Request\r\n\r\ntoo long").write([[1]], 1, TokenTimer(1, 1, 9.0))
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(decode, "PRESETS", {"26m": "small", "1m": "small"})
     monkeypatch.setitem(PRESETS, "small", shape)
     monkeypatch.setattr(decode, "FROM_IDS", (300, 380))
-    monkeypatch.setattr(decode, "QUICK", Sizes(**TINY))
+    monkeypatch.setattr(decode, "QUICK", DecodeSizes(**TINY))
     monkeypatch.setattr(decode, "_texts", lambda: ["so it is, and so it was, and 3 + 4"] * 9)
 
 

@@ -11,14 +11,14 @@ import pytest
 from pages import script
 
 from penjing.base import config
-from penjing.commands.plan_counts import own_estimate
+from penjing.commands.plan_counts import step_estimate
 from penjing.commands.plan_run import target_of
 from penjing.commands.train import resolve_run
 from penjing.model.config import ModelConfig
 from penjing.plan import compute_optimal as tokens
-from penjing.plan.device_model import MARGINS, machine_of_card
+from penjing.plan.device_model import MARGINS, machine_from_spec
 from penjing.plan.flops import parameters, training_flops_per_token
-from penjing.plan.gpu_specs import CARDS
+from penjing.plan.gpu_specs import GPU_SPECS
 from penjing.plan.shape import shape_of
 
 PAGE = Path(__file__).parents[2] / "docs/cost.md"
@@ -49,12 +49,12 @@ def test_hours(tflops, card, reported):
     cells = row(f"{tflops} TFLOPS ({card})")
     assert number(cells[1]) == round(6 * 26e6 * 10e9 / (tflops * 1e12) / 60)
     assert number(cells[2]) == reported
-    seconds, shares = own_estimate(shape_of(SMALL), 26_000_000, 10_000_000_000, machine_of_card(CARDS[card]))
+    seconds, shares = step_estimate(shape_of(SMALL), 26_000_000, 10_000_000_000, machine_from_spec(GPU_SPECS[card]))
     assert number(cells[3]) == round(seconds / 60)
     assert number(cells[4]) == pytest.approx(6 * 26e6 * 10e9 / (reported * 60) / 1e12, abs=0.05)
     if card == "RTX 3090":
         assert shares["matmuls"] == pytest.approx(2 / 3, abs=0.06)
-        assert CARDS[card].half == 71
+        assert GPU_SPECS[card].half == 71
 
 
 def test_what_the_formula_leaves_out():
@@ -79,7 +79,7 @@ def test_the_traced_memory():
     from penjing.train.memory_trace.trace import predict_memory
 
     run = resolve_run("pretrain", config.parse_overrides(["model=26m"]))
-    plan = predict_memory(run, target_of(CARDS["RTX 3090"]), micro_size=64)
+    plan = predict_memory(run, target_of(GPU_SPECS["RTX 3090"]), micro_size=64)
     stated = float(re.findall(r"rows of 512 tokens take ([0-9.]+) GiB", TEXT)[0])
     assert plan.total_bytes / 2**30 == pytest.approx(stated, rel=0.02)
 
@@ -90,8 +90,8 @@ def test_data():
     assert number(cells[3]) == 7 * 20 * 4
     assert number(cells[4]) == 7 * 20 * tokens.token_bytes(65_536)
     assert "gives\n  20.5" in TEXT or "gives 20.5" in TEXT
-    assert tokens.LAWS["corrected"].tokens_for(7e9) / 7e9 == pytest.approx(20.5, abs=0.05)
-    assert tokens.LAWS["as printed"].tokens_for(7e9) / 7e9 == pytest.approx(66.8, abs=0.05)
+    assert tokens.LAWS["corrected"].optimal_tokens(7e9) / 7e9 == pytest.approx(20.5, abs=0.05)
+    assert tokens.LAWS["as printed"].optimal_tokens(7e9) / 7e9 == pytest.approx(66.8, abs=0.05)
     advice = tokens.advise(7_000_000_000, 7_000_000_000)
     assert f"{advice.low / 1e9:.0f}B to {advice.high / 1e9:.0f}B" in TEXT
     assert [f"{tokens.repeat_worth(epochs):.0%}" for epochs in (4, 16)] == ["93%", "66%"]

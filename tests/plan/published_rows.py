@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from penjing.plan.gpu_specs import Card, card_called
+from penjing.plan.gpu_specs import GpuSpec, match_gpu_spec
 from penjing.plan.shape import Shape
 from penjing.plan.step_workload import Workload
 
@@ -23,9 +23,9 @@ def group_of(row: dict[str, str]) -> str:
     return f"{row['source'].split('/')[0]}, {row['hardware']}"
 
 
-def card_of(row: dict[str, str]) -> Card:
+def card_of(row: dict[str, str]) -> GpuSpec:
     name = row["hardware"].replace("_", " ").replace("a100 80gb", "A100").replace("h100 80gb", "H100")
-    found = card_called(name, int(float(row["gpu_mem_gb"] or 40) * 1e9))  # unsaid: the more common A100
+    found = match_gpu_spec(name, int(float(row["gpu_mem_gb"] or 40) * 1e9))  # unsaid: the more common A100
     assert found is not None, row["hardware"]
     return found
 
@@ -63,7 +63,7 @@ def workload_of(row: dict[str, str]) -> Workload:
         keys=(whole("seq_len") + 1) / 2,
         passes=int(row["grad_accum"] or 1),
         dtype=dtype,
-        masters="float32" if automatic or dtype in ("float32", "tf32") else "same",
+        master_weights="float32" if automatic or dtype in ("float32", "tf32") else "same",
         attention="materialised" if "materialised" in row["attention"] else "fused",
         attention_dropout="dropout" in row["attention"],
         recompute="block" if row["act_ckpt"] == "full" else "none",

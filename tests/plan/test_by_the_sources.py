@@ -11,10 +11,10 @@ from penjing.model.config import ModelConfig
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
 from penjing.plan import prediction_history as ledger
-from penjing.plan.device_model import MARGINS, Machine, machine_of_card
-from penjing.plan.gpu_specs import CARDS
+from penjing.plan.device_model import MARGINS, Machine, machine_from_spec
+from penjing.plan.gpu_specs import GPU_SPECS
 from penjing.plan.shape import shape_of
-from penjing.plan.step_time import Decode, decode_time, step_time
+from penjing.plan.step_time import DecodeWorkload, decode_time, step_time
 from penjing.plan.step_workload import Workload
 
 SHAPE = shape_of(
@@ -61,13 +61,13 @@ UNIT = Machine(
 def test_cards_are_those_of_their_sheets(name, half, memory_gib, gigabytes, watts):
     """Dense rates with float32 accumulation: half of what is printed for sparse matrices, and for GeForce cards half
     again; memory is what is left of the printed size."""
-    card = CARDS[name]
+    card = GPU_SPECS[name]
     assert (card.half, card.gigabytes_per_second, card.watts) == (half, gigabytes, watts)
     assert memory_gib[0] <= card.memory_gib <= memory_gib[1]
 
 
 def test_what_a_card_sustains():
-    h100, home = machine_of_card(CARDS["H100"]), machine_of_card(CARDS["RTX 4090"])
+    h100, home = machine_from_spec(GPU_SPECS["H100"]), machine_from_spec(GPU_SPECS["RTX 4090"])
     assert h100.rate("bfloat16") == pytest.approx(0.60 * 989e12)
     assert home.rate("bfloat16") == pytest.approx(0.95 * 165.2e12)
     assert h100.rate("float32") == pytest.approx(0.9 * 67e12)
@@ -97,9 +97,9 @@ def test_launches_and_what_kernels_of_our_own_move():
     assert half.kernels() == 2 * 100 * 1.5 + 60
     assert replace(WORK, compiled=True).kernels() == (2 * 100 + 60) / 4
     assert replace(WORK, recompute="block").kernels() == pytest.approx(2 * 100 * 1.3 + 60)
-    assert replace(WORK, own_kernels=True).head_bytes() == 100 * 1000 * 10
+    assert replace(WORK, triton_kernels=True).head_bytes() == 100 * 1000 * 10
     values = 45 * 64 * 2 + 14 * 128 * 2
-    assert replace(WORK, own_kernels=True).elementwise_bytes() == pytest.approx(100 * values * 4 * 0.85)
+    assert replace(WORK, triton_kernels=True).elementwise_bytes() == pytest.approx(100 * values * 4 * 0.85)
     assert replace(WORK, compiled=True).elementwise_bytes() == pytest.approx(100 * values * 4 * 0.5)
     assert half.elementwise_bytes() == pytest.approx(100 * values * 2 * 1.5)
     assert half.optimizer_bytes() == SHAPE.parameters * (28 * 2 + 20)
@@ -141,7 +141,7 @@ def test_answers_that_wait_for_a_slot_take_their_time():
     """64 answers of 50 tokens in 16 slots are 200 steps, though the longest has 100; in 64 slots they are 100."""
 
     def steps(slots):
-        decode = Decode(answers=64, prompt_tokens=0.0, answer_tokens=50.0, longest=100, slots=slots)
+        decode = DecodeWorkload(answers=64, prompt_tokens=0.0, answer_tokens=50.0, longest=100, slots=slots)
         slow_host = replace(UNIT, matmul_flops={"float32": 1e30}, bytes_per_second=1e30, launch_seconds=3.0)
         return decode_time(decode, WORK, slow_host) / WORK.kernels()
 
@@ -153,7 +153,7 @@ def test_keys_and_values_of_answers_are_read_at_every_token():
     """Two of each, for each layer and slot, of the prompt and on average half of the answer; beside all matrices."""
     machine = replace(UNIT, matmul_flops={"float32": 1e30})
     one = (SHAPE.matrices_read(4) + 2 * 4 * 2 * 32 * 125) * 4
-    decode = Decode(answers=4, prompt_tokens=100.0, answer_tokens=50.0, longest=1, slots=4)
+    decode = DecodeWorkload(answers=4, prompt_tokens=100.0, answer_tokens=50.0, longest=1, slots=4)
     assert decode_time(decode, WORK, machine) == pytest.approx(50 * one)
 
 

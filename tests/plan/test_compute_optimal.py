@@ -34,7 +34,7 @@ def test_optimal_tokens_for_each_parameter(law, ratios):
 def test_the_optimum_is_one(flops):
     law = LAWS["corrected"]
     size, amount = law.optimum(flops)
-    assert law.tokens_for(size) == pytest.approx(amount)
+    assert law.optimal_tokens(size) == pytest.approx(amount)
     best = law.loss(size, amount)
     for factor in (0.8, 1.25):
         assert law.loss(size * factor, amount / factor) > best
@@ -45,7 +45,7 @@ def test_advice_names_both_counts_and_its_range():
     assert found.low < found.tokens < found.high
     assert found.tokens / 64e6 == pytest.approx(25.9, abs=0.1)
     assert found.by_matrices == 10.5 * 60_000_000
-    assert tokens.LAWS["corrected"].parameters_for(found.tokens) == pytest.approx(64e6, rel=1e-3)
+    assert tokens.LAWS["corrected"].optimal_parameters(found.tokens) == pytest.approx(64e6, rel=1e-3)
 
 
 @pytest.mark.parametrize(("epochs", "worth"), [(1, 1.0), (2, 0.98), (4, 0.93), (8, 0.83), (16, 0.66), (40, 0.38)])

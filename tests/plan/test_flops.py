@@ -21,7 +21,7 @@ from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
 from penjing.plan.run_estimate import ProbeTimings, RunEstimate, RunSize, estimate_run
 from penjing.plan.step_time import LinearFit
 from penjing.plan.time_interval import ProbeNoise, time_interval
-from penjing.plan.trainable import trainable_by, trainable_of
+from penjing.plan.trainable import trainable_from_settings, trainable_of
 
 SMALL = {
     "vocab_size": 300,
@@ -77,7 +77,9 @@ def test_flops_with_frozen_parameters_are_what_a_counter_counts(what, tie_word_e
         model(ids_BT, score=CrossEntropy(ids_BT.flatten(), torch.ones(64))).backward()
     stated = training_flops_per_token(config, num_keys=32, trainable=trainable_of(model, config)) * 64
     assert stated == counter.get_total_flops()
-    assert trainable_by(config, Lora(), FROZEN[what]) == (trainable_of(model, config) if FROZEN[what] else None)
+    assert trainable_from_settings(config, Lora(), FROZEN[what]) == (
+        trainable_of(model, config) if FROZEN[what] else None
+    )
 
 
 @given(

@@ -17,7 +17,7 @@ from penjing.model.norm import RMSNorm
 from penjing.plan.memory import FakeDeviceMode, Target, Trace, Tracer, plan_from, replay
 from penjing.plan.memory.fake_device_mode import attention_kernel
 from penjing.plan.memory.kernels import WORKSPACE
-from penjing.plan.memory.sharded_memory import Buckets, share
+from penjing.plan.memory.sharded_memory import GradientBuckets, rank_memory
 from penjing.plan.memory.trace import Storage
 
 A100 = Target(name="A100", capability=(8, 0), memory_bytes=40 << 30)
@@ -246,7 +246,7 @@ def test_compiled_passes_keep_less() -> None:
 def test_buckets_hold_every_gradient() -> None:
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
-    buckets = Buckets(model)
+    buckets = GradientBuckets(model)
     assert sum(bucket.numel() for bucket in buckets.tensors) == sum(p.numel() for p in model.parameters())
     model(empty(2, 64)).sum().backward()
     held = {bucket.untyped_storage()._cdata for bucket in buckets.tensors}
@@ -260,7 +260,7 @@ def test_sharding_divides_what_it_names() -> None:
         trace.events.append(len(trace.storages))
 
     def sizes(layout: Any) -> dict[str, int]:
-        made = share(trace, layout, 8, (1 << 10, 1 << 10))
+        made = rank_memory(trace, layout, 8, (1 << 10, 1 << 10))
         return {s.component: s.num_bytes for s in made.trace.storages if s.component != "communication"}
 
     whole, part = 8 << 20, 1 << 20
@@ -268,4 +268,4 @@ def test_sharding_divides_what_it_names() -> None:
     assert sizes("zero1") == {**sizes("ddp"), "optimizer state": part}
     assert sizes("zero2") == {**sizes("zero1"), "gradients": part}
     assert sizes("zero3") == {**sizes("zero2"), "weights": part}
-    assert "estimate" in " ".join(share(trace, "fsdp", 8, (1, 1)).notes)
+    assert "estimate" in " ".join(rank_memory(trace, "fsdp", 8, (1, 1)).notes)

@@ -16,12 +16,12 @@ from penjing.commands.plan_run import (
     workload_of,
 )
 from penjing.commands.train import resolve_run
-from penjing.plan.device_model import machine_of_card
-from penjing.plan.gpu_specs import find_card
+from penjing.plan.device_model import machine_from_spec
+from penjing.plan.gpu_specs import find_gpu_spec
 from penjing.plan.step_time import step_time
 from penjing.train import compile_policy as compiling
 
-H100 = machine_of_card(find_card("H100"))
+H100 = machine_from_spec(find_gpu_spec("H100"))
 
 
 def planned(recipe, *words):
@@ -59,7 +59,7 @@ def test_training_and_plan_refuse_the_same():
     assert not accepted(replace(run, compute=replace(run.compute, compile="blocks")), H100, 1)
     assert not accepted(replace(run, batch=replace(run.batch, micro_size=3)), H100, 1)
     float8, _, _ = planned("pretrain", "compute.fp8=tensorwise")
-    assert accepted(float8, H100, 1) and not accepted(float8, machine_of_card(find_card("A100")), 1)
+    assert accepted(float8, H100, 1) and not accepted(float8, machine_from_spec(find_gpu_spec("A100")), 1)
 
 
 @pytest.mark.parametrize("has_compiler", [True, False])
@@ -98,7 +98,7 @@ def test_writing_answers_counts_for_advice_and_validation():
     parts, generation = parts_of(run, work, H100, run.eval.every)
     assert generation > 5 * step.seconds
     # Twice as many passes take twice the step's own time, and writing takes what it did.
-    now = plan_advice._Now(run=run, machine=H100, work=work, seconds=1.0)
+    now = plan_advice._CurrentPlan(run=run, machine=H100, work=work, seconds=1.0)
     halved = replace(work, tokens=work.tokens // 2, passes=2 * work.passes)
     slower = step_time(halved, H100).seconds - step.seconds
     assert -now.gain(run, halved) == pytest.approx(

@@ -30,9 +30,9 @@ from penjing.commands.train import execute, resolve_run
 from penjing.kernels.triton import ops as gpu
 from penjing.model.config import ModelConfig
 from penjing.plan import profile
-from penjing.plan.device_model import machine_of_card
+from penjing.plan.device_model import machine_from_spec
 from penjing.plan.flops import parameters
-from penjing.plan.gpu_specs import find_card
+from penjing.plan.gpu_specs import find_gpu_spec
 from penjing.plan.memory import Target, is_tight, safe_bytes
 from penjing.plan.memory.fake_device_mode import FakeDeviceMode
 from penjing.plan.step_time import step_time
@@ -77,9 +77,9 @@ def test_the_whole_page_without_gpu_and_without_data():
 
 
 def test_a_card_that_is_too_small_is_named_and_rows_are_found_that_fit(monkeypatch):
-    small = replace(find_card("RTX 3060"), memory_gib=0.9)
+    small = replace(find_gpu_spec("RTX 3060"), memory_gib=0.9)
     for module in (plan_run, profile):
-        monkeypatch.setattr(module, "find_card", lambda name: small)
+        monkeypatch.setattr(module, "find_gpu_spec", lambda name: small)
     run = resolve_run("pretrain", settings("batch.size=256", "data.seq_len=256"))
     page = make_report("pretrain", run, PlanOptions(gpu="small", tokens="1M"))
     assert page.fits and 0 < page.micro_size < 256 and 256 % page.micro_size == 0
@@ -189,7 +189,7 @@ def test_a_card_at_hand_is_planned_with_the_kernels_that_run_there(monkeypatch, 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
     monkeypatch.setattr(plan_run, "find_profile", lambda key: None)
-    monkeypatch.setattr(plan_run, "key_of", lambda device: "")
+    monkeypatch.setattr(plan_run, "profile_key", lambda device: "")
     monkeypatch.setattr(gpu, "has_triton", installed)
     run = resolve_run(
         "pretrain", settings("compute.dtype=bfloat16", "compute.device=cuda", "model.num_hidden_layers=1")
@@ -197,7 +197,7 @@ def test_a_card_at_hand_is_planned_with_the_kernels_that_run_there(monkeypatch, 
     machine, target, notes = plan_run.find_machine(PlanOptions(), run)
     assert any("Triton" in note for note in notes) != installed
     work = plan_run.workload_of(run, machine, PlanOptions(), 4)
-    assert work.own_kernels == installed
+    assert work.triton_kernels == installed
     with FakeDeviceMode(target):
         assert gpu.supports(torch.device("cuda"), torch.bfloat16) == installed
     assert gpu.has_triton == installed
@@ -256,7 +256,7 @@ def test_what_a_sweep_cannot_time_is_refused():
     for recipe, words in (("dpo", ()), ("pretrain", ("lora.rank=4", "init_from=x"))):
         run = replace(resolve_run("pretrain", settings()), objective=resolve_run(recipe, settings()).objective)
         run = replace(run, lora=replace(run.lora, rank=4)) if words else run
-        with pytest.raises(UserError, match="next tokens, of all weights"):
+        with pytest.raises(UserError, match="next-token steps of all weights"):
             tables.run_sweep(run, Grid(), Console(quiet=True), steps=2, seconds=1.0, out=None)
 
 
@@ -363,7 +363,7 @@ def test_memory_search_tokens_and_estimate_say_what_they_should():
 
 
 CPU = torch.device("cpu")
-CARD = machine_of_card(find_card("RTX 3090"))
+CARD = machine_from_spec(find_gpu_spec("RTX 3090"))
 LARGE_CPU = Target(kind="cpu", name="cpu", memory_bytes=1 << 40)
 
 
@@ -384,11 +384,11 @@ def test_a_sweep_over_what_is_computed_again(monkeypatch):
 
 
 def test_a_sweep_predicts_what_the_page_does(monkeypatch):
-    monkeypatch.setattr(sweeping, "_timed", lambda *given: ([], 0, None))
+    monkeypatch.setattr(sweeping, "_time_point", lambda *given: ([], 0, None))
     run = resolve_run("pretrain", settings("compute.dtype=bfloat16", "batch.micro_size=4"))
     (row,) = sweeping.sweep(run, Grid(), CARD, LARGE_CPU, device=CPU)
     work = work_on_card(run)
-    assert work.own_kernels and row.predicted_steps_per_second == pytest.approx(1 / step_time(work, CARD).seconds)
+    assert work.triton_kernels and row.predicted_steps_per_second == pytest.approx(1 / step_time(work, CARD).seconds)
 
 
 def test_a_sweep_measures_and_predicts_and_is_written(tmp_path):
@@ -400,7 +400,7 @@ def test_a_sweep_measures_and_predicts_and_is_written(tmp_path):
     assert [(row.point.micro_size, row.point.accumulate) for row in rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     for row in rows:
         tokens = row.point.micro_size * row.point.accumulate * 16
-        assert row.ended == "done" and row.busy.counters == "estimate" and row.predicted_to_fit
+        assert row.ended == "done" and row.utilisation.counters == "estimate" and row.predicted_to_fit
         assert row.tokens_per_second == pytest.approx(row.steps_per_second * tokens)
         assert row.model_tflops_causal < row.model_tflops_full_square
         assert row.predicted_steps_per_second > 0 and row.peak_memory_bytes > 50 << 20

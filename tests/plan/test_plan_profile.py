@@ -13,10 +13,10 @@ from penjing.base import config
 from penjing.commands.profile import matmul_shapes, print_profile
 from penjing.commands.train import resolve_run
 from penjing.plan import microbenchmarks as measure
-from penjing.plan.profile import Key, Profile, find_profile, profile_called, save_profile
+from penjing.plan.profile import Profile, ProfileKey, find_profile, profile_of_gpu, save_profile
 
 CPU = torch.device("cpu")
-KEY = Key(
+KEY = ProfileKey(
     device="NVIDIA GeForce RTX 3090",
     kind="cuda",
     driver="550.1",
@@ -53,8 +53,8 @@ def test_a_profile_is_saved_and_found_again():
     assert find_profile(KEY) is None
     save_profile(PROFILE)
     assert find_profile(KEY) == (PROFILE, [])
-    assert profile_called("RTX 3090") == PROFILE
-    assert profile_called("RTX 4090") is None
+    assert profile_of_gpu("RTX 3090") == PROFILE
+    assert profile_of_gpu("RTX 4090") is None
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_a_profile_is_saved_and_found_again():
 )
 def test_a_profile_serves_the_card_that_it_is_of(device, gib, card):
     save_profile(replace(PROFILE, key=replace(PROFILE.key, device=device), memory_bytes=gib << 30))
-    assert profile_called(card).key.device == device
-    assert profile_called("A100 PCIe") is None and profile_called("B200") is None
+    assert profile_of_gpu(card).key.device == device
+    assert profile_of_gpu("A100 PCIe") is None and profile_of_gpu("B200") is None
 
 
 def test_a_home_that_cannot_be_searched_has_no_profiles(monkeypatch):
@@ -77,7 +77,7 @@ def test_a_home_that_cannot_be_searched_has_no_profiles(monkeypatch):
     for ask in ("is_file", "is_dir", "glob"):
         monkeypatch.setattr(Path, ask, lambda path, *words, **how: refuse(path))
     assert find_profile(KEY) is None
-    assert profile_called("RTX 3090") is None
+    assert profile_of_gpu("RTX 3090") is None
 
 
 def test_a_stale_key_says_what_changed():
@@ -144,10 +144,10 @@ def test_a_whole_profile_of_this_cpu(capsys):
     assert (8, 128, 352) in shapes and (8, 352, 128) in shapes and (8, 128, 2048) in shapes
     assert len(shapes) == len(set(shapes))
     found = measure.measure(CPU, shapes[:2], budget_seconds=2.0)
-    assert found.key == measure.key_of(CPU)
+    assert found.key == measure.profile_key(CPU)
     assert found.key.threads == torch.get_num_threads()
     save_profile(found)
-    assert find_profile(measure.key_of(CPU)) == (found, [])
+    assert find_profile(measure.profile_key(CPU)) == (found, [])
     assert {one.dtype for one in found.machine().attentions} == {"float32", "bfloat16"}
     print_profile(found, Console(width=120))
     assert "copies" in capsys.readouterr().out

@@ -7,8 +7,8 @@ from collections import defaultdict
 import pytest
 from published_rows import TABLE, WHERE, card_of, group_of, rows_with_time, textbook_seconds, workload_of
 
-from penjing.plan.device_model import MARGINS, machine_of_card
-from penjing.plan.step_time import quantile, step_time, two_points
+from penjing.plan.device_model import MARGINS, machine_from_spec
+from penjing.plan.step_time import fit_two_points, quantile, step_time
 
 needs_table = pytest.mark.skipif(not TABLE.is_file(), reason=WHERE)
 ONE_SCRIPT = "rasbt"  # twelve variants of one teaching script, which waits for its data; see docs/cost.md
@@ -22,7 +22,7 @@ def errors_by_group() -> dict[str, tuple[list[float], float]]:
     found = {}
     for name, rows in groups.items():
         measured = [float(row["step_time_ms"]) / 1e3 for row in rows]
-        ours = [step_time(workload_of(row), machine_of_card(card_of(row))).seconds for row in rows]
+        ours = [step_time(workload_of(row), machine_from_spec(card_of(row))).seconds for row in rows]
         plain = [textbook_seconds(row) for row in rows]
         # The constant is chosen with the answers known, for each group anew: more than any user could do.
         constants = [1.01**power for power in range(400)]
@@ -78,7 +78,7 @@ def test_two_probes_foresee_larger_batches():
         first, second = (min(points, key=lambda point: abs(point[0] - largest / part)) for part in (4, 2))
         if first == second:
             continue
-        line = two_points(first, second)
+        line = fit_two_points(first, second)
         errors += [abs(line.at(rows) / took - 1) for rows, took in points if rows > second[0]]
     assert len(errors) > 30
     assert quantile(errors, 0.5) <= 0.02

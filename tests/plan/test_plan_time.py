@@ -21,12 +21,12 @@ from penjing.plan.device_model import (
     AttentionRate,
     Gemm,
     Machine,
-    machine_of_card,
+    machine_from_spec,
     nearest_matmul,
 )
-from penjing.plan.gpu_specs import CARDS, card_called, find_card
+from penjing.plan.gpu_specs import GPU_SPECS, find_gpu_spec, match_gpu_spec
 from penjing.plan.shape import Shape, shape_from_hf, shape_of
-from penjing.plan.step_time import Decode, decode_time, interval, quantile, step_time, two_points
+from penjing.plan.step_time import DecodeWorkload, decode_time, fit_two_points, interval, quantile, step_time
 from penjing.plan.step_workload import Workload
 from penjing.plan.trainable import Trainable
 
@@ -66,40 +66,40 @@ WORK = Workload(shape=SHAPE, tokens=100, seq_len=50, keys=25.5, passes=3, dtype=
 
 @pytest.mark.parametrize("name", ["RTX 3090", "rtx3090", "3090", "NVIDIA GeForce RTX 3090", "RTX-3090"])
 def test_a_card_is_found_however_it_is_written(name):
-    assert find_card(name).name == "RTX 3090"
+    assert find_gpu_spec(name).name == "RTX 3090"
 
 
 def test_cards_of_two_sizes_are_told_apart():
-    assert find_card("A100-40GB").name == "A100 40GB"
-    assert card_called("NVIDIA A100-SXM4-40GB").name == "A100 40GB"
-    assert card_called("Tesla V100-SXM2-16GB", 16 * 10**9).name == "V100 16GB"
-    assert card_called("Tesla V100-SXM2-32GB", 32 * 10**9).name == "V100"
+    assert find_gpu_spec("A100-40GB").name == "A100 40GB"
+    assert match_gpu_spec("NVIDIA A100-SXM4-40GB").name == "A100 40GB"
+    assert match_gpu_spec("Tesla V100-SXM2-16GB", 16 * 10**9).name == "V100 16GB"
+    assert match_gpu_spec("Tesla V100-SXM2-32GB", 32 * 10**9).name == "V100"
 
 
 @pytest.mark.parametrize(("name", "nearest"), [("RTX 9090", "RTX"), ("H1000", "H100"), ("nonsense-card", "Known:")])
 def test_an_unknown_card_is_one_line_that_helps(name, nearest):
     with raises_user_error(where="--gpu", next_step=nearest):
-        find_card(name)
+        find_gpu_spec(name)
 
 
 def test_the_table_of_cards_is_consistent():
-    for name, card in CARDS.items():
+    for name, card in GPU_SPECS.items():
         assert card.name == name
-        assert find_card(name) is card
+        assert find_gpu_spec(name) is card
         assert card.half >= card.single * 0.6
         assert 5 < card.memory_gib < 200
         assert 200 <= card.gigabytes_per_second <= 8000
     # fp32-accumulating tensor rate of GeForce cards: SMs x boost x 256 FMA x 2
-    assert CARDS["RTX 3090"].half == pytest.approx(82 * 1.695 * 512 / 1e3, rel=0.01)
-    assert CARDS["RTX 4090"].half == pytest.approx(128 * 2.52 * 512 / 1e3, rel=0.01)
-    assert CARDS["RTX 5090"].half == pytest.approx(170 * 2.407 * 512 / 1e3, rel=0.01)
+    assert GPU_SPECS["RTX 3090"].half == pytest.approx(82 * 1.695 * 512 / 1e3, rel=0.01)
+    assert GPU_SPECS["RTX 4090"].half == pytest.approx(128 * 2.52 * 512 / 1e3, rel=0.01)
+    assert GPU_SPECS["RTX 5090"].half == pytest.approx(170 * 2.407 * 512 / 1e3, rel=0.01)
 
 
-@pytest.mark.parametrize("name", CARDS)
+@pytest.mark.parametrize("name", GPU_SPECS)
 def test_only_cards_with_a_link_of_their_own_have_its_rate(name):
     linked = name in ("A100", "A100 40GB", "V100", "V100 16GB", "H100", "H100 NVL", "H200", "GH200", "B200", "GB200")
     rate = NVLINK_BYTES_PER_SECOND if linked else PCIE_BYTES_PER_SECOND
-    assert machine_of_card(CARDS[name]).bus_bytes_per_second == rate
+    assert machine_from_spec(GPU_SPECS[name]).bus_bytes_per_second == rate
 
 
 def test_a_step_by_hand():
@@ -182,17 +182,17 @@ def test_measured_products_go_before_the_general_rate():
 
 
 def test_odd_sides_are_slow_on_a_gpu_only():
-    card = machine_of_card(CARDS["A100"])
+    card = machine_from_spec(GPU_SPECS["A100"])
     even, odd = (card.matmul_seconds(8192, 768, size, "bfloat16") for size in (50304, 50257))
     assert odd / even == pytest.approx(2 * 50257 / 50304)
     assert PLAIN.matmul_seconds(7, 7, 7, "float32") == 2 * 343 / 1e9
 
 
-ADAPTERS = Trainable(learns=100_000, weights=0, inputs=25_000_000)
+ADAPTERS = Trainable(num_trainable=100_000, weights=0, inputs=25_000_000)
 
 
 def test_more_of_anything_takes_longer():
-    machine = machine_of_card(CARDS["RTX 3090"])
+    machine = machine_from_spec(GPU_SPECS["RTX 3090"])
     base = Workload(shape=shape_of(ModelConfig(**ModelConfig.named("26m"))), tokens=8192, seq_len=512, keys=256.5)
     seconds = step_time(base, machine).seconds
     for more in (
@@ -226,26 +226,26 @@ def test_the_flops_of_muon_are_those_that_its_step_takes(shape):
 
 
 def test_a_line_through_two_probes():
-    line = two_points((4, 1.3), (8, 2.3))
-    assert (line.fixed, line.each) == pytest.approx((0.3, 0.25))
+    line = fit_two_points((4, 1.3), (8, 2.3))
+    assert (line.fixed, line.slope) == pytest.approx((0.3, 0.25))
     assert line.at(32) == pytest.approx(8.3)
-    assert two_points((8, 2.3), (4, 1.3)) == line
+    assert fit_two_points((8, 2.3), (4, 1.3)) == line
     # More work that took less time, and a line that would begin below zero, cannot be.
-    assert two_points((4, 2.0), (8, 1.0)).at(16) == 1.0
-    assert two_points((4, 1.0), (8, 4.0)).at(16) == 8.0
-    assert two_points((4, 1.0), (4, 2.0)).at(8) == 4.0
+    assert fit_two_points((4, 2.0), (8, 1.0)).at(16) == 1.0
+    assert fit_two_points((4, 1.0), (8, 4.0)).at(16) == 8.0
+    assert fit_two_points((4, 1.0), (4, 2.0)).at(8) == 4.0
 
 
 @given(
     some.floats(0, 10), some.floats(1e-3, 10), some.integers(1, 50), some.integers(51, 200), some.integers(201, 10_000)
 )
 def test_two_probes_of_a_line_give_the_line_back(fixed, each, small, large, size):
-    line = two_points((small, fixed + each * small), (large, fixed + each * large))
+    line = fit_two_points((small, fixed + each * small), (large, fixed + each * large))
     assert line.at(size) == pytest.approx(fixed + each * size, rel=1e-3)
 
 
 def test_writing_answers_is_bound_by_weights_or_launches():
-    decode = Decode(answers=64, prompt_tokens=100, answer_tokens=50, longest=100, slots=32)
+    decode = DecodeWorkload(answers=64, prompt_tokens=100, answer_tokens=50, longest=100, slots=32)
     work = replace(WORK, dtype="float32")
     prefill = 2 * SHAPE.matrices * 64 * 100 / 1e9
     moved = SHAPE.matrices * 4 + 2 * 32 * 2 * 32 * 125 * 4
@@ -263,7 +263,7 @@ def test_writing_answers_reads_every_expert_that_one_of_them_goes_through():
     slow = replace(PLAIN, bytes_per_second=1.0)
 
     def values_read(answers: int) -> float:
-        decode = Decode(answers=answers, prompt_tokens=0.0, answer_tokens=0.0, longest=1, slots=1000)
+        decode = DecodeWorkload(answers=answers, prompt_tokens=0.0, answer_tokens=0.0, longest=1, slots=1000)
         return decode_time(decode, replace(WORK, shape=shape), slow) / 4
 
     expert = 3 * 32 * 24

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from penjing.plan import prediction_history as ledger
-from penjing.plan.config_search import Candidate, fitting, pareto
+from penjing.plan.config_search import Candidate, fitting_candidates, pareto
 from penjing.track.console import describe
 from penjing.train.throughput import Expected, Meter, Refit
 
@@ -179,5 +179,5 @@ def test_the_search_keeps_what_nothing_beats():
     other_length = candidate(4, 100, 0.5, seq_len=1024)
     found = [large, worse, middle, twin, small, other_length]
     assert pareto(found) == [small, middle, large, other_length]
-    assert fitting(found, 40) == [large, middle, twin, small]
-    assert fitting(found, 5) == []
+    assert fitting_candidates(found, 40) == [large, middle, twin, small]
+    assert fitting_candidates(found, 5) == []

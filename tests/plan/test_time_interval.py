@@ -25,7 +25,10 @@ def test_deviation_by_hand() -> None:
     assert ProbeNoise(slowdown=2.0).deviation == pytest.approx(math.hypot(level, 0.4 * math.log(2)), rel=1e-4)
     assert ProbeNoise(slowdown=0.9, crowding=0.5).deviation == ProbeNoise().deviation
     full = ProbeNoise(all_cores=True)
-    assert (full.seen, full.deviation) == (ProbeNoise().seen, pytest.approx(math.hypot(level, 0.1), rel=1e-4))
+    assert (full.probe_deviation, full.deviation) == (
+        ProbeNoise().probe_deviation,
+        pytest.approx(math.hypot(level, 0.1), rel=1e-4),
+    )
 
 
 def test_a_long_wait_that_the_load_does_not_explain_is_half_chance() -> None:

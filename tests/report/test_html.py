@@ -16,7 +16,7 @@ from report_synthetic import FIGURES, HOSTILE, PARTS, put, put_lines, write_fold
 from penjing.base.errors import UserError
 from penjing.base.lock import locked
 from penjing.report import html as page
-from penjing.report.html import LARGEST_PAGE_BYTES, write_report
+from penjing.report.html import MAX_PAGE_BYTES, write_report
 from penjing.report.load_run import read_record
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -167,7 +167,7 @@ def test_a_huge_run_stays_below_the_limit(tmp_path: Path) -> None:
     for stage in ("pretrain", "sft"):
         put_lines(tmp_path / stage / "samples.jsonl", lines)
     source, reader, _ = read(tmp_path)
-    assert len(source.encode()) < LARGEST_PAGE_BYTES and not reader.tags & NOT_ALLOWED
+    assert len(source.encode()) < MAX_PAGE_BYTES and not reader.tags & NOT_ALLOWED
 
 
 def test_escaping_is_on_for_every_template() -> None:
@@ -224,7 +224,7 @@ def test_more_runs_than_colours(tmp_path: Path) -> None:
     source, _, words = read(*(write_run(tmp_path / f"run{index}", "chats") for index in range(11)))
     assert 'class="c7"' in source and 'class="c8"' not in source and "The first 8 runs are drawn" in words
     assert words.count("run10") >= 3  # named in the tables
-    assert len(source.encode()) < LARGEST_PAGE_BYTES
+    assert len(source.encode()) < MAX_PAGE_BYTES
 
 
 def test_a_run_in_progress(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_an_axis_from_zero_has_nothing_below() -> None:
 def test_thin_keeps_ends_and_spikes() -> None:
     points = [(float(index), 0.0) for index in range(10_000)]
     points[4321] = (4321.0, 99.0)
-    kept = charts.thin(points, 100)
+    kept = charts.downsample(points, 100)
     assert len(kept) <= 100 and kept[0] == points[0] and kept[-1] == points[-1] and points[4321] in kept
     assert kept == sorted(kept)
 
@@ -138,7 +138,7 @@ def test_thin_keeps_ends_and_spikes() -> None:
 def test_shorten_counts_chinese_as_wide() -> None:
     assert charts.shorten("abc", 100) == "abc"
     assert charts.text_width("松树") == charts.text_width("abcd")
-    assert charts.text_width(charts.shorten("松树" * 30, 80)) <= 80 + charts.LETTER_WIDTH
+    assert charts.text_width(charts.shorten("松树" * 30, 80)) <= 80 + charts.CHARACTER_WIDTH
 
 
 def test_a_chart_alone_brings_its_colours_title_and_room() -> None:

@@ -28,7 +28,7 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setenv("PENJING_HOME", str(tmp_path / "home"))
         monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
         monkeypatch.setattr(fast_bfloat16, "cpu_units", lambda: frozenset(units))
-        monkeypatch.setattr(fast_bfloat16, "_library_takes_bfloat16", lambda: library)
+        monkeypatch.setattr(fast_bfloat16, "_onednn_supports_bfloat16", lambda: library)
         monkeypatch.setattr(fast_bfloat16, "speed_ratio", lambda: next(taken))
         fast_bfloat16._cached_ratio.cache_clear()
 
@@ -91,7 +91,7 @@ def test_a_home_that_cannot_be_searched_is_no_error(machine, monkeypatch):
 
 def test_the_measured_ratio_is_that_of_cpu_time(monkeypatch):
     """A pair in which the processor is ten times as slow counts for no more than any other."""
-    slow = iter([10.0, 1.0, 1.0] * fast_bfloat16.PAIRS)
+    slow = iter([10.0, 1.0, 1.0] * fast_bfloat16.NUM_PAIRS)
     clock = [0.0]
 
     def seconds(left, right):

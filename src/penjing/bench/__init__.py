@@ -1,8 +1,8 @@
-"""Speed and memory beside other programs, and tables of this machine's own.
+"""Benchmarks: speed and memory compared with other programs, and sweeps on this machine.
 
-`BENCHMARKS` names the comparisons, those of `penjing bench train --method` and `penjing bench decode`: a new one is a
-subclass of `comparison.Benchmark` in a file of its own, and a line here. comparison.py runs the trials, record.py says
-what is written, table.py renders it.
+`BENCHMARKS` lists the comparisons of `penjing bench train --method` and `penjing bench decode`. A new one is a subclass
+of `comparison.Benchmark` in its own file, and a line here. comparison.py runs the trials, record.py defines the record,
+table.py renders it.
 """
 
 BENCHMARKS = {

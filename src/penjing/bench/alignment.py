@@ -1,4 +1,4 @@
-"""DPO and GRPO beside TRL: one model, the same data in the same order."""
+"""DPO and GRPO compared with TRL: one model, the same data in the same order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import write_text
 from penjing.base.seeds import derive
 from penjing.bench.comparison import OURS, Benchmark, BenchmarkRequest, Prepared, training_fields
-from penjing.bench.record import facts, rounds
+from penjing.bench.record import complete_rounds, environment
 from penjing.bench.table import MEBIBYTE
 from penjing.bench.trial_spec import AlignmentSpec
 from penjing.data import formats
@@ -33,8 +33,8 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained
 
-Fixed = list[tuple[str, object, object]]
-"""Settings that only one side knows: name, value, and the value that both have."""
+FixedSettings = list[tuple[str, object, object]]
+"""Settings that the baseline lacks: name, value, and the only value that both support."""
 
 
 class _Alignment(Benchmark):
@@ -57,23 +57,23 @@ class _Alignment(Benchmark):
     layer: ClassVar[Layer] = {}  # settings of penjing's run
 
     def fields(self, settings: Any) -> dict[str, Any]:
-        """Of the spec. settings: the objective's."""
+        """Fields of the spec, from the objective's settings."""
         raise NotImplementedError
 
-    def fixed(self, settings: Any) -> Fixed:
-        """Of the objective."""
+    def fixed(self, settings: Any) -> FixedSettings:
+        """Settings of the objective that must have a given value."""
         raise NotImplementedError
 
     def write(self, run: Run, settings: Any, work: Path) -> Run:
-        """Write the data for both sides; gives the run that reads them."""
+        """Write the data for both sides; returns the run that reads them."""
         raise NotImplementedError
 
     def prepare(self, work: Path, request: BenchmarkRequest) -> Prepared:
-        """An exported model, a resolved recipe, and the same data for the baseline. At the recipe's own settings: a
-        constant rate without warm-up, float32 unless asked otherwise, and for DPO a reference in every step
+        """An exported model, a resolved recipe, and the same data for the baseline. The recipe's settings, but with a
+        constant learning rate without warm-up, float32 by default, and for DPO a reference forward pass in every step
         (objective.reference=precomputed: none).
 
-        Raises UserError for settings that only one side knows.
+        Raises UserError for settings that the baseline lacks.
         """
         if request.start is None or request.data is None:
             raise UserError(
@@ -117,7 +117,7 @@ class _Alignment(Benchmark):
             spec=spec,
             options=options,
             about={
-                **facts(torch.device("cpu"), dtype, threads=options.threads),
+                **environment(torch.device("cpu"), dtype, threads=options.threads),
                 "parameters": parameters,
                 "init_from": str(request.start),
                 "data": request.data.name,
@@ -138,16 +138,15 @@ class Dpo(_Alignment):
     def fields(self, settings: Preference) -> dict[str, Any]:
         return {"beta": settings.strength, "reference": settings.reference}
 
-    def fixed(self, settings: Preference) -> Fixed:
+    def fixed(self, settings: Preference) -> FixedSettings:
         fixed = {"loss": "dpo", "per_token": False, "nll_weight": 0.0}
-        found: Fixed = [(f"objective.{name}", getattr(settings, name), value) for name, value in fixed.items()]
+        found: FixedSettings = [(f"objective.{name}", getattr(settings, name), value) for name, value in fixed.items()]
         if settings.reference not in ("copy", "precomputed"):
             found.append(("objective.reference", settings.reference, "copy"))
         return found
 
     def write(self, run: Run, settings: Preference, work: Path) -> Run:
-        """Token ids of all pairs, made once: a folder for penjing; for the baseline a file in the order of the
-        steps."""
+        """Token ids of all pairs, made once: a folder for penjing, and for the baseline a file in step order."""
         prepare_groups(
             formats.read_preferences([Path(name) for name in run.data.train]),
             Tokenizer.load(work / "model"),
@@ -158,17 +157,17 @@ class Dpo(_Alignment):
         )
         groups = PreferenceShards(work / "groups" / "train")
         rows = []
-        for index in order_of(run, len(groups)):
+        for index in sample_order(run, len(groups)):
             group = groups[index]
             chosen, rejected = group.answers
             if not all([*chosen.weights, *rejected.weights]):
-                raise UserError("answers with results of tools are not compared", where=run.data.train[0])
+                raise UserError("answers with tool results cannot be compared", where=run.data.train[0])
             rows.append({"prompt_ids": group.prompt, "chosen_ids": chosen.ids, "rejected_ids": rejected.ids})
         _write_rows(work, rows)
         return replace(run, data=replace(run.data, train=(str(work / "groups"),)))
 
     def notes(self, record: Mapping[str, Any]) -> list[str]:
-        firsts = [trials[0]["figures"] for trials in rounds(record, "step").values()]
+        firsts = [trials[0]["figures"] for trials in complete_rounds(record, "step").values()]
         if len(firsts) < 2:
             return []
         return [f"losses of the same step differ by {largest_loss_difference(firsts[0], firsts[1]):.1e} at most"]
@@ -189,25 +188,25 @@ class Grpo(_Alignment):
             "match": "penjing.rl.rewards.exact:is_match",
         }
 
-    def fixed(self, settings: Policy) -> Fixed:
-        default, rollout, usual = Policy(), settings.rollout, Policy().rollout
+    def fixed(self, settings: Policy) -> FixedSettings:
+        default, rollout, defaults = Policy(), settings.rollout, Policy().rollout
         names = ("loss", "clip", "advantage_kind", "degenerate_kind", "kl_estimator", "rewards", "reward")
-        of_rollout = ("top_p", "top_k", "steps_per_rollout", "num_epochs", "thinking", "max_turns", "tools")
+        rollout_names = ("top_p", "top_k", "steps_per_rollout", "num_epochs", "thinking", "max_turns", "tools")
         return [(f"objective.{name}", getattr(settings, name), getattr(default, name)) for name in names] + [
-            (f"objective.rollout.{name}", getattr(rollout, name), getattr(usual, name)) for name in of_rollout
+            (f"objective.rollout.{name}", getattr(rollout, name), getattr(defaults, name)) for name in rollout_names
         ]
 
     def write(self, run: Run, settings: Policy, work: Path) -> Run:
-        """The prompts of the run's steps in their order, for the baseline."""
-        given = read(
+        """The prompts of the run's steps, in order, for the baseline."""
+        prompts = read(
             [Path(name) for name in run.data.train],
             Tokenizer.load(work / "model"),
             longest=run.data.seq_len - settings.rollout.max_new_tokens,
             held_out_fraction=run.data.val_fraction,
         )
         rows = []
-        for index in order_of(run, len(given.train), "prompts"):
-            prompt = given.train[index]
+        for index in sample_order(run, len(prompts.train), "prompts"):
+            prompt = prompts.train[index]
             turns = [{"role": message.role, "content": message.content} for message in prompt.messages]
             rows.append({"prompt": turns, "gt": list(prompt.truths)})
         _write_rows(work, rows)
@@ -219,9 +218,9 @@ def _write_rows(work: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_text(work / "data.jsonl", "\n".join(lines) + "\n")
 
 
-def _check(run: Run, fixed: Fixed) -> None:
-    """Raise UserError for what a baseline is not told."""
-    plain: Fixed = [
+def _check(run: Run, fixed: FixedSettings) -> None:
+    """Raise UserError for settings that the baseline does not get."""
+    common: FixedSettings = [
         ("optimizer.name", run.optimizer.name, "adamw"),
         ("optimizer.weight_decay", run.optimizer.weight_decay, 0.0),
         ("schedule.name", run.schedule.name, "constant"),
@@ -229,17 +228,17 @@ def _check(run: Run, fixed: Fixed) -> None:
         ("freeze", run.freeze, ()),
         ("compute.device", run.compute.device, "cpu"),
     ]
-    for where, got, wanted in plain + fixed:
-        if got != wanted:
-            raise UserError("the baseline does not get this setting", where=where, got=got, wanted=wanted)
+    for where, got, expected in common + fixed:
+        if got != expected:
+            raise UserError("the baseline does not get this setting", where=where, got=got, wanted=expected)
 
 
-def order_of(run: Run, count: int, *parts: str) -> list[int]:
-    """Which of `count` groups or prompts the run's steps take, one after the other."""
+def sample_order(run: Run, count: int, *parts: str) -> list[int]:
+    """Indices of the groups or prompts, of `count`, that the run's steps use, in order."""
     order = EpochOrder(count, derive(run.seed, run.stage, "order"), *parts)
-    return [order[place] for place in range(run.max_steps * run.batch.size)]
+    return [order[index] for index in range(run.max_steps * run.batch.size)]
 
 
-def largest_loss_difference(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> float:
-    """Of the losses of the same step."""
-    return max(abs(one["loss"] - other["loss"]) for one, other in zip(ours, theirs, strict=True))
+def largest_loss_difference(ours: list[dict[str, float]], baseline: list[dict[str, float]]) -> float:
+    """The largest difference between losses of the same step."""
+    return max(abs(our["loss"] - their["loss"]) for our, their in zip(ours, baseline, strict=True))

@@ -1,4 +1,4 @@
-"""The one frame of all comparisons: contestants x settings x trials in alternation, each trial a process of its own."""
+"""The framework of all comparisons: contestants x settings x trials, interleaved, each trial in its own process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rich.console import Console
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.bench.record import Trial, figures
-from penjing.bench.resume import summed, take_over
+from penjing.bench.resume import merge_trials, with_medians
 from penjing.bench.table import MEBIBYTE, ResultTable, Show, with_range
-from penjing.bench.trial_process import in_turn, run_trial
+from penjing.bench.trial_process import alternate, run_trial
 from penjing.bench.trial_spec import PER_TRIAL, TrialSpec
 from penjing.bench.tuning import tune, tuned_spec
 from penjing.bench.verdict import ratios, verdict
@@ -25,7 +25,7 @@ from penjing.train.config import Run
 
 OURS = "penjing"
 TRL = {"trl": ("trl_trainers", "trl")}
-# By method and name: module in baselines/ with words for it, and the packages that it needs.
+# By method and name: module in baselines/ with its arguments, and required packages.
 BASELINES: dict[str, dict[str, tuple[str, str]]] = {
     "pretrain": {
         "trainer": ("hf_trainer", "accelerate"),
@@ -48,20 +48,20 @@ RunTrial = Callable[[str, Any, Path], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a comparison is made."""
+    """Options of a comparison."""
 
-    baselines: tuple[str, ...] = ()  # those that are not installed are left out, with a message
-    trials: int = 3  # processes of each contestant in each setting
+    baselines: tuple[str, ...] = ()  # missing packages: skipped, with a message
+    trials: int = 3  # processes per contestant and setting
     seconds: float = 600.0  # path: training after the first step
     evaluations: int = 10  # path: on held-out text
-    steps: int = 12  # other settings: of each trial, warm-up included
-    warmup: int = 2  # steps that no rate counts
-    threads: int = 0  # of the CPU; 0 stands for physical cores
+    steps: int = 12  # other settings: per trial, including warm-up
+    warmup: int = 2  # steps excluded from rates
+    threads: int = 0  # CPU threads; 0 = physical cores
     dtypes: tuple[str, ...] = ("float32",)  # that a baseline's pilots try
     may_compile: bool = True  # whether they try torch.compile
-    search: bool = False  # whether everyone's learning rate is searched for, in the same way
-    # TRL: compute activations twice to save memory, its own default. With 1M parameters on one CPU core TRL's DPO took
-    # 15.3 pairs/s and 1015 MiB with it, 16.9 pairs/s and 1262 MiB without.
+    search: bool = False  # whether to search every contestant's learning rate, by one method
+    # TRL: gradient checkpointing, its default. With 1M parameters on one CPU core TRL's DPO reached 15.3 pairs/s and
+    # 1015 MiB with it, 16.9 pairs/s and 1262 MiB without.
     checkpointing: bool = True
 
     def __post_init__(self) -> None:
@@ -74,18 +74,18 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkRequest:
-    """What a user asks for."""
+    """The user's request."""
 
     options: Options
-    resolve: Callable[[Layer], Run]  # the method's recipe, a layer and the user's settings over it
+    resolve: Callable[[Layer], Run]  # the method's recipe, then the layer, then the user's settings
     overrides: Layer  # the user's settings
-    start: Path | None = None  # the model to begin with
+    start: Path | None = None  # initial model
     data: Path | None = None
     quick: bool = False
 
 
 def training_fields(run: Run, options: Options, adamw: AdamW) -> dict[str, Any]:
-    """Of a TrainingSpec: what follows from penjing's run, the options, and the baselines' optimizer."""
+    """Fields of a TrainingSpec, from penjing's run, the options, and the baselines' optimizer."""
     return {
         "out": "",
         "threads": options.threads,
@@ -103,7 +103,7 @@ def training_fields(run: Run, options: Options, adamw: AdamW) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Files are written: what the trials are told, what the record says of it, and lines to print."""
+    """Result of `Benchmark.prepare`: the spec of the trials, metadata for the record, and lines to print."""
 
     spec: TrialSpec
     options: Options
@@ -112,55 +112,55 @@ class Prepared:
 
 
 class Benchmark:
-    """What differs from one comparison to the next; `BENCHMARKS` lists the subclasses."""
+    """The parts that differ between comparisons; `BENCHMARKS` lists the subclasses."""
 
     method: ClassVar[str]
-    unit: ClassVar[str]  # what a rate counts
+    unit: ClassVar[str]  # of a rate
     settings: ClassVar[dict[str, str]] = {"step": "one step"}  # with the titles of their tables
-    ours: ClassVar[dict[str, str]] = {}  # penjing's contestants: module of the trial with words for it
-    needs: ClassVar[dict[str, str]] = {}  # of them: packages without which one is left out
-    same_optimizer: ClassVar[str] = OURS  # of them, the one with the baselines' optimizer
-    tuned: ClassVar[bool] = False  # whether pilots find each baseline's fastest way
-    goals: ClassVar[dict[str, dict[str, float]]] = {}  # by baseline and figure: least speed, most of the others
-    labels: ClassVar[dict[str, tuple[str, Show]]] = {}  # rows of the table: figure, its heading, and how it is shown
+    ours: ClassVar[dict[str, str]] = {}  # penjing's contestants: module of the trial with its arguments
+    needs: ClassVar[dict[str, str]] = {}  # required packages of these
+    same_optimizer: ClassVar[str] = OURS  # the one of these with the baselines' optimizer
+    tuned: ClassVar[bool] = False  # whether pilots find each baseline's fastest configuration
+    goals: ClassVar[dict[str, dict[str, float]]] = {}  # by baseline and figure: minimum speed, maximum of the others
+    labels: ClassVar[dict[str, tuple[str, Show]]] = {}  # rows of the table: figure, heading, formatter
 
     def prepare(self, work: Path, request: BenchmarkRequest) -> Prepared:
         raise NotImplementedError
 
-    def takes_part(self, setting: str, name: str) -> bool:
+    def is_included(self, setting: str, name: str) -> bool:
         return True
 
     def heading(self, record: Mapping[str, Any], setting: str, name: str) -> str:
         return name
 
-    def more_rows(self, record: Mapping[str, Any], setting: str) -> list[list[str]]:
+    def extra_rows(self, record: Mapping[str, Any], setting: str) -> list[list[str]]:
         return []
 
     def goal_ratios(self, record: Mapping[str, Any], baseline: str, figure: str) -> tuple[str, list[float | None]]:
-        """Of each round, ours over the baseline's; and which of ours it was."""
+        """Our contestant, and the ratio of its figure to the baseline's in each round."""
         first = next(iter(self.settings))
         return self.same_optimizer, ratios(record, first, self.same_optimizer, baseline, figure)
 
     def notes(self, record: Mapping[str, Any]) -> list[str]:
-        """What to know before the goals are read."""
+        """Notes printed before the goals."""
         return []
 
     def table(self, record: Mapping[str, Any], setting: str) -> ResultTable:
-        """A row for each figure, a column for each contestant: medians with ranges."""
+        """A row per figure, a column per contestant: medians with ranges."""
         medians = record[setting]["medians"]
         rows = []
         for figure, (label, show) in self.labels.items():
-            each = [one.get(figure) for one in medians.values()]
-            if None not in each:
-                rows.append([label.format(unit=self.unit), *[with_range(one, show) for one in each]])
-        speed = {name: one["units_per_second"]["median"] for name, one in medians.items()}
+            values = [stats.get(figure) for stats in medians.values()]
+            if None not in values:
+                rows.append([label.format(unit=self.unit), *[with_range(stats, show) for stats in values]])
+        speed = {name: stats["units_per_second"]["median"] for name, stats in medians.items()}
         if len(medians) > len(self.ours):
-            mine = speed[self.same_optimizer]
-            times = ["" if name in self.ours else f"{mine / one:.2f} x" for name, one in speed.items()]
-            rows.insert(1, [f"{self.same_optimizer} is faster by", *times])
+            our_speed = speed[self.same_optimizer]
+            speed_ups = ["" if name in self.ours else f"{our_speed / stats:.2f} x" for name, stats in speed.items()]
+            rows.insert(1, [f"{self.same_optimizer} is faster by", *speed_ups])
         headings = ["", *[self.heading(record, setting, name) for name in medians]]
         title = f"{self.settings[setting]}, median (range over trials)"
-        return ResultTable(headings, [*rows, *self.more_rows(record, setting)], title)
+        return ResultTable(headings, [*rows, *self.extra_rows(record, setting)], title)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,12 +172,12 @@ class TrialComparison:
     folder: Path
     console: Console
     run_trial: RunTrial = run_trial
-    # Called before the first trial and after each, so that hours of trials are not lost with the last one.
+    # Called before the first trial and after each, so that a crash loses one trial only.
     save: Callable[[dict[str, Any]], None] = lambda record: None
-    earlier: Mapping[str, Any] | None = None  # a record whose trials count
+    earlier: Mapping[str, Any] | None = None  # a record to continue
 
     def run(self) -> dict[str, Any]:
-        """The record; prints tables and verdict. Raises UserError if `earlier` is of another comparison."""
+        """Returns the record; prints tables and verdict. Raises UserError if `earlier` is of another comparison."""
         benchmark, options = self.benchmark, self.prepared.options
         contestants, left_out = self.contestants()
         record: dict[str, Any] = {
@@ -189,33 +189,33 @@ class TrialComparison:
             "goals": benchmark.goals,
         }
         done: dict[str, dict[str, list[Trial]]] = {
-            setting: {name: [] for name in contestants if benchmark.takes_part(setting, name)}
+            setting: {name: [] for name in contestants if benchmark.is_included(setting, name)}
             for setting in benchmark.settings
         }
         if self.earlier is not None:
-            take_over(done, record, self.earlier, tuple(benchmark.ours))
-        wanted = [
+            merge_trials(done, record, self.earlier, tuple(benchmark.ours))
+        pending = [
             (number, setting, name)
             for number in range(options.trials)
             for setting in benchmark.settings
-            for name in in_turn(list(done[setting]), number)
+            for name in alternate(list(done[setting]), number)
             if number >= len(done[setting][name])
         ]
         if self.earlier is not None:
-            there = sum(len(trials) for each in done.values() for trials in each.values())
-            self.say(f"{there} trials are there, {len(wanted)} are left")
-        self.save({**summed(record, done), "finished": False})  # a path that cannot be written to is found out now
-        known = (self.earlier or {}).get("tuned", {})
+            num_done = sum(len(trials) for by_name in done.values() for trials in by_name.values())
+            self.say(f"{num_done} trials done, {len(pending)} remaining")
+        self.save({**with_medians(record, done), "finished": False})  # fail now if the path is not writable
+        tuned = (self.earlier or {}).get("tuned", {})
         record["tuned"] = {
-            name: known[name] for name in contestants if name in known and any(each.get(name) for each in done.values())
+            name: tuned[name] for name in contestants if name in tuned and any(t.get(name) for t in done.values())
         }
         for name in contestants:
-            if name not in record["tuned"] and any(name == each for _, _, each in wanted):
+            if name not in record["tuned"] and any(name == other for _, _, other in pending):
                 record["tuned"][name] = self.tune(name, contestants[name])
-        for number, setting, name in wanted:
+        for number, setting, name in pending:
             done[setting][name].append(self.trial(number, setting, name, contestants[name], record["tuned"][name]))
-            self.save({**summed(record, done), "finished": False})
-        record = summed(record, done)
+            self.save({**with_medians(record, done), "finished": False})
+        record = with_medians(record, done)
         for setting in benchmark.settings:
             benchmark.table(record, setting).print(self.console)
         for line in verdict(benchmark, record):
@@ -226,26 +226,26 @@ class TrialComparison:
         self.console.print(f"  {line}", highlight=False, markup=False)
 
     def contestants(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Module and its words by name; and why others are left out, which is printed."""
-        known, found, left_out = BASELINES.get(self.benchmark.method, {}), {}, {}
-        each = [(name, module, self.benchmark.needs.get(name, "")) for name, module in self.benchmark.ours.items()]
+        """Module with arguments by name, and why others are skipped, which is printed."""
+        baselines, included, left_out = BASELINES.get(self.benchmark.method, {}), {}, {}
+        found = [(name, module, self.benchmark.needs.get(name, "")) for name, module in self.benchmark.ours.items()]
         for name in self.prepared.options.baselines:
-            module, needs = known[name]
-            each.append((name, f"{FOLDER}.{module}", needs))
-        for name, module, needs in each:
+            module, needs = baselines[name]
+            found.append((name, f"{FOLDER}.{module}", needs))
+        for name, module, needs in found:
             missing = [package for package in needs.split() if importlib.util.find_spec(package) is None]
             if module.startswith(FOLDER) and importlib.util.find_spec(FOLDER) is None:
                 left_out[name] = "needs a source checkout: baselines are not installed with penjing"
             elif missing:
                 left_out[name] = f"needs {' and '.join(missing)}, which is not installed"
             else:
-                found[name] = module
+                included[name] = module
                 continue
-            self.say(f"{name} {left_out[name]}: left out")
-        return found, left_out
+            self.say(f"{name} {left_out[name]}: skipped")
+        return included, left_out
 
     def tune(self, name: str, module: str) -> dict[str, Any]:
-        """What the trials of a contestant run with: see tuning.py."""
+        """The tuned configuration of a contestant's trials: see tuning.py."""
         if not self.benchmark.tuned:
             return {}
 
@@ -257,10 +257,10 @@ class TrialComparison:
 
     def trial(self, number: int, setting: str, name: str, module: str, tuned: Mapping[str, Any]) -> dict[str, Any]:
         spec = tuned_spec(replace(self.prepared.spec, setting=setting), tuned)
-        one = self.run_trial(module, spec, self.folder / f"{setting}-{name}-{number}")
-        row = figures(one, spec.warmup)
+        result = self.run_trial(module, spec, self.folder / f"{setting}-{name}-{number}")
+        row = figures(result, spec.warmup)
         self.say(
             f"{setting} {number + 1} {name}: {row['units_per_second']:,.1f} {self.benchmark.unit}/s, "
-            f"{row['peak_bytes'] / MEBIBYTE:,.0f} MiB, {one['process_seconds']:.0f} s from start to end"
+            f"{row['peak_bytes'] / MEBIBYTE:,.0f} MiB, {result['process_seconds']:.0f} s in total"
         )
-        return one
+        return result

@@ -1,4 +1,4 @@
-"""Decoding beside other engines: time to the first token, tokens a second by batch size, memory."""
+"""Decoding compared with other engines: time to first token, tokens per second by batch size, memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 from penjing import __version__
 from penjing.base import config
 from penjing.bench.comparison import Benchmark, BenchmarkRequest, Prepared
-from penjing.bench.record import facts, rounds
+from penjing.bench.record import complete_rounds, environment
 from penjing.bench.table import MEBIBYTE, ResultTable, with_range
 from penjing.bench.trial_spec import DecodeSpec
-from penjing.bench.verdict import middle, ratios
+from penjing.bench.verdict import median_or_none, ratios
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.export import gguf, hf
 from penjing.model.config import ModelConfig
@@ -26,13 +26,13 @@ from penjing.model.transformer import Transformer
 from penjing.plan import hardware
 from penjing.plan.flops import parameters
 
-READ_AT_ONCE = 16  # prompts
+PREFILL_BATCH = 16  # prompts
 PRESETS = {"26m": "26m", "1m": "tiny"}  # by setting
-FROM_IDS = (400, 2000)  # prompts are drawn from: plain tokens in both vocabularies
+FROM_IDS = (400, 2000)  # range of prompt ids: plain tokens in both vocabularies
 TRIAL = "penjing.bench.penjing_decode"
 BF16, INT8, FLOAT32, SERVER = "penjing-bf16", "penjing-int8", "penjing-float32", "penjing-serve"
 COMPILED = "transformers-compiled"
-# Whom the verdict compares: the same precision.
+# Pairs that the verdict compares: the same precision.
 PAIRS = (
     (BF16, "llama.cpp-f16"),
     (INT8, "llama.cpp-q8_0"),
@@ -43,8 +43,8 @@ PAIRS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """What is measured; see DecodeSpec."""
+class DecodeSizes:
+    """Sizes to measure; see DecodeSpec."""
 
     first_token: tuple[int, ...] = (16, 512, 2048)
     prompt_tokens: int = 128
@@ -53,12 +53,12 @@ class Sizes:
     seconds: float = 1.5
 
 
-FULL = Sizes()
-QUICK = Sizes(first_token=(16, 512), new_tokens=64, batches=(1, 16), seconds=1.0)
+FULL = DecodeSizes()
+QUICK = DecodeSizes(first_token=(16, 512), new_tokens=64, batches=(1, 16), seconds=1.0)
 
 
 @dataclass(frozen=True)
-class Figure:
+class TableRow:
     """A row of the table."""
 
     label: str
@@ -68,8 +68,8 @@ class Figure:
 
 
 class Decode(Benchmark):
-    """Two settings: a model of 26M parameters, and one of 1M as the quickstart's. The weights are random: they decide
-    what is written, not how fast."""
+    """Two settings: models of 26M parameters, and of 1M as in the quickstart. The weights are random, which does not
+    affect speed."""
 
     method = "decode"
     unit = "tokens"
@@ -84,8 +84,8 @@ class Decode(Benchmark):
     same_optimizer = BF16
     goals: ClassVar = {"llama.cpp-f16": {"units_per_second": 1.0}, "llama.cpp-q8_0": {"units_per_second": 1.0}}
 
-    def takes_part(self, setting: str, name: str) -> bool:
-        """Compiling the small model would take longer than all else that is done with it."""
+    def is_included(self, setting: str, name: str) -> bool:
+        """Not the compiled small model: compiling would take longer than everything else with it."""
         return setting == "26m" or name != COMPILED
 
     def prepare(self, work: Path, request: BenchmarkRequest) -> Prepared:
@@ -100,7 +100,7 @@ class Decode(Benchmark):
         torch.set_num_threads(options.threads)
         shapes = {setting: _shape(preset, sizes) for setting, preset in PRESETS.items()}
         for setting, shape in shapes.items():
-            _write_model(work / "models" / setting, shape, with_gguf=any("llama" in it for it in options.baselines))
+            _write_model(work / "models" / setting, shape, with_gguf=any("llama" in name for name in options.baselines))
         spec = DecodeSpec(
             setting="",
             out="",
@@ -116,7 +116,7 @@ class Decode(Benchmark):
             batches=sizes.batches,
         )
         about = {
-            **facts(torch.device("cpu"), torch.float32, threads=options.threads),
+            **environment(torch.device("cpu"), torch.float32, threads=options.threads),
             "parameters": {setting: parameters(shape).total for setting, shape in shapes.items()},
             "weights": "random",
         }
@@ -134,66 +134,66 @@ class Decode(Benchmark):
         )
 
     def table(self, record: Mapping[str, Any], setting: str) -> ResultTable:
-        """A row for each figure, a column for each contestant; a dash for what a contestant does not take part in."""
+        """A row per figure, a column per contestant; a dash for figures that a contestant does not have."""
         medians = record[setting]["medians"]
         rows = [
-            [it.label + it.unit, *[with_range(one[name], it.show) if name in one else "-" for one in medians.values()]]
-            for name, it in rows_of(record).items()
+            [row.label + row.unit, *[with_range(m[name], row.show) if name in m else "-" for m in medians.values()]]
+            for name, row in rows_of(record).items()
         ]
         rows.append(["of it beyond the imported libraries, MiB", *map(_beyond_imports, medians.values())])
         title = f"{self.settings[setting]}, median (range over trials)"
         return ResultTable(["", *medians], rows, title)
 
     def goal_ratios(self, record: Mapping[str, Any], baseline: str, figure: str) -> tuple[str, list[float | None]]:
-        mine = next(mine for mine, other in PAIRS if other == baseline)
-        return mine, ratios(record, next(iter(self.settings)), mine, baseline, figure)
+        ours = next(ours for ours, other in PAIRS if other == baseline)
+        return ours, ratios(record, next(iter(self.settings)), ours, baseline, figure)
 
     def notes(self, record: Mapping[str, Any]) -> list[str]:
-        """Who is ahead in what, at the same precision."""
-        lines = ["the weights are random; goals without a size are for 26M, batch 1", *_own_goals(record)]
+        """Comparisons at the same precision."""
+        lines = ["the weights are random; goals without a size are for 26M, batch 1", *_absolute_goals(record)]
         for setting in self.settings:
-            there = rounds(record, setting)
+            trials = complete_rounds(record, setting)
             lines += [
-                f"{self.settings[setting]}, {mine} beside {other}: {_standing(record, setting, mine, other)}"
-                for mine, other in PAIRS
-                if mine in there and other in there
+                f"{self.settings[setting]}, {ours} beside {other}: {_compare(record, setting, ours, other)}"
+                for ours, other in PAIRS
+                if ours in trials and other in trials
             ]
         return lines
 
 
-def rows_of(record: Mapping[str, Any]) -> dict[str, Figure]:
-    """What the table shows, by the names that `record.figures` gives."""
-    spec, many = record["spec"], f"{READ_AT_ONCE} prompts of {record['spec']['prompt_tokens']}"
-    found = {
-        f"last_first_token_{length}": Figure(
+def rows_of(record: Mapping[str, Any]) -> dict[str, TableRow]:
+    """Rows of the table, by figure names of `record.figures`."""
+    spec, prefill = record["spec"], f"{PREFILL_BATCH} prompts of {record['spec']['prompt_tokens']}"
+    rows = {
+        f"last_first_token_{length}": TableRow(
             f"first token after {length:,}", ", ms", _milliseconds, less_is_better=True
         )
         for length in spec["first_token"]
     }
-    if READ_AT_ONCE in spec["batches"]:
-        found[f"last_read_{READ_AT_ONCE}"] = Figure(f"{many} read", ", ms", _milliseconds, less_is_better=True)
+    if PREFILL_BATCH in spec["batches"]:
+        rows[f"last_read_{PREFILL_BATCH}"] = TableRow(f"{prefill} read", ", ms", _milliseconds, less_is_better=True)
     for batch in spec["batches"]:
-        found[f"last_rate_{batch}"] = Figure(f"batch {batch}", ", tokens/s", lambda value: f"{value:,.0f}")
-    found["peak_bytes"] = Figure("peak memory", ", MiB", _mebibytes, less_is_better=True)
-    return found
+        rows[f"last_rate_{batch}"] = TableRow(f"batch {batch}", ", tokens/s", lambda value: f"{value:,.0f}")
+    rows["peak_bytes"] = TableRow("peak memory", ", MiB", _mebibytes, less_is_better=True)
+    return rows
 
 
-def _own_goals(record: Mapping[str, Any]) -> Iterator[str]:
-    """Goals that name no baseline, where all that they compare was measured."""
+def _absolute_goals(record: Mapping[str, Any]) -> Iterator[str]:
+    """Goals without a baseline, if all their figures were measured."""
 
     def rate(setting: str, name: str, batch: int) -> float:
         medians = record[setting]["medians"].get(name, {})
         return float(medians.get(f"last_rate_{batch}", {}).get("median", math.nan))
 
-    single = rate("26m", BF16, 1)
-    for what, got, wanted in (
-        (f"26M, {BF16}, batch 16, tokens/s", rate("26m", BF16, 16), max(3000.0, 8 * single)),
+    batch_1 = rate("26m", BF16, 1)
+    for what, got, goal in (
+        (f"26M, {BF16}, batch 16, tokens/s", rate("26m", BF16, 16), max(3000.0, 8 * batch_1)),
         (f"1M, {BF16}, batch 1, tokens/s", rate("1m", BF16, 1), 2000.0),
         (f"26M, {SERVER} / {BF16}, batch 16", rate("26m", SERVER, 16) / rate("26m", BF16, 16), 0.9),
     ):
-        if math.isfinite(got) and math.isfinite(wanted):
-            verdict = "reached" if got >= wanted else "missed"
-            yield f"{what}: {_short(got)}; goal at least {_short(wanted)}: {verdict}"
+        if math.isfinite(got) and math.isfinite(goal):
+            verdict = "reached" if got >= goal else "missed"
+            yield f"{what}: {_short(got)}; goal at least {_short(goal)}: {verdict}"
 
 
 def _short(value: float) -> str:
@@ -209,42 +209,42 @@ def _mebibytes(value: float) -> str:
 
 
 def _beyond_imports(medians: Mapping[str, Any]) -> str:
-    """A dash where the libraries' memory is not known, as of another process."""
+    """A dash if the libraries' memory is unknown, as in another process."""
     beyond = medians["peak_bytes_beyond_imports"]
     return "-" if beyond == medians["peak_bytes"] else with_range(beyond, _mebibytes)
 
 
-def _standing(record: Mapping[str, Any], setting: str, mine: str, other: str) -> str:
-    """What one contestant is ahead and behind in, and by how much."""
+def _compare(record: Mapping[str, Any], setting: str, ours: str, other: str) -> str:
+    """Figures in which `ours` is ahead and behind, with ratios."""
     medians = record[setting]["medians"]
-    found: dict[str, list[str]] = {"ahead": [], "behind": []}
+    leads: dict[str, list[str]] = {"ahead": [], "behind": []}
     for name, figure in rows_of(record).items():
-        if name in medians[mine] and name in medians[other]:
-            times = middle(ratios(record, setting, mine, other, name)) or 0.0
-            times = 1 / times if figure.less_is_better else times
-            found["ahead" if times >= 1 else "behind"].append(f"{figure.label} {times:.2f} x")
-    return "; ".join(f"{word}: {', '.join(each)}" for word, each in found.items() if each)
+        if name in medians[ours] and name in medians[other]:
+            ratio = median_or_none(ratios(record, setting, ours, other, name)) or 0.0
+            ratio = 1 / ratio if figure.less_is_better else ratio
+            leads["ahead" if ratio >= 1 else "behind"].append(f"{figure.label} {ratio:.2f} x")
+    return "; ".join(f"{word}: {', '.join(each)}" for word, each in leads.items() if each)
 
 
-def _shape(preset: str, sizes: Sizes) -> ModelConfig:
-    """The preset, with room for the longest prompt."""
+def _shape(preset: str, sizes: DecodeSizes) -> ModelConfig:
+    """The preset, with a context that fits the longest prompt."""
     shape: ModelConfig = config.resolve(ModelConfig, {"preset": preset})
     longest = max(*sizes.first_token, sizes.prompt_tokens) + sizes.new_tokens
     return replace(shape, max_position_embeddings=max(shape.max_position_embeddings, longest))
 
 
 def _texts() -> list[str]:
-    """Enough for a vocabulary: the longest files of Python's standard library."""
+    """Text to train a tokenizer: the longest files of Python's standard library."""
     files = sorted(Path(os.__file__).parent.glob("*.py"), key=lambda file: -file.stat().st_size)
     return [file.read_text(encoding="utf-8") for file in files[:12]]
 
 
 def _write_model(path: Path, shape: ModelConfig, *, with_gguf: bool) -> None:
-    """A Hugging Face directory `path`, and beside it GGUF files of the same weights."""
+    """Write a Hugging Face directory `path`, and GGUF files of the same weights next to it."""
     model = Transformer(shape)
     initialise(model, seed=1)
     tokenizer = train_tokenizer(_texts(), shape.vocab_size)
-    with torch.no_grad():  # a token that ends a text is never the likeliest: everyone writes on
+    with torch.no_grad():  # stop tokens are never the most likely: generation does not end early
         model.embed.weight[sorted(tokenizer.stop)] = 0.0
     hf.export(model, tokenizer, path, card=f"Random weights, penjing {__version__}.\n")
     for kind in ("f16", "q8_0") if with_gguf else ():

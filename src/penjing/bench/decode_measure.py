@@ -1,6 +1,6 @@
-"""What a trial of decoding measures, alike for every contestant: when the tokens come.
+"""The measurement of a decoding trial, the same for every contestant: token arrival times.
 
-No torch in here: llama.cpp's trial does without, and so does its memory.
+This file does not import torch: llama.cpp's trial runs without it, and its memory is measured without it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from penjing.base.errors import UserError
 from penjing.base.process_info import peak_resident_bytes, process_age_seconds
 from penjing.bench.trial_spec import DecodeSpec
 
-REPEAT_SECONDS, MOST_REPEATS = 0.4, 5  # short measurements are repeated, and the median counts
+REPEAT_SECONDS, MAX_REPEATS = 0.4, 5  # short measurements are repeated, and the median counts
 WARMUP_TOKENS = 8
 
 OnTokens = Callable[[Collection[int]], bool]
-"""Called with the sequences that got a token, as soon as they have it; True: no more tokens are needed."""
+"""Called with the sequences that got a token, as soon as they have it. Returns True to stop."""
 
 
 class Decoder:
-    """A contestant: greedy text, however likely the token is that would end it."""
+    """A contestant: greedy decoding that ignores stop tokens."""
 
-    options: Sequence[str] = ()  # for people: what it runs with
-    batches: Sequence[int] | None = None  # sizes of batches it takes part with; None: all
-    longest: float = math.inf  # tokens of prompt and answer
+    options: Sequence[str] = ()  # configuration, for display
+    batches: Sequence[int] | None = None  # supported batch sizes; None: all
+    longest: float = math.inf  # maximum tokens of prompt and answer
 
     def open(self, sequences: int, tokens: int) -> None:
-        """Make room for so many sequences of so many tokens. Its time does not count."""
+        """Allocate memory for the sequences. Not timed."""
 
     def write(self, prompts: Sequence[Sequence[int]], new_tokens: int, on_tokens: OnTokens) -> None:
         raise NotImplementedError
@@ -46,11 +46,11 @@ class Decoder:
 
 
 @dataclass
-class Watch:
-    """Counts tokens of one measurement.
+class TokenTimer:
+    """Counts and times the tokens of one measurement.
 
-    The rate is that of the time when all sequences are being written: from the last one's first token to the first
-    one's last. Prompts may be read one after another, and then the first sequences are ahead.
+    The rate covers the time in which all sequences decode: from the last first token to the first last token. An engine
+    may prefill prompts one after another, so that the first sequences are ahead.
     """
 
     sequences: int
@@ -58,7 +58,7 @@ class Watch:
     seconds: float  # of decoding, at most
     clock: Callable[[], float] = time.perf_counter
     began: float = 0.0
-    all_begun: float = 0.0  # when the last sequence had its first token
+    all_started: float = 0.0  # when the last sequence got its first token
     last: float = 0.0
     tokens: int = 0  # since then
     _written: list[int] = field(default_factory=list)
@@ -75,70 +75,72 @@ class Watch:
             self._written[sequence] += 1
         if self._waiting:
             self._waiting.difference_update(sequences)
-            self.all_begun = self.last = now
+            self.all_started = self.last = now
         else:
             self.tokens += len(sequences)
             self.last = now
         return not self._waiting and (
-            max(self._written) >= self.new_tokens or self.last - self.all_begun >= self.seconds
+            max(self._written) >= self.new_tokens or self.last - self.all_started >= self.seconds
         )
 
     @property
     def first_token_seconds(self) -> float:
         if self._waiting:
             raise UserError("got no token", where="decoding", got=f"{len(self._waiting)} of {self.sequences} sequences")
-        return self.all_begun - self.began
+        return self.all_started - self.began
 
     @property
     def decode_seconds(self) -> float:
-        return self.last - self.all_begun
+        return self.last - self.all_started
 
 
 def measure(spec: DecodeSpec, decoder: Decoder, imported_bytes: int) -> dict[str, Any]:
-    """A trial's record, as the timer of training trials makes it: its step is a batch of one sequence.
+    """A trial's record, in the format of `TrialTimer.result`: a step is a batch of one sequence.
 
-    imported_bytes: peak memory with the libraries and nothing else.
+    imported_bytes: peak memory after importing the libraries.
     """
-    draw = random.Random(spec.seed)
+    rng = random.Random(spec.seed)
 
-    def watched(batch: int, length: int, new_tokens: int, *, counted: int = 0, seconds: float = spec.seconds) -> Watch:
-        # New prompts each time: one that was read before might not be read again.
-        prompts = [[draw.randrange(*spec.ids) for _ in range(length)] for _ in range(batch)]
-        watch = Watch(batch, counted or new_tokens, seconds)
-        decoder.write(prompts, new_tokens, watch)
-        return watch
+    def run_once(
+        batch: int, length: int, new_tokens: int, *, limit: int = 0, seconds: float = spec.seconds
+    ) -> TokenTimer:
+        # New prompts each time, because an engine may cache an earlier one.
+        prompts = [[rng.randrange(*spec.ids) for _ in range(length)] for _ in range(batch)]
+        timer = TokenTimer(batch, limit or new_tokens, seconds)
+        decoder.write(prompts, new_tokens, timer)
+        return timer
 
-    def repeated(batch: int, length: int, new_tokens: int) -> list[Watch]:
+    def run_repeatedly(batch: int, length: int, new_tokens: int) -> list[TokenTimer]:
         decoder.open(batch, length + new_tokens)
-        watches: list[Watch] = []
-        while len(watches) < MOST_REPEATS and sum(each.last - each.began for each in watches) < REPEAT_SECONDS:
-            watches.append(watched(batch, length, new_tokens))
-        return watches
+        timers: list[TokenTimer] = []
+        while len(timers) < MAX_REPEATS and sum(run.last - run.began for run in timers) < REPEAT_SECONDS:
+            timers.append(run_once(batch, length, new_tokens))
+        return timers
 
     startup = process_age_seconds()
     decoder.open(1, spec.prompt_tokens + spec.new_tokens)
-    # However long it takes: something may be compiled for a second token, and again for a third.
-    warmup = watched(1, spec.prompt_tokens, spec.new_tokens, counted=WARMUP_TOKENS, seconds=math.inf)
+    # No time limit: an engine may compile for the second token, and again for the third.
+    warmup = run_once(1, spec.prompt_tokens, spec.new_tokens, limit=WARMUP_TOKENS, seconds=math.inf)
     cpu = time.process_time()
     figures: dict[str, float] = {}
-    single: list[Watch] = []
+    batch_1: list[TokenTimer] = []
     for batch in spec.batches:
         if decoder.batches is None or batch in decoder.batches:
-            watches = repeated(batch, spec.prompt_tokens, spec.new_tokens)
-            figures[f"rate_{batch}"] = statistics.median(each.tokens / each.decode_seconds for each in watches)
-            figures[f"read_{batch}"] = statistics.median(each.first_token_seconds for each in watches)
-            single = single or watches
+            timers = run_repeatedly(batch, spec.prompt_tokens, spec.new_tokens)
+            figures[f"rate_{batch}"] = statistics.median(run.tokens / run.decode_seconds for run in timers)
+            figures[f"read_{batch}"] = statistics.median(run.first_token_seconds for run in timers)
+            batch_1 = batch_1 or timers
     for length in (length for length in spec.first_token if length < decoder.longest):
-        watches = repeated(1, length, 1)
-        figures[f"first_token_{length}"] = statistics.median(each.first_token_seconds for each in watches)
-    counted = sorted(single, key=lambda each: each.tokens / each.decode_seconds)[len(single) // 2]
+        timers = run_repeatedly(1, length, 1)
+        figures[f"first_token_{length}"] = statistics.median(run.first_token_seconds for run in timers)
+    median_timer = sorted(batch_1, key=lambda run: run.tokens / run.decode_seconds)[len(batch_1) // 2]
     peak = decoder.peak_bytes()
     decoder.close()
     return {
         "startup_seconds": startup,
-        "step_seconds": [warmup.decode_seconds, counted.decode_seconds],
+        "step_seconds": [warmup.decode_seconds, median_timer.decode_seconds],
         "step_cpu_seconds": [0.0, time.process_time() - cpu],
-        "step_units": [warmup.tokens, counted.tokens],
+        "step_units": [warmup.tokens, median_timer.tokens],
         "figures": [{}, figures],
         "curve": [],
         "peak_bytes": peak,

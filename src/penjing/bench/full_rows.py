@@ -13,7 +13,7 @@ from penjing.loader.batch_source import Source
 
 
 def full_rows(ids_BT: Tensor, document_BT: Tensor | None = None) -> Batch:
-    """ids_BT: one token longer than a row. document_BT: none = each row is one document."""
+    """ids_BT: one token longer than a row. document_BT: None = each row is one document."""
     inputs_BT = ids_BT[:, :-1].contiguous()
     return Batch(
         ids_BT=inputs_BT,

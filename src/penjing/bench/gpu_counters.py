@@ -1,4 +1,4 @@
-"""What share of a GPU's units a stretch of work kept busy: read from the card where it tells, else an estimate."""
+"""Utilisation of a GPU's units: from hardware counters if available, else an estimate."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TENSOR, DRAM, FP32 = 5, 10, 13
 
 
 @dataclass(frozen=True, kw_only=True)
-class Busy:
-    """Shares of what the device could do, 0 to 1; None: not known. counters: `counters`, or `estimate`: work by formula
-    over time."""
+class Utilisation:
+    """Utilisation from 0 to 1; None: unknown. counters: the source, `counters`, or `estimate` (computed work over
+    time)."""
 
     dram: float | None = None
     tensor: float | None = None
@@ -27,8 +27,8 @@ class Busy:
     counters: str = ""
 
 
-def busy(work: Callable[[], object], device: torch.device) -> Busy | None:
-    """Run `work` between two samples of the card's counters; None where the card or its library has none."""
+def measure_utilisation(function: Callable[[], object], device: torch.device) -> Utilisation | None:
+    """Run `function` between two samples of the GPU's counters; None if the GPU or the library has none."""
     if device.type != "cuda":
         return None
     try:
@@ -39,29 +39,29 @@ def busy(work: Callable[[], object], device: torch.device) -> Busy | None:
             return None
         before, after = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
         nvml.nvmlGpmSampleGet(handle, before)
-    except Exception:  # no library, no right to read counters, an older card: there is an estimate
+    except Exception:  # no library, no permission to read counters, or an older card: use the estimate
         return None
-    work()
+    function()
     torch.cuda.synchronize(device)
     nvml.nvmlGpmSampleGet(handle, after)
     request = nvml.c_nvmlGpmMetricsGet_t()
     request.version, request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 3
     request.sample1, request.sample2 = before, after
-    for place, number in enumerate((DRAM, TENSOR, FP32)):
-        request.metrics[place].metricId = number
+    for index, number in enumerate((DRAM, TENSOR, FP32)):
+        request.metrics[index].metricId = number
     nvml.nvmlGpmMetricsGet(request)
-    dram, tensor, fp32 = (request.metrics[place].value / 100 for place in range(3))
+    dram, tensor, fp32 = (request.metrics[index].value / 100 for index in range(3))
     nvml.nvmlGpmSampleFree(before)
     nvml.nvmlGpmSampleFree(after)
-    return Busy(dram=dram, tensor=tensor, fp32=fp32, counters="counters")
+    return Utilisation(dram=dram, tensor=tensor, fp32=fp32, counters="counters")
 
 
-def estimated(work: Workload, machine: Machine, seconds: float) -> Busy:
-    """Bytes and FLOPs of the step by formula over the time it took. float32 units are not told apart."""
+def estimate_utilisation(work: Workload, machine: Machine, seconds: float) -> Utilisation:
+    """Computed bytes and FLOPs of the step over its time. float32 units are not estimated separately."""
     moved = work.passes * (work.elementwise_bytes() + work.head_bytes() + work.map_bytes()) + work.optimizer_bytes()
     flops = work.passes * (work.matmul_flops() + work.attention_flops())
     peak = machine.peak_flops.get(work.dtype) or machine.rate(work.dtype)
-    return Busy(
+    return Utilisation(
         dram=moved / seconds / machine.bytes_per_second,
         tensor=flops / seconds / peak,
         counters="estimate",

@@ -17,10 +17,10 @@ Ids = npt.NDArray[np.int64]
 
 
 def bits_per_byte(path: str, nats: Callable[[Any, Any], float], rows: int = 16) -> float:
-    """Of the held-out documents in `path`, one to a row.
+    """Bits per byte of the held-out documents in `path`, one per row.
 
-    ids_BT begins with the token that opens a text, target_BT has IGNORED where no target is. nats(ids_BT, target_BT)
-    is the sum over the targets that count. Batches are cut to their longest row.
+    ids_BT begins with the begin-of-text token; target_BT is IGNORED where there is no target. nats(ids_BT, target_BT)
+    returns the sum over the other targets. Batches are cut to their longest row.
     """
     total = 0.0
     with np.load(path) as file:
@@ -33,7 +33,7 @@ def bits_per_byte(path: str, nats: Callable[[Any, Any], float], rows: int = 16) 
 
 
 def packed_rows(spec: PretrainSpec) -> Iterator[tuple[Ids, Ids]]:
-    """ids_BT, one token longer than a row, and document_BT: batch after batch, without end."""
+    """Endless batches of (ids_BT, document_BT); ids_BT is one token longer than a row."""
     with np.load(spec.rows) as file:
         ids_NT, document_NT = file["ids_NT"], file["document_NT"]
     first = 0

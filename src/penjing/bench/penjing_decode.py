@@ -1,4 +1,4 @@
-"""A trial of penjing's own engine: `python -m penjing.bench.penjing_decode SPEC.json bfloat16|float32|int8`."""
+"""A trial of penjing's engine: `python -m penjing.bench.penjing_decode SPEC.json bfloat16|float32|int8`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class PenjingEngine(Decoder):
         self.options = [self.options[0], type(forward).__name__]
 
     def write(self, prompts: Sequence[Sequence[int]], new_tokens: int, on_tokens: OnTokens) -> None:
-        number = {
+        indices = {
             self.engine.submit(Request(prompt=prompt, max_new_tokens=new_tokens, sampling=Sampling())): index
             for index, prompt in enumerate(prompts)
         }
-        enough = False
-        while not self.engine.idle and not enough:
-            enough = on_tokens([number[event.ticket] for event in self.engine.step() if event.token is not None])
-        for ticket in number:
+        done = False
+        while not self.engine.idle and not done:
+            done = on_tokens([indices[event.ticket] for event in self.engine.step() if event.token is not None])
+        for ticket in indices:
             self.engine.cancel(ticket)
 
 

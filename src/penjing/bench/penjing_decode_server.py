@@ -1,7 +1,7 @@
 """A trial of penjing's server: `python -m penjing.bench.penjing_decode_server SPEC.json bfloat16`.
 
-A client in this process, on the same cores, reads streams of POST /v1/completions. A piece of a stream may hold several
-tokens: how many there were, the server says at its end.
+A client in this process, on the same cores, reads streams of POST /v1/completions. A chunk may hold several tokens; the
+server sends their total at the end of the stream.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ class PenjingServer(Decoder):
     batches = STREAMS
 
     def __init__(self, folder: Path, dtype: str) -> None:
-        words = ["serve", str(folder), "--port", "0", "--dtype", dtype, "--slots", str(max(STREAMS))]
+        arguments = ["serve", str(folder), "--port", "0", "--dtype", dtype, "--slots", str(max(STREAMS))]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "penjing", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [sys.executable, "-m", "penjing", *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
-        atexit.register(self.close)  # a trial that fails leaves no server behind
+        atexit.register(self.close)  # a failed trial must not leave a server running
         assert self.process.stdout is not None
-        found = next(
-            (at for line in self.process.stdout if (at := re.search(r"http://127\.0\.0\.1:(\d+)", line))), None
+        match = next(
+            (found for line in self.process.stdout if (found := re.search(r"http://127\.0\.0\.1:(\d+)", line))), None
         )
-        assert found, "the server did not start"
-        self.port, self.model = int(found[1]), folder.name
+        assert match, "the server did not start"
+        self.port, self.model = int(match[1]), folder.name
         self._wait()
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/v1/models") as answer:
             self.longest = json.load(answer)["data"][0]["penjing"]["context"]
         self.options = ["POST /v1/completions, streamed", dtype, "client in Python on the same cores"]
 
     def _wait(self) -> None:
-        """Until it takes connections, which it does a moment after it has told its address."""
+        """Wait until the server accepts connections, shortly after it prints its address."""
         while self.process.poll() is None:
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
@@ -59,23 +59,23 @@ class PenjingServer(Decoder):
         asyncio.run(self._streams(prompts, new_tokens, on_tokens))
 
     async def _streams(self, prompts: Sequence[Sequence[int]], new_tokens: int, on_tokens: OnTokens) -> None:
-        """Pieces count as tokens until every stream has one; the rest counts when all have ended."""
-        left, waiting = [0] * len(prompts), set(range(len(prompts)))
+        """The first chunk of a stream counts as one token at once; the remaining tokens count when all streams end."""
+        uncounted, waiting = [0] * len(prompts), set(range(len(prompts)))
 
         async def stream(number: int) -> None:
             async for line in self._lines(prompts[number], new_tokens):
                 if b'"usage":{' in line:
-                    left[number] += json.loads(line)["usage"]["completion_tokens"]
+                    uncounted[number] += json.loads(line)["usage"]["completion_tokens"]
                 elif waiting:
                     waiting.discard(number)
-                    left[number] -= 1
+                    uncounted[number] -= 1
                     on_tokens([number])
 
         await asyncio.gather(*map(stream, range(len(prompts))))
-        on_tokens([number for number, tokens in enumerate(left) for _ in range(tokens)])
+        on_tokens([number for number, tokens in enumerate(uncounted) for _ in range(tokens)])
 
     async def _lines(self, prompt: Sequence[int], new_tokens: int) -> AsyncIterator[bytes]:
-        """What the server sends, without `data: `."""
+        """Events of the server, without `data: `."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         body = json.dumps(
             {
@@ -105,7 +105,7 @@ class PenjingServer(Decoder):
             writer.close()
 
     def peak_bytes(self) -> int:
-        """Of the server alone."""
+        """Peak memory of the server process."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]  # Linux has it
 

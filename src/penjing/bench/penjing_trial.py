@@ -1,8 +1,8 @@
 """A trial of penjing itself: `python -m penjing.bench.penjing_trial SPEC.json pretrain [adamw] | alignment`.
 
-Run, parts and step of `penjing train`. adamw: with the baselines' optimizer instead of the recipe's. In the time of
-the whole process, and not in the steps: the probe before step 1. Left out, as for the baselines: validation and
-checkpoints.
+It builds the run and steps as `penjing train` does. adamw: use the baselines' optimizer instead of the recipe's. The
+probe before step 1 counts in the process's time, not in the steps. As for the baselines, validation and checkpoints
+are off.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penjing.train.config import Run
 from penjing.train.load_model import set_threads
 from penjing.train.loop import step, train
 
-# What a trial shows of each step, by the names that all contestants' figures have.
+# Figures of each step: name common to all contestants -> name in penjing's log.
 FIGURES = {
     "dpo": {"loss": "preference_loss", "accuracy": "reward_accuracy", "margin": "reward_margin"},
     "grpo": {"reward": "reward", "answer_tokens": "answer_tokens", "sampling_seconds": "rollout_seconds"},
@@ -41,13 +41,13 @@ FIGURES = {
 
 
 class StepTracker:
-    """The loop logs after each step, and that is where a step ends."""
+    """Ends a timed step: the loop logs after each step."""
 
     def __init__(self, timer: TrialTimer, units: int, names: Mapping[str, str]) -> None:
         self.timer, self.units, self.names = timer, units, names
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        self.timer.step(self.units, **{name: figures[theirs] for name, theirs in self.names.items()})
+        self.timer.step(self.units, **{name: figures[logged_name] for name, logged_name in self.names.items()})
 
     def close(self) -> None:
         pass
@@ -87,7 +87,7 @@ def pretrain(spec: PretrainSpec, *, adamw: bool) -> dict[str, Any]:
     options = [f"optimizer.name={kind}", f"matmuls in {dtype}", f"compute.compile={run.compute.compile}"]
     settings = {
         "optimizer": kind,
-        "learning_rate": max(float(group["lr"]) for each in context.optimizers for group in each.param_groups),
+        "learning_rate": max(float(group["lr"]) for optim in context.optimizers for group in optim.param_groups),
         "dtype": dtype,
         "max_grad_norm": run.max_grad_norm,
     }
@@ -100,7 +100,7 @@ def _run_of(spec: TrainingSpec) -> Run:
 
 
 def _rows(spec: PretrainSpec, micro: int) -> Iterator[Batch]:
-    """The same packed rows as everyone's, in passes of so many."""
+    """The packed rows that all contestants get, in micro-batches."""
     for ids_BT, document_BT in packed_rows(spec):
         for first in range(0, spec.batch, micro):
             part = slice(first, first + micro)
@@ -108,7 +108,7 @@ def _rows(spec: PretrainSpec, micro: int) -> Iterator[Batch]:
 
 
 def _optimizer(run: Run, spec: PretrainSpec, *, adamw: bool) -> Any:
-    """The baselines', or the run's own with its rates times the factor that was found for it."""
+    """The baselines' optimizer, or the run's with its learning rates multiplied by the tuned factor."""
     if adamw:
         rate, (beta1, beta2), decay = spec.learning_rate, spec.betas, spec.weight_decay
         return AdamW(learning_rate=rate, beta1=beta1, beta2=beta2, weight_decay=decay)
@@ -132,17 +132,17 @@ def _nats(prepared: PreparedRun, ids_BT: Any, target_BT: Any) -> float:
 
 
 def _matmul_dtype(model: torch.nn.Module) -> torch.dtype:
-    """Of its first linear layer."""
+    """The compute dtype of the first linear layer."""
     layer = next(part for part in model.modules() if isinstance(part, Linear))
     return layer.compute_dtype or layer.weight.dtype
 
 
 def main() -> None:
     if "alignment" in sys.argv[2:]:
-        found = alignment(read_spec(AlignmentSpec))
+        result = alignment(read_spec(AlignmentSpec))
     else:
-        found = pretrain(read_spec(PretrainSpec), adamw="adamw" in sys.argv[2:])
-    print(json.dumps(found))
+        result = pretrain(read_spec(PretrainSpec), adamw="adamw" in sys.argv[2:])
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Pretraining beside other trainers: the table, the goals, and what to know before they are read."""
+"""Pretraining compared with other trainers: table, goals and notes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from penjing.bench.comparison import OURS, Benchmark, BenchmarkRequest, Prepared
-from penjing.bench.record import rounds
+from penjing.bench.record import complete_rounds
 from penjing.bench.table import MEBIBYTE
-from penjing.bench.verdict import middle, ratios
+from penjing.bench.verdict import median_or_none, ratios
 
 Curve = Sequence[Mapping[str, float]]
-OURS_ADAMW = "penjing-adamw"  # penjing with the baselines' optimizer, for what the step alone does
+OURS_ADAMW = "penjing-adamw"  # penjing with the baselines' optimizer, to compare the step alone
 TRIAL = "penjing.bench.penjing_trial pretrain"
-GOALS_SECONDS = 600.0  # of training that the goals are for
+GOAL_SECONDS = 600.0  # training time for which the goals hold
 LIMIT_FRACTION = 0.7  # goal on a CPU: of the GEMM roofline
 RATES = (
     "learning rates: Muon's were searched for at the 26M shape (docs/log.md, one seed), AdamW's was not; "
@@ -27,7 +27,7 @@ OPTIMIZERS = {"muon": "Muon", "adamw": "AdamW", "adamw_torch_fused": "AdamW"}
 
 
 class Pretrain(Benchmark):
-    """Two settings. path: each goes its own way from text to a trained model; step: all get the same packed rows.
+    """Two settings. path: each trainer's own path from text to a trained model; step: all get the same packed rows.
 
     Speed and memory are compared with the same optimizer; time to the same loss with penjing's own recipe.
     """
@@ -58,31 +58,31 @@ class Pretrain(Benchmark):
         return prepare(work, request)
 
     def heading(self, record: Mapping[str, Any], setting: str, name: str) -> str:
-        """With the optimizer, where the record has it."""
-        one = record[setting]["medians"][name]
-        options = (text for text in one["options"] if text.startswith("optim"))
-        optimizer = one.get("settings", {}).get("optimizer") or next(options, "").rpartition("=")[2]
+        """The name with the optimizer, if the record has it."""
+        stats = record[setting]["medians"][name]
+        options = (text for text in stats["options"] if text.startswith("optim"))
+        optimizer = stats.get("settings", {}).get("optimizer") or next(options, "").rpartition("=")[2]
         return f"{name} ({OPTIMIZERS.get(optimizer, optimizer)})" if optimizer else name
 
-    def more_rows(self, record: Mapping[str, Any], setting: str) -> list[list[str]]:
+    def extra_rows(self, record: Mapping[str, Any], setting: str) -> list[list[str]]:
         names = list(record[setting]["medians"])
         rows = []
         if limit := _limit(record):
             speeds = [record[setting]["medians"][name]["units_per_second"]["median"] for name in names]
             rows.append(
-                [f"fraction of the GEMM roofline, {limit:,.0f} tokens/s", *[f"{it / limit:.2f}" for it in speeds]]
+                [f"fraction of the GEMM roofline, {limit:,.0f} tokens/s", *[f"{speed / limit:.2f}" for speed in speeds]]
             )
         if setting == "path":
-            curves = {name: [one["curve"] for one in trials] for name, trials in rounds(record, setting).items()}
-            found = [equal_time(dict(zip(names, each, strict=True))) for each in zip(*curves.values(), strict=True)]
-            label = f"bits per byte after {statistics.median(seconds for seconds, _ in found):.0f} s in all"
-            rows.append([label, *[_shown([bits[name] for _, bits in found], "{:.3f}") for name in names]])
-            for mine in (OURS_ADAMW, OURS):
+            curves = {name: [t["curve"] for t in trials] for name, trials in complete_rounds(record, setting).items()}
+            times = [equal_time(dict(zip(names, curve, strict=True))) for curve in zip(*curves.values(), strict=True)]
+            label = f"bits per byte after {statistics.median(seconds for seconds, _ in times):.0f} s in all"
+            rows.append([label, *[_shown([bits[name] for _, bits in times], "{:.3f}") for name in names]])
+            for ours in (OURS_ADAMW, OURS):
                 cells = [
-                    "" if name in self.ours else _shown(times_to_equal(record, mine, name), "{:.2f} x")
+                    "" if name in self.ours else _shown(times_to_equal(record, ours, name), "{:.2f} x")
                     for name in names
                 ]
-                rows.append([f"time of {self.heading(record, setting, mine)} to the same final bits per byte", *cells])
+                rows.append([f"time of {self.heading(record, setting, ours)} to the same final bits per byte", *cells])
         return rows
 
     def goal_ratios(self, record: Mapping[str, Any], baseline: str, figure: str) -> tuple[str, list[float | None]]:
@@ -92,12 +92,12 @@ class Pretrain(Benchmark):
 
     def notes(self, record: Mapping[str, Any]) -> list[str]:
         medians, lines = record["path"]["medians"], []
-        if record["options"]["seconds"] < GOALS_SECONDS:
-            lines.append(f"the goals are for {GOALS_SECONDS:g} s of training and a model of 26M; this was shorter")
+        if record["options"]["seconds"] < GOAL_SECONDS:
+            lines.append(f"the goals are for {GOAL_SECONDS:g} s of training and a model of 26M; this was shorter")
         trainers = [name for name in medians if name.startswith("trainer")]
         if trainers:
             faster = max(trainers, key=lambda name: float(medians[name]["units_per_second"]["median"]))
-            ratio = middle(ratios(record, "path", OURS_ADAMW, faster, "units_per_second"))
+            ratio = median_or_none(ratios(record, "path", OURS_ADAMW, faster, "units_per_second"))
             ours = self.heading(record, "path", OURS_ADAMW)
             lines.append(f"the faster Trainer here is {faster}: {ours} makes {ratio:.2f} x its tokens/s")
         lines.append(SEARCHED if record["options"].get("search") else RATES)
@@ -109,42 +109,42 @@ class Pretrain(Benchmark):
 
 
 def _limit(record: Mapping[str, Any]) -> float:
-    """Tokens a second of a step that is matmuls alone, at the rate of one; 0 where that was not measured."""
+    """Tokens per second at the GEMM roofline, a step of matmuls only; 0 if not measured."""
     return float(record.get("machine", {}).get("limit_tokens_per_second", 0.0))
 
 
 def _shown(values: list[float | None], form: str) -> str:
-    got = middle(values)
+    got = median_or_none(values)
     return "not reached" if got is None else form.format(got)
 
 
 def equal_time(curves: Mapping[str, Curve]) -> tuple[float, dict[str, float | None]]:
-    """The wall time that all curves reach, and bits per byte of each there. Start-up is in it; evaluations are joined
-    by straight lines."""
+    """The latest wall time that all curves reach, and bits per byte of each there. Includes start-up; interpolates
+    linearly between evaluations."""
     common = min(curve[-1]["seconds"] for curve in curves.values())
     return common, {name: _at(curve, common) for name, curve in curves.items()}
 
 
 def _at(curve: Curve, seconds: float) -> float | None:
-    for one, other in pairwise(curve):
-        if one["seconds"] <= seconds <= other["seconds"]:
-            share = (seconds - one["seconds"]) / ((other["seconds"] - one["seconds"]) or 1.0)
-            return one["bits_per_byte"] + share * (other["bits_per_byte"] - one["bits_per_byte"])
+    for start, end in pairwise(curve):
+        if start["seconds"] <= seconds <= end["seconds"]:
+            fraction = (seconds - start["seconds"]) / ((end["seconds"] - start["seconds"]) or 1.0)
+            return start["bits_per_byte"] + fraction * (end["bits_per_byte"] - start["bits_per_byte"])
     return curve[-1]["bits_per_byte"] if curve[-1]["seconds"] == seconds else None
 
 
-def times_to_equal(record: Mapping[str, Any], mine: str, baseline: str) -> list[float | None]:
-    """Of each round."""
-    trials = rounds(record, "path")
-    pairs = zip(trials[mine], trials[baseline], strict=True)
-    return [time_to_equal(ours["curve"], theirs["curve"]) for ours, theirs in pairs]
+def times_to_equal(record: Mapping[str, Any], contestant: str, baseline: str) -> list[float | None]:
+    """`time_to_equal` of each round."""
+    trials = complete_rounds(record, "path")
+    pairs = zip(trials[contestant], trials[baseline], strict=True)
+    return [time_to_equal(our_trial["curve"], baseline_trial["curve"]) for our_trial, baseline_trial in pairs]
 
 
-def time_to_equal(mine: Curve, theirs: Curve) -> float | None:
-    """Seconds until `mine` is at the final bits per byte of `theirs`, over all of theirs; None: it never is."""
-    bits = theirs[-1]["bits_per_byte"]
-    for one, other in pairwise(mine):
-        if other["bits_per_byte"] <= bits:
-            share = (one["bits_per_byte"] - bits) / (one["bits_per_byte"] - other["bits_per_byte"])
-            return (one["seconds"] + share * (other["seconds"] - one["seconds"])) / theirs[-1]["seconds"]
+def time_to_equal(curve: Curve, baseline: Curve) -> float | None:
+    """Seconds until `curve` reaches the baseline's final bits per byte, over the baseline's seconds; None: never."""
+    bits = baseline[-1]["bits_per_byte"]
+    for start, end in pairwise(curve):
+        if end["bits_per_byte"] <= bits:
+            fraction = (start["bits_per_byte"] - bits) / (start["bits_per_byte"] - end["bits_per_byte"])
+            return (start["seconds"] + fraction * (end["seconds"] - start["seconds"])) / baseline[-1]["seconds"]
     return None

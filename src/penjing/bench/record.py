@@ -1,4 +1,4 @@
-"""The one record of all benchmarks: date, machine, versions, what was asked for, and every trial with its figures."""
+"""The record format of all benchmarks: date, machine, versions, options, and every trial with its figures."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ PACKAGES = ("torch", "transformers", "trl", "accelerate", "litgpt", "llama-cpp-p
 Trial = Mapping[str, Any]  # what a trial printed
 
 
-def facts(device: torch.device, dtype: torch.dtype, **more: object) -> dict[str, Any]:
-    """Where and with what something was measured. more: of the machine."""
-    found = {"python": platform.python_version(), "penjing": penjing.__version__}
+def environment(device: torch.device, dtype: torch.dtype, **more: object) -> dict[str, Any]:
+    """Date, machine and versions. more: further fields of the machine."""
+    versions = {"python": platform.python_version(), "penjing": penjing.__version__}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
     machine = {**hardware.describe(device, dtype), **more}
-    return {"date": time.strftime("%Y-%m-%d"), "machine": machine, "versions": found}
+    return {"date": time.strftime("%Y-%m-%d"), "machine": machine, "versions": versions}
 
 
 def write(record: Mapping[str, Any], out: Path, command: Sequence[str]) -> None:
-    """The record as a file, with the command that made it."""
+    """Write the record to a file, with the command that made it."""
     write_json(out, {"command": shlex.join(command), **record})
 
 
 def figures(trial: Trial, warmup: int) -> dict[str, float]:
-    """Of one trial. Rates and means are of the steps after warm-up."""
+    """Figures of one trial. Rates and means exclude warm-up steps."""
     seconds, cpu, units = (trial[key][warmup:] for key in ("step_seconds", "step_cpu_seconds", "step_units"))
     row = {
         "units_per_second": sum(units) / sum(seconds),
         "seconds_per_step": statistics.mean(seconds),
         "cpu_seconds_per_step": statistics.mean(cpu),
         "training_seconds": sum(trial["step_seconds"]),
-        # Beyond a usual step: compiling, and what else only the first one does.
+        # In excess of a median step: compiling, and other one-time work.
         "first_step_seconds": max(0.0, trial["step_seconds"][0] - statistics.median(seconds)),
         "peak_bytes": float(trial["peak_bytes"]),
         "peak_bytes_beyond_imports": float(trial["peak_bytes"] - trial["peak_bytes_after_imports"]),
@@ -64,17 +64,17 @@ def figures(trial: Trial, warmup: int) -> dict[str, float]:
 
 
 def summary(trials: Mapping[str, Sequence[Trial]], warmup: int) -> dict[str, Any]:
-    """Median and range of each figure over each contestant's trials, and what it ran with."""
-    found: dict[str, Any] = {}
-    for name, each in trials.items():
-        rows = [figures(one, warmup) for one in each]
-        found[name] = {figure: spread([row[figure] for row in rows]) for figure in rows[0]}
-        found[name] |= {"options": each[0]["options"], "settings": each[0].get("settings", {})}
-    return found
+    """Median and range of each figure over each contestant's trials, and its configuration."""
+    medians: dict[str, Any] = {}
+    for name, runs in trials.items():
+        rows = [figures(trial, warmup) for trial in runs]
+        medians[name] = {figure: spread([row[figure] for row in rows]) for figure in rows[0]}
+        medians[name] |= {"options": runs[0]["options"], "settings": runs[0].get("settings", {})}
+    return medians
 
 
-def rounds(record: Mapping[str, Any], setting: str) -> dict[str, Sequence[Trial]]:
-    """Each contestant's trials, as many as everyone has."""
+def complete_rounds(record: Mapping[str, Any], setting: str) -> dict[str, Sequence[Trial]]:
+    """Each contestant's trials, cut to the number that all contestants have."""
     trials = record[setting]["trials"]
-    whole = min(map(len, trials.values()))
-    return {name: each[:whole] for name, each in trials.items()}
+    num_rounds = min(map(len, trials.values()))
+    return {name: runs[:num_rounds] for name, runs in trials.items()}

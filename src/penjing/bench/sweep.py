@@ -1,7 +1,7 @@
-"""Steps of a training run over batch, accumulation, length, precision and recomputing: measured beside predicted.
+"""Sweep training steps over batch, accumulation, length, precision and recomputation: measured and predicted.
 
-The steps are `train/loop.py`'s own, on random tokens in full rows, so that no data are needed. What does not fit is a
-row of the table too.
+The steps are those of `train/loop.py`, on full rows of random tokens, so no data are needed. Points that do not fit
+get a row of the table too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from penjing.base import config
 from penjing.bench.full_rows import FullRows, full_rows
-from penjing.bench.gpu_counters import Busy, busy, estimated
+from penjing.bench.gpu_counters import Utilisation, estimate_utilisation, measure_utilisation
 from penjing.bench.timer import time_steps
 from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.parallel.single import Single
@@ -38,31 +38,31 @@ from penjing.train.precision import Precision
 from penjing.train.stages.base import make_stage
 from penjing.train.throughput import Meter
 
-WARM_STEPS = 2
+WARMUP_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What is gone through; each empty one stands at the run's own value."""
+    """Values of each axis; an empty one stands for the run's value."""
 
     micro_size: tuple[int, ...] = ()
     accumulate: tuple[int, ...] = ()
     seq_len: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()
-    recompute: tuple[str, ...] = ()  # as compute.activation_checkpointing
+    recompute: tuple[str, ...] = ()  # values of compute.activation_checkpointing
 
     def points(self, run: Run, device: torch.device) -> list[SweepPoint]:
-        own = batch_geometry(run, 1, device)
+        geometry = batch_geometry(run, 1, device)
         axes = (
             self.seq_len or (run.data.seq_len,),
             self.dtypes or (run.compute.dtype,),
             self.recompute or (run.compute.activation_checkpointing,),
-            self.micro_size or (own.micro_size,),
-            self.accumulate or (own.accumulation,),
+            self.micro_size or (geometry.micro_size,),
+            self.accumulate or (geometry.accumulation,),
         )
         return [
-            SweepPoint(seq_len=length, dtype=dtype, recompute=again, micro_size=rows, accumulate=passes)
-            for length, dtype, again, rows, passes in itertools.product(*axes)
+            SweepPoint(seq_len=length, dtype=dtype, recompute=recompute, micro_size=rows, accumulate=passes)
+            for length, dtype, recompute, rows, passes in itertools.product(*axes)
         ]
 
 
@@ -78,13 +78,13 @@ class SweepPoint:
 
     @property
     def tokens(self) -> int:
-        """Of one step."""
+        """Tokens of one step."""
         return self.micro_size * self.accumulate * self.seq_len
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A row of the table. Rates per second; None: not known. ended: done, or out of memory."""
+    """A row of the table. Rates per second; None: unknown. ended: done, or out of memory."""
 
     point: SweepPoint
     ended: str
@@ -96,7 +96,7 @@ class Measured:
     mfu_causal: float | None = None
     mfu_full_square: float | None = None
     peak_memory_bytes: int | None = None
-    busy: Busy = field(default_factory=Busy)
+    utilisation: Utilisation = field(default_factory=Utilisation)
     predicted_steps_per_second: float | None = None
     predicted_level: str = ""
     predicted_memory_bytes: int | None = None
@@ -121,16 +121,16 @@ def sweep(
     predict_bytes: Callable[[Run], int | None] = lambda run: None,
     report: Callable[[Measured], None] = lambda row: None,
 ) -> list[Measured]:
-    """Every point of the grid, one after the other in this process. seconds: of steps at each point, about.
+    """Measure every point of the grid, sequentially in this process. seconds: approximate time per point.
 
-    predict_bytes: the traced memory of a run's step.
+    predict_bytes: returns the traced memory of a run's step.
     """
     rows = []
     for point in grid.points(run, device):
-        here = settings_of(run, point)
-        precision = Precision.resolve(here.compute, device)
-        work = _workload(here, point, precision.name, machine)
-        memory = predict_bytes(here)
+        point_run = settings_of(run, point)
+        precision = Precision.resolve(point_run.compute, device)
+        work = _workload(point_run, point, precision.name, machine)
+        memory = predict_bytes(point_run)
         row = Measured(
             point=point,
             ended="out of memory",
@@ -140,31 +140,31 @@ def sweep(
             predicted_to_fit=memory <= target.memory_bytes if memory and target.memory_bytes else None,
         )
         try:
-            taken, peak, used = _timed(here, point, precision, device, steps, seconds)
+            step_seconds, peak, used = _time_point(point_run, point, precision, device, steps, seconds)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            taken = []
-        if taken:
-            median = quantile(taken, 0.5)
+            step_seconds = []
+        if step_seconds:
+            median = quantile(step_seconds, 0.5)
             row = replace(
                 row,
                 point=replace(point, dtype=precision.name),
                 ended="done",
-                spread=(max(taken) - min(taken)) / median,
+                spread=(max(step_seconds) - min(step_seconds)) / median,
                 peak_memory_bytes=peak,
-                busy=used or estimated(work, machine, median),
-                **_rates(here, point, median, machine.peak_flops.get(precision.name)),
+                utilisation=used or estimate_utilisation(work, machine, median),
+                **_rates(point_run, point, median, machine.peak_flops.get(precision.name)),
             )
         else:
-            empty_cache()  # the error held what filled the memory
+            empty_cache()  # the exception kept the tensors alive
         report(row)
         rows.append(row)
     return rows
 
 
 def settings_of(run: Run, point: SweepPoint) -> Run:
-    """The run with a point's settings. Raises UserError for settings that there are not."""
+    """The run with a point's settings. Raises UserError for invalid settings."""
     return config.resolve(
         Run,
         config.to_dict(run),
@@ -186,13 +186,13 @@ def _workload(run: Run, point: SweepPoint, dtype: str, machine: Machine) -> Work
         dtype=dtype,
         optimizer=run.optimizer.name,
         fused_optimizer=True,
-        own_kernels=machine.runs_own_kernels(dtype),
+        triton_kernels=machine.runs_triton_kernels(dtype),
         recompute=run.compute.activation_checkpointing,
     )
 
 
 def _rates(run: Run, point: SweepPoint, seconds: float, peak: float | None) -> dict[str, Any]:
-    """Figures of a `Measured`. seconds: of a step. peak: FLOPs per second that MFU is of."""
+    """Rates of a `Measured`. seconds: of a step. peak: FLOPs per second, for MFU."""
     causal = training_flops_per_token(run.model, (point.seq_len + 1) / 2) * point.tokens / seconds
     full = training_flops_per_token(run.model, point.seq_len, window_keys=point.seq_len) * point.tokens / seconds
     return {
@@ -205,21 +205,21 @@ def _rates(run: Run, point: SweepPoint, seconds: float, peak: float | None) -> d
     }
 
 
-def _timed(
+def _time_point(
     run: Run, point: SweepPoint, precision: Precision, device: torch.device, steps: int, seconds: float
-) -> tuple[list[float], int, Busy | None]:
-    """Seconds of each step, the peak of memory, and what the counters said of one more."""
+) -> tuple[list[float], int, Utilisation | None]:
+    """Seconds of each step, peak memory, and utilisation in one more step."""
     empty_cache()
-    forget_peak(device)
+    reset_peak_memory(device)
     precision.require(device)
     precision.switch_tf32()
     context = _context(run, point, precision, device)
-    taken = time_steps(
-        lambda index: float(step(context, index).loss), device, steps=steps, warmup=WARM_STEPS, seconds=seconds
+    step_seconds = time_steps(
+        lambda index: float(step(context, index).loss), device, steps=steps, warmup=WARMUP_STEPS, seconds=seconds
     )
     peak = hardware.peak_memory_bytes(device)
-    used = busy(lambda: step(context, 0), device)
-    return taken, peak, used
+    used = measure_utilisation(lambda: step(context, 0), device)
+    return step_seconds, peak, used
 
 
 def _context(run: Run, point: SweepPoint, precision: Precision, device: torch.device) -> TrainingContext:
@@ -246,8 +246,8 @@ def _context(run: Run, point: SweepPoint, precision: Precision, device: torch.de
     )
 
 
-def forget_peak(device: torch.device) -> None:
-    """Start the mark of peak memory anew; on Linux that of resident memory too, elsewhere it only rises."""
+def reset_peak_memory(device: torch.device) -> None:
+    """Reset peak memory: on CUDA, and on Linux for resident memory. Elsewhere the peak cannot be reset."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return

@@ -1,4 +1,4 @@
-"""The one table of all benchmarks, for a terminal and for a page."""
+"""The table of all benchmarks, for terminal and Markdown."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
-def with_range(one: Mapping[str, float], show: Show) -> str:
-    """The median, and the range behind it if there is one."""
-    if one["low"] == one["high"]:
-        return show(one["median"])
-    return f"{show(one['median'])} ({show(one['low'])}-{show(one['high'])})"
+def with_range(stats: Mapping[str, float], show: Show) -> str:
+    """The median, followed by the range if there is one."""
+    if stats["low"] == stats["high"]:
+        return show(stats["median"])
+    return f"{show(stats['median'])} ({show(stats['low'])}-{show(stats['high'])})"
 
 
 @dataclass(frozen=True)
 class ResultTable:
-    """Cells as text. The first column is aligned left, the others right."""
+    """A table of text cells. The first column is left-aligned, the others right-aligned."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]

@@ -1,6 +1,6 @@
-"""The one timer: seconds of steps, and the mark of memory.
+"""The timer of all benchmarks: seconds of steps, and peak memory.
 
-`TrialTimer` is called by a loop, penjing's or another trainer's; `time_steps` has the loop itself.
+A training loop, penjing's or another trainer's, calls `TrialTimer`; `time_steps` runs the loop itself.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from penjing.bench.trial_spec import TrialSpec
 
 @dataclass
 class TrialTimer:
-    """A contestant calls `step` after each optimizer step, and goes on while it returns True.
+    """A contestant calls `step` after each optimizer step, and continues while it returns True.
 
-    The time of a step holds all that belongs to it: data, sampling, rewards, logging. Seconds count from the start of
-    the process, libraries and tokenizing included; evaluations on held-out text do not count. A device with a queue is
-    waited for where a count begins or ends, and nowhere between.
+    A step's time includes data, sampling, rewards and logging. Seconds count from the start of the process, including
+    imports and tokenizing, but not evaluations on held-out text. A GPU is synchronized only where a measurement begins
+    or ends.
     """
 
     spec: TrialSpec
@@ -32,23 +32,23 @@ class TrialTimer:
     cpu_clock: Callable[[], float] = time.process_time
     curve: list[dict[str, float]] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
-    step_cpu_seconds: list[float] = field(default_factory=list)  # of this process, on all its threads
+    step_cpu_seconds: list[float] = field(default_factory=list)  # of all threads of this process
     step_units: list[int] = field(default_factory=list)
     figures: list[dict[str, float]] = field(default_factory=list)
     imported_bytes: int = 0
     trained_bytes: int = 0
     _ready: float = 0.0
-    _first: float = 0.0  # when the first step was over
+    _first: float = 0.0  # end of the first step
     _evaluated: float = 0.0  # seconds spent on evaluations
     _last: float = 0.0
     _last_cpu: float = 0.0
 
     def imported(self) -> None:
-        """Called when the libraries are in memory and nothing else is."""
+        """Called after the imports, before anything else is allocated."""
         self.imported_bytes = self._peak_bytes()
 
     def ready(self) -> None:
-        """Called right before the first step."""
+        """Called directly before the first step."""
         self._wait()
         self._ready = self.age()
         if self.spec.setting == "path":
@@ -59,9 +59,9 @@ class TrialTimer:
         self._begin_step()
 
     def step(self, units: int, **figures: float) -> bool:
-        """units: tokens, pairs or prompts learned from; a token of padding is none. figures: what the step found."""
+        """units: tokens (without padding), pairs or prompts trained on. figures: metrics of the step."""
         now = self.age() - self._evaluated
-        if self._is_edge(now):
+        if self._needs_sync(now):
             self._wait()
             now = self.age() - self._evaluated
         self.step_seconds.append(now - self._last)
@@ -77,7 +77,7 @@ class TrialTimer:
         return not over
 
     def result(self, **more: Any) -> dict[str, Any]:
-        """What a trial prints. startup: until the first step; compiling is in the first step."""
+        """The JSON that a trial prints. startup: until the first step; compiling counts in the first step."""
         return {
             "startup_seconds": self._ready,
             "step_seconds": self.step_seconds,
@@ -102,20 +102,20 @@ class TrialTimer:
             torch.cuda.synchronize()
 
     def _peak_bytes(self) -> int:
-        """Of the device that computes: what torch has taken of a GPU's memory, what a process has resident."""
+        """Peak memory of the compute device: reserved by torch on a GPU, resident on a CPU."""
         return torch.cuda.max_memory_reserved() if self._on_gpu else peak_resident_bytes()
 
     def _is_over(self, now: float) -> bool:
         enough = len(self.step_seconds) >= self.spec.steps
-        late = now - self._first >= self.spec.seconds
-        return {"path": late, "pilot": late and enough}.get(self.spec.setting, enough)
+        timed_out = now - self._first >= self.spec.seconds
+        return {"path": timed_out, "pilot": timed_out and enough}.get(self.spec.setting, enough)
 
-    def _is_edge(self, now: float) -> bool:
-        """Whether a count begins or ends with this step, or an evaluation follows. Of a pilot each step counts."""
+    def _needs_sync(self, now: float) -> bool:
+        """Whether a measurement begins or ends with this step, or an evaluation follows. In a pilot every step does."""
         if self.spec.setting == "pilot":
             return True
-        done = len(self.step_seconds) + 1
-        if done in (1, self.spec.warmup) or (self.spec.setting != "path" and done >= self.spec.steps):
+        step_number = len(self.step_seconds) + 1
+        if step_number in (1, self.spec.warmup) or (self.spec.setting != "path" and step_number >= self.spec.steps):
             return True
         return self.spec.setting == "path" and now - self._first >= min(self._next_evaluation(), self.spec.seconds)
 
@@ -123,7 +123,7 @@ class TrialTimer:
         return self.spec.seconds * len(self.curve) / self.spec.evaluations
 
     def _evaluate(self, now: float) -> None:
-        if len(self.curve) == 1:  # the count of memory ends here: evaluations are not training
+        if len(self.curve) == 1:  # peak memory excludes evaluations
             self.trained_bytes = self._peak_bytes()
         began = self.age()
         bits = self.evaluate()
@@ -137,12 +137,12 @@ def time_steps(
     *,
     steps: int,
     warmup: int = 0,
-    lot: int = 1,
+    group_size: int = 1,
     seconds: float = math.inf,
 ) -> list[float]:
-    """Seconds of a step, from each lot of steps after `warmup` ones: the device's queue is waited for after a lot.
+    """Mean seconds per step of each group of steps after warm-up; the device is synchronized after each group.
 
-    At least two lots are timed, and no further ones once they have taken `seconds`.
+    Times at least two groups, and stops once they took `seconds`.
     """
 
     def wait() -> None:
@@ -152,13 +152,13 @@ def time_steps(
     for number in range(warmup):
         step(number)
     wait()
-    taken: list[float] = []
-    for first in range(warmup, warmup + steps, lot):
+    step_seconds: list[float] = []
+    for first in range(warmup, warmup + steps, group_size):
         began = time.perf_counter()
-        for number in range(first, first + lot):
+        for number in range(first, first + group_size):
             step(number)
         wait()
-        taken.append((time.perf_counter() - began) / lot)
-        if len(taken) >= 2 and sum(taken) * lot > seconds:
+        step_seconds.append((time.perf_counter() - began) / group_size)
+        if len(step_seconds) >= 2 and sum(step_seconds) * group_size > seconds:
             break
-    return taken
+    return step_seconds

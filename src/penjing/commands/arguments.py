@@ -1,4 +1,4 @@
-"""What several verbs share: argument types, the console, and how a recipe with settings becomes a run."""
+"""Shared by several verbs: argument types, the console, and the resolution of a recipe with settings to a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penjing.base import config
 if TYPE_CHECKING:
     from penjing.train.config import Run
 
-# A pipe or a file has no width of its own; 80 columns would cut the tables. Paths, settings and errors are not markup.
+# A pipe or a file has no width; the default of 80 columns would cut tables. Paths, settings and errors are not markup.
 console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
 
 Settings = Annotated[
@@ -35,7 +35,7 @@ DtypeName = Annotated[
 ]
 Temperature = Annotated[float, typer.Option(help="0: greedy.")]
 ToolTable = Annotated[str, typer.Option(help="JSON file that the tool lookup reads.")]
-TopP = Annotated[float, typer.Option(help="Nucleus sampling: the likeliest tokens with this total probability.")]
+TopP = Annotated[float, typer.Option(help="Nucleus sampling: the most likely tokens with this total probability.")]
 SampleSeed = Annotated[int, typer.Option(help="Sampling seed (used when temperature > 0).")]
 WeightsName = Annotated[
     Literal["auto", "int8"],
@@ -44,12 +44,12 @@ WeightsName = Annotated[
 
 
 def say(text: str) -> None:
-    """Print a line as it is, not wrapped."""
+    """Print a line without wrapping or markup."""
     console.print(text, soft_wrap=True)
 
 
 def resolved(recipe: str, settings: list[str] | None) -> Run:
-    """The run of a recipe or a TOML file, with settings of the command line over it."""
+    """The run of a recipe or a TOML file, overridden by settings of the command line."""
     from penjing.commands.train import resolve_run
     from penjing.recipes import RECIPES
 

@@ -1,5 +1,5 @@
-"""What `penjing bench train` and `penjing bench decode` do: the options of a method, its benchmark, and the record
-after each trial."""
+"""Implementation of `penjing bench train` and `penjing bench decode`: resolve the options, run the benchmark, and save
+the record after each trial."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penjing.base.registry import look_up
 from penjing.bench import BENCHMARKS
 from penjing.bench.comparison import BASELINES, BenchmarkRequest, Options, RunTrial, TrialComparison
 from penjing.bench.record import write
-from penjing.bench.resume import has_trials, read_earlier, touch
+from penjing.bench.resume import check_writable, has_trials, read_earlier
 from penjing.bench.trial_process import run_trial
 from penjing.commands.train import resolve_run
 from penjing.train.config import Run
@@ -37,9 +37,9 @@ def bench(
     trial: RunTrial = run_trial,
     **options: Any,
 ) -> dict[str, Any]:
-    """The record of a comparison. method: empty for pretrain, with a run dpo. earlier: a file of a record to continue,
-    if it is there. options: see `Options`."""
-    if run is not None and "=" in str(run) and not run.exists():  # with no RUN the first setting stands in its place
+    """The record of a comparison. method: default pretrain, with a run dpo. earlier: file of a record to continue, if
+    it exists. options: see `Options`."""
+    if run is not None and "=" in str(run) and not run.exists():  # without RUN the first setting takes its place
         run, settings = None, (str(run), *settings)
     method = method or ("pretrain" if run is None else "dpo")
     benchmark = look_up(BENCHMARKS, method, what="method")()
@@ -57,8 +57,8 @@ def bench(
         quick=quick,
     )
     record = read_earlier(earlier) if earlier is not None else None
-    with tempfile.TemporaryDirectory() as place:
-        work = Path(place)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
         prepared = benchmark.prepare(work, request)
         for line in prepared.lines:
             console.print(line, highlight=False)
@@ -74,20 +74,20 @@ def bench(
 
 
 def baselines_of(method: str, names: str) -> tuple[str, ...]:
-    """names: with commas, `all` or `none`. Raises UserError for one that there is not."""
+    """names: comma-separated, `all` or `none`. Raises UserError for an unknown one."""
     known = BASELINES.get(method, {})
-    found = {"all": tuple(known), "none": ()}.get(names, tuple(names.split(",")))
-    for name in found:
+    baselines = {"all": tuple(known), "none": ()}.get(names, tuple(names.split(",")))
+    for name in baselines:
         if name not in known:
             raise UserError("no such baseline", where="--baseline", got=name, wanted=", ".join(["all", "none", *known]))
-    return found
+    return baselines
 
 
-def keep(record: dict[str, Any], out: Path, command: Sequence[str]) -> bool:
-    """Write what there is so far; returns whether there is a trial in it. Until then what is in `out` stays, and only
-    whether it can be written to is tried. Raises DiskError."""
+def save_record(record: dict[str, Any], out: Path, command: Sequence[str]) -> bool:
+    """Write the record so far; returns whether it has a trial. Before the first trial an existing `out` is kept, and
+    only checked to be writable. Raises DiskError."""
     if has_trials(record) or not out.exists():
         write(record, out, command)
     else:
-        touch(out)
+        check_writable(out)
     return has_trials(record)

@@ -1,4 +1,4 @@
-"""penjing bench: speed and memory, beside other programs and beside predictions."""
+"""penjing bench: speed and memory, compared with other programs and with predictions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Threads = Annotated[int, typer.Option(help="CPU threads; 0 = physical cores.", m
 Out = Annotated[Path | None, typer.Option(help="JSON file, written after each trial.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the trials in --out, or add to them.")]
 
-app = typer.Typer(no_args_is_help=True, help="Benchmark speed and memory on this machine, beside other programs.")
+app = typer.Typer(no_args_is_help=True, help="Benchmark speed and memory on this machine against other programs.")
 
 
 @app.command("train")
 def bench_train(
     run: Annotated[
         Path | None,
-        typer.Argument(metavar="[RUN]", help="dpo, grpo: the model to begin with, as of `penjing generate`."),
+        typer.Argument(metavar="[RUN]", help="dpo, grpo: the initial model, as in `penjing generate`."),
     ] = None,
     data: Annotated[
         Path | None,
@@ -35,14 +35,15 @@ def bench_train(
     baseline: Baseline = "all",
     quick: Annotated[bool, typer.Option("--quick", help="pretrain: a small model, one trial each, minutes.")] = False,
     trials: Trials = 0,
-    seconds: Annotated[float, typer.Option(help="pretrain: of training; 0 = 600, with --quick 30.", min=0)] = 0,
+    seconds: Annotated[float, typer.Option(help="pretrain: training time; 0 = 600, with --quick 30.", min=0)] = 0,
     steps: Annotated[int, typer.Option(help="Optimizer steps of a trial; the first two are not counted.")] = 12,
     threads: Threads = 0,
     baseline_checkpointing: Annotated[
         bool, typer.Option(help="dpo, grpo: TRL recomputes activations to save memory, its default.")
     ] = True,
     search_rates: Annotated[
-        bool, typer.Option("--search-rates", help="pretrain: first search every trainer's learning rate, in one way.")
+        bool,
+        typer.Option("--search-rates", help="pretrain: first search every trainer's learning rate, by one method."),
     ] = False,
     out: Out = None,
     resume: Resume = False,
@@ -65,7 +66,7 @@ def bench_train(
     penjing bench train runs/quickstart --method grpo --data runs/quickstart/data/rl.jsonl --threads 1
     """
     if method == "decode":
-        raise UserError("has a command of its own", where="--method", got=method, wanted="penjing bench decode")
+        raise UserError("is a separate command", where="--method", got=method, wanted="penjing bench decode")
     _compare(
         out,
         resume,
@@ -114,8 +115,8 @@ def bench_decode(
     )
 
 
-def _compare(out: Path | None, resume: bool, **words: Any) -> None:
-    """Run a comparison and write its record after each trial. words: see `commands.bench.bench`."""
+def _compare(out: Path | None, resume: bool, **options: Any) -> None:
+    """Run a comparison and write its record after each trial. options: see `commands.bench.bench`."""
     from penjing.bench.record import write
     from penjing.commands import bench
 
@@ -125,10 +126,10 @@ def _compare(out: Path | None, resume: bool, **words: Any) -> None:
 
     def save(record: dict[str, Any]) -> None:
         nonlocal has_trials
-        has_trials = out is not None and bench.keep(record, out, command)
+        has_trials = out is not None and bench.save_record(record, out, command)
 
     try:
-        record = bench.bench(console, save=save, earlier=out if resume else None, **words)
+        record = bench.bench(console, save=save, earlier=out if resume else None, **options)
     except KeyboardInterrupt:
         if has_trials:
             say(f"{out}: the finished trials; `--resume` continues")
@@ -140,9 +141,9 @@ def _compare(out: Path | None, resume: bool, **words: Any) -> None:
 
 @app.command("matmul")
 def bench_matmul(
-    sizes: Annotated[str, typer.Option(help="Sides of the squares; empty: 1024 to 16384 as time allows.")] = "",
-    dtypes: Annotated[str, typer.Option(help="bfloat16, float16, tf32, float32; empty: what the device has.")] = "",
-    seconds: Annotated[float, typer.Option(help="That it may take, about.", min=1)] = 60.0,
+    sizes: Annotated[str, typer.Option(help="Matrix sizes; empty: 1024 to 16384 as time allows.")] = "",
+    dtypes: Annotated[str, typer.Option(help="bfloat16, float16, tf32, float32; empty: all that the device has.")] = "",
+    seconds: Annotated[float, typer.Option(help="Approximate time limit.", min=1)] = 60.0,
     out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
 ) -> None:
     """TFLOPS of square matmuls: median, spread, and the fraction of the stated peak.
@@ -158,7 +159,7 @@ def bench_matmul(
 
 @app.command("sweep")
 def bench_sweep(
-    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="Whose model and optimizer.")] = "pretrain",
+    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="Sets model and optimizer.")] = "pretrain",
     settings: Settings = None,
     rows: Annotated[str, typer.Option(help="Rows of a micro-batch, such as 4,8,16.")] = "",
     passes: Annotated[str, typer.Option(help="Micro-batches of a step (accumulation), such as 1,2,4.")] = "",
@@ -166,12 +167,12 @@ def bench_sweep(
     dtypes: Annotated[str, typer.Option(help="Such as bfloat16,float32.")] = "",
     recompute: Annotated[str, typer.Option(help="Activation checkpointing, such as none,block.")] = "",
     steps: Annotated[int, typer.Option(help="Steps timed at each point.", min=2)] = 8,
-    seconds: Annotated[float, typer.Option(help="Of steps at each point, about.", min=0.1)] = 10.0,
+    seconds: Annotated[float, typer.Option(help="Approximate time per point.", min=0.1)] = 10.0,
     out: Annotated[Path | None, typer.Option(help="Write OUT.json, OUT.csv, OUT.md and OUT.svg.")] = None,
 ) -> None:
-    """Training steps over batch, accumulation, length and precision: speed and memory, measured beside predicted.
+    """Sweep batch, accumulation, length and precision: speed and memory of training steps, measured and predicted.
 
-    What does not fit is a row of the table. No data are needed.
+    Points that do not fit get a row of the table too. No data are needed.
 
     [bold]Example[/]
 
@@ -191,7 +192,7 @@ def bench_sweep(
 
 
 def _numbers(text: str, where: str) -> tuple[int, ...]:
-    found: tuple[int, ...] = config.convert(tuple[int, ...], text, where)
-    if any(number < 1 for number in found):
-        raise UserError("not above zero", where=where, got=min(found))
-    return found
+    numbers: tuple[int, ...] = config.convert(tuple[int, ...], text, where)
+    if any(number < 1 for number in numbers):
+        raise UserError("not above zero", where=where, got=min(numbers))
+    return numbers

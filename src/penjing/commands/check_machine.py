@@ -1,4 +1,4 @@
-"""penjing doctor: what penjing finds on this machine."""
+"""penjing doctor: check this machine."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ EXTRAS = {"transformers": "hf", "wandb": "wandb", "huggingface_hub": "hub"}
 
 
 def check_machine(console: Console) -> None:
-    """Print what penjing finds on this machine."""
+    """Print versions, devices, matmul speed, optional packages and kernel backends of this machine."""
     set_threads(0, 1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = hardware.compute_dtype("auto", device)
     peak = hardware.peak(device, dtype)
-    facts = hardware.describe(device, dtype)
+    machine = hardware.describe(device, dtype)
     rate = "unknown" if peak.flops_per_second is None else f"{peak.flops_per_second / 1e12:.3g} TFLOPS ({peak.source})"
     lines = {
         "penjing": __version__,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
-        "cpu": f"{facts['cpu']}, {facts['cores']} cores, {facts['threads']} threads",
-        "memory": units.gibibytes(float(str(facts["memory_bytes"]))),
-        "device": facts["device"],
-        "matmul": f"{facts['compute_dtype']}, {rate}",
+        "cpu": f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads",
+        "memory": units.gibibytes(float(str(machine["memory_bytes"]))),
+        "device": machine["device"],
+        "matmul": f"{machine['compute_dtype']}, {rate}",
     }
     for name, value in lines.items():
         console.print(f"{name:<20} {value}", highlight=False)
     for package, extra in EXTRAS.items():
-        try:  # a folder `wandb` of runs could be imported too, and is no library
-            found = importlib.metadata.version(package)
+        try:  # not by import: a folder `wandb` of runs can be imported too
+            version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found = f'not installed; pip install "penjing[{extra}]"'
-        console.print(Text(f"{package:<20} {found}"))
+            version = f'not installed; pip install "penjing[{extra}]"'
+        console.print(Text(f"{package:<20} {version}"))
     console.print()
     print_table(console, ("op", "backend", "why"), backends(device, dtype))

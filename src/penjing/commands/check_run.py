@@ -1,6 +1,6 @@
-"""penjing doctor RUN: check a run's folder, and find the step it resumes from.
+"""penjing doctor RUN: check a run's folder, and find the step from which it resumes.
 
-Reads every byte that a resumed run would read, and changes nothing.
+It reads every byte that a resumed run would read, and changes nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penjing.train.run_dir import RunDir
 
 @dataclass
 class Findings:
-    """What was found in one run's folder. `errors` is empty if the folder is intact."""
+    """Findings in one run's folder. `errors` is empty if the folder is intact."""
 
     folder: Path
     resumes_from: int | None = None  # step; None: nothing to resume from
@@ -39,7 +39,7 @@ class Findings:
 
     @property
     def verdict(self) -> str:
-        """What the same command would do."""
+        """What the same training command would do."""
         if self.resumes_from is None:
             return "nothing to resume from" if self.errors else "no checkpoint yet: the same command starts from step 0"
         if self.finished:
@@ -48,7 +48,7 @@ class Findings:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Of the folder: it is intact unless what reads it inside raises a UserError."""
+        """Check a part of the folder: it is intact unless the body raises a UserError."""
         try:
             yield
         except UserError as error:
@@ -62,26 +62,26 @@ def check_runs(path: Path, console: Console) -> bool:
 
     Raises UserError if there is no run.
     """
-    found = [examine(folder) for folder in run_folders(path)]
-    for each in found:
-        console.print(escape_markup(str(each.folder), each.verdict, style="bold", indent=""))
+    findings = [examine(folder) for folder in run_folders(path)]
+    for run in findings:
+        console.print(escape_markup(str(run.folder), run.verdict, style="bold", indent=""))
         for mark, style, lines in (
-            ("ok   ", "green", each.intact),
-            ("error", "red", each.errors),
-            ("note ", "", each.notes),
+            ("ok   ", "green", run.intact),
+            ("error", "red", run.errors),
+            ("note ", "", run.notes),
         ):
             for line in lines:
                 console.print(escape_markup(mark, line, style=style, between="  "), soft_wrap=True)
-    return not any(each.errors for each in found)
+    return not any(run.errors for run in findings)
 
 
 def run_folders(path: Path) -> list[Path]:
     """`path`, or the runs directly below it. Raises UserError if there are none."""
-    candidates = [path, *sorted(each for each in path.iterdir() if each.is_dir())] if path.is_dir() else []
-    found = [each for each in candidates if RunDir(each).settings.is_file() or RunDir(each).checkpoints.is_dir()]
-    if not found:
+    candidates = [path, *sorted(folder for folder in path.iterdir() if folder.is_dir())] if path.is_dir() else []
+    runs = [folder for folder in candidates if RunDir(folder).settings.is_file() or RunDir(folder).checkpoints.is_dir()]
+    if not runs:
         raise UserError("no run here", where=path, wanted="a folder made by `penjing train` or `penjing quickstart`")
-    return found
+    return runs
 
 
 def examine(path: Path) -> Findings:
@@ -100,18 +100,18 @@ def examine(path: Path) -> Findings:
 
 def _checkpoints(folder: RunDir, findings: Findings) -> None:
     for step in steps(folder.checkpoints):
-        place = folder.checkpoints / folder_name(step)
-        wrong = damage(place)
-        if wrong is not None:
-            findings.errors.append(f"checkpoint {place.name}: {wrong}")
+        checkpoint = folder.checkpoints / folder_name(step)
+        problem = damage(checkpoint)
+        if problem is not None:
+            findings.errors.append(f"checkpoint {checkpoint.name}: {problem}")
             continue
-        size = sum(file.stat().st_size for file in place.iterdir())
-        findings.intact.append(f"checkpoint {place.name}, {units.count(size)}B, every byte")
+        size = sum(file.stat().st_size for file in checkpoint.iterdir())
+        findings.intact.append(f"checkpoint {checkpoint.name}, {units.count(size)}B, every byte")
         if findings.resumes_from is None:
             findings.resumes_from = step
-    left = list(folder.checkpoints.glob(".step-*.partial")) if folder.checkpoints.is_dir() else []
-    if left:
-        findings.notes.append(f"{len(left)} half-written checkpoint, which the next save removes")
+    partial = list(folder.checkpoints.glob(".step-*.partial")) if folder.checkpoints.is_dir() else []
+    if partial:
+        findings.notes.append(f"{len(partial)} partially written checkpoint; the next save removes it")
     if findings.resumes_from is None and any(line.startswith("checkpoint") for line in findings.errors):
         findings.notes.append("every checkpoint is damaged: training here is refused, never silently restarted")
 

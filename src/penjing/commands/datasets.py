@@ -117,7 +117,7 @@ def tokenizer_train(
     files: Annotated[list[Path], typer.Argument(help="Files or folders of text.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("tokenizer"),
     vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 6400,
-    max_han_per_token: Annotated[int, typer.Option(help="Most Chinese characters in one token.")] = 4,
+    max_han_per_token: Annotated[int, typer.Option(help="Maximum number of Chinese characters in one token.")] = 4,
 ) -> None:
     """Train a byte-level BPE tokenizer with ChatML control tokens, in the format of `tokenizers`.
 

@@ -1,6 +1,6 @@
 """penjing eval: accuracy on questions, bits per byte of text.
 
-Training leaves broken records out; evaluation stops at the first, so that every figure is of the whole file.
+Training skips broken records; evaluation stops at the first one, so that every figure covers the full file.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def evaluate(
     device: str = "auto",
     dtype: str = "auto",
 ) -> None:
-    """Print how a model answers questions, and how well it predicts a text. thinking, max_tokens: see `questions.ask`.
+    """Print a model's accuracy on questions and its bits per byte of a text. thinking, max_tokens: see `questions.ask`.
 
-    Raises UserError where there is neither.
+    Raises UserError if neither is given.
     """
     if questions is None and text is None:
         raise UserError("nothing to evaluate on", next_step="Give --questions FILE or --text FILE.")
@@ -50,24 +50,24 @@ def evaluate(
         print_bits(trained, text, console)
 
 
-def print_accuracy(answered: list[asking.GradedAnswer], console: Console) -> None:
+def print_accuracy(graded: list[asking.GradedAnswer], console: Console) -> None:
     """Accuracy by exact match per kind and language, with its 95 % interval and the chance level."""
-    scores = scores_of(asking.table("", answered), ())
+    scores = scores_of(asking.table("", graded), ())
     cells = []
     for (_, kind, language), score in (*scores.items(), (("", "all", ""), pool(scores.values()))):
         low, high = score.interval
         counts = (score.right, score.asked, f"{score.fraction:.0%}", f"{low:.0%}-{high:.0%}")
         cells.append((kind, language, *counts, f"{score.chance or 0:.0%}"))
     print_table(console, ("kind", "language", "right>", "asked>", "accuracy>", "95 %>", "chance>"), cells)
-    if cut := sum(one.cut for one in answered):
-        note = f"{cut} of {len(answered)} answers were truncated; raise --max-tokens"
+    if truncated := sum(answer.cut for answer in graded):
+        note = f"{truncated} of {len(graded)} answers were truncated; raise --max-tokens"
         console.print(escape_markup("note", note, indent=""))
 
 
 def print_bits(trained: LoadedModel, text: Path, console: Console) -> None:
-    """Bits per byte of a text, beside that of zstd -19."""
+    """Print bits per byte of a text, for the model and for zstd -19."""
     texts = [document.text for document in records.read_documents([text])]
-    # Rows of few conversations are short, and of a model from elsewhere there are none.
+    # Runs on few conversations have short rows, and external models have no row length.
     seq_len = max(trained.run.data.seq_len, min(ROW_TOKENS, trained.context_tokens))
     bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, seq_len=seq_len)
     zstd = zstd_bits_per_byte("\n".join(texts))

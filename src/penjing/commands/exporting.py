@@ -11,7 +11,7 @@ from penjing import __version__
 from penjing.base import config
 from penjing.commands.arguments import RunPath, say
 
-export_app = typer.Typer(no_args_is_help=True, help="Export a model for other programs, checked against our logits.")
+export_app = typer.Typer(no_args_is_help=True, help="Export a model for other programs, verified against our logits.")
 adapter_app = typer.Typer(no_args_is_help=True, help="Merge LoRA adapters into their base model, or export them.")
 
 
@@ -23,7 +23,7 @@ def export_hf(
         typer.Argument(help="Folder to write; default: RUN/export, for an external model NAME-export."),
     ] = None,
 ) -> None:
-    """Write a Hugging Face directory that stock `transformers` loads, checked against our own logits and text.
+    """Write a Hugging Face directory that stock `transformers` loads, verified against penjing's logits and text.
 
     [bold]Example[/]
 
@@ -36,8 +36,8 @@ def export_hf(
 
     trained = load_trained(run, adapters="merged")
     path = out or default_path(run, trained, "export")
-    done = export(trained.model, trained.tokenizer, path, card=model_card(trained, run))
-    say(f"{done.path}: {done.note}")
+    exported = export(trained.model, trained.tokenizer, path, card=model_card(trained, run))
+    say(f"{exported.path}: {exported.note}")
 
 
 @export_app.command("gguf")
@@ -57,9 +57,9 @@ def export_gguf(
     licence: Annotated[str, typer.Option(help="Licence of the weights, such as apache-2.0; check your data's.")] = "",
     language: Annotated[list[str] | None, typer.Option(help="Two-letter code; may be given again.")] = None,
 ) -> None:
-    """Write a GGUF file for llama.cpp and Ollama, checked: read back, and run by llama-cpp-python if installed.
+    """Write a GGUF file for llama.cpp and Ollama. Verify it: read it back, and run llama-cpp-python if installed.
 
-    A Modelfile for Ollama is written beside it.
+    Also writes a Modelfile for Ollama next to it.
 
     [bold]Examples[/]
 
@@ -80,9 +80,9 @@ def export_gguf(
         languages=tuple(language or ()),
     )
     path = out or default_path(run, trained, f"{called(run)}-{kind}.gguf")
-    done = export(trained.model, trained.tokenizer, path, kind=kind, about=about)
-    say(f"{done.path}: {done.note}")
-    say(f"{done.modelfile}: for `ollama create {name} -f {done.modelfile}`")
+    exported = export(trained.model, trained.tokenizer, path, kind=kind, about=about)
+    say(f"{exported.path}: {exported.note}")
+    say(f"{exported.modelfile}: for `ollama create {name} -f {exported.modelfile}`")
 
 
 @export_app.command("onnx")
@@ -93,7 +93,7 @@ def export_onnx(
     ] = None,
     kind: Annotated[str, typer.Option("--type", help="Weight format: f32 or int8.")] = "f32",
 ) -> None:
-    """Write an ONNX graph (token ids to logits) and its tokenizer, checked with onnxruntime against our own logits.
+    """Write an ONNX graph (token ids to logits) and its tokenizer, verified with onnxruntime against penjing's logits.
 
     [bold]Example[/]
 
@@ -104,8 +104,8 @@ def export_onnx(
     from penjing.train.load_model import load_trained
 
     trained = load_trained(run, adapters="merged")
-    done = export(trained.model, trained.tokenizer, out or default_path(run, trained, "onnx"), kind=kind)
-    say(f"{done.path}: {done.note}")
+    exported = export(trained.model, trained.tokenizer, out or default_path(run, trained, "onnx"), kind=kind)
+    say(f"{exported.path}: {exported.note}")
 
 
 @adapter_app.command("merge")
@@ -113,10 +113,10 @@ def adapter_merge(
     run: RunPath,
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     adapter: Annotated[
-        list[str] | None, typer.Option(metavar="[NAME=]DIR", help="An adapter to merge; default: the run's own.")
+        list[str] | None, typer.Option(metavar="[NAME=]DIR", help="An adapter to merge; default: the run's.")
     ] = None,
 ) -> None:
-    """Merge an adapter into its base: writes a Hugging Face directory, checked against our own logits and text.
+    """Merge an adapter into its base: write a Hugging Face directory, verified against penjing's logits and text.
 
     [bold]Examples[/]
 
@@ -126,8 +126,8 @@ def adapter_merge(
     """
     from penjing.export.adapter import merge_adapter
 
-    done = merge_adapter(run, adapter or (), out)
-    say(f"{done.path}: {done.note}")
+    exported = merge_adapter(run, adapter or (), out)
+    say(f"{exported.path}: {exported.note}")
 
 
 @adapter_app.command("export")

@@ -17,7 +17,7 @@ def show(
     what: Annotated[str, typer.Argument(help="A recipe, a run's folder, `models` or `recipes`.")],
     settings: Settings = None,
 ) -> None:
-    """Print a recipe with every setting resolved, the known model shapes, or a run's results.
+    """Print a recipe with all settings resolved, the known model shapes, or a run's results.
 
     [bold]Examples[/]
 
@@ -93,7 +93,7 @@ def doctor(
 ) -> None:
     """Check this machine: devices, matmul speed, and missing packages.
 
-    With RUN: check every byte that a resumed run would read, and say where it resumes. Changes nothing.
+    With RUN: check every byte that a resumed run would read, and show where it resumes. Changes nothing.
 
     [bold]Examples[/]
 

@@ -18,7 +18,7 @@ def quickstart(
         str, typer.Option(help="toyworld, a name of `penjing data list`, or files, separated by commas.")
     ] = "toyworld",
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/quickstart"),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete what is in the folder and start again.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the folder's content and start again.")] = False,
     short: Annotated[bool, typer.Option("--short", help="A few steps only: a check that everything works.")] = False,
     settings: Settings = None,
 ) -> None:
@@ -47,7 +47,7 @@ def train(
     settings: Settings = None,
     allow_change: Annotated[
         list[str] | None,
-        typer.Option(metavar="FIELD", help="Continue although this differs from before: a setting, data, tokenizer."),
+        typer.Option(metavar="FIELD", help="Resume although this has changed: a setting, data, tokenizer."),
     ] = None,
 ) -> None:
     """Train a model. The same command again continues where it stopped.

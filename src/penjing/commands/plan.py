@@ -31,7 +31,7 @@ from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost, hardware
 from penjing.plan.device_model import LEVELS, MARGINS, Machine
 from penjing.plan.flops import components, parameters, training_flops_per_token, windowed_keys
-from penjing.plan.gpu_specs import card_called
+from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.memory import is_tight
 from penjing.plan.shape import Shape, shape_from_hf, shape_of
 from penjing.plan.step_time import StepTime, interval, step_time
@@ -77,9 +77,9 @@ class PlanReport:
     mfu_causal: float | None
     mfu_full_square: float | None
     peak_memory_bytes: int
-    memory_bytes: int  # of the device; 0 = not known
+    memory_bytes: int  # of the device; 0 = unknown
     fits: bool | None
-    tight: bool  # by less than the figure may be off
+    tight: bool  # fits, but by less than the error margin
     waterfall: dict[str, int]
     peak_at: str
     largest_micro_size: int
@@ -96,8 +96,8 @@ class PlanReport:
 
 
 def _fitted_to_data(run: Run, options: PlanOptions) -> Run:
-    """The run with the sequence length and batch that training would choose for so many unique tokens. Conversations
-    are assumed not to need longer rows."""
+    """The run with the sequence length and batch size that training would choose for --unique tokens. Conversations are
+    assumed to fit that sequence length."""
     if not options.unique:
         return run
     unique, total = cost.read_count(options.unique, "--unique"), options.tokens not in ("", "auto")
@@ -108,7 +108,7 @@ def _fitted_to_data(run: Run, options: PlanOptions) -> Run:
 
 
 def make_report(what: str, run: Run, options: PlanOptions, external: Shape | None = None) -> PlanReport:
-    """The whole page from settings alone. external: the shape of a model that we do not train; its memory is a formula.
+    """The full report, from settings alone. external: shape of a model we cannot train; its memory is a formula.
 
     Raises UserError for bad input.
     """
@@ -120,15 +120,15 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
     longest_row = run.data.seq_len
     run = _fitted_to_data(run, options)
     amount = amount_of(run, options, shape)
-    wanted = pass_rows(run, machine.kind, options.gpus)
-    fitted = None if external is not None else fit(run, target, options, wanted)
-    micro = fitted.micro_size if fitted else wanted
+    requested_rows = pass_rows(run, machine.kind, options.gpus)
+    fitted = None if external is not None else fit(run, target, options, requested_rows)
+    micro = fitted.micro_size if fitted else requested_rows
     work = workload_of(run, machine, options, micro, steps=amount.steps, external=external)
     step = step_time(work, machine)
     parts, generation = parts_of(run, work, machine, amount.steps)
     seconds = sum(parts.values())
     low, high = interval(seconds, MARGINS[machine.level])
-    causal, full = _flops(run, external)
+    causal, full_square = _flops(run, external)
     per_step = round(run.batch.size * lengths_of(run).tokens)
     busy = parts["training"] / amount.steps
     peak = machine.peak_flops.get(work.dtype, 0.0) * options.gpus
@@ -147,7 +147,7 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
         active_parameters=shape.parameters if external else parameters(run.model).active,
         components={} if external else components(run.model),
         flops_per_token=causal,
-        flops_per_token_full_square=full,
+        flops_per_token_full_square=full_square,
         tokens=amount.tokens,
         tokens_reason=amount.reason,
         unique_tokens=amount.unique,
@@ -168,7 +168,7 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
         predicted_seconds_high=high,
         tokens_per_second=per_step / busy,
         mfu_causal=per_step / busy * causal / peak if peak else None,
-        mfu_full_square=per_step / busy * full / peak if peak else None,
+        mfu_full_square=per_step / busy * full_square / peak if peak else None,
         **_memory(total_bytes, target.memory_bytes, fitted),
         disk_data_bytes=round((amount.unique or amount.tokens) * tokens.token_bytes(shape.vocabulary)),
         disk_checkpoint_bytes=checkpoint_bytes(run, shape),
@@ -178,13 +178,13 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
         advice=advice(run, shape, amount),
         alternatives=alternatives(run, machine, fitted, work, seconds),
         warnings=warnings + _warnings(run, amount, shape, longest_row),
-        formulas=_formulas(work, machine, step, amount, causal, full),
+        formulas=_formulas(work, machine, step, amount, causal, full_square),
         over_budget=_over(budget, seconds, spent, total_bytes),
     )
 
 
 def _memory(total_bytes: int, limit: int, fitted: Fitted | None) -> dict[str, Any]:
-    """The page's figures of memory. limit: the device's; 0 = not known."""
+    """Memory fields of the report. limit: the device's memory; 0 = unknown."""
     plan = fitted.plan if fitted else None
     return {
         "peak_memory_bytes": total_bytes,
@@ -198,37 +198,37 @@ def _memory(total_bytes: int, limit: int, fitted: Fitted | None) -> dict[str, An
 
 
 def _warnings(run: Run, amount: TokenBudget, shape: Shape, longest_row: int) -> list[str]:
-    """What the settings and the amount of data leave uncertain. longest_row: of the settings, before the data."""
-    found, lengths = [], lengths_of(run)
+    """Warnings about the settings and the amount of data. longest_row: seq_len of the settings."""
+    warnings, lengths = [], lengths_of(run)
     if run.compute.fp8 != "off":
-        found.append("time is that of bfloat16: the gain of float8 is not predicted")
+        warnings.append("the time is for bfloat16: the speed-up of float8 is not predicted")
     if lengths.note:
-        found.append(f"without data {lengths.note}")
+        warnings.append(f"without data {lengths.note}")
     if run.data.seq_len < longest_row:
-        found.append(
-            f"without data conversations are assumed to fit rows of {run.data.seq_len} tokens, which so few fill; "
+        warnings.append(
+            f"without data, conversations are assumed to fit rows of {run.data.seq_len} tokens; "
             f"a longer conversation makes rows longer, up to {longest_row}"
         )
     units_per_epoch = amount.unique / lengths.tokens if amount.unique else math.inf
-    found += data_warnings(amount.steps, run.batch.size, units_per_epoch, "rows")
+    warnings += data_warnings(amount.steps, run.batch.size, units_per_epoch, "rows")
     if amount.unique:
         repeated = tokens.repeat_warning(amount.epochs)
-        found += [repeated] if repeated else []
-        found += tokens.small_data_advice(shape.parameters, amount.unique)
-    return found
+        warnings += [repeated] if repeated else []
+        warnings += tokens.small_data_advice(shape.parameters, amount.unique)
+    return warnings
 
 
 def _flops(run: Run, external: Shape | None) -> tuple[float, float]:
-    """Per token, causal and full square."""
+    """FLOPs per token, causal and full square."""
     square, lengths = run.data.seq_len, lengths_of(run)
     if external is not None:
         per_key, windows = 12.0 * external.query_size, external.windows or (0,) * external.layers
-        keys = sum(windowed_keys(lengths.keys, each) for each in windows)
+        keys = sum(windowed_keys(lengths.keys, window) for window in windows)
         return 6.0 * external.matrices + per_key * keys, 6.0 * external.matrices + per_key * external.layers * square
-    how: dict[str, Any] = {"trainable": trainable_part(run), "extra_forwards": lengths.extra_forwards}
+    options: dict[str, Any] = {"trainable": trainable_part(run), "extra_forwards": lengths.extra_forwards}
     return (
-        training_flops_per_token(run.model, lengths.keys, **how),
-        training_flops_per_token(run.model, square, window_keys=square, **how),
+        training_flops_per_token(run.model, lengths.keys, **options),
+        training_flops_per_token(run.model, square, window_keys=square, **options),
     )
 
 
@@ -244,10 +244,10 @@ def _formulas(
         launches = f"max(0, {launches} - the above)"
     n = work.passes
     return [
-        f"M = {shape.matrices:,} parameters in matrices, the head among them (N = {shape.parameters:,})",
-        f"FLOPs a token, causal: 6 M + 12 L H K x {keys:g} keys = {causal:.4g}; "
+        f"M = {shape.matrices:,} parameters in matrices, including the head (N = {shape.parameters:,})",
+        f"FLOPs per token, causal: 6 M + 12 L H K x {keys:g} keys = {causal:.4g}; "
         f"full square: 6 M + 12 L H K x {work.seq_len} = {full:.4g}",
-        f"tokens = {amount.tokens:,} ({amount.reason}); steps = tokens / {work.tokens * n * work.ranks:,} a step",
+        f"tokens = {amount.tokens:,} ({amount.reason}); steps = tokens / {work.tokens * n * work.ranks:,} per step",
         f"matmul: {n} x {work.matmul_flops():.4g} FLOPs / {rate / 1e12:.4g} TFLOPS = {step.matmuls:.4g} s",
         f"attention: {n} x {work.attention_flops():.4g} FLOPs / {attention / 1e12:.4g} TFLOPS = {step.attention:.4g} s",
         f"elementwise: {n} x {work.elementwise_bytes():.4g} bytes / {moved / 1e9:.4g} GB/s = {step.elementwise:.4g} s",
@@ -255,17 +255,17 @@ def _formulas(
         f"launches: {n} x {launches} = {step.launch:.4g} s",
         f"optimizer: {work.optimizer_bytes():.4g} bytes / {moved / 1e9:.4g} GB/s + "
         f"{work.optimizer_flops():.4g} FLOPs = {step.optimizer:.4g} s",
-        f"exchange: {work.exchanged_bytes():.4g} bytes / {machine.bus_bytes_per_second / 1e9:.4g} GB/s, the exposed "
-        f"part = {step.communication:.4g} s",
+        f"communication: {work.communication_bytes():.4g} bytes / {machine.bus_bytes_per_second / 1e9:.4g} GB/s, "
+        f"exposed part = {step.communication:.4g} s",
         f"interval: +-{MARGINS[machine.level]:.0%} at {machine.level}, {LEVELS[machine.level]}",
     ]
 
 
 def over_budget(options: PlanOptions, seconds: float, memory: int, device: str) -> list[str]:
-    """What exceeds --budget in a plan with measured steps, on one device."""
+    """Limits of --budget that a plan with measured steps exceeds, on one device."""
     if not options.budget:
         return []
-    card = card_called(device)
+    card = match_gpu_spec(device)
     price = cost.price_of(card.name if card else device, options.price)
     spent = cost.cost(price, seconds, 1) if price else None
     return _over(cost.read_budget(options.budget), seconds, spent, memory)
@@ -290,17 +290,17 @@ def _over(budget: cost.Budget, seconds: float, spent: cost.Money | None, memory:
 def read_external(path: Path, settings: Mapping[str, Any]) -> tuple[Run, Shape | None]:
     """A Hugging Face `config.json` or its folder, as a pretraining run of that shape.
 
-    The shape of an architecture that penjing cannot train is returned beside it; the run then has default settings.
+    For an architecture that penjing cannot train, its shape is returned as well; the run then has default settings.
     """
     file = path / "config.json" if path.is_dir() else path
-    given = read_json(file)
-    if not isinstance(given, dict):
+    hf_config = read_json(file)
+    if not isinstance(hf_config, dict):
         raise UserError("not the config.json of a model", where=file)
     base = {**pretrain(), "stage": "pretrain"}
     try:
-        shape = config.to_dict(config_from_hf(given, file))
+        shape = config.to_dict(config_from_hf(hf_config, file))
     except UserError:
-        external = shape_from_hf(given, file)
+        external = shape_from_hf(hf_config, file)
         return config.resolve(Run, base, {**settings, "model": {"max_position_embeddings": 1 << 20}}), external
     return config.resolve(Run, {**base, "model": shape}, settings), None
 

@@ -32,11 +32,11 @@ from penjing.train.run_dir import RunDir
 from penjing.train.step_probe import FORECAST
 
 LOSS = "val_loss"
-LADDER = "ladder.json"  # beside the proxy runs: the options, and which runs were chosen for them
+LADDER = "ladder.json"  # in the folder of the proxy runs: the options, and the runs chosen for them
 SHARES = (1 / 32, 1 / 16, 1 / 8)  # of the planned model's parameters without embedding
-LENGTHS = (1.0, 2.0, 4.0)  # tokens of the runs of one size, as multiples of the shortest
-SMALLEST = 20_000  # parameters without embedding, below which a model says little of larger ones
-OVERHEAD = 2.0  # a run takes longer than its steps by formula: the probe, validation, saving
+LENGTHS = (1.0, 2.0, 4.0)  # tokens of the runs of one size, relative to the shortest
+MIN_SIZE = 20_000  # minimum parameters without embedding: smaller models say little about larger ones
+OVERHEAD = 2.0  # time of a run relative to its computed step time: probe, validation, checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +48,17 @@ class ProxyRun:
     parameters: int
     steps: int
     tokens: int
-    seconds: float  # by formula
+    seconds: float  # computed
 
 
 def family(run: Run) -> list[dict[str, Any]]:
     """Scaled-down shapes of the planned model, with the same vocabulary and head size. Raises UserError."""
-    whole = config.to_dict(run.model)
+    base_model = config.to_dict(run.model)
     if run.model.is_mixture:
         raise UserError("a forecast is for dense models only", where="model", got=run.model.architecture)
-    found: list[dict[str, Any]] = []
+    shapes: list[dict[str, Any]] = []
     for share in SHARES:
-        # Parameters go with width^2 x depth: both shrink, the width by more.
+        # Parameters scale with width^2 x depth: both shrink, the width by more.
         width_share, depth_share = share ** (2 / 5), share ** (1 / 5)
         head = run.model.head_dim
         heads = max(1, round(run.model.num_attention_heads * width_share))
@@ -67,7 +67,7 @@ def family(run: Run) -> list[dict[str, Any]]:
         width = max(16, 16 * round(run.model.hidden_size * width_share / 16))
         layers = max(1, round(run.model.num_hidden_layers * depth_share))
         shape = {
-            **whole,
+            **base_model,
             "preset": "",
             "hidden_size": width,
             "num_hidden_layers": layers,
@@ -77,39 +77,39 @@ def family(run: Run) -> list[dict[str, Any]]:
             "intermediate_size": max(16, 16 * round(run.model.intermediate_size * width_share / 16)),
             **_windows(run.model, layers),
         }
-        if shape not in found:
-            found.append(shape)
-    large = [shape for shape in found if parameters(config.resolve(ModelConfig, shape)).without_embedding >= SMALLEST]
+        if shape not in shapes:
+            shapes.append(shape)
+    large = [shape for shape in shapes if parameters(config.resolve(ModelConfig, shape)).without_embedding >= MIN_SIZE]
     if len(large) < 2:
         raise UserError(
             "the model is too small for a forecast",
             where="model",
             got=f"{parameters(run.model).without_embedding:,} parameters without embedding",
-            wanted=f"at least {round(SMALLEST / SHARES[1]):,}",
+            wanted=f"at least {round(MIN_SIZE / SHARES[1]):,}",
         )
     return large
 
 
 def _windows(model: ModelConfig, layers: int) -> dict[str, Any]:
-    """Which of so many layers have the planned model's window: the same fraction at every size."""
+    """Which layers have the planned model's window: the same fraction at every size."""
     if not model.sliding_window_layers:  # every layer, or none
         return {}
     planned = [layer in model.sliding_window_layers for layer in range(model.num_hidden_layers)]
-    counts = []  # windowed layers among the first ones, to the nearest
+    counts = []  # windowed layers among the first n, rounded
     for layer in range(layers + 1):
-        whole, rest = divmod(layer * model.num_hidden_layers, layers)
-        part = rest if rest and planned[whole] else 0
+        whole, remainder = divmod(layer * model.num_hidden_layers, layers)
+        part = remainder if remainder and planned[whole] else 0
         counts.append(
             (2 * (sum(planned[:whole]) * layers + part) + model.num_hidden_layers) // (2 * model.num_hidden_layers)
         )
-    found = tuple(layer for layer in range(layers) if counts[layer + 1] > counts[layer])
-    return {"sliding_window": model.sliding_window if found else 0, "sliding_window_layers": found}
+    windowed = tuple(layer for layer in range(layers) if counts[layer + 1] > counts[layer])
+    return {"sliding_window": model.sliding_window if windowed else 0, "sliding_window_layers": windowed}
 
 
 def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyRun]:
-    """Sizes x lengths that take about the budget, each length a multiple of the shortest, which is as long as fits."""
+    """Sizes x lengths that together take about the budget. All lengths are multiples of the shortest."""
     per_step, geometry = run.batch.size * run.data.seq_len, batch_geometry(run, 1, torch.device(machine.kind))
-    made = []
+    sizes = []
     for shape in family(run):
         model = config.resolve(ModelConfig, shape)
         work = Workload(
@@ -121,9 +121,9 @@ def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyR
             dtype=machine.fastest_dtype,
             optimizer=run.optimizer.name,
         )
-        made.append((shape, parameters(model).total, OVERHEAD * step_time(work, machine).seconds))
-    whole = sum(seconds for _, _, seconds in made) * sum(LENGTHS)
-    shortest = max(20, math.floor(budget_seconds / whole))
+        sizes.append((shape, parameters(model).total, OVERHEAD * step_time(work, machine).seconds))
+    total_seconds = sum(seconds for _, _, seconds in sizes) * sum(LENGTHS)
+    shortest = max(20, math.floor(budget_seconds / total_seconds))
     return [
         ProxyRun(
             name=f"{units.count(count)}-{steps}",
@@ -133,7 +133,7 @@ def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyR
             tokens=steps * per_step,
             seconds=steps * seconds,
         )
-        for shape, count, seconds in made
+        for shape, count, seconds in sizes
         for steps in (round(shortest * length) for length in LENGTHS)
     ]
 
@@ -141,8 +141,8 @@ def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyR
 def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
     """Train the proxy runs, fit a scaling law, and save the predicted held-out loss of the run, for `plan verify`.
 
-    Raises UserError for no data, a bad budget, a stage whose held-out figure is not that loss, a run that continues
-    another model, or a model too small to have smaller ones.
+    Raises UserError for missing data, a bad budget, a stage whose validation figure is not that loss, a run that
+    continues another model, or a model too small to scale down.
     """
     if not run.objective.is_language_modelling or run.data.format == "prompts":
         stage = f"{run.objective.name} on {run.data.format}"
@@ -156,28 +156,28 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
         )
     if not run.data.train:
         raise UserError("no data", where="data.train", next_step="Give data.train=FILE.")
-    given = cost.read_budget(budget)
-    if not given.seconds:
+    limit = cost.read_budget(budget)
+    if not limit.seconds:
         raise UserError("not a time", where="--budget", got=repr(budget), wanted="such as 30min or 2h")
-    place = Path(run.out) / "scale"
-    runs = _ladder(run, given.seconds, place / LADDER)
-    console.print(f"  {len(runs)} proxy runs, about {units.duration(sum(each.seconds for each in runs))}")
+    folder = Path(run.out) / "scale"
+    runs = _ladder(run, limit.seconds, folder / LADDER)
+    console.print(f"  {len(runs)} proxy runs, about {units.duration(sum(proxy.seconds for proxy in runs))}")
     points, first = [], ""
-    for each in runs:
-        outcome = _train(run, each, place, first, console)
-        first = first or str(place / each.name)
+    for proxy in runs:
+        outcome = _train(run, proxy, folder, first, console)
+        first = first or str(folder / proxy.name)
         if LOSS not in outcome:
             raise UserError(
-                "the loss of a proxy run is NaN or Inf", where=place / each.name, next_step="Lower the learning rate."
+                "the loss of a proxy run is NaN or Inf", where=folder / proxy.name, next_step="Lower the learning rate."
             )
-        points.append(LossPoint(each.parameters, int(outcome["tokens"]), float(outcome[LOSS])))
-        console.print(f"  {each.name}: {points[-1].loss:.4f} nats per token")
+        points.append(LossPoint(proxy.parameters, int(outcome["tokens"]), float(outcome[LOSS])))
+        console.print(f"  {proxy.name}: {points[-1].loss:.4f} nats per token")
     return _predict(run, points, first, console)
 
 
 def _ladder(run: Run, budget_seconds: float, file: Path) -> list[ProxyRun]:
-    """The proxy runs, chosen once: the measured speed of a machine varies, and a stopped forecast continues with the
-    runs it has. Other options or settings choose them anew."""
+    """The proxy runs. They are chosen once and saved: measured speed varies, and a stopped forecast must continue with
+    the same runs. Other options or settings choose new ones."""
     settings = {
         name: value for name, value in config.to_dict(run).items() if name not in ("out", "max_steps", "epochs")
     }
@@ -186,43 +186,43 @@ def _ladder(run: Run, budget_seconds: float, file: Path) -> list[ProxyRun]:
     request = json.loads(json.dumps({"budget_seconds": budget_seconds, "settings": settings}))
     if not file.is_file() or read_json(file).get("asked") != request:
         machine, _, _ = find_machine(PlanOptions(), run)
-        runs = [asdict(each) for each in proxy_runs(run, budget_seconds, machine)]
+        runs = [asdict(proxy) for proxy in proxy_runs(run, budget_seconds, machine)]
         write_json(file, {"asked": request, "runs": runs})
-    return [ProxyRun(**each) for each in read_json(file)["runs"]]
+    return [ProxyRun(**proxy) for proxy in read_json(file)["runs"]]
 
 
-def _train(run: Run, small: ProxyRun, place: Path, first: str, console: Console) -> dict[str, Any]:
-    """Train one proxy run, with the tokenizer and shards of the first; of a finished one, return its outcome.
+def _train(run: Run, proxy: ProxyRun, folder: Path, first: str, console: Console) -> dict[str, Any]:
+    """Train one proxy run with the tokenizer and shards of the first one; if finished already, return its outcome.
 
-    Raises UserError if it was begun with other settings or data.
+    Raises UserError if it was started with other settings or data.
     """
     shared: dict[str, Any] = {}
     if first:
-        before = RunDir(Path(first))
-        shared = {"tokenizer": {"path": str(before.tokenizer)}}
-        if before.shards.is_dir():  # else the data were shards already
-            shared["data"] = {"train": [str(before.shards)]}
+        first_run = RunDir(Path(first))
+        shared = {"tokenizer": {"path": str(first_run.tokenizer)}}
+        if first_run.shards.is_dir():  # else the data were already shards
+            shared["data"] = {"train": [str(first_run.shards)]}
     settings = {
-        "out": str(place / small.name),
-        "max_steps": small.steps,
-        "epochs": 1,  # says nothing beside steps
-        "model": small.model,
+        "out": str(folder / proxy.name),
+        "max_steps": proxy.steps,
+        "epochs": 1,  # ignored: max_steps is set
+        "model": proxy.model,
         "batch": {"min_steps": 0},
         "eval": {"every": 0},
         "sample": {"every": 0},
-        "checkpoint": {"every": max(1, small.steps)},
+        "checkpoint": {"every": max(1, proxy.steps)},
         **shared,
     }
     return execute(config.resolve(Run, config.to_dict(run), settings), silent_console(console))
 
 
 def _predict(run: Run, points: list[LossPoint], first: str, console: Console) -> Forecast:
-    size, before = parameters(run.model).total, RunDir(Path(first))
-    per_epoch = read_json(before.plan)["tokens_per_epoch"]
+    size, first_run = parameters(run.model).total, RunDir(Path(first))
+    per_epoch = read_json(first_run.plan)["tokens_per_epoch"]
     per_step = run.batch.size * run.data.seq_len
     tokens = run.max_steps * per_step if run.max_steps else round(run.epochs * per_epoch)
-    found = forecast(points, size, tokens)
-    law = found.law
+    predicted = forecast(points, size, tokens)
+    law = predicted.law
     rows = [
         (
             units.count(point.parameters),
@@ -235,11 +235,11 @@ def _predict(run: Run, points: list[LossPoint], first: str, console: Console) ->
     print_table(console, ("parameters>", "tokens>", "loss>", "law>"), rows)
     console.print(
         f"L = {law.limit:.3f} + {law.a:.4g} / N^{law.alpha:.2f} + {law.b:.4g} / D^{law.beta:.2f}, off by "
-        f"{found.residual_nats:.3f} nats"
+        f"{predicted.residual_nats:.3f} nats"
     )
     console.print(
-        f"{units.count(size)} parameters on {units.count(tokens)} tokens: {found.loss:.3f} nats per token "
-        f"({found.low:.3f} to {found.high:.3f}, four of five)"
+        f"{units.count(size)} parameters on {units.count(tokens)} tokens: {predicted.loss:.3f} nats per token "
+        f"({predicted.low:.3f} to {predicted.high:.3f}, 80 % interval)"
     )
     reach = size * tokens / max(point.parameters * point.tokens for point in points)
     if reach > 100:
@@ -253,15 +253,15 @@ def _predict(run: Run, points: list[LossPoint], first: str, console: Console) ->
             "law": asdict(law),
             "parameters": size,
             "tokens": tokens,
-            "predicted_loss": found.loss,
-            "predicted_loss_low": found.low,
-            "predicted_loss_high": found.high,
-            "tokenizer": str(before.tokenizer),
+            "predicted_loss": predicted.loss,
+            "predicted_loss_low": predicted.low,
+            "predicted_loss_high": predicted.high,
+            "tokenizer": str(first_run.tokenizer),
         },
     )
     console.print(
-        f"`penjing train` with out={run.out} and tokenizer.path={before.tokenizer} is compared "
+        f"`penjing train` with out={run.out} and tokenizer.path={first_run.tokenizer} is compared "
         "with it by `penjing plan verify`",
         soft_wrap=True,
     )
-    return found
+    return predicted

@@ -19,7 +19,7 @@ from penjing.train.run_dir import RunDir
 def verify(path: Path, console: Console) -> list[history.Comparison]:
     """Print predicted and actual, from plan.json and outcome.json alone; returns the comparisons.
 
-    Raises UserError if there is no plan, or the run has not ended in any way.
+    Raises UserError if there is no plan, or the run has not ended.
     """
     folders = [folder for folder in (path, path / "pretrain", path / "sft") if RunDir(folder).plan.is_file()]
     if not folders:
@@ -44,11 +44,11 @@ def _verify_one(folder: RunDir, console: Console) -> list[history.Comparison]:
     low, high = plan.get("predicted_seconds_low"), plan.get("predicted_seconds_high")
     if "ended" in outcome:
         done = f"{outcome['ended']} after step {outcome['steps_done']} of {plan['steps']}"
-        console.print(f"  {done}: predicted is for so many steps")
+        console.print(f"  {done}: the prediction is scaled to so many steps")
     elif low is not None and high is not None:
         inside = "inside" if low <= outcome["seconds"] <= high else "outside"
         span = f"{units.duration(low)} to {units.duration(high)}"
-        console.print(f"  the time is {inside} the interval {span}; four of five runs should be inside")
+        console.print(f"  the time is {inside} the interval {span}; 80 % of runs should be inside")
     console.print(f"  from {folder.plan.name} and {ended.name}; error = (predicted - actual) / actual")
     return terms
 
@@ -67,32 +67,32 @@ def _percent(error: float | None) -> str:
 
 def print_history(console: Console, last: int = 20) -> None:
     """Print the errors of the newest runs, the accuracy of plans by level, and a warning if it gets worse."""
-    entries = history.read_history()
-    if not entries:
-        raise UserError("no runs yet", where=history.ledger_path(), next_step="Every `penjing train` adds one.")
+    records = history.read_history()
+    if not records:
+        raise UserError("no runs yet", where=history.history_path(), next_step="Every `penjing train` adds one.")
     rows = [
         (
-            each.when[:16].replace("T", " "),
-            Path(each.run).name,
-            each.level,
-            units.duration(each.predicted_seconds),
-            units.duration(each.seconds),
-            *map(_percent, (each.time_error, each.refit_error, each.peak_error)),
-            "" if each.ended == "done" else each.ended,
+            record.when[:16].replace("T", " "),
+            Path(record.run).name,
+            record.level,
+            units.duration(record.predicted_seconds),
+            units.duration(record.seconds),
+            *map(_percent, (record.time_error, record.refit_error, record.peak_error)),
+            "" if record.ended == "done" else record.ended,
         )
-        for each in entries[-last:]
+        for record in records[-last:]
     ]
     figures = ("predicted>", "actual>", "error>", "re-fit error>", "peak error>")
     print_table(console, ("when", "run", "level", *figures, ""), rows)
-    for level in sorted({each.level for each in entries}):
-        done = [each for each in entries if each.level == level and each.ended == "done"]
-        off = [abs(each.time_error) for each in done if each.time_error is not None]
-        if off:
-            inside = sum(each.in_interval for each in done)
+    for level in sorted({record.level for record in records}):
+        done = [record for record in records if record.level == level and record.ended == "done"]
+        errors = [abs(record.time_error) for record in done if record.time_error is not None]
+        if errors:
+            inside = sum(record.in_interval for record in done)
             console.print(
-                f"{level}: {len(off)} runs, time off by {quantile(off, 0.5):.1%} (median), {quantile(off, 0.9):.1%} "
-                f"(9 of 10), {max(off):.1%} at most; {inside} of {len(done)} inside their interval"
+                f"{level}: {len(errors)} runs, error of time {quantile(errors, 0.5):.1%} (median), "
+                f"{quantile(errors, 0.9):.1%} (p90), {max(errors):.1%} (max); {inside} of {len(done)} in their interval"
             )
-    for machine in sorted({each.machine for each in entries}):
-        if note := history.recent_bias(entries, machine):
+    for machine in sorted({record.machine for record in records}):
+        if note := history.recent_bias(records, machine):
             console.print(escape_markup("drift", note, indent=""))

@@ -1,4 +1,4 @@
-"""Plans on the terminal: the page of `penjing plan`, and what `penjing train` prints before step 1."""
+"""Print plans: the report of `penjing plan`, and the summary of `penjing train` before step 1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penjing.commands.plan import PlanReport
 from penjing.parallel.base import Strategy
 from penjing.plan import cost, hardware
 from penjing.plan.device_model import LEVELS
-from penjing.plan.gpu_specs import card_called
+from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.memory.device_target import MEMORY_MARGIN
 from penjing.plan.run_estimate import RunEstimate
 from penjing.train.batch_geometry import batch_geometry
@@ -26,7 +26,7 @@ STYLES = {"note": "yellow", "over budget": "red"}
 
 
 def print_page(page: PlanReport, console: Console, *, explain: bool = False) -> None:
-    """The page: model, tokens, time, memory, cost, and advice."""
+    """Print the report: model, tokens, time, memory, cost, and advice."""
     title = f"{page.what} on {page.devices} x {page.device} ({page.source})"
     rows = [*_model(page), *_amount(page), *_time(page), *_memory(page), *_money(page)]
     print_table(console, (), [(f"  {name}", value) for name, value in rows], title=title)
@@ -81,46 +81,46 @@ def _speed(plan: PlanReport | RunEstimate) -> str:
     return f"{units.count(float(f'{plan.tokens_per_second:.3g}'))} tokens/s"
 
 
-def _outside(plan: PlanReport | RunEstimate, least: float = 0.0) -> str:
-    """The time outside training by part; those of more than `least` seconds."""
-    parts = [(name, seconds) for name, seconds in plan.parts_seconds.items() if name != "training" and seconds > least]
+def _other_parts(plan: PlanReport | RunEstimate, above: float = 0.0) -> str:
+    """Time outside training by part, for parts of more than `above` seconds."""
+    parts = [(name, seconds) for name, seconds in plan.parts_seconds.items() if name != "training" and seconds > above]
     return ", ".join(f"{name} {units.duration(seconds)}" for name, seconds in parts)
 
 
 def _time(page: PlanReport) -> list[tuple[str, str]]:
     parts = sorted(page.step_parts_seconds.items(), key=lambda pair: -pair[1])[:SHOWN_PARTS]
-    whole = sum(page.step_parts_seconds.values())
-    shares = ", ".join(f"{name} {seconds / whole:.0%}" for name, seconds in parts if seconds > 0)
+    total = sum(page.step_parts_seconds.values())
+    shares = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts if seconds > 0)
     rates = _speed(page)
     if page.mfu_causal is not None and page.mfu_full_square is not None:
         rates += f", MFU {page.mfu_causal:.0%} causal, {page.mfu_full_square:.0%} full square"
     return [
         ("time", _duration(page)),
         ("step", f"{page.step_seconds * 1e3:.4g} ms, {rates} ({page.level})"),
-        ("breakdown", f"{shares}; outside training: {_outside(page)}"),
+        ("breakdown", f"{shares}; outside training: {_other_parts(page)}"),
         ("bottleneck", page.bottleneck.replace("_", " ")),
     ]
 
 
 def verdict_of(fits: bool | None, tight: bool) -> Text:
-    """Whether it fits, as text."""
+    """Text: whether the plan fits in memory."""
     if tight:
         return Text.assemble(("tight", "yellow"), f", within the {MEMORY_MARGIN:.1%} error of this figure")
     if fits is None:
-        return Text("the device's memory is not known")
+        return Text("the device's memory is unknown")
     return Text("fits") if fits else Text("does not fit", style="red")
 
 
 def _memory(page: PlanReport) -> list[tuple[str, str | Text]]:
     of_memory = f" of {units.gibibytes(page.memory_bytes)}" if page.memory_bytes else ""
     spare = page.memory_bytes - page.peak_memory_bytes
-    left = f", {units.gibibytes(spare)} to spare" if page.fits and page.memory_bytes else ""
-    how = "traced" if page.waterfall else "formula, +-30 %"
+    remaining = f", {units.gibibytes(spare)} to spare" if page.fits and page.memory_bytes else ""
+    method = "traced" if page.waterfall else "formula, +-30 %"
     parts = sorted(page.waterfall.items(), key=lambda pair: -pair[1])[:6]
     peak = Text.assemble(
         f"{units.gibibytes(page.peak_memory_bytes)}{of_memory}: ",
         verdict_of(page.fits, page.tight),
-        f"{left} ({how}; a device)",
+        f"{remaining} ({method}; a device)",
     )
     lines: list[tuple[str, str | Text]] = [("peak memory", peak)]
     if parts:
@@ -138,7 +138,7 @@ def _money(page: PlanReport) -> list[tuple[str, str]]:
 
 
 def print_plan(prepared: PreparedRun, console: Console, further: Sequence[tuple[str, str]] = ()) -> None:
-    """What is about to be trained, before step 1, in the terms of other trainers."""
+    """Print the run before step 1, in the terms of other trainers."""
     run, estimate, size, strategy = prepared.run, prepared.estimate, prepared.size, prepared.context.strategy
     if run.compute.dtype == "float16" and strategy.device.type == "cpu":
         console.print(escape_markup("warning", f"{SLOW_FLOAT16}; use compute.dtype=auto"))
@@ -187,14 +187,14 @@ def _step_line(estimate: RunEstimate) -> str:
         for name, seconds in estimate.step_parts_seconds.items()
         if step and seconds / step >= 0.005
     )
-    rest = _outside(estimate, 0.05)
-    return f"{estimate.step_seconds * 1e3:.4g} ms: {shares}" + (f"; outside steps: {rest}" if rest else "")
+    other = _other_parts(estimate, 0.05)
+    return f"{estimate.step_seconds * 1e3:.4g} ms: {shares}" + (f"; outside steps: {other}" if other else "")
 
 
 def _money_lines(estimate: RunEstimate, strategy: Strategy) -> list[tuple[str, str]]:
-    """Cost, where a price is known, and energy."""
+    """Cost, if a price is known, and energy."""
     devices, seconds = strategy.world, estimate.predicted_seconds
-    card = card_called(torch.cuda.get_device_name(strategy.device)) if strategy.device.type == "cuda" else None
+    card = match_gpu_spec(torch.cuda.get_device_name(strategy.device)) if strategy.device.type == "cuda" else None
     price = cost.price_of(card.name) if card else None
     energy = cost.kilowatt_hours(seconds, devices, card.watts if card else 0.0, hardware.physical_cores())
     lines = [("energy", f"{energy:.2g} kWh (estimate)")]

@@ -1,4 +1,4 @@
-"""Inputs of a plan, from settings and options: device, sequence lengths, number of tokens, the work of one step."""
+"""Inputs of a plan, from settings and options: device, sequence lengths, number of tokens, workload of one step."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from penjing.objective.rollout import Rollout
 from penjing.parallel import STRATEGIES
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost, hardware
-from penjing.plan.device_model import Machine, machine_of_card
-from penjing.plan.gpu_specs import Card, card_called, find_card
+from penjing.plan.device_model import Machine, machine_from_spec
+from penjing.plan.gpu_specs import GpuSpec, find_gpu_spec, match_gpu_spec
 from penjing.plan.memory import Target
-from penjing.plan.microbenchmarks import attention_rate, copy_rate, key_of, launch_seconds, matmul
-from penjing.plan.profile import find_profile, gpu_called, with_specs
+from penjing.plan.microbenchmarks import attention_rate, copy_rate, launch_seconds, matmul, profile_key
+from penjing.plan.profile import find_profile, gpu_machine, with_specs
 from penjing.plan.shape import Shape, shape_of
-from penjing.plan.step_time import Decode, decode_time, step_time
+from penjing.plan.step_time import DecodeWorkload, decode_time, step_time
 from penjing.plan.step_workload import Workload
-from penjing.plan.trainable import Trainable, trainable_by
+from penjing.plan.trainable import Trainable, trainable_from_settings
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.compile_policy import COST_SECONDS, choose, missing_compiler, obstacle
 from penjing.train.config import Run
@@ -33,7 +33,7 @@ from penjing.train.precision import Precision
 from penjing.train.step_timing import SAVE_SECONDS, WRITE_RATE
 
 START_SECONDS = 20.0  # imports, reading data and the probe, before step 1: an estimate
-COPY_RATE = 4e9  # bytes per second of copying what is saved from a GPU into plain memory: an estimate
+COPY_RATE = 4e9  # bytes per second of copying a checkpoint from a GPU into pageable memory: an estimate
 DEFAULT_STEPS = 1000  # of a stage without data
 CAPABILITY = {
     "pascal": (6, 0),
@@ -49,7 +49,7 @@ Engine = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """Options of `penjing plan` beside the settings."""
+    """Options of `penjing plan`, in addition to the settings."""
 
     gpu: str = ""
     gpus: int = 1
@@ -65,11 +65,11 @@ class PlanOptions:
 
     @property
     def strategy(self) -> Engine:
-        """The parallelism, as chosen or as usual for so many GPUs."""
+        """The parallelism: --engine, or the default for so many GPUs."""
         return cast(Engine, self.engine or ("ddp" if self.gpus > 1 else "single"))
 
     def notes(self) -> list[str]:
-        """Whether penjing cannot train with that strategy."""
+        """A note if penjing cannot train with that strategy."""
         known = " and ".join(STRATEGIES)
         return [] if self.strategy in STRATEGIES else [f"penjing cannot train with {self.strategy}, only with {known}"]
 
@@ -80,12 +80,12 @@ def pass_rows(run: Run, kind: str, gpus: int) -> int:
 
 
 def accepted(run: Run, machine: Machine, gpus: int) -> bool:
-    """Whether training takes these settings on such devices, by the checks of training itself."""
+    """Whether training accepts these settings on such devices, by its own checks."""
     try:
         pass_rows(run, machine.kind, gpus)
         dtype = _dtype(run, machine)
         choose(run.compute.compile, machine.kind, _obstacle(run, machine, dtype), 0.0)
-        card = card_called(machine.name)
+        card = match_gpu_spec(machine.name)
         capability = target_of(card).capability if card else (0, 0)
         device = torch.device(machine.kind)
         Precision.resolve(replace(run.compute, dtype=dtype), device).require(device, capability)  # type: ignore[arg-type]
@@ -94,23 +94,23 @@ def accepted(run: Run, machine: Machine, gpus: int) -> bool:
     return True
 
 
-def target_of(card: Card, machine: Machine | None = None) -> Target:
-    """The device a step is traced for."""
+def target_of(card: GpuSpec, machine: Machine | None = None) -> Target:
+    """The target device for a trace."""
     capability = CAPABILITY.get(card.generation, (8, 0))
     if card.generation == "consumer":
-        tens = {"20": (7, 5), "30": (8, 6), "40": (8, 9), "50": (12, 0)}
-        capability = tens.get(card.name.split()[1][:2], (8, 6))
+        series = {"20": (7, 5), "30": (8, 6), "40": (8, 9), "50": (12, 0)}
+        capability = series.get(card.name.split()[1][:2], (8, 6))
     elif card.name in ("A10", "A40"):
         capability = (8, 6)
-    context = (machine or machine_of_card(card)).context_bytes
+    context = (machine or machine_from_spec(card)).context_bytes
     return Target(name=card.name, capability=capability, memory_bytes=card.memory_bytes, context_bytes=context)
 
 
 def find_machine(options: PlanOptions, run: Run) -> tuple[Machine, Target, list[str]]:
     """The named GPU or this machine, with its profile if there is one; and notes."""
     if options.gpu:
-        machine = gpu_called(options.gpu)
-        return machine, target_of(find_card(options.gpu), machine), []
+        machine = gpu_machine(options.gpu)
+        return machine, target_of(find_gpu_spec(options.gpu), machine), []
     if torch.cuda.is_available() and run.compute.device != "cpu":
         return _this_gpu(torch.device("cuda"))
     return _this_cpu(run)
@@ -118,24 +118,24 @@ def find_machine(options: PlanOptions, run: Run) -> tuple[Machine, Target, list[
 
 def _this_gpu(device: torch.device) -> tuple[Machine, Target, list[str]]:
     name, total = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
-    known = card_called(name, total)
+    spec = match_gpu_spec(name, total)
     measured, notes = _measured(device)
     if measured:
-        machine = with_specs(measured, known)
-    elif known:
-        machine = machine_of_card(known)
+        machine = with_specs(measured, spec)
+    elif spec:
+        machine = machine_from_spec(spec)
     else:
         raise UserError("unknown GPU without a profile", where=name, next_step="Run `penjing plan profile` once.")
-    lacking = gpu.missing()
-    machine = replace(machine, memory_bytes=total, own_kernels=not lacking)
-    notes += [f"planned without Triton kernels: {lacking}"] if lacking else []
-    target = target_of(known, machine) if known else Target(kind="cuda", name=name)
-    return machine, replace(target, memory_bytes=total, own_kernels=not lacking), notes
+    missing = gpu.missing()
+    machine = replace(machine, memory_bytes=total, triton_kernels=not missing)
+    notes += [f"planned without Triton kernels: {missing}"] if missing else []
+    target = target_of(spec, machine) if spec else Target(kind="cuda", name=name)
+    return machine, replace(target, memory_bytes=total, triton_kernels=not missing), notes
 
 
 def _measured(device: torch.device) -> tuple[Machine | None, list[str]]:
-    """This machine by its profile, None if there is none; a note where that is stale."""
-    profile, changes = find_profile(key_of(device)) or (None, [])
+    """This machine from its profile, None if there is none; a note if it is stale."""
+    profile, changes = find_profile(profile_key(device)) or (None, [])
     notes = [f"the profile is stale ({', '.join(changes)}): run `penjing plan profile`"] if changes else []
     return profile.machine() if profile else None, notes
 
@@ -147,35 +147,35 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
     measured, notes = _measured(device)
     if measured:
         return measured, target, notes
-    own = str(hardware.compute_dtype(run.compute.dtype, device)).removeprefix("torch.")
-    rate = matmul(512, 512, 512, own, device, tries=3)["flops_per_second"]
+    dtype = str(hardware.compute_dtype(run.compute.dtype, device)).removeprefix("torch.")
+    rate = matmul(512, 512, 512, dtype, device, tries=3)["flops_per_second"]
     machine = Machine(
         name=hardware.cpu_name(),
         kind="cpu",
         level="L0",
         source="a short measurement",
-        matmul_flops={own: rate},
-        attention_share=min(1.0, attention_rate(own, device) / rate),
+        matmul_flops={dtype: rate},
+        attention_share=min(1.0, attention_rate(dtype, device) / rate),
         bytes_per_second=copy_rate(device),
         launch_seconds=launch_seconds(device),
         memory_bytes=memory,
-        peak_flops={own: rate},
+        peak_flops={dtype: rate},
     )
     return machine, target, ["no profile of this machine: `penjing plan profile` halves the interval"]
 
 
 def lengths_of(run: Run) -> UnitLengths:
-    """What a unit of the run's batches is taken to hold."""
+    """Assumed lengths of one unit of the run's batches."""
     return run.objective.unit_lengths(run.data.seq_len)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBudget:
-    """How long to train, and why so."""
+    """Number of training tokens, and the reason for it."""
 
     steps: int
     tokens: int
-    unique: int  # 0 = not known
+    unique: int  # 0 = unknown
     reason: str
 
     @property
@@ -184,29 +184,29 @@ class TokenBudget:
 
 
 def amount_of(run: Run, options: PlanOptions, shape: Shape) -> TokenBudget:
-    """Steps and tokens: as the command line says, as the settings say, or compute-optimal."""
-    each = lengths_of(run).tokens * run.batch.size
+    """Steps and tokens: from the command line, else from the settings, else compute-optimal."""
+    tokens_per_step = lengths_of(run).tokens * run.batch.size
     unique = cost.read_count(options.unique, "--unique") if options.unique else 0
     if options.tokens and options.tokens != "auto":
         total, reason = cost.read_count(options.tokens, "--tokens"), "--tokens"
     elif run.max_steps:
-        total, reason = round(run.max_steps * each), f"max_steps={run.max_steps}"
+        total, reason = round(run.max_steps * tokens_per_step), f"max_steps={run.max_steps}"
     elif unique:
         total, reason = round(run.epochs * unique), f"{run.epochs:g} epochs of --unique"
     elif run.data.format == "documents":
         advice = tokens.advise(shape.parameters, shape.matrices)
         total, reason = round(advice.tokens), "no data given: compute-optimal for this size"
     else:
-        total, reason = round(DEFAULT_STEPS * each), f"no data given: {DEFAULT_STEPS} steps assumed"
-    return TokenBudget(steps=max(1, math.ceil(total / each)), tokens=total, unique=unique, reason=reason)
+        total, reason = round(DEFAULT_STEPS * tokens_per_step), f"no data given: {DEFAULT_STEPS} steps assumed"
+    return TokenBudget(steps=max(1, math.ceil(total / tokens_per_step)), tokens=total, unique=unique, reason=reason)
 
 
 def workload_of(
     run: Run, machine: Machine, options: PlanOptions, micro_size: int, *, steps: int = 0, external: Shape | None = None
 ) -> Workload:
-    """The run's step on one of the devices. steps: of the whole run, which say whether compiling pays.
+    """The run's step on one device. steps: of the full run, which determine whether compiling pays.
 
-    Raises UserError where training refuses to compile as the settings say.
+    Raises UserError if training cannot compile as the settings request.
     """
     dtype, lengths = _dtype(run, machine), lengths_of(run)
     eager = Workload(
@@ -218,7 +218,7 @@ def workload_of(
         dtype=dtype,
         optimizer=run.optimizer.name,
         fused_optimizer=True,
-        own_kernels=machine.runs_own_kernels(dtype),
+        triton_kernels=machine.runs_triton_kernels(dtype),
         recompute=run.compute.activation_checkpointing,
         ranks=options.gpus,
         sharding=SHARDINGS[options.strategy],  # type: ignore[arg-type]  # from the table
@@ -232,14 +232,14 @@ def workload_of(
 
 def trainable_part(run: Run) -> Trainable | None:
     """The trainable part of the run's model; None: all of it."""
-    return trainable_by(run.model, run.lora, run.freeze)
+    return trainable_from_settings(run.model, run.lora, run.freeze)
 
 
 def _obstacle(run: Run, machine: Machine, dtype: str) -> str:
-    """Why training would not compile. What the machine at hand lacks is known: every planned CPU is its."""
-    lacking = obstacle(run, machine.kind, bfloat16=dtype == "bfloat16")
-    here = machine.kind == "cpu" or not machine.own_kernels
-    return lacking or (missing_compiler(torch.device(machine.kind)) if here else "")
+    """Why training would not compile. A missing compiler counts if the plan is for this machine; a CPU always is."""
+    missing = obstacle(run, machine.kind, bfloat16=dtype == "bfloat16")
+    local = machine.kind == "cpu" or not machine.triton_kernels
+    return missing or (missing_compiler(torch.device(machine.kind)) if local else "")
 
 
 def _dtype(run: Run, machine: Machine) -> str:
@@ -247,59 +247,59 @@ def _dtype(run: Run, machine: Machine) -> str:
         return run.compute.dtype
     if machine.kind == "cpu":
         return str(hardware.compute_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
-    card = card_called(machine.name)
+    card = match_gpu_spec(machine.name)
     return "bfloat16" if card is None or card.has_bfloat16 else "float16"
 
 
 def generation_seconds(run: Run, work: Workload, machine: Machine) -> float:
     """Generation time of one step; 0 if the stage generates nothing."""
-    how = run.objective.sampling
-    if how is None:
+    rollout = run.objective.sampling
+    if rollout is None:
         return 0.0
-    prompts = max(1, run.batch.size * how.steps_per_rollout // work.ranks)
-    return _writing_seconds(run, how, prompts * how.num_generations, work, machine) / how.steps_per_round
+    prompts = max(1, run.batch.size * rollout.steps_per_rollout // work.ranks)
+    return _sampling_seconds(run, rollout, prompts * rollout.num_generations, work, machine) / rollout.steps_per_round
 
 
-def _writing_seconds(run: Run, how: Rollout, answers: int, work: Workload, machine: Machine) -> float:
-    decode = Decode(
+def _sampling_seconds(run: Run, rollout: Rollout, answers: int, work: Workload, machine: Machine) -> float:
+    decode = DecodeWorkload(
         answers=answers,
-        prompt_tokens=(run.data.seq_len - how.max_new_tokens) / 2,
-        answer_tokens=how.max_new_tokens / 2,
-        longest=how.max_new_tokens,
-        slots=how.max_concurrent or (64 if machine.kind == "cpu" else 256),
+        prompt_tokens=(run.data.seq_len - rollout.max_new_tokens) / 2,
+        answer_tokens=rollout.max_new_tokens / 2,
+        longest=rollout.max_new_tokens,
+        slots=rollout.max_concurrent or (64 if machine.kind == "cpu" else 256),
     )
     return decode_time(decode, work, machine)
 
 
 def _validation_seconds(run: Run, work: Workload, machine: Machine) -> float:
-    """Of one validation: a forward pass of the held-out rows; of RL two answers to each prompt, greedy and drawn."""
-    if how := run.objective.sampling:
-        return 2 * _writing_seconds(run, how, max(1, math.ceil(run.eval.sequences / work.ranks)), work, machine)
+    """Seconds of one validation: a forward pass over held-out rows; in RL a greedy and a sampled answer per prompt."""
+    if rollout := run.objective.sampling:
+        return 2 * _sampling_seconds(run, rollout, max(1, math.ceil(run.eval.sequences / work.ranks)), work, machine)
     step = step_time(work, machine)
     forward = (step.matmuls + step.attention + step.elementwise + step.head) / 3 / max(1, work.tokens * work.passes)
     return run.eval.sequences * lengths_of(run).tokens * forward / work.ranks
 
 
 def checkpoint_bytes(run: Run, shape: Shape) -> int:
-    """Size of a checkpoint: float32 weights (with adapters only theirs), and the state of the optimizer."""
+    """Size of a checkpoint: float32 weights (with adapters only these), and optimizer state."""
     part = trainable_part(run)
-    trained = shape.parameters if part is None else part.learns
+    trained = shape.parameters if part is None else part.num_trainable
     return 4 * (trained if run.lora.rank else shape.parameters) + run.optimizer.state_bytes * trained
 
 
 def checkpoint_seconds(run: Run, saved: int, machine: Machine, step_seconds: float, steps: int) -> float:
     """Seconds that training waits for all checkpoints of a run.
 
-    In the background only the copy counts, and what the disk has not finished when the next one is due. The last one
-    is waited for.
+    An asynchronous checkpoint blocks for its copy, and for the rest of the previous write if that is not finished. The
+    last one is synchronous.
     """
-    number = math.ceil(steps / run.checkpoint.every)
+    checkpoints = math.ceil(steps / run.checkpoint.every)
     write = saved / WRITE_RATE
     copy = saved / (COPY_RATE if machine.kind == "cuda" else machine.bytes_per_second)
-    held = write
+    blocked = write
     if run.checkpoint.async_:
-        held = max(0.0, write - run.checkpoint.every * step_seconds)
-    return number * (SAVE_SECONDS + copy) + (number - 1) * held + write
+        blocked = max(0.0, write - run.checkpoint.every * step_seconds)
+    return checkpoints * (SAVE_SECONDS + copy) + (checkpoints - 1) * blocked + write
 
 
 def parts_of(run: Run, work: Workload, machine: Machine, steps: int) -> tuple[dict[str, float], float]:

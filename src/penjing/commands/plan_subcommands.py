@@ -16,18 +16,18 @@ from penjing.commands.plan_print import verdict_of
 from penjing.commands.plan_run import PlanOptions, find_machine, lengths_of, pass_rows, workload_of
 from penjing.model.transformer import Recompute
 from penjing.plan import cost
-from penjing.plan.config_search import Candidate, fitting, pareto
+from penjing.plan.config_search import Candidate, fitting_candidates, pareto
 from penjing.plan.device_model import Machine
 from penjing.plan.memory.device_target import MEMORY_MARGIN, is_tight, safe_bytes
 from penjing.plan.step_time import step_time
 from penjing.train.config import Run
 
 BAR = 40  # characters of the longest bar
-MOST_TRACED = 40  # configurations of one search
+MAX_TRACED = 40  # configurations of one search
 
 
 def print_memory(run: Run, options: PlanOptions, console: Console, *, waterfall: bool = False) -> bool | None:
-    """Print the traced peak, where it is and what it consists of; returns whether it fits (None: not known)."""
+    """Print the traced peak, its location and components; returns whether it fits (None: unknown)."""
     from penjing.train.memory_trace.trace import predict_memory
 
     _, target, _ = find_machine(options, run)
@@ -42,9 +42,9 @@ def print_memory(run: Run, options: PlanOptions, console: Console, *, waterfall:
         f"peak: {plan.peak_at} at {plan.peak_line}, {plan.peak_phase}"
     )
     if waterfall:
-        most = max(plan.waterfall.values())
+        largest = max(plan.waterfall.values())
         for name, size in plan.waterfall.items():
-            bar = "#" * round(BAR * size / most)
+            bar = "#" * round(BAR * size / largest)
             console.print(f"  {name:<16} {units.gibibytes(size):>10}  {bar}", markup=False)
     for note in plan.notes:
         console.print(escape_markup("note", note))
@@ -56,8 +56,8 @@ def search(
 ) -> int:
     """Print the Pareto table of traced configurations of a step; returns how many fit.
 
-    Several devices share a step as in training, or as `options.engine` says. Raises UserError for a bad size of
-    memory, and for rows that do not divide among the devices.
+    Several devices share a step as in training, or by `options.engine`. Raises UserError for a bad memory size, and if
+    the batch size does not divide among the devices.
     """
     from penjing.train.memory_trace.trace import predict_memory
 
@@ -65,43 +65,43 @@ def search(
     if fit and not budget.memory_bytes:
         raise UserError("not a size of memory", where="--fit", got=repr(fit), wanted="such as 24GB or 8GiB")
     machine, target, notes = find_machine(options, run)
-    most_bytes = budget.memory_bytes or target.memory_bytes
+    limit_bytes = budget.memory_bytes or target.memory_bytes
     pass_rows(replace(run, batch=replace(run.batch, micro_size=0)), machine.kind, options.gpus)
-    ways = [
+    configurations = [
         (variant, rows)
         for seq_len in lengths or (run.data.seq_len,)
         for variant in _recomputing(replace(run, data=replace(run.data, seq_len=seq_len)))
         for rows in divisors(run.batch.size // options.gpus)
     ]
-    if len(ways) > MOST_TRACED:
-        notes.append(f"only the first {MOST_TRACED} of {len(ways)} configurations were traced")
-    found: list[Candidate] = []
-    for variant, rows in ways[:MOST_TRACED]:
+    if len(configurations) > MAX_TRACED:
+        notes.append(f"only the first {MAX_TRACED} of {len(configurations)} configurations were traced")
+    traced: list[Candidate] = []
+    for variant, rows in configurations[:MAX_TRACED]:
         plan = predict_memory(variant, target, micro_size=rows, ranks=options.gpus, engine=options.strategy)
-        found.append(_candidate(variant, machine, options, rows, plan.total_bytes))
+        traced.append(_candidate(variant, machine, options, rows, plan.total_bytes))
     notes += options.notes()
-    fit_now = fitting(found, safe_bytes(most_bytes))
+    fits = fitting_candidates(traced, safe_bytes(limit_bytes))
     rows_shown = [
         (
-            each.micro_size,
-            each.passes,
-            each.seq_len,
-            each.recompute,
-            each.sharding,
-            units.gibibytes(each.peak_bytes),
-            units.duration(each.seconds),
-            units.count(float(f"{each.tokens_per_second:.3g}")),
+            candidate.micro_size,
+            candidate.passes,
+            candidate.seq_len,
+            candidate.recompute,
+            candidate.sharding,
+            units.gibibytes(candidate.peak_bytes),
+            units.duration(candidate.seconds),
+            units.count(float(f"{candidate.tokens_per_second:.3g}")),
         )
-        for each in (found if every else pareto(fit_now))
+        for candidate in (traced if every else pareto(fits))
     ]
     settings = ("micro-batch>", "accumulation>", "seq len>", "checkpointing>", "sharding>")
     title = f"{run.stage} on {options.gpus} x {machine.name}, {machine.level}"
     print_table(console, (*settings, "peak (traced)>", "step>", "tokens/s>"), rows_shown, title=title)
-    limit = units.gibibytes(most_bytes) if most_bytes else "no known limit"
-    margin = f", {MEMORY_MARGIN:.1%} of it reserved for the error of these figures" if most_bytes else ""
-    console.print(f"{len(fit_now)} of {len(found)} traced configurations fit {limit}{margin}")
-    if fit_now:
-        best = fit_now[0]
+    limit = units.gibibytes(limit_bytes) if limit_bytes else "no known limit"
+    margin = f", {MEMORY_MARGIN:.1%} of it reserved for the error of these figures" if limit_bytes else ""
+    console.print(f"{len(fits)} of {len(traced)} traced configurations fit {limit}{margin}")
+    if fits:
+        best = fits[0]
         shared = f", {best.sharding} over {options.gpus} devices" if options.gpus > 1 else ""
         console.print(
             f"fastest: batch.micro_size={best.micro_size} data.seq_len={best.seq_len} "
@@ -109,11 +109,11 @@ def search(
         )
     for note in notes:
         console.print(escape_markup("note", note, indent=""))
-    return len(fit_now)
+    return len(fits)
 
 
 def _recomputing(run: Run) -> list[Run]:
-    """The run with each kind of activation checkpointing that it can have."""
+    """The run with each kind of activation checkpointing that it supports."""
     if run.model.is_mixture or run.lora.dropout:
         return [run]
     return [replace(run, compute=replace(run.compute, activation_checkpointing=how)) for how in get_args(Recompute)]

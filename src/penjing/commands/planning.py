@@ -1,4 +1,4 @@
-"""penjing plan: time, memory, data and cost of a run, before it starts and after it has ended."""
+"""penjing plan: time, memory, data and cost of a run, before it starts and after it ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXIT_DOES_NOT_FIT = 3
 
 
 class _PlanGroup(typer.core.TyperGroup):
-    """`penjing plan pretrain` is `penjing plan run pretrain`: any word that is not a verb of `plan` is a recipe."""
+    """`penjing plan pretrain` is `penjing plan run pretrain`: a word that is not a subcommand of `plan` is a recipe."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
@@ -56,7 +56,7 @@ def plan_run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print each formula with its numbers.")] = False,
 ) -> None:
-    """Estimate a whole run on one page. With data.train and no --gpu, a few real steps are timed on this machine.
+    """Estimate a run on one page. With data.train and no --gpu, a few real steps are timed on this machine.
 
     Exit code 3 if it does not fit the GPU or the budget.
 
@@ -113,7 +113,7 @@ def _plan_measured(run: Run, options: Any, as_json: bool) -> None:
 
 
 def _planned(recipe: str, settings: list[str] | None) -> tuple[Run, Shape | None]:
-    """The run of a recipe or of a Hugging Face model; beside it the shape of a model that penjing cannot train."""
+    """The run of a recipe or of a Hugging Face model, and the shape of a model that penjing cannot train."""
     from penjing.commands.plan import is_external, read_external
 
     if is_external(recipe):
@@ -122,7 +122,7 @@ def _planned(recipe: str, settings: list[str] | None) -> tuple[Run, Shape | None
 
 
 def _traceable(recipe: str, settings: list[str] | None) -> Run:
-    """The same. Raises UserError if penjing cannot train that model."""
+    """The run. Raises UserError if penjing cannot train that model."""
     run, external = _planned(recipe, settings)
     if external is not None:
         raise UserError("penjing cannot train this model", where=recipe, next_step=f"Try `penjing plan {recipe}`.")
@@ -136,7 +136,7 @@ def plan_memory(
     gpu: Gpu = "",
     gpus: Gpus = 1,
     engine: Engine = "",
-    waterfall: Annotated[bool, typer.Option("--waterfall", help="Show what the peak consists of.")] = False,
+    waterfall: Annotated[bool, typer.Option("--waterfall", help="Show the components of the peak.")] = False,
 ) -> None:
     """Trace a training step and show its peak memory. Exit code 3 if it does not fit.
 
@@ -204,7 +204,7 @@ def plan_estimate(
     tflops: Annotated[float, typer.Option(help="The GPU's peak TFLOPS, for the formula.", min=0)] = 0.0,
     gpu: Gpu = "",
 ) -> None:
-    """The common formula 6 N D / peak, beside our own estimate.
+    """Compare the common formula 6 N D / peak with our estimate.
 
     [bold]Example[/]
 
@@ -219,7 +219,7 @@ def plan_estimate(
 def plan_forecast(
     recipe: Recipe,
     settings: Settings = None,
-    budget: Annotated[str, typer.Option(help="Time for the small runs, about.")] = "30min",
+    budget: Annotated[str, typer.Option(help="Approximate time for the small runs.")] = "30min",
 ) -> None:
     """Predict a run's loss: train a few tiny models on the same data, and fit a scaling law.
 
@@ -249,7 +249,7 @@ def plan_verify(
 
 @app.command("history")
 def plan_history(last: Annotated[int, typer.Option(help="Runs to show.", min=1)] = 20) -> None:
-    """How accurate the plans on this machine have been.
+    """Show how accurate the plans on this machine have been.
 
     [bold]Example[/]
 
@@ -264,7 +264,7 @@ def plan_history(last: Annotated[int, typer.Option(help="Runs to show.", min=1)]
 def plan_profile(
     recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="Also measure the matmul shapes of this run.")] = "",
     settings: Settings = None,
-    seconds: Annotated[float, typer.Option(help="Time to measure, about.", min=1)] = 60.0,
+    seconds: Annotated[float, typer.Option(help="Approximate time to measure.", min=1)] = 60.0,
 ) -> None:
     """Measure this machine once: matmul, attention, copies, kernel launches. Plans then use it (level L1).
 

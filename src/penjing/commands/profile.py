@@ -7,8 +7,8 @@ from rich.console import Console
 
 from penjing.base import formatting as units
 from penjing.base.markup import print_table
-from penjing.plan.gpu_specs import card_called
-from penjing.plan.microbenchmarks import key_of, measure
+from penjing.plan.gpu_specs import match_gpu_spec
+from penjing.plan.microbenchmarks import measure, profile_key
 from penjing.plan.profile import Profile, find_profile, save_profile
 from penjing.plan.shape import shape_of
 from penjing.plan.step_workload import Workload
@@ -21,50 +21,50 @@ def matmul_shapes(run: Run, device: torch.device) -> list[tuple[int, int, int]]:
     """The matmul shapes (M, K, N) of a run's step, forward and backward; most work first."""
     micro, row = batch_geometry(run, 1, device).micro_size, run.data.seq_len
     work = Workload(shape=shape_of(run.model), tokens=micro * row, seq_len=row, keys=(row + 1) / 2)
-    found: dict[tuple[int, int, int], float] = {}
+    flops: dict[tuple[int, int, int], float] = {}
     for left, inner, outputs, count in work.matmuls():
-        found[left, inner, outputs] = found.get((left, inner, outputs), 0.0) + 2.0 * left * inner * outputs * count
-    return sorted(found, key=lambda shape: -found[shape])
+        flops[left, inner, outputs] = flops.get((left, inner, outputs), 0.0) + 2.0 * left * inner * outputs * count
+    return sorted(flops, key=lambda shape: -flops[shape])
 
 
 def profile(run: Run | None, seconds: float, console: Console) -> Profile:
     """Measure, print and save. run: also measure its matmul shapes; None: square ones only."""
     set_threads(run.compute.threads if run else 0, 1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    before = find_profile(key_of(device))
-    if before is not None and before[1]:
-        console.print(f"  the old profile is stale: {', '.join(before[1])}", highlight=False)
+    previous = find_profile(profile_key(device))
+    if previous is not None and previous[1]:
+        console.print(f"  the old profile is stale: {', '.join(previous[1])}", highlight=False)
     shapes = matmul_shapes(run, device) if run else []
-    found = measure(
+    measured = measure(
         device, shapes, budget_seconds=seconds, report=lambda text: console.print(f"  {text}", highlight=False)
     )
-    path = save_profile(found)
-    print_profile(found, console)
+    path = save_profile(measured)
+    print_profile(measured, console)
     console.print(f"{path}: plans on this machine now use it (L1)", highlight=False, soft_wrap=True)
-    return found
+    return measured
 
 
-def print_profile(found: Profile, console: Console) -> None:
-    """The figures, with the fraction of the GPU's specified peak where it is known."""
-    card = card_called(found.key.device, found.memory_bytes)
+def print_profile(measured: Profile, console: Console) -> None:
+    """Print the rates, with the fraction of the GPU's specified peak if it is known."""
+    card = match_gpu_spec(measured.key.device, measured.memory_bytes)
     rows = []
-    for one in [*found.squares, *found.shapes]:
-        rate = one["flops_per_second"]
-        size = f"{one['size']}^3" if "size" in one else f"{one['rows']} x {one['inner']} x {one['outputs']}"
-        share = f"{rate / card.peak_flops(one['dtype']):.0%}" if card else ""
-        rows.append((size, one["dtype"], f"{rate / 1e12:.3g}", f"{one['spread']:.0%}", share))
-    title = f"{found.key.device}, torch {found.key.torch}"
+    for row in [*measured.squares, *measured.shapes]:
+        rate = row["flops_per_second"]
+        size = f"{row['size']}^3" if "size" in row else f"{row['rows']} x {row['inner']} x {row['outputs']}"
+        share = f"{rate / card.peak_flops(row['dtype']):.0%}" if card else ""
+        rows.append((size, row["dtype"], f"{rate / 1e12:.3g}", f"{row['spread']:.0%}", share))
+    title = f"{measured.key.device}, torch {measured.key.torch}"
     print_table(console, ("matmul>", "dtype>", "TFLOPS>", "spread>", "of specified peak>"), rows, title=title)
-    for one in found.attentions:
-        keys, rate = one["keys"], one["flops_per_second"]
-        line = f"causal, {one['dtype']}, {keys:g} keys: {rate / 1e12:.3g} TFLOPS"
+    for row in measured.attentions:
+        keys, rate = row["keys"], row["flops_per_second"]
+        line = f"causal, {row['dtype']}, {keys:g} keys: {rate / 1e12:.3g} TFLOPS"
         console.print(f"  attention, {line}", highlight=False)
-    for dtype, rate in () if found.attentions else found.attention_flops_per_second.items():
+    for dtype, rate in () if measured.attentions else measured.attention_flops_per_second.items():
         console.print(f"  attention, causal, {dtype}: {rate / 1e12:.3g} TFLOPS", highlight=False)
     console.print(
-        f"  copies {found.copy_bytes_per_second / 1e9:.3g} GB/s, launch {found.launch_seconds * 1e6:.3g} us, "
-        f"context {units.gibibytes(found.context_bytes)}",
+        f"  copies {measured.copy_bytes_per_second / 1e9:.3g} GB/s, launch {measured.launch_seconds * 1e6:.3g} us, "
+        f"context {units.gibibytes(measured.context_bytes)}",
         highlight=False,
     )
-    if found.all_reduce_bytes_per_second:
-        console.print(f"  all-reduce {found.all_reduce_bytes_per_second / 1e9:.3g} GB/s (bus)", highlight=False)
+    if measured.all_reduce_bytes_per_second:
+        console.print(f"  all-reduce {measured.all_reduce_bytes_per_second / 1e9:.3g} GB/s (bus)", highlight=False)

@@ -1,7 +1,7 @@
 """penjing quickstart: from raw text to a model that answers.
 
-Every stage writes its result into the folder and is not repeated: a killed quickstart continues, a finished one shows
-its results.
+Every stage writes its result to the folder and is not repeated: a killed quickstart continues, a finished one shows its
+results.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CHAT_PROMPTS = (
 )
 ADDRESS = "http://127.0.0.1:8000"  # of `penjing serve`
 OPENING_CHARACTERS = 20
-HELD_OUT_OF_REAL_TEXT = 0.05  # a share: real corpora here are small
+HELD_OUT_OF_REAL_TEXT = 0.05  # fraction; larger because real corpora here are small
 EXAMPLES_SHOWN = 24
 
 
@@ -67,14 +67,14 @@ class QuickstartOptions:
 
     data: str = TOYWORLD  # toyworld, a name of `penjing data list`, or files and folders separated by commas
     out: Path = Path("runs/quickstart")
-    fresh: bool = False  # delete what is there
-    short: bool = False  # a hundredth of the training: checks that everything works
+    fresh: bool = False  # delete the folder's content
+    short: bool = False  # a hundredth of the training: a check that everything works
     settings: Sequence[str] = ()  # further a.b=c for the pretraining, or sft.a.b=c for the SFT stage
 
 
 @dataclass
 class Corpus:
-    """Files to learn from. Without chats there is no SFT, without questions no accuracy."""
+    """Training files. Without chats there is no SFT, without questions no accuracy."""
 
     documents: list[str]
     chats: list[str]
@@ -90,20 +90,20 @@ class StageLog:
     facts: dict[str, Any]
     console: Console
 
-    def stage(self, name: str, work: Callable[[], str]) -> None:
-        """Run a stage that is not done yet; `work` returns its result in one sentence."""
+    def stage(self, name: str, function: Callable[[], str]) -> None:
+        """Run a stage that is not done yet; `function` returns its result in one sentence."""
         entry = next((entry for entry in self.facts["stages"] if entry["name"] == name), None)
         if entry is not None and entry["state"] in ("done", "skipped"):
             self.console.print(Text(f"{name}: {entry['note']} (from before)", style="dim"))
             return
         self.console.print(Text(name, style="bold"))
         began = time.perf_counter()
-        before = entry["seconds"] if entry else 0.0
-        note = work()
+        earlier_seconds = entry["seconds"] if entry else 0.0
+        note = function()
         state = "skipped" if note.startswith("skipped") else "done"
-        seconds = before + time.perf_counter() - began
-        done = {"name": name, "state": state, "seconds": seconds, "note": note}
-        self.facts["stages"] = [other for other in self.facts["stages"] if other["name"] != name] + [done]
+        seconds = earlier_seconds + time.perf_counter() - began
+        result = {"name": name, "state": state, "seconds": seconds, "note": note}
+        self.facts["stages"] = [other for other in self.facts["stages"] if other["name"] != name] + [result]
         write_json(self.path, self.facts)
         self.console.print(Text(f"  {note} ({units.duration(seconds)})"))
 
@@ -115,7 +115,7 @@ class StageLog:
 def quickstart(options: QuickstartOptions, console: Console) -> None:
     """Data, tokenizer, pretraining, SFT, evaluation, export and report under `options.out`."""
     set_threads(0, 1)
-    source = _source(options)  # errors in the options come before there is a folder
+    source = _source(options)  # find errors in the options before creating a folder
     _pretraining_settings(options)
     log = _open_log(options, console)
     with locked(options.out):
@@ -152,7 +152,7 @@ def _open_log(options: QuickstartOptions, console: Console) -> StageLog:
     out, path = options.out, options.out / "quickstart.json"
     make_folder(out)
     if options.fresh:
-        if not path.is_file() and any(each.name != LOCK for each in out.iterdir()):
+        if not path.is_file() and any(file.name != LOCK for file in out.iterdir()):
             raise UserError("not a quickstart's folder; it is not removed", where=out, next_step="Choose another OUT.")
         if is_held(out):
             raise UserError("another process is using this folder", where=out, got=owner(out))
@@ -190,7 +190,7 @@ def _open_log(options: QuickstartOptions, console: Console) -> StageLog:
 
 
 def _source(options: QuickstartOptions) -> str:
-    """What `--data` names, in words. Nothing is read or downloaded yet, but a missing file is an error."""
+    """A description of `--data`. Does not read or download anything, but a missing file is an error."""
     if options.data == TOYWORLD:
         return "the toy world, made here"
     sources = []
@@ -231,15 +231,15 @@ def _make_data(options: QuickstartOptions, source: str, log: StageLog) -> str:
         for name in _data_names(options):
             if name in catalogue.CATALOGUE:
                 catalogue.get(name, folder / name)
-    found = _corpus(options)
-    if not found.documents:
+    corpus = _corpus(options)
+    if not corpus.documents:
         raise UserError(
             "there is no text to pretrain on",
             where=options.data,
-            got=units.listing([f"{name} (chats)" for name in found.chats] + found.unused),
+            got=units.listing([f"{name} (chats)" for name in corpus.chats] + corpus.unused),
             next_step="Add a text: --data TEXT.txt,CHATS.jsonl",
         )
-    paths = records.list_files([Path(name) for name in found.documents])
+    paths = records.list_files([Path(name) for name in corpus.documents])
     bad_records = records.BadRecords(_pretraining_settings(options).data.max_bad_fraction)
     facts = survey.DocumentStats(bad_records).count(records.read_documents(paths, bad_records=bad_records))
     log.record(
@@ -255,12 +255,12 @@ def _make_data(options: QuickstartOptions, source: str, log: StageLog) -> str:
     note = f"{facts.num_records:,} texts, {units.megabytes(facts.num_bytes)}, from {source}"
     if bad_records.bad:
         note += f"; {bad_records.note()}"
-    return note + (f"; not used: {units.listing(found.unused)}" if found.unused else "")
+    return note + (f"; not used: {units.listing(corpus.unused)}" if corpus.unused else "")
 
 
 def _corpus(options: QuickstartOptions) -> Corpus:
-    """The files to learn from, sorted into texts, conversations and unused ones."""
-    folder, found = options.out / "data", Corpus([], [])
+    """The training files, sorted into texts, conversations and unused ones."""
+    folder, corpus = options.out / "data", Corpus([], [])
     if options.data == TOYWORLD:
         return Corpus([str(folder / "pretrain.jsonl")], [str(folder / "sft.jsonl")], folder / "eval.jsonl")
     for name in _data_names(options):
@@ -268,12 +268,12 @@ def _corpus(options: QuickstartOptions) -> Corpus:
         for file in records.list_files([path]):
             kind, named = survey.file_kind(file), convert(str, str(file), "--data")
             if kind == "documents":
-                found.documents.append(named)
+                corpus.documents.append(named)
             elif kind == "chats":
-                found.chats.append(named)
+                corpus.chats.append(named)
             else:
-                found.unused.append(f"{named} ({kind})")
-    return found
+                corpus.unused.append(f"{named} ({kind})")
+    return corpus
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -282,16 +282,16 @@ SHORT_STEPS = {"pretrain": 12, "sft": 8}
 
 
 def _overrides(options: QuickstartOptions, stage: str) -> list[str]:
-    """Settings of one stage from the command line: `sft.a.b=c` is for SFT alone, the rest for pretraining."""
-    mine = [word.removeprefix("sft.") for word in options.settings if word.startswith("sft.") == (stage == "sft")]
+    """Settings of one stage from the command line: `sft.a.b=c` is for SFT, others are for pretraining."""
+    overrides = [item.removeprefix("sft.") for item in options.settings if item.startswith("sft.") == (stage == "sft")]
     if options.short:
-        every = [f"{name}.every=4" for name in ("eval", "sample", "checkpoint", "log")]
-        mine = [f"max_steps={SHORT_STEPS[stage]}", *every, *mine]
-    return mine
+        intervals = [f"{name}.every=4" for name in ("eval", "sample", "checkpoint", "log")]
+        overrides = [f"max_steps={SHORT_STEPS[stage]}", *intervals, *overrides]
+    return overrides
 
 
 def _pretraining_settings(options: QuickstartOptions) -> Run:
-    """Settings of the pretraining that are known before the data. Raises UserError for a wrong one."""
+    """Settings of the pretraining that are known before the data. Raises UserError for an invalid one."""
     return resolve_run("tiny", parse_overrides(_overrides(options, "pretrain")))
 
 
@@ -343,7 +343,7 @@ def _train(run: Run, log: StageLog, console: Console) -> str:
 
 
 def _record_tokens(log: StageLog, run: Run) -> None:
-    """Facts of the tokenizer and the shards, for the report."""
+    """Record statistics of the tokenizer and the shards, for the report."""
     folder = RunDir(Path(run.out))
     train, validation = TokenShards(folder.shards / "train"), TokenShards(folder.shards / "validation")
     tokenizer = Tokenizer.load(folder.tokenizer)
@@ -364,7 +364,7 @@ def _record_tokens(log: StageLog, run: Run) -> None:
 
 
 def _evaluate(out: Path, corpus: Corpus, pretraining: Run) -> str:
-    """Questions where the data have some (the toy world's), else bits per byte beside zstd."""
+    """Accuracy on questions if the data have some (the toy world), else bits per byte compared with zstd."""
     return _compare_with_zstd(out, pretraining) if corpus.questions is None else _ask(out, corpus.questions)
 
 
@@ -377,7 +377,7 @@ def _ask(out: Path, path: Path) -> str:
         trained = load_trained(out / stage)
         answers[stage] = asking.ask(trained.model, trained.tokenizer, questions)
         rows += asking.table(stage, answers[stage])
-    stories = [one for one in answers["sft"] if one.question.must_contain]
+    stories = [graded for graded in answers["sft"] if graded.question.must_contain]
     examples = [
         {
             "kind": after.question.kind,
@@ -395,14 +395,14 @@ def _ask(out: Path, path: Path) -> str:
     write_json(
         out / "evaluation.json",
         {
-            "questions": sum(not one.question.must_contain for one in answers["sft"]),
+            "questions": sum(not graded.question.must_contain for graded in answers["sft"]),
             "rows": rows,
             "stories": {
                 "asked": len(stories),
-                "with_required_words": sum(one.right for one in stories),
+                "with_required_words": sum(graded.right for graded in stories),
                 "examples": [
-                    {"prompt": one.question.text, "text": one.said, "language": one.question.language}
-                    for one in stories[:: max(1, len(stories) // 6)]
+                    {"prompt": graded.question.text, "text": graded.said, "language": graded.question.language}
+                    for graded in stories[:: max(1, len(stories) // 6)]
                 ],
             },
             "examples": examples[:: max(1, len(examples) // EXAMPLES_SHOWN)],
@@ -420,7 +420,7 @@ def _ask(out: Path, path: Path) -> str:
 
 
 def _compare_with_zstd(out: Path, run: Run) -> str:
-    """Bits per byte of the held-out text, the model against `zstd -19`; writes compression.json."""
+    """Compare bits per byte of the held-out text, model and `zstd -19`; writes compression.json."""
     trained = load_trained(out / "pretrain")
     paths = [Path(name) for name in run.data.train]
     below = TokenShards(RunDir(out / "pretrain").shards / "validation").meta["held_out_below"]
@@ -446,13 +446,13 @@ def _compare_with_zstd(out: Path, run: Run) -> str:
 
 def _export(out: Path, last: Path, log: StageLog) -> str:
     trained = load_trained(last)
-    done = export(trained.model, trained.tokenizer, out / "export", card=model_card(trained, out))
+    exported = export(trained.model, trained.tokenizer, out / "export", card=model_card(trained, out))
     log.record(
         export={
-            "path": str(done.path),
-            "verified": done.largest_difference is not None,
-            "largest_logit_difference": done.largest_difference,
-            "note": done.note,
+            "path": str(exported.path),
+            "verified": exported.largest_difference is not None,
+            "largest_logit_difference": exported.largest_difference,
+            "note": exported.note,
         }
     )
-    return f"{done.path}: {done.note}"
+    return f"{exported.path}: {exported.note}"

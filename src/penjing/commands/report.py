@@ -1,4 +1,4 @@
-"""penjing report: a page about one run, or several side by side."""
+"""penjing report: an HTML page about one run, or a comparison of several."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penjing.base.errors import UserError
 if TYPE_CHECKING:
     from penjing.report.load_run import ReportData, ReportedRun
 
-SIZE_PRESET = "ladder-"  # a preset of the ladder, whose recipe takes the size after a colon
+SIZE_PRESET = "ladder-"  # prefix of presets of the ladder; its recipe takes the size after a colon
 
 
 def report(
@@ -47,14 +47,14 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> tuple[Report
 
     record = read_record(folders)
     record = replace(record, runs=tuple(replace(run, defaults=recipe_defaults(run)) for run in record.runs))
-    beside = Path(folders[0]) if len(folders) == 1 else Path()
-    return record, write_report(record, out or beside / FILE_NAME)
+    folder = Path(folders[0]) if len(folders) == 1 else Path()
+    return record, write_report(record, out or folder / FILE_NAME)
 
 
 def recipe_defaults(run: ReportedRun) -> dict[str, str]:
-    """What the run's recipe says of every setting; empty where the run names no recipe of ours.
+    """The default of every setting in the run's recipe; empty if the run names no known recipe.
 
-    The shape of the model that a run begins with is not a setting somebody chose for it: it counts as a default.
+    With init_from, the model's shape comes from that model, so it counts as a default.
     """
     from penjing.commands.train import resolve_run
     from penjing.recipes import RECIPES

@@ -15,12 +15,12 @@ from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import write_json, write_text
 from penjing.base.markup import escape_markup
-from penjing.bench.record import facts
+from penjing.bench.record import environment
 from penjing.bench.sweep import Grid, Measured, sweep
 from penjing.bench.table import ResultTable
 from penjing.commands.plan_run import PlanOptions, find_machine
 from penjing.plan import hardware
-from penjing.plan.gpu_specs import card_called
+from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.microbenchmarks import SIZES, dtypes_of, squares
 from penjing.report.charts import Axis, Series, line_chart, standalone
 from penjing.train.config import Run
@@ -31,7 +31,7 @@ def _rate(number: float) -> str:
     return units.count(float(f"{number:.3g}"))
 
 
-# Figure, heading, how it is shown.
+# Field, heading, formatter.
 COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("micro_size", "rows", str),
     ("accumulate", "passes", str),
@@ -52,7 +52,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("fp32", "FP32 %", "{:.0%}".format),
     ("counters", "by", str),
 )
-NOTHING = (
+EMPTY_PLOT = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="640" height="60"><text x="10" y="30">nothing fitted</text></svg>'
 )
 
@@ -65,7 +65,7 @@ def run_sweep(
 
     if run.lora.rank or run.objective.name != "next_token":
         got = f"lora.rank={run.lora.rank}, {run.objective.name}"
-        raise UserError("steps of next tokens, of all weights, are timed only", where=run.stage, got=got)
+        raise UserError("only next-token steps of all weights can be timed", where=run.stage, got=got)
     set_threads(run.compute.threads, 1)
     device = torch.device("cuda" if torch.cuda.is_available() and run.compute.device != "cpu" else "cpu")
     machine, target, notes = find_machine(PlanOptions(), run)
@@ -93,7 +93,7 @@ def run_sweep(
     if out is not None:
         out = out.with_suffix("") if out.suffix in (".json", ".csv", ".md", ".svg") else out
         dtype = hardware.compute_dtype(run.compute.dtype, device)
-        write(rows, out, {**facts(device, dtype, level=machine.level), "model": run.model.preset, "steps": steps})
+        write(rows, out, {**environment(device, dtype, level=machine.level), "model": run.model.preset, "steps": steps})
         console.print(f"{out}.json, .csv, .md, .svg: the same as data, table and plot", highlight=False)
     return rows
 
@@ -105,9 +105,9 @@ def _short(row: Measured) -> str:
 
 
 def cells(row: Measured) -> list[str]:
-    """A row of the table as text; of one that did not fit, what ended it."""
-    known = row.to_dict()
-    shown = {name: "" if known[name] is None else show(known[name]) for name, _, show in COLUMNS}
+    """A row of the table as text; if it did not fit, with the reason."""
+    figures = row.to_dict()
+    shown = {name: "" if figures[name] is None else show(figures[name]) for name, _, show in COLUMNS}
     shown["steps_per_second"] = shown["steps_per_second"] or row.ended
     return list(shown.values())
 
@@ -116,25 +116,25 @@ def table(rows: Sequence[Measured], title: str = "") -> ResultTable:
     return ResultTable([heading for _, heading, _ in COLUMNS], [cells(row) for row in rows], title)
 
 
-def write(rows: Sequence[Measured], out: Path, facts: dict[str, Any]) -> None:
+def write(rows: Sequence[Measured], out: Path, environment: dict[str, Any]) -> None:
     """OUT.json with everything, OUT.csv and OUT.md with the table, OUT.svg with the plot."""
 
-    def named(suffix: str) -> Path:
+    def path(suffix: str) -> Path:
         return out.with_name(out.name + suffix)
 
     flat = [row.to_dict() for row in rows]
-    write_json(named(".json"), {**facts, "rows": flat})
+    write_json(path(".json"), {**environment, "rows": flat})
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(flat[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(flat)
-    write_text(named(".csv"), text.getvalue())
-    write_text(named(".md"), table(rows).markdown())
-    write_text(named(".svg"), plot(rows))
+    write_text(path(".csv"), text.getvalue())
+    write_text(path(".md"), table(rows).markdown())
+    write_text(path(".svg"), plot(rows))
 
 
 def plot(rows: Sequence[Measured]) -> str:
-    """Tokens per second over tokens of a step, measured and predicted, as a picture of its own."""
+    """Tokens per second over tokens of a step, measured and predicted, as a standalone SVG."""
 
     done = sorted((row for row in rows if row.tokens_per_second), key=lambda row: row.point.tokens)
     measured = [(float(row.point.tokens), row.tokens_per_second) for row in done]
@@ -143,22 +143,22 @@ def plot(rows: Sequence[Measured]) -> str:
     chart = line_chart(
         [Series("measured", measured, dots=True), Series("predicted", predicted, dots=True)],
         title=title,
-        x=Axis("tokens of a step", log=len({place for place, _ in measured}) > 1),
+        x=Axis("tokens of a step", log=len({tokens for tokens, _ in measured}) > 1),
         y=Axis("tokens/s", from_zero=True),
         width=640,
         height=360,
     )
-    return f"{standalone(chart, title=title) or NOTHING}\n"
+    return f"{standalone(chart, title=title) or EMPTY_PLOT}\n"
 
 
 def run_matmul(
     sizes: tuple[int, ...], dtypes: tuple[str, ...], seconds: float, out: Path | None, console: Console
 ) -> dict[str, Any]:
-    """Print the table of square matmuls with the share of their stated peak, where there is one, and write it."""
+    """Print the table of square matmuls, with the fraction of the specified peak if known, and write it."""
     known = ("bfloat16", "float16", "tf32", "float32")
-    wrong = [name for name in dtypes if name not in known]
-    if wrong:
-        raise UserError("no such dtype", where="--dtypes", got=", ".join(wrong), wanted=", ".join(known))
+    unknown = [name for name in dtypes if name not in known]
+    if unknown:
+        raise UserError("no such dtype", where="--dtypes", got=", ".join(unknown), wanted=", ".join(known))
     set_threads(0, 1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if "tf32" in dtypes and "tf32" not in dtypes_of(device):
@@ -166,18 +166,18 @@ def run_matmul(
     measured = squares(device, sizes=sizes or SIZES, dtypes=dtypes, budget_seconds=seconds)
     if not measured:
         raise UserError("nothing was measured in the time and memory that there is", where="--sizes, --seconds")
-    found = {**facts(device, torch.float32), "rows": measured}
-    card = card_called(found["machine"]["device"])
-    for one in measured:
-        one["share_of_peak"] = one["flops_per_second"] / card.peak_flops(one["dtype"]) if card else None
+    record = {**environment(device, torch.float32), "rows": measured}
+    card = match_gpu_spec(record["machine"]["device"])
+    for row in measured:
+        row["share_of_peak"] = row["flops_per_second"] / card.peak_flops(row["dtype"]) if card else None
     headings = ["size", "dtype", "TFLOPS (median)", "spread", "fraction of the stated peak"]
-    rows = [_matmul_cells(one) for one in measured]
-    ResultTable(headings, rows, found["machine"]["device"]).print(console)
+    rows = [_matmul_cells(row) for row in measured]
+    ResultTable(headings, rows, record["machine"]["device"]).print(console)
     if out is not None:
-        write_json(out, found)
-    return found
+        write_json(out, record)
+    return record
 
 
-def _matmul_cells(one: dict[str, Any]) -> list[str]:
-    share = "no stated peak" if one["share_of_peak"] is None else f"{one['share_of_peak']:.0%}"
-    return [str(one["size"]), one["dtype"], f"{one['flops_per_second'] / 1e12:.3g}", f"{one['spread']:.0%}", share]
+def _matmul_cells(row: dict[str, Any]) -> list[str]:
+    share = "no stated peak" if row["share_of_peak"] is None else f"{row['share_of_peak']:.0%}"
+    return [str(row["size"]), row["dtype"], f"{row['flops_per_second'] / 1e12:.3g}", f"{row['spread']:.0%}", share]

@@ -1,4 +1,4 @@
-"""Carry out a run: strategy, parts, the summary people know, the loop, and its outcome."""
+"""Execute a run: strategy, preparation, summary, training loop, and outcome."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from penjing.model.transformer import Transformer
 from penjing.parallel.base import launched_world, make_strategy
 from penjing.plan import hardware
 from penjing.plan.run_estimate import RunEstimate
-from penjing.recipes import RECIPES, WITH_DIAL
+from penjing.recipes import RECIPES, WITH_SIZE
 from penjing.track import TRACKERS
 from penjing.track.background import BackgroundTracker
 from penjing.track.base import Tracker
@@ -59,16 +59,16 @@ SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
 
 
 def resolve_run(recipe: str, *layers: Layer) -> Run:
-    """The settings of a recipe with `layers` over it; with `init_from`, the model's shape is that of the start.
+    """The settings of a recipe, overridden by `layers`; with `init_from`, the shape is that of the initial model.
 
-    A recipe with a dial takes it after a colon: `ladder:30m`.
+    A recipe with a size takes it after a colon: `ladder:30m`.
     """
-    name, _, dial = recipe.partition(":")
+    name, _, size = recipe.partition(":")
     make = look_up(RECIPES, name, what="recipe")
-    if dial and name not in WITH_DIAL:
-        raise UserError("has no dial", where=recipe, wanted=f"{name} alone, or {', '.join(WITH_DIAL)}:SIZE")
-    base = make(dial) if dial else make()
-    requested = [*layers[:-1], *map(_one_length, layers[-1:])]
+    if size and name not in WITH_SIZE:
+        raise UserError("takes no size", where=recipe, wanted=f"{name} alone, or {', '.join(WITH_SIZE)}:SIZE")
+    base = make(size) if size else make()
+    requested = [*layers[:-1], *map(_last_length_wins, layers[-1:])]
     base = explicit_batch(adapter_rate(base, requested), requested)
     start = next((layer["init_from"] for layer in reversed(layers) if layer.get("init_from")), "")
     return (
@@ -79,8 +79,8 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
 
 
 def explicit_batch(base: Layer, layers: Sequence[Layer]) -> Layer:
-    """The recipe with a batch that does not follow the data, where a layer says how large it is; and rows of one
-    length, where a layer says which."""
+    """The recipe without automatic batch size if a layer sets batch.size, and without automatic sequence length if a
+    layer sets data.seq_len."""
     explicit = {f"{table}.{name}" for layer in layers for table in ("batch", "data") for name in _table(layer, table)}
     batch, data = dict(base.get("batch", {})), dict(base.get("data", {}))
     if "batch.size" in explicit:
@@ -95,24 +95,24 @@ def _table(layer: Layer, name: str) -> Mapping[str, Any]:
     return table if isinstance(table, Mapping) else {}
 
 
-def _one_length(layer: Layer) -> Layer:
-    """Of `epochs` and `max_steps` the one that was asked for last counts; both on one command line is a UserError."""
+def _last_length_wins(layer: Layer) -> Layer:
+    """Of `epochs` and `max_steps` the later layer wins. Raises UserError for both in one layer."""
     if "epochs" in layer and "max_steps" in layer:
-        raise UserError("both say how long to train", where="epochs, max_steps", wanted="one of them")
+        raise UserError("both set the length of training", where="epochs, max_steps", wanted="one of them")
     return {**layer, "max_steps": 0} if "epochs" in layer else layer
 
 
 def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dict[str, Any]:
-    """Train; returns the outcome that was also written to outcome.json. On other ranks than 0 the console is silent.
+    """Train; returns the outcome, which is also written to outcome.json. On ranks other than 0 the console is silent.
 
-    allow_change: fields in which a continued run may differ from what it was begun with.
+    allow_change: fields in which a resumed run may differ from the original one.
     """
     began = time.time()
     set_threads(run.compute.threads, int(os.environ.get("LOCAL_WORLD_SIZE", launched_world())))
     strategy = make_strategy(run.compute.device)
     quiet = console if strategy.rank == 0 else Console(quiet=True)
     try:
-        known = KnownQuestions(run, quiet)
+        questions = KnownQuestions(run, quiet)
         with watched(strategy) as edge, locked(Path(run.out)) if strategy.rank == 0 else nullcontext():
             prepared = prepare_run(
                 run,
@@ -128,7 +128,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
                 allow_change,
             )
             prepared = replace(prepared, context=replace(prepared.context, at_edge=edge))
-            return _carry_out(run, prepared, known, quiet, began)
+            return _train_prepared(run, prepared, questions, quiet, began)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -141,15 +141,15 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
         strategy.close()
 
 
-def _carry_out(
-    run: Run, prepared: PreparedRun, known: KnownQuestions, console: Console, began: float
+def _train_prepared(
+    run: Run, prepared: PreparedRun, questions: KnownQuestions, console: Console, began: float
 ) -> dict[str, Any]:
     strategy = prepared.context.strategy
-    print_plan(prepared, console, known.describe())
+    print_plan(prepared, console, questions.describe())
     try:
         if run.eval.at_start and prepared.state.step == 0:
             prepared.context.trackers.log(0, {"tokens": 0, **prepared.context.validate()})
-            known.ask(prepared, "before")
+            questions.ask(prepared, "before")
         figures = train(prepared.context, prepared.state)
     except BaseException as error:
         append_history(prepared, time.time() - began, error)
@@ -159,17 +159,17 @@ def _carry_out(
         prepared.context.source.close()
     if run.lora.rank and strategy.rank == 0:
         try:
-            made = save_run_adapter(run, prepared.model, prepared.base, prepared.state.step)
-            console.print(Text(f"  adapter in the format of peft: {made}"))
-        except UserError as error:  # the adapter is whole in its checkpoint
+            adapter = save_run_adapter(run, prepared.model, prepared.base, prepared.state.step)
+            console.print(Text(f"  adapter in the format of peft: {adapter}"))
+        except UserError as error:  # the checkpoint still has the full adapter
             console.print(escape_markup("no adapter in the format of peft", str(error)))
     outcome = _outcome(prepared, figures, time.time() - began)
     append_history(prepared, time.time() - began)
-    return known.compare(prepared, outcome)
+    return questions.compare(prepared, outcome)
 
 
 def plan_only(run: Run, console: Console) -> RunEstimate:
-    """Prepare the data, time a few steps and print the plan; nothing is trained and nothing is left behind."""
+    """Prepare the data, time a few steps and print the plan; does not train, and leaves no files."""
     set_threads(run.compute.threads, 1)
     with tempfile.TemporaryDirectory() as folder:
         prepared = prepare_run(
@@ -194,7 +194,7 @@ def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tr
 
 
 def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: Console) -> list[dict[str, Any]]:
-    """What the model writes now, for the same prompts and the same seed each time."""
+    """Generate samples, each time for the same prompts with the same seed."""
     prompts = list(run.sample.prompts)
     if not prompts or console.quiet:
         return []
@@ -212,17 +212,17 @@ def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: C
         language = "zh" if any("\u4e00" <= character <= "\u9fff" for character in prompt) else "en"
         samples.append({"prompt": prompt, "text": text, "language": language})
         shown = " ".join((prompt + (" -> " if run.data.format != "documents" else "") + text).split())
-        console.print(Text(f"    {shown[:160]}", style="dim"))  # a model may write what would be markup
+        console.print(Text(f"    {shown[:160]}", style="dim"))  # not markup: the model's text may contain any
     return samples
 
 
 def _outcome(prepared: PreparedRun, figures: dict[str, float], seconds: float) -> dict[str, Any]:
-    """What the run came to; figures of a run that was already finished are read back."""
+    """The outcome of the run; for a run that was already finished, the saved one."""
     folder, strategy = prepared.folder, prepared.context.strategy
     known = read_json(folder.outcome) if folder.outcome.is_file() else {}
     if prepared.resumed_from == prepared.context.num_steps and known:
         return dict(known)
-    if not figures:  # never validated on the way, or ended right after the last checkpoint
+    if not figures:  # never validated during training, or resumed at the last checkpoint
         with prepared.context.meter.share("validation"):
             figures = prepared.context.validate()
     for name in [name for name, value in figures.items() if not math.isfinite(value)]:
@@ -230,11 +230,11 @@ def _outcome(prepared: PreparedRun, figures: dict[str, float], seconds: float) -
             warnings.warn(f"{name} is NaN or Inf after the last step: left out of {folder.outcome}", stacklevel=2)
         figures = {other: value for other, value in figures.items() if other != name}
     totals = prepared.context.meter.totals()
-    spent = sum(value or 0.0 for name, value in totals.items() if name in SPENT)
+    total_seconds = sum(value or 0.0 for name, value in totals.items() if name in SPENT)
     newest = folder.checkpoints / folder_name(steps(folder.checkpoints)[0]) if strategy.rank == 0 else None
     outcome = {
         "penjing": __version__,
-        "seconds": spent,
+        "seconds": total_seconds,
         "this_process_seconds": seconds,
         **totals,
         "other_seconds": totals["sample_seconds"],
@@ -251,6 +251,6 @@ def _outcome(prepared: PreparedRun, figures: dict[str, float], seconds: float) -
 
 
 def _before(folder: RunDir, figures: dict[str, float]) -> dict[str, float]:
-    """What the held-out texts, pairs or prompts gave before the first step, of figures that are known now too."""
+    """Validation figures before the first step, for figures that are known now too."""
     first: dict[str, Any] = next((line for line in read_lines(folder.metrics) if line["step"] == 0), {})
     return {name: value for name, value in first.items() if name in figures and name.startswith("val_")}

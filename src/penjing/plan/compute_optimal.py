@@ -1,6 +1,6 @@
-"""How many tokens: for a size of model, from data that repeats, in which batches and at which rate.
+"""Compute-optimal tokens for a model size, the value of repeated data, batch size and learning rate.
 
-Losses of these laws belong to their authors' tokenizers and texts. What carries over are ratios and differences.
+The losses of these laws hold for their authors' tokenizers and texts only. Ratios and differences carry over.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class LossLaw:
         return float(self.limit + self.a / parameters**self.alpha + self.b / tokens**self.beta)
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """N and D of least loss for C = 6 N D: N = G (C/6)^(beta/(alpha+beta)), G = (alpha a / beta b)^(1/(...))."""
+        """N and D of minimal loss for C = 6 N D: N = G (C/6)^(beta/(alpha+beta)), G = (alpha a / beta b)^(1/(...))."""
         parameters = self._ratio * (flops / 6) ** (self.beta / (self.alpha + self.beta))
         return parameters, flops / (6 * parameters)
 
-    def tokens_for(self, parameters: float) -> float:
-        """D of the budget for which N is best."""
+    def optimal_tokens(self, parameters: float) -> float:
+        """Compute-optimal D for N."""
         flops = 6 * (parameters / self._ratio) ** ((self.alpha + self.beta) / self.beta)
         return float(flops / (6 * parameters))
 
-    def parameters_for(self, tokens: float) -> float:
-        """N for which D is best: `tokens_for` the other way round."""
-        both = self.alpha + self.beta
-        return float((tokens * self._ratio ** (both / self.beta)) ** (self.beta / self.alpha))
+    def optimal_parameters(self, tokens: float) -> float:
+        """Compute-optimal N for D: the inverse of `optimal_tokens`."""
+        exponent_sum = self.alpha + self.beta
+        return float((tokens * self._ratio ** (exponent_sum / self.beta)) ** (self.beta / self.alpha))
 
     @property
     def _ratio(self) -> float:
@@ -45,55 +45,55 @@ class LossLaw:
 
 
 LAWS = {
-    # Hoffmann et al. 2022 as fitted again (arXiv:2404.10102): the figures printed in 2022 contradict the paper's other
-    # two methods, because of a fit that had stopped early and coefficients rounded too hard.
+    # Hoffmann et al. 2022, refitted (arXiv:2404.10102). The 2022 coefficients contradict the paper's other two methods:
+    # the fit stopped early, and the coefficients were rounded too coarsely.
     "corrected": LossLaw(482.01, 2085.43, 1.8169, 0.3478, 0.3659),
     "as printed": LossLaw(406.4, 410.7, 1.69, 0.34, 0.28),  # arXiv:2203.15556, equation 10
 }
-SHARE_ERROR = 0.020  # standard error of the exponent of N in the corrected fit (0.513)
-CENTRE_FLOPS = 1e20  # in the middle of the runs it was fitted on, where its ratio is surest
-# Tokens for each parameter of transformer matrices and head, over budgets of 1e18 to 1e19 FLOPs, as measured by the
-# authors of nanochat: this count keeps one ratio at all sizes, which the count of all parameters does not.
-MATRICES_RATIO = 10.5
-RATIOS = (20, 100, 500)  # tokens for each parameter: for least training compute, for use, for use a great deal
+EXPONENT_STD_ERROR = 0.020  # standard error of the exponent of N in the corrected fit (0.513)
+CENTRE_FLOPS = 1e20  # middle of the fitted runs, where the ratio is most certain
+# Tokens per parameter of the transformer matrices and the head, for budgets of 1e18 to 1e19 FLOPs, measured by the
+# authors of nanochat. This ratio is the same at all sizes; the ratio to all parameters is not.
+MATRIX_RATIO = 10.5
+TOKEN_RATIOS = (20, 100, 500)  # tokens per parameter: minimal training compute; for use; for heavy use
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Tokens to train N parameters on, with the range that four of five refits would give."""
+    """Tokens to train N parameters on, with the 80 % range of refits."""
 
     tokens: float
     low: float
     high: float
-    by_matrices: float  # the same from the count of matrices and head alone
+    by_matrices: float  # the same, counting only the matrices and the head
 
 
 def advise(parameters: int, matrices: int) -> Advice:
-    """Compute-optimal tokens. parameters: all of them; matrices: those in matmuls, the head among them."""
-    tokens = LAWS["corrected"].tokens_for(parameters)
+    """Compute-optimal tokens. parameters: all; matrices: those in matmuls, including the head."""
+    tokens = LAWS["corrected"].optimal_tokens(parameters)
     flops = 6 * parameters * tokens
-    # The exponent's error turns the line of optima around its centre.
-    spread = math.exp(abs(math.log(flops / CENTRE_FLOPS)) * 2 * 1.28 * SHARE_ERROR)
-    return Advice(tokens=tokens, low=tokens / spread, high=tokens * spread, by_matrices=MATRICES_RATIO * matrices)
+    # An error of the exponent rotates the line of optima around its centre.
+    spread = math.exp(abs(math.log(flops / CENTRE_FLOPS)) * 2 * 1.28 * EXPONENT_STD_ERROR)
+    return Advice(tokens=tokens, low=tokens / spread, high=tokens * spread, by_matrices=MATRIX_RATIO * matrices)
 
 
-REPEAT_CONSTANT = 15.388  # R*_D of arXiv:2305.16264, table 1: repetitions after which new ones are worth a third
+REPEAT_CONSTANT = 15.388  # R*_D of arXiv:2305.16264, table 1: after so many repetitions another is worth a third
 
 
 def repeated_tokens(unique: float, epochs: float) -> float:
-    """What `epochs` times through `unique` tokens is worth in fresh ones (arXiv:2305.16264, equation 5)."""
+    """Fresh tokens that `epochs` passes over `unique` tokens are worth (arXiv:2305.16264, equation 5)."""
     if epochs <= 1:
         return unique * epochs
     return unique + unique * REPEAT_CONSTANT * (1 - math.exp(-(epochs - 1) / REPEAT_CONSTANT))
 
 
 def repeat_worth(epochs: float) -> float:
-    """Worth of each token, on average, against a fresh one."""
+    """Mean value of a token relative to a fresh one."""
     return repeated_tokens(1.0, epochs) / epochs if epochs else 1.0
 
 
 def repeat_warning(epochs: float) -> str:
-    """What to say of so many epochs; empty if they cost little."""
+    """A warning about so many epochs; empty if they cost little."""
     worth = f"each token is then worth {repeat_worth(epochs):.0%} of a fresh one"
     if epochs > 16:
         return f"{epochs:.1f} epochs: {worth}; more text, a smaller model or a higher weight decay would do more"
@@ -103,13 +103,13 @@ def repeat_warning(epochs: float) -> str:
 
 
 def batch_tokens(tokens: float) -> float:
-    """The batch of tokens for a run of `tokens`: 2^19 at 1.2e9, growing with D^0.383 (arXiv:2505.13738)."""
+    """Batch size in tokens for a run of `tokens`: 2^19 at 1.2e9, growing with D^0.383 (arXiv:2505.13738)."""
     return float(2**19 * (tokens / 1.2e9) ** 0.383)
 
 
 @dataclass(frozen=True, slots=True)
 class CrossCheck:
-    """Batch and rate that one published rule would take, for AdamW."""
+    """Batch size and learning rate of one published rule, for AdamW."""
 
     rule: str
     batch_tokens: float
@@ -117,7 +117,7 @@ class CrossCheck:
 
 
 def cross_checks(parameters_without_embedding: int, tokens: float, flops: float) -> list[CrossCheck]:
-    """What others would take. They differ by factors of three; a choice outside all of them wants a reason."""
+    """Published rules. They differ by factors of three; a value outside all of them needs a reason."""
     size = float(parameters_without_embedding)
     return [
         CrossCheck("Step Law (arXiv:2503.04715)", 0.58 * tokens**0.571, 1.79 * size**-0.713 * tokens**0.307),
@@ -127,22 +127,22 @@ def cross_checks(parameters_without_embedding: int, tokens: float, flops: float)
 
 
 def small_data_advice(parameters: int, unique: float) -> list[str]:
-    """What to do where there is less text than the model would like; empty where there is enough."""
+    """Advice for less text than the model needs; empty where there is enough."""
     worth, law = repeated_tokens(unique, 4), LAWS["corrected"]
-    if worth >= law.tokens_for(parameters):
+    if worth >= law.optimal_tokens(parameters):
         return []
     return [
-        f"{_short(unique)} unique tokens are few for {_short(parameters)} parameters: 4 epochs of them, worth "
-        f"{_short(worth)} fresh ones, are compute-optimal for {_short(law.parameters_for(worth))}",
+        f"{_round(unique)} unique tokens are few for {_round(parameters)} parameters: 4 epochs of them, worth "
+        f"{_round(worth)} fresh ones, are compute-optimal for {_round(law.optimal_parameters(worth))}",
         "a larger model still learns a little more from them; weight decay of 0.1 and more, a smaller vocabulary "
         "and above all more text help",
     ]
 
 
-def _short(number: float) -> str:
+def _round(number: float) -> str:
     return count(float(f"{number:.2g}"))
 
 
 def token_bytes(vocabulary: int) -> int:
-    """Bytes of one token id on disk, in the smallest whole type that holds them all."""
+    """Bytes of one token id on disk, in the smallest integer type that holds the vocabulary."""
     return 2 if vocabulary <= 1 << 16 else 4

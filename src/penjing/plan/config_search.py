@@ -1,4 +1,4 @@
-"""Which ways of cutting a step fit a memory, and which of them nothing beats."""
+"""Step configurations that fit in memory, and their Pareto front of memory and speed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to take a step on each of some devices, traced and timed. Bytes and seconds."""
+    """One step configuration, with its traced peak memory (bytes) and its predicted time (seconds), per device."""
 
     micro_size: int
     passes: int
@@ -20,19 +20,19 @@ class Candidate:
     tokens_per_second: float
 
 
-def fitting(candidates: Sequence[Candidate], available_bytes: int) -> list[Candidate]:
-    """Those that fit, fastest first. available_bytes: 0 = no limit."""
-    fit = [each for each in candidates if not available_bytes or each.peak_bytes <= available_bytes]
-    return sorted(fit, key=lambda each: -each.tokens_per_second)
+def fitting_candidates(candidates: Sequence[Candidate], available_bytes: int) -> list[Candidate]:
+    """The candidates that fit, fastest first. available_bytes: 0 = no limit."""
+    fits = [item for item in candidates if not available_bytes or item.peak_bytes <= available_bytes]
+    return sorted(fits, key=lambda item: -item.tokens_per_second)
 
 
 def pareto(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other beats in memory and in speed at once, of equal row length; least memory first.
+    """The candidates that no other of the same seq_len beats in both memory and speed; smallest memory first.
 
-    Of two with the same figures the one found first stays.
+    Of two equal ones the first stays.
     """
     front: list[Candidate] = []
-    for one in sorted(candidates, key=lambda each: (each.seq_len, each.peak_bytes, -each.tokens_per_second)):
-        if not front or front[-1].seq_len != one.seq_len or front[-1].tokens_per_second < one.tokens_per_second:
-            front.append(one)
+    for point in sorted(candidates, key=lambda item: (item.seq_len, item.peak_bytes, -item.tokens_per_second)):
+        if not front or front[-1].seq_len != point.seq_len or front[-1].tokens_per_second < point.tokens_per_second:
+            front.append(point)
     return front

@@ -1,4 +1,4 @@
-"""How fast a device works: from a maker's sheet (L0) or from a profile measured on it (L1). All in SI units."""
+"""Device speed: from the data sheet (L0) or from a measured profile (L1). All in SI units."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penjing.plan.gpu_specs import Card
+from penjing.plan.gpu_specs import GpuSpec
 
 Level = Literal["L0", "L1", "L2", "L3"]
 LEVELS: dict[str, str] = {
@@ -15,12 +15,12 @@ LEVELS: dict[str, str] = {
     "L2": "probe of the real step",
     "L3": "re-fit in the run",
 }
-# Half-width of the interval that a prediction of each level is printed with. L2 and L3 widen it by what they saw.
+# Half-width of the printed interval, by level. L2 and L3 widen it by the noise they measured.
 MARGINS: dict[str, float] = {"L0": 0.30, "L1": 0.15, "L2": 0.03, "L3": 0.02}
 
-# Shares of the sheet's peak that are reached inside a training step: by large matmuls, and by fused attention, its
-# FLOPs counted as done (causal half only, scores computed again going backward). Ampere, Volta and consumer cards:
-# tuned on published training runs (docs/cost.md); the others are estimates from published matmul tests.
+# Fractions of the data sheet's peak reached inside a training step, by large matmuls and by fused attention.
+# Attention FLOPs are those executed: the causal half, with scores recomputed in the backward pass. Ampere, Volta and
+# consumer cards: tuned on published training runs (docs/cost.md); the others: estimates from published matmul tests.
 PEAK_SHARES = {
     "pascal": (0.80, 0.30),
     "volta": (0.40, 0.15),
@@ -31,12 +31,12 @@ PEAK_SHARES = {
     "blackwell": (0.55, 0.20),
     "consumer": (0.95, 0.50),  # boost clocks above the sheet's
 }
-ODD_SHARE = 0.5  # of the rate, where a side is no multiple of 8: tensor cores want aligned rows (vocabulary 50,257)
+UNALIGNED_SHARE = 0.5  # of the rate if a dimension is no multiple of 8 (vocabulary 50,257), as tensor cores need
 BANDWIDTH_SHARE = 0.80  # of the sheet's memory bandwidth that elementwise kernels reach
-LAUNCH_SECONDS = 25e-6  # host time of one eager operation under Python, forward and backward
+LAUNCH_SECONDS = 25e-6  # host time of one eager operation in Python, forward and backward
 NVLINK_BYTES_PER_SECOND = 230e9  # bus rate of an all-reduce within a node of data-centre cards
-PCIE_BYTES_PER_SECOND = 12e9  # the same of cards without a link of their own
-UNLINKED = ("A10", "A30", "A40")  # data-centre cards without one, or with a bridge between two that is bought apart
+PCIE_BYTES_PER_SECOND = 12e9  # the same for cards without NVLink
+WITHOUT_NVLINK = ("A10", "A30", "A40")  # data-centre cards without it, or whose bridge is sold separately
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Gemm:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRate:
-    """Fused attention as measured, forward and backward, of queries that see so many keys on average."""
+    """A measured rate of fused attention, forward and backward. keys: mean number of keys per query."""
 
     dtype: str
     keys: float
@@ -61,28 +61,28 @@ class AttentionRate:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One device, and how it talks to others like it."""
+    """One device, and the bandwidth between devices of its kind."""
 
     name: str
     kind: Literal["cuda", "cpu"]
     level: Level
-    source: str  # where the rates come from, in words
+    source: str  # where the rates come from, as text
     matmul_flops: dict[str, float]  # sustained on large matmuls, by dtype
-    attention_share: float  # of the matmul rate that attention reaches
-    bytes_per_second: float  # sustained by elementwise kernels, reading and writing counted
+    attention_share: float  # fraction of the matmul rate that attention reaches
+    bytes_per_second: float  # sustained by elementwise kernels, reads plus writes
     launch_seconds: float  # of one operation
     bus_bytes_per_second: float = PCIE_BYTES_PER_SECOND
-    memory_bytes: int = 0  # that programs can have; 0 = unknown
-    own_kernels: bool = True  # whether kernels/triton runs there, if the card is of the kind
+    memory_bytes: int = 0  # available to programs; 0 = unknown
+    triton_kernels: bool = True  # whether kernels/triton can run, on cards that support it
     watts: float = 0.0  # at full load; 0 = unknown
-    peak_flops: dict[str, float] = field(default_factory=dict)  # the sheet's, for MFU; of a CPU what was measured
-    context_bytes: int = 0  # held beside tensors: a CUDA context, or the interpreter
-    matmuls: tuple[Gemm, ...] = ()  # measured one by one
-    attentions: tuple[AttentionRate, ...] = ()  # the same; of a dtype that has none, attention_share tells
+    peak_flops: dict[str, float] = field(default_factory=dict)  # data sheet, for MFU; on a CPU measured
+    context_bytes: int = 0  # used besides tensors: the CUDA context, or the interpreter
+    matmuls: tuple[Gemm, ...] = ()  # measured shapes
+    attentions: tuple[AttentionRate, ...] = ()  # the same; a dtype without one falls back to attention_share
 
-    def runs_own_kernels(self, dtype: str) -> bool:
-        """Whether steps in `dtype` run kernels/triton: cards that have bfloat16 units do."""
-        return self.kind == "cuda" and self.own_kernels and dtype == "bfloat16"
+    def runs_triton_kernels(self, dtype: str) -> bool:
+        """Whether steps in `dtype` use kernels/triton: cards with bfloat16 units do."""
+        return self.kind == "cuda" and self.triton_kernels and dtype == "bfloat16"
 
     def rate(self, dtype: str) -> float:
         """FLOPs per second of large matmuls."""
@@ -94,50 +94,50 @@ class Machine:
         return max(self.matmul_flops, key=lambda name: self.matmul_flops[name])
 
     def attention_rate(self, dtype: str, keys: float) -> float:
-        """FLOPs per second of attention whose queries see so many keys: a query costs something, and each key."""
-        mine = sorted((one.keys, 1 / one.flops_per_second) for one in self.attentions if one.dtype == dtype)
-        if not mine:
+        """FLOPs per second of attention with so many keys per query: a cost per query plus a cost per key."""
+        measured = sorted((rate.keys, 1 / rate.flops_per_second) for rate in self.attentions if rate.dtype == dtype)
+        if not measured:
             return self.rate(dtype) * self.attention_share
-        (few, slow), (many, quick) = mine[0], mine[-1]
-        if few == many or slow <= quick:
+        (min_keys, slow), (max_keys, quick) = measured[0], measured[-1]
+        if min_keys == max_keys or slow <= quick:
             return 1 / quick
-        own = (slow - quick) / (1 / few - 1 / many)
-        return 1 / max(quick + own * (1 / keys - 1 / many), quick / 2)
+        per_query = (slow - quick) / (1 / min_keys - 1 / max_keys)
+        return 1 / max(quick + per_query * (1 / keys - 1 / max_keys), quick / 2)
 
     def matmul_seconds(self, rows: int, inner: int, outputs: int, dtype: str) -> float:
-        """Of [rows, inner] @ [inner, outputs]: at the rate of the nearest measured shape, or the general one."""
+        """Of [rows, inner] @ [inner, outputs]: at the rate of the nearest measured shape, else the general rate."""
         flops = 2.0 * rows * inner * outputs
-        near = nearest_matmul(self.matmuls, rows, inner, outputs, dtype)
-        if near is not None:
-            return flops / near.flops_per_second
-        odd = self.kind == "cuda" and dtype != "float32" and any(side % 8 for side in (rows, inner, outputs))
-        return flops / (self.rate(dtype) * (ODD_SHARE if odd else 1.0))
+        nearest = nearest_matmul(self.matmuls, rows, inner, outputs, dtype)
+        if nearest is not None:
+            return flops / nearest.flops_per_second
+        unaligned = self.kind == "cuda" and dtype != "float32" and any(side % 8 for side in (rows, inner, outputs))
+        return flops / (self.rate(dtype) * (UNALIGNED_SHARE if unaligned else 1.0))
 
 
 def nearest_matmul(matmuls: Sequence[Gemm], rows: int, inner: int, outputs: int, dtype: str) -> Gemm | None:
-    """The measured matmul that is like this one: no side more than 1.5 times off; the order of sides is free."""
+    """The measured matmul of similar shape: no dimension more than 1.5 times off, dimensions in any order."""
     best, distance = None, 1.5
     for matmul in matmuls:
         if matmul.dtype != dtype:
             continue
-        worst = max(
-            max(mine, theirs) / max(1, min(mine, theirs))
-            for mine, theirs in zip(
+        max_ratio = max(
+            max(requested, measured) / max(1, min(requested, measured))
+            for requested, measured in zip(
                 sorted((rows, inner, outputs)), sorted((matmul.rows, matmul.inner, matmul.outputs)), strict=True
             )
         )
-        if worst <= distance:
-            best, distance = matmul, worst
+        if max_ratio <= distance:
+            best, distance = matmul, max_ratio
     return best
 
 
-def machine_of_card(card: Card) -> Machine:
-    """L0: what a card's sheet promises, times the shares that training reaches."""
+def machine_from_spec(card: GpuSpec) -> Machine:
+    """L0: the data sheet's rates, times the fractions that training reaches."""
     share, attention_share = PEAK_SHARES[card.generation]
     dtypes = ("bfloat16", "float16", "tf32", "float32")
-    linked = card.generation in ("volta", "ampere", "hopper", "blackwell") and "PCIe" not in card.name
-    linked = linked and card.name not in UNLINKED
-    # float32 units without tensor cores run close to their sheet on every generation.
+    has_nvlink = card.generation in ("volta", "ampere", "hopper", "blackwell") and "PCIe" not in card.name
+    has_nvlink = has_nvlink and card.name not in WITHOUT_NVLINK
+    # float32 without tensor cores runs close to the data sheet on every generation.
     rates = {dtype: card.peak_flops(dtype) * (0.9 if dtype == "float32" else share) for dtype in dtypes}
     return Machine(
         name=card.name,
@@ -148,7 +148,7 @@ def machine_of_card(card: Card) -> Machine:
         attention_share=attention_share / share,
         bytes_per_second=card.gigabytes_per_second * 1e9 * BANDWIDTH_SHARE,
         launch_seconds=LAUNCH_SECONDS,
-        bus_bytes_per_second=NVLINK_BYTES_PER_SECOND if linked else PCIE_BYTES_PER_SECOND,
+        bus_bytes_per_second=NVLINK_BYTES_PER_SECOND if has_nvlink else PCIE_BYTES_PER_SECOND,
         memory_bytes=card.memory_bytes,
         watts=card.watts,
         peak_flops={dtype: card.peak_flops(dtype) for dtype in dtypes},

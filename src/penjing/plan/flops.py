@@ -1,13 +1,13 @@
-"""Parameters and FLOPs of a model, in closed form; tests hold them against the built model.
+"""Parameters and FLOPs of a model, in closed form; tests compare them with the built model.
 
-Convention: 2 FLOPs per multiply-add; a training step is 3 forward passes (one forward, two for the gradients), less
-what frozen parameters save (plan/trainable.py); the embedding look-up costs nothing, the output head is a matrix like
-any other, tied or not. Attention is counted in one of two ways, which are never mixed and always named:
+Convention: 2 FLOPs per multiply-add. A training step is 3 forward passes (one forward, two for the gradients), less
+what frozen parameters save (plan/trainable.py). The embedding look-up costs nothing; the output head counts as a
+matrix, tied or not. Attention is counted in one of two ways, always named and never mixed:
 
-causal: the keys a query really looks at, (T + 1) / 2 on average for a full row of T, less where documents are short or
-a window hides some. What a fused kernel does, and what our MFU is of.
-full square: T keys for every query, 12 L H K T a token (arXiv:2204.02311, appendix B). What PaLM, nanoGPT, llm.c and
-llm-foundry report; higher by the half that a causal mask throws away.
+causal: the keys a query attends to, (T + 1) / 2 on average for a full row of T, fewer with short documents or a
+window. This is what a fused kernel computes; our MFU uses it.
+full square: T keys for every query, 12 L H K T a token (arXiv:2204.02311, appendix B). PaLM, nanoGPT, llm.c and
+llm-foundry report it; it includes the half that a causal mask discards.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # needs torch
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Counts. `total` is what `model.parameters()` sums to; `active` are those one token goes through, `matrices` those
-    of them that enter a matmul."""
+    """Counts. `total`: the sum over `model.parameters()`; `active`: used by one token; `matrices`: those of the active
+    ones that enter a matmul."""
 
     total: int
     active: int
@@ -40,7 +40,7 @@ class Parameters:
 
 
 def parameters(config: ModelConfig) -> Parameters:
-    """Exact parameter counts. Of a mixture, a token goes through its k routed experts and the shared ones."""
+    """Exact parameter counts. In a MoE model a token uses its k routed experts and the shared ones."""
     parts, layers = components(config), config.num_hidden_layers
     dense = sum(config.is_dense_layer(layer) for layer in range(layers))
     expert = 3 * config.hidden_size * config.moe_intermediate_size
@@ -53,14 +53,14 @@ def parameters(config: ModelConfig) -> Parameters:
 
 
 def components(config: ModelConfig) -> dict[str, int]:
-    """Where the parameters are; the values add up to the total. A tied head is the embedding and counts nothing."""
+    """Parameters by component; the values add up to the total. A tied head is the embedding and counts 0."""
     width, layers = config.hidden_size, config.num_hidden_layers
     queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
     dense = sum(config.is_dense_layer(layer) for layer in range(layers))
     sparse = layers - dense
     heads = layers * 2 * config.head_dim if config.normalises_heads else 0
     gate = width if config.architecture == "qwen2_moe" else 0
-    parts = {
+    counts = {
         "embedding": config.vocab_size * width,
         "head": config.vocab_size * width if not config.tie_word_embeddings else 0,
         "attention": layers * (2 * width * (queries + keys) + (queries + 2 * keys if config.has_qkv_bias else 0)),
@@ -70,22 +70,22 @@ def components(config: ModelConfig) -> dict[str, int]:
         "router": sparse * width * config.num_experts,
         "norms": layers * 2 * width + width + heads,
     }
-    return {name: count for name, count in parts.items() if count}
+    return {name: count for name, count in counts.items() if count}
 
 
 def mean_keys(length_D: npt.NDArray[np.int64], seq_len: int) -> float:
-    """How many keys a query sees on average in packed rows: (l + 1) / 2 in a document of l tokens, cut at the row."""
-    whole, rest = np.divmod(length_D, seq_len)
-    pairs = whole * (seq_len * (seq_len + 1) / 2) + rest * (rest + 1) / 2  # of a query and a key
+    """Mean keys per query in packed rows: (l + 1) / 2 in a document of l tokens; documents are cut at row ends."""
+    full_rows, remainder = np.divmod(length_D, seq_len)
+    pairs = full_rows * (seq_len * (seq_len + 1) / 2) + remainder * (remainder + 1) / 2  # of a query and a key
     total = float(length_D.sum())
     return float(pairs.sum()) / total if total else (seq_len + 1) / 2
 
 
 def windowed_keys(num_keys: float, window: int) -> float:
-    """Keys a query sees on average in a layer with this window (0: none), where without one it sees `num_keys`.
+    """Mean keys per query in a layer with this window (0: none), given the mean `num_keys` without one.
 
-    Exact for documents that are all of one length, which is then 2 num_keys - 1, as of rows that are one document each.
-    Of others it is the most there can be: the mean rises ever more slowly with the length.
+    Exact if all documents have one length, which is then 2 num_keys - 1 (as with one document per row). Otherwise it
+    is an upper bound: the mean is a concave function of the length.
     """
     length = 2 * num_keys - 1
     return num_keys if not window or length <= window else window - window * (window - 1) / (2 * length)
@@ -101,25 +101,25 @@ def training_flops_per_token(
 ) -> float:
     """Model FLOPs of one token's forward and backward pass; `num_keys` as given by `mean_keys`.
 
-    num_keys = T gives the full-square convention. window_keys: the mean in windowed layers, where it is known; else as
-    `windowed_keys` says.
+    num_keys = T gives the full-square convention. window_keys: the mean in windowed layers, if known; default:
+    `windowed_keys`.
 
-    trainable: what learns, where that is not everything (frozen parameters, adapters): the rest gets no gradient of its
-    own, and below the lowest that learns there is no backward pass. extra_forwards: forward passes of other models of
-    this shape (a reference). What activation checkpointing does twice is work of the device, not of the model.
+    trainable: the trainable part, if not everything (frozen parameters, adapters). Frozen parameters get no gradient,
+    and below the lowest trainable one there is no backward pass. extra_forwards: forward passes of other models of
+    this shape (a reference model). Recomputation by activation checkpointing does not count as model FLOPs.
     """
-    attention, again = 0.0, 0.0
+    attention, attention_backward = 0.0, 0.0
     for layer in range(config.num_hidden_layers):
         window = config.window(layer)
         keys = window_keys if window and window_keys is not None else windowed_keys(num_keys, window)
-        one = 2 * 2 * config.num_attention_heads * config.head_dim * keys
-        attention += one
-        again += 2 * one if trainable is None or layer >= trainable.attention_from else 0.0
+        layer_attention = 2 * 2 * config.num_attention_heads * config.head_dim * keys
+        attention += layer_attention
+        attention_backward += 2 * layer_attention if trainable is None or layer >= trainable.attention_from else 0.0
     matmuls = 2 * parameters(config).matrices
     backward = 2 * matmuls
     adapters = 0
     if trainable is not None:
         backward = 2 * (trainable.weights + trainable.inputs)
         adapters = 2 * (2 * trainable.adapters + trainable.adapter_inputs)
-    own = matmuls + attention + backward + again + adapters
-    return own + extra_forwards * (matmuls + attention)
+    model_flops = matmuls + attention + backward + attention_backward + adapters
+    return model_flops + extra_forwards * (matmuls + attention)

@@ -1,4 +1,4 @@
-"""What this machine is, and how fast its matmuls are: from the maker's sheet for GPUs, measured for CPUs."""
+"""This machine's devices, and their matmul rates: from data sheets for GPUs, measured for CPUs."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ import torch
 
 from penjing.base.process_info import peak_resident_bytes
 from penjing.plan.fast_bfloat16 import cpu_has_fast_bfloat16
-from penjing.plan.gpu_specs import card_called
+from penjing.plan.gpu_specs import match_gpu_spec
 
-SLOW_MATMUL_SECONDS = 0.5  # one that takes as long is not timed again
+SLOW_MATMUL_SECONDS = 0.5  # a slower one is timed only once
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """FLOPs per second that a run is held against, and where the figure comes from. None: unknown."""
+    """Peak FLOPs per second for MFU, and the source of the figure. None: unknown."""
 
     flops_per_second: float | None
     source: str
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
-    """Whether bf16 matmuls are faster than float32 on `device`: what a GPU or a processor has decides."""
+    """Whether bf16 matmuls are faster than float32 on `device`; depends on the hardware only."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "cpu":
@@ -42,8 +42,8 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
     """The dtype of matmuls for a `compute.dtype` setting.
 
-    `auto` is bf16 where that is faster, float16 on CUDA cards without bf16 units (V100, T4, RTX 20), else float32: the
-    same every time on one machine.
+    `auto` is bf16 where that is faster, float16 on CUDA cards without bf16 units (V100, T4, RTX 20), else float32. On
+    one machine it is always the same.
     """
     if setting == "auto":
         if has_fast_bfloat16(device):
@@ -54,7 +54,7 @@ def compute_dtype(setting: str, device: torch.device) -> torch.dtype:
 
 
 def peak(device: torch.device, dtype: torch.dtype) -> Peak:
-    """The rate MFU is measured against; of float32 that of tf32 where matmuls may be taken in it."""
+    """The peak rate for MFU; for float32 the tf32 rate if tf32 matmuls are allowed."""
     if device.type == "cpu":
         return Peak(_cpu_rate(dtype), "measured matmul")
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16, torch.float32):
@@ -66,17 +66,17 @@ def peak(device: torch.device, dtype: torch.dtype) -> Peak:
 
 
 def data_sheet_peak(name: str, dtype: str = "bfloat16") -> Peak:
-    """The peak of the GPU that calls itself `name`. A Ti or laptop card is another card than its namesake."""
-    card = card_called(name)
+    """The peak of the GPU whose driver name is `name`. A Ti or laptop card does not match the plain card."""
+    card = match_gpu_spec(name)
     if card is None or (dtype == "bfloat16" and not card.has_bfloat16):
         return Peak(None, "unknown device")
     return Peak(card.peak_flops(dtype), f"{card.name} data sheet")
 
 
 def cpu_matmul_rate(dtype: torch.dtype) -> float:
-    """FLOPs per second of 1024 x 512 x 1024 matmuls, one on each of the threads in use at the same time.
+    """FLOPs per second of concurrent 1024 x 512 x 1024 matmuls, one on each thread in use.
 
-    By CPU time: what other processes take of the cores does not count, and no thread waits for another.
+    Measured in CPU time: load of other processes does not count, and no thread waits for another.
     """
     threads, rates = torch.get_num_threads(), list[float]()
 
@@ -89,12 +89,12 @@ def cpu_matmul_rate(dtype: torch.dtype) -> float:
         worker.start()
     for worker in workers:
         worker.join()
-    torch.set_num_threads(threads)  # of threads to come: it is set for all of the process
+    torch.set_num_threads(threads)  # it is process-wide; for threads started later
     return sum(rates)
 
 
 def _one_thread_rate(dtype: torch.dtype) -> float:
-    """The best of six tries, or of one where that is slow (float16 takes seconds)."""
+    """The best of six tries, or a single one if that is slow (float16 takes seconds)."""
     left, right = torch.ones(1024, 512, dtype=dtype), torch.ones(512, 1024, dtype=dtype)
     best = math.inf
     for count in (1, 4, 4, 4, 4, 4, 4):
@@ -111,14 +111,14 @@ _cpu_rate = cache(cpu_matmul_rate)  # measured once in a process
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory this process has held: reserved on a GPU, resident on a CPU."""
+    """Peak memory of this process: reserved on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     return peak_resident_bytes()
 
 
 def physical_cores() -> int:
-    """Cores this process may use, hyper-threads not counted twice where the system tells."""
+    """Cores this process may use; hyper-threads are not counted where the system lists them."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError):
         folders = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology")
@@ -128,29 +128,29 @@ def physical_cores() -> int:
 
 
 def thread_seconds(since: Mapping[str, tuple[float, float]] | None = None) -> dict[str, tuple[float, float]]:
-    """For each thread of this process, the seconds that it had a core, and that it waited for one although it had work.
+    """For each thread of this process: seconds it ran on a core, and seconds it was runnable but waited for one.
 
-    since: an earlier result, from which on they count. Empty where the system does not tell (only Linux does).
+    since: an earlier result, which is subtracted. Empty except on Linux.
     """
-    found = {}
+    seconds = {}
     for file in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError, ValueError):  # a thread that has just ended; a system with less to tell
-            had, waited, _ = file.read_text().split()
+        with suppress(OSError, ValueError):  # a thread that has just ended; another file format
+            running, waited, _ = file.read_text().split()
             name = file.parent.name
-            before = (since or {}).get(name, (0.0, 0.0))
-            found[name] = (int(had) / 1e9 - before[0], int(waited) / 1e9 - before[1])
-    return found
+            earlier = (since or {}).get(name, (0.0, 0.0))
+            seconds[name] = (int(running) / 1e9 - earlier[0], int(waited) / 1e9 - earlier[1])
+    return seconds
 
 
 def load_averages() -> tuple[float, ...]:
-    """Processes that wanted a core, on average of the last 1, 5 and 15 minutes; empty where nobody tells."""
+    """Mean number of runnable processes in the last 1, 5 and 15 minutes; empty where unknown."""
     with suppress(AttributeError, OSError):
         return os.getloadavg()
     return ()
 
 
 def memory_bytes() -> int:
-    """Of this machine, without its devices; 0 = not known."""
+    """Host memory of this machine; 0 = unknown."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
 
 
@@ -168,7 +168,7 @@ def describe(device: torch.device, dtype: torch.dtype) -> dict[str, object]:
 
 
 def cpu_name() -> str:
-    """What the processor calls itself."""
+    """The CPU's model name."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -1,4 +1,4 @@
-"""A machine's own figures, measured once (`penjing plan profile`) and saved: level L1 of a plan."""
+"""A machine's measured rates, saved by `penjing plan profile`: level L1 of a plan."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from penjing.plan.device_model import (
     AttentionRate,
     Gemm,
     Machine,
-    machine_of_card,
+    machine_from_spec,
 )
-from penjing.plan.gpu_specs import Card, card_called, find_card
-from penjing.plan.user_dir import home
+from penjing.plan.gpu_specs import GpuSpec, find_gpu_spec, match_gpu_spec
+from penjing.plan.user_dir import user_dir
 
 VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
-    """What figures hold for. A profile whose key is another one is out of date and says in what."""
+class ProfileKey:
+    """What a profile is valid for. If the key has changed, the profile is out of date and the changes are listed."""
 
-    device: str  # as the driver or the processor calls itself
+    device: str  # name reported by the driver or the CPU
     kind: Literal["cuda", "cpu"]
     driver: str = ""
     torch: str
     cuda: str = ""
-    power_limit_watts: float = 0.0  # 0 = not known
+    power_limit_watts: float = 0.0  # 0 = unknown
     threads: int = 0  # of a CPU; 0 for others
     devices: int = 1
 
     @property
     def name(self) -> str:
-        """Of the file: one for each device and number of threads, so that a newer profile replaces an older one."""
+        """File name, by device and number of threads: a newer profile replaces an older one."""
         threads = f"-{self.threads}-threads" if self.threads else ""
         return re.sub(r"[^A-Za-z0-9]+", "-", self.device).strip("-") + threads
 
-    def differences(self, other: Key) -> list[str]:
-        """Fields in which they differ, in words."""
-        mine, theirs = asdict(self), asdict(other)
-        return [f"{name} {theirs[name]} -> {mine[name]}" for name in mine if mine[name] != theirs[name]]
+    def differences(self, other: ProfileKey) -> list[str]:
+        """The fields that differ, as text."""
+        ours, others = asdict(self), asdict(other)
+        return [f"{name} {others[name]} -> {ours[name]}" for name in ours if ours[name] != others[name]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What was measured. Rates in FLOPs and bytes per second; `spread`: (slowest - fastest) / median of its tries."""
+    """Measured rates in FLOPs and bytes per second. `spread`: (slowest - fastest) / median of the tries."""
 
-    key: Key
+    key: ProfileKey
     created: str  # UTC
-    seconds: float  # that measuring took
+    seconds: float  # spent measuring
     squares: list[dict[str, Any]]  # {"size", "dtype", "flops_per_second", "spread"}
     shapes: list[dict[str, Any]] = field(default_factory=list)  # {"rows", "inner", "outputs", "dtype", ...}
     attention_flops_per_second: dict[str, float] = field(default_factory=dict)  # by dtype, fused, forward and backward
-    attentions: list[dict[str, Any]] = field(default_factory=list)  # {"dtype", "keys", "flops_per_second"}; of a CPU
+    attentions: list[dict[str, Any]] = field(default_factory=list)  # {"dtype", "keys", "flops_per_second"}; CPU only
     copy_bytes_per_second: float
     launch_seconds: float
     context_bytes: int
@@ -68,17 +68,17 @@ class Profile:
     version: int = VERSION
 
     @classmethod
-    def from_dict(cls, known: Mapping[str, Any]) -> Profile:
-        return cls(**{**known, "key": Key(**known["key"])})
+    def from_dict(cls, data: Mapping[str, Any]) -> Profile:
+        return cls(**{**data, "key": ProfileKey(**data["key"])})
 
     def machine(self) -> Machine:
-        """The rates as a plan takes them: large squares for matmuls in general, own shapes where they are like."""
+        """The rates in the form that a plan uses: the fastest squares as the general rate, plus measured shapes."""
         best: dict[str, float] = {}
         for square in self.squares:
             best[square["dtype"]] = max(best.get(square["dtype"], 0.0), square["flops_per_second"])
         matmuls = tuple(
-            Gemm(**{name: one[name] for name in ("rows", "inner", "outputs", "dtype", "flops_per_second")})
-            for one in self.shapes
+            Gemm(**{name: measured[name] for name in ("rows", "inner", "outputs", "dtype", "flops_per_second")})
+            for measured in self.shapes
         )
         shares = [rate / best[dtype] for dtype, rate in self.attention_flops_per_second.items() if best.get(dtype)]
         return Machine(
@@ -89,7 +89,7 @@ class Profile:
             matmul_flops=best,
             attention_share=max(shares) if shares else 0.3,
             bytes_per_second=self.copy_bytes_per_second,
-            # A training step's operations take Python and autograd besides the launch that was measured.
+            # Operations of a training step cost Python and autograd time besides the measured launch.
             launch_seconds=max(self.launch_seconds, LAUNCH_SECONDS) if self.key.kind == "cuda" else self.launch_seconds,
             bus_bytes_per_second=self.all_reduce_bytes_per_second or PCIE_BYTES_PER_SECOND,
             memory_bytes=self.memory_bytes,
@@ -97,56 +97,56 @@ class Profile:
             peak_flops=best if self.key.kind == "cpu" else {},
             context_bytes=self.context_bytes,
             matmuls=matmuls,
-            attentions=tuple(AttentionRate(**one) for one in self.attentions),
+            attentions=tuple(AttentionRate(**measured) for measured in self.attentions),
         )
 
 
-def folder() -> Path:
-    return home() / "profiles"
+def profiles_dir() -> Path:
+    return user_dir() / "profiles"
 
 
 def save_profile(profile: Profile) -> Path:
-    path = folder() / f"{profile.key.name}.json"
+    path = profiles_dir() / f"{profile.key.name}.json"
     write_json(path, asdict(profile))
     return path
 
 
-def _stored(pattern: str) -> Iterator[Profile]:
-    """Profiles of this version in files that are called so; none in a folder that cannot be searched."""
+def _saved_profiles(pattern: str) -> Iterator[Profile]:
+    """Profiles of this version in files matching the pattern; none if the folder is unreadable."""
     with suppress(OSError):
-        for path in sorted(folder().glob(pattern)):
-            known = read_json(path)
-            if known.get("version") == VERSION:
-                yield Profile.from_dict(known)
+        for path in sorted(profiles_dir().glob(pattern)):
+            data = read_json(path)
+            if data.get("version") == VERSION:
+                yield Profile.from_dict(data)
 
 
-def find_profile(key: Key) -> tuple[Profile, list[str]] | None:
-    """The stored profile of this device, and in what its key is another one by now; None if there is none."""
-    profile = next(_stored(f"{key.name}.json"), None)
+def find_profile(key: ProfileKey) -> tuple[Profile, list[str]] | None:
+    """The saved profile of this device, and the differences to its key; None if there is none."""
+    profile = next(_saved_profiles(f"{key.name}.json"), None)
     return (profile, key.differences(profile.key)) if profile else None
 
 
-def profile_called(card: str) -> Profile | None:
-    """A profile of the card of this name, such as one copied from another machine; None if there is none."""
-    for profile in _stored("*.json"):
-        found = card_called(profile.key.device, profile.memory_bytes)
-        if found is not None and found.name == card:
+def profile_of_gpu(card: str) -> Profile | None:
+    """A saved profile of the card of this name, perhaps copied from another machine; None if there is none."""
+    for profile in _saved_profiles("*.json"):
+        spec = match_gpu_spec(profile.key.device, profile.memory_bytes)
+        if spec is not None and spec.name == card:
             return profile
     return None
 
 
-def gpu_called(name: str) -> Machine:
-    """The GPU of this name: measured rates where there is a profile of it, else its specification."""
-    card = find_card(name)
-    stored = profile_called(card.name)
-    return machine_of_card(card) if stored is None else with_specs(stored.machine(), card)
+def gpu_machine(name: str) -> Machine:
+    """The GPU of this name: measured rates if it has a profile, else its data sheet."""
+    card = find_gpu_spec(name)
+    stored = profile_of_gpu(card.name)
+    return machine_from_spec(card) if stored is None else with_specs(stored.machine(), card)
 
 
-def with_specs(machine: Machine, card: Card | None) -> Machine:
-    """A profile's rates with the specified peaks of its GPU and, where the driver did not report them, its watts."""
+def with_specs(machine: Machine, card: GpuSpec | None) -> Machine:
+    """A profile's rates, plus the data sheet's peaks and, if the driver did not report it, the power limit."""
     if card is None:
         return machine
-    sheet = machine_of_card(card)
+    sheet = machine_from_spec(card)
     return replace(
         machine,
         name=card.name,

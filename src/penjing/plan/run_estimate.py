@@ -1,4 +1,4 @@
-"""The plan of one run: what it will compute, how long it will take, how much memory it needs. Written before step 1."""
+"""The estimate of one run: compute, time and memory. Written before step 1."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from penjing.plan.flops import parameters
 from penjing.plan.step_time import LinearFit
 from penjing.plan.time_interval import ProbeNoise, time_interval
 
-PARTS = ("training", "validation", "checkpoint", "sample")  # of a run's time, as the meter counts them
+PARTS = ("training", "validation", "checkpoint", "sample")  # of a run's time, as the throughput meter counts it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunEstimate:
-    """A prediction, with how it was come by. Seconds are wall time of the whole run, validation and saving included."""
+    """A prediction and its basis. Seconds are wall time of the complete run, including validation and checkpoints."""
 
     parameters: int
     parameters_without_embedding: int
@@ -28,53 +28,53 @@ class RunEstimate:
     rows_per_step: int
     tokens_per_step: int
     tokens: int
-    flops_per_token: float  # causal: keys really seen
+    flops_per_token: float  # causal: keys attended to
     flops_per_token_full_square: float  # T keys for every query
     flops: float  # causal
     predicted_seconds: float  # sum of `parts_seconds`
-    predicted_seconds_low: float  # four of five runs should fall between
+    predicted_seconds_low: float  # low and high: 80 % interval
     predicted_seconds_high: float
     parts_seconds: dict[str, float]  # training, validation, checkpoint, sample
     step_seconds: float
-    step_parts_seconds: dict[str, float]  # what a step is spent on
-    startup_seconds: float  # that passed before the plan was made, the probe among them; not in predicted_seconds
+    step_parts_seconds: dict[str, float]  # of one step
+    startup_seconds: float  # before the plan was made, including the probe; not in predicted_seconds
     predicted_peak_memory_bytes: int
     memory_source: str
     tokens_per_second: float
     level: str  # L0 spec sheet, L1 machine profile, L2 probe of the real step
-    machine: str = ""  # what it was made for
-    # L2: seconds of a step = fixed_seconds + pass_seconds x passes; and what was seen of the machine's unrest.
+    machine: str = ""  # device name
+    # L2: seconds of a step = fixed_seconds + pass_seconds x passes; and the measured timing noise.
     probe: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # why the run may learn little
 
     @classmethod
-    def from_dict(cls, known: Mapping[str, Any]) -> RunEstimate:
-        """A plan that was written."""
-        return cls(**{each.name: known[each.name] for each in fields(cls) if each.name in known})
+    def from_dict(cls, data: Mapping[str, Any]) -> RunEstimate:
+        """Read an estimate from a plan file."""
+        return cls(**{entry.name: data[entry.name] for entry in fields(cls) if entry.name in data})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeTimings:
-    """What a short probe of the real training step found, in seconds."""
+    """Timings of a short probe of the real training step, in seconds."""
 
     step_seconds: float  # mean
-    wait_seconds: float = 0.0  # of them, for the next batch: reading, or sampling answers
-    waits_for: str = "data_wait"  # what that wait is called
+    wait_seconds: float = 0.0  # the part spent waiting for the next batch: reading, or sampling answers
+    waits_for: str = "data_wait"  # name of that part
     validation_seconds: float  # one validation pass
-    checkpoint_seconds: float  # that training stands still for one on the way, which is written beside it
-    last_checkpoint_seconds: float  # for the one at the end, which is waited for
+    checkpoint_seconds: float  # training is blocked by an intermediate checkpoint, which is written asynchronously
+    last_checkpoint_seconds: float  # of the final checkpoint, which is written synchronously
     sample_seconds: float = 0.0
     startup_seconds: float = 0.0
     noise: ProbeNoise = field(default_factory=ProbeNoise)
-    line: LinearFit | None = None  # seconds by passes of a step
+    line: LinearFit | None = None  # seconds of a step as a function of its passes
     peak_memory_bytes: int
-    start_loss: float | None = None  # nats per token of held-out rows under the weights the run begins with
+    start_loss: float | None = None  # nats per token on held-out rows, with the initial weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSize:
-    """How much a run does. Units are what batch.size counts: rows, pairs, prompts."""
+    """The size of a run. Units are what batch.size counts: rows, pairs, prompts."""
 
     units_per_epoch: int
     tokens_per_unit: float
@@ -97,7 +97,7 @@ def estimate_run(
     errors: Sequence[float] = (),
     versions: Mapping[str, str] | None = None,
 ) -> RunEstimate:
-    """Put an L2 estimate together. errors: log(actual / predicted) of earlier runs' time on this machine."""
+    """Build an L2 estimate. errors: log(actual / predicted) of the time of earlier runs on this machine."""
     count = parameters(config)
     tokens_per_step = round(size.units_per_step * size.tokens_per_unit)
     parts = {
@@ -139,7 +139,7 @@ def estimate_run(
             **asdict(timings.noise),
             "deviation": timings.noise.deviation,
             "fixed_seconds": line.fixed if line else None,
-            "pass_seconds": line.each if line else None,
+            "pass_seconds": line.slope if line else None,
         },
         versions=dict(versions or {}),
     )

@@ -1,4 +1,4 @@
-"""What a plan needs to know of a model: sizes of its matrices, whoever made it. Ours, or of any `config.json`."""
+"""Matrix sizes of a model, as a plan needs them: from our config, or from any Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Shape:
     mlp_matrices: int  # 3 with a gate (SwiGLU), 2 without
     vocabulary: int
     parameters: int  # all of them
-    windows: tuple[int, ...] = ()  # keys a query of each layer sees at most; 0 = all; empty: all layers see all
-    mlp_only_layers: int = -1  # how many have a plain MLP; -1 = all
+    windows: tuple[int, ...] = ()  # attention window of each layer; 0 = none; empty: none in any layer
+    mlp_only_layers: int = -1  # number of layers with a dense MLP; -1 = all
     experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
-    shared_size: int = 0  # F of the shared experts together
+    shared_size: int = 0  # F, summed over the shared experts
 
     @property
     def num_dense(self) -> int:
@@ -37,11 +37,11 @@ class Shape:
 
     @property
     def block_matrices(self) -> int:
-        """Values of the matrices one token goes through, all blocks together: M without the head."""
+        """Parameters of the matrices that one token uses, in all blocks: M without the head."""
         attention = self.layers * self.width * (2 * self.query_size + 2 * self.key_size)
         dense = self.num_dense * self.mlp_matrices * self.width * self.intermediate_size
-        through = self.num_experts_per_tok * self.moe_intermediate_size + self.shared_size
-        mixture = (self.layers - self.num_dense) * (3 * self.width * through + self.width * self.experts)
+        active_size = self.num_experts_per_tok * self.moe_intermediate_size + self.shared_size
+        mixture = (self.layers - self.num_dense) * (3 * self.width * active_size + self.width * self.experts)
         return attention + dense + mixture
 
     @property
@@ -50,17 +50,17 @@ class Shape:
         return self.block_matrices + self.width * self.vocabulary
 
     def matrices_read(self, tokens: int) -> float:
-        """The same of all experts that one of `tokens` tokens goes through, where every choice is as likely:
-        E (1 - (1 - k / E)^N) of them on average."""
+        """The same, with every expert that any of `tokens` tokens uses. With uniform routing the mean number of experts
+        is E (1 - (1 - k / E)^N)."""
         if not self.experts:
             return self.matrices
-        chosen = self.experts * (1 - (1 - self.num_experts_per_tok / self.experts) ** tokens)
-        others = (chosen - self.num_experts_per_tok) * 3 * self.width * self.moe_intermediate_size
-        return self.matrices + (self.layers - self.num_dense) * others
+        active_experts = self.experts * (1 - (1 - self.num_experts_per_tok / self.experts) ** tokens)
+        extra = (active_experts - self.num_experts_per_tok) * 3 * self.width * self.moe_intermediate_size
+        return self.matrices + (self.layers - self.num_dense) * extra
 
 
 def shape_of(config: ModelConfig) -> Shape:
-    """The shape of a model of ours."""
+    """The shape of a Penjing model."""
     layers = config.num_hidden_layers
     return Shape(
         layers=layers,
@@ -84,38 +84,37 @@ def shape_of(config: ModelConfig) -> Shape:
 _PLAIN_MLP = ("gpt2", "gpt_neox", "gpt_neo", "opt", "bloom", "falcon", "mpt", "phi", "starcoder2", "codegen", "gptj")
 
 
-def shape_from_hf(given: Mapping[str, Any], where: object) -> Shape:
-    """The shape that a `config.json` describes, of classes that we do not train as well. Raises UserError for none.
+def shape_from_hf(config: Mapping[str, Any], where: object) -> Shape:
+    """The shape in a Hugging Face `config.json`, including classes we cannot train. Raises UserError if it has none.
 
-    Only what costs time and memory is read; parameters are counted from the matrices, norms and positions included
-    where the class has them.
+    Only fields that affect time and memory are read. Parameters include matrices, norms and learned positions.
     """
 
     def first(*names: str, default: int | None = None) -> int:
         for name in names:
-            value = given.get(name)
+            value = config.get(name)
             if isinstance(value, int) and value > 0:
                 return value
         if default is None:
             raise UserError("not a model's config.json", where=where, wanted=f"a whole number for {names[0]!r}")
         return default
 
-    kind = str(given.get("model_type", ""))
+    kind = str(config.get("model_type", ""))
     width = first("hidden_size", "n_embd", "d_model")
     layers = first("num_hidden_layers", "n_layer", "n_layers")
     heads = first("num_attention_heads", "n_head", "n_heads")
-    head = first("head_dim", default=max(1, width // heads))
+    head_dim = first("head_dim", default=max(1, width // heads))
     inner = first("intermediate_size", "n_inner", "ffn_dim", default=first("expansion_ratio", default=4) * width)
     experts = first("num_local_experts", "num_experts", "n_routed_experts", default=0)
-    of_expert = first("moe_intermediate_size", default=inner)
-    shared = first("shared_expert_intermediate_size", default=0) + first("n_shared_experts", default=0) * of_expert
-    window = given.get("sliding_window") if given.get("use_sliding_window", True) else None
+    expert_size = first("moe_intermediate_size", default=inner)
+    shared = first("shared_expert_intermediate_size", default=0) + first("n_shared_experts", default=0) * expert_size
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     shape = Shape(
         layers=layers,
         width=width,
         heads=heads,
-        query_size=heads * head,
-        key_size=first("num_key_value_heads", default=heads) * head,
+        query_size=heads * head_dim,
+        key_size=first("num_key_value_heads", default=heads) * head_dim,
         intermediate_size=inner,
         mlp_matrices=2 if kind in _PLAIN_MLP else 3,
         vocabulary=first("vocab_size", "padded_vocab_size"),
@@ -124,12 +123,12 @@ def shape_from_hf(given: Mapping[str, Any], where: object) -> Shape:
         mlp_only_layers=first("first_k_dense_replace", default=0) if experts else layers,
         experts=experts,
         num_experts_per_tok=first("num_experts_per_tok", default=2 if experts else 0),
-        moe_intermediate_size=of_expert if experts else 0,
+        moe_intermediate_size=expert_size if experts else 0,
         shared_size=shared if experts else 0,
     )
-    tied = given.get("tie_word_embeddings", kind in ("gpt2", "opt", "bloom", "mpt", "gemma", "gemma2", "gemma3"))
-    tables = width * shape.vocabulary * (1 if tied else 2)
-    tables += width * first("n_positions", "max_position_embeddings", default=0) if kind in ("gpt2", "opt") else 0
+    tied = config.get("tie_word_embeddings", kind in ("gpt2", "opt", "bloom", "mpt", "gemma", "gemma2", "gemma3"))
+    embeddings = width * shape.vocabulary * (1 if tied else 2)
+    embeddings += width * first("n_positions", "max_position_embeddings", default=0) if kind in ("gpt2", "opt") else 0
     vectors = layers * width * (13 if kind == "gpt2" else 2) + width * (2 if kind == "gpt2" else 1)
     idle = (layers - shape.num_dense) * 3 * width * (experts - shape.num_experts_per_tok) * shape.moe_intermediate_size
-    return replace(shape, parameters=tables + shape.block_matrices + idle + vectors)
+    return replace(shape, parameters=embeddings + shape.block_matrices + idle + vectors)

@@ -1,6 +1,6 @@
-"""The work of one training step, as the operations a device has to do: matmuls, attention, bytes, launches.
+"""The workload of one training step: matmuls, attention, bytes moved, kernel launches.
 
-Time follows in plan/step_time.py. Counts of bytes and launches are of the eager step; a compiled one moves about half
+plan/step_time.py turns it into time. Bytes and launches are those of an eager step; a compiled one moves about half
 of the elementwise bytes and launches a quarter as often.
 """
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:  # need torch
     from penjing.plan.trainable import Trainable
 
 VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4}
-# Values read and written by elementwise kernels, forward and backward, for one token of one block: norms, residuals,
-# rotation and casts by width, the nonlinearity by inner width (of a gate its product too).
+# Values read and written by elementwise kernels, forward and backward, per token and block. Per unit of width: norms,
+# residuals, RoPE and casts. Per unit of inner width: the activation (with a gate also its product).
 WIDTH_VALUES, MLP_VALUES, GATED_VALUES = 45, 8, 14
-MASTER_FACTOR = 1.5  # with float32 masters beside half matmuls: the residual stream and the casts are in float32
-# Times that each value of an attention map that is kept is read or written: scores, scale, mask, softmax, mixing and
-# their gradients. Dropout adds some; half matmuls beside float32 masters take the softmax in float32.
+MASTER_FACTOR = 1.5  # float32 master weights with half-precision matmuls: residual stream and casts are in float32
+# Reads and writes of each value of a materialised attention map: scores, scale, mask, softmax, mixing and their
+# gradients. Dropout adds some. Half-precision matmuls with float32 master weights compute the softmax in float32.
 MAP_VALUES, MAP_DROPOUT_VALUES, MAP_MASTER_FACTOR = 18, 5, 1.25
-LOGIT_BYTES = 40  # of each logit: matmul, float32 copy, softmax, gradient
-# With kernels of our own (kernels/triton/ops.py), on an H200: 43 ms for 26 G logits and half of that for adding up
-# gradients; an eager step of 26M took 13 ms more than a compiled one.
+LOGIT_BYTES = 40  # per logit: matmul, float32 copy, softmax, gradient
+# With kernels/triton/ops.py on an H200: 43 ms for 26 G logits, and half of that to accumulate gradients; an eager step
+# of 26M took 13 ms more than a compiled one.
 KERNEL_LOGIT_BYTES, KERNEL_SHARE = 10, 0.85
-ATTENTION_MATRICES = 3  # entries of `Workload._blocks`, before those of the MLP
-BLOCK_KERNELS, STEP_KERNELS = 100, 60  # launched forward and backward for one block; and once
+ATTENTION_MATRICES = 3  # the first entries of `Workload._block_matmuls`; the MLP's follow
+BLOCK_KERNELS, STEP_KERNELS = 100, 60  # launches per block, forward and backward; and per step
 MASTER_KERNELS = 1.5
-FORWARD_SHARE = 1 / 3  # of a block's bytes and kernels
-AGAIN = {"none": 1.0, "mlp": 1.15, "block": 1.3}  # estimates: bytes moved and kernels launched, as a multiple
+FORWARD_SHARE = 1 / 3  # forward fraction of a block's bytes and kernels
+RECOMPUTE_FACTORS = {"none": 1.0, "mlp": 1.15, "block": 1.3}  # estimates: of bytes moved and kernels launched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,35 +43,35 @@ class Workload:
     shape: Shape
     tokens: int  # positions of one forward pass
     seq_len: int  # T
-    keys: float  # that a query sees on average
-    passes: int = 1  # forward and backward passes before the optimizer steps
+    keys: float  # mean per query
+    passes: int = 1  # forward and backward passes per optimizer step
     dtype: str = "bfloat16"  # of matmuls
-    masters: Literal["float32", "same"] = "float32"  # what the weights are kept in
+    master_weights: Literal["float32", "same"] = "float32"  # their dtype
     attention: Literal["fused", "materialised"] = "fused"
-    attention_dropout: bool = False  # of maps that are kept
-    recompute: Recompute = "none"  # what of each block is computed again going backward
+    attention_dropout: bool = False  # of materialised maps
+    recompute: Recompute = "none"  # the part of each block that the backward pass recomputes
     optimizer: Literal["adamw", "muon"] = "adamw"
     fused_optimizer: bool = False
     compiled: bool = False
-    own_kernels: bool = False  # those of kernels/triton/ops.py
+    triton_kernels: bool = False  # kernels/triton/ops.py
     ranks: int = 1
     sharding: Literal["none", "ddp", "zero1", "zero2", "fsdp"] = "none"
-    trainable: Trainable | None = None  # what learns; None: everything
-    extra_forwards: float = 0.0  # of other models of this shape
+    trainable: Trainable | None = None  # the trainable part; None: everything
+    extra_forwards: float = 0.0  # forward passes of other models of this shape
 
     @property
     def trained(self) -> int:
-        """Parameters that learn."""
-        return self.shape.parameters if self.trainable is None else self.trainable.learns
+        """Number of trainable parameters."""
+        return self.shape.parameters if self.trainable is None else self.trainable.num_trainable
 
     @property
     def weight_share(self) -> float:
-        """Of the matrices' work, that of those which get a gradient of their own."""
+        """Fraction of the matmul work whose weights get a gradient."""
         return 1.0 if self.trainable is None else self.trainable.weights / self.shape.matrices
 
     @property
     def input_share(self) -> float:
-        """Of the matrices' work, that of those which pass a gradient on to their input."""
+        """Fraction of the matmul work whose inputs get a gradient."""
         return 1.0 if self.trainable is None else self.trainable.inputs / self.shape.matrices
 
     @property
@@ -80,41 +80,42 @@ class Workload:
         return 0 if self.trainable is None else self.trainable.attention_from
 
     def layer_keys(self) -> list[float]:
-        """Keys that a query sees on average, layer by layer."""
+        """Mean keys per query, layer by layer."""
         windows = self.shape.windows or (0,) * self.shape.layers
         return [windowed_keys(self.keys, window) for window in windows]
 
-    def _blocks(self) -> list[tuple[int, int, int, int]]:
-        """(rows, inner, outputs, how many) of the matrices of all blocks, those of attention first, each forward."""
-        shape, n = self.shape, self.tokens
+    def _block_matmuls(self) -> list[tuple[int, int, int, int]]:
+        """(rows, inner, outputs, count) of the forward matmuls of all blocks, attention first."""
+        shape, tokens = self.shape, self.tokens
         blocks = [
-            (n, shape.width, shape.query_size, shape.layers),
-            (n, shape.width, shape.key_size, 2 * shape.layers),
-            (n, shape.query_size, shape.width, shape.layers),
-            (n, shape.width, shape.intermediate_size, (shape.mlp_matrices - 1) * shape.num_dense),
-            (n, shape.intermediate_size, shape.width, shape.num_dense),
+            (tokens, shape.width, shape.query_size, shape.layers),
+            (tokens, shape.width, shape.key_size, 2 * shape.layers),
+            (tokens, shape.query_size, shape.width, shape.layers),
+            (tokens, shape.width, shape.intermediate_size, (shape.mlp_matrices - 1) * shape.num_dense),
+            (tokens, shape.intermediate_size, shape.width, shape.num_dense),
         ]
         if shape.experts:
-            layers, share = shape.layers - shape.num_dense, max(1, n * shape.num_experts_per_tok // shape.experts)
-            blocks.append((share, shape.width, shape.moe_intermediate_size, 2 * layers * shape.experts))
-            blocks.append((share, shape.moe_intermediate_size, shape.width, layers * shape.experts))
-            blocks.append((n, shape.width, shape.experts, layers))
+            layers = shape.layers - shape.num_dense
+            expert_tokens = max(1, tokens * shape.num_experts_per_tok // shape.experts)
+            blocks.append((expert_tokens, shape.width, shape.moe_intermediate_size, 2 * layers * shape.experts))
+            blocks.append((expert_tokens, shape.moe_intermediate_size, shape.width, layers * shape.experts))
+            blocks.append((tokens, shape.width, shape.experts, layers))
             if shape.shared_size:
-                blocks.append((n, shape.width, shape.shared_size, 2 * layers))
-                blocks.append((n, shape.shared_size, shape.width, layers))
+                blocks.append((tokens, shape.width, shape.shared_size, 2 * layers))
+                blocks.append((tokens, shape.shared_size, shape.width, layers))
         return blocks
 
     def matmuls(self) -> Iterator[tuple[int, int, int, float]]:
-        """(rows, inner, outputs, how often) of one pass, forward and backward, all blocks and the head."""
-        for number, (rows, inner, outputs, count) in enumerate(self._blocks()):
-            again = float(self.recompute == "block" or (self.recompute == "mlp" and number >= ATTENTION_MATRICES))
-            yield from self._three(rows, inner, outputs, count, 1 + again + self.extra_forwards)
-        yield from self._three(self.tokens, self.shape.width, self.shape.vocabulary, 1, 1 + self.extra_forwards)
+        """(rows, inner, outputs, count) of one pass, forward and backward, all blocks and the head."""
+        for number, (rows, inner, outputs, count) in enumerate(self._block_matmuls()):
+            recomputed = float(self.recompute == "block" or (self.recompute == "mlp" and number >= ATTENTION_MATRICES))
+            yield from self._passes_of(rows, inner, outputs, count, 1 + recomputed + self.extra_forwards)
+        yield from self._passes_of(self.tokens, self.shape.width, self.shape.vocabulary, 1, 1 + self.extra_forwards)
 
-    def _three(
+    def _passes_of(
         self, rows: int, inner: int, outputs: int, count: float, forwards: float
     ) -> Iterator[tuple[int, int, int, float]]:
-        """y = x W forward, the gradient of x, and the gradient of W, as far as they are computed."""
+        """y = x W, the gradient of x, and the gradient of W, as far as they are computed."""
         if not count:
             return
         yield rows, inner, outputs, count * forwards
@@ -128,16 +129,16 @@ class Workload:
         return sum(2.0 * rows * inner * outputs * count for rows, inner, outputs, count in self.matmuls())
 
     def attention_flops(self) -> float:
-        """Of one pass as done: forward 2 matmuls, backward 5 with the scores made again (fused) or 4 on all pairs."""
+        """FLOPs of one pass: forward 2 matmuls; backward 5 with recomputed scores (fused), or 4 on all pairs."""
         forwards = 1 + float(self.recompute == "block") + self.extra_forwards
-        one, keys = 2.0 * self.tokens * self.shape.query_size, self.layer_keys()
+        flops_per_key, keys = 2.0 * self.tokens * self.shape.query_size, self.layer_keys()
         if self.attention == "fused":
-            return one * (2 * forwards * sum(keys) + 5 * sum(keys[self.first_backward :]))
+            return flops_per_key * (2 * forwards * sum(keys) + 5 * sum(keys[self.first_backward :]))
         layers = self.shape.layers
-        return one * self.seq_len * (2 * forwards * layers + 4 * (layers - self.first_backward))
+        return flops_per_key * self.seq_len * (2 * forwards * layers + 4 * (layers - self.first_backward))
 
     def map_bytes(self) -> float:
-        """Moved for attention maps that are kept, in one pass."""
+        """Bytes moved in one pass for materialised attention maps."""
         if self.attention == "fused":
             return 0.0
         values = MAP_VALUES + (MAP_DROPOUT_VALUES if self.attention_dropout else 0)
@@ -145,7 +146,7 @@ class Workload:
         return self.tokens * self.seq_len * self.shape.heads * self.shape.layers * values * value_bytes
 
     def elementwise_bytes(self) -> float:
-        """Moved in one pass by everything that is neither a matmul nor attention nor the head."""
+        """Bytes moved in one pass by all operations except matmuls, attention and the head."""
         shape = self.shape
         inner = GATED_VALUES if shape.mlp_matrices == 3 else MLP_VALUES
         mixture = shape.num_experts_per_tok * shape.moe_intermediate_size + shape.shared_size
@@ -153,43 +154,43 @@ class Workload:
         values = WIDTH_VALUES * shape.width * shape.layers + inner * shape.intermediate_size * shape.num_dense
         values += layers * (GATED_VALUES * mixture + 12 * shape.num_experts_per_tok * shape.width)
         value_bytes = VALUE_BYTES[self.dtype] * (MASTER_FACTOR if self._has_masters else 1.0)
-        share = AGAIN[self.recompute] * self._done + 0.35 * self.extra_forwards
-        share *= 0.5 if self.compiled else KERNEL_SHARE if self.own_kernels else 1.0
+        share = RECOMPUTE_FACTORS[self.recompute] * self._computed + 0.35 * self.extra_forwards
+        share *= 0.5 if self.compiled else KERNEL_SHARE if self.triton_kernels else 1.0
         return self.tokens * values * value_bytes * share
 
     def head_bytes(self) -> float:
-        """Moved in one pass between logits and loss."""
-        if self.own_kernels:
+        """Bytes moved in one pass between logits and loss."""
+        if self.triton_kernels:
             return self.tokens * self.shape.vocabulary * KERNEL_LOGIT_BYTES * (1 + 0.3 * self.extra_forwards)
-        half = self.masters == "same" and VALUE_BYTES[self.dtype] == 2
-        wide = (1.0 if half else VALUE_BYTES[self.dtype] / 2) * (0.6 if self.compiled else 1.0)
-        return self.tokens * self.shape.vocabulary * LOGIT_BYTES * wide * (1 + 0.3 * self.extra_forwards)
+        half = self.master_weights == "same" and VALUE_BYTES[self.dtype] == 2
+        factor = (1.0 if half else VALUE_BYTES[self.dtype] / 2) * (0.6 if self.compiled else 1.0)
+        return self.tokens * self.shape.vocabulary * LOGIT_BYTES * factor * (1 + 0.3 * self.extra_forwards)
 
     def optimizer_bytes(self) -> float:
-        """Moved by clipping, the update and the casts of the weights, once a step, on one device."""
-        state = 16.0 if self.masters == "same" and VALUE_BYTES[self.dtype] == 2 else 28.0
-        per = state * (1.0 if self.fused_optimizer else 2.0) + (20.0 if self._has_masters else 0.0)
-        return self.trained / (self.ranks if self.sharding != "none" and self.sharding != "ddp" else 1) * per
+        """Bytes moved on one device by clipping, the update and the weight casts, once per step."""
+        state = 16.0 if self.master_weights == "same" and VALUE_BYTES[self.dtype] == 2 else 28.0
+        bytes_each = state * (1.0 if self.fused_optimizer else 2.0) + (20.0 if self._has_masters else 0.0)
+        return self.trained / (self.ranks if self.sharding != "none" and self.sharding != "ddp" else 1) * bytes_each
 
     def optimizer_flops(self) -> float:
-        """Of Muon's three Newton-Schulz rounds, each 4 m^2 n + 2 m^3 for a matrix of m x n, m the smaller side."""
+        """FLOPs of Muon's three Newton-Schulz iterations: each 4 m^2 n + 2 m^3 for an m x n matrix with m <= n."""
         if self.optimizer != "muon":
             return 0.0
         total = 0.0
-        for _, inner, outputs, count in self._blocks():
+        for _, inner, outputs, count in self._block_matmuls():
             small, large = sorted((inner, outputs))
             total += count * 3 * (4.0 * small * small * large + 2.0 * small**3)
         return total * self.weight_share
 
     def kernels(self) -> float:
-        """Launched in one pass."""
-        again = AGAIN[self.recompute]
-        wide = MASTER_KERNELS if self._has_masters else 1.0
-        blocks = self.shape.layers * BLOCK_KERNELS * wide * (again * self._done + 0.35 * self.extra_forwards)
+        """Kernels launched in one pass."""
+        again = RECOMPUTE_FACTORS[self.recompute]
+        masters = MASTER_KERNELS if self._has_masters else 1.0
+        blocks = self.shape.layers * BLOCK_KERNELS * masters * (again * self._computed + 0.35 * self.extra_forwards)
         return (blocks + STEP_KERNELS) / (4 if self.compiled else 1)
 
-    def exchanged_bytes(self) -> float:
-        """Each device sends in one step."""
+    def communication_bytes(self) -> float:
+        """Bytes each device sends in one step."""
         if self.ranks == 1 or self.sharding == "none":
             return 0.0
         share = (self.ranks - 1) / self.ranks
@@ -198,10 +199,10 @@ class Workload:
         return 2 * 4 * self.trained * share
 
     @property
-    def _done(self) -> float:
-        """Of what all blocks take forward (a third) and backward."""
+    def _computed(self) -> float:
+        """Fraction of the blocks' forward (a third) and backward work that is computed."""
         return 1.0 - (1.0 - FORWARD_SHARE) * self.first_backward / self.shape.layers
 
     @property
     def _has_masters(self) -> bool:
-        return self.masters == "float32" and VALUE_BYTES[self.dtype] == 2
+        return self.master_weights == "float32" and VALUE_BYTES[self.dtype] == 2

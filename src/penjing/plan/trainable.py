@@ -1,8 +1,7 @@
-"""What of a model learns, and so what of the backward pass a run takes: one rule for LoRA and for frozen parameters.
+"""The trainable part of a model, and the backward pass it needs: one rule for LoRA and for frozen parameters.
 
-Forward, every matrix costs 2 FLOPs a parameter. Backward, one that learns costs 2 for its own gradient, and every
-matrix above the lowest parameter that learns costs 2 for the gradient of its input. Below that nothing is computed
-backward.
+Forward, every matrix costs 2 FLOPs per parameter. Backward, a trainable matrix costs 2 for its weight gradient, and
+every matrix above the lowest trainable parameter costs 2 for its input gradient. Below it there is no backward pass.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from penjing.model.freeze import freeze
 from penjing.model.lora import Lora, add_adapter
 from penjing.model.transformer import Transformer
 
-Place = tuple[int, int]  # (layer, how far up within it); a larger one reads what a smaller one wrote
-_ATTENTION = 2  # of the scores and the mixing, which have no parameters
-_WITHIN = (  # first match counts
+Depth = tuple[int, int]  # (layer, order within the layer); data flows from smaller to larger
+_ATTENTION_DEPTH = 2  # of scores and mixing, which have no parameters
+_DEPTH_IN_LAYER = (  # first match counts
     (re.compile(r"input_norm\."), 0),
     (re.compile(r"attention\.o_proj\."), 3),
     (re.compile(r"attention\."), 1),  # q, k, v and the norms of heads
@@ -34,78 +33,78 @@ _WITHIN = (  # first match counts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trainable:
-    """Counts of parameters. Of matrices those that one token goes through: of a mixture the chosen experts only."""
+    """Parameter counts. Of matrices only those that one token uses: in a MoE model the chosen experts."""
 
-    learns: int  # every parameter that does, matrices and others
+    num_trainable: int  # all trainable parameters, matrices and others
     adapters: int = 0  # parameters of adapters
-    weights: int  # of the model's own matrices, that get a gradient
-    inputs: int  # of the model's own matrices, that pass a gradient on to their input
-    adapter_inputs: int = 0  # of adapters', that do
+    weights: int  # in base-model matrices with a weight gradient
+    inputs: int  # in base-model matrices with an input gradient
+    adapter_inputs: int = 0  # in adapter matrices with an input gradient
     attention_from: int = 0  # first layer whose attention has a backward pass
 
 
 def trainable_of(model: nn.Module, config: ModelConfig) -> Trainable:
-    """Of a built model, or a module that holds it as `model` beside a head of its own."""
-    parameters = [(name.removeprefix("model."), each) for name, each in model.named_parameters()]
-    lowest = min(_place(name, config) for name, each in parameters if each.requires_grad)
-    own = [(name, each, _active(each, config)) for name, each in _matrices(parameters, config)]
-    adapters = [(name, each) for name, each in parameters if ".adapters." in name]
+    """For a built model, or a module that holds it as `model` and adds a head."""
+    parameters = [(name.removeprefix("model."), parameter) for name, parameter in model.named_parameters()]
+    lowest = min(_depth(name, config) for name, parameter in parameters if parameter.requires_grad)
+    matrices = [(name, parameter, _active(parameter, config)) for name, parameter in _matrices(parameters, config)]
+    adapters = [(name, parameter) for name, parameter in parameters if ".adapters." in name]
     return Trainable(
-        learns=sum(each.numel() for _, each in parameters if each.requires_grad),
-        adapters=sum(each.numel() for _, each in adapters),
-        weights=sum(count for _, each, count in own if each.requires_grad),
-        inputs=sum(count for name, _, count in own if _place(name, config, head=True) > lowest),
-        # B reads what A wrote, which learns.
+        num_trainable=sum(parameter.numel() for _, parameter in parameters if parameter.requires_grad),
+        adapters=sum(parameter.numel() for _, parameter in adapters),
+        weights=sum(count for _, parameter, count in matrices if parameter.requires_grad),
+        inputs=sum(count for name, _, count in matrices if _depth(name, config, head=True) > lowest),
+        # B always has an input gradient: A, which is trainable, produces its input.
         adapter_inputs=sum(
-            each.numel() for name, each in adapters if name.endswith(".B") or _place(name, config) > lowest
+            parameter.numel() for name, parameter in adapters if name.endswith(".B") or _depth(name, config) > lowest
         ),
-        attention_from=lowest[0] if lowest[1] < _ATTENTION else lowest[0] + 1,
+        attention_from=lowest[0] if lowest[1] < _ATTENTION_DEPTH else lowest[0] + 1,
     )
 
 
-def trainable_by(config: ModelConfig, lora: Lora, patterns: tuple[str, ...]) -> Trainable | None:
-    """Of a run's settings, without any weights; None: everything learns."""
-    return _by(config, lora, patterns) if lora.rank or patterns else None
+def trainable_from_settings(config: ModelConfig, lora: Lora, patterns: tuple[str, ...]) -> Trainable | None:
+    """From a run's settings, without weights; None: everything is trainable."""
+    return _trainable_on_meta(config, lora, patterns) if lora.rank or patterns else None
 
 
 @lru_cache(maxsize=64)
-def _by(config: ModelConfig, lora: Lora, patterns: tuple[str, ...]) -> Trainable:
+def _trainable_on_meta(config: ModelConfig, lora: Lora, patterns: tuple[str, ...]) -> Trainable:
     with torch.device("meta"):
         model = Transformer(config)
     if lora.rank:
-        # DoRA's magnitudes are taken from weights, of which are none
+        # DoRA's magnitudes need weights, which the meta device lacks
         add_adapter(model, replace(lora, use_dora=False), seed=0)
     freeze(model, patterns)
-    found = trainable_of(model, config)
+    trainable = trainable_of(model, config)
     if not lora.use_dora:
-        return found
+        return trainable
     magnitudes = sum(each.shape[0] for name, each in model.named_parameters() if name.endswith(".B"))
-    return replace(found, learns=found.learns + magnitudes)
+    return replace(trainable, num_trainable=trainable.num_trainable + magnitudes)
 
 
 def _matrices(
     parameters: Iterable[tuple[str, nn.Parameter]], config: ModelConfig
 ) -> Iterable[tuple[str, nn.Parameter]]:
-    """Those that enter a matmul, the head among them; a tied one is the embedding."""
-    for name, each in parameters:
-        table = name.startswith("embed.") and not config.tie_word_embeddings
-        beside = ".adapters." in name or not name.startswith(("embed.", "blocks.", "head."))
-        if each.ndim >= 2 and not table and not beside:
-            yield name, each
+    """Parameters that enter a matmul, including the head; a tied head is the embedding."""
+    for name, parameter in parameters:
+        embedding_only = name.startswith("embed.") and not config.tie_word_embeddings
+        added = ".adapters." in name or not name.startswith(("embed.", "blocks.", "head."))
+        if parameter.ndim >= 2 and not embedding_only and not added:
+            yield name, parameter
 
 
 def _active(parameter: nn.Parameter, config: ModelConfig) -> int:
-    """Values that one token is multiplied with: of experts, which lie in one tensor, those it is sent to."""
+    """Number of parameters that one token uses: of stacked experts (one tensor), those it is routed to."""
     count = parameter.numel()
     return count * config.num_experts_per_tok // config.num_experts if parameter.ndim == 3 else count
 
 
-def _place(name: str, config: ModelConfig, *, head: bool = False) -> Place:
-    """Where a parameter is read first. head: of a tied table, where it is multiplied with."""
-    found = re.match(r"blocks\.(\d+)\.(.*)", name)
-    if found is None:
+def _depth(name: str, config: ModelConfig, *, head: bool = False) -> Depth:
+    """Depth at which a parameter is first used. head: for a tied embedding, its use as the head."""
+    match = re.match(r"blocks\.(\d+)\.(.*)", name)
+    if match is None:
         if name.startswith("embed.") and not head:
             return -1, 0
         return config.num_hidden_layers, 0 if name.startswith("norm.") else 1
-    within = next(place for pattern, place in _WITHIN if pattern.match(found[2]))
-    return int(found[1]), within
+    within = next(depth for pattern, depth in _DEPTH_IN_LAYER if pattern.match(match[2]))
+    return int(match[1]), within

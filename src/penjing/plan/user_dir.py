@@ -1,4 +1,4 @@
-"""Where this user's own plans live: machine profiles, prices, and the record of how good predictions were."""
+"""The user's folder: machine profiles, prices, and the history of predictions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def home() -> Path:
+def user_dir() -> Path:
     """$PENJING_HOME, or .penjing in the user's folder."""
-    given = os.environ.get("PENJING_HOME")
-    return Path(given) if given else Path.home() / ".penjing"
+    configured = os.environ.get("PENJING_HOME")
+    return Path(configured) if configured else Path.home() / ".penjing"

@@ -1,4 +1,4 @@
-"""Recipes: each the list of what it changes; `penjing train NAME` runs one."""
+"""Recipes: functions that return settings; `penjing train NAME` runs one."""
 
 RECIPES = {
     "pretrain": "penjing.recipes.pretrain:pretrain",
@@ -14,4 +14,4 @@ RECIPES = {
     "grpo": "penjing.recipes.grpo:grpo",
     "ppo": "penjing.recipes.ppo:ppo",
 }
-WITH_DIAL = ("ladder",)  # ladder:30m
+WITH_SIZE = ("ladder",)  # ladder:30m

@@ -1,11 +1,11 @@
-"""Teach a model to predict as a larger one does.
+"""Distil a larger model into a smaller one.
 Run: penjing train distill objective.teacher=runs/large data.train=TEXT.jsonl model=tiny
 
-Changes from pretrain: each position's target is the teacher's whole prediction beside the token that came; a tenth of
-the loss is still the data's own. The student begins from nothing with the teacher's tokenizer; init_from=RUN distils
-into one that is there, and so it is AdamW and a cosine. On conversations: data.format=chats, which may also be answered
-by the student itself (objective.mode=on_policy objective.ce_weight=0). Held-out rows are judged before the first step
-too. For the quickstart's model: penjing train tiny_distill.
+Changes from pretrain: the target at each position is the teacher's full distribution; a tenth of the loss is still
+cross-entropy on the data. The student is newly initialised, with the teacher's tokenizer; init_from=RUN distils into an
+existing model, so the optimizer is AdamW with a cosine schedule. For conversations: data.format=chats; the student can
+also sample the answers (objective.mode=on_policy objective.ce_weight=0). Also evaluates held-out rows before the first
+step. For the quickstart's model: penjing train tiny_distill.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Teach a model which of two answers is better. Run: penjing train dpo init_from=runs/sft data.train=PAIRS.jsonl
+"""Preference optimisation on pairs of answers (DPO). Run: penjing train dpo init_from=runs/sft data.train=PAIRS.jsonl
 
-Changes from sft: the data are pairs of answers; the loss compares them under the model and under the one it began with
-(objective.loss=ipo, simpo, orpo, kto ... are the same recipe); few steps are needed; no weight decay, which would
-pull away from the start. Held-out pairs are judged before the first step too, and the questions the model is known by
-are asked before and after (`eval.questions`): pairs show what they compare, and nothing of what they do not.
+Changes from sft: the data are pairs of answers. The loss compares them under the model and under the initial model
+(objective.loss=ipo, simpo, orpo, kto ... use the same recipe). Few steps are needed. No weight decay, which would pull
+away from the initial weights. Also evaluates held-out pairs before the first step, and asks the model's questions
+before and after (`eval.questions`), because pairs do not measure skills that they do not contain.
 
-The rate is a quarter of SFT's. At 3e-4 the quickstart's model ordered more pairs and lost its tool calls, of which the
-pairs have none: 40 of 40 right before, 1 after; an NLL term of the chosen answers did not keep them
-(docs/methods/dpo.md). A larger model wants a smaller rate.
+The learning rate is a quarter of SFT's. At 3e-4 the quickstart's model ranked more pairs correctly but lost its tool
+calls, which the pairs lack: 40 of 40 right before, 1 after; an NLL term on the chosen answers did not prevent this
+(docs/methods/dpo.md). A larger model needs a smaller rate.
 """
 
 from __future__ import annotations

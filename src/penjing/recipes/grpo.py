@@ -1,13 +1,13 @@
-"""Reinforce what earns rewards. Run: penjing train grpo init_from=runs/sft data.train=PROMPTS.jsonl
+"""Reinforcement learning from rewards (GRPO). Run: penjing train grpo init_from=runs/sft data.train=PROMPTS.jsonl
 
-PROMPTS holds conversations that wait for an answer, with reference answers: {"conversations": [...], "gt": ["42"]}.
+PROMPTS holds conversations without the last answer, and reference answers: {"conversations": [...], "gt": ["42"]}.
 
-Changes from sft: the model answers each prompt eight times, rewards judge the answers (`objective.rewards`, exact match
-unless told otherwise), and the policy moves towards the better ones; no weight decay; a tenth of the prompts is held
-out and answered before and after. The learning rate is for a model of about a million parameters: 250 steps of it took
-the mean reward of drawn answers from 0.64 to 0.76 on a thousand prompts of the quickstart's 6,000, much of it by
-heart (docs/methods/grpo.md). A larger model wants a smaller one.
-Of the family: objective.loss=dr_grpo, dapo, gspo, cispo. Adapters only: lora.rank=16.
+Changes from sft: the model samples eight answers per prompt, rewards score them (`objective.rewards`, default exact
+match), and the policy moves towards the better ones. No weight decay. A tenth of the prompts is held out and answered
+before and after. The learning rate is for a model of about a million parameters: in 250 steps the mean reward of
+sampled answers rose from 0.64 to 0.76 on a thousand of the quickstart's 6,000 prompts, much of it by memorizing
+(docs/methods/grpo.md). A larger model needs a smaller rate.
+Variants: objective.loss=dr_grpo, dapo, gspo, cispo. Adapters only: lora.rank=16.
 """
 
 from __future__ import annotations

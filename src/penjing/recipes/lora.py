@@ -1,8 +1,8 @@
-"""Teach a trained model with small adapters. Run: penjing train lora init_from=runs/pretrain data.train=CHATS.jsonl
+"""SFT with LoRA adapters. Run: penjing train lora init_from=runs/pretrain data.train=CHATS.jsonl
 
-Changes from sft: the weights of `init_from` stay as they are and adapters beside its linear layers learn; five times
-the learning rate, as adapters bear and want more than whole weights (2e-4 there); no weight decay, which would pull
-towards the base and not towards small weights. Ends with RUN/adapter in the format of `peft`.
+Changes from sft: the weights of `init_from` are frozen, and adapters on its linear layers are trained. The learning
+rate is five times that of full fine-tuning (2e-4), as adapters need. No weight decay, which would pull towards the base
+model instead of small weights. Writes RUN/adapter in the format of `peft`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Reinforce with a learned value. Run: penjing train ppo init_from=runs/sft data.train=PROMPTS.jsonl
+"""Reinforcement learning with a value head (PPO). Run: penjing train ppo init_from=runs/sft data.train=PROMPTS.jsonl
 
-Changes from grpo: answers are not compared with their siblings but with what a value head on the policy foresaw at each
-token (generalised advantage estimation), so two answers to a prompt are enough and more prompts are taken at once; each
-rollout is gone through twice, and the clipped ratio keeps the second time close to the first.
+Changes from grpo: the baseline is not the mean of the group but the prediction of a value head at each token
+(generalised advantage estimation). So two answers per prompt are enough, and a batch has more prompts. Each rollout is
+used for two epochs; the clipped ratio limits how far the second moves from the first.
 """
 
 from __future__ import annotations

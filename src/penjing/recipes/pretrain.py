@@ -1,4 +1,4 @@
-"""Learn a language from text. Run: penjing train pretrain model=26m data.train=FILE
+"""Pretrain a language model on text. Run: penjing train pretrain model=26m data.train=FILE
 
 On several GPUs: torchrun --nproc_per_node 8 -m penjing train pretrain model=26m data.train=FILE
 """
@@ -9,8 +9,8 @@ from penjing.base.config import Layer
 
 
 def pretrain() -> Layer:
-    """Muon for the blocks' matrices, a flat rate and then a straight fall: plain AdamW's and cosine's bits per byte in
-    half of the tokens or less, at 0.5M and 2M parameters (docs/speed.md)."""
+    """Muon for the blocks' matrices, and a constant then linearly decaying rate (WSD): reaches the bits per byte of
+    AdamW with cosine in half of the tokens or less, at 0.5M and 2M parameters (docs/speed.md)."""
     return {
         "stage": "pretrain",
         "out": "runs/pretrain",

@@ -1,7 +1,7 @@
 """The quickstart's two stages: a 1M-parameter model in a few minutes on two CPU cores. Run: make quickstart
 
-Changes from pretrain and sft: the `tiny` shape; Muon; few tokens a step, as many small steps find copying from
-context sooner than few large ones; a straight fall of the learning rate; short rows, as the stories are short.
+Changes from pretrain and sft: the `tiny` shape; Muon; few tokens per step, as many small steps learn copying from
+context sooner than few large ones; linear decay of the learning rate; short rows, as the stories are short.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def tiny_sft() -> Layer:
 
 
 def tiny_distill() -> Layer:
-    """The quickstart's SFT model as the teacher of its pretrained one:
+    """Distil the quickstart's SFT model into its pretrained one:
 
     penjing train tiny_distill init_from=runs/quickstart/pretrain objective.teacher=runs/quickstart/sft
     data.train=runs/quickstart/data/sft.jsonl

@@ -1,8 +1,8 @@
-"""Learn a number for each answer from pairs. Run: penjing train reward init_from=runs/sft data.train=PAIRS.jsonl
+"""Train a reward model on pairs. Run: penjing train reward init_from=runs/sft data.train=PAIRS.jsonl
 
-Changes from dpo: the model gets a head of one number, read where the answer is all said (train/stages/reward.py), and
-there is no reference; it is to judge and not to speak, so it may move far from its start: a rate of 3e-3. More pairs
-help most; more than about five epochs of the same ones are memorized (docs/log.md).
+Changes from dpo: the model gets a scalar head, read at the end of the answer (train/stages/reward.py), and there is no
+reference model. It need not generate text any more, so it may move far from the initial weights: a rate of 3e-3. More
+pairs help most; beyond about five epochs the model memorizes them (docs/log.md).
 """
 
 from __future__ import annotations

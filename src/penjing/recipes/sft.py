@@ -1,7 +1,7 @@
-"""Teach a pretrained model to answer. Run: penjing train sft init_from=runs/pretrain data.train=CHATS.jsonl
+"""Supervised fine-tuning on conversations. Run: penjing train sft init_from=runs/pretrain data.train=CHATS.jsonl
 
-Changes from pretrain: starts from a run; the data are conversations, and only what the assistant says is learned; AdamW
-at a low rate; two epochs.
+Changes from pretrain: starts from a run; the data are conversations, with loss on the assistant's tokens only; AdamW at
+a low learning rate; two epochs.
 """
 
 from __future__ import annotations

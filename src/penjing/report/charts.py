@@ -1,10 +1,10 @@
-"""Small charts as inline SVG: no script, no files, colours from CSS variables so that they follow light and dark.
+"""Small charts as inline SVG: no script, no files, colours from CSS variables for light and dark mode.
 
-Every text is escaped here, so the returned markup is safe to put into a page. Values that are None, NaN or infinite
-are left out, and a chart without any point is empty.
+All text is escaped here, so the returned markup is safe to insert into a page. None, NaN and infinite values are
+skipped; a chart without points is empty.
 
-Our own, as no library fits: the page may run no script and load nothing (the texts in it come from files), charts
-must follow light and dark, and a screen reader wants a description; docs/report.md says what was looked at.
+We use no library because none fits: the page must not run scripts or load anything (its text comes from files), charts
+must follow light and dark mode, and screen readers need a description; docs/report.md lists the alternatives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penjing.base.accuracy import AccuracyLine, Score
 from penjing.base.formatting import count
 from penjing.report.load_run import number
 
-LETTER_WIDTH = 6.3  # of the 11.5 px figures on the axes
+CHARACTER_WIDTH = 6.3  # of the 11.5 px figures on the axes
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 LIGHT_COLOURS = ("#b9673a", "#2c6e55", "#4a6fa5", "#8a5a83", "#94800f", "#2b8a9c", "#b8436c", "#5d5b52")
 DARK_COLOURS = ("#e0955f", "#74c2a0", "#8fb3e6", "#cf9cc6", "#d9c45a", "#6cc7d8", "#f08fb0", "#b9b6a8")
@@ -38,7 +38,7 @@ CSS = "\n".join(
         *(f".c{index} {{ --own: var(--c{index}); }}" for index in range(NUM_COLOURS)),
     )
 )
-_ALONE = f"""
+_STANDALONE_CSS = f"""
 svg {{ --card: #ffffff; --ink: #26251f; --soft: #6b695f; --hair: #e3e0d6; {LIGHT}
   font: 11.5px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; background: var(--card); }}
 @media (prefers-color-scheme: dark) {{ svg {{ --card: #1e211d; --ink: #e6e4da; --soft: #a09e92; --hair: #34372f;
@@ -53,10 +53,9 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart. `points` are (x, y); with `dots` each point is marked (few points, e.g. validation).
+    """One line of a chart. `points` are (x, y); `dots` marks each point (few points, e.g. validation).
 
-    `colour` numbers the CSS colours from 0; without it a series takes its place in the chart. A `dashed` one is drawn
-    so.
+    `colour` is an index into the CSS colours, by default the index of the series. `dashed` draws a dashed line.
     """
 
     name: str
@@ -68,7 +67,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows. `log` leaves out values that are not positive; `from_zero` starts a linear axis at 0."""
+    """An axis. `log` skips values that are not positive; `from_zero` starts a linear axis at 0."""
 
     label: str
     log: bool = False
@@ -86,13 +85,13 @@ class Scale:
     log: bool = False
 
     def at(self, value: float) -> float:
-        warp: Callable[[float], float] = math.log10 if self.log else float
-        low, high = warp(self.low), warp(self.high)
-        return self.start + (warp(value) - low) / (high - low) * (self.end - self.start)
+        transform: Callable[[float], float] = math.log10 if self.log else float
+        low, high = transform(self.low), transform(self.high)
+        return self.start + (transform(value) - low) / (high - low) * (self.end - self.start)
 
 
-def thin(points: Sequence[Point], limit: int) -> list[Point]:
-    """At most `limit` points: the first, the last, and the lowest and highest of each stretch, so spikes stay."""
+def downsample(points: Sequence[Point], limit: int) -> list[Point]:
+    """At most `limit` points: the first, the last, and the minimum and maximum of each bucket, which keeps spikes."""
     if len(points) <= limit or limit < 4:
         return list(points[:limit])
     buckets = (limit - 2) // 2
@@ -104,23 +103,23 @@ def thin(points: Sequence[Point], limit: int) -> list[Point]:
     return [*chosen, points[-1]]
 
 
-def linear_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round values (1, 2 or 5 times a power of ten apart) inside [low, high], about `wanted` of them."""
-    rough = (high - low) / max(wanted, 1)
+def linear_ticks(low: float, high: float, num_ticks: int = 5) -> list[float]:
+    """About `num_ticks` round values (1, 2 or 5 times a power of ten apart) inside [low, high]."""
+    rough = (high - low) / max(num_ticks, 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * times for times in (1, 2, 5, 10) if power * times >= rough * 0.999)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [index * step for index in range(first, last + 1)]
 
 
-def log_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Powers of ten inside [low, high], thinned over many decades, with 2 and 5 between over few."""
+def log_ticks(low: float, high: float, num_ticks: int = 5) -> list[float]:
+    """Powers of ten inside [low, high]; over many decades not all of them, over few also 2 and 5 times each."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     if math.log10(high) - math.log10(low) <= 2:
         ticks = [times * 10.0**power for power in range(first, last + 1) for times in (1, 2, 5)]
         ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
         return ticks if len(ticks) > 1 else linear_ticks(low, high, 3)
-    every = max(1, math.ceil((last - first) / wanted))
+    every = max(1, math.ceil((last - first) / num_ticks))
     ticks = [10.0**power for power in range(first, last + 1, every)]
     return [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
 
@@ -129,12 +128,12 @@ def power_label(value: float) -> str:
     """A number as a multiple of a power of ten: 5.1e14 -> '5.1×10¹⁴'."""
     mantissa, _, exponent = f"{value:.2e}".partition("e")
     mantissa = mantissa.rstrip("0").rstrip(".")
-    raised = "10" + str(int(exponent)).translate(_SUPERSCRIPTS)
-    return raised if mantissa == "1" else f"{mantissa}×{raised}"
+    power = "10" + str(int(exponent)).translate(_SUPERSCRIPTS)
+    return power if mantissa == "1" else f"{mantissa}×{power}"
 
 
 def figure(value: float) -> str:
-    """A number as people write it: 0.0031, 2.41, 850, 16.4k, 3×10⁻⁶. Three significant digits."""
+    """A number with three significant digits: 0.0031, 2.41, 850, 16.4k, 3×10⁻⁶."""
     size = abs(value)
     if size == 0:
         return "0"
@@ -145,13 +144,13 @@ def figure(value: float) -> str:
     return f"{value:.3g}" if size < 999.5 else f"{value:.0f}"
 
 
-def _rounds(value: float, decimals: int, step: float) -> bool:
-    """Whether so many decimals show `value` to within a hundredth of `step`."""
+def _is_exact(value: float, decimals: int, step: float) -> bool:
+    """Whether so many decimals represent `value` to within a hundredth of `step`."""
     return abs(round(value, decimals) - value) < 0.01 * step
 
 
 def tick_labels(ticks: Sequence[float], log: bool = False) -> list[str]:
-    """Labels that share one unit and one number of decimals (each its own on a log axis)."""
+    """Labels with a common unit and number of decimals (on a log axis each is formatted separately)."""
     largest = max((abs(tick) for tick in ticks), default=0.0)
     if log or largest == 0 or len(ticks) < 2:
         return [figure(tick) for tick in ticks]
@@ -161,12 +160,12 @@ def tick_labels(ticks: Sequence[float], log: bool = False) -> list[str]:
     else:
         unit, suffix = next(((unit, suffix) for unit, suffix in _SIZES if largest >= unit), (1.0, ""))
     step = min(abs(b - a) for a, b in itertools.pairwise(ticks)) / unit
-    decimals = next((n for n in range(12) if all(_rounds(tick / unit, n, step) for tick in ticks)), 12)
+    decimals = next((n for n in range(12) if all(_is_exact(tick / unit, n, step) for tick in ticks)), 12)
     return [f"{tick / unit:.{decimals}f}{suffix}" if tick else "0" for tick in ticks]
 
 
 def bounds(values: Iterable[float], axis: Axis) -> tuple[float, float]:
-    """The ends of an axis: never equal, with a little room when all values are the same."""
+    """The limits of an axis, with a margin; never equal, even if all values are the same."""
     values = list(values)
     low, high = min(values), max(values)
     if axis.from_zero and not axis.log:
@@ -183,16 +182,16 @@ def bounds(values: Iterable[float], axis: Axis) -> tuple[float, float]:
 
 
 def text_width(text: str) -> float:
-    """About how wide `text` is in pixels; Chinese characters take two places."""
-    return cell_len(text) * LETTER_WIDTH
+    """Approximate width of `text` in pixels; Chinese characters count as two."""
+    return cell_len(text) * CHARACTER_WIDTH
 
 
 def shorten(text: str, width: float) -> str:
-    """`text` on one line, cut with an ellipsis where it is wider than `width` pixels."""
+    """`text` on one line, truncated with an ellipsis if it is wider than `width` pixels."""
     text = " ".join(text.split())
     if text_width(text) <= width:
         return text
-    while text and text_width(text) > width - LETTER_WIDTH:
+    while text and text_width(text) > width - CHARACTER_WIDTH:
         text = text[:-1]
     return text.rstrip() + "…"
 
@@ -216,11 +215,11 @@ def _drawable(series: Series, x: Axis, y: Axis, limit: int) -> list[Point]:
     points = [
         (a, b) for a, b in known if a is not None and b is not None and (a > 0 or not x.log) and (b > 0 or not y.log)
     ]
-    return thin(sorted(points, key=lambda point: point[0]), limit)
+    return downsample(sorted(points, key=lambda point: point[0]), limit)
 
 
 def _grid(x_scale: Scale, y_scale: Scale, y_ticks: Sequence[float], y_labels: Sequence[str]) -> list[str]:
-    """Horizontal rules with their figures, and upright figures below."""
+    """Horizontal grid lines with labels, and the x axis with ticks and labels."""
     parts = []
     for tick, label in zip(y_ticks, y_labels, strict=True):
         height = y_scale.at(tick)
@@ -230,20 +229,20 @@ def _grid(x_scale: Scale, y_scale: Scale, y_ticks: Sequence[float], y_labels: Se
     base = y_scale.start
     parts.append(_rule(x_scale.start, base, x_scale.end, base, "base"))
     for tick, label in zip(x_ticks, tick_labels(x_ticks, x_scale.log), strict=True):
-        place = x_scale.at(tick)
-        anchor = "end" if place + text_width(label) / 2 > x_scale.end + 8 else "middle"
-        parts.append(_rule(place, base, place, base + 4, "base"))
-        parts.append(_text(place, base + 17, label, anchor))
+        x = x_scale.at(tick)
+        anchor = "end" if x + text_width(label) / 2 > x_scale.end + 8 else "middle"
+        parts.append(_rule(x, base, x, base + 4, "base"))
+        parts.append(_text(x, base + 17, label, anchor))
     return parts
 
 
 def _rect(x: float, y: float, width: float, height: float, kind: str, radius: int = 2, inner: str = "") -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius}"'
-    return f'<rect class="{kind}" {place}>{inner}</rect>'
+    geometry = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius}"'
+    return f'<rect class="{kind}" {geometry}>{inner}</rect>'
 
 
 def _legend(names: Sequence[tuple[int, str]], right: float, top: float) -> list[str]:
-    """Names with their colour's number, set from the right; one name alone needs none."""
+    """A right-aligned legend of (colour index, name); none for a single name."""
     parts: list[str] = []
     if len(names) < 2:
         return parts
@@ -255,29 +254,29 @@ def _legend(names: Sequence[tuple[int, str]], right: float, top: float) -> list[
     return parts
 
 
-def _curve(points: Sequence[Point], series: Series, index: int, place: Callable[[Point], Point], unit: Axis) -> str:
-    """One series: its line, and a tooltip on every point (drawn only where dots are wanted)."""
-    spots = [(point, *place(point)) for point in points]
-    path = " ".join(f"{a:.1f},{b:.1f}" for _, a, b in spots)
+def _curve(points: Sequence[Point], series: Series, index: int, to_pixels: Callable[[Point], Point], unit: Axis) -> str:
+    """One series: its line, and a tooltip on every point; points are visible only with `dots`."""
+    pixels = [(point, *to_pixels(point)) for point in points]
+    path = " ".join(f"{a:.1f},{b:.1f}" for _, a, b in pixels)
     mark = "line dashed" if series.dashed else "line"
     line = f'<polyline class="{mark} c{index}" points="{path}"/>' if len(points) > 1 else ""
     kind, radius = ("dot", 3) if series.dots or len(points) == 1 else ("hit", 6)
     tips = (
         f'<circle cx="{a:.1f}" cy="{b:.1f}" r="{radius}"><title>'
         f"{escape(f'{series.name} · {figure(x)}: {figure(y)} {unit.label}')}</title></circle>"
-        for (x, y), a, b in spots
+        for (x, y), a, b in pixels
     )
     return f'{line}<g class="{kind} c{index}">{"".join(tips)}</g>'
 
 
-def described(title: str, plotted: Sequence[tuple[int, Series, Sequence[Point]]], x: Axis) -> str:
-    """A chart in words, for those who cannot see it: where each series begins and ends, and how far it goes."""
+def text_description(title: str, plotted: Sequence[tuple[int, Series, Sequence[Point]]], x: Axis) -> str:
+    """A description of a chart for screen readers: first, last, lowest and highest value of each series."""
     parts = []
-    for _, one, points in plotted:
+    for _, series, points in plotted:
         low, high = (figure(pick(value for _, value in points)) for pick in (min, max))
         (first, start), (last, end) = points[0], points[-1]
         span = f"{figure(start)} at {figure(first)} to {figure(end)} at {figure(last)} {x.label}"
-        parts.append(f"{one.name}: {span}, lowest {low}, highest {high}")
+        parts.append(f"{series.name}: {span}, lowest {low}, highest {high}")
     return f"{title}. {'; '.join(parts)}."
 
 
@@ -292,40 +291,37 @@ def line_chart(
     limit: int = 160,
     legend: bool = True,
 ) -> Markup:
-    """Several series over one pair of axes. `limit` bounds the points of each; units stand in the axis labels."""
-    every_series = [
-        ((index if one.colour is None else one.colour) % NUM_COLOURS, one, _drawable(one, x, y, limit))
-        for index, one in enumerate(series)
+    """Several series in one chart. `limit`: maximum points per series; axis labels include units."""
+    drawable = [
+        ((index if line.colour is None else line.colour) % NUM_COLOURS, line, _drawable(line, x, y, limit))
+        for index, line in enumerate(series)
     ]
-    plotted = [(colour, one, points) for colour, one, points in every_series if points]
+    plotted = [(colour, line, points) for colour, line, points in drawable if points]
     if not plotted:
         return Markup()
-    every = [point for _, _, points in plotted for point in points]
-    y_low, y_high = bounds((point[1] for point in every), y)
-    x_low, x_high = bounds((point[0] for point in every), x)
+    all_points = [point for _, _, points in plotted for point in points]
+    y_low, y_high = bounds((point[1] for point in all_points), y)
+    x_low, x_high = bounds((point[0] for point in all_points), x)
     y_ticks = (log_ticks if y.log else linear_ticks)(y_low, y_high, 5)
     y_labels = tick_labels(y_ticks, y.log)
     left = 12 + max((text_width(label) for label in y_labels), default=20)
     x_scale = Scale(x_low, x_high, left, width - 14, x.log)
     y_scale = Scale(y_low, y_high, height - 42, 34, y.log)
 
-    def place(point: Point) -> Point:
+    def to_pixels(point: Point) -> Point:
         return x_scale.at(point[0]), y_scale.at(point[1])
 
     parts = [_text(2, 16, y.label, kind="label")]
-    named = plotted if len(plotted) < 3 else [each for each in plotted if not each[1].dashed]
-    parts += _legend([(colour, one.name) for colour, one, _ in named], width - 14, 16) if legend else []
+    named = plotted if len(plotted) < 3 else [item for item in plotted if not item[1].dashed]
+    parts += _legend([(colour, line.name) for colour, line, _ in named], width - 14, 16) if legend else []
     parts += _grid(x_scale, y_scale, y_ticks, y_labels)
-    parts += [_curve(points, one, colour, place, y) for colour, one, points in plotted]
+    parts += [_curve(points, line, colour, to_pixels, y) for colour, line, points in plotted]
     parts.append(_text(width - 14, height - 6, x.label, "end", "label"))
-    return _svg(width, height, described(title, plotted, x), parts)
+    return _svg(width, height, text_description(title, plotted, x), parts)
 
 
 def standalone(chart: Markup, *, title: str) -> Markup:
-    """A chart as a file of its own: with its colours for light and dark, and its title above it.
-
-    Without points it is empty, as the chart is.
-    """
+    """A chart as a standalone SVG file, with colours for light and dark mode, and a title. Empty for an empty chart."""
     if not chart:
         return Markup()
     head, _, body = str(chart).partition(">")
@@ -335,17 +331,17 @@ def standalone(chart: Markup, *, title: str) -> Markup:
     named = f'<text x="2.0" y="-12.0" text-anchor="start" class="label">{escape(title)}</text>'
     return Markup(
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
-        f"<style>{_ALONE}</style>{named}{body}"
+        f"<style>{_STANDALONE_CSS}</style>{named}{body}"
     )
 
 
 def _fraction_bar(score: Score, name: str, index: int, scale: Scale, top: float, thick: float) -> list[str]:
-    """One bar with its interval as a whisker and its value in percent behind it."""
+    """One bar, with its interval as a whisker and its value in percent to the right."""
     (low, high), middle = score.interval, top + thick / 2
     note = f"{name}: {score.right:,} of {score.asked:,} (95 % interval {low * 100:.0f} % to {high * 100:.0f} %)"
-    wide = max(scale.at(score.fraction) - scale.start, 1.0)
+    bar_width = max(scale.at(score.fraction) - scale.start, 1.0)
     return [
-        _rect(scale.start, top, wide, thick, f"fill c{index}", inner=f"<title>{escape(note)}</title>"),
+        _rect(scale.start, top, bar_width, thick, f"fill c{index}", inner=f"<title>{escape(note)}</title>"),
         _rule(scale.at(low), middle, scale.at(high), middle, "whisker"),
         _text(scale.end + 42, middle + 4, f"{score.fraction * 100:.0f} %", "end"),
     ]
@@ -354,8 +350,8 @@ def _fraction_bar(score: Score, name: str, index: int, scale: Scale, top: float,
 def fraction_bars(
     lines: Sequence[AccuracyLine], labels: Sequence[str], names: tuple[str, str], *, title: str, width: int = 460
 ) -> Markup:
-    """Right answers: two horizontal bars from 0 to 100 % for each line, before and after (`names`), and an upright
-    mark at the chance level."""
+    """Accuracy: two horizontal bars from 0 to 100 % per line, before and after (`names`), and a vertical mark at the
+    chance level."""
     if not lines:
         return Markup()
     thick, gap, top = 11.0, 13.0, 34.0
@@ -372,19 +368,19 @@ def fraction_bars(
             mark = _rule(scale.at(chance), y - 3, scale.at(chance), y + 2 * thick + 2, "chance")
             marks.append(f"<g><title>guessing gets {chance * 100:.0f} %</title>{mark}</g>")
         y += 2 * thick + gap
-    grid = [_rule(scale.at(at), top - 6, scale.at(at), y - 4, "grid") for at in (0, 0.25, 0.5, 0.75, 1)]
-    feet = [_text(scale.at(at), y + 10, f"{at * 100:.0f} %", "middle") for at in (0, 0.5, 1)]
+    grid = [_rule(scale.at(tick), top - 6, scale.at(tick), y - 4, "grid") for tick in (0, 0.25, 0.5, 0.75, 1)]
+    feet = [_text(scale.at(tick), y + 10, f"{tick * 100:.0f} %", "middle") for tick in (0, 0.5, 1)]
     return _svg(width, int(y + 18), title, [*grid, *parts, *marks, *feet])
 
 
 def span_bar(start: float, length: float, total: float, kind: str, note: str) -> Markup:
-    """A thin bar that shows where in `total` a span lies; it stretches to the width of its place."""
+    """A thin bar that shows the position of a span within `total`; it stretches to the width of its container."""
     if total <= 0:
         return Markup("")
     left = min(max(start / total * 100, 0.0), 99.4)
-    wide = min(max(length / total * 100, 0.6), 100 - left)
+    bar_width = min(max(length / total * 100, 0.6), 100 - left)
     return Markup(
         '<svg class="span" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" aria-label="{}">'
         '<rect class="track" width="100" height="10"/>'
         '<rect class="{}" x="{:.2f}" width="{:.2f}" height="10"><title>{}</title></rect></svg>'
-    ).format(note, kind, left, wide, note)
+    ).format(note, kind, left, bar_width, note)

@@ -16,16 +16,16 @@ from penjing.base.files import write_text
 from penjing.report import charts, metrics, text_format
 from penjing.report.charts import Axis, Series, figure
 from penjing.report.load_run import Fields, ReportData, ReportedRun
-from penjing.report.metrics import CHARTS, HELD_OUT, SMALL_CHARTS, TOKENS, Chart, plain_charts, task_names
+from penjing.report.metrics import CHARTS, HELD_OUT, SMALL_CHARTS, TOKENS, Chart, default_charts, task_names
 from penjing.report.quickstart_section import FactTable, Limits, View, facts, quickstart_view
 from penjing.report.text_format import NONE, clip, count, kind_name, percent
 
 FILE_NAME = "report.html"
-LARGEST_PAGE_BYTES = 500_000
-MOST_CURVES = charts.NUM_COLOURS  # runs drawn over each other; the tables hold all
+MAX_PAGE_BYTES = 500_000
+MAX_CURVES = charts.NUM_COLOURS  # runs in one chart; tables show all
 BEFORE_AFTER = ("before training", "after training")
 
-TEMPLATES = Environment(  # escaping always on; an unknown name is a bug
+TEMPLATES = Environment(  # always escapes; an unknown name is an error
     loader=PackageLoader("penjing.report", package_path=""),
     autoescape=True,
     undefined=StrictUndefined,
@@ -41,7 +41,7 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of a table: a figure, what stands small below it, and whether it is marked (best, differing, total)."""
+    """A table cell: a figure, a small remark below it, and whether it is marked (best, differing, total)."""
 
     text: str
     remark: str = ""
@@ -50,7 +50,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class HtmlTable:
-    """`texts`: how many of the columns are words, on the left; the others are figures."""
+    """`texts`: number of text columns, on the left; the others are numbers."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -69,25 +69,25 @@ RUN_FACTS: FactTable = (
 )
 
 
-# --- a group of runs that learn the same thing -----------------------------------------------------------------------
+# --- a group of runs of one task -------------------------------------------------------------------------------------
 
 
 def group_view(runs: Sequence[ReportedRun], limits: Limits) -> View:
-    """The runs of one task: drawn over each other, and side by side in the tables."""
+    """The runs of one task, together in charts and tables."""
     title, chinese, _ = task_names(runs[0].task)
-    others = plain_charts({name for run in runs for name in run.figures})
+    others = default_charts({name for run in runs for name in run.figures})
     return {
         "title": title,
         "chinese": chinese,
-        "legend": [(index, run.name) for index, run in enumerate(runs[:MOST_CURVES])],
-        "left_out": len(runs) - MOST_CURVES,
+        "legend": [(index, run.name) for index, run in enumerate(runs[:MAX_CURVES])],
+        "left_out": len(runs) - MAX_CURVES,
         "compares": len(runs) > 1,
         "plan": plan_table(runs),
         "notes": [text_format.plan_basis(runs[0]), text_format.time_parts(runs[0])] if len(runs) == 1 else [],
         "facts": facts(Fields({**runs[0].plan.raw, **runs[0].outcome.raw}), RUN_FACTS) if len(runs) == 1 else [],
-        "charts": drawn(CHARTS, runs, limits),
-        "small": drawn(SMALL_CHARTS, runs, limits, small=True),
-        "others": drawn(others[: 3 * limits.items], runs, limits, small=True),
+        "charts": chart_views(CHARTS, runs, limits),
+        "small": chart_views(SMALL_CHARTS, runs, limits, small=True),
+        "others": chart_views(others[: 3 * limits.items], runs, limits, small=True),
         "figures": figures_table(runs, [*CHARTS, *SMALL_CHARTS, *others[: limits.items]]),
         "settings": settings_table(runs, limits),
         "questions": questions_view(runs, limits),
@@ -97,7 +97,7 @@ def group_view(runs: Sequence[ReportedRun], limits: Limits) -> View:
 
 
 def plan_table(runs: Sequence[ReportedRun]) -> HtmlTable | None:
-    """Predicted and actual: a line for each figure of one run, or for each of several runs."""
+    """Predicted and actual: a row per figure of one run, or a row per run of several."""
     by_run = [(run, text_format.plan_rows(run)) for run in runs]
     if len(runs) == 1:
         rows = [
@@ -111,39 +111,41 @@ def plan_table(runs: Sequence[ReportedRun]) -> HtmlTable | None:
 
 
 def _plan_cells(rows: Sequence[text_format.PlanRow], names: Sequence[str]) -> list[Cell]:
-    found = {row.name: row for row in rows}
+    by_name = {row.name: row for row in rows}
     cells = []
-    for row in map(found.get, names):
+    for row in map(by_name.get, names):
         error = text_format.signed_percent(row.difference) if row and row.difference is not None else ""
         sides = [side.replace(" ", "\u00a0") for side in (row.predicted, row.actual)] if row else [NONE]
         cells.append(Cell(" → ".join(sides), error))
     return cells
 
 
-def drawn(wanted: Sequence[Chart], runs: Sequence[ReportedRun], limits: Limits, *, small: bool = False) -> list[View]:
+def chart_views(
+    requested: Sequence[Chart], runs: Sequence[ReportedRun], limits: Limits, *, small: bool = False
+) -> list[View]:
     """The charts that have points, with their captions."""
     views = []
-    for chart in wanted:
+    for chart in requested:
         points = max(16, limits.points // (1 + len(runs) // 2))
-        svg = draw(chart, runs[:MOST_CURVES], points // 2 if small else points, (320, 180) if small else (460, 250))
+        svg = draw(chart, runs[:MAX_CURVES], points // 2 if small else points, (320, 180) if small else (460, 250))
         if svg:
             views.append({"title": chart.title, "chinese": chart.chinese, "svg": svg})
     return views
 
 
 def draw(chart: Chart, runs: Sequence[ReportedRun], limit: int, size: tuple[int, int]) -> Markup:
-    """One chart. Of one run each metric has a colour, of several each run; held-out figures are dots and dashes."""
+    """One chart. Colours: metrics of one run, or several runs; held-out figures have dots and dashed lines."""
     by_tokens = task_names(runs[0].task)[2] and all(TOKENS in run.figures for run in runs)
-    alone, lines = len(runs) == 1, ((chart.metric, chart.label), *chart.beside)
+    single_run, lines = len(runs) == 1, ((chart.metric, chart.label), *chart.extras)
     series = []
     for index, run in enumerate(runs):
-        for place, (name, label) in enumerate(lines if alone else lines[:1]):
+        for line_index, (name, label) in enumerate(lines if single_run else lines[:1]):
             for held_out in (False, True):
                 values, tokens = run.figures.get(HELD_OUT * held_out + name, {}), run.figures.get(TOKENS, {})
                 points = [(tokens.get(step) if by_tokens else float(step), value) for step, value in values.items()]
-                title = "held out" if held_out and not chart.beside else label + ", held out" * held_out
-                colour = index if not alone else place if chart.beside else int(held_out)
-                title = title if alone else f"{run.name}, {title}"
+                title = "held out" if held_out and not chart.extras else label + ", held out" * held_out
+                colour = index if not single_run else line_index if chart.extras else int(held_out)
+                title = title if single_run else f"{run.name}, {title}"
                 series.append(Series(title, points, dots=held_out, colour=colour, dashed=held_out))
     return charts.line_chart(
         series,
@@ -163,12 +165,12 @@ def _form(chart: Chart, value: float | None) -> str:
     return f"{value * 100:.1f}\u00a0%" if chart.percent else figure(value)
 
 
-def figures_table(runs: Sequence[ReportedRun], wanted: Sequence[Chart]) -> HtmlTable | None:
-    """The figures behind the charts: first, last, lowest and highest of one run; the last of several, best marked."""
+def figures_table(runs: Sequence[ReportedRun], chart_list: Sequence[Chart]) -> HtmlTable | None:
+    """The figures of the charts: first, last, lowest and highest of one run; of several the last, best marked."""
     shown = [
-        (chart, prefix + name, (f"{chart.title} ({own})" if chart.beside else chart.title) + ending)
-        for chart in wanted
-        for name, own in ((chart.metric, chart.label), *chart.beside)
+        (chart, prefix + name, (f"{chart.title} ({metric_label})" if chart.extras else chart.title) + ending)
+        for chart in chart_list
+        for name, metric_label in ((chart.metric, chart.label), *chart.extras)
         for prefix, ending in ((HELD_OUT, ", held out"), ("", ""))
         if any(run.figures.get(prefix + name) for run in runs)
     ]
@@ -182,22 +184,22 @@ def figures_table(runs: Sequence[ReportedRun], wanted: Sequence[Chart]) -> HtmlT
             rows.append([Cell(label, chart.unit), *(Cell(_form(chart, value)) for value in figures)])
         return HtmlTable(("", "first 首", "last 末", "lowest 最低", "highest 最高"), rows)
     held_out = {name.removeprefix(HELD_OUT) for _, name, _ in shown if name.startswith(HELD_OUT)}
-    shown = [each for each in shown if each[1] not in held_out | metrics.NOT_FINAL]
+    shown = [row for row in shown if row[1] not in held_out | metrics.NOT_FINAL]
     columns = [_column(runs, chart, name) for chart, name, _ in shown]
-    rows = [[Cell(run.name), *(column[place] for column in columns)] for place, run in enumerate(runs)]
+    rows = [[Cell(run.name), *(column[index] for column in columns)] for index, run in enumerate(runs)]
     return HtmlTable(("run", *(label for _, _, label in shown)), rows)
 
 
 def _column(runs: Sequence[ReportedRun], chart: Chart, name: str) -> list[Cell]:
-    """The last value of a metric in each run, the best one marked where there is a best."""
+    """The last value of a metric in each run, with the best one marked if the metric has a best."""
     last = [list(run.figures[name].values())[-1] if run.figures.get(name) else None for run in runs]
-    there = [value for value in last if value is not None]
-    best = (min if chart.best == "low" else max)(there) if chart.best and len(there) > 1 else math.nan
+    known = [value for value in last if value is not None]
+    best = (min if chart.best == "low" else max)(known) if chart.best and len(known) > 1 else math.nan
     return [Cell(_form(chart, value), marked=value == best) for value in last]
 
 
 def settings_table(runs: Sequence[ReportedRun], limits: Limits) -> HtmlTable | None:
-    """Settings that are not their recipe's default or, first and marked, that differ between the runs."""
+    """Settings that differ between the runs (first, marked), then settings that differ from the recipe's default."""
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     differing, changed = [], []
     for name in names:
@@ -219,7 +221,7 @@ def settings_table(runs: Sequence[ReportedRun], limits: Limits) -> HtmlTable | N
 
 
 def sample_groups(run: ReportedRun, limits: Limits, named: bool) -> list[View]:
-    """Per prompt, what the model wrote at a few growing steps."""
+    """Samples of each prompt at a few steps, in order."""
     groups = []
     for (prompt, language), texts in list(run.samples.items())[: limits.items]:
         steps = text_format.spread(list(texts), limits.steps)
@@ -230,13 +232,13 @@ def sample_groups(run: ReportedRun, limits: Limits, named: bool) -> list[View]:
 
 
 def incidents_table(runs: Sequence[ReportedRun], limits: Limits) -> HtmlTable | None:
-    """What went wrong on the way, by kind: how often, when first and last, and what is known of the first."""
+    """Incidents by kind: count, first and last step, and details of the first."""
     rows = []
     for run in runs:
-        found: dict[str, list[Fields]] = {}
+        by_kind: dict[str, list[Fields]] = {}
         for incident in run.incidents:
-            found.setdefault(incident.text("kind") or "unknown", []).append(incident)
-        lines = [(kind, len(each), _steps(each), _about(each[0])) for kind, each in found.items()]
+            by_kind.setdefault(incident.text("kind") or "unknown", []).append(incident)
+        lines = [(kind, len(incidents), _steps(incidents), _about(incidents[0])) for kind, incidents in by_kind.items()]
         resumed = run.outcome.number("resumed")
         lines += [("resumed", round(resumed), "", "interrupted and taken up again")] if resumed else []
         skipped = max(run.figures.get(metrics.SKIPPED_STEPS, {}).values(), default=0)
@@ -275,7 +277,7 @@ def questions_view(runs: Sequence[ReportedRun], limits: Limits) -> View | None:
         return {
             "table": accuracy_table(by_run[0], limits),
             "charts": accuracy_charts(by_run[0], limits),
-            "lost": [text_format.lost_sentence(runs[0])],
+            "lost": [text_format.regression_sentence(runs[0])],
         }
     by_kind = [{(line.kind, line.language): line for line in lines} for lines in by_run]
     every = {key: line for lines in by_kind for key, line in lines.items()}
@@ -283,7 +285,7 @@ def questions_view(runs: Sequence[ReportedRun], limits: Limits) -> View | None:
         [*_kind_cells(line), Cell(percent(line.best.chance)), *(_change_cell(lines.get(key)) for lines in by_kind)]
         for key, line in list(every.items())[: 8 * limits.items]
     ]
-    lost = [f"{run.name}: {text}" for run in runs if (text := text_format.lost_sentence(run))]
+    lost = [f"{run.name}: {text}" for run in runs if (text := text_format.regression_sentence(run))]
     columns = ("kind 题型", "language 语言", "guessing 随机", *(run.name for run in runs))
     return {"table": HtmlTable(columns, rows, texts=2), "charts": [], "lost": lost}
 
@@ -342,7 +344,7 @@ def title_of(record: ReportData) -> str:
 
 
 def context(record: ReportData, limits: Limits) -> Mapping[str, Any]:
-    """Everything the template shows, already in words."""
+    """Everything the template shows, already formatted."""
     tasks = dict.fromkeys(run.task for run in record.runs)
     groups = [group_view([run for run in record.runs if run.task == task], limits) for task in tasks]
     quickstart = quickstart_view(record.quickstart, record.runs, limits) if record.quickstart else None
@@ -362,17 +364,17 @@ def context(record: ReportData, limits: Limits) -> Mapping[str, Any]:
 
 
 def render(record: ReportData) -> str:
-    """The page as text, showing less of a long run until it is below `LARGEST_PAGE_BYTES`."""
+    """The page as text, with fewer details until it is smaller than `MAX_PAGE_BYTES`."""
     template = TEMPLATES.get_template("page.html.jinja")
     page = ""
     for limits in LIMITS:
         page = template.render(context(record, limits))
-        if len(page.encode("utf-8")) < LARGEST_PAGE_BYTES:
+        if len(page.encode("utf-8")) < MAX_PAGE_BYTES:
             break
     return page
 
 
 def write_report(record: ReportData, path: Path) -> Path:
-    """Write the page on what was read to `path`, and return it. Raises `UserError` where that cannot be written."""
+    """Write the page to `path`, and return `path`. Raises `UserError` if it cannot be written."""
     write_text(path, render(record))
     return path

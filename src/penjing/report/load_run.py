@@ -1,7 +1,7 @@
-"""Read what runs left in their folders, once, for the page and the terminal.
+"""Read the files of runs, once, for the page and the terminal.
 
-Nothing here trusts the files: every part may be missing, half written or of another shape. A number that is not
-finite becomes None, a text loses its control characters, and what could not be read becomes a sentence in `problems`.
+The files are not trusted: every part may be missing, partially written or of another type. A number that is not finite
+becomes None, text loses its control characters, and an unreadable file becomes a sentence in `problems`.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from penjing.track import jsonl
 
 STAGES = {"pretrain": BEFORE, "sft": AFTER}  # the runs of a quickstart, and when its questions were asked
 RUN_FILES = ("run.toml", "metrics.jsonl", "plan.json", "outcome.json")
-NAME_LETTERS = 40  # of a run in tables and legends, from the end
-LARGEST_NUMBER = 1e200  # beyond this the difference of two figures may overflow, and no run measures such a figure
+NAME_LENGTH = 40  # maximum characters of a run's name, from the end
+MAX_NUMBER = 1e200  # beyond this the difference of two numbers may overflow; no run measures such values
 
-# Control characters, terminal escapes and direction overrides: they could hide or reorder what stands next to them.
+# Control characters, terminal escapes and direction overrides: they could hide or reorder the text next to them.
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufeff]")
 
 Json = Mapping[str, Any]
 
 
 def number(value: object) -> float | None:
-    """A finite number of a sane size, else None (booleans and texts are not numbers)."""
+    """A finite number of reasonable size, else None (booleans and strings are not numbers)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         real = float(value)
     except OverflowError:
         return None
-    return real if math.isfinite(real) and abs(real) <= LARGEST_NUMBER else None
+    return real if math.isfinite(real) and abs(real) <= MAX_NUMBER else None
 
 
 def text(value: object) -> str:
-    """A text that can be shown and encoded: no lone surrogates, control characters or direction overrides."""
+    """Printable, encodable text: no lone surrogates, control characters or direction overrides."""
     if value is None or isinstance(value, Mapping | list):
         return ""
     plain = str(value).replace("\r\n", "\n").encode("utf-8", "replace").decode("utf-8")
@@ -52,7 +52,7 @@ def text(value: object) -> str:
 
 @dataclass(frozen=True)
 class Fields:
-    """A JSON object from a file: each field is read as what it should be, or as nothing."""
+    """A JSON object from a file: each field is read as its expected type, or as empty."""
 
     raw: Json = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ class Fields:
     def items(self, name: str) -> tuple[Fields, ...]:
         """The JSON objects in a JSON list."""
         value = self.raw.get(name)
-        return tuple(Fields(each) for each in value if isinstance(each, Mapping)) if isinstance(value, list) else ()
+        return tuple(Fields(entry) for entry in value if isinstance(entry, Mapping)) if isinstance(value, list) else ()
 
     def texts(self, name: str) -> tuple[str, ...]:
         """The entries of a JSON list as texts."""
@@ -82,14 +82,14 @@ class Fields:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun:
-    """One training run. `figures`: for each metric its values by step. `samples`: of each prompt (text, language) what
-    the model wrote by step."""
+    """One training run. `figures`: values by step, for each metric. `samples`: the model's text by step, for each
+    prompt (text, language)."""
 
     folder: str
     name: str
-    task: str  # objective.name, with data.format where the next token is learned; empty where run.toml says nothing
+    task: str  # objective.name, or data.format for next-token prediction; empty if unknown
     settings: Mapping[str, str]
-    defaults: Mapping[str, str]  # of its recipe; empty where the recipe is not known
+    defaults: Mapping[str, str]  # of its recipe; empty if the recipe is unknown
     plan: Fields
     outcome: Fields
     figures: Mapping[str, Mapping[int, float]]
@@ -105,7 +105,7 @@ class ReportedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Quickstart:
-    """What a quickstart left beside its runs: quickstart.json, evaluation.json and compression.json."""
+    """Files of a quickstart besides its runs: quickstart.json, evaluation.json and compression.json."""
 
     facts: Fields
     evaluation: Fields
@@ -114,7 +114,7 @@ class Quickstart:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportData:
-    """Everything a report shows. `problems` are sentences about what could not be read."""
+    """Everything a report shows. `problems`: sentences about unreadable files."""
 
     folder: str
     runs: tuple[ReportedRun, ...]
@@ -123,7 +123,7 @@ class ReportData:
 
 
 def read_file(path: Path, load: Callable[[Path], Any], problems: list[str]) -> Any:
-    """What `load` makes of a file; None without one, and (said in `problems`) where it cannot be read."""
+    """The file loaded by `load`; None if it is missing, or unreadable (then noted in `problems`)."""
     try:
         return load(path) if path.exists() else None
     except (UserError, OSError, ValueError, RecursionError):
@@ -142,12 +142,12 @@ def read_object(path: Path, problems: list[str]) -> Fields:
 
 
 def read_lines(path: Path, problems: list[str]) -> list[Fields]:
-    """The lines of a JSONL file that are whole and name a step."""
+    """The complete lines of a JSONL file."""
     return [Fields(line) for line in read_file(path, jsonl.read_lines, problems) or ()]
 
 
 def read_figures(lines: Iterable[Fields]) -> dict[str, dict[int, float]]:
-    """For each metric its values by step, in order of steps. A resumed run repeats steps: the later line wins."""
+    """Values by step, sorted, for each metric. A resumed run repeats steps: the later line wins."""
     figures: dict[str, dict[int, float]] = {}
     for line in lines:
         step = line.number("step")
@@ -159,13 +159,13 @@ def read_figures(lines: Iterable[Fields]) -> dict[str, dict[int, float]]:
 
 
 def continuation(sample: Fields) -> str:
-    """What the model wrote after the prompt."""
+    """The model's text after the prompt."""
     written, prompt = sample.text("text"), sample.text("prompt")
     return written[len(prompt) :] if prompt and written.startswith(prompt) else written
 
 
 def read_samples(lines: Iterable[Fields]) -> dict[tuple[str, str], dict[int, str]]:
-    """Of each prompt the continuations in order of steps. A resumed run repeats steps: the later line wins."""
+    """Continuations by step, sorted, for each prompt. A resumed run repeats steps: the later line wins."""
     samples: dict[tuple[str, str], dict[int, str]] = {}
     for line in lines:
         if (step := line.number("step")) is not None:
@@ -174,20 +174,20 @@ def read_samples(lines: Iterable[Fields]) -> dict[tuple[str, str], dict[int, str
 
 
 def read_scores(rows: Iterable[tuple[str, Fields]]) -> Scores:
-    """Counts of right answers, with when they were asked: 0 <= right <= asked, and a chance that is a fraction."""
+    """Counts of right answers, before and after training: 0 <= right <= asked, and the chance level as a fraction."""
     scores = {}
     for when, row in rows:
         asked = max(round(row.number("asked") or 0), 0)
         right = min(max(round(row.number("right") or 0), 0), asked)
         chance = row.number("chance")
-        inside = chance is not None and 0 <= chance <= 1
+        is_fraction = chance is not None and 0 <= chance <= 1
         key = (when, row.text("kind"), row.text("language"))
-        scores[key] = Score(asked=asked, right=right, chance=chance if inside else None)
+        scores[key] = Score(asked=asked, right=right, chance=chance if is_fraction else None)
     return scores
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings as `table.name` with their values as texts."""
+    """Nested settings as `table.name`, with values as text."""
     flat: dict[str, str] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):
@@ -221,35 +221,35 @@ def read_run(folder: Path, problems: list[str]) -> ReportedRun:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether `folder` is a run's, and not one of its checkpoints."""
+    """Whether `folder` is a run's folder, not a checkpoint."""
     return any((folder / name).is_file() for name in RUN_FILES) and not (folder / "MANIFEST.json").exists()
 
 
 def read_quickstart(folder: Path, problems: list[str]) -> tuple[Quickstart, tuple[ReportedRun, ...]]:
-    """A quickstart's folder; what it asked both models stands with the last run."""
-    found = Quickstart(
+    """A quickstart's folder. The answers of both models belong to the last run."""
+    quickstart = Quickstart(
         facts=read_object(folder / "quickstart.json", problems),
         evaluation=read_object(folder / "evaluation.json", problems),
         compression=read_object(folder / "compression.json", problems),
     )
     runs = [read_run(folder / name, problems) for name in STAGES if is_run(folder / name)]
     runs = [replace(run, task=run.task or {"pretrain": "documents", "sft": "chats"}[run.name]) for run in runs]
-    rows = found.evaluation.items("rows")
+    rows = quickstart.evaluation.items("rows")
     if runs and rows:
         answered = read_scores((STAGES[row.text("stage")], row) for row in rows if row.text("stage") in STAGES)
         runs[-1] = replace(runs[-1], questions=answered)
-    return found, tuple(runs)
+    return quickstart, tuple(runs)
 
 
 def distinct_names(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
-    """The runs, named by as much of the end of their paths as tells them apart."""
+    """The runs, named by the shortest ends of their paths that differ."""
     parts = [Path(run.folder).resolve().parts for run in runs]
     names: list[str] = []
     for length in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(path[-length:]) for path in parts]
         if len(set(names)) == len(names):
             break
-    return tuple(replace(run, name=text(name)[-NAME_LETTERS:]) for run, name in zip(runs, names, strict=True))
+    return tuple(replace(run, name=text(name)[-NAME_LENGTH:]) for run, name in zip(runs, names, strict=True))
 
 
 def read_record(folders: Sequence[Path]) -> ReportData:

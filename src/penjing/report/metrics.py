@@ -1,24 +1,24 @@
-"""Which metric of a run is drawn in which chart: the one table that knows the names in metrics.jsonl."""
+"""Charts of a run's metrics: the table of names in metrics.jsonl."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-HELD_OUT = "val_"  # before the name of the same metric on held-out data
+HELD_OUT = "val_"  # prefix of the same metric on held-out data
 TOKENS = "tokens"  # trained on so far
 SKIPPED_STEPS = "skipped_steps"
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart: a metric with its twin on held-out data, and further metrics beside it where one run is drawn."""
+    """One chart: a metric and the same metric on held-out data; for a single run also further metrics."""
 
     metric: str
     title: str
     chinese: str
     unit: str
-    beside: tuple[tuple[str, str], ...] = ()  # metric, its name in the legend
+    extras: tuple[tuple[str, str], ...] = ()  # metric, its name in the legend
     label: str = "training"
     best: Literal["low", "high", ""] = ""  # which end of a comparison is marked
     percent: bool = False
@@ -64,11 +64,11 @@ SMALL_CHARTS = (
     Chart("grad_norm", "Gradient norm", "梯度范数", "gradient norm (log)", log=True),
     Chart("tokens_per_second", "Speed", "速度", "tokens/s", best="high", from_zero=True),
 )
-# Not drawn: the axis, and what other parts of the page say better.
+# Not drawn: the x axis, and metrics that other parts of the page show better.
 NOT_DRAWN = {TOKENS, "seconds", "seconds_left", "memory_bytes", "mfu", "mfu_full_square", SKIPPED_STEPS}
 NOT_DRAWN |= {"seconds_over_plan", "wait_over_plan", "rollout_seconds", "scoring_seconds"}
-NOT_FINAL = {"learning_rate", "grad_norm"}  # their last value says nothing of a run
-# What a run learns, by `Run.task`: its names, and whether tokens (else steps) are its horizontal axis.
+NOT_FINAL = {"learning_rate", "grad_norm"}  # their last value says nothing about a run
+# By task: English and Chinese name, and whether the x axis is tokens (else steps).
 TASKS = {
     "documents": ("Pretraining", "预训练", True),
     "chats": ("Fine-tuning", "指令微调", True),
@@ -83,10 +83,10 @@ def task_names(task: str) -> tuple[str, str, bool]:
     return TASKS.get(task, ("Training", "训练", False))
 
 
-def plain_charts(names: set[str]) -> list[Chart]:
-    """A small chart for each metric that the table does not know: parts of a reward, figures of a new objective."""
+def default_charts(names: set[str]) -> list[Chart]:
+    """A small chart for each metric without an entry in the tables: reward components, metrics of a new objective."""
     known = NOT_DRAWN | {
-        name for chart in (*CHARTS, *SMALL_CHARTS) for name in (chart.metric, *(other for other, _ in chart.beside))
+        name for chart in (*CHARTS, *SMALL_CHARTS) for name in (chart.metric, *(extra for extra, _ in chart.extras))
     }
-    bare = {name.removeprefix(HELD_OUT) for name in names} - known
-    return [Chart(name, name.replace("_", " ").capitalize(), "", name) for name in sorted(bare)]
+    unknown = {name.removeprefix(HELD_OUT) for name in names} - known
+    return [Chart(name, name.replace("_", " ").capitalize(), "", name) for name in sorted(unknown)]

@@ -1,4 +1,4 @@
-"""What the page of a quickstart shows beside its runs: stages, examples, data, tokenizer, machine, what to do next."""
+"""The quickstart section of the page: stages, examples, data, tokenizer, machine, next step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VERSION_FACTS: FactTable = tuple((name, name.lower(), None) for name in ("penjin
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much of a run is shown, so that the page stays small."""
+    """Limits that keep the page small."""
 
     points: int  # per curve
     letters: int  # per sample or reply
@@ -48,7 +48,7 @@ class Limits:
 
 
 def facts(fields: Fields, table: FactTable) -> Facts:
-    """The facts of a table that are known, each clipped to a sane length."""
+    """The known facts of a table, each clipped to a reasonable length."""
     rows = []
     for name, field, form in table:
         shown = text_format.shown(fields.number(field), form) if form else fields.text(field)
@@ -80,7 +80,7 @@ def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun], limits:
         ],
         "data": facts(data, DATA_FACTS),
         "warnings": [clip(warning, 300) for warning in data.texts("warnings")[: limits.items]],
-        "tokenizer": facts(tokenizer, [(name, field, figure_of(tokenizer, field)) for name, field in names]),
+        "tokenizer": facts(tokenizer, [(name, field, formatter_of(tokenizer, field)) for name, field in names]),
         "compression": clip(quickstart.compression.text("note"), 400),
         "machine": [
             *facts(found.fields("machine"), MACHINE_FACTS),
@@ -93,13 +93,13 @@ def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun], limits:
     }
 
 
-def figure_of(fields: Fields, name: str) -> Callable[[float], str] | None:
-    """How a field of unknown kind is shown: a number as a count, anything else as its text."""
+def formatter_of(fields: Fields, name: str) -> Callable[[float], str] | None:
+    """The formatter of a field of unknown type: a number as a count, anything else as text (None)."""
     return count if fields.number(name) is not None else None
 
 
 def stage_rows(facts: Fields, limits: Limits) -> list[View]:
-    """The timeline: each stage with its bar (beginning where the one before ended), state, time and note."""
+    """The timeline: each stage with its bar (starting where the previous one ended), state, time and note."""
     stages = facts.items("stages")[: 4 * limits.items]
     total, begin, rows = text_format.total_seconds(stages) or 0.0, 0.0, []
     for stage in stages:

@@ -1,4 +1,4 @@
-"""The report in a few lines of terminal: the same facts as the page, through `rich`."""
+"""A short version of the report for the terminal, printed with `rich`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from penjing.report import text_format
 from penjing.report.load_run import ReportData, ReportedRun
 from penjing.report.text_format import NONE, clip, kind_name, percent, signed_percent
 
-LARGEST_TABLE = 40
+MAX_TABLE_ROWS = 40
 
 
-def words(sentence: str, style: str = "") -> Text:
+def sentence_text(sentence: str, style: str = "") -> Text:
     """A sentence for the terminal: never markup, and no spaces before % (rich breaks lines at no-break spaces too)."""
     return Text(sentence.replace("\u00a0%", "%"), style=style)
 
@@ -27,19 +27,19 @@ def _score(score: Score) -> str:
 
 
 def print_accuracy(lines: list[AccuracyLine], console: Console) -> None:
-    """Right answers before and after training, beside guessing; totals stand in bold."""
+    """Print right answers before and after training, and the chance level; totals are bold."""
     rows = []
-    for line in lines if len(lines) <= LARGEST_TABLE else [*lines[: LARGEST_TABLE - 1], lines[-1]]:
+    for line in lines if len(lines) <= MAX_TABLE_ROWS else [*lines[: MAX_TABLE_ROWS - 1], lines[-1]]:
         names = kind_name(line.kind), clip(text_format.language_name(line.language), 16)
         guessing, verdict = percent(line.best.chance), line.best.verdict
         cells = (*names, guessing, _score(line.before), _score(line.after), verdict)
-        rows.append([words(cell, "" if line.kind else "bold") for cell in cells])
+        rows.append([sentence_text(cell, "" if line.kind else "bold") for cell in cells])
     headings = ("kind", "language", "guessing>", "before>", "after>", "")
     print_table(console, headings, rows, title="Right answers (95 % interval)")
 
 
 def plan_line(run: ReportedRun) -> Text:
-    """One line per run: each figure as predicted, as it came out, and the error."""
+    """One line per run: predicted and actual of each figure, and the error."""
     parts = []
     for row in text_format.plan_rows(run):
         error = f" ({signed_percent(row.difference)})".replace("\u00a0", "") if row.difference is not None else ""
@@ -49,11 +49,11 @@ def plan_line(run: ReportedRun) -> Text:
 
 
 def print_summary(record: ReportData, console: Console) -> None:
-    """A short rendering of what was read, for the terminal."""
+    """Print a summary of the report."""
     for sentence in text_format.headline(record):
-        console.print(words(sentence))
+        console.print(sentence_text(sentence))
     for problem in record.problems:
-        console.print(words(problem, style="yellow"))
+        console.print(sentence_text(problem, style="yellow"))
     for run in record.runs:
         console.print(plan_line(run))
     for lines in (accuracy_lines(run.questions) for run in record.runs):
@@ -61,6 +61,6 @@ def print_summary(record: ReportData, console: Console) -> None:
             print_accuracy(lines, console)
     if found := record.quickstart:
         for sentence in (text_format.stories_sentence(found), clip(found.compression.text("note"), 300)):
-            console.print(words(sentence), end="\n" if sentence else "")
+            console.print(sentence_text(sentence), end="\n" if sentence else "")
     if record.quickstart and (following := record.quickstart.facts.text("next")):
         console.print(Text("Next: ", style="bold").append(clip(following, 300), style="not bold"))

@@ -1,4 +1,4 @@
-"""Sentences and figures made from runs: what the page and the terminal say in the same words."""
+"""Sentences and formatted figures of runs, shared by the page and the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LANGUAGES = {"en": "English", "zh": "中文"}
 
 
 def clip(text: str, length: int) -> str:
-    """`text` cut to `length` characters, with an ellipsis where something was left out."""
+    """`text` truncated to `length` characters, with an ellipsis."""
     return text if len(text) <= length else text[:length].rstrip() + "…"
 
 
@@ -38,7 +38,7 @@ def signed_percent(fraction: float | None) -> str:
 
 
 def count(number: float | None) -> str:
-    """A count with its separators below 100,000, in k, M or B above."""
+    """A count, with thousands separators below 100,000, in k, M or B above."""
     if number is None:
         return NONE
     return f"{number:,.0f}" if abs(number) < 100_000 else units.count(float(number))
@@ -50,7 +50,7 @@ def shown(number: float | None, form: Callable[[float], str]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people say them; a negative time (a clock set back) is shown as a dash."""
+    """A readable duration; a dash for a negative time (the clock was set back)."""
     return NONE if seconds is None or seconds < 0 else units.duration(seconds)
 
 
@@ -59,7 +59,7 @@ def language_name(language: str) -> str:
 
 
 def kind_name(kind: str) -> str:
-    """A kind of question as a word; a total by its name."""
+    """A readable kind of question; `all kinds` for a total."""
     return clip(kind.replace("_", " "), 40) or "all kinds"
 
 
@@ -72,11 +72,11 @@ def date(created: str) -> str:
     return f"{moment:%Y-%m-%d %H:%M %Z}".strip()
 
 
-def spread(items: Sequence[int], most: int) -> list[int]:
-    """At most `most` of `items`, evenly spread, with the first and the last."""
-    if len(items) <= most or most < 2:
-        return list(items[-most:])
-    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
+def spread(items: Sequence[int], limit: int) -> list[int]:
+    """At most `limit` of `items`, evenly spaced, including the first and the last."""
+    if len(items) <= limit or limit < 2:
+        return list(items[-limit:])
+    return [items[round(index * (len(items) - 1) / (limit - 1))] for index in range(limit)]
 
 
 # --- predicted and actual --------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def spread(items: Sequence[int], most: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """One figure, as predicted and as it came out. `difference` is (actual - predicted) / predicted."""
+    """One figure, predicted and actual. `difference` is (actual - predicted) / predicted."""
 
     name: str
     predicted: str
@@ -101,7 +101,7 @@ PLAN_FIGURES: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
 
 
 def plan_rows(run: ReportedRun) -> list[PlanRow]:
-    """Predicted against actual, for the figures that either side knows."""
+    """Predicted and actual, for figures of which at least one is known."""
     rows = []
     for name, before, after, form in PLAN_FIGURES:
         predicted, actual = run.plan.number(before), run.outcome.number(after)
@@ -113,7 +113,7 @@ def plan_rows(run: ReportedRun) -> list[PlanRow]:
 
 
 def plan_basis(run: ReportedRun) -> str:
-    """How far the prediction can be trusted, and whether the time fell inside its range."""
+    """The basis of the prediction, and whether the time is inside its interval."""
     plan, seconds = run.plan, run.outcome.number("seconds")
     if not plan:
         return "There is no plan.json, so nothing is known of what was predicted."
@@ -127,7 +127,7 @@ def plan_basis(run: ReportedRun) -> str:
 
 
 def time_parts(run: ReportedRun) -> str:
-    """Where the time of a run went."""
+    """The time of a run by part."""
     names = {"training": "training", "validation": "validation", "checkpoint": "checkpoints", "other": "other work"}
     seconds = {name: run.outcome.number(f"{key}_seconds") for key, name in names.items()}
     known = [f"{duration(value)} {name}" for name, value in seconds.items() if value is not None]
@@ -135,16 +135,16 @@ def time_parts(run: ReportedRun) -> str:
     return f"The time went into {', '.join(known)}." if known else none
 
 
-# --- the whole run in sentences --------------------------------------------------------------------------------------
+# --- the run in sentences --------------------------------------------------------------------------------------------
 
 
 def run_state(run: ReportedRun) -> str:
-    """What a run is, and how far it came."""
+    """The task of a run, and its progress."""
     what = f"{run.name} ({task_names(run.task)[0].lower()})"
     steps = run.plan.number("steps")
-    of = f"step {count(run.last_step)}" + (f" of {count(steps)}" if steps else "")
+    at = f"step {count(run.last_step)}" + (f" of {count(steps)}" if steps else "")
     if not run.outcome:
-        return f"{what} is running, at {of}." if run.running else f"{what} is not finished: it stopped at {of}."
+        return f"{what} is running, at {at}." if run.running else f"{what} is not finished: it stopped at {at}."
     tokens, seconds = run.outcome.number("tokens"), run.outcome.number("seconds")
     known = ((run.last_step, f"{count(run.last_step)} steps"), (tokens, f"{count(tokens)} tokens"))
     figures = ", ".join(shown for number, shown in known if number) or "no figures"
@@ -152,7 +152,7 @@ def run_state(run: ReportedRun) -> str:
 
 
 def held_out_changes(run: ReportedRun) -> str:
-    """The first figures on held-out data, before the first step and after the last."""
+    """Up to three figures on held-out data, before the first step and after the last."""
     before, parts = run.outcome.fields("before"), []
     for chart in CHARTS:
         first, last = (source.number(HELD_OUT + chart.metric) for source in (before, run.outcome))
@@ -162,8 +162,8 @@ def held_out_changes(run: ReportedRun) -> str:
     return f"On held-out data: {', '.join(parts[:3])}." if parts else ""
 
 
-def lost_sentence(run: ReportedRun) -> str:
-    """What kinds of questions were lost; empty where none were asked before and after."""
+def regression_sentence(run: ReportedRun) -> str:
+    """The kinds of questions that got worse; empty if none were asked before and after."""
     if len({when for when, _, _ in run.questions}) < 2:
         return ""
     lost = [
@@ -175,13 +175,13 @@ def lost_sentence(run: ReportedRun) -> str:
 
 
 def total_seconds(stages: Sequence[Fields]) -> float | None:
-    """The time of all stages together; None when none is known."""
+    """The total time of all stages; None if none is known."""
     known = [seconds for stage in stages if (seconds := stage.number("seconds")) is not None and seconds >= 0]
     return sum(known) if known else None
 
 
-def _made(record: ReportData, facts: Fields) -> str:
-    """What a quickstart made, from what, how long and on what."""
+def _training_sentence(record: ReportData, facts: Fields) -> str:
+    """The model of a quickstart: size, data, time and machine."""
     if not any(run.outcome for run in record.runs):
         return "No stage has finished training in this folder."
     base = record.runs[0]
@@ -194,23 +194,23 @@ def _made(record: ReportData, facts: Fields) -> str:
     sentence += f", in {duration(seconds)}" if seconds else ""
     machine = facts.fields("machine")
     device = machine.text("device")
-    on = machine.text("cpu") if device in ("cpu", "") else device
-    return sentence + (f" on {clip(on, 80)}." if on else ".")
+    hardware = machine.text("cpu") if device in ("cpu", "") else device
+    return sentence + (f" on {clip(hardware, 80)}." if hardware else ".")
 
 
-def interval_words(score: Score) -> str:
+def interval_text(score: Score) -> str:
     low, high = score.interval
     return f"95\u00a0% interval {percent(low)} to {percent(high)}"
 
 
-def _answers(record: ReportData) -> str:
-    """How well the model of a quickstart answers, over all questions."""
+def _accuracy_sentence(record: ReportData) -> str:
+    """The accuracy of a quickstart's model over all questions."""
     lines = accuracy_lines(record.runs[-1].questions) if record.runs else []
     if not lines:
         return "How well it answers was not measured."
     line, score = lines[-1], lines[-1].best
     tuned = "After fine-tuning it" if line.after else "Without fine-tuning it"
-    sentence = f"{tuned} answers {percent(score.fraction)} of {score.asked:,} questions right ({interval_words(score)})"
+    sentence = f"{tuned} answers {percent(score.fraction)} of {score.asked:,} questions right ({interval_text(score)})"
     if score.chance is not None:
         sentence += f"; guessing would get {percent(score.chance)}"
     if line.after and line.before:
@@ -218,8 +218,8 @@ def _answers(record: ReportData) -> str:
     return sentence + "."
 
 
-def _new_in_evaluation(record: ReportData) -> str:
-    """How well it predicts text it has not seen, from the pretraining's outcome."""
+def _held_out_sentence(record: ReportData) -> str:
+    """Bits per byte on held-out text, from the pretraining's outcome."""
     bits = record.runs[0].outcome.number(HELD_OUT + "bits_per_byte") if record.runs else None
     if bits is None:
         return ""
@@ -227,7 +227,7 @@ def _new_in_evaluation(record: ReportData) -> str:
 
 
 def headline(record: ReportData) -> list[str]:
-    """The whole report in a few plain sentences; a failed stage is said first."""
+    """The report in a few sentences; failed stages come first."""
     if record.quickstart is None:
         if len(record.runs) > 1:
             open_runs = [run_state(run) for run in record.runs if not run.outcome]
@@ -235,16 +235,16 @@ def headline(record: ReportData) -> list[str]:
             sizes = ", ".join(f"{number} of {task}" for task, number in tasks.items())
             return [f"Runs side by side: {sizes}.", *open_runs]
         run = record.runs[0]
-        return [sentence for sentence in (run_state(run), held_out_changes(run), lost_sentence(run)) if sentence]
+        return [sentence for sentence in (run_state(run), held_out_changes(run), regression_sentence(run)) if sentence]
     facts = record.quickstart.facts
     failed = [stage.text("name") for stage in facts.items("stages") if stage.text("state") == "failed"]
     lines = [f"The stage {clip(name, 40)} failed." for name in failed]
-    sentences = (*lines, _made(record, facts), _answers(record), _new_in_evaluation(record))
+    sentences = (*lines, _training_sentence(record, facts), _accuracy_sentence(record), _held_out_sentence(record))
     return [sentence for sentence in sentences if sentence]
 
 
 def stories_sentence(quickstart: Quickstart) -> str:
-    """How many stories used the words they were given."""
+    """The number of stories that used all required words."""
     stories = quickstart.evaluation.fields("stories")
     asked, used = stories.number("asked"), stories.number("with_required_words")
     if not asked or asked < 1 or used is None:
@@ -252,5 +252,5 @@ def stories_sentence(quickstart: Quickstart) -> str:
     score = Score(asked=round(asked), right=round(min(max(used, 0), asked)))
     return (
         f"Asked for {score.asked:,} stories with given words, the model used every word in {score.right:,} of them "
-        f"({percent(score.fraction)}, {interval_words(score)})."
+        f"({percent(score.fraction)}, {interval_text(score)})."
     )

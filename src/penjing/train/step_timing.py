@@ -26,7 +26,7 @@ from penjing.parallel.base import Strategy
 from penjing.plan import hardware
 from penjing.plan.compute_optimal import token_bytes
 from penjing.plan.run_estimate import ProbeTimings
-from penjing.plan.step_time import LinearFit, quantile, two_points
+from penjing.plan.step_time import LinearFit, fit_two_points, quantile
 from penjing.plan.time_interval import ProbeNoise, crowding, slowdown
 from penjing.train.batch_geometry import BatchGeometry, batch_geometry
 from penjing.train.compile_policy import EAGER_SHARE
@@ -329,7 +329,7 @@ def _time_small_passes(
     few = max(few, min(most, _affordable(budget, unit_seconds, geometry)))
     _, low = take(few)
     _, high = take(2 * few)
-    return [take(few)[0]], [round(two_points((few, low), (2 * few, high)).at(units))], few
+    return [take(few)[0]], [round(fit_two_points((few, low), (2 * few, high)).at(units))], few
 
 
 def extrapolate_growth(held: list[int]) -> int:

@@ -1,6 +1,6 @@
 """`transformers`' generate: `python -m penjing.bench.baselines.hf_generate SPEC.json bfloat16|float32 [compiled]`.
 
-compiled: its static cache, and the forward pass of one token compiled, for the batch that is worth the time it takes.
+compiled: static cache and compiled one-token forward pass, for batch 1 only, because compiling takes long.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from penjing.bench.trial_spec import DecodeSpec, read_spec
 COMPILED_BATCHES = (1,)
 
 
-class Told(transformers.StoppingCriteria):  # type: ignore[misc]  # untyped
+class TokenCallback(transformers.StoppingCriteria):  # type: ignore[misc]  # untyped
     """Called after each token."""
 
     def __init__(self, on_tokens: OnTokens) -> None:
         self.on_tokens = on_tokens
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **generate_options: Any) -> torch.Tensor:
         rows = len(input_ids)
         return torch.full((rows,), self.on_tokens(range(rows)), device=input_ids.device)
 
@@ -37,13 +37,13 @@ class Generate(Decoder):
         self.model.eval()
         self.model.generation_config.eos_token_id = None
         self.device = device
-        self.more: dict[str, Any] = {}
+        self.generate_options: dict[str, Any] = {}
         self.options = [dtype, f"attention {self.model.config._attn_implementation}"]
         if compiled:
             self.batches = COMPILED_BATCHES
             config = transformers.CompileConfig(mode="default")
-            config._compile_all_devices = True  # else it compiles for GPUs alone
-            self.more = {"cache_implementation": "static", "compile_config": config}
+            config._compile_all_devices = True  # else it compiles on GPUs only
+            self.generate_options = {"cache_implementation": "static", "compile_config": config}
             self.options = [*self.options, "static cache", "torch.compile"]
 
     @torch.no_grad()
@@ -55,14 +55,14 @@ class Generate(Decoder):
             max_new_tokens=new_tokens,
             do_sample=False,
             pad_token_id=0,
-            stopping_criteria=[Told(on_tokens)],
-            **self.more,
+            stopping_criteria=[TokenCallback(on_tokens)],
+            **self.generate_options,
         )
 
 
 def main() -> None:
     spec = read_spec(DecodeSpec)
-    # Compiling takes most of a minute and no part of what is measured: once for all trials.
+    # Compiling takes most of a minute and is not measured: share the cache between all trials.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{spec.models}/compiled-{spec.setting}"
     torch.set_num_threads(spec.threads)
     transformers.utils.logging.set_verbosity_error()

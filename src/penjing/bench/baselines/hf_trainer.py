@@ -1,10 +1,10 @@
 """A trial of transformers' Trainer: `python -m penjing.bench.baselines.hf_trainer SPEC.json [packed]`.
 
-Plain: a document a row, cut at the row's length and padded to the longest of its batch by transformers' own collator.
-`packed`: documents end to end, cut into full rows as in transformers' own example of language modelling. bf16 and
-torch.compile are the spec's (bench/tuning.py finds the fastest way). On a GPU float32 matmuls are TF32 and batches are
-made by processes of their own. A last batch that is not full is left out, as torch.compile would compile again for it.
-Texts are tokenized before the first step.
+Default: one document per row, truncated to the row length and padded to the longest of its batch by transformers'
+collator. `packed`: concatenated documents, cut into full rows as in transformers' language-modelling example. bf16 and
+torch.compile follow the spec (bench/tuning.py finds the fastest configuration). On a GPU float32 matmuls use TF32, and
+worker processes load batches. An incomplete last batch is dropped, because torch.compile would recompile for it. Texts
+are tokenized before the first step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penjing.bench.trial_spec import PretrainSpec, read_spec
 
 
 class PackedDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """Ready rows of ids."""
+    """Prepared rows of token ids."""
 
     def __init__(self, rows: list[list[int]]) -> None:
         self.rows = rows
@@ -38,16 +38,16 @@ def make_rows(spec: PretrainSpec, tokenizer: Any, *, packed: bool) -> list[list[
     if spec.setting == "step":
         batches = packed_rows(spec)
         return [row[:-1].tolist() for _ in range(spec.steps) for row in next(batches)[0]]
-    opens = tokenizer.bos_token_id
-    documents = [[opens, *ids] for ids in tokenizer(read_texts(spec), add_special_tokens=False)["input_ids"]]
+    bos = tokenizer.bos_token_id
+    documents = [[bos, *ids] for ids in tokenizer(read_texts(spec), add_special_tokens=False)["input_ids"]]
     if not packed:
-        return [[*ids, opens][: spec.seq_len] for ids in documents]
+        return [[*ids, bos][: spec.seq_len] for ids in documents]
     stream, size = list(chain.from_iterable(documents)), spec.seq_len
     return [stream[first : first + size] for first in range(0, len(stream) - size + 1, size)]
 
 
 def arguments(spec: PretrainSpec) -> dict[str, Any]:
-    """Of transformers.TrainingArguments."""
+    """Arguments of transformers.TrainingArguments."""
     return {
         **stock.training_arguments(spec),
         "per_device_train_batch_size": spec.batch,
@@ -59,17 +59,17 @@ def arguments(spec: PretrainSpec) -> dict[str, Any]:
 
 
 def make_trainer(timer: TrialTimer, model: Any, settings: Any, **more: Any) -> Any:
-    """A Trainer that counts the tokens with a target and calls the timer."""
+    """A Trainer that counts tokens with a target and calls the timer."""
     import transformers
 
-    class Counting(transformers.Trainer):  # type: ignore[misc]
+    class CountingTrainer(transformers.Trainer):  # type: ignore[misc]
         counted = 0
 
         def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             self.counted += int((inputs["labels"][:, 1:] != IGNORED).sum())
             return super().training_step(model, inputs, *args, **kwargs)
 
-    class Clock(transformers.TrainerCallback):  # type: ignore[misc]
+    class TimerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
             timer.ready()
 
@@ -77,7 +77,7 @@ def make_trainer(timer: TrialTimer, model: Any, settings: Any, **more: Any) -> A
             control.should_training_stop = not timer.step(trainer.counted)
             trainer.counted = 0
 
-    trainer = Counting(model=model, args=settings, callbacks=[Clock()], **more)
+    trainer = CountingTrainer(model=model, args=settings, callbacks=[TimerCallback()], **more)
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
     return trainer
 
@@ -87,7 +87,7 @@ def main() -> None:
 
     spec, packed = read_spec(PretrainSpec), "packed" in sys.argv[2:]
     torch.set_num_threads(spec.threads)
-    _ = transformers.Trainer, transformers.Qwen3ForCausalLM  # loaded when first asked for
+    _ = transformers.Trainer, transformers.Qwen3ForCausalLM  # transformers imports these lazily
     timer = TrialTimer(spec, lambda: stock.bits_per_byte(spec, model))
     timer.imported()
     tokenizer, model = stock.stock_tokenizer(spec), stock.stock_model(spec)

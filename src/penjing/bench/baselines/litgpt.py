@@ -1,9 +1,9 @@
 """A trial of LitGPT's pretraining: `python -m penjing.bench.baselines.litgpt SPEC.json`.
 
-Its own model, initialisation, data and loop, called as its command line calls them, with four loading processes as that
-command has by default. Its loop always calls torch.compile; where the spec says eager, that does nothing. A text is a
-file; litdata tokenizes the files, puts them end to end with a `bos` in front of each, and cuts full rows. Batch, AdamW
-and constant rate are everyone's.
+It uses LitGPT's model, initialisation, data and loop as LitGPT's command line does, with its default of four loading
+processes. Its loop always calls torch.compile, which is disabled if the spec says eager. Each text is a file; litdata
+tokenizes the files, concatenates them with a `bos` before each, and cuts full rows. Batch size, AdamW and the constant
+learning rate are the same for all contestants.
 
 Its requirements exclude the huggingface_hub that transformers 5 needs, so it is installed without them; see
 docs/speed.md.
@@ -26,16 +26,16 @@ from penjing.bench.held_out import packed_rows, read_texts
 from penjing.bench.timer import TrialTimer
 from penjing.bench.trial_spec import PretrainSpec, read_spec
 
-# Tokens, or steps. It prints the time that is left, and more than a C int of days fails.
+# Tokens, or steps. It prints the remaining time, which must not exceed a C int of days.
 NO_END = 10**11
 
 
-class OverError(Exception):
-    """The trial is over: its loop asks nobody whether to go on."""
+class TrialOverError(Exception):
+    """The trial is over; LitGPT's loop has no other way to stop."""
 
 
-class Stock(torch.nn.Module):
-    """LitGPT's model, called as one of transformers is, without what its head is padded by."""
+class LogitsModel(torch.nn.Module):
+    """LitGPT's model with the call signature of transformers, without the padding of its vocabulary."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Stock(torch.nn.Module):
 
 
 def model_config(spec: PretrainSpec) -> Any:
-    """What its own presets of Qwen3 say, with this shape."""
+    """LitGPT's Qwen3 preset, with this shape."""
     from litgpt import Config
 
     shape = spec.shape
@@ -73,14 +73,14 @@ def model_config(spec: PretrainSpec) -> Any:
 
 
 def make_fabric(spec: PretrainSpec, timer: TrialTimer, precision: str) -> Any:
-    """A Fabric that calls the timer. Its loop calls `no_backward_sync` at the start of a step and `log_dict` at the
+    """A Fabric that calls the timer: LitGPT's loop calls `no_backward_sync` at the start of a step, `log_dict` at the
     end."""
     import lightning
     import litgpt
     from litgpt.utils import choose_logger
 
-    class Watched(lightning.Fabric):  # type: ignore[misc]
-        stock_model: Stock | None = None
+    class TimedFabric(lightning.Fabric):  # type: ignore[misc]
+        stock_model: LogitsModel | None = None
         going = False
         settings: dict[str, Any]
 
@@ -89,7 +89,7 @@ def make_fabric(spec: PretrainSpec, timer: TrialTimer, precision: str) -> Any:
             return super().setup_optimizers(*optimizers)
 
         def setup(self, module: Any, *args: Any, **kwargs: Any) -> Any:
-            self.stock_model = Stock(next(part for part in module.modules() if isinstance(part, litgpt.GPT)))
+            self.stock_model = LogitsModel(next(part for part in module.modules() if isinstance(part, litgpt.GPT)))
             return super().setup(module, *args, **kwargs)
 
         def no_backward_sync(self, module: Any, enabled: bool = True) -> Any:
@@ -101,27 +101,27 @@ def make_fabric(spec: PretrainSpec, timer: TrialTimer, precision: str) -> Any:
         def log_dict(self, metrics: Any, step: int | None = None) -> None:
             super().log_dict(metrics, step)
             if not timer.step(spec.batch * spec.seq_len):
-                raise OverError
+                raise TrialOverError
 
     logger = choose_logger("csv", Path(spec.out), name="trial", log_interval=1)
-    return Watched(devices=1, accelerator=spec.device, precision=precision, loggers=[logger])
+    return TimedFabric(devices=1, accelerator=spec.device, precision=precision, loggers=[logger])
 
 
 def make_data(spec: PretrainSpec) -> Any:
-    """Its own reader of text files, or everyone's packed rows."""
+    """LitGPT's reader of text files, or the shared packed rows."""
     from litgpt.data import DataModule, TextFiles
 
-    class OneCheck:
-        """It tries two batches of validation before the first step; what it finds in them is not used."""
+    class DummyValidation:
+        """LitGPT validates on two batches before the first step; the result is not used."""
 
         def val_dataloader(self) -> Any:
             row_T = torch.zeros(spec.seq_len + 1, dtype=torch.long)
             return torch.utils.data.DataLoader([row_T] * spec.batch, batch_size=spec.batch)  # type: ignore[arg-type]
 
-    class Texts(OneCheck, TextFiles):  # type: ignore[misc]
+    class Texts(DummyValidation, TextFiles):  # type: ignore[misc]
         pass
 
-    class PackedRows(OneCheck, DataModule):  # type: ignore[misc]
+    class PackedRows(DummyValidation, DataModule):  # type: ignore[misc]
         def connect(self, **kwargs: Any) -> None:
             pass
 
@@ -131,7 +131,7 @@ def make_data(spec: PretrainSpec) -> Any:
 
     if spec.setting == "step":
         return PackedRows()
-    # A text a file; it keeps the first file from training.
+    # One file per text; LitGPT holds out the first file.
     folder = Path(spec.out) / "text"
     folder.mkdir(parents=True)
     for number, text in enumerate(read_texts(spec)):
@@ -140,12 +140,12 @@ def make_data(spec: PretrainSpec) -> Any:
 
 
 def pretrain(spec: PretrainSpec, fabric: Any, data: Any) -> None:
-    """Its loop, until the timer says that the trial is over."""
+    """Run LitGPT's loop until the timer ends the trial."""
     import litgpt.pretrain
     from litgpt.args import EvalArgs, TrainArgs
 
     adamw = {"lr": spec.learning_rate, "betas": spec.betas, "weight_decay": spec.weight_decay}
-    with suppress(OverError):
+    with suppress(TrialOverError):
         litgpt.pretrain.main(
             fabric=fabric,
             devices=1,
@@ -163,7 +163,7 @@ def pretrain(spec: PretrainSpec, fabric: Any, data: Any) -> None:
                 micro_batch_size=spec.batch,
                 max_tokens=NO_END,
                 max_norm=spec.max_grad_norm,
-                min_lr=spec.learning_rate,  # with no warm-up that is a constant rate
+                min_lr=spec.learning_rate,  # without warm-up this is a constant rate
                 lr_warmup_steps=0,
                 tie_embeddings=spec.shape["tie_word_embeddings"],
             ),
@@ -174,11 +174,11 @@ def pretrain(spec: PretrainSpec, fabric: Any, data: Any) -> None:
 
 def main() -> None:
     spec = read_spec(PretrainSpec)
-    # litdata would ask the index for a newer one of itself, and put its pieces in folders that all runs share.
+    # By default litdata checks PyPI for a newer version, and writes its chunks to folders that all runs share.
     os.environ["LITDATA_DISABLE_VERSION_CHECK"] = "1"
     os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = f"{spec.out}/chunks"
     os.environ["DATA_OPTIMIZER_DATA_CACHE_FOLDER"] = f"{spec.out}/data"
-    import litgpt.pretrain  # noqa: F401  # before memory is marked
+    import litgpt.pretrain  # noqa: F401  # before memory is measured
 
     torch.set_num_threads(spec.threads)
     timer = TrialTimer(spec, lambda: stock.bits_per_byte(spec, fabric.stock_model))

@@ -1,6 +1,6 @@
-"""llama.cpp through the functions of its C library: `python -m penjing.bench.baselines.llama_cpp SPEC.json f16|q8_0`.
+"""llama.cpp through its C API: `python -m penjing.bench.baselines.llama_cpp SPEC.json f16|q8_0`.
 
-Sequences of a batch are decoded together, as its own server does; all prompts are read in one call.
+Sequences of a batch are decoded together, as in llama.cpp's server; all prompts are prefilled in one call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LlamaCpp(Decoder):
     def __init__(self, path: str, threads: int) -> None:
         api.llama_log_set(_silent, ctypes.c_void_p())
         params = api.llama_model_default_params()
-        # Its kernels for AMX crash with weights of 8 bits (ggml-org/llama.cpp, issue 20824).
+        # Its AMX kernels crash with 8-bit weights (ggml-org/llama.cpp, issue 20824).
         params.use_extra_bufts = "amx_int8" not in Path("/proc/cpuinfo").read_text()
         self.model = api.llama_model_load_from_file(path.encode(), params)
         assert self.model, f"llama.cpp cannot load {path}"
@@ -51,20 +51,20 @@ class LlamaCpp(Decoder):
         params.n_batch, params.n_ubatch = sequences * tokens, MICRO_BATCH
         params.n_threads = params.n_threads_batch = self.threads
         self.context = api.llama_init_from_model(self.model, params)
-        assert self.context, "llama.cpp has no room"
+        assert self.context, "llama.cpp is out of memory"
         self.batch = api.llama_batch_init(sequences * tokens, 0, 1)
 
     def write(self, prompts: Sequence[Sequence[int]], new_tokens: int, on_tokens: OnTokens) -> None:
         api.llama_memory_clear(api.llama_get_memory(self.context), True)
         last = self._pass([(ids, 0) for ids in prompts])
-        lengths, everyone = [len(ids) for ids in prompts], range(len(prompts))
+        lengths, sequences = [len(ids) for ids in prompts], range(len(prompts))
         for number in range(new_tokens):
-            if on_tokens(everyone) or number + 1 == new_tokens:
+            if on_tokens(sequences) or number + 1 == new_tokens:
                 return
             last = self._pass([([id], length + number) for id, length in zip(last, lengths, strict=True)])
 
     def _pass(self, parts: Sequence[tuple[Sequence[int], int]]) -> list[int]:
-        """Read some tokens of each sequence, from a position on; returns the likeliest token after each."""
+        """Process tokens of each sequence, starting at a position; returns the most likely next token of each."""
         batch, row, ends = self.batch, 0, []
         for sequence, (ids, position) in enumerate(parts):
             for number, id in enumerate(ids):

@@ -1,8 +1,8 @@
-"""A trial of a plain loop as MiniMind's: `python -m penjing.bench.baselines.minimind_style SPEC.json`.
+"""A trial of a plain loop like MiniMind's: `python -m penjing.bench.baselines.minimind_style SPEC.json`.
 
-Written from a description of its habits, not from its code: every row padded to the longest length there is, texts
-tokenized in the loader when their turn comes (on a GPU by eight processes), all positions through the head, a plain
-AdamW. bfloat16 autocast and torch.compile are the spec's (bench/tuning.py finds the fastest way). The model is
+Written from a description of MiniMind, not from its code: every row is padded to the maximum length, texts are
+tokenized on the fly in the loader (on a GPU by eight processes), all positions go through the head, plain AdamW.
+bfloat16 autocast and torch.compile follow the spec (bench/tuning.py finds the fastest configuration). The model is
 transformers' Qwen3 of the same shape, which does the same work.
 """
 
@@ -22,7 +22,7 @@ from penjing.bench.trial_spec import PretrainSpec, read_spec
 
 
 class PaddedTexts(torch.utils.data.Dataset[tuple[Any, Any, Any]]):
-    """Tokenizes a text when it is asked for."""
+    """Tokenizes a text on access."""
 
     def __init__(self, texts: list[str], tokenizer: Any, seq_len: int) -> None:
         self.texts, self.tokenizer, self.seq_len = texts, tokenizer, seq_len
@@ -31,13 +31,13 @@ class PaddedTexts(torch.utils.data.Dataset[tuple[Any, Any, Any]]):
         return len(self.texts)
 
     def __getitem__(self, index: int) -> tuple[Any, Any, Any]:
-        mark, size = self.tokenizer.bos_token_id, self.seq_len + 1
+        bos, size = self.tokenizer.bos_token_id, self.seq_len + 1
         ids = self.tokenizer(self.texts[index], add_special_tokens=False, truncation=True, max_length=size - 2)
-        row = [mark, *ids["input_ids"], mark]
+        row = [bos, *ids["input_ids"], bos]
         ids_T = torch.tensor(row + [self.tokenizer.pad_token_id] * (size - len(row)))
-        counts_T = torch.zeros(size, dtype=torch.long)
-        counts_T[: len(row)] = 1
-        return ids_T[:-1], ids_T[1:], counts_T[1:]
+        mask_T = torch.zeros(size, dtype=torch.long)
+        mask_T[: len(row)] = 1
+        return ids_T[:-1], ids_T[1:], mask_T[1:]
 
 
 def batches(spec: PretrainSpec, tokenizer: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -67,15 +67,15 @@ def main() -> None:
     autocast = torch.autocast(spec.device, torch.bfloat16) if half else nullcontext()
     if stock.has_tf32(spec):
         torch.set_float32_matmul_precision("high")
-    stepped = torch.compile(model) if spec.compiled else model
+    forward = torch.compile(model) if spec.compiled else model
     timer.ready()
-    for ids_BT, target_BT, counts_BT in batches(spec, tokenizer):
-        tokens = int(counts_BT.sum())
-        ids_BT, target_BT, counts_BT = (x.to(spec.device, non_blocking=True) for x in (ids_BT, target_BT, counts_BT))
+    for ids_BT, target_BT, mask_BT in batches(spec, tokenizer):
+        tokens = int(mask_BT.sum())
+        ids_BT, target_BT, mask_BT = (x.to(spec.device, non_blocking=True) for x in (ids_BT, target_BT, mask_BT))
         with autocast:
-            logits_BTV = stepped(input_ids=ids_BT).logits
+            logits_BTV = forward(input_ids=ids_BT).logits
             nats_N = functional.cross_entropy(logits_BTV.flatten(0, 1), target_BT.flatten(), reduction="none")
-            loss = (nats_N * counts_BT.flatten()).sum() / counts_BT.sum()
+            loss = (nats_N * mask_BT.flatten()).sum() / mask_BT.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), spec.max_grad_norm)
         optimizer.step()
@@ -95,7 +95,7 @@ def main() -> None:
         **stock.optimizer_settings(optimizer),
         max_grad_norm=spec.max_grad_norm,
         dtype=stock.matmul_dtype(model, autocast),
-        compiled=stepped is not model,
+        compiled=forward is not model,
         tf32=stock.has_tf32(spec),
     )
 

@@ -1,4 +1,4 @@
-"""What the baselines share: a stock model of the asked shape, its loss on held-out text, and the end of a trial."""
+"""Shared by the baselines: a stock model of the spec's shape, its loss on held-out text, and the trial's output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penjing.bench.held_out import bits_per_byte as held_out_bits
 from penjing.bench.timer import TrialTimer
 from penjing.bench.trial_spec import PretrainSpec, TrainingSpec, TrialSpec
 
-GPU_WORKERS = 8  # processes that load for a GPU; on a CPU they would take its cores
+GPU_WORKERS = 8  # DataLoader workers for a GPU; on a CPU they would take its cores
 
 
 def stock_model(spec: PretrainSpec) -> Any:
@@ -26,7 +26,7 @@ def stock_model(spec: PretrainSpec) -> Any:
 
 
 def stock_tokenizer(spec: PretrainSpec) -> Any:
-    """Its `bos` opens and closes a text; rows are filled up with its `eos`, which stands in no text."""
+    """The tokenizer. `bos` begins and ends a text; `eos`, which occurs in no text, pads rows."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(spec.tokenizer)
@@ -35,13 +35,13 @@ def stock_tokenizer(spec: PretrainSpec) -> Any:
 
 
 def loading(spec: TrialSpec) -> dict[str, Any]:
-    """How a DataLoader feeds the device."""
+    """DataLoader arguments for the device."""
     on_gpu = spec.device != "cpu"
     return {"num_workers": GPU_WORKERS if on_gpu else 0, "persistent_workers": on_gpu, "pin_memory": on_gpu}
 
 
 def training_arguments(spec: TrainingSpec) -> dict[str, Any]:
-    """Of transformers.TrainingArguments: the spec's step, and nothing beside it."""
+    """Arguments of transformers.TrainingArguments: the spec's step, and nothing else."""
     return {
         "output_dir": spec.out,
         "use_cpu": spec.device == "cpu",
@@ -52,7 +52,7 @@ def training_arguments(spec: TrainingSpec) -> dict[str, Any]:
         "adam_beta2": spec.betas[1],
         "weight_decay": spec.weight_decay,
         "max_grad_norm": spec.max_grad_norm,
-        "logging_nan_inf_filter": False,  # which waits for the device at every step
+        "logging_nan_inf_filter": False,  # it synchronizes with the device at every step
         "report_to": "none",
         "save_strategy": "no",
         "disable_tqdm": True,
@@ -62,7 +62,7 @@ def training_arguments(spec: TrainingSpec) -> dict[str, Any]:
 
 
 def bits_per_byte(spec: PretrainSpec, model: Any) -> float:
-    """Of the held-out text, in the dtype that the weights have."""
+    """Bits per byte of the held-out text, in the dtype of the weights."""
 
     @torch.no_grad()
     def nats(ids_BT: Any, target_BT: Any) -> float:
@@ -73,18 +73,18 @@ def bits_per_byte(spec: PretrainSpec, model: Any) -> float:
 
     was_training = model.training
     model.eval()
-    found = held_out_bits(spec.held_out, nats)
+    bits = held_out_bits(spec.held_out, nats)
     model.train(was_training)
-    return found
+    return bits
 
 
 def has_tf32(spec: TrialSpec) -> bool:
-    """Whether float32 matmuls can run in TF32, as on GPUs from compute capability 8.0 on."""
+    """Whether float32 matmuls can run in TF32: on GPUs of compute capability 8.0 or higher."""
     return spec.device != "cpu" and torch.cuda.get_device_capability() >= (8, 0)
 
 
 def matmul_dtype(model: Any, context: AbstractContextManager[Any] | None = None) -> str:
-    """The dtype that the linear layers of `model` compute in, seen in a pass of two tokens."""
+    """The compute dtype of the linear layers of `model`, observed in a forward pass of two tokens."""
     seen: list[torch.dtype] = []
     layer = next(part for part in model.modules() if isinstance(part, torch.nn.Linear))
     hook = layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
@@ -95,8 +95,8 @@ def matmul_dtype(model: Any, context: AbstractContextManager[Any] | None = None)
 
 
 def optimizer_settings(optimizer: Any) -> dict[str, Any]:
-    """Read from the optimizer itself."""
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate's stands around it
+    """Settings read from the optimizer itself."""
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # unwrap accelerate's
     groups = optimizer.param_groups
     return {
         "optimizer": type(optimizer).__name__,
@@ -107,5 +107,5 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
 
 
 def finish(timer: TrialTimer, options: list[str], **settings: Any) -> None:
-    """Print the trial. options: for people; settings: what it really trained with."""
+    """Print the trial. options: for display; settings: the values actually used in training."""
     print(json.dumps(timer.result(options=options, settings=settings)))

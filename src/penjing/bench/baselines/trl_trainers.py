@@ -1,9 +1,8 @@
 """A trial of TRL's DPOTrainer or GRPOTrainer: `python -m penjing.bench.baselines.trl_trainers SPEC.json`.
 
-DPO gets ready token ids in the order in which penjing learns them, so that both take the same steps and tokenizing is
-nobody's time. Its `padding_free` is switched off in this version by TRL itself. GRPO samples with transformers'
-`generate`, as TRL does without a vLLM server, once for all answers of a step. Prompts come in the order in which
-penjing answers them; the reward is the function that penjing calls.
+DPO gets token ids in penjing's order, so that both take the same steps and tokenizing is not timed. TRL itself turns
+off `padding_free` in this version. GRPO samples with transformers' `generate`, as TRL does without a vLLM server, once
+for all answers of a step. Prompts come in penjing's order; the reward is the same function.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from penjing.bench.baselines import stock
 from penjing.bench.timer import TrialTimer
 from penjing.bench.trial_spec import AlignmentSpec, read_spec
 
-# What a trial shows of each step, by the names in TRL's logs.
+# Figures of each step: common name -> name in TRL's logs.
 FIGURES = {
     "dpo": {"loss": "loss", "accuracy": "rewards/accuracies", "margin": "rewards/margins"},
     "grpo": {"reward": "reward", "answer_tokens": "completions/mean_length"},
@@ -28,7 +27,7 @@ FIGURES = {
 
 
 def settings(spec: AlignmentSpec) -> dict[str, Any]:
-    """Arguments of TRL's configurations for the same step as penjing's, with nothing beside it."""
+    """Arguments of TRL's configurations: the same step as penjing's, and nothing else."""
     return {
         **stock.training_arguments(spec),
         "gradient_accumulation_steps": spec.batch // spec.micro,
@@ -52,9 +51,9 @@ def read_rows(spec: AlignmentSpec) -> Any:
 
 
 def make_dpo(trl: Any, spec: AlignmentSpec, tokenizer: Any, callback: Any) -> tuple[Any, list[str]]:
-    """The trainer, and its options for people."""
+    """The trainer, and its options for display."""
 
-    class Ready(trl.DPOTrainer):  # type: ignore[misc]
+    class PreTokenizedTrainer(trl.DPOTrainer):  # type: ignore[misc]
         def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
             return dataset
 
@@ -66,7 +65,7 @@ def make_dpo(trl: Any, spec: AlignmentSpec, tokenizer: Any, callback: Any) -> tu
         precompute_ref_log_probs=spec.reference == "precomputed",
         train_sampling_strategy="sequential",
     )
-    trainer = Ready(
+    trainer = PreTokenizedTrainer(
         model=spec.model,
         args=arguments,
         train_dataset=read_rows(spec),
@@ -79,9 +78,9 @@ def make_dpo(trl: Any, spec: AlignmentSpec, tokenizer: Any, callback: Any) -> tu
 def make_grpo(
     trl: Any, spec: AlignmentSpec, tokenizer: Any, callback: Any, sampling: dict[str, float]
 ) -> tuple[Any, list[str]]:
-    """The same. sampling: is told the seconds of the last one."""
+    """The same. sampling: receives the seconds of the last generation."""
 
-    class Timed(trl.GRPOTrainer):  # type: ignore[misc]
+    class TimedTrainer(trl.GRPOTrainer):  # type: ignore[misc]
         def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             answers = super()._generate_single_turn(*args, **kwargs)
@@ -89,7 +88,7 @@ def make_grpo(
             return answers
 
     is_match = look_up({"match": spec.match}, "match", what="reward")
-    stop: set[int] = set()  # known when the trainer is
+    stop: set[int] = set()  # filled in once the trainer exists
 
     def exact(completions: Any, completion_ids: Any, gt: Any, **kwargs: Any) -> list[float]:
         return [
@@ -111,7 +110,7 @@ def make_grpo(
         temperature=spec.temperature,
         shuffle_dataset=False,
     )
-    trainer = Timed(
+    trainer = TimedTrainer(
         model=spec.model,
         reward_funcs=exact,
         args=arguments,
@@ -128,26 +127,26 @@ def main() -> None:
     import transformers
 
     trl: Any = importlib.import_module("trl")  # does not say its types
-    # Loaded when first asked for.
+    # TRL imports these lazily.
     _ = (trl.DPOTrainer, trl.DPOConfig) if spec.method == "dpo" else (trl.GRPOTrainer, trl.GRPOConfig)
     timer = TrialTimer(spec)
     timer.imported()
     torch.set_num_threads(spec.threads)
     names, sampling = FIGURES[spec.method], dict[str, float]()
 
-    class Clock(transformers.TrainerCallback):  # type: ignore[misc]
+    class TimerCallback(transformers.TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
             timer.ready()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
             if set(names.values()) <= logs.keys():
-                timer.step(spec.batch, **{name: logs[theirs] for name, theirs in names.items()}, **sampling)
+                timer.step(spec.batch, **{name: logs[logged_name] for name, logged_name in names.items()}, **sampling)
 
     if spec.method == "dpo":
-        trainer, more = make_dpo(trl, spec, transformers.AutoTokenizer.from_pretrained(spec.model), Clock())
+        trainer, more = make_dpo(trl, spec, transformers.AutoTokenizer.from_pretrained(spec.model), TimerCallback())
     else:
         tokenizer = transformers.AutoTokenizer.from_pretrained(spec.model, padding_side="left")
-        trainer, more = make_grpo(trl, spec, tokenizer, Clock(), sampling)
+        trainer, more = make_grpo(trl, spec, tokenizer, TimerCallback(), sampling)
     trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
     trainer.train()
     options = [

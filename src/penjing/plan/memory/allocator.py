@@ -1,10 +1,10 @@
-"""PyTorch's caching allocator for CUDA, as arithmetic: which segments a sequence of requests would make it reserve.
+"""A model of PyTorch's CUDA caching allocator: the segments it would reserve for a sequence of requests.
 
 The rules are those of `c10/cuda/CUDACachingAllocator.cpp` (torch 2.6 to 2.13, default settings): sizes are rounded up
-to 512 bytes; requests up to 1 MiB share segments of 2 MiB, larger ones below 10 MiB segments of 20 MiB, the rest get a
-segment of their own, rounded up to 2 MiB. The smallest free block that is large enough is taken, and split if enough
-is left over. A freed block joins its free neighbours in the segment. Segments stay; only when the device runs out of
-memory are those given back that are free as a whole.
+to 512 bytes; requests up to 1 MiB share segments of 2 MiB, larger ones below 10 MiB segments of 20 MiB, and each other
+request gets a dedicated segment, rounded up to 2 MiB. The smallest free block that fits is taken, and split if the
+remainder is large enough. A freed block merges with its free neighbours in the segment. Segments stay reserved; only
+when the device runs out of memory are completely free ones released.
 """
 
 from __future__ import annotations
@@ -16,100 +16,100 @@ MIN_BLOCK = 512
 SMALL_REQUEST = 1 << 20  # the largest request of the small pool
 SMALL_SEGMENT = 2 << 20
 LARGE_SEGMENT = 20 << 20  # for requests above SMALL_REQUEST and below OWN_SEGMENT
-OWN_SEGMENT = 10 << 20
+DEDICATED_SEGMENT = 10 << 20
 ROUND_SEGMENT = 2 << 20
 
 
 def round_request(num_bytes: int) -> int:
-    """What a request takes up: a multiple of 512 bytes, at least one of them."""
+    """Size of a request, rounded up to a multiple of 512 bytes, at least 512."""
     return max(MIN_BLOCK, -(-num_bytes // MIN_BLOCK) * MIN_BLOCK)
 
 
 def segment_bytes(rounded: int) -> int:
-    """Size of the segment that is asked of the device when no free block fits a rounded request."""
+    """Size of the segment to allocate when no free block fits a rounded request."""
     if rounded <= SMALL_REQUEST:
         return SMALL_SEGMENT
-    if rounded < OWN_SEGMENT:
+    if rounded < DEDICATED_SEGMENT:
         return LARGE_SEGMENT
     return -(-rounded // ROUND_SEGMENT) * ROUND_SEGMENT
 
 
 class OutOfMemory(Exception):
-    """The device has too little free memory for a request, even after all cached segments were given back."""
+    """The device has too little free memory for a request, even after all cached segments were released."""
 
 
 @dataclass(slots=True, eq=False)
 class MemoryBlock:
-    """A stretch of a segment: handed out or free. Neighbours within the segment are linked."""
+    """A part of a segment, allocated or free. Neighbours within the segment are linked."""
 
     address: int
     size: int
     pool: str
     free: bool = False
-    before: MemoryBlock | None = None
-    after: MemoryBlock | None = None
+    previous: MemoryBlock | None = None
+    next: MemoryBlock | None = None
 
 
 class CachingAllocator:
-    """Bytes that are handed out (`allocated`) and held from the device (`reserved`), with their peaks so far.
+    """Bytes in blocks (`allocated`) and in segments (`reserved`), with their peaks.
 
-    capacity: bytes the device has for segments; 0 = no limit.
+    capacity: bytes available for segments; 0 = no limit.
     """
 
     def __init__(self, capacity: int = 0) -> None:
         self.capacity = capacity
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self._next_address = 1 << 40
-        # Free blocks by pool, sorted by size and address: best fit is a bisect.
+        # Free blocks by pool, sorted by size and address: best fit is a bisection.
         self._free: dict[str, list[tuple[int, int, MemoryBlock]]] = {"small": [], "large": []}
 
     def malloc(self, num_bytes: int) -> MemoryBlock | None:
-        """Hand out a block; None for zero bytes. Raises OutOfMemory if the device is full."""
+        """Allocate a block; None for zero bytes. Raises OutOfMemory if the device is full."""
         if num_bytes == 0:
             return None
         size = round_request(num_bytes)
         pool = "small" if size <= SMALL_REQUEST else "large"
         block = self._best_fit(pool, size) or self._new_segment(pool, size)
-        left = block.size - size
-        if left >= MIN_BLOCK if pool == "small" else left > SMALL_REQUEST:
-            rest = MemoryBlock(block.address + size, left, pool, before=block, after=block.after)
-            if rest.after is not None:
-                rest.after.before = rest
-            block.after, block.size = rest, size
-            self._put_back(rest)
+        remaining = block.size - size
+        if remaining >= MIN_BLOCK if pool == "small" else remaining > SMALL_REQUEST:
+            remainder = MemoryBlock(block.address + size, remaining, pool, previous=block, next=block.next)
+            if remainder.next is not None:
+                remainder.next.previous = remainder
+            block.next, block.size = remainder, size
+            self._insert_free(remainder)
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block
 
     def free(self, block: MemoryBlock | None) -> None:
-        """Take a block back; it joins free neighbours of its segment."""
+        """Free a block; it merges with free neighbours in its segment."""
         if block is None:
             return
         assert not block.free, "a block is freed once"
         self.allocated -= block.size
-        for neighbour in (block.before, block.after):
+        for neighbour in (block.previous, block.next):
             if neighbour is None or not neighbour.free:
                 continue
-            self._take_out(neighbour)
-            first, second = (neighbour, block) if neighbour is block.before else (block, neighbour)
+            self._remove_free(neighbour)
+            first, second = (neighbour, block) if neighbour is block.previous else (block, neighbour)
             first.size += second.size
-            first.after = second.after
-            if first.after is not None:
-                first.after.before = first
+            first.next = second.next
+            if first.next is not None:
+                first.next.previous = first
             block = first
-        self._put_back(block)
+        self._insert_free(block)
 
     def _best_fit(self, pool: str, size: int) -> MemoryBlock | None:
         free = self._free[pool]
-        place = bisect_left(free, (size, 0))
-        if place == len(free):
+        index = bisect_left(free, (size, 0))
+        if index == len(free):
             return None
-        block = free[place][2]
-        self._take_out(block)
+        block = free[index][2]
+        self._remove_free(block)
         return block
 
     def _new_segment(self, pool: str, size: int) -> MemoryBlock:
-        """One that is asked of the device, if it must be with what is cached given back."""
+        """Allocate a segment, after releasing cached ones if necessary."""
         segment = segment_bytes(size)
         if self.capacity and self.reserved + segment > self.capacity:
             self._release_cached()
@@ -118,21 +118,21 @@ class CachingAllocator:
         self.reserved += segment
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         block = MemoryBlock(self._next_address, segment, pool)
-        self._next_address += segment + ROUND_SEGMENT  # segments are no neighbours
+        self._next_address += segment + ROUND_SEGMENT  # a gap: segments are not adjacent
         return block
 
     def _release_cached(self) -> None:
-        """Give back every segment that is free as a whole."""
+        """Release every completely free segment."""
         for _, _, block in [*self._free["small"], *self._free["large"]]:
-            if block.before is None and block.after is None:
-                self._take_out(block)
+            if block.previous is None and block.next is None:
+                self._remove_free(block)
                 self.reserved -= block.size
 
-    def _put_back(self, block: MemoryBlock) -> None:
+    def _insert_free(self, block: MemoryBlock) -> None:
         block.free = True
         insort(self._free[block.pool], (block.size, block.address, block))
 
-    def _take_out(self, block: MemoryBlock) -> None:
+    def _remove_free(self, block: MemoryBlock) -> None:
         block.free = False
         free = self._free[block.pool]
         del free[bisect_left(free, (block.size, block.address))]

@@ -1,4 +1,4 @@
-"""The device a step is traced for, as far as memory is concerned."""
+"""The memory properties of the device for which a step is traced."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ from dataclasses import dataclass
 from typing import Literal
 
 GIB = 1 << 30
-# What the traced peak may be off by, of the device's memory: of eight published edges (docs/memory.md), the three that
-# it has one row too far are there with 0.3 to 1.8 % to spare.
+# Error margin of the traced peak, as a fraction of the device's memory. Of eight published limits (docs/memory.md) the
+# trace allows one row too many in three, with 0.3 to 1.8 % to spare.
 MEMORY_MARGIN = 0.025
 
 
 def is_tight(total_bytes: int, available_bytes: int) -> bool:
-    """Whether it fits by less than the figure may be off."""
+    """Whether the plan fits, but by less than the margin."""
     return safe_bytes(available_bytes) < total_bytes <= available_bytes
 
 
 def safe_bytes(available_bytes: int) -> int:
-    """What a plan may take of it without being tight."""
+    """The largest plan that fits without being tight."""
     return int((1 - MEMORY_MARGIN) * available_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a device does with memory.
+    """A device's memory properties.
 
-    context_bytes: held by driver and runtime outside PyTorch's count, from the first operation on; 0.47 GiB was
-    measured with modules loaded lazily on an A100 with torch 2.1 (S. Bekman, "Machine Learning Engineering"), so for
-    every other card it is an estimate unless a profile measured it. Of a CPU: the process without its tensors.
+    context_bytes: used by driver and runtime, outside PyTorch's count, from the first operation on. 0.47 GiB was
+    measured with lazily loaded modules on an A100 with torch 2.1 (S. Bekman, "Machine Learning Engineering"); for
+    every other card it is an estimate unless a profile measured it. On a CPU: the process without its tensors.
     """
 
     kind: Literal["cuda", "cpu"] = "cuda"
     name: str = "A100"
-    capability: tuple[int, int] = (8, 0)  # of CUDA's architectures
-    memory_bytes: int = 0  # that the driver reports in all; 0 = not known
+    capability: tuple[int, int] = (8, 0)  # CUDA compute capability
+    memory_bytes: int = 0  # total reported by the driver; 0 = unknown
     context_bytes: int = int(0.47 * GIB)
-    own_kernels: bool = True  # whether kernels/triton runs there, if the card is of the kind
+    triton_kernels: bool = True  # whether kernels/triton can run, on cards that support it
 
     @property
     def workspace_bytes(self) -> int:
-        """What cuBLAS is given for each handle and stream (`getChosenWorkspaceSize` in CUDABlas.cpp)."""
+        """cuBLAS workspace per handle and stream (`getChosenWorkspaceSize` in CUDABlas.cpp)."""
         if self.kind != "cuda":
             return 0
         return 32 << 20 if self.capability[0] in (9, 10, 12) else 4096 * 1024 * 2 + 16 * 1024 * 8

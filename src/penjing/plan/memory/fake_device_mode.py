@@ -1,8 +1,8 @@
-"""Meta tensors that say they are on another device, so that code takes the paths it would take there.
+"""Meta tensors that report another device, so that code takes the paths it would take there.
 
-Code of ours and of others asks tensors where they are (`x.device.type == "cpu"`, `x.is_cuda`). Under `FakeDeviceMode`
-they answer with the target's device, and whatever is asked to be made there is made on the meta device. Where torch
-itself chooses by device below Python (attention, dropout, RMSNorm), the choice is made here by the target's rules.
+Our code and libraries check the device of tensors (`x.device.type == "cpu"`, `x.is_cuda`). Under `FakeDeviceMode` meta
+tensors report the target device, and tensors created on the target are created on the meta device. Where torch chooses
+a kernel by device below Python (attention, dropout, RMSNorm), this mode chooses by the target's rules.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.trace import note_line
 
 META = torch.device("meta")
-_autograd: Any = torch.autograd  # a module that is written to here
-# How torch tells whether a checkpoint recomputed what it had saved, by name.
+_autograd: Any = torch.autograd  # patched below
+# torch's checks, by name, that a checkpoint recomputed what it had saved.
 _recomputed_checks: dict[str, Any] = torch.utils.checkpoint._allowed_determinism_checks_to_fns
 _DEVICE = torch.Tensor.device.__get__
 _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 _IS_CPU = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 _IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
-# Questions about values. There are none: every number is zero and nothing is the case.
+# Methods that read values. Meta tensors have none: every number is 0, every bool False.
 _VALUES: dict[Any, Callable[[Tensor], Any]] = {
     torch.Tensor.item: lambda x: False if x.dtype == torch.bool else 0.0 if x.is_floating_point() else 0,
     torch.Tensor.__bool__: lambda x: False,
@@ -41,26 +41,26 @@ _VALUES: dict[Any, Callable[[Tensor], Any]] = {
     torch.Tensor.__index__: lambda x: 0,
     torch.Tensor.tolist: lambda x: _zeros(x.shape),
 }
-_STAY = (torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.pin_memory)
+_NO_TRANSFER = (torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.pin_memory)
 
 
 def _zeros(shape: Any) -> Any:
     return [_zeros(shape[1:]) for _ in range(shape[0])] if len(shape) else 0
 
 
-_MAKERS = _device_constructors()  # functions that make a tensor on the current device
+_CONSTRUCTORS = _device_constructors()  # functions that create a tensor on the current device
 _GROUPED = getattr(torch, "_grouped_mm", None)  # behind `functional.grouped_mm`
 
 
 class _HostGenerator(torch.Generator):
-    """A generator on the host, wherever one was asked for."""
+    """A CPU generator, whatever device was requested."""
 
     def __new__(cls, device: Any = None) -> _HostGenerator:
         return super().__new__(cls)
 
 
 class FakeDeviceMode(TorchFunctionMode):
-    """While entered, meta tensors are the target's. Also notes in the graph which line made each result."""
+    """While active, meta tensors report the target device; the autograd graph stores each result's source line."""
 
     def __init__(self, target: Target) -> None:
         super().__init__()
@@ -70,27 +70,27 @@ class FakeDeviceMode(TorchFunctionMode):
         self._real_check = _recomputed_checks["default"]
 
     def __enter__(self) -> FakeDeviceMode:
-        # A generator of CUDA's cannot be made without CUDA, and meta tensors want none.
+        # A CUDA generator cannot be created without CUDA, and meta tensors need none.
         torch.Generator = _HostGenerator  # type: ignore[misc]
         torch.cuda.get_device_capability = lambda device=None: self.target.capability
         _autograd._engine_run_backward = self._run_backward
-        # What a checkpoint saves is looked at below Python, without this mode; what it recomputes, with it.
+        # A checkpoint's saved tensors are checked below Python, outside this mode; recomputed ones inside it.
         _recomputed_checks["default"] = lambda x: {"shape": x.shape, "dtype": x.dtype}
-        self._has_triton, gpu.has_triton = gpu.has_triton, self.target.own_kernels
-        self._aside = arena.set_aside()
-        self._aside.__enter__()
+        self._has_triton, gpu.has_triton = gpu.has_triton, self.target.triton_kernels
+        self._arena_disabled = arena.set_aside()
+        self._arena_disabled.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._aside.__exit__(*error)
+        self._arena_disabled.__exit__(*error)
         gpu.has_triton = self._has_triton
         torch.Generator, torch.cuda.get_device_capability, _autograd._engine_run_backward = self._real  # type: ignore[misc]
         _recomputed_checks["default"] = self._real_check
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        """torch sets this mode aside for the whole of `backward()`, where functions of ours and checkpoints need it."""
+        """torch disables this mode during `backward()`, but our autograd functions and checkpoints need it."""
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
             return self._real[2](*args, **kwargs)
@@ -101,9 +101,9 @@ class FakeDeviceMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.device:  # a name is no tensor: torch looks up the target's module by it
+        if func is torch.device:  # not a tensor: torch looks up the target's module by it
             return func(*args, **kwargs)
-        if self.target.kind == "cpu" and func in _MAKERS and kwargs.get("device") is None:
+        if self.target.kind == "cpu" and func in _CONSTRUCTORS and kwargs.get("device") is None:
             kwargs = {**kwargs, "device": META}
         first = args[0] if args else None
         if isinstance(first, Tensor) and first.device == META:
@@ -113,15 +113,15 @@ class FakeDeviceMode(TorchFunctionMode):
                 return func == (_IS_CUDA if self.target.kind == "cuda" else _IS_CPU)
             if func in _VALUES:
                 return _VALUES[func](first)
-            if func in _STAY:
+            if func in _NO_TRANSFER:
                 return first
-            if func is torch.bincount:  # there is no description of it; what comes out is as long as was asked for
+            if func is torch.bincount:  # it has no meta function; the result has the requested length
                 return torch.empty(kwargs.get("minlength", 1), dtype=torch.long, device=META)
             if kwargs.get("generator") is not None:
                 kwargs = {**kwargs, "generator": None}
-        args = tuple(self._meta(value) for value in args)
+        args = tuple(self._to_meta(value) for value in args)
         if "device" in kwargs:
-            kwargs = {**kwargs, "device": self._meta(kwargs["device"])}
+            kwargs = {**kwargs, "device": self._to_meta(kwargs["device"])}
             if kwargs["device"] == META and kwargs.get("generator") is not None:
                 kwargs["generator"] = None
         result = self._call(func, args, kwargs)
@@ -129,8 +129,8 @@ class FakeDeviceMode(TorchFunctionMode):
             note_line(result)
         return result
 
-    def _meta(self, value: Any) -> Any:
-        """The meta device for the target's."""
+    def _to_meta(self, value: Any) -> Any:
+        """Replace the target device by the meta device."""
         if isinstance(value, torch.device):
             return META if value.type in (self.device.type, "meta") else value
         if isinstance(value, str) and (value == self.device.type or value.startswith(self.device.type + ":")):
@@ -146,7 +146,7 @@ class FakeDeviceMode(TorchFunctionMode):
             if func in (functional.rms_norm, torch.rms_norm):
                 return _rms_norm(*args, **kwargs)
             if func is _GROUPED and args[0].dtype != torch.bfloat16:
-                return _grouped(*args, **kwargs)
+                return _grouped_mm_shape(*args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -154,11 +154,11 @@ class FakeDeviceMode(TorchFunctionMode):
 
 
 def attention_kernel(target: Target, query: Tensor, key: Tensor, mask: Tensor | None) -> str:
-    """Which of torch's CUDA kernels takes an attention: flash, cudnn, efficient or math.
+    """The CUDA kernel that torch selects for an attention: flash, cudnn, efficient or math.
 
-    The filters of `sdp_utils.cpp`, as far as our shapes can meet them: flash wants no mask, half precision and sm_80;
-    cuDNN comes first on sm_90 and sm_10x and takes masks; the efficient kernel wants as many key heads as query heads
-    (newer releases lift that) and takes masks and float32; what nobody takes is written out with all its maps.
+    These are the checks in `sdp_utils.cpp` that apply to our shapes. flash needs half precision, sm_80 and no mask.
+    cuDNN comes first on sm_90 and sm_10x and accepts masks. efficient needs as many key heads as query heads (newer
+    releases lift that) and accepts masks and float32. Otherwise math materialises all attention maps.
     """
     half = query.dtype in (torch.float16, torch.bfloat16)
     major, width = target.capability[0], query.shape[-1]
@@ -184,9 +184,9 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`scaled_dot_product_attention` through the operation that the target's kernel is behind.
+    """`scaled_dot_product_attention`, by calling the operation of the target's kernel.
 
-    CPUs have a flash kernel too, which takes masks and grouped heads but no dropout.
+    CPUs have a flash kernel too, which accepts masks and grouped heads but no dropout.
     """
     aten = torch.ops.aten
     if target.kind == "cuda":
@@ -198,7 +198,7 @@ def attention(
             query, key, value, dropout_p, is_causal, attn_mask=_additive(attn_mask, query), scale=scale
         )[0]
     elif kernel == "flash" or (kernel == "cudnn" and attn_mask is None):
-        # cuDNN keeps what flash keeps: the output and one float32 for each query and head.
+        # cuDNN saves what flash saves: the output and one float32 per query and head.
         out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
     elif kernel in ("efficient", "cudnn"):
         if key.shape[1] != query.shape[1]:  # cuDNN reads grouped heads in place, this operation does not
@@ -217,14 +217,14 @@ def attention(
 
 
 def _additive(mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """A mask of booleans as what is added to the scores, in the query's dtype."""
+    """A boolean mask as an additive mask, in the query's dtype."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=query.dtype, device=META).masked_fill_(mask.logical_not(), -math.inf)
 
 
 def _as_bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
-    """The same for the efficient kernel, its rows padded to 16."""
+    """The same for the efficient kernel, with rows padded to 16."""
     mask = _additive(mask, query)
     if mask is None:
         return None
@@ -233,11 +233,11 @@ def _as_bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
-# --- the rest --------------------------------------------------------------------------------------------------------
+# --- others ----------------------------------------------------------------------------------------------------------
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """CUDA's dropout keeps a mask of one byte; the plain one would keep one in the input's dtype."""
+    """CUDA's dropout saves a one-byte mask; the composite one saves a mask in the input's dtype."""
     if not training or not 0 < p < 1:
         return functional.dropout(input, p, training, inplace)
     out: Tensor = torch.native_dropout(input, p, True)[0]
@@ -245,21 +245,21 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 
 
 def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """One fused kernel each way; where the dtypes of input and gain differ torch writes the formula out."""
+    """One fused kernel each way; if the dtypes of input and gain differ, torch uses separate operations."""
     if weight is None or weight.dtype != input.dtype:
         return functional.rms_norm(input, normalized_shape, weight, eps)
     out: Tensor = _FusedRMSNorm.apply(input, weight)  # type: ignore[no-untyped-call]
     return out
 
 
-def _grouped(left: Tensor, right: Tensor, offs: Tensor, **rest: None) -> Tensor:
-    """Grouped matmuls are taken in every dtype, but torch describes those in bfloat16 alone."""
+def _grouped_mm_shape(left: Tensor, right: Tensor, offs: Tensor, **options: None) -> Tensor:
+    """CUDA runs grouped matmuls in every dtype, but the meta function accepts only bfloat16."""
     rows, outputs = left.shape[0], right.shape[-1]
     return left.new_empty((rows, outputs) if right.ndim == 3 else (len(offs), rows, outputs))
 
 
 class _FusedRMSNorm(torch.autograd.Function):
-    """What `_fused_rms_norm` keeps and makes: the input, one float32 for each row; a gradient of each."""
+    """What `_fused_rms_norm` saves (the input, one float32 per row) and returns (the gradients)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Memory of a run on a CPU: what the process is without tensors, and the tensors in it."""
+"""Memory of a run on a CPU: the process without tensors, plus the tensors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from functools import cache
 
 from penjing.base.errors import UserError
 from penjing.plan.memory.device_target import Target
-from penjing.plan.memory.report import MemoryPlan, highest_places, plan_from
+from penjing.plan.memory.report import MemoryPlan, peak_events, plan_from
 from penjing.plan.memory.trace import Trace
 
-# What the C library's heap holds beside the tensors: a freed place does not take the same aligned size again, and
-# caches of the matrix library. Four runs of the step alone (glibc, 1.6M and 26M parameters, float32 and bfloat16)
-# held 44, 147, 153 and 205 MiB beside tensors of 105, 550, 575 and 730 MiB.
+# Heap memory besides the tensors: fragmentation (a freed block does not fit the same aligned size again), and caches of
+# the BLAS library. Four runs of the step alone (glibc, 1.6M and 26M parameters, float32 and bfloat16) used 44, 147, 153
+# and 205 MiB besides tensors of 105, 550, 575 and 730 MiB.
 HEAP_SHARE, HEAP_BYTES = 0.25, 20 << 20
 
-# Loads what a training run loads, multiplies each way and takes an optimizer's step: libraries make their caches and
-# load the rest of themselves when they are first used.
+# Imports what a training run imports, runs a forward and backward matmul and an optimizer step: libraries allocate
+# caches and load further parts at first use.
 _PROCESS = """
 import torch
 from penjing.base.process_info import peak_resident_bytes
@@ -37,11 +37,11 @@ print(peak_resident_bytes())
 
 @cache
 def measured_process_bytes() -> int:
-    """What a training process holds before it has a model: measured in a process of its own, some seconds, once."""
-    done = subprocess.run([sys.executable, "-c", _PROCESS], capture_output=True, text=True)
-    if done.returncode:
-        raise UserError("a process could not be measured", got=done.stderr.strip().splitlines()[-1:])
-    return int(done.stdout.split()[-1])
+    """Memory of a training process without a model: measured once in a subprocess, which takes some seconds."""
+    completed = subprocess.run([sys.executable, "-c", _PROCESS], capture_output=True, text=True)
+    if completed.returncode:
+        raise UserError("a process could not be measured", got=completed.stderr.strip().splitlines()[-1:])
+    return int(completed.stdout.split()[-1])
 
 
 def process_plan(
@@ -50,15 +50,15 @@ def process_plan(
     *,
     process_bytes: int,
     saved_bytes: int = 0,
-    place: int | None = None,
+    event: int | None = None,
     notes: tuple[str, ...] = (),
 ) -> MemoryPlan:
     """The plan of a step traced for a CPU.
 
-    process_bytes: the process without tensors. saved_bytes: the copy that a checkpoint in the background is written
-    from, which stands beside the steps that go on. place: the event to look at in the peak's stead.
+    process_bytes: the process without tensors. saved_bytes: the copy from which an asynchronous checkpoint is written
+    while training continues. event: the event to report instead of the peak.
     """
-    plan = plan_from(trace, replace(target, memory_bytes=0, context_bytes=process_bytes), place=place, notes=notes)
+    plan = plan_from(trace, replace(target, memory_bytes=0, context_bytes=process_bytes), event=event, notes=notes)
     heap = int(HEAP_SHARE * plan.peak_allocated_bytes) + HEAP_BYTES
     total = plan.total_bytes + saved_bytes + heap
     waterfall = {**plan.waterfall, "heap": heap, **({"checkpoint copy": saved_bytes} if saved_bytes else {})}
@@ -66,40 +66,40 @@ def process_plan(
     return replace(plan, total_bytes=total, waterfall=waterfall, fits=fits)
 
 
-def peak_at_more_rows(few: Trace, more: Trace, rows: tuple[int, int], wanted: int) -> tuple[int, int]:
-    """Where the peak of `wanted` rows will be: that event of the traces of `rows`.
+def extrapolate_peak(few: Trace, more: Trace, rows: tuple[int, int], target_rows: int) -> tuple[int, int]:
+    """The events, in the traces of `rows`, where the peak for `target_rows` will be.
 
-    Tensors grow with the rows or stay, so each place in the step has a line of its own; the highest at `wanted` counts.
-    Of few rows the optimizer may need the most, and of many the model.
+    Memory at each point of the step is linear in the rows; the highest line at `target_rows` counts. With few rows the
+    peak may be in the optimizer, with many in the model.
     """
     low, high = rows
-    first, second = highest_places(few), highest_places(more)
+    first, second = peak_events(few), peak_events(more)
     few_bytes, more_bytes = few.live_bytes(), more.live_bytes()
 
     def predicted(key: tuple[str, str, str]) -> float:
         a, b = few_bytes[first[key]], more_bytes[second[key]]
-        return a + (b - a) * (wanted - low) / (high - low)
+        return a + (b - a) * (target_rows - low) / (high - low)
 
     highest = max(first.keys() & second.keys(), key=predicted)
     return first[highest], second[highest]
 
 
-def at_more_rows(first: MemoryPlan, second: MemoryPlan, rows: tuple[int, int], wanted: int) -> MemoryPlan:
-    """The plan of `wanted` rows on the line through those of `rows`, which look at one place in the step."""
+def extrapolate_plan(first: MemoryPlan, second: MemoryPlan, rows: tuple[int, int], target_rows: int) -> MemoryPlan:
+    """The plan for `target_rows`, extrapolated from the plans of `rows` at the same point of the step."""
     low, high = rows
 
-    def line(a: int, b: int) -> int:
-        return max(0, a + (b - a) * (wanted - low) // (high - low))
+    def extrapolate(a: int, b: int) -> int:
+        return max(0, a + (b - a) * (target_rows - low) // (high - low))
 
     names = dict.fromkeys([*first.waterfall, *second.waterfall])
-    waterfall = {name: line(first.waterfall.get(name, 0), second.waterfall.get(name, 0)) for name in names}
+    waterfall = {name: extrapolate(first.waterfall.get(name, 0), second.waterfall.get(name, 0)) for name in names}
     total = sum(waterfall.values())
-    outside = sum(waterfall.get(name, 0) for name in ("context", "heap", "checkpoint copy"))
+    non_tensor = sum(waterfall.get(name, 0) for name in ("context", "heap", "checkpoint copy"))
     return replace(
         second,
-        peak_allocated_bytes=total - outside,
-        peak_reserved_bytes=total - outside,
+        peak_allocated_bytes=total - non_tensor,
+        peak_reserved_bytes=total - non_tensor,
         total_bytes=total,
         waterfall={name: size for name, size in waterfall.items() if size},
-        notes=(*second.notes, f"traced at {low} and {high} rows, the rest on a line"),
+        notes=(*second.notes, f"traced at {low} and {high} rows, extrapolated from there"),
     )

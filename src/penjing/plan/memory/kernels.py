@@ -1,4 +1,4 @@
-"""What CUDA kernels do that torch's description of an operation does not say: memory they take while they run.
+"""Temporary memory of CUDA kernels, which torch's meta functions do not show.
 
 Sources: pytorch's `flash_attn/flash_api.cpp` (mha_bwd), `attention_backward.cu`, `Embedding.cu`, `CUDABlas.cpp`.
 """
@@ -12,18 +12,18 @@ from torch import Tensor
 
 from penjing.kernels.triton.ops import POSITIONS
 
-WORKSPACE = -1  # stands for the bytes of a workspace of the matrix library, which depend on the device
+WORKSPACE = -1  # placeholder for the size of a cuBLAS workspace, which depends on the device
 
 _MATMULS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::_grouped_mm", "aten::addmm_")
 
 
 def is_matmul(name: str) -> bool:
-    """Whether an operation goes to the matrix library (and thereby makes its workspace)."""
+    """Whether an operation calls cuBLAS (and thus allocates its workspace)."""
     return name.split(".")[0] in _MATMULS
 
 
 def temporaries(name: str, args: tuple[Any, ...], out: Any) -> Iterator[int]:
-    """Sizes in bytes of what the CUDA kernel of an operation holds only while it runs."""
+    """Sizes in bytes of the temporaries that an operation's CUDA kernel allocates while it runs."""
     name = name.split(".")[0]
     if name in (
         "aten::_scaled_dot_product_flash_attention_backward",
@@ -41,17 +41,17 @@ def temporaries(name: str, args: tuple[Any, ...], out: Any) -> Iterator[int]:
         rows, heads, tokens, width = query_BHTK.shape
         yield rows * heads * tokens * 4  # delta, the row sums of out * grad out
         if query_BHTK.element_size() < 4:
-            yield rows * heads * tokens * width * 4  # the query's gradient is summed in float32
+            yield rows * heads * tokens * width * 4  # the query gradient is accumulated in float32
     elif name == "penjing::fused_qk_norm_rope_attention_backward":
         packed_BTJ, (_, q_BTHK, k_BTGK, norm_BHT) = args[1], args[5]
         yield norm_BHT.numel() * 4  # delta
-        for value in (q_BTHK, k_BTGK, k_BTGK):  # gradients that are then put side by side
+        for value in (q_BTHK, k_BTGK, k_BTGK):  # gradients, before they are concatenated
             yield value.numel() * value.element_size()
         yield -(-packed_BTJ.shape[0] * packed_BTJ.shape[1] // POSITIONS) * packed_BTJ.shape[-1] * 4  # gains' sums
     elif name == "aten::embedding_dense_backward":
         indices = args[1]
         if indices.numel() > 3072:  # fewer are not sorted
-            for _ in range(4):  # indices and their places, before and after the sort
+            for _ in range(4):  # indices and positions, before and after the sort
                 yield indices.numel() * indices.element_size()
 
 

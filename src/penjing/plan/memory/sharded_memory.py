@@ -1,7 +1,7 @@
-"""What is different per rank when several devices share a step.
+"""Memory per rank when several devices share a step.
 
-DDP is traced: its buckets are there from the start and gradients become views of them. Sharding (FSDP2, ZeRO) is worked
-out from the trace of one device, by component, and is an estimate.
+DDP is traced: its buckets exist from the start, and gradients become views of them. Sharding (FSDP2, ZeRO) is an
+estimate: computed from the trace of one device, by component.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penjing.plan.memory.trace import Storage, Trace
 
 Layout = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes; torch's defaults
-# NCCL's buffers on two GPUs grew from 0.55 to 2.00 GiB with the first barrier (S. Bekman); the larger part is taken.
+# NCCL's buffers on two GPUs grew from 0.55 to 2.00 GiB at the first barrier (S. Bekman); the increase is used.
 COMMUNICATION_BYTES = int(1.45 * (1 << 30))
 COMMUNICATION_NOTE = "communication buffers are an estimate: 1.45 GiB, as NCCL took on two GPUs"
 
@@ -29,19 +29,19 @@ _SHARDED = {
 }
 
 
-class Buckets:
-    """DDP's gradient buckets: whole copies of all gradients, in the order in which they come, last layers first.
+class GradientBuckets:
+    """DDP's gradient buckets: full copies of all gradients in the order of the backward pass, last layers first.
 
     Gradients become views of the buckets when they are reduced (`gradient_as_bucket_view`).
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.synchronises = True
+        self.requires_sync = True
         self.tensors: list[Tensor] = []
-        free, sizes, parts = FIRST_BUCKET, list[int](), list[list[nn.Parameter]]()
+        capacity, sizes, parts = FIRST_BUCKET, list[int](), list[list[nn.Parameter]]()
         for parameter in reversed([p for p in model.parameters() if p.requires_grad]):
-            if not parts or sizes[-1] >= free or parts[-1][0].dtype != parameter.dtype:
-                free = FIRST_BUCKET if not parts else BUCKET
+            if not parts or sizes[-1] >= capacity or parts[-1][0].dtype != parameter.dtype:
+                capacity = FIRST_BUCKET if not parts else BUCKET
                 parts.append([])
                 sizes.append(0)
             parts[-1].append(parameter)
@@ -49,14 +49,14 @@ class Buckets:
         for part in parts:
             bucket = torch.empty(sum(p.numel() for p in part), dtype=part[0].dtype, device="meta")
             self.tensors.append(bucket)
-            place = 0
+            offset = 0
             for parameter in part:
-                self._watch(parameter, bucket[place : place + parameter.numel()].view(parameter.shape))
-                place += parameter.numel()
+                self._watch(parameter, bucket[offset : offset + parameter.numel()].view(parameter.shape))
+                offset += parameter.numel()
 
     def _watch(self, parameter: nn.Parameter, view: Tensor) -> None:
         def reduce(ready: Tensor) -> None:
-            if self.synchronises:
+            if self.requires_sync:
                 ready.grad = view
 
         parameter.register_post_accumulate_grad_hook(reduce)  # type: ignore[no-untyped-call]
@@ -64,39 +64,39 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """A rank's trace, what lies outside PyTorch's count, and what of it is an estimate."""
+    """A rank's trace, its memory outside PyTorch's count, and notes on estimates."""
 
     trace: Trace
     communication_bytes: int
     notes: tuple[str, ...]
 
 
-def share(trace: Trace, layout: Layout, ranks: int, gathered: tuple[int, int]) -> RankMemory:
+def rank_memory(trace: Trace, layout: Layout, ranks: int, gathered: tuple[int, int]) -> RankMemory:
     """The trace of one rank of `ranks`.
 
-    gathered: parameters of a block, and of the largest part that is gathered at once. FSDP2 and ZeRO-3 hold two
-    gathered parts in half precision (the one at work and the next) and one part's whole gradients in float32.
+    gathered: parameters of a block, and of the largest unit that is gathered at once. FSDP2 and ZeRO-3 hold two
+    gathered units in half precision (the current and the next) and one unit's full gradients in float32.
     """
     if ranks < 2:
         return RankMemory(trace, 0, ())
     if layout == "ddp" or layout == "single":
         return RankMemory(trace, COMMUNICATION_BYTES, (COMMUNICATION_NOTE,))
     parts = _SHARDED[layout]
-    whole = "weights" not in parts
+    shards_weights = "weights" not in parts
 
     def of_rank(storage: Storage) -> Storage:
         if storage.component not in parts:
             return storage
-        # Copies of master weights in the matmuls' dtype are what is gathered, and are counted there.
+        # Copies of master weights in the matmul dtype are the gathered weights, which are counted below.
         copied = storage.component == "weights" and storage.operation == "_to_copy"
         return replace(storage, num_bytes=0 if copied else -(-storage.num_bytes // ranks))
 
     storages = [of_rank(storage) for storage in trace.storages]
     events = list(trace.events)
-    if not whole:
+    if not shards_weights:
         block, largest = gathered
         for size in (largest * 2, block * 2, largest * 4):
             storages.append(Storage(size, "all_gather", "", "build", "communication"))
             events.insert(0, len(storages))
-    notes = (COMMUNICATION_NOTE, f"{layout} over {ranks} ranks is worked out from one device's trace, not traced")
+    notes = (COMMUNICATION_NOTE, f"{layout} over {ranks} ranks is computed from one device's trace, not traced")
     return RankMemory(Trace(storages, events), COMMUNICATION_BYTES, notes)

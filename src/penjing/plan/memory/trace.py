@@ -1,8 +1,8 @@
-"""A step's storages, in order of birth and death: run anything under a `Tracer` and replay what it recorded.
+"""Record the allocations and frees of a step: run it under a `Tracer` and replay the recorded trace.
 
-Tensors on the meta device have a size and no memory, so that a step of a model of any size is traced in seconds. Every
-operation that reaches torch's dispatcher is seen; a storage is born when an operation first returns it and dies when
-its last tensor does.
+Tensors on the meta device have a size but no memory, so a step of a model of any size is traced in seconds. The tracer
+sees every operation that reaches torch's dispatcher. A storage is allocated when an operation first returns it, and
+freed with its last tensor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penjing.kernels.cpu import tensor_arena as arena
 from penjing.plan.memory.kernels import WORKSPACE, is_matmul, temporaries
 
 Phase = Literal["build", "forward", "backward", "optimizer", "evaluate"]
-Component = Literal[  # from what stays to what comes and goes
+Component = Literal[  # from permanent to short-lived
     "weights",
     "master weights",
     "gradients",
@@ -45,9 +45,9 @@ _PACKAGE = Path(__file__).parents[2]
 
 @dataclass(slots=True)
 class Storage:
-    """One storage: its size, what made it, and what it turned out to be.
+    """One storage: its size, origin and component.
 
-    num_bytes: WORKSPACE stands for what the device's matrix library keeps, which the replay fills in.
+    num_bytes: WORKSPACE stands for a cuBLAS workspace; the replay fills in its size.
     """
 
     num_bytes: int
@@ -59,13 +59,13 @@ class Storage:
 
 @dataclass(slots=True)
 class Trace:
-    """Births (n + 1) and deaths (-n - 1) of `storages[n]` in order."""
+    """Allocations (n + 1) and frees (-n - 1) of `storages[n]`, in order."""
 
     storages: list[Storage] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
 
     def live_bytes(self) -> list[int]:
-        """Bytes alive after each event, before any rounding; workspaces count nothing."""
+        """Live bytes after each event, without rounding; workspaces count 0."""
         live, curve = 0, []
         for event in self.events:
             size = max(0, self.storages[abs(event) - 1].num_bytes)
@@ -75,10 +75,9 @@ class Trace:
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records every storage on `device` while it is entered; `phase` and `tag` say what they are for.
+    """Records every storage on `device` while active; `phase` and `tag` assign their purpose.
 
-    vocabulary: V of the model; tensors that are V wide, and what is made in the files named by `loss_files`, are called
-    logits and loss.
+    vocabulary: V of the model. Tensors V wide, and those made in `loss_files`, count as logits and loss.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._in_backward = False
         self._last_line = "?"
 
-    # --- what happens --------------------------------------------------------------------------------------------
+    # --- recording -----------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -114,34 +113,34 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if backward != self._in_backward:
             self._in_backward = backward
             if backward:
-                self._hold()
+                self._mark_activations()
         name = func.name()
         if self._with_temporaries and is_matmul(name) and backward not in self._workspaces:
-            # Each thread that multiplies has a handle of its own, whose workspace stays: forward's and autograd's.
+            # Each thread has its own cuBLAS handle, whose workspace stays allocated: forward and autograd.
             self._workspaces.add(backward)
-            self._born(WORKSPACE, name, "workspaces")
+            self._record_alloc(WORKSPACE, name, "workspaces")
         out = func(*args, **kwargs)
-        if self._with_temporaries:  # what a CUDA kernel allocates for itself and gives back before it returns
-            numbers = [self._born(size, name, "temporaries") for size in temporaries(name, args, out)]
+        if self._with_temporaries:  # allocated and freed within a CUDA kernel
+            numbers = [self._record_alloc(size, name, "temporaries") for size in temporaries(name, args, out)]
             self.trace.events += [-number - 1 for number in numbers]
         for value in tree_leaves(out):
             if isinstance(value, Tensor):
-                self._see(value, name, args)
+                self._record_tensor(value, name, args)
         return out
 
-    def _see(self, tensor: Tensor, name: str, args: tuple[Any, ...] = ()) -> int | None:
+    def _record_tensor(self, tensor: Tensor, name: str, args: tuple[Any, ...] = ()) -> int | None:
         if tensor.device.type != self.device or tensor.layout != torch.strided:
             return None
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._number:
             return self._number[key]
-        number = self._born(storage.nbytes(), name, self._guess(tensor, name, args))
+        number = self._record_alloc(storage.nbytes(), name, self._guess_component(tensor, name, args))
         self._number[key] = number
-        self._alive[key] = weakref.ref(storage, lambda _, key=key, number=number: self._died(key, number))  # type: ignore[misc]
+        self._alive[key] = weakref.ref(storage, lambda _, key=key, number=number: self._record_free(key, number))  # type: ignore[misc]
         return number
 
-    def _born(self, num_bytes: int, name: str, component: Component) -> int:
+    def _record_alloc(self, num_bytes: int, name: str, component: Component) -> int:
         phase: Phase = "backward" if self._in_backward else self.phase
         number = len(self.trace.storages)
         line = self._line()
@@ -151,12 +150,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace.events.append(number + 1)
         return number
 
-    def _died(self, key: int, number: int) -> None:
+    def _record_free(self, key: int, number: int) -> None:
         self.trace.events.append(-number - 1)
         if self._number.get(key) == number:
             del self._number[key], self._alive[key]
 
-    def _guess(self, tensor: Tensor, name: str, args: tuple[Any, ...]) -> Component:
+    def _guess_component(self, tensor: Tensor, name: str, args: tuple[Any, ...]) -> Component:
         if name == "aten::_to_copy" and args and self._is_parameter(args[0]):
             return "weights"  # a copy of a master weight in the dtype of the matmuls
         if self.vocabulary and tensor.ndim and tensor.shape[-1] == self.vocabulary and tensor.ndim > 1:
@@ -166,8 +165,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _is_parameter(self, value: Any) -> bool:
         return isinstance(value, Tensor) and value.untyped_storage()._cdata in self._parameters
 
-    def _hold(self) -> None:
-        """A backward pass begins: what the forward pass made and is still there was kept for it."""
+    def _mark_activations(self) -> None:
+        """Backward begins: live storages of the forward pass are activations."""
         for number in self._number.values():
             storage = self.trace.storages[number]
             if storage.phase == "forward" and storage.component == "temporaries":
@@ -177,24 +176,24 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._in_backward:
             return innermost_line()
         node = torch._C._current_autograd_node()
-        # Nodes of what torch takes apart by itself have no line of their own; they come right after the one that has.
+        # Nodes of operations that torch decomposes have no line; they follow directly after one that has.
         self._last_line = (_notes(node).get("line") if node is not None else None) or self._last_line
         return self._last_line
 
-    # --- what the caller says ------------------------------------------------------------------------------------
+    # --- tags from the caller ------------------------------------------------------------------------------------
 
     def tag(self, tensors: Iterable[Tensor | None], component: Component) -> None:
-        """Say what these tensors are; those not seen before are born now."""
+        """Assign a component to tensors; unseen ones are recorded as allocated now."""
         with torch._C.DisableTorchFunction():
             for tensor in tensors:
-                number = None if tensor is None else self._see(tensor, component)
+                number = None if tensor is None else self._record_tensor(tensor, component)
                 if number is not None:
                     self.trace.storages[number].component = component
 
     def tag_model(self, model: nn.Module, compute_dtype: torch.dtype | None = None) -> None:
-        """Weights and buffers; weights that are wider than the dtype of the matmuls are master weights."""
+        """Weights and buffers; weights wider than the matmul dtype are master weights."""
         for parameter in model.parameters():
-            # Frozen weights are kept in the dtype of the matmuls, and are nobody's master.
+            # Frozen weights are stored in the matmul dtype and are not master weights.
             narrower = compute_dtype is not None and compute_dtype.itemsize < parameter.element_size()
             self.tag([parameter], "master weights" if narrower and parameter.requires_grad else "weights")
             self._parameters.add(parameter.untyped_storage()._cdata)
@@ -210,16 +209,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        before, self.phase = self.phase, phase
+        previous, self.phase = self.phase, phase
         try:
             yield
         finally:
-            self.phase = before
+            self.phase = previous
 
 
 def innermost_line() -> str:
-    """file:line of the innermost call outside torch, this package and the arena, the file as module path below its
-    package."""
+    """file:line of the innermost call outside torch, this package and the arena; files of this package by path."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -231,13 +229,13 @@ def innermost_line() -> str:
 
 @cache
 def _short(name: str) -> str:
-    """penjing/model/mlp.py of this package's files, the bare name of others, wherever the checkout lies."""
+    """penjing/model/mlp.py for files of this package, the bare file name for others; independent of the checkout."""
     path = Path(name)
     return path.relative_to(_PACKAGE.parent).as_posix() if path.is_relative_to(_PACKAGE) else path.name
 
 
 def note_line(result: Any) -> None:
-    """Remember in the graph which line made a result, for the backward pass to name it."""
+    """Store in the autograd graph which line made a result, for use in the backward pass."""
     for value in result if isinstance(result, (tuple, list)) else (result,):
         if isinstance(value, Tensor) and value.grad_fn is not None:
             notes = _notes(value.grad_fn)
@@ -246,6 +244,6 @@ def note_line(result: Any) -> None:
 
 
 def _notes(node: Any) -> dict[str, Any]:
-    """What can be written down at a node of the graph."""
+    """The metadata of an autograd node."""
     notes: dict[str, Any] = node.metadata
     return notes

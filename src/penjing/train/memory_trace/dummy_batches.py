@@ -19,7 +19,7 @@ from penjing.parallel.base import clip_gradients
 from penjing.parallel.single import Single
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import FakeDeviceMode
-from penjing.plan.memory.sharded_memory import Buckets, Layout
+from penjing.plan.memory.sharded_memory import GradientBuckets, Layout
 from penjing.plan.memory.trace import Tracer
 
 META = torch.device("meta")
@@ -117,19 +117,19 @@ class TraceStrategy(Single):
     def __init__(self, tracer: Tracer, device: torch.device, layout: Layout, ranks: int) -> None:
         self.device, self.rank, self.world = device, 0, ranks
         self._tracer, self._layout = tracer, layout
-        self._buckets: Buckets | None = None
+        self._buckets: GradientBuckets | None = None
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         self._model = model
         if self._layout == "ddp":
-            self._buckets = Buckets(model)
+            self._buckets = GradientBuckets(model)
             self._tracer.tag(self._buckets.tensors, "communication")
         return model
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
         self._tracer.phase = "forward"
         if self._buckets is not None:
-            self._buckets.synchronises = last
+            self._buckets.requires_sync = last
         return nullcontext()
 
     def backward(self, total: Tensor) -> None:

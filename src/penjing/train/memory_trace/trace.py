@@ -14,9 +14,9 @@ from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import FakeDeviceMode
-from penjing.plan.memory.host_rss import at_more_rows, measured_process_bytes, peak_at_more_rows, process_plan
+from penjing.plan.memory.host_rss import extrapolate_peak, extrapolate_plan, measured_process_bytes, process_plan
 from penjing.plan.memory.report import MemoryPlan, plan_from
-from penjing.plan.memory.sharded_memory import Layout, share
+from penjing.plan.memory.sharded_memory import Layout, rank_memory
 from penjing.plan.memory.trace import Trace, Tracer
 from penjing.track.base import Trackers
 from penjing.train.batch_geometry import batch_geometry
@@ -71,9 +71,9 @@ def predict_memory(
     if target.kind == "cpu":
         return _on_cpu(run, target, shape, measured_process_bytes() if process_bytes is None else process_bytes)
     trace, notes = trace_run(run, target, shape)
-    sharing = share(trace, shape.layout, shape.ranks, largest_block_bytes(run.model))
+    per_rank = rank_memory(trace, shape.layout, shape.ranks, largest_block_bytes(run.model))
     return plan_from(
-        sharing.trace, target, communication_bytes=sharing.communication_bytes, notes=(*notes, *sharing.notes)
+        per_rank.trace, target, communication_bytes=per_rank.communication_bytes, notes=(*notes, *per_rank.notes)
     )
 
 
@@ -83,13 +83,13 @@ def _on_cpu(run: Run, target: Target, shape: TraceShape, process_bytes: int) -> 
     def traced(rows: int) -> tuple[Trace, tuple[str, ...]]:
         return trace_run(run, target, replace(shape, micro_size=rows))
 
-    def plan(trace: Trace, notes: tuple[str, ...], place: int | None = None) -> MemoryPlan:
+    def plan(trace: Trace, notes: tuple[str, ...], event: int | None = None) -> MemoryPlan:
         return process_plan(
             trace,
             target,
             process_bytes=process_bytes,
             saved_bytes=_copied_bytes(run, trace),
-            place=place,
+            event=event,
             notes=(*notes, NOT_TRACED_ON_CPU),
         )
 
@@ -97,8 +97,8 @@ def _on_cpu(run: Run, target: Target, shape: TraceShape, process_bytes: int) -> 
     if shape.micro_size <= high:
         return plan(*traced(shape.micro_size))
     few, more = traced(low), traced(high)
-    first, second = peak_at_more_rows(few[0], more[0], CPU_ROWS, shape.micro_size)
-    found = at_more_rows(plan(*few, first), plan(*more, second), CPU_ROWS, shape.micro_size)
+    first, second = extrapolate_peak(few[0], more[0], CPU_ROWS, shape.micro_size)
+    found = extrapolate_plan(plan(*few, first), plan(*more, second), CPU_ROWS, shape.micro_size)
     fits = found.total_bytes <= target.memory_bytes if target.memory_bytes else None
     return replace(found, fits=fits)
 
