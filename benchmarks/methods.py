@@ -230,7 +230,7 @@ class Bench:
 
 def judged(done: dict[str, Any]) -> dict[str, Any]:
     """Of an outcome, the seconds, every held-out figure and the questions by kind, before and after."""
-    from penjing.base.accuracy import change_lines, scores_of
+    from penjing.base.accuracy import change_lines, scores_from_rows
 
     figures = {name: {"before": first, "after": done[name]} for name, first in done["before"].items()}
     found: dict[str, Any] = {"seconds": done["seconds"], **figures}
@@ -241,9 +241,9 @@ def judged(done: dict[str, Any]) -> dict[str, Any]:
                 "asked": line.before.asked,
                 "before": line.before.right,
                 "after": line.after.right,
-                "lost": line.is_lost,
+                "lost": line.is_regression,
             }
-            for line in change_lines(scores_of(asked["before"], asked["after"]))
+            for line in change_lines(scores_from_rows(asked["before"], asked["after"]))
         }
     return found
 

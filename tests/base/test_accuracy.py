@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penjing.base.accuracy import Score, Scores, accuracy_lines, change_lines, pool, scores_of, wilson
+from penjing.base.accuracy import Score, Scores, accuracy_lines, change_lines, pool, scores_from_rows, wilson
 
 
 def row(kind: str, right: int, language: str = "en", asked: int = 20) -> dict[str, object]:
@@ -62,14 +62,14 @@ def test_lines_and_totals() -> None:
 def test_one_stage_alone() -> None:
     lines = accuracy_lines({("before", "a", "en"): Score(right=4, asked=10)})
     assert [bool(line.after) for line in lines] == [False, False]
-    assert lines[-1].best.right == 4 and not lines[-1].is_lost
+    assert lines[-1].best.right == 4 and not lines[-1].is_regression
     assert accuracy_lines({}) == change_lines({}) == []
 
 
 def test_changes_are_of_kinds_then_languages_then_all() -> None:
     before = [row("tool", 20), row("who", 13), row("tool", 20, "zh"), row("who", 10, "zh")]
     after = [row("tool", 0), row("who", 8), row("tool", 1, "zh"), row("who", 12, "zh")]
-    found = change_lines(scores_of(before, after))
+    found = change_lines(scores_from_rows(before, after))
     assert [(line.name, line.before.right, line.after.right, line.before.asked) for line in found] == [
         ("tool", 40, 1, 40),
         ("who", 23, 20, 40),
@@ -77,7 +77,7 @@ def test_changes_are_of_kinds_then_languages_then_all() -> None:
         ("zh", 30, 13, 40),
         ("all", 63, 21, 80),
     ]
-    assert [line.name for line in found if line.is_lost] == ["tool", "en", "zh", "all"]
+    assert [line.name for line in found if line.is_regression] == ["tool", "en", "zh", "all"]
 
 
 @pytest.mark.parametrize(
@@ -92,5 +92,5 @@ def test_changes_are_of_kinds_then_languages_then_all() -> None:
     ],
 )
 def test_lost_is_what_fell_below_the_interval_it_had(before: int, after: int, lost: bool) -> None:
-    found = change_lines(scores_of([row("sum", before, asked=40)], [row("sum", after, asked=40)]))
-    assert [(line.name, line.is_lost) for line in found] == [("sum", lost), ("all", lost)]
+    found = change_lines(scores_from_rows([row("sum", before, asked=40)], [row("sum", after, asked=40)]))
+    assert [(line.name, line.is_regression) for line in found] == [("sum", lost), ("all", lost)]

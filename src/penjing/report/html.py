@@ -296,7 +296,7 @@ def _change_cell(line: AccuracyLine | None) -> Cell:
     if line is None:
         return Cell(NONE)
     sides = [percent(score.fraction) for score in (line.before, line.after) if score]
-    return Cell(" → ".join(sides), "lost" if line.is_lost else "")
+    return Cell(" → ".join(sides), "lost" if line.is_regression else "")
 
 
 def _score_cell(score: Score) -> Cell:
@@ -311,7 +311,7 @@ def accuracy_table(lines: list[AccuracyLine], limits: Limits) -> HtmlTable:
     chosen = lines if len(lines) <= 8 * limits.items else [*lines[: 8 * limits.items], lines[-1]]
     rows = []
     for line in chosen:
-        verdict = line.best.verdict + ("; lost" if line.is_lost else "")
+        verdict = line.best.verdict + ("; lost" if line.is_regression else "")
         scores = (_score_cell(line.before), _score_cell(line.after))
         rows.append([*_kind_cells(line), Cell(percent(line.best.chance)), *scores, Cell(verdict)])
     return HtmlTable(

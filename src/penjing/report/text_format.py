@@ -169,7 +169,7 @@ def lost_sentence(run: ReportedRun) -> str:
     lost = [
         f"{kind_name(line.kind)} {line.before.right} → {line.after.right} of {line.after.asked}"
         for line in change_lines(run.questions)
-        if line.kind and line.is_lost
+        if line.kind and line.is_regression
     ]
     return f"Lost: {', '.join(lost) or 'no kind of question'}."
 

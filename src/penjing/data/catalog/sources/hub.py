@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_file
 from penjing.base.formatting import megabytes
-from penjing.data.catalog.sources import Fetched, Say
+from penjing.data.catalog.sources import Fetched, Report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,10 +32,10 @@ class HubSource:
     def identity(self) -> dict[str, Any]:
         return {"hub": self.repository, "revision": self.revision, "files_sha256": {self.path: self.sha256}}
 
-    def fetch(self, folder: Path, say: Say) -> Fetched:
+    def fetch(self, folder: Path, report: Report) -> Fetched:
         """Download the file into `folder` and check it. Raises `UserError`."""
         hub, where = _hub(self.repository), f"{self.repository}/{self.path}"
-        say(f"{self.repository}: {self.path}" + (f" ({megabytes(self.num_bytes)})" if self.sha256 else ""))
+        report(f"{self.repository}: {self.path}" + (f" ({megabytes(self.num_bytes)})" if self.sha256 else ""))
         try:
             path = Path(
                 hub.hf_hub_download(
@@ -48,19 +48,19 @@ class HubSource:
             )
         except (OSError, RuntimeError) as error:
             raise _hub_error(error, where) from None
-        wanted, by = (self.sha256, "penjing") if self.sha256 else (self._hash_at_hub(hub), "hub")
-        got = sha256_file(path)
-        if wanted is not None and got != wanted:
+        expected, checked_against = (self.sha256, "penjing") if self.sha256 else (self._hash_at_hub(hub), "hub")
+        actual = sha256_file(path)
+        if expected is not None and actual != expected:
             path.unlink()  # else the next try would take it for finished
             raise UserError(
                 "the downloaded file is not the one that was checked",
                 where=where,
-                got=f"sha256 {got}",
-                wanted=wanted,
+                got=f"sha256 {actual}",
+                wanted=expected,
                 next_step="Try again; if it stays, the mirror or the data set has changed: do not use it.",
             )
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # huggingface_hub's notes for resuming
-        checked = {"sha256": got, "checked_against": by if wanted else "nothing: no hash is known"}
+        checked = {"sha256": actual, "checked_against": checked_against if expected else "nothing: no hash is known"}
         return Fetched(provenance={**self.identity(), "downloaded": {self.path: checked}})
 
     def _hash_at_hub(self, hub: Any) -> str | None:
@@ -71,8 +71,8 @@ class HubSource:
             )
         except (OSError, RuntimeError):
             return None  # some mirrors hand out files but not this; the manifest then says "nothing"
-        stored = getattr(infos[0], "lfs", None) if infos else None
-        return stored.sha256 if stored is not None else None
+        lfs = getattr(infos[0], "lfs", None) if infos else None
+        return lfs.sha256 if lfs is not None else None
 
 
 def _hub(repository: str) -> Any:

