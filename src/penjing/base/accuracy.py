@@ -11,19 +11,17 @@ Z_95 = 1.959964  # two-sided 95 % quantile of the normal distribution
 BEFORE, AFTER = "before", "after"
 
 
-def wilson(num_correct: int, num_questions: int, z: float = Z_95) -> tuple[float, float]:
+def wilson(correct: int, total: int, z: float = Z_95) -> tuple[float, float]:
     """The Wilson score interval of a fraction (Wilson 1927); [0, 1] without questions.
 
     centre = (p + z^2/2n) / (1 + z^2/n), half width = z/(1 + z^2/n) * sqrt(p(1-p)/n + z^2/4n^2)
     """
-    if num_questions <= 0:
+    if total <= 0:
         return 0.0, 1.0
-    fraction = num_correct / num_questions
-    shrink = 1 + z * z / num_questions
-    centre = (fraction + z * z / (2 * num_questions)) / shrink
-    half = (
-        z / shrink * math.sqrt(fraction * (1 - fraction) / num_questions + z * z / (4 * num_questions * num_questions))
-    )
+    fraction = correct / total
+    shrink = 1 + z * z / total
+    centre = (fraction + z * z / (2 * total)) / shrink
+    half = z / shrink * math.sqrt(fraction * (1 - fraction) / total + z * z / (4 * total * total))
     return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
@@ -89,10 +87,10 @@ class AccuracyLine:
 def pool(scores: Iterable[Score]) -> Score:
     """The sum of the scores; chance is averaged, weighted by the number of questions."""
     scores = [score for score in scores if score]
-    num_questions = sum(score.asked for score in scores)
-    weighted_chances = [score.chance * score.asked for score in scores if score.chance is not None]
-    chance = sum(weighted_chances) / num_questions if num_questions and len(weighted_chances) == len(scores) else None
-    return Score(asked=num_questions, right=sum(score.right for score in scores), chance=chance)
+    total = sum(score.asked for score in scores)
+    weighted = [score.chance * score.asked for score in scores if score.chance is not None]
+    chance = sum(weighted) / total if total and len(weighted) == len(scores) else None
+    return Score(asked=total, right=sum(score.right for score in scores), chance=chance)
 
 
 def _lines(scores: Scores, keys: Iterable[tuple[str, str]]) -> list[AccuracyLine]:

@@ -10,11 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 
-def escape_markup(
-    label: str, text: object, *, style: str = "yellow", indent: str = "  ", separator: str = ": "
-) -> Text:
+def escape_markup(label: str, text: object, *, style: str = "yellow", indent: str = "  ", sep: str = ": ") -> Text:
     """The coloured label, then the text without markup."""
-    return Text.assemble(indent, (label, style), separator, str(text))
+    return Text.assemble(indent, (label, style), sep, str(text))
 
 
 def print_table(

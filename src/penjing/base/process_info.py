@@ -61,12 +61,8 @@ def run_once_per_launch(action: Callable[[], None], seconds: float = 5.0) -> Non
             action()
         return
     # One agent starts all ranks of a machine, and restarts them after a failure.
-    launch_key = (
-        launch,
-        *(os.environ.get(name) for name in ("TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")),
-        os.getppid(),
-    )
-    name = hashlib.sha256(repr(launch_key).encode()).hexdigest()[:16]
+    key = (launch, *(os.environ.get(name) for name in ("TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")), os.getppid())
+    name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     marker = Path(tempfile.gettempdir()) / f"penjing-{name}.said"
     with suppress(OSError):
         if marker.stat().st_mtime < time.time() - process_age_seconds() - 1:

@@ -71,7 +71,7 @@ def check_runs(path: Path, console: Console) -> bool:
             ("note ", "", each.notes),
         ):
             for line in lines:
-                console.print(escape_markup(mark, line, style=style, separator="  "), soft_wrap=True)
+                console.print(escape_markup(mark, line, style=style, sep="  "), soft_wrap=True)
     return not any(each.errors for each in found)
 
 

@@ -387,7 +387,5 @@ def _moe(fields: _Fields, architecture: str) -> dict[str, Any]:
     return {
         **settings,
         "num_experts": fields.count("num_experts"),
-        "mlp_only_layers": tuple(
-            layer for layer in range(num_hidden_layers) if layer in dense_layers or (layer + 1) % sparse_step
-        ),
+        "mlp_only_layers": tuple(i for i in range(num_hidden_layers) if i in dense_layers or (i + 1) % sparse_step),
     }

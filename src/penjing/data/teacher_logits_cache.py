@@ -63,7 +63,7 @@ class _IdentityArray:
 NOT_A_TOKEN = -1
 
 
-def with_token_positions(rows: FixedRows) -> FixedRows:
+def with_positions(rows: FixedRows) -> FixedRows:
     """The same rows with each token's position in the shards instead of its id; NOT_A_TOKEN between documents and in
     padding."""
     positions = copy.copy(rows)
@@ -73,7 +73,7 @@ def with_token_positions(rows: FixedRows) -> FixedRows:
     return positions
 
 
-def in_fixed_order(rows: FixedRows) -> FixedRows:
+def fixed_order(rows: FixedRows) -> FixedRows:
     """The same rows, in an order that does not depend on seed or epoch."""
     fixed = copy.copy(rows)
     fixed.order, fixed._epoch = "fixed", -1
@@ -95,7 +95,7 @@ class PositionSlots:
             self.count = int(scored_N[-1]) if len(scored_N) else 0
 
     def of(self, row: Row) -> IntArray:
-        """The slots of a row from `with_token_positions`, for its positions with weight above 0."""
+        """The slots of a row from `with_positions`, for its positions with weight above 0."""
         is_scored = row.weight_T > 0
         input_N, target_N = row.ids_T[is_scored], row.target_T[is_scored]
         if self._scored_before_N is not None:

@@ -100,9 +100,7 @@ def answer_questions(
         if not indices:
             continue
         batch = [questions[index] for index in indices]
-        prompts = [
-            render(tokenizer, question.messages, question.tools, ask=True, thinking=thinking).ids for question in batch
-        ]
+        prompts = [render(tokenizer, item.messages, item.tools, ask=True, thinking=thinking).ids for item in batch]
         for question, prompt in zip(batch, prompts, strict=True):
             if len(prompt) >= max_context:
                 got = f"{len(prompt)} tokens"

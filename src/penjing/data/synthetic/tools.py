@@ -112,19 +112,17 @@ def tool_conversations(seed: int, count: int) -> Iterator[dict[str, Any]]:
         thoughts = _THOUGHTS[task.language]
         messages, result = _opening(task), ""
 
-        def assistant_message(thought: str, content: str, *, thinks: bool = thinks, **more: Any) -> dict[str, Any]:
+        def reply(thought: str, content: str, *, thinks: bool = thinks, **more: Any) -> dict[str, Any]:
             thinking = {"reasoning_content": thought} if thinks else {}
             return {"role": "assistant", "content": content, **thinking, **more}
 
         for number, (expression, value) in enumerate(task.steps):
             call = {"name": "calculator", "arguments": {"expression": expression}}
             thought = thoughts["then" if number else "call"].format(expression=expression, result=result)
-            messages.append(assistant_message(thought, "", tool_calls=json.dumps([call])))
+            messages.append(reply(thought, "", tool_calls=json.dumps([call])))
             result = str(value)
             messages.append({"role": "tool", "content": result})
-        messages.append(
-            assistant_message(thoughts["answer" if task.steps else "direct"].format(result=result), task.answer)
-        )
+        messages.append(reply(thoughts["answer" if task.steps else "direct"].format(result=result), task.answer))
         yield {"conversations": messages}
 
 

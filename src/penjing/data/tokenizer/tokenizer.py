@@ -279,12 +279,12 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # byte tokens of vocabularies that 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
-_MARKUP_CHARACTER = re.compile(r"[<\[|\uff5c]")
+_MARKUP = re.compile(r"[<\[|\uff5c]")
 
 
 def is_control(token: Mapping[str, Any]) -> bool:
     """Whether an added token is structural. The others (runs of blanks, words) may occur in user text."""
-    return bool(token["special"]) or _MARKUP_CHARACTER.search(token["content"]) is not None
+    return bool(token["special"]) or _MARKUP.search(token["content"]) is not None
 
 
 def _strip_control_tokens(definition: dict[str, Any], control: set[str]) -> tuple[tokenizers.Tokenizer, str]:
@@ -382,11 +382,9 @@ def infer_special_tokens(
 
     Raises UserError if no token ends a text.
     """
-    special_tokens_map = _read_object(folder / "special_tokens_map.json")
+    token_map = _read_object(folder / "special_tokens_map.json")
     names = {
-        name: token
-        for name in NAMES
-        if (token := _token_text(settings.get(name)) or _token_text(special_tokens_map.get(name)))
+        name: token for name in NAMES if (token := _token_text(settings.get(name)) or _token_text(token_map.get(name)))
     }
     ends = _generation_end_tokens(full, folder)
     if "eos_token" not in names and ends:
@@ -398,9 +396,7 @@ def infer_special_tokens(
         )
     # Some files name an ordinary vocabulary entry. It becomes a control token if it starts or ends texts, or has
     # markup characters. Others, such as a padding word, may occur in user text.
-    structural = [
-        token for name, token in names.items() if name in _STRUCTURAL_NAMES or _MARKUP_CHARACTER.search(token)
-    ]
+    structural = [token for name, token in names.items() if name in _STRUCTURAL_NAMES or _MARKUP.search(token)]
     full.add_special_tokens(list(dict.fromkeys([*structural, *ends])))
     special = [token.content for token in full.get_added_tokens_decoder().values() if token.special]
     text_end = next((token for token in _END_OF_TEXT_NAMES if token in special), None)

@@ -23,7 +23,7 @@ from penjing.data.tokenizer.tokenizer import (
 )
 
 MAX_TOKEN_BYTES = 16
-MAX_DISTINCT_CHARACTERS = 40_000  # in the training text of a tokenizer
+MAX_CHARACTERS = 40_000  # distinct ones in the training text of a tokenizer
 SAMPLED_CHARACTERS = 8 << 20  # of the training text, counted to order the merges
 
 
@@ -67,7 +67,7 @@ def _merges(texts: list[str], num_merges: int, max_han_per_token: int) -> list[t
     ordered by frequency.
     """
     word_merges = _train_bpe(
-        texts, _split(r"\p{Han}" if max_han_per_token == 1 else r"\p{Han}+"), 2 * num_merges + MAX_DISTINCT_CHARACTERS
+        texts, _split(r"\p{Han}" if max_han_per_token == 1 else r"\p{Han}+"), 2 * num_merges + MAX_CHARACTERS
     )
     byte_merges = _train_bpe(texts, _byte_level(_split(r"[^\x00-\x7f]")), 2 * num_merges + 256)
     sample = list(_take_characters(texts, SAMPLED_CHARACTERS))
