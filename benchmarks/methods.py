@@ -178,7 +178,7 @@ class Bench:
         if not known.is_file():
             trained = load_trained(run)
             asked = questions.read_questions(self.data / "eval.jsonl")
-            write_json(known, questions.accuracy(questions.ask(trained.model, trained.tokenizer, asked)))
+            write_json(known, questions.accuracy(questions.answer_questions(trained.model, trained.tokenizer, asked)))
         return float(read_json(known))
 
     def distill(self, seed: str) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def test_a_tokenizer_that_splits_otherwise_is_refused(tmp_path, tokenizer, monke
     pytest.importorskip("transformers")
     other = train_tokenizer(["Once upon a time there was def return"] * 40, 320)
     monkeypatch.setattr(type(tokenizer), "save", lambda self, folder, save=Tokenizer.save: save(other, folder))
-    with pytest.raises(UserError, match="the exported tokenizer gives other ids"):
+    with pytest.raises(UserError, match="the exported tokenizer gives different ids"):
         export(make_model(tokenizer), tokenizer, tmp_path / "out", card="")
     assert list(tmp_path.iterdir()) == []
 

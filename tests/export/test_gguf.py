@@ -79,7 +79,7 @@ def test_a_file_read_back_is_the_model(tmp_path, tokenizer, name):
     verified = gguf.export(model, tokenizer, tmp_path / "model.gguf", kind="f32")
     assert verified.read_back.largest < 1e-5
     assert verified.engine is None
-    assert "llama.cpp not asked" in verified.note
+    assert "llama.cpp not compared" in verified.note
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.Modelfile", "model.gguf"]
     rebuilt, their_tokenizer = gguf_read.rebuild(verified.path)
     weights = model.state_dict()
@@ -237,7 +237,7 @@ def test_a_tokenizer_that_reads_back_otherwise_is_refused(tmp_path, tokenizer, m
     monkeypatch.setattr(
         gguf, "vocabulary_of", lambda *given: dataclasses.replace(honest(*given), merges=honest(*given).merges[5:])
     )
-    with pytest.raises(UserError, match="the tokenizer read back gives other ids"):
+    with pytest.raises(UserError, match="the tokenizer read back gives different ids"):
         gguf.export(make_model(tokenizer), tokenizer, tmp_path / "model.gguf")
     assert list(tmp_path.iterdir()) == []
 
