@@ -238,9 +238,9 @@ def judged(done: dict[str, Any]) -> dict[str, Any]:
         asked = done["questions"]
         found["questions"] = {
             line.name: {
-                "asked": line.before.asked,
-                "before": line.before.right,
-                "after": line.after.right,
+                "asked": line.before.total,
+                "before": line.before.correct,
+                "after": line.after.correct,
                 "lost": line.is_regression,
             }
             for line in change_lines(scores_from_rows(asked["before"], asked["after"]))

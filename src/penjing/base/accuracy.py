@@ -27,23 +27,23 @@ def wilson(correct: int, total: int, z: float = Z_95) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """`right` of `asked` questions; chance: the accuracy of guessing. False if no question was asked."""
+    """`correct` of `total` questions; chance: the accuracy of guessing. False if no question was asked."""
 
-    asked: int
-    right: int
+    total: int
+    correct: int
     chance: float | None = None
 
     def __bool__(self) -> bool:
-        return self.asked > 0
+        return self.total > 0
 
     @property
     def fraction(self) -> float:
-        return self.right / max(1, self.asked)
+        return self.correct / max(1, self.total)
 
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of the fraction."""
-        return wilson(self.right, self.asked)
+        return wilson(self.correct, self.total)
 
     @property
     def verdict(self) -> str:
@@ -81,16 +81,16 @@ class AccuracyLine:
     @property
     def is_regression(self) -> bool:
         """Whether the fraction right after training lies below the 95 % interval from before."""
-        return self.after.asked > 0 and self.after.fraction < self.before.interval[0]
+        return self.after.total > 0 and self.after.fraction < self.before.interval[0]
 
 
 def pool(scores: Iterable[Score]) -> Score:
     """The sum of the scores; chance is averaged, weighted by the number of questions."""
     scores = [score for score in scores if score]
-    total = sum(score.asked for score in scores)
-    weighted = [score.chance * score.asked for score in scores if score.chance is not None]
+    total = sum(score.total for score in scores)
+    weighted = [score.chance * score.total for score in scores if score.chance is not None]
     chance = sum(weighted) / total if total and len(weighted) == len(scores) else None
-    return Score(asked=total, right=sum(score.right for score in scores), chance=chance)
+    return Score(total=total, correct=sum(score.correct for score in scores), chance=chance)
 
 
 def _lines(scores: Scores, keys: Iterable[tuple[str, str]]) -> list[AccuracyLine]:
@@ -127,7 +127,7 @@ def change_lines(scores: Scores) -> list[AccuracyLine]:
 def scores_from_rows(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> Scores:
     """The scores of two evaluations on the same questions, from rows of `eval.questions.score_rows`."""
     return {
-        (when, row["kind"], row["language"]): Score(asked=row["asked"], right=row["right"], chance=row["chance"])
+        (when, row["kind"], row["language"]): Score(total=row["asked"], correct=row["right"], chance=row["chance"])
         for when, rows in ((BEFORE, before), (AFTER, after))
         for row in rows
     }

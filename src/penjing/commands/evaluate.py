@@ -57,7 +57,7 @@ def print_accuracy(answered: list[asking.GradedAnswer], console: Console) -> Non
     cells = []
     for (_, kind, language), score in (*scores.items(), (("", "all", ""), pool(scores.values()))):
         low, high = score.interval
-        counts = (score.right, score.asked, f"{score.fraction:.0%}", f"{low:.0%}-{high:.0%}")
+        counts = (score.correct, score.total, f"{score.fraction:.0%}", f"{low:.0%}-{high:.0%}")
         cells.append((kind, language, *counts, f"{score.chance or 0:.0%}"))
     print_table(console, ("kind", "language", "right>", "asked>", "accuracy>", "95 %>", "chance>"), cells)
     if cut := sum(one.is_truncated for one in answered):

@@ -128,7 +128,7 @@ class RegressionQuestions:
         saved = self._saved(prepared)
         before, after = saved["before"]["rows"], saved["after"]["rows"]
         regressed = [
-            {"kind": line.name, "asked": line.before.asked, "before": line.before.right, "after": line.after.right}
+            {"kind": line.name, "asked": line.before.total, "before": line.before.correct, "after": line.after.correct}
             for line in change_lines(scores_from_rows(before, after))
             if line.is_regression
         ]
@@ -142,10 +142,10 @@ def print_changes(outcome: Mapping[str, Any], console: Console) -> None:
         before, after, (low, high) = line.before, line.after, line.before.interval
         verdict = Text("lost", style="bold red") if line.is_regression else ""
         fractions = f"{before.fraction:.0%} -> {after.fraction:.0%}"
-        counts = (before.asked, before.right, after.right)
+        counts = (before.total, before.correct, after.correct)
         rows.append((f"  {line.name}", *counts, fractions, f"{low:.0%} to {high:.0%}", verdict))
         if line.is_regression:
-            regressed.append(f"{line.name} {before.right} -> {after.right} of {before.asked}")
+            regressed.append(f"{line.name} {before.correct} -> {after.correct} of {before.total}")
     headings = ("  questions", "asked>", "before>", "after>", "", "95 % of before>", "")
     print_table(console, headings, rows)
     if regressed:

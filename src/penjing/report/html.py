@@ -303,7 +303,7 @@ def _score_cell(score: Score) -> Cell:
     if not score:
         return Cell(NONE)
     low, high = score.interval
-    return Cell(percent(score.fraction), f"{score.right:,} / {score.asked:,} ({low * 100:.0f}–{percent(high)})")
+    return Cell(percent(score.fraction), f"{score.correct:,} / {score.total:,} ({low * 100:.0f}–{percent(high)})")
 
 
 def accuracy_table(lines: list[AccuracyLine], limits: Limits) -> HtmlTable:

@@ -182,7 +182,7 @@ def read_scores(rows: Iterable[tuple[str, Fields]]) -> Scores:
         chance = row.number("chance")
         inside = chance is not None and 0 <= chance <= 1
         key = (when, row.text("kind"), row.text("language"))
-        scores[key] = Score(asked=asked, right=right, chance=chance if inside else None)
+        scores[key] = Score(total=asked, correct=right, chance=chance if inside else None)
     return scores
 
 
