@@ -1,4 +1,4 @@
-"""Python's own standard library as a corpus of code: on every machine, no download, and its output can be parsed."""
+"""Python's standard library as a code corpus: on every machine, without a download; generated code can be parsed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StdlibSource:
         return {"python": platform.python_version(), "largest_file_bytes": LARGEST_FILE_BYTES}
 
     def fetch(self, folder: Path, report: Report) -> Fetched:
-        """Copy the sources into `stdlib.jsonl`. Raises `UserError` where Python came without its sources."""
+        """Copy the sources into `stdlib.jsonl`. Raises `UserError` if Python has no source files."""
         root = self.root or Path(sysconfig.get_paths()["stdlib"])
         if next(root.glob("*.py"), None) is None:
             step = "Use another Python or another text."

@@ -45,7 +45,7 @@ def _number_pair(rng: Rng, split: str, low: int, high: int) -> tuple[int, int]:
 
 
 class DrillDraft:
-    """What every drill needs: the rng, the language, the split, and a way to close the question."""
+    """The rng, language and split of a drill, and a method that builds its question."""
 
     def __init__(self, rng: Rng, language: str, split: str) -> None:
         self.rng, self.language, self.split = rng, language, split
@@ -118,7 +118,7 @@ def _count(draft: DrillDraft) -> SyntheticQuestion:
 
 
 def _sum(draft: DrillDraft) -> SyntheticQuestion:
-    """The result is drawn first and evenly, so that no favourite result makes guessing pay."""
+    """The result is drawn first, uniformly, so that guessing a frequent result does not pay."""
     rng = draft.rng
     while True:
         phrase = rng.choice(("plus", "minus"))
@@ -133,7 +133,7 @@ def _sum(draft: DrillDraft) -> SyntheticQuestion:
 
 
 def _translatable(draft: DrillDraft) -> tuple[dict[str, str], list[dict[str, str]], list[Pair]]:
-    """A word or phrase in both languages, some near misses, and its combinations."""
+    """A word or phrase in both languages, similar wrong ones, and its combinations."""
     rng, roll = draft.rng, draft.rng.random()
     if roll < 0.4 and draft.split == "train":
         pool = rng.choice((THINGS, THINGS, PLACES, COLOURS, ANIMALS, FEELINGS))
@@ -155,7 +155,7 @@ def _translatable(draft: DrillDraft) -> tuple[dict[str, str], list[dict[str, str
 
 
 def _word_form(entry: Any, language: str) -> str:
-    """A single entry for translation; a place as its whole phrase, so that the preposition is learned with it."""
+    """A single entry for translation; a place as its phrase with the preposition."""
     if entry in PLACES:
         return str(entry.en if language == "en" else entry.zh)
     return bare_word(entry, language)

@@ -1,7 +1,7 @@
-"""Two games without a plot that teach looking things up in what was just read: an echo, and a roll call.
+"""Two games without a plot that teach copying from the context: an echo, and a roll call.
 
-A small model learns to copy from its context late and suddenly. In a story most words could have been guessed; in an
-echo every word of the second line must be looked up, and in a roll call every answer.
+A small model learns to copy from its context late and suddenly. In a story most words can be guessed. In an echo every
+word of the second line must be looked up, and in a roll call every answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import LANGUAGES, bare_word, word_answer
 from penjing.data.synthetic.world import pair_of
 
-# What is asked in a roll call: the kind of question it counts as, and which of the facts is the answer.
+# Questions about a roll call: their kind, and the field of the answer.
 _ASKS = {
     "who_had": ("who", "who"),
     "who_was": ("who", "who"),
@@ -50,7 +50,7 @@ def echo(rng: Rng, language: str) -> str:
 
 
 def _words(rng: Rng) -> list[Any]:
-    """4 to 7 words of which no two are a combination kept for evaluation."""
+    """4 to 7 words without a combination held out for evaluation."""
     chosen: list[Any] = []
     count = rng.randint(4, 7)
     while len(chosen) < count:
@@ -72,7 +72,7 @@ class _Entry:
 
 
 def _call(rng: Rng, count: int) -> list[_Entry]:
-    """People with things and places, all different, and none with a combination kept for evaluation."""
+    """People with things and places, all different, without a combination held out for evaluation."""
     present: list[_Entry] = []
     while len(present) < count:
         entry = _Entry(rng.choice(PEOPLE), rng.choice(THINGS), rng.choice(COLOURS), rng.choice(PLACES))
