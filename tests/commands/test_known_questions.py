@@ -162,9 +162,9 @@ def test_a_run_that_was_begun_without_questions_has_nothing_to_compare_them_with
 def test_less_memory_means_smaller_parts(tmp_path, monkeypatch, asked):
     sizes = []
 
-    def ask(model, tokenizer, questions, *, rows, **how):
-        sizes.append(rows)
-        if rows > 16:
+    def ask(model, tokenizer, questions, *, batch_size, **how):
+        sizes.append(batch_size)
+        if batch_size > 16:
             raise MemoryError
         return [asking.GradedAnswer(each, "", is_correct=True) for each in questions]
 
