@@ -47,7 +47,7 @@ def pair(tmp_path):
         import safetensors.torch
 
         tensors = {name: value.detach().contiguous() for name, value in to_hf(model.state_dict(), model.config).items()}
-        safetensors.torch.save_file(tensors, folder / "model.safetensors", extra={"format": "pt"})
+        safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         return model.eval(), theirs, folder
 
