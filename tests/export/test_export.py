@@ -266,4 +266,4 @@ def test_names_from_another_file_are_exported(tmp_path, tokenizer):
     assert (stock.bos_token, stock.eos_token) == ("<s>", "</s>")
     assert stock.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "<s>a</s>"
     assert Tokenizer.load(tmp_path / "ours").roles == external.roles
-    assert gguf_vocabulary.vocabulary_of(external, external.size).begin == external.control("<s>")
+    assert gguf_vocabulary.vocabulary_of(external, external.size).bos == external.control("<s>")

@@ -280,7 +280,7 @@ def test_a_mistake_that_reading_back_repeats_is_found_by_llama_cpp(tmp_path, tok
 def test_another_cut_is_found_by_llama_cpp(tmp_path, tokenizer, monkeypatch):
     def digits_together(*given):
         vocabulary = vocabulary_of(*given)
-        object.__setattr__(vocabulary, "split", "gpt-2")
+        object.__setattr__(vocabulary, "pre_tokenizer", "gpt-2")
         return vocabulary
 
     monkeypatch.setattr(gguf, "vocabulary_of", digits_together)
