@@ -178,7 +178,7 @@ class Bench:
         if not known.is_file():
             trained = load_trained(run)
             asked = questions.read_questions(self.data / "eval.jsonl")
-            write_json(known, questions.accuracy(questions.ask(trained.model, trained.tokenizer, asked)))
+            write_json(known, questions.accuracy(questions.answer_questions(trained.model, trained.tokenizer, asked)))
         return float(read_json(known))
 
     def distill(self, seed: str) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class Bench:
 
 def judged(done: dict[str, Any]) -> dict[str, Any]:
     """Of an outcome, the seconds, every held-out figure and the questions by kind, before and after."""
-    from penjing.base.accuracy import change_lines, scores_of
+    from penjing.base.accuracy import change_lines, scores_from_rows
 
     figures = {name: {"before": first, "after": done[name]} for name, first in done["before"].items()}
     found: dict[str, Any] = {"seconds": done["seconds"], **figures}
@@ -238,12 +238,12 @@ def judged(done: dict[str, Any]) -> dict[str, Any]:
         asked = done["questions"]
         found["questions"] = {
             line.name: {
-                "asked": line.before.asked,
-                "before": line.before.right,
-                "after": line.after.right,
-                "lost": line.is_lost,
+                "asked": line.before.total,
+                "before": line.before.correct,
+                "after": line.after.correct,
+                "lost": line.is_regression,
             }
-            for line in change_lines(scores_of(asked["before"], asked["after"]))
+            for line in change_lines(scores_from_rows(asked["before"], asked["after"]))
         }
     return found
 

@@ -96,7 +96,7 @@ def command(job, rank):
     from penjing.base import process_info as process
     from penjing.cli import main
 
-    process._BORN = time.perf_counter()
+    process._START_TIME = time.perf_counter()
     os.environ.update(job["environment"])
     if job["ranks"] > 1:  # as torchrun sets them
         os.environ.update(

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from penjing import __version__
 from penjing.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
-from penjing.base.process_info import first_of_launch
+from penjing.base.process_info import run_once_per_launch
 from penjing.commands import benchmarks, datasets, exporting, inference, inspection, pipeline, planning, report, serving
 
 # In the order of `penjing --help`. These modules import torch only when a verb runs.
@@ -91,7 +91,7 @@ def main() -> None:
 def _fail(line: str, code: int) -> NoReturn:
     """Print one line on stderr, from only one of the processes launched together, and exit."""
     console = Console(stderr=True)
-    first_of_launch(lambda: console.print(line, style="red", highlight=False, soft_wrap=True, markup=False))
+    run_once_per_launch(lambda: console.print(line, style="red", highlight=False, soft_wrap=True, markup=False))
     sys.exit(code)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penjing.base.accuracy import Score, Scores, accuracy_lines, change_lines, pool, scores_of, wilson
+from penjing.base.accuracy import Score, Scores, accuracy_lines, change_lines, pool, scores_from_rows, wilson
 
 
 def row(kind: str, right: int, language: str = "en", asked: int = 20) -> dict[str, object]:
@@ -29,24 +29,24 @@ def test_wilson(right: int, asked: int, low: float, high: float) -> None:
 
 
 def test_verdict_needs_the_whole_interval() -> None:
-    assert Score(asked=100, right=50, chance=0.25).verdict == "above guessing"
-    assert Score(asked=100, right=27, chance=0.25).verdict == "like guessing"
-    assert Score(asked=100, right=5, chance=0.25).verdict == "below guessing"
-    assert Score(asked=100, right=5, chance=None).verdict == ""
+    assert Score(total=100, correct=50, chance=0.25).verdict == "above guessing"
+    assert Score(total=100, correct=27, chance=0.25).verdict == "like guessing"
+    assert Score(total=100, correct=5, chance=0.25).verdict == "below guessing"
+    assert Score(total=100, correct=5, chance=None).verdict == ""
 
 
 def test_pool_weights_chance_by_questions() -> None:
-    empty = Score(right=0, asked=0, chance=1.0)
-    score = pool([Score(right=9, asked=10, chance=0.5), Score(right=3, asked=30, chance=0.1), empty])
-    assert (score.right, score.asked) == (12, 40)
+    empty = Score(correct=0, total=0, chance=1.0)
+    score = pool([Score(correct=9, total=10, chance=0.5), Score(correct=3, total=30, chance=0.1), empty])
+    assert (score.correct, score.total) == (12, 40)
     assert score.chance == pytest.approx((5 + 3) / 40)
     assert not pool([empty])
-    assert pool([Score(right=1, asked=10, chance=0.25), Score(right=1, asked=10)]).chance is None
+    assert pool([Score(correct=1, total=10, chance=0.25), Score(correct=1, total=10)]).chance is None
 
 
 def test_lines_and_totals() -> None:
     scores: Scores = {
-        (when, kind, language): Score(right=hits, asked=10)
+        (when, kind, language): Score(correct=hits, total=10)
         for when, hits in (("before", 2), ("after", 8))
         for kind in "ab"
         for language in ("zh", "en")
@@ -56,28 +56,28 @@ def test_lines_and_totals() -> None:
         ("a", "en"), ("a", "zh"), ("b", "en"), ("b", "zh"), ("", "en"), ("", "zh"), ("", "")
     ]  # fmt: skip
     last = lines[-1]
-    assert (last.before.right, last.after.right, last.after.asked) == (8, 32, 40)
+    assert (last.before.correct, last.after.correct, last.after.total) == (8, 32, 40)
 
 
 def test_one_stage_alone() -> None:
-    lines = accuracy_lines({("before", "a", "en"): Score(right=4, asked=10)})
+    lines = accuracy_lines({("before", "a", "en"): Score(correct=4, total=10)})
     assert [bool(line.after) for line in lines] == [False, False]
-    assert lines[-1].best.right == 4 and not lines[-1].is_lost
+    assert lines[-1].best.correct == 4 and not lines[-1].is_regression
     assert accuracy_lines({}) == change_lines({}) == []
 
 
 def test_changes_are_of_kinds_then_languages_then_all() -> None:
     before = [row("tool", 20), row("who", 13), row("tool", 20, "zh"), row("who", 10, "zh")]
     after = [row("tool", 0), row("who", 8), row("tool", 1, "zh"), row("who", 12, "zh")]
-    found = change_lines(scores_of(before, after))
-    assert [(line.name, line.before.right, line.after.right, line.before.asked) for line in found] == [
+    found = change_lines(scores_from_rows(before, after))
+    assert [(line.name, line.before.correct, line.after.correct, line.before.total) for line in found] == [
         ("tool", 40, 1, 40),
         ("who", 23, 20, 40),
         ("en", 33, 8, 40),
         ("zh", 30, 13, 40),
         ("all", 63, 21, 80),
     ]
-    assert [line.name for line in found if line.is_lost] == ["tool", "en", "zh", "all"]
+    assert [line.name for line in found if line.is_regression] == ["tool", "en", "zh", "all"]
 
 
 @pytest.mark.parametrize(
@@ -92,5 +92,5 @@ def test_changes_are_of_kinds_then_languages_then_all() -> None:
     ],
 )
 def test_lost_is_what_fell_below_the_interval_it_had(before: int, after: int, lost: bool) -> None:
-    found = change_lines(scores_of([row("sum", before, asked=40)], [row("sum", after, asked=40)]))
-    assert [(line.name, line.is_lost) for line in found] == [("sum", lost), ("all", lost)]
+    found = change_lines(scores_from_rows([row("sum", before, asked=40)], [row("sum", after, asked=40)]))
+    assert [(line.name, line.is_regression) for line in found] == [("sum", lost), ("all", lost)]

@@ -10,11 +10,11 @@ from penjing.base.process_info import peak_resident_bytes, process_age_seconds
 
 SAY = """
 import sys, time
-from penjing.base.process_info import first_of_launch
+from penjing.base.process_info import run_once_per_launch
 def say():
     time.sleep(float(sys.argv[1]))
     print("said", flush=True)
-first_of_launch(say)
+run_once_per_launch(say)
 print("ended", time.time(), flush=True)
 """
 

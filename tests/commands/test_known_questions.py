@@ -16,7 +16,7 @@ from penjing.base.config import parse_overrides
 from penjing.commands import quickstart
 from penjing.commands.train import execute, resolve_run
 from penjing.eval import questions as asking
-from penjing.eval.known_questions import KnownQuestions, print_changes
+from penjing.eval.regression_questions import RegressionQuestions, print_changes
 from penjing.parallel.single import Single
 from penjing.train.from_pretrained import questions_of_start
 from penjing.train.run_dir import RunDir
@@ -93,9 +93,9 @@ def test_every_way_of_preferring_and_reinforcing_says_what_it_changed(
 
     def ask(model, tokenizer, questions, **how):
         times.append(len(questions))
-        return [asking.GradedAnswer(each, "", right=len(times) == 1 or each.kind != "tool") for each in questions]
+        return [asking.GradedAnswer(each, "", is_correct=len(times) == 1 or each.kind != "tool") for each in questions]
 
-    monkeypatch.setattr(asking, "ask", ask)
+    monkeypatch.setattr(asking, "answer_questions", ask)
     out = tmp_path / "run"
     outcome, said = train(recipe, *words, *more, f"data.train={toy / file}", f"out={out}")
     assert times == [10, 10]
@@ -140,8 +140,8 @@ def test_a_model_is_asked_as_it_stands_and_goes_on_where_it_was_killed(tmp_path,
     (out / "outcome.json").unlink()
     (out / "questions.json").write_text(json.dumps({name: kept[name] for name in kept if name != "after"}))
     times = []
-    real = asking.ask
-    monkeypatch.setattr(asking, "ask", lambda *given, **named: times.append(1) or real(*given, **named))
+    real = asking.answer_questions
+    monkeypatch.setattr(asking, "answer_questions", lambda *given, **named: times.append(1) or real(*given, **named))
     again, _ = train(*settings)
     assert len(times) == 1
     assert again["questions"] == outcome["questions"]
@@ -151,7 +151,7 @@ def test_a_model_is_asked_as_it_stands_and_goes_on_where_it_was_killed(tmp_path,
 def test_a_run_that_was_begun_without_questions_has_nothing_to_compare_them_with(
     tmp_path, monkeypatch, words, toy, asked
 ):
-    monkeypatch.setattr(asking, "ask", lambda *given, **named: pytest.fail("asked"))
+    monkeypatch.setattr(asking, "answer_questions", lambda *given, **named: pytest.fail("asked"))
     settings = ("dpo", *words, f"data.train={toy / 'dpo.jsonl'}", "objective.own_answers=0", f"out={tmp_path / 'run'}")
     train(*settings, "eval.questions=none")
     outcome, said = train(*settings)
@@ -162,13 +162,13 @@ def test_a_run_that_was_begun_without_questions_has_nothing_to_compare_them_with
 def test_less_memory_means_smaller_parts(tmp_path, monkeypatch, asked):
     sizes = []
 
-    def ask(model, tokenizer, questions, *, rows, **how):
-        sizes.append(rows)
-        if rows > 16:
+    def ask(model, tokenizer, questions, *, batch_size, **how):
+        sizes.append(batch_size)
+        if batch_size > 16:
             raise MemoryError
-        return [asking.GradedAnswer(each, "", right=True) for each in questions]
+        return [asking.GradedAnswer(each, "", is_correct=True) for each in questions]
 
-    monkeypatch.setattr(asking, "ask", ask)
+    monkeypatch.setattr(asking, "answer_questions", ask)
     run = resolve_run("dpo", parse_overrides([f"eval.questions={asked}"]))
     prepared = SimpleNamespace(
         context=SimpleNamespace(strategy=Single(torch.device("cpu"))),
@@ -176,7 +176,7 @@ def test_less_memory_means_smaller_parts(tmp_path, monkeypatch, asked):
         model=None,
         folder=RunDir(tmp_path),
     )
-    KnownQuestions(run, Console(file=io.StringIO())).ask(prepared, "before")
+    RegressionQuestions(run, Console(file=io.StringIO())).ask(prepared, "before")
     assert sizes == [64, 32, 16]
     assert json.loads((tmp_path / "questions.json").read_text())["before"]["rows"][1]["right"] == 6
 
@@ -216,4 +216,4 @@ def test_the_quickstarts_sft_is_known_by_its_questions(tmp_path, monkeypatch):
 def test_nothing_is_asked_of_what_does_not_speak(asked):
     for recipe, setting in (("reward", "data.format=preferences"), ("pretrain", "eval.at_start=true")):
         run = resolve_run(recipe, parse_overrides([setting, f"eval.questions={asked}"]))
-        assert KnownQuestions(run, Console(file=io.StringIO())).questions == []
+        assert RegressionQuestions(run, Console(file=io.StringIO())).questions == []

@@ -453,7 +453,7 @@ def test_a_hub_name_without_the_package_or_the_network(tmp_path, monkeypatch):
             raise kind("no route to host")
 
         monkeypatch.setattr(hub, "snapshot_download", offline)
-        with pytest.raises(UserError, match="could not be fetched: no route to host"):
+        with pytest.raises(UserError, match="the download failed: no route to host"):
             hf.find_hf("someone/some-model")
 
 

@@ -171,7 +171,7 @@ def written(pair, tmp_path):
     model, _, _ = pair()
     add_adapter(model, Lora(rank=4))
     folder = tmp_path / "adapter"
-    write_peft(folder, model, "default", base_name="base", base_sha256="abc", facts={"step": 3})
+    write_peft(folder, model, "default", base_name="base", base_sha256="abc", extra={"step": 3})
     config = json.loads((folder / "adapter_config.json").read_text())
     return model, folder, lambda **more: (folder / "adapter_config.json").write_text(json.dumps({**config, **more}))
 
@@ -192,7 +192,7 @@ def test_an_adapter_of_another_program_is_not_replaced(written, tmp_path):
 def test_the_bases_hash_is_recorded(written):
     _, folder, _ = written
     adapter = read_peft(folder)
-    assert (adapter.base_name, adapter.base_sha256, adapter.facts["step"]) == ("base", "abc", 3)
+    assert (adapter.base_name, adapter.base_sha256, adapter.metadata["step"]) == ("base", "abc", 3)
 
 
 def test_layers_are_named_shortly_where_that_means_the_same(written):

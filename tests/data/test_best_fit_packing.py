@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from user_errors import raises_user_error
 
-from penjing.data.packing.best_fit import BLOCK_ROWS, BestFitRows, lay_out
+from penjing.data.packing.best_fit import BLOCK_ROWS, BestFitRows, build_layout
 from penjing.data.packing.concat import Row
 from penjing.data.token_shards import TokenShards, TokenShardWriter
 
@@ -37,8 +37,8 @@ def plain_sequences(shards: TokenShards) -> list[list[int]]:
 
 
 def layout(lengths: list[int], seq_len: int) -> list[Segments]:
-    """The rows that `lay_out` makes of documents of these many positions."""
-    segments, first = lay_out(np.array(lengths, dtype=np.int64), seq_len)
+    """The rows that `build_layout` makes of documents of these many positions."""
+    segments, first = build_layout(np.array(lengths, dtype=np.int64), seq_len)
     assert first[0] == 0 and first[-1] == len(segments)
     return [
         [(int(document), int(start), int(length)) for document, start, length in segments[begin:end]]

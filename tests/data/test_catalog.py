@@ -186,7 +186,7 @@ def test_version_gone(tmp_path: Path, offline_index: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("output", "words"),
     [
-        ("/usr/bin/python: No module named pip", "pip is not there, and this text comes through it"),
+        ("/usr/bin/python: No module named pip", "pip is missing, and this text is downloaded by it"),
         ("WARNING: Retrying (Retry(total=4)) ...\nERROR: No matching distribution found", "index cannot be reached"),
         ("ERROR: something\nERROR: Could not install: odd thing", "got ERROR: Could not install: odd thing"),
         ("", "pip could not download the wheel; got no message"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penjing.data.dataset_stats import ChatStats, DocumentStats, LengthStats, file_kind, survey_files
+from penjing.data.dataset_stats import ChatStats, DocumentStats, LengthStats, compute_stats, file_kind
 from penjing.data.formats import Chat, Document, Message, read_chats, read_documents
 
 DATA = Path(__file__).parents[2] / "../shared/data"
@@ -66,7 +66,7 @@ def test_quantiles_exact_then_sampled() -> None:
     for number in range(101):
         exact.add(number)
     assert exact.quantiles() == {"min": 0, "p5": 5, "p25": 25, "p50": 50, "p75": 75, "p95": 95, "max": 100}
-    sampled = LengthStats(num_kept=500)
+    sampled = LengthStats(capacity=500)
     numbers = list(range(20_000))
     random.Random(1).shuffle(numbers)
     for number in numbers:
@@ -147,18 +147,18 @@ def turns(*contents: str, first: str = "user") -> dict[str, object]:
 def test_what_the_reader_sets_aside_is_counted(tmp_path: Path) -> None:
     texts: list[object] = [{"text": f"{i} " * 40} for i in range(96)]
     path = jsonl(tmp_path / "a.jsonl", *texts, {"text": ""}, {"text": " \n"}, '{"text": "cut\n', {"text": 3})
-    found = survey_files([path], "documents")
+    found = compute_stats([path], "documents")
     assert (found.num_records, found.bad_records.bad, found.bad_records.reasons) == (96, 2, {"the text is empty": 2})
     assert "2 % of documents are left out: the text is empty." in found.warnings
     broken = f"2 of 100 records are broken, too many to train on as they are; the first: {path}:99: broken JSON"
     assert found.warnings[-1].startswith(broken)
     path = jsonl(tmp_path / "c.json", '[{"text": "a"}, {"text": "b"}, {"text": "cut\n')
     assert (
-        f"Not read to the end, for damage that hides what follows: {path}:1."
-        in survey_files([path], "documents").warnings
+        f"Not read to the end, since damage hides where records begin: {path}:1."
+        in compute_stats([path], "documents").warnings
     )
     path = jsonl(tmp_path / "b.jsonl", turns("a", "b"), turns("a", ""), turns("hello", "a", "b", first="assistant"))
-    found = survey_files([path], "chats")
+    found = compute_stats([path], "chats")
     assert (found.num_records, found.bad_records.bad, found.bad_records.reasons) == (1, 1, {"an answer is empty": 1})
     assert "33 % of chats are left out: an answer is empty." in found.warnings
 
@@ -177,7 +177,7 @@ def test_preferences_hand_counted(tmp_path: Path) -> None:
         {"prompt": "a", "completion": "字字", "label": True},
         {"prompt": "a"},
     )
-    found = survey_files([path], "preferences")
+    found = compute_stats([path], "preferences")
     assert (found.num_pairs, found.num_records, found.bad_records.bad, found.num_duplicates) == (3, 4, 1, 1)
     assert found.bad_records.reasons == {"both answers are the same": 1}
     assert found.num_chosen_longer == 2
@@ -186,14 +186,14 @@ def test_preferences_hand_counted(tmp_path: Path) -> None:
         "25 % of records are exact duplicates: a model memorizes them.",
         "17 % of records are left out: both answers are the same.",
     ]
-    biased = survey_files([jsonl(tmp_path / "b.jsonl", longer)], "preferences")
+    biased = compute_stats([jsonl(tmp_path / "b.jsonl", longer)], "preferences")
     assert "The chosen answer is the longer one in 100 % of pairs: a model may learn to be long." in biased.warnings
 
 
 def test_prompts_hand_counted(tmp_path: Path) -> None:
     asked, again = turns("2+2") | {"answer": "4"}, turns("a", "b", "ccc", "") | {"gt": ["x"]}
     path = jsonl(tmp_path / "a.jsonl", asked, asked, again, '{"cut\n')
-    found = survey_files([path], "prompts")
+    found = compute_stats([path], "prompts")
     assert (found.num_records, found.bad_records.bad, found.num_duplicates) == (3, 1, 1)
     assert found.fields == {"answer": 2, "gt": 1}
     sizes = found.lengths["prompt, bytes"]

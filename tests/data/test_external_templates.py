@@ -568,7 +568,7 @@ def test_a_base_model_gets_our_template_and_its_tokens(tmp_path: Path) -> None:
     assert grown.encode("Mia 看见") == base.encode("Mia 看见")
     assert (grown.end_of_text, grown.begin) == (base.end_of_text, base.begin)
     assert grown.token(grown.message_end) == "<|im_end|>"
-    assert grown.lacks_for_chatml == [] and base.lacks_for_chatml == ["<|im_start|>", "<|im_end|>"]
+    assert grown.missing_chatml == [] and base.missing_chatml == ["<|im_start|>", "<|im_end|>"]
     grown.save(tmp_path / "grown")
     again = Tokenizer.load(tmp_path / "grown")
     assert again.fingerprint == grown.fingerprint

@@ -80,7 +80,7 @@ def test_every_shape_of_a_pair_is_the_same_pair(tmp_path, record):
         (asked, Message(role="assistant", content="me")),
         (asked, Message(role="assistant", content="you")),
     ]
-    assert pair.wanted == (True, False)
+    assert pair.is_chosen == (True, False)
     assert pair.margin == 0
 
 
@@ -120,7 +120,7 @@ def test_what_a_pair_is_asked_after_may_have_a_past(tmp_path):
 def test_every_shape_of_a_judged_answer_is_the_same(tmp_path, record):
     (judged,) = read(tmp_path, record)
     assert [message.content for message in judged.chats[0].messages] == ["who?", "me"]
-    assert judged.wanted == (False,)
+    assert judged.is_chosen == (False,)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_the_prompt_is_read_once_and_answers_are_whole(tmp_path, tokenizer):
     assert tokenizer.decode(rejected.ids[:-1]) == "the ball in the garden"
     assert chosen.ids[-1] == rejected.ids[-1] == tokenizer.message_end
     assert set(chosen.weights) == {1}
-    assert group.wanted == (True, False)
+    assert group.is_chosen == (True, False)
 
 
 def test_earlier_turns_belong_to_the_prompt(tmp_path, tokenizer):
@@ -206,7 +206,7 @@ def test_an_answer_that_a_template_leaves_out_is_set_aside(tmp_path, tokenizer, 
 
     monkeypatch.setattr(module, "render", blind)
     (judged,) = read(tmp_path, {"prompt": [*past, user("who?")], "completion": [call], "label": True})
-    with pytest.raises(UserError, match=r"pairs\.jsonl:1: the chat template leaves the answer out"):
+    with pytest.raises(UserError, match=r"pairs\.jsonl:1: the chat template drops the answer"):
         encode(judged, tokenizer)
     (pair,) = read(tmp_path, {"prompt": [*past, user("who?")], "chosen": [assistant("me")], "rejected": [call]})
     with raises_user_error(where="pairs.jsonl:1", wanted="the same messages up to an assistant turn"):
@@ -246,7 +246,7 @@ def test_what_was_written_is_read_back(stored, tmp_path):
     again.verify()
     flat = np.concatenate([answer.ids for group in groups() for answer in group.answers])
     for index, group in enumerate(groups()):
-        for place, answer in zip(again.answer_places(index), group.answers, strict=True):
+        for place, answer in zip(again.answer_slices(index), group.answers, strict=True):
             assert flat[place].tolist() == answer.ids
 
 
@@ -267,7 +267,7 @@ def test_damage_is_seen(stored, tmp_path):
 def test_labels_change_the_fingerprint(stored, tmp_path):
     writer = PreferenceShardWriter(tmp_path / "other", vocab_size=300, about={})
     for group in groups():
-        writer.add(TokenGroup(group.prompt, group.answers, group.wanted[::-1], group.margin))
+        writer.add(TokenGroup(group.prompt, group.answers, group.is_chosen[::-1], group.margin))
     assert writer.close().fingerprint != stored.fingerprint
 
 

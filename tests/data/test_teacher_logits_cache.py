@@ -16,14 +16,14 @@ from penjing.base.files import DiskError
 from penjing.data.packing.best_fit import BestFitRows
 from penjing.data.packing.concat import PackedRows
 from penjing.data.teacher_logits_cache import (
-    LOWEST,
+    MIN_LOGPROB,
     CacheKey,
     PositionSlots,
     TeacherLogitsCache,
     TeacherLogitsWriter,
     find,
-    in_order,
-    numbered,
+    fixed_order,
+    with_positions,
 )
 from penjing.data.token_shards import TokenShardWriter
 
@@ -51,7 +51,7 @@ def packed(folder, kind, seed=1):
 @pytest.mark.parametrize("kind", ["documents", "chats"])
 def test_each_prediction_has_a_place_of_its_own_in_every_epoch(tmp_path, kind):
     rows = packed(tmp_path / "s", kind)
-    slots, places = PositionSlots(rows.shards), numbered(rows)
+    slots, places = PositionSlots(rows.shards), with_positions(rows)
     seen = {}
     for index in range(2 * rows.rows_per_epoch):
         row, where = rows.row(index), slots.of(places.row(index))
@@ -70,10 +70,10 @@ def test_each_prediction_has_a_place_of_its_own_in_every_epoch(tmp_path, kind):
 def test_another_seed_changes_the_order_and_not_the_places(tmp_path, kind):
     first = packed(tmp_path / "s", kind, seed=1)
     again = packed(tmp_path / "s", kind, seed=2)
-    one, two = numbered(in_order(first)), numbered(in_order(again))
+    one, two = with_positions(fixed_order(first)), with_positions(fixed_order(again))
     for index in range(first.rows_per_epoch):
         np.testing.assert_array_equal(one.row(index).target_T, two.row(index).target_T)
-    shuffled = {tuple(numbered(first).row(index).target_T) for index in range(first.rows_per_epoch)}
+    shuffled = {tuple(with_positions(first).row(index).target_T) for index in range(first.rows_per_epoch)}
     assert shuffled == {tuple(one.row(index).target_T) for index in range(first.rows_per_epoch)}
 
 
@@ -81,8 +81,8 @@ def test_another_seed_changes_the_order_and_not_the_places(tmp_path, kind):
 def test_rows_themselves_stay_as_they_are(tmp_path, kind):
     rows = packed(tmp_path / "s", kind)
     before = [rows.row(index).ids_T for index in range(3)]
-    numbered(rows).row(5)
-    in_order(rows).row(1)
+    with_positions(rows).row(5)
+    fixed_order(rows).row(1)
     for index, ids in enumerate(before):
         np.testing.assert_array_equal(rows.row(index).ids_T, ids)
 
@@ -108,7 +108,7 @@ def test_what_is_written_is_read_back(tmp_path):
     got_ids, got_logps = store.read(order)
     np.testing.assert_array_equal(got_ids, ids)
     np.testing.assert_allclose(got_logps[1:], logps[1:], rtol=1e-3)
-    assert got_logps[0, -1] == LOWEST
+    assert got_logps[0, -1] == MIN_LOGPROB
     assert find(tmp_path, KEY).slots == 20
     assert not writer.partial.exists()
     store.verify()

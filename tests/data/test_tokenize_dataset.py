@@ -149,7 +149,7 @@ def test_of_two_chats_one_is_held_out(tokenizer: Tokenizer, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("texts", [[], ["only one"], ["the same", "the same"]])
 def test_too_little_to_part_is_a_clear_error(tokenizer: Tokenizer, tmp_path: Path, texts: list[str]) -> None:
-    with pytest.raises(UserError, match=r"nothing was left for the (train|validation) half"):
+    with pytest.raises(UserError, match=r"nothing was left for the (train|validation) split"):
         prepare(tokenizer, tmp_path, texts, 0.5)
 
 

@@ -14,7 +14,15 @@ from penjing.data.chat.render import render
 from penjing.data.formats import Message
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.eval import questions as module
-from penjing.eval.questions import GradedAnswer, Question, accuracy, ask, is_right, read_questions, table
+from penjing.eval.questions import (
+    GradedAnswer,
+    Question,
+    accuracy,
+    answer_questions,
+    is_correct,
+    read_questions,
+    score_rows,
+)
 
 ROOMY = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=512))
 CALC = {"name": "calc", "parameters": {"type": "object"}}
@@ -36,7 +44,7 @@ def question(answer="4", *, tools=(), words=(), kind="sum", language="en", chanc
     ("said", "right"), [("4", True), ("four", False), ("4.", False), ("", False), ("44", False), ("The 4", False)]
 )
 def test_an_answer_must_match_exactly(said, right):
-    assert is_right(question("4"), said) == right
+    assert is_correct(question("4"), said) == right
 
 
 @pytest.mark.parametrize(
@@ -48,7 +56,7 @@ def test_an_answer_must_match_exactly(said, right):
     ],
 )
 def test_a_story_must_hold_its_words(said, right):
-    assert is_right(question("", words=["kite", "frog"]), said) == right
+    assert is_correct(question("", words=["kite", "frog"]), said) == right
 
 
 def call(value):
@@ -75,7 +83,7 @@ def call(value):
     ],
 )
 def test_a_tool_call_must_be_one_call_of_an_offered_tool(said, right):
-    assert is_right(question("12*7", tools=[CALC]), said) == right
+    assert is_correct(question("12*7", tools=[CALC]), said) == right
 
 
 def test_table_and_accuracy():
@@ -85,7 +93,7 @@ def test_table_and_accuracy():
         GradedAnswer(question(kind="sum", language="zh", chance=0.25), "4", True),
         GradedAnswer(question(kind="story", words=["kite"]), "no", False),
     ]
-    assert table("sft", answered) == [
+    assert score_rows("sft", answered) == [
         {"stage": "sft", "kind": "sum", "language": "en", "asked": 2, "right": 1, "chance": 0.25},
         {"stage": "sft", "kind": "sum", "language": "zh", "asked": 1, "right": 1, "chance": 0.25},
     ]
@@ -94,7 +102,7 @@ def test_table_and_accuracy():
     assert accuracy(answered, "zh") == 1.0
     assert accuracy(answered, "fr") == 0.0
     assert accuracy([]) == 0.0
-    assert table("sft", []) == []
+    assert score_rows("sft", []) == []
 
 
 ROW = {"messages": [{"role": "user", "content": "2 + 2 = ?"}], "answer": "4"}
@@ -126,7 +134,7 @@ def test_reading_a_file(tmp_path):
     assert first.tools == first.must_contain == ()
     assert (second.kind, second.language, second.chance, second.must_contain) == ("tool", "zh", 0.5, ("猫",))
     assert second.tools == (CALC,)
-    assert is_right(replace(second, must_contain=(), answer="1+1"), call({"name": "calc", "arguments": {"x": "1+1"}}))
+    assert is_correct(replace(second, must_contain=(), answer="1+1"), call({"name": "calc", "arguments": {"x": "1+1"}}))
 
 
 @pytest.mark.parametrize(
@@ -169,15 +177,15 @@ def test_questions_are_asked_as_chats_and_stories_get_more_room(monkeypatch):
 
     monkeypatch.setattr(module, "generate", answers)
     given = [question("1.0", text="a?"), question("", words=["kite"], text="b?"), question("1.0", text="c?")]
-    answered = ask(ROOMY, tokenizer, given)
-    assert [(one.question, one.said, one.right) for one in answered] == [
+    answered = answer_questions(ROOMY, tokenizer, given)
+    assert [(one.question, one.text, one.is_correct) for one in answered] == [
         (given[0], "1.0", True),
         (given[1], "2.0", False),
         (given[2], "1.1", False),
     ]
-    assert [room for room, _ in asked] == [module.LONGEST_ANSWER, module.LONGEST_STORY]
+    assert [room for room, _ in asked] == [module.MAX_ANSWER_TOKENS, module.MAX_STORY_TOKENS]
     assert asked[1][1] == ["<|im_start|>user\nb?<|im_end|>\n<|im_start|>assistant\n"]
-    assert ask(ROOMY, tokenizer, []) == []
+    assert answer_questions(ROOMY, tokenizer, []) == []
 
 
 def test_answers_that_were_cut_off_are_known_and_may_be_given_more_room(monkeypatch):
@@ -190,11 +198,11 @@ def test_answers_that_were_cut_off_are_known_and_may_be_given_more_room(monkeypa
     monkeypatch.setattr(module, "generate", answers)
     given = [question(text="a?"), question(text="b?")]
     for room in (0, 7, 80):
-        assert [one.cut for one in ask(ROOMY, tokenizer, given, max_tokens=room)] == [True, False]
+        assert [one.is_truncated for one in answer_questions(ROOMY, tokenizer, given, max_tokens=room)] == [True, False]
     # A model's own longest sequence cuts too.
     prompt = len(render(tokenizer, given[0].messages, (), ask=True).ids)
     short = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=prompt + 63))
-    assert [one.cut for one in ask(short, tokenizer, given)] == [False, True]
+    assert [one.is_truncated for one in answer_questions(short, tokenizer, given)] == [False, True]
     none = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=prompt))
     with raises_user_error(where="q.jsonl:2", got=f"{prompt} tokens", wanted=f"under {prompt}"):
-        ask(none, tokenizer, [replace(given[0], where="q.jsonl:2")])
+        answer_questions(none, tokenizer, [replace(given[0], where="q.jsonl:2")])

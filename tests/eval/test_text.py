@@ -50,7 +50,7 @@ def by_hand(model, tokenizer, seq_len):
 @pytest.mark.parametrize("seq_len", [1, 7, 16, 500])
 @pytest.mark.parametrize("rows", [1, 3, 16])
 def test_any_rows_against_one_token_at_a_time(model, tokenizer, seq_len, rows):
-    found, _ = bits_per_byte(model, tokenizer, iter(TEXTS), seq_len=seq_len, rows=rows)
+    found, _ = bits_per_byte(model, tokenizer, iter(TEXTS), seq_len=seq_len, batch_size=rows)
     assert found == pytest.approx(by_hand(model, tokenizer, seq_len), rel=1e-4)
 
 

@@ -124,7 +124,7 @@ def test_a_tokenizer_that_splits_otherwise_is_refused(tmp_path, tokenizer, monke
     pytest.importorskip("transformers")
     other = train_tokenizer(["Once upon a time there was def return"] * 40, 320)
     monkeypatch.setattr(type(tokenizer), "save", lambda self, folder, save=Tokenizer.save: save(other, folder))
-    with pytest.raises(UserError, match="the exported tokenizer gives other ids"):
+    with pytest.raises(UserError, match="the exported tokenizer gives different ids"):
         export(make_model(tokenizer), tokenizer, tmp_path / "out", card="")
     assert list(tmp_path.iterdir()) == []
 
@@ -266,4 +266,4 @@ def test_names_from_another_file_are_exported(tmp_path, tokenizer):
     assert (stock.bos_token, stock.eos_token) == ("<s>", "</s>")
     assert stock.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "<s>a</s>"
     assert Tokenizer.load(tmp_path / "ours").roles == external.roles
-    assert gguf_vocabulary.vocabulary_of(external, external.size).begin == external.control("<s>")
+    assert gguf_vocabulary.vocabulary_of(external, external.size).bos == external.control("<s>")

@@ -17,7 +17,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import DiskError
 from penjing.cli import app
 from penjing.export import gguf, gguf_read, llama_cpp
-from penjing.export.equivalence_check import CHECK_TEXTS, check_rows, difference, row_logits, same_greedy
+from penjing.export.equivalence_check import CHECK_TEXTS, check_rows, difference, is_greedy, row_logits
 from penjing.export.gguf_vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, tokenizer_of, vocabulary_of
 from penjing.infer.generate import generate
 
@@ -79,7 +79,7 @@ def test_a_file_read_back_is_the_model(tmp_path, tokenizer, name):
     verified = gguf.export(model, tokenizer, tmp_path / "model.gguf", kind="f32")
     assert verified.read_back.largest < 1e-5
     assert verified.engine is None
-    assert "llama.cpp not asked" in verified.note
+    assert "llama.cpp not compared" in verified.note
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.Modelfile", "model.gguf"]
     rebuilt, their_tokenizer = gguf_read.rebuild(verified.path)
     weights = model.state_dict()
@@ -139,8 +139,8 @@ def test_what_is_not_known_is_left_out(tmp_path, tokenizer):
 def test_ids_beyond_the_tokenizer_are_unused_tokens(tokenizer):
     vocabulary = vocabulary_of(tokenizer, tokenizer.size + 3)
     assert len(vocabulary.tokens) == len(set(vocabulary.tokens)) == tokenizer.size + 3
-    assert vocabulary.kinds[-4:] == [NORMAL, UNUSED, UNUSED, UNUSED]
-    assert vocabulary.kinds[:9] == [CONTROL] * 3 + [USER_DEFINED] * 6
+    assert vocabulary.token_types[-4:] == [NORMAL, UNUSED, UNUSED, UNUSED]
+    assert vocabulary.token_types[:9] == [CONTROL] * 3 + [USER_DEFINED] * 6
 
 
 @pytest.mark.parametrize(("kind", "largest"), [("q8_0", 0.01), ("q5_0", 0.1), ("q4_1", 0.3)])
@@ -220,7 +220,7 @@ def test_weights_that_were_altered_on_the_way_are_refused(tmp_path, tokenizer, m
         yield from found.items()
 
     monkeypatch.setattr(gguf, "tensors", swapped)
-    with pytest.raises(UserError, match="the model read back does not compute the same; got largest difference"):
+    with pytest.raises(UserError, match="the model read back computes different logits; got largest difference"):
         gguf.export(make_model(tokenizer), tokenizer, tmp_path / "model.gguf")
     assert list(tmp_path.iterdir()) == []
 
@@ -228,7 +228,7 @@ def test_weights_that_were_altered_on_the_way_are_refused(tmp_path, tokenizer, m
 def test_a_key_that_says_another_shape_is_refused(tmp_path, tokenizer, monkeypatch):
     honest = gguf.metadata
     monkeypatch.setattr(gguf, "metadata", lambda *given: {**honest(*given), "qwen3.rope.freq_base": 5e5})
-    with pytest.raises(UserError, match="does not compute the same"):
+    with pytest.raises(UserError, match="computes different logits"):
         gguf.export(make_model(tokenizer), tokenizer, tmp_path / "model.gguf")
 
 
@@ -237,7 +237,7 @@ def test_a_tokenizer_that_reads_back_otherwise_is_refused(tmp_path, tokenizer, m
     monkeypatch.setattr(
         gguf, "vocabulary_of", lambda *given: dataclasses.replace(honest(*given), merges=honest(*given).merges[5:])
     )
-    with pytest.raises(UserError, match="the tokenizer read back gives other ids"):
+    with pytest.raises(UserError, match="the tokenizer read back gives different ids"):
         gguf.export(make_model(tokenizer), tokenizer, tmp_path / "model.gguf")
     assert list(tmp_path.iterdir()) == []
 
@@ -288,7 +288,7 @@ def test_without_the_package_one_line_says_what_to_install(tmp_path, tokenizer, 
 def test_the_split_of_an_imported_tokenizer_is_recognised(external_tokenizer, name):
     tokenizer = external_tokenizer(name)
     vocabulary = vocabulary_of(tokenizer, tokenizer.size)
-    assert vocabulary.split == name
+    assert vocabulary.pre_tokenizer == name
     again = tokenizer_of(vocabulary)
     assert [again.encode(text) for text in CHECK_TEXTS] == [tokenizer.encode(text) for text in CHECK_TEXTS]
 
@@ -338,13 +338,13 @@ def test_greedy_text_may_part_only_where_two_tokens_tie(tokenizer):
     prompt, stop = check_rows(tokenizer, 8)[0], tokenizer.stop
     (written,) = generate(model, [prompt], max_new_tokens=6, stop=stop)
     assert len(written) == 6
-    assert same_greedy(model, prompt, written, stop, longest=6, tolerance=1e-6)
-    assert not same_greedy(model, prompt, written[:3], stop, longest=6, tolerance=1e-6)
+    assert is_greedy(model, prompt, written, stop, max_new_tokens=6, tolerance=1e-6)
+    assert not is_greedy(model, prompt, written[:3], stop, max_new_tokens=6, tolerance=1e-6)
     wrong = [*written[:2], (written[2] + 1) % tokenizer.size]
-    assert not same_greedy(model, prompt, wrong, stop, longest=3, tolerance=1e-6)
+    assert not is_greedy(model, prompt, wrong, stop, max_new_tokens=3, tolerance=1e-6)
     (logits_TV,) = row_logits(model, [[*prompt, *written[:2]]])
     gap = float(logits_TV[-1].max() - logits_TV[-1, wrong[-1]])
-    assert same_greedy(model, prompt, wrong, stop, longest=3, tolerance=gap + 1e-3)
+    assert is_greedy(model, prompt, wrong, stop, max_new_tokens=3, tolerance=gap + 1e-3)
 
 
 def test_the_command_writes_beside_the_run_and_says_what_was_checked(tmp_path, tokenizer, monkeypatch):

@@ -17,7 +17,7 @@ from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import VISIBLE_TOKENS
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.export import gguf, gguf_read, llama_cpp
-from penjing.export.equivalence_check import check_rows, difference, float_twin, row_logits
+from penjing.export.equivalence_check import check_rows, difference, float_copy, row_logits
 from penjing.export.gguf_vocabulary import vocabulary_of
 from penjing.infer.generate import generate
 from penjing.model.config import ModelConfig
@@ -192,8 +192,8 @@ def test_llama_cpp_computes_the_same(tmp_path, tokenizer, name):
     rows = check_rows(tokenizer, model.config.max_position_embeddings, [TEXT])
     assert len(rows[0]) > 3 * model.config.rope_original_max_position_embeddings
     prompt, written = untied_greedy(model, rows[0], tokenizer.stop)
-    answer = llama_cpp.ask(path, rows, [TEXT], prompt=prompt, longest=NUM_GREEDY, stop=tokenizer.stop)
-    found = difference(rows, row_logits(float_twin(model), rows), answer.logits)
+    answer = llama_cpp.run_llama_cpp(path, rows, [TEXT], prompt=prompt, max_new_tokens=NUM_GREEDY, stop=tokenizer.stop)
+    found = difference(rows, row_logits(float_copy(model), rows), answer.logits)
     assert found.largest < 0.01
     assert found.spread > 0.2
     assert abs(found.perplexity_change) < 0.01
@@ -265,14 +265,14 @@ def test_a_file_that_llama_cpp_refuses_is_one_line(tmp_path, tokenizer, vocabula
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(vocabulary_file.read_bytes()[:-20_000])
     with pytest.raises(UserError, match=r"broken.gguf: llama.cpp cannot run this file"):
-        llama_cpp.ask(broken, [[0, 1]], ["a"], prompt=[0], longest=2, stop=[0])
+        llama_cpp.run_llama_cpp(broken, [[0, 1]], ["a"], prompt=[0], max_new_tokens=2, stop=[0])
 
 
 def test_a_mistake_that_reading_back_repeats_is_found_by_llama_cpp(tmp_path, tokenizer, monkeypatch):
     """Rows of the keys left in our order and read in our order: only the engine knows better."""
     monkeypatch.setattr(gguf, "interleaved", lambda rows, head_dim: rows)
-    monkeypatch.setattr(gguf_read, "halved", lambda rows, head_dim: rows)
-    with pytest.raises(UserError, match=r"llama.cpp computes something else; got largest difference"):
+    monkeypatch.setattr(gguf_read, "deinterleaved", lambda rows, head_dim: rows)
+    with pytest.raises(UserError, match=r"llama.cpp computes different logits; got largest difference"):
         gguf.export(make_model(tokenizer, architecture="llama"), tokenizer, tmp_path / "out.gguf")
     assert list(tmp_path.iterdir()) == []
 
@@ -280,11 +280,11 @@ def test_a_mistake_that_reading_back_repeats_is_found_by_llama_cpp(tmp_path, tok
 def test_another_cut_is_found_by_llama_cpp(tmp_path, tokenizer, monkeypatch):
     def digits_together(*given):
         vocabulary = vocabulary_of(*given)
-        object.__setattr__(vocabulary, "split", "gpt-2")
+        object.__setattr__(vocabulary, "pre_tokenizer", "gpt-2")
         return vocabulary
 
     monkeypatch.setattr(gguf, "vocabulary_of", digits_together)
     monkeypatch.setattr(gguf_read, "tokenizer_of", lambda vocabulary: tokenizer)
-    with pytest.raises(UserError, match=r"llama.cpp gives other ids than our tokenizer"):
+    with pytest.raises(UserError, match=r"llama.cpp gives different ids than our tokenizer"):
         gguf.export(make_model(tokenizer), tokenizer, tmp_path / "out.gguf")
     assert list(tmp_path.iterdir()) == []

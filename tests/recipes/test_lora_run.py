@@ -12,7 +12,7 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.commands.chat import chat
-from penjing.export.adapter import _name_and_folder, attach_adapters, export_adapter, merge_adapter
+from penjing.export.adapter import _parse_spec, attach_adapters, export_adapter, merge_adapter
 from penjing.export.hf import export
 from penjing.infer.conversation import GenerationOptions
 from penjing.model import lora
@@ -170,7 +170,7 @@ def test_what_an_adapter_is_called(tmp_path, monkeypatch, word, name):
     folder = word.removeprefix("two=")
     (tmp_path / folder).mkdir()
     (tmp_path / folder / "adapter_config.json").write_text("{}")
-    assert _name_and_folder(word) == (name, Path(folder))
+    assert _parse_spec(word) == (name, Path(folder))
 
 
 def test_adapters_need_something_to_sit_on(small_run, tmp_path):

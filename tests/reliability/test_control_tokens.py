@@ -133,7 +133,7 @@ def test_no_pair_s_answer_ends_early(tokenizers, count):
                 Chat(messages=(asked, Message(role="assistant", content=answer)), tools=(), source="x", line=1)
                 for answer in (f"yes {words}", f"no {words}")
             )
-            group = encode(PreferenceRecord(chats=chats, wanted=(True, False)), tokenizer)
+            group = encode(PreferenceRecord(chats=chats, is_chosen=(True, False)), tokenizer)
             for answer in group.answers:
                 assert control_ids(tokenizer, answer.ids) == [tokenizer.control("<|im_end|>")]
                 assert answer.ids[-1] == tokenizer.control("<|im_end|>")

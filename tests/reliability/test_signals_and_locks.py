@@ -15,7 +15,7 @@ from reliability_harness import by_chance, state_of
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
-from penjing.base.lock import is_held, locked, owner
+from penjing.base.lock import is_locked, locked, owner
 from penjing.checkpoint.load import newest
 from penjing.train import signals
 from penjing.train.load_model import read_settings
@@ -168,7 +168,7 @@ def test_a_second_trainer_is_refused_and_told_whose_it_is(tmp_path, server, stag
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline() == "held\n"
-        assert is_held(tmp_path / "run")
+        assert is_locked(tmp_path / "run")
         status, _, said = server.run(recipe, [*words, f"out={tmp_path / 'run'}"])
         assert status == 2
         assert f"process {holder.pid}" in said
@@ -176,17 +176,17 @@ def test_a_second_trainer_is_refused_and_told_whose_it_is(tmp_path, server, stag
     finally:
         holder.kill()
         holder.wait()
-    assert not is_held(tmp_path / "run")  # a dead owner's lock does not block
+    assert not is_locked(tmp_path / "run")  # a dead owner's lock does not block
     status, _, said = server.run(recipe, [*words, f"out={tmp_path / 'run'}"])
     assert status == 0, said
 
 
 def test_a_lock_is_given_back(tmp_path):
     with locked(tmp_path):
-        assert is_held(tmp_path)
+        assert is_locked(tmp_path)
         with raises_user_error(got=f"process {os.getpid()} "), locked(tmp_path):
             pass
-    assert not is_held(tmp_path)
+    assert not is_locked(tmp_path)
     with locked(tmp_path):
         assert str(os.getpid()) in owner(tmp_path)
     assert owner(tmp_path / "other") is None

@@ -79,7 +79,7 @@ def test_fields_of_another_shape(tmp_path: Path) -> None:
     facts = record.quickstart.facts
     assert facts.text("title") == "" and not facts.fields("machine") and facts.items("stages") == ()
     [score] = record.runs[0].questions.values()
-    assert (score.asked, score.right, score.chance) == (0, 0, None)
+    assert (score.total, score.correct, score.chance) == (0, 0, None)
 
 
 def test_runs_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:

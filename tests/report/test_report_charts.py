@@ -105,8 +105,8 @@ def test_colours_stay_with_their_series() -> None:
 
 
 def line(right: int, right_after: int | None = None, chance: float | None = 0.25) -> AccuracyLine:
-    before = Score(asked=10, right=right, chance=chance)
-    after = Score(asked=0, right=0) if right_after is None else Score(asked=10, right=right_after, chance=chance)
+    before = Score(total=10, correct=right, chance=chance)
+    after = Score(total=0, correct=0) if right_after is None else Score(total=10, correct=right_after, chance=chance)
     return AccuracyLine(kind="sums", language="en", before=before, after=after)
 
 

@@ -1,1 +1,1 @@
-"""Floor 0: errors, configuration, tables, seeds, units and files. Imports nothing of this package."""
+"""Floor 0: errors, configuration, registries, seeds, units and files. Imports nothing else of penjing."""

@@ -1,4 +1,4 @@
-"""Right answers: how sure a count is, and what training changed, by kind of question and language."""
+"""Accuracy on questions: its confidence interval, and its change by training, per kind of question and language."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ Z_95 = 1.959964  # two-sided 95 % quantile of the normal distribution
 BEFORE, AFTER = "before", "after"
 
 
-def wilson(right: int, asked: int, z: float = Z_95) -> tuple[float, float]:
-    """The Wilson score interval of a fraction (Wilson 1927); with nothing asked it is the whole of [0, 1].
+def wilson(correct: int, total: int, z: float = Z_95) -> tuple[float, float]:
+    """The Wilson score interval of a fraction (Wilson 1927); [0, 1] without questions.
 
     centre = (p + z^2/2n) / (1 + z^2/n), half width = z/(1 + z^2/n) * sqrt(p(1-p)/n + z^2/4n^2)
     """
-    if asked <= 0:
+    if total <= 0:
         return 0.0, 1.0
-    fraction = right / asked
-    shrink = 1 + z * z / asked
-    centre = (fraction + z * z / (2 * asked)) / shrink
-    half = z / shrink * math.sqrt(fraction * (1 - fraction) / asked + z * z / (4 * asked * asked))
+    fraction = correct / total
+    shrink = 1 + z * z / total
+    centre = (fraction + z * z / (2 * total)) / shrink
+    half = z / shrink * math.sqrt(fraction * (1 - fraction) / total + z * z / (4 * total * total))
     return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """`right` of `asked` questions, with the fraction that guessing would get. False where nothing was asked."""
+    """`correct` of `total` questions; chance: the accuracy of guessing. False if no question was asked."""
 
-    asked: int
-    right: int
+    total: int
+    correct: int
     chance: float | None = None
 
     def __bool__(self) -> bool:
-        return self.asked > 0
+        return self.total > 0
 
     @property
     def fraction(self) -> float:
-        return self.right / max(1, self.asked)
+        return self.correct / max(1, self.total)
 
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of the fraction."""
-        return wilson(self.right, self.asked)
+        return wilson(self.correct, self.total)
 
     @property
     def verdict(self) -> str:
-        """What the 95 % interval says about guessing."""
+        """Whether the 95 % interval lies above, below or around chance."""
         if self.chance is None:
             return ""
         low, high = self.interval
@@ -70,40 +70,40 @@ class AccuracyLine:
 
     @property
     def name(self) -> str:
-        """What a line that is a total over kinds or languages is called."""
+        """Its kind; of a total, the language or `all`."""
         return self.kind or self.language or "all"
 
     @property
     def best(self) -> Score:
-        """The latest score there is."""
+        """The latest score: after training if there is one."""
         return self.after or self.before
 
     @property
-    def is_lost(self) -> bool:
+    def is_regression(self) -> bool:
         """Whether the fraction right after training lies below the 95 % interval from before."""
-        return self.after.asked > 0 and self.after.fraction < self.before.interval[0]
+        return self.after.total > 0 and self.after.fraction < self.before.interval[0]
 
 
 def pool(scores: Iterable[Score]) -> Score:
-    """All together; chance is weighted by the questions asked."""
+    """The sum of the scores; chance is averaged, weighted by the number of questions."""
     scores = [score for score in scores if score]
-    asked = sum(score.asked for score in scores)
-    chances = [score.chance * score.asked for score in scores if score.chance is not None]
-    chance = sum(chances) / asked if asked and len(chances) == len(scores) else None
-    return Score(asked=asked, right=sum(score.right for score in scores), chance=chance)
+    total = sum(score.total for score in scores)
+    weighted = [score.chance * score.total for score in scores if score.chance is not None]
+    chance = sum(weighted) / total if total and len(weighted) == len(scores) else None
+    return Score(total=total, correct=sum(score.correct for score in scores), chance=chance)
 
 
 def _lines(scores: Scores, keys: Iterable[tuple[str, str]]) -> list[AccuracyLine]:
-    """A line for each (kind, language) of which something was asked; empty means all."""
-    found = []
+    """A line for each (kind, language) with questions; empty means all."""
+    lines = []
     for kind, language in keys:
         before, after = (
             pool(score for key, score in scores.items() if key == (when, kind or key[1], language or key[2]))
             for when in (BEFORE, AFTER)
         )
         if before or after:
-            found.append(AccuracyLine(kind=kind, language=language, before=before, after=after))
-    return found
+            lines.append(AccuracyLine(kind=kind, language=language, before=before, after=after))
+    return lines
 
 
 def accuracy_lines(scores: Scores) -> list[AccuracyLine]:
@@ -116,7 +116,7 @@ def accuracy_lines(scores: Scores) -> list[AccuracyLine]:
 
 
 def change_lines(scores: Scores) -> list[AccuracyLine]:
-    """A line for each kind, where there are several languages for each of them, and one for all."""
+    """A line per kind, one per language if there are several, and one total."""
     kinds = dict.fromkeys(kind for _, kind, _ in scores if kind)
     languages = dict.fromkeys(language for _, _, language in scores)
     keys = [(kind, "") for kind in kinds]
@@ -124,10 +124,10 @@ def change_lines(scores: Scores) -> list[AccuracyLine]:
     return _lines(scores, [*keys, ("", "")])
 
 
-def scores_of(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> Scores:
-    """What two times of asking the same questions came to, from rows as `eval.questions.table` makes them."""
+def scores_from_rows(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> Scores:
+    """The scores of two evaluations on the same questions, from rows of `eval.questions.score_rows`."""
     return {
-        (when, row["kind"], row["language"]): Score(asked=row["asked"], right=row["right"], chance=row["chance"])
+        (when, row["kind"], row["language"]): Score(total=row["asked"], correct=row["right"], chance=row["chance"])
         for when, rows in ((BEFORE, before), (AFTER, after))
         for row in rows
     }

@@ -1,4 +1,4 @@
-"""Where this user's caches are: built kernels, the history of a chat."""
+"""The user's cache directory: built kernels, the history of a chat."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """$XDG_CACHE_HOME/penjing, or .cache/penjing in the user's folder; it may not be there yet. Raises RuntimeError
-    where the user has no folder."""
+    """$XDG_CACHE_HOME/penjing or ~/.cache/penjing; it may not exist yet. Raises RuntimeError for a user without a home
+    directory."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penjing"

@@ -1,11 +1,10 @@
 """Settings: frozen dataclasses, filled from layers. Defaults < recipe < file (TOML) < `a.b=c` on the command line.
 
-A nested dataclass is a table. A union of dataclasses is a choice: the table's `name` says which member, and only that
-member's settings exist, so a setting that would have no effect is an unknown key. A field's allowed range stands in
-its annotation (`PositiveInt`). A list is values with commas between
-them or, where values have commas of their own, one as TOML writes it: `["a, b", "c"]`. A dataclass with a `named`
-class method has presets: `model=26m`, or `model.preset=26m`, starts from one. Every mistake is a `UserError` that names
-the key, what was got and what was wanted, and the nearest valid key.
+A nested dataclass is a table. A union of dataclasses is a choice: the table's `name` selects the member, and only that
+member's settings exist. A setting that would have no effect is therefore an unknown key. A field's annotation holds its
+allowed range (`PositiveInt`). A list is comma-separated; values that contain commas need a TOML list: `["a, b", "c"]`.
+A dataclass with a `named` class method has presets: `model=26m` or `model.preset=26m` starts from one. Every mistake is
+a `UserError` with the key, the value got, the value wanted and the nearest valid key.
 """
 
 from __future__ import annotations
@@ -48,31 +47,31 @@ _SIGNS: dict[type, tuple[str, Any, str]] = {
 class Settings:
     """Base of settings classes: a value outside its field's declared range is a UserError that names key and range."""
 
-    section: ClassVar[str] = ""  # where the class stands in the tree, such as `objective.rollout`
+    section: ClassVar[str] = ""  # path of the class in the tree, such as `objective.rollout`
 
     def __post_init__(self) -> None:
         for name, bounds in _bounds(type(self)).items():  # type: ignore[arg-type]  # a class can be hashed
             value = getattr(self, name)
-            if not all(holds(value, limit) for holds, _, limit in bounds):
-                wanted = " and ".join(f"{sign} {limit}" for _, sign, limit in bounds if limit != math.inf)
-                raise self.error(name, "out of range", wanted=wanted)
+            if not all(compare(value, limit) for compare, _, limit in bounds):
+                allowed = " and ".join(f"{sign} {limit}" for _, sign, limit in bounds if limit != math.inf)
+                raise self.error(name, "out of range", wanted=allowed)
 
     def error(self, name: str, what: str, *, got: object = None, **more: Any) -> UserError:
-        """To be raised: what is wrong with a setting of this group. got: its value, unless another is given."""
+        """The error to raise for a setting of this group. got: by default the setting's value."""
         where = f"{self.section}.{name}" if self.section else name
         return UserError(what, where=where, got=operator.attrgetter(name)(self) if got is None else got, **more)
 
 
 @cache
 def _bounds(kind: type) -> dict[str, list[tuple[Any, str, Any]]]:
-    """(comparison, its sign, limit) of each field of a settings class that declares some."""
-    found: dict[str, list[tuple[Any, str, Any]]] = {}
+    """(comparison, its sign, limit) of each field with a declared range."""
+    bounds_by_field: dict[str, list[tuple[Any, str, Any]]] = {}
     for name, annotation in typing.get_type_hints(kind, include_extras=True).items():
-        for mark in getattr(annotation, "__metadata__", ()):
-            if isinstance(mark, BaseMetadata):
-                attribute, holds, sign = _SIGNS[type(mark)]
-                found.setdefault(name, []).append((holds, sign, getattr(mark, attribute)))
-    return found
+        for bound in getattr(annotation, "__metadata__", ()):
+            if isinstance(bound, BaseMetadata):
+                attribute, compare, sign = _SIGNS[type(bound)]
+                bounds_by_field.setdefault(name, []).append((compare, sign, getattr(bound, attribute)))
+    return bounds_by_field
 
 
 def resolve(kind: type[T], *layers: Layer) -> T:
@@ -85,7 +84,7 @@ def resolve(kind: type[T], *layers: Layer) -> T:
 
 
 def _check_renamed(renamed: Mapping[str, str], layer: Layer, prefix: str) -> None:
-    """Raises UserError for a key of an earlier version; it names today's."""
+    """Raises UserError for a key of an earlier version; the error names the new key."""
     for name, value in layer.items():
         if isinstance(value, Mapping):
             _check_renamed(renamed, value, f"{prefix}{name}.")
@@ -93,39 +92,39 @@ def _check_renamed(renamed: Mapping[str, str], layer: Layer, prefix: str) -> Non
             raise UserError("renamed", where=prefix + name, next_step=f"Set {renamed[prefix + name]} instead.")
 
 
-def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
+def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     """`["a.b=1", "c=x"]` -> `{"a": {"b": "1"}, "c": "x"}`; values stay text until their field's type is known."""
     layer: dict[str, Any] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
         path = key.split(".")
         if not equals or not all(path):
-            raise UserError("not a setting", got=repr(word), wanted="key=value, for example batch.size=32")
-        _put(layer, path, _at_home(value))
+            raise UserError("not a setting", got=repr(argument), wanted="key=value, for example batch.size=32")
+        _put(layer, path, _expand_user(value))
     return layer
 
 
-def _at_home(value: str) -> str:
-    """Paths from `~` on, which few shells write out behind an equals sign."""
-    return value if value.startswith("[") else ",".join(map(_path_at_home, value.split(",")))
+def _expand_user(value: str) -> str:
+    """Expand `~` in paths; few shells expand it after an equals sign."""
+    return value if value.startswith("[") else ",".join(map(_expand_user_path, value.split(",")))
 
 
-def _path_at_home(text: str) -> str:
+def _expand_user_path(text: str) -> str:
     return os.path.expanduser(text) if text == "~" or text.startswith("~/") else text
 
 
 def _put(layer: dict[str, Any], path: list[str], value: str) -> None:
-    place = layer
+    table = layer
     for name in path[:-1]:
-        below = place.setdefault(name, {})
-        if isinstance(below, str):  # model=26m and model.num_hidden_layers=6 together
-            below = place[name] = {"": below}
-        place = below
+        nested = table.setdefault(name, {})
+        if isinstance(nested, str):  # model=26m and model.num_hidden_layers=6 together
+            nested = table[name] = {"": nested}
+        table = nested
     last = path[-1]
-    if isinstance(place.get(last), dict):  # the same two the other way round
-        place, last = place[last], ""
-    place.pop(last, None)  # so that of `model=26m` and `model.preset=64m`, too, the later one comes last and wins
-    place[last] = value
+    if isinstance(table.get(last), dict):  # the same two the other way round
+        table, last = table[last], ""
+    table.pop(last, None)  # the later of `model=26m` and `model.preset=64m` comes last and wins
+    table[last] = value
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -137,7 +136,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The dataclasses an annotation admits: one, several (a choice), or none."""
+    """The dataclasses that an annotation allows: one, several (a choice), or none."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         options = typing.get_args(annotation)
     else:
@@ -146,17 +145,17 @@ def _members(annotation: Any) -> list[Any]:
 
 
 def _key(field: dataclasses.Field[Any]) -> str:
-    """A field's name in a configuration. `async_` is `async`, which Python keeps for itself."""
+    """A field's name in a configuration. `async_` is `async`, a Python keyword."""
     return field.name.rstrip("_")
 
 
 def _annotations(kind: Any) -> dict[str, Any]:
     """The types of a dataclass's fields by key. Its metadata may name `choices`, which lists classes."""
-    hints, found = typing.get_type_hints(kind), dict[str, Any]()
+    hints, annotations = typing.get_type_hints(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
         choices = field.metadata.get("choices")
-        found[_key(field)] = typing.Union[tuple(choices())] if choices else hints[field.name]  # noqa: UP007
-    return found
+        annotations[_key(field)] = typing.Union[tuple(choices())] if choices else hints[field.name]  # noqa: UP007
+    return annotations
 
 
 def _default(member: Any, name: str) -> Any:
@@ -164,7 +163,7 @@ def _default(member: Any, name: str) -> Any:
 
 
 def _merge(kind: Any, base: dict[str, Any], layer: Layer, prefix: str) -> dict[str, Any]:
-    """`layer` over `base` for one dataclass; another choice or preset drops what `base` said of the old one."""
+    """`layer` over `base` for one dataclass; another choice or preset drops the settings of the old one."""
     merged = dict(base)
     annotations = _annotations(kind)
     for name, value in layer.items():
@@ -175,17 +174,17 @@ def _merge(kind: Any, base: dict[str, Any], layer: Layer, prefix: str) -> dict[s
             merged[name] = value
             continue
         table = _as_table(members, value, prefix + name)
-        below = merged.get(name, {})
+        nested = merged.get(name, {})
         shortcut = "name" if len(members) > 1 else "preset"
-        if shortcut in table and table[shortcut] != below.get(shortcut, _default(members[0], shortcut)):
-            below = {}
-        member = _choose(members, {**below, **table}, prefix + name)
-        merged[name] = _merge(member, below, table, f"{prefix}{name}.")
+        if shortcut in table and table[shortcut] != nested.get(shortcut, _default(members[0], shortcut)):
+            nested = {}
+        member = _choose(members, {**nested, **table}, prefix + name)
+        merged[name] = _merge(member, nested, table, f"{prefix}{name}.")
     return merged
 
 
 def _as_table(members: list[Any], value: Any, key: str) -> dict[str, Any]:
-    """`model=26m` and `optimizer=muon` are short for the preset and the name."""
+    """The value as a table: `model=26m` is short for the preset, `optimizer=muon` for the name."""
     has_shortcut = len(members) > 1 or hasattr(members[0], "named")
     shortcut = "name" if len(members) > 1 else "preset"
     if isinstance(value, str) and has_shortcut:
@@ -201,16 +200,16 @@ def _choose(members: list[Any], table: Mapping[str, Any], key: str) -> Any:
     if len(members) == 1:
         return members[0]
     by_name = {str(_default(member, "name")): member for member in members}
-    wanted = table.get("name", _default(members[0], "name"))
-    if not isinstance(wanted, str) or wanted not in by_name:
-        raise UserError("no such choice", where=f"{key}.name", got=repr(wanted), wanted=" or ".join(by_name))
-    return by_name[wanted]
+    selected = table.get("name", _default(members[0], "name"))
+    if not isinstance(selected, str) or selected not in by_name:
+        raise UserError("no such choice", where=f"{key}.name", got=repr(selected), wanted=" or ".join(by_name))
+    return by_name[selected]
 
 
 def _unknown_key(kind: Any, name: str, prefix: str) -> UserError:
-    here = [_key(field) for field in dataclasses.fields(kind)]
-    best, every = nearest(name, here), ", ".join(prefix + choice for choice in here)
-    hint = f"Did you mean {prefix}{best}?" if best else f"Settings here: {every}"
+    keys = [_key(field) for field in dataclasses.fields(kind)]
+    best, all_keys = nearest(name, keys), ", ".join(prefix + choice for choice in keys)
+    hint = f"Did you mean {prefix}{best}?" if best else f"Settings here: {all_keys}"
     return UserError("unknown setting", where=prefix + name, next_step=hint)
 
 
@@ -228,9 +227,9 @@ def _build(kind: Any, table: Layer, prefix: str) -> Any:
         name = _key(field)
         key, members = prefix + name, _members(annotations[name])
         if members:
-            below = table.get(name, {})
-            if below or field.default_factory is dataclasses.MISSING:
-                values[field.name] = _build(_choose(members, below, key), below, key + ".")
+            nested = table.get(name, {})
+            if nested or field.default_factory is dataclasses.MISSING:
+                values[field.name] = _build(_choose(members, nested, key), nested, key + ".")
         elif name in table:
             values[field.name] = convert(annotations[name], table[name], key)
     return kind(**values)
@@ -247,7 +246,7 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         raise UserError("no such choice", where=key, got=repr(value), wanted=" or ".join(options), next_step=hint)
     if origin is tuple:
         if isinstance(value, str):
-            value = _listed(value, key) if value.startswith("[") else [item for item in value.split(",") if item]
+            value = _parse_list(value, key) if value.startswith("[") else [item for item in value.split(",") if item]
         if not isinstance(value, (list, tuple)):
             raise UserError("not a list", where=key, got=repr(value), wanted="values with commas between them")
         return tuple(convert(options[0], item, key) for item in value)
@@ -266,25 +265,25 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     )
 
 
-def _listed(text: str, key: str) -> list[Any]:
-    """A list as TOML writes it, for values with commas of their own."""
+def _parse_list(text: str, key: str) -> list[Any]:
+    """Parse a TOML list, the form for values that contain commas."""
     try:
-        found = tomllib.loads(f"list = {text}")
+        parsed = tomllib.loads(f"list = {text}")
     except (ValueError, RecursionError):
-        found = {}
-    if list(found) != ["list"]:  # a line of its own behind the list would be another key
+        parsed = {}
+    if list(parsed) != ["list"]:  # a second line after the list would be another key
         raise UserError(
             "not a list",
             where=key,
             got=repr(text),
             wanted='one such as ["a", "b"], or values with commas between them',
-            next_step=f'A shell wants quotes around it: \'{key}=["a", "b"]\'.',
+            next_step=f'Quote it in a shell: \'{key}=["a", "b"]\'.',
         )
-    return [_path_at_home(item) if isinstance(item, str) else item for item in found["list"]]
+    return [_expand_user_path(item) if isinstance(item, str) else item for item in parsed["list"]]
 
 
 def _utf8(text: str, key: str) -> str:
-    """`text`, which every setting must be able to be written down as. A file's name may hold other bytes."""
+    """`text` if it can be encoded as UTF-8, which run.toml needs. File names may hold other bytes."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -299,7 +298,7 @@ def _number(annotation: Any, value: Any, key: str) -> Any:
     text = str(value).replace("_", "")
     if annotation is int:
         with contextlib.suppress(ValueError):
-            return int(text)  # not through a float, which keeps 53 bits only
+            return int(text)  # a float would keep 53 bits only
     try:
         number = float(text)
     except ValueError:
@@ -318,7 +317,7 @@ def _number(annotation: Any, value: Any, key: str) -> Any:
 
 def to_dict(value: Any) -> dict[str, Any]:
     """A resolved configuration as plain tables, every setting spelled out."""
-    return dataclasses.asdict(value, dict_factory=lambda items: {name.rstrip("_"): each for name, each in items})
+    return dataclasses.asdict(value, dict_factory=lambda items: {name.rstrip("_"): item for name, item in items})
 
 
 def to_toml(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a user can cause is a `UserError`: one clear line and exit code 2. All else is a bug and keeps its traceback."""
+"""`UserError` is a mistake the user can correct: one line, exit code 2. Other exceptions are bugs, with a traceback."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import difflib
 from collections.abc import Iterable
 
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130  # as shells have it: 128 + SIGINT
+EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
 
 
 class UserError(Exception):
-    """Something the user can put right.
+    """A mistake that the user can correct.
 
-    `what` says what is wrong; `where` names the file, line or setting; `got` and `wanted` are the two sides of the
-    mistake; `next_step` is what to type or change. All of them are joined into one line.
+    what: the mistake. where: the file, line or setting. got, wanted: the actual and the allowed value. next_step: what
+    to type or change. All of them are joined into one line.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class UserError(Exception):
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
-    """The choice most like `name`, for "did you mean"; None when nothing is close."""
+    """The choice most similar to `name`, for "did you mean"; None if nothing is close."""
     choices = list(choices)
     matches = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     if matches:
         return matches[0]
-    inside = [choice for choice in choices if name in choice or choice in name]
-    return inside[0] if inside else None
+    substrings = [choice for choice in choices if name in choice or choice in name]
+    return substrings[0] if substrings else None
 
 
 def suggest(name: str, choices: Iterable[str]) -> str:
-    """The part of an error line that helps after a wrong name: the nearest choice, or the list of all."""
+    """The hint after a wrong name: the nearest choice, or else all choices."""
     choices = sorted(choices)
     best = nearest(name, choices)
     if best is not None:

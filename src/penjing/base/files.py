@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes, hashes, and one error line when the disk says no."""
+"""File input and output: atomic writes, hashes, and one error line when the disk refuses."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _DISK_ERRORS = {
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "permission denied",
 }
-LARGEST_FILE_BYTES = 256 << 20  # of a file of ours or of a stranger's that is read as one value
+LARGEST_FILE_BYTES = 256 << 20  # limit for files that are read at once, such as JSON
 
 
 class DiskError(UserError):
-    """The disk refused. Training goes on without what could not be written, where it can."""
+    """The disk refused a write. Training continues without the file where it can."""
 
 
 def disk_error(error: OSError, path: Path) -> DiskError:
@@ -36,7 +36,7 @@ def disk_error(error: OSError, path: Path) -> DiskError:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """What the disk refuses inside is a `disk_error` on `path`."""
+    """Turn each OSError raised inside into a `disk_error` on `path`."""
     try:
         yield
     except OSError as error:
@@ -44,9 +44,9 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that is to be written to, before the work whose result goes there; one that is there stays.
+    """Create a folder, or check an existing one, before the work whose result is written there.
 
-    Raises UserError for a file of that name, DiskError for a folder that cannot be made or written to.
+    Raises UserError for a file of that name, DiskError for a folder that cannot be created or written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,12 +59,12 @@ def make_folder(folder: Path) -> None:
 
 
 def printable(path: Path) -> str:
-    r"""A path that can be written as UTF-8: of a name in another encoding the bytes that are none become \xNN."""
+    r"""The path as valid UTF-8: bytes that are not UTF-8 become \xNN."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def check_free_space(folder: Path, wanted_bytes: int) -> None:
-    """Raise DiskError if the disk of `folder` has no room for so many bytes, before any of them is written."""
+    """Raise DiskError if the disk of `folder` has fewer free bytes; called before anything is written."""
     with disk_errors(folder):
         free = shutil.disk_usage(folder).free
     if free < wanted_bytes:
@@ -78,12 +78,12 @@ def check_free_space(folder: Path, wanted_bytes: int) -> None:
 
 
 class NewFile:
-    """A file that is not there yet, written, synced and hashed in one pass. Never through a link somebody planted.
+    """A new file, written, synced and hashed in one pass. It never follows a symbolic link.
 
-    Every call to the system is one of `os.open`, `os.write`, `os.fsync` and `os.close`, so that tests can break each.
+    The only system calls are `os.open`, `os.write`, `os.fsync` and `os.close`; tests make each of them fail.
     """
 
-    _PIECE = 1 << 24  # most bytes of one system call; hashing and writing let other threads run
+    _CHUNK_BYTES = 1 << 24  # maximum of one system call; hashing and writing release the GIL
 
     def __init__(self, path: Path) -> None:
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -92,14 +92,14 @@ class NewFile:
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
         while view:
-            piece = view[: self._PIECE]
-            written = os.write(self._handle, piece)
-            self._hash.update(piece[:written])
+            chunk = view[: self._CHUNK_BYTES]
+            written = os.write(self._handle, chunk)
+            self._hash.update(chunk[:written])
             self.num_bytes += written
             view = view[written:]
 
     def facts(self) -> dict[str, Any]:
-        """Size and hash of what was written, for a manifest."""
+        """Size and hash of the written bytes, for a manifest."""
         return {"bytes": self.num_bytes, "sha256": self._hash.hexdigest()}
 
     def __enter__(self) -> NewFile:
@@ -126,7 +126,7 @@ def sync_folder(folder: Path) -> None:
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary sibling of `path`; on success fsync it and rename it over `path`, on failure remove it.
 
-    A reader, or a run killed at any instant, sees the old file or the new one and never a half.
+    A reader sees the old file or the new one, never a partial one, even if the process is killed.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -139,7 +139,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
         sync_folder(path.parent)
     except BaseException as error:
-        with suppress(OSError):  # where the folder could not be made there is nothing to remove either
+        with suppress(OSError):  # if the folder could not be created, there is nothing to remove
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise disk_error(error, path) from error
@@ -159,14 +159,14 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[IO[bytes]]:
-    """Open an ordinary file for reading. A pipe, a device or a folder in its place is a UserError, and never waits."""
+    """Open an ordinary file for reading. A pipe, a device or a folder raises UserError at once."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb") as stream:
-        kind = os.fstat(handle).st_mode
-        if not stat.S_ISREG(kind):
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
             names = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
             raise UserError(
-                f"{names.get(stat.S_IFMT(kind), 'a device')}, not a file", where=path, wanted="an ordinary file"
+                f"{names.get(stat.S_IFMT(mode), 'a device')}, not a file", where=path, wanted="an ordinary file"
             )
         yield stream
 
@@ -177,7 +177,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_parsed(path: Path, kind: str, parse: Callable[[str], Any]) -> Any:
-    """What `parse` makes of a file's text, with the errors of `read_json`. kind: what it is not where it is broken."""
+    """`parse` applied to a file's text, with the errors of `read_json`. kind: the format named in the error."""
     try:
         with open_regular(path) as stream:
             raw = stream.read(LARGEST_FILE_BYTES + 1)

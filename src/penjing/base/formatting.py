@@ -1,4 +1,4 @@
-"""Figures as people read them. GiB is 2^30 bytes, GB is 10^9; the two are never mixed."""
+"""Numbers, sizes and durations as text. GiB is 2^30 bytes, GB is 10^9."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def count(number: float) -> str:
     return f"{number:g}" if isinstance(number, float) else str(number)
 
 
-def listing(names: Sequence[str], most: int = 5) -> str:
-    """The first names, and how many more there are: 'a, b and 3 more'."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def listing(names: Sequence[str], max_names: int = 5) -> str:
+    """The first names and the number of the others: 'a, b and 3 more'."""
+    suffix = f" and {len(names) - max_names} more" if len(names) > max_names else ""
+    return ", ".join(names[:max_names]) + suffix
 
 
 def gibibytes(num_bytes: float) -> str:
@@ -34,11 +34,11 @@ def duration(seconds: float) -> str:
     """Seconds as '45 s', '3 min 20 s', '2 h 05 min' or '3 d 04 h'."""
     if seconds < 10:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60:02d} s"
+    if total < 86400:
+        return f"{total // 3600} h {total % 3600 // 60:02d} min"
+    return f"{total // 86400} d {total % 86400 // 3600:02d} h"

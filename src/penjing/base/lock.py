@@ -1,4 +1,4 @@
-"""One writer per folder: a lock that ends with its owner, however it ends, and says who that is."""
+"""One writer per folder: a file lock that names its owner and ends with the owner's process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold `folder` alone. The system lets go of the lock when this process dies: a dead owner's never blocks.
+    """Lock `folder`. The operating system releases the lock when this process dies.
 
-    Raises UserError naming the owner if another process holds it. Where the file system knows no locks (some network
-    ones) nothing is held.
+    Raises UserError naming the owner if another process holds the lock. On file systems without locks (some network
+    ones) nothing is locked.
     """
     path = folder / LOCK
     with disk_errors(path):
@@ -33,34 +33,34 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                "another process is at work in this folder",
+                "another process is working in this folder",
                 where=folder,
-                got=owner(folder) or "an owner that did not say its name",
+                got=owner(folder) or "an unknown process",
                 next_step="Wait for it, stop it, or choose another out=.",
             ) from None
         except OSError:  # no locks on this file system
             yield
             return
-        about = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        with suppress(OSError):  # a full disk: the lock holds without a name on it
+        owner_info = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        with suppress(OSError):  # on a full disk the lock holds without its owner's name
             os.ftruncate(handle, 0)
-            os.pwrite(handle, json.dumps(about).encode() + b"\n", 0)
+            os.pwrite(handle, json.dumps(owner_info).encode() + b"\n", 0)
         yield
     finally:
         os.close(handle)
 
 
 def owner(folder: Path) -> str | None:
-    """Who holds `folder`, or held it last, in words; None where nobody ever did."""
+    """The present or last owner of the lock, as text; None if it was never locked."""
     try:
-        about = json.loads((folder / LOCK).read_text(encoding="utf-8"))
-        return f"process {about['pid']} on {about['host']} since {about['since']}"
+        owner_info = json.loads((folder / LOCK).read_text(encoding="utf-8"))
+        return f"process {owner_info['pid']} on {owner_info['host']} since {owner_info['since']}"
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def is_held(folder: Path) -> bool:
-    """Whether a living process holds `folder` now."""
+def is_locked(folder: Path) -> bool:
+    """Whether a running process holds the lock of `folder`."""
     try:
         handle = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

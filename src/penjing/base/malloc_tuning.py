@@ -1,4 +1,4 @@
-"""The C library's heap, told to keep what a training step frees for the next step."""
+"""Tune glibc's malloc so that memory freed by a training step stays for the next, and pause the garbage collector."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc refuses more
 
 
 def tune_malloc() -> bool:
-    """Let blocks of up to 32 MB stay in the process when they are freed; whether that could be set (glibc on Linux).
+    """Keep freed blocks of up to 32 MB in the process (glibc on Linux); returns whether all options were set.
 
-    By itself glibc gives large blocks back to the system and asks for them again: one training step of a 26M model on
-    4,096 tokens caused 45,000 page faults, some 7 % of its time, and 700 with this. Peak memory did not change.
+    By default glibc returns large blocks to the system and requests them again. One training step of a 26M model on
+    4,096 tokens then caused 45,000 page faults, some 7 % of its time; with this, 700. Peak memory did not change.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -24,13 +24,13 @@ def tune_malloc() -> bool:
         set_option = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library
         return False
-    wanted = ((_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 << 20))
-    done = [set_option(option, value) == 1 for option, value in wanted]
-    return all(done)
+    options = ((_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 << 20))
+    results = [set_option(option, value) == 1 for option, value in options]
+    return all(results)
 
 
 def malloc_trim() -> None:
-    """Return to the system what is free in the heap now (glibc on Linux), such as what a start-up leaves."""
+    """Return the heap's free memory to the system (glibc on Linux), for example after start-up."""
     gc.collect()
     if sys.platform.startswith("linux"):
         with suppress(OSError, AttributeError):  # another C library
@@ -39,10 +39,10 @@ def malloc_trim() -> None:
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Inside, Python's garbage collector passes over all that is there now: libraries, the model, the parts of a run.
+    """Inside, Python's garbage collector ignores all present objects: libraries, the model, the run.
 
-    A full collection looks at every object that was ever made, some hundreds of thousands, and stops each step that it
-    falls into. What a step makes is still collected.
+    A full collection visits every living object, some hundreds of thousands, and delays the step it falls into. Objects
+    that a step creates are still collected.
     """
     gc.collect()
     gc.freeze()

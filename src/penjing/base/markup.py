@@ -1,4 +1,4 @@
-"""Tables and marked lines for the terminal. The text of files, paths and errors is never markup."""
+"""Tables and labelled lines for the terminal. Text from files, paths and errors is never read as markup."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 
-def escape_markup(mark: str, text: object, *, style: str = "yellow", indent: str = "  ", between: str = ": ") -> Text:
-    """`mark`, coloured, and the text about it, as it is."""
-    return Text.assemble(indent, (mark, style), between, str(text))
+def escape_markup(label: str, text: object, *, style: str = "yellow", indent: str = "  ", sep: str = ": ") -> Text:
+    """The coloured label, then the text without markup."""
+    return Text.assemble(indent, (label, style), sep, str(text))
 
 
 def print_table(
     console: Console, headings: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
 ) -> None:
-    """A plain table. `heading>` aligns its column to the right; without headings there is no heading row."""
+    """Print a table. `heading>` aligns its column to the right; without headings there is no heading row."""
     table = Table(box=None, pad_edge=False, show_header=bool(headings), title=title and Text(title))
     table.title_justify = "left"
     for heading in headings:
@@ -29,5 +29,5 @@ def print_table(
 
 
 def silent_console(console: Console) -> Console:
-    """For output that nobody is to see. On other ranks than 0 the console is quiet already, and stays so."""
+    """A console that shows nothing. The consoles of ranks other than 0 are quiet already."""
     return console if console.quiet else Console(file=io.StringIO())

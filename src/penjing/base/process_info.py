@@ -1,4 +1,4 @@
-"""What the system knows about this process, and what the processes of one launch tell each other."""
+"""Age and peak memory of this process, and coordination of the processes of one launch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_SAID_SECONDS = 3600  # after which nobody waits for what a launch had to say
+_MARKER_SECONDS = 3600  # age at which a launch's marker file is deleted
 
 
 def _age_now() -> float:
@@ -23,20 +23,20 @@ def _age_now() -> float:
         return 0.0
 
 
-# The system tells the age in hundredths of a second: asked once, and counted on by a finer clock.
-_BORN = time.perf_counter() - _age_now()
+# The system gives the age in hundredths of a second: read once, then counted by a finer clock.
+_START_TIME = time.perf_counter() - _age_now()
 
 
 def process_age_seconds() -> float:
-    """Seconds since this process was started, imports included; without /proc since this module was imported."""
-    return time.perf_counter() - _BORN
+    """Seconds since the process started, imports included; without /proc, since this module was imported."""
+    return time.perf_counter() - _START_TIME
 
 
 def peak_resident_bytes() -> int:
-    """The most memory this process has held since it became this program.
+    """The peak resident memory (RSS) of this process since it became this program.
 
-    From Linux's own mark, which belongs to the program image: `getrusage` begins with what the parent held, so a small
-    program started by a large one seems as large.
+    On Linux it is VmHWM, which belongs to the program image. `getrusage` starts with the parent's value, so a small
+    program started by a large one would seem as large.
     """
     status = Path("/proc/self/status")
     if status.is_file():
@@ -49,40 +49,40 @@ def peak_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def first_of_launch(say: Callable[[], None], seconds: float = 5.0) -> None:
-    """Call `say` in one process of those that torchrun started together here; in the others wait until it was said.
+def run_once_per_launch(action: Callable[[], None], seconds: float = 5.0) -> None:
+    """Run `action` in one of the processes that torchrun started here; the others wait until it is done.
 
-    The first process to end has all others ended: whichever comes first speaks, and the rest must not cut it short.
-    Under other launchers, which set RANK alone, the first rank speaks.
+    torchrun ends all processes when the first one ends. So the first to arrive runs the action, and the others must not
+    end before it is done. Other launchers set RANK only; there rank 0 runs it.
     """
     launch = os.environ.get("TORCHELASTIC_RUN_ID")
     if launch is None:
         if os.environ.get("RANK", "0") == "0":
-            say()
+            action()
         return
-    # One agent starts all of a machine's ranks, again after each failure that it is told to bear.
-    parts = (launch, *(os.environ.get(name) for name in ("TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")), os.getppid())
-    name = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-    path = Path(tempfile.gettempdir()) / f"penjing-{name}.said"
+    # One agent starts all ranks of a machine, and restarts them after a failure.
+    key = (launch, *(os.environ.get(name) for name in ("TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")), os.getppid())
+    name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+    marker = Path(tempfile.gettempdir()) / f"penjing-{name}.said"
     with suppress(OSError):
-        if path.stat().st_mtime < time.time() - process_age_seconds() - 1:
-            path.unlink()  # of an earlier launch with the same numbers
+        if marker.stat().st_mtime < time.time() - process_age_seconds() - 1:
+            marker.unlink()  # of an earlier launch with the same numbers
     try:
-        path.touch(exist_ok=False)
+        marker.touch(exist_ok=False)
     except FileExistsError:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             with suppress(OSError):
-                if path.stat().st_size:
+                if marker.stat().st_size:
                     return
             time.sleep(0.05)
         return
     except OSError:
-        say()
+        action()
         return
-    say()
+    action()
     with suppress(OSError):
-        path.write_text("said")
-        for old in path.parent.glob("penjing-*.said"):  # of launches that are long over
-            if old.stat().st_mtime < time.time() - _SAID_SECONDS:
-                old.unlink()
+        marker.write_text("said")
+        for old_marker in marker.parent.glob("penjing-*.said"):  # of launches that are long over
+            if old_marker.stat().st_mtime < time.time() - _MARKER_SECONDS:
+                old_marker.unlink()

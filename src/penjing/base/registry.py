@@ -1,4 +1,4 @@
-"""Tables: plain dicts of strings, `{"wandb": "penjing.track.wandb:Wandb"}`. Lazy, greppable, no decorators."""
+"""Registries: plain dicts of strings, `{"wandb": "penjing.track.wandb:Wandb"}`. Lazy, greppable, no decorators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penjing.base.errors import UserError, suggest
 
 
 def look_up(table: Mapping[str, str], name: str, *, what: str) -> Any:
-    """Import and return the object that `table` lists under `name`; `what` names the kind of thing in the error."""
+    """Import and return the object that `table` lists under `name`; `what` names the kind of object in the error."""
     if name not in table:
         raise UserError(f"no {what} is called {name!r}", next_step=suggest(name, table))
     module_name, _, attribute = table[name].partition(":")

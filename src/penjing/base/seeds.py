@@ -12,5 +12,5 @@ def derive(seed: int, *parts: object) -> int:
 
 
 def fraction(seed: int, *parts: object) -> float:
-    """A number in [0, 1) that depends on the arguments only: a hash split keeps its members when data is added."""
+    """A number in [0, 1) from a hash of the arguments. A split by it stays the same when data is added."""
     return derive(seed, *parts) / 2**63

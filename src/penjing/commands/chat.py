@@ -44,7 +44,7 @@ def chat(
     trained = load_trained(path)
     given = attach_adapters(trained, adapters)
     use_device(trained.model, device, dtype)
-    answers = trained.answers or any(adapter.answers for adapter in given.values())
+    answers = trained.answers or any(adapter.is_chat_tuned for adapter in given.values())
     if (options.toolbox or options.thinking is not None) and not answers:
         raise UserError("was only pretrained: it has no reasoning and no tools", where=path)
     if prompt is not None:

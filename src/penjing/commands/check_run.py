@@ -16,7 +16,7 @@ from rich.console import Console
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
-from penjing.base.lock import is_held, owner
+from penjing.base.lock import is_locked, owner
 from penjing.base.markup import escape_markup
 from penjing.checkpoint.manifest import damage, folder_name, steps
 from penjing.data.token_shards import META, TokenShards
@@ -71,7 +71,7 @@ def check_runs(path: Path, console: Console) -> bool:
             ("note ", "", run.notes),
         ):
             for line in lines:
-                console.print(escape_markup(mark, line, style=style, between="  "), soft_wrap=True)
+                console.print(escape_markup(mark, line, style=style, sep="  "), soft_wrap=True)
     return not any(run.errors for run in findings)
 
 
@@ -93,7 +93,7 @@ def examine(path: Path) -> Findings:
         if (folder.shards / name / META).is_file():
             with findings.part(f"{name} shards, every byte"):
                 TokenShards(folder.shards / name).verify()
-    if is_held(path):
+    if is_locked(path):
         findings.notes.append(f"in use by {owner(path)}")
     return findings
 

@@ -29,7 +29,7 @@ def corpus_report(files: list[Path], console: Console) -> None:
             console.print()
         names = [printable(path) for path in files_by_kind[kind]]
         console.print(Text(f"{kind}: {listing(names)}", style="bold"), soft_wrap=True)
-        _print_survey(survey.survey_files(files_by_kind[kind], kind), console)
+        _print_survey(survey.compute_stats(files_by_kind[kind], kind), console)
 
 
 def _print_survey(stats: survey.Stats, console: Console) -> None:
@@ -41,7 +41,7 @@ def _print_survey(stats: survey.Stats, console: Console) -> None:
         rows = [(name, *(f"{quantiles[q]:,}" for q in survey.QUANTILES)) for name, quantiles in lengths]
         print_table(console, ("length", *(f"{name}>" for name in names)), rows)
     if not stats.lengths_exact:
-        console.print(f"all but min and max: of a random sample of {survey.NUM_LENGTHS_KEPT:,}", highlight=False)
+        console.print(f"all but min and max: of a random sample of {survey.RESERVOIR_SIZE:,}", highlight=False)
     for warning in stats.warnings:
         console.print(escape_markup("warning", _printable(warning), indent=""))
 

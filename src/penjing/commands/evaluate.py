@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from penjing.base import formatting as units
-from penjing.base.accuracy import pool, scores_of
+from penjing.base.accuracy import pool, scores_from_rows
 from penjing.base.errors import UserError
 from penjing.base.markup import escape_markup, print_table
 from penjing.data import formats as records
@@ -44,7 +44,8 @@ def evaluate(
     if questions is not None:
         loaded = asking.read_questions(questions)
         print_accuracy(
-            asking.ask(trained.model, trained.tokenizer, loaded, thinking=thinking, max_tokens=max_tokens), console
+            asking.answer_questions(trained.model, trained.tokenizer, loaded, thinking=thinking, max_tokens=max_tokens),
+            console,
         )
     if text is not None:
         print_bits(trained, text, console)
@@ -52,14 +53,14 @@ def evaluate(
 
 def print_accuracy(graded: list[asking.GradedAnswer], console: Console) -> None:
     """Accuracy by exact match per kind and language, with its 95 % interval and the chance level."""
-    scores = scores_of(asking.table("", graded), ())
+    scores = scores_from_rows(asking.score_rows("", graded), ())
     cells = []
     for (_, kind, language), score in (*scores.items(), (("", "all", ""), pool(scores.values()))):
         low, high = score.interval
-        counts = (score.right, score.asked, f"{score.fraction:.0%}", f"{low:.0%}-{high:.0%}")
+        counts = (score.correct, score.total, f"{score.fraction:.0%}", f"{low:.0%}-{high:.0%}")
         cells.append((kind, language, *counts, f"{score.chance or 0:.0%}"))
     print_table(console, ("kind", "language", "right>", "asked>", "accuracy>", "95 %>", "chance>"), cells)
-    if truncated := sum(answer.cut for answer in graded):
+    if truncated := sum(answer.is_truncated for answer in graded):
         note = f"{truncated} of {len(graded)} answers were truncated; raise --max-tokens"
         console.print(escape_markup("note", note, indent=""))
 

@@ -67,19 +67,19 @@ def export_gguf(
 
     penjing export gguf runs/quickstart my-model-q8_0.gguf --type q8_0 --licence apache-2.0 --language zh
     """
-    from penjing.export.default_paths import called, default_path
+    from penjing.export.default_paths import default_path, model_name
     from penjing.export.gguf import About, export
     from penjing.train.load_model import load_trained
 
     trained = load_trained(run, adapters="merged")
-    name = name or called(run)
+    name = name or model_name(run)
     about = About(
         name=name,
         description=f"made with penjing {__version__}, stage {trained.run.stage}, step {trained.checkpoint.step}",
         licence=licence,
         languages=tuple(language or ()),
     )
-    path = out or default_path(run, trained, f"{called(run)}-{kind}.gguf")
+    path = out or default_path(run, trained, f"{model_name(run)}-{kind}.gguf")
     exported = export(trained.model, trained.tokenizer, path, kind=kind, about=about)
     say(f"{exported.path}: {exported.note}")
     say(f"{exported.modelfile}: for `ollama create {name} -f {exported.modelfile}`")

@@ -70,7 +70,7 @@ def train(
     penjing train runs/six/run.toml out=runs/again
     """
     from penjing.commands.train import execute
-    from penjing.eval.known_questions import print_changes
+    from penjing.eval.regression_questions import print_changes
 
     run = resolved(recipe, settings)
     outcome = execute(run, console, allow_change or ())

@@ -27,7 +27,7 @@ from penjing.base import formatting as units
 from penjing.base.config import convert, parse_overrides
 from penjing.base.errors import UserError
 from penjing.base.files import make_folder, read_json, sha256_file, sha256_text, write_json
-from penjing.base.lock import LOCK, is_held, locked, owner
+from penjing.base.lock import LOCK, is_locked, locked, owner
 from penjing.commands.report import write_page
 from penjing.commands.train import execute, resolve_run
 from penjing.data import dataset_stats as survey
@@ -154,7 +154,7 @@ def _open_log(options: QuickstartOptions, console: Console) -> StageLog:
     if options.fresh:
         if not path.is_file() and any(file.name != LOCK for file in out.iterdir()):
             raise UserError("not a quickstart's folder; it is not removed", where=out, next_step="Choose another OUT.")
-        if is_held(out):
+        if is_locked(out):
             raise UserError("another process is using this folder", where=out, got=owner(out))
         try:
             shutil.rmtree(out)
@@ -375,8 +375,8 @@ def _ask(out: Path, path: Path) -> str:
     answers: dict[str, list[asking.GradedAnswer]] = {}
     for stage in ("pretrain", "sft"):
         trained = load_trained(out / stage)
-        answers[stage] = asking.ask(trained.model, trained.tokenizer, questions)
-        rows += asking.table(stage, answers[stage])
+        answers[stage] = asking.answer_questions(trained.model, trained.tokenizer, questions)
+        rows += asking.score_rows(stage, answers[stage])
     stories = [graded for graded in answers["sft"] if graded.question.must_contain]
     examples = [
         {
@@ -384,10 +384,10 @@ def _ask(out: Path, path: Path) -> str:
             "language": after.question.language,
             "question": after.question.text,
             "answer": after.question.answer,
-            "pretrain": before.said,
-            "sft": after.said,
-            "pretrain_right": before.right,
-            "sft_right": after.right,
+            "pretrain": before.text,
+            "sft": after.text,
+            "pretrain_right": before.is_correct,
+            "sft_right": after.is_correct,
         }
         for before, after in zip(answers["pretrain"], answers["sft"], strict=True)
         if not after.question.must_contain
@@ -399,9 +399,9 @@ def _ask(out: Path, path: Path) -> str:
             "rows": rows,
             "stories": {
                 "asked": len(stories),
-                "with_required_words": sum(graded.right for graded in stories),
+                "with_required_words": sum(graded.is_correct for graded in stories),
                 "examples": [
-                    {"prompt": graded.question.text, "text": graded.said, "language": graded.question.language}
+                    {"prompt": graded.question.text, "text": graded.text, "language": graded.question.language}
                     for graded in stories[:: max(1, len(stories) // 6)]
                 ],
             },

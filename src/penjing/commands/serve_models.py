@@ -36,7 +36,7 @@ def load_models(
     for number, (name, path) in enumerate(found.items()):
         loaded = load_trained(path, adapters="merged")
         given = attach_adapters(loaded, adapters) if number == 0 else {}
-        chat_adapters = frozenset(each for each, read in given.items() if read.answers)
+        chat_adapters = frozenset(each for each, read in given.items() if read.is_chat_tuned)
         use_device(loaded.model, device, dtype)
         engine = make_engine(loaded.model, slots=slots, max_tokens=loaded.context_tokens, weights=weights)
         served.append(ServedModel(name, loaded, engine, tuple(given), chat_adapters))

@@ -30,7 +30,7 @@ from penjing.commands.plan_print import print_plan
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.eval.known_questions import KnownQuestions
+from penjing.eval.regression_questions import RegressionQuestions
 from penjing.export.adapter import save_run_adapter
 from penjing.infer.generate import generate
 from penjing.infer.sample import Sampling
@@ -112,7 +112,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     strategy = make_strategy(run.compute.device)
     quiet = console if strategy.rank == 0 else Console(quiet=True)
     try:
-        questions = KnownQuestions(run, quiet)
+        questions = RegressionQuestions(run, quiet)
         with watched(strategy) as edge, locked(Path(run.out)) if strategy.rank == 0 else nullcontext():
             prepared = prepare_run(
                 run,
@@ -142,7 +142,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
 
 
 def _train_prepared(
-    run: Run, prepared: PreparedRun, questions: KnownQuestions, console: Console, began: float
+    run: Run, prepared: PreparedRun, questions: RegressionQuestions, console: Console, began: float
 ) -> dict[str, Any]:
     strategy = prepared.context.strategy
     print_plan(prepared, console, questions.describe())

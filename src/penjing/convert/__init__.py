@@ -1,1 +1,1 @@
-"""Floor 3: our weights and settings in the forms of other programs, and back. Pure mappings: nothing is run here."""
+"""Floor 3: convert weights and configs to and from the formats of other programs. Pure mappings; no model is run."""

@@ -1,4 +1,4 @@
-"""Read a Hugging Face directory or hub name: safetensors and JSON only, nothing in it is ever executed."""
+"""Read a Hugging Face directory or hub name: safetensors and JSON only; no code in it is ever executed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch import Tensor
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
-from penjing.convert.names import from_hf, with_real_head
+from penjing.convert.names import from_hf, untie_if_head_differs
 from penjing.convert.shape import config_from_hf
 from penjing.model.config import ModelConfig
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+ALLOW_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HFFolder:
-    """What a Hugging Face directory holds, beside its tokenizer (data/tokenizer/tokenizer.py reads that)."""
+class HFCheckpoint:
+    """The contents of a Hugging Face directory, without the tokenizer (data/tokenizer/tokenizer.py reads that)."""
 
     folder: Path
     config: ModelConfig
@@ -32,14 +32,14 @@ class HFFolder:
 
 
 def is_hf(path: Path) -> bool:
-    """Whether this is the folder of a model in Hugging Face's form."""
+    """Whether this is a model folder in Hugging Face's format."""
     return (path / CONFIG).is_file()
 
 
 def find_hf(name: str) -> Path | None:
-    """The folder meant by `name`: a directory in Hugging Face's form, or a hub name, fetched; None if it is neither.
+    """The folder of `name`: a directory in Hugging Face's format, or the download of a hub name; None if it is neither.
 
-    Raises UserError if it looks like a hub name and cannot be had.
+    Raises UserError if it looks like a hub name and cannot be downloaded.
     """
     path = Path(name)
     if is_hf(path):
@@ -50,48 +50,48 @@ def find_hf(name: str) -> Path | None:
 
 
 def _fetch(name: str) -> Path:
-    """Download the files of a model that we read (never code), or find them in the hub library's store."""
+    """Download the files of a model that we read (never code), or find them in the hub library's cache."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError
     except ImportError:
         raise UserError(
-            "no such folder; to fetch a model by this name a package is missing",
+            "no such folder; downloading a model by this name needs a package",
             where=name,
             next_step='Install it: pip install "penjing[hub]". Or give the path of a folder.',
         ) from None
     try:
-        return Path(snapshot_download(name, allow_patterns=WANTED_FILES))
+        return Path(snapshot_download(name, allow_patterns=ALLOW_PATTERNS))
     except HFValidationError as error:
         raise UserError(f"no such folder, and not a name of the hub: {error}", where=name) from None
-    # The library's errors of network, of access and of a missing name share no class: some are its transports' own.
+    # The library's network, access and not-found errors share no base class: some come from its HTTP client.
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"no such folder, and it could not be fetched: {reason[:200]}",
+            f"no such folder, and the download failed: {reason[:200]}",
             where=name,
             next_step="Check the name and the network, or give the path of a folder.",
         ) from None
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The shape of the model in a Hugging Face directory, as `read_hf` finds it."""
-    config = config_from_hf(_table(folder / CONFIG), folder / CONFIG)
-    return with_real_head(Shards(folder), config)
+    """The config of the model in a Hugging Face directory, the same as `read_hf` returns."""
+    config = config_from_hf(_read_object(folder / CONFIG), folder / CONFIG)
+    return untie_if_head_differs(Shards(folder), config)
 
 
-def read_hf(folder: Path) -> HFFolder:
-    """Read shape and weights of a Hugging Face directory.
+def read_hf(folder: Path) -> HFCheckpoint:
+    """Read config and weights of a Hugging Face directory.
 
-    Raises UserError if the class is not supported, a shard is missing, or the weights are pickled.
+    Raises UserError if the model class is not supported, a shard is missing, or the weights are pickled.
     """
     folder = Path(folder)
-    config = config_from_hf(_table(folder / CONFIG), folder / CONFIG)
+    config = config_from_hf(_read_object(folder / CONFIG), folder / CONFIG)
     weights, config = from_hf(Shards(folder), config, folder)
-    return HFFolder(folder=folder, config=config, weights=weights)
+    return HFCheckpoint(folder=folder, config=config, weights=weights)
 
 
-def _table(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     value = read_json(path)
     if not isinstance(value, dict):
         raise UserError("not a table", where=path, got=type(value).__name__)
@@ -99,44 +99,44 @@ def _table(path: Path) -> dict[str, Any]:
 
 
 class Shards(Mapping[str, Tensor]):
-    """The tensors of one or many safetensors files by name, mapped into memory and read one at a time.
+    """The tensors of one or more safetensors files by name, memory-mapped and read one at a time.
 
-    Raises UserError if there are none, if one that the index names is missing, or if a file is damaged.
+    Raises UserError if there is no file, if a file of the index is missing, or if a file is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._open: dict[str, Any] = {}
-        self._file_of = self._find()
-        for file in sorted(set(self._file_of.values())):
+        self._file_by_tensor = self._index()
+        for file in sorted(set(self._file_by_tensor.values())):
             self._handle(file)
 
-    def _find(self) -> dict[str, str]:
+    def _index(self) -> dict[str, str]:
         if (self.folder / WEIGHTS).is_file():
             return dict.fromkeys(self._handle(WEIGHTS).keys(), WEIGHTS)
         if not (self.folder / INDEX).is_file():
             raise self._no_weights()
-        listed = _table(self.folder / INDEX).get("weight_map")
-        if not isinstance(listed, dict) or not listed:
+        weight_map = _read_object(self.folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
             raise UserError("names no tensors", where=self.folder / INDEX, wanted="a weight_map")
-        for file in sorted(set(map(str, listed.values()))):
+        for file in sorted(set(map(str, weight_map.values()))):
             if Path(file).name != file or not (self.folder / file).is_file():
                 raise UserError(
-                    "a part of the weights is missing",
+                    "a weights file is missing",
                     where=self.folder,
                     got=f"no {file}",
-                    next_step="Fetch the folder again: every file that model.safetensors.index.json names is needed.",
+                    next_step="Download the folder again: every file in model.safetensors.index.json is needed.",
                 )
-        return {str(name): str(file) for name, file in listed.items()}
+        return {str(name): str(file) for name, file in weight_map.items()}
 
     def _no_weights(self) -> UserError:
         pickled = [path.name for path in sorted(self.folder.glob("*.bin")) + sorted(self.folder.glob("*.pt*"))]
         if pickled:
             return UserError(
-                "these weights are pickled, and reading them would run whatever they contain",
+                "these weights are pickled, and loading a pickle can run any code",
                 where=self.folder / pickled[0],
                 wanted=WEIGHTS,
-                next_step="Use the model's safetensors files, or load it with transformers where you trust it and "
+                next_step="Use the model's safetensors files. If you trust the model, load it with transformers and "
                 "call save_pretrained.",
             )
         return UserError("no weights here", where=self.folder, wanted=f"{WEIGHTS} or {INDEX}")
@@ -151,18 +151,18 @@ class Shards(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         try:
-            value: Tensor = self._handle(self._file_of[name]).get_tensor(name)
+            value: Tensor = self._handle(self._file_by_tensor[name]).get_tensor(name)
         except safetensors.SafetensorError as error:
             raise UserError(
-                f"the index names a tensor that its file lacks: {error}", where=self.folder / self._file_of[name]
+                f"the index names a tensor that its file lacks: {error}", where=self.folder / self._file_by_tensor[name]
             ) from None
         return value
 
     def __contains__(self, name: object) -> bool:
-        return name in self._file_of
+        return name in self._file_by_tensor
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._file_of)
+        return iter(self._file_by_tensor)
 
     def __len__(self) -> int:
-        return len(self._file_of)
+        return len(self._file_by_tensor)

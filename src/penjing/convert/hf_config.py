@@ -1,4 +1,4 @@
-"""A model's shape as a Hugging Face config; `convert/shape.py` reads one."""
+"""Write a model config as a Hugging Face config.json; `convert/shape.py` reads one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from penjing.model.config import ModelConfig
 
 
 def hf_config(config: ModelConfig, tokenizer: ControlIds) -> dict[str, Any]:
-    """config.json for the stock class of this architecture, in the spelling of transformers 5 and, beside it, of 4.
+    """config.json for the transformers class of this architecture, with the field names of transformers 5 and 4.
 
-    Raises UserError if the stock class cannot express the shape.
+    Raises UserError if that class cannot express the config.
     """
-    check_stock(config)
-    # An untied copy of the head: vLLM gives token 0 for ever on a tied glm4_moe (measured, version 0.32).
+    check_hf_support(config)
+    # glm4_moe is always untied: with tied embeddings vLLM generates token 0 for ever (measured, version 0.32).
     tied = config.tie_word_embeddings and config.architecture != "glm4_moe"
     return {
         "architectures": [CLASSES[config.architecture]],
@@ -36,7 +36,7 @@ def hf_config(config: ModelConfig, tokenizer: ControlIds) -> dict[str, Any]:
         "hidden_act": "silu",
         **_bias_fields(config),
         **_window_fields(config),
-        **_mixture_fields(config),
+        **_moe_fields(config),
         "attention_dropout": 0.0,
         "initializer_range": 0.02,
         "use_cache": True,
@@ -48,23 +48,23 @@ def hf_config(config: ModelConfig, tokenizer: ControlIds) -> dict[str, Any]:
     }
 
 
-def check_stock(config: ModelConfig) -> None:
-    """Raise UserError if the stock class of this architecture computes no such thing."""
-    name, stock = config.architecture, CLASSES[config.architecture]
-    norms = {"qwen3": True, "qwen3_moe": True, "glm4_moe": config.normalises_heads}.get(name, False)
-    biases = {"qwen2": True, "qwen2_moe": config.has_qkv_bias, "glm4_moe": config.has_qkv_bias}.get(name, False)
+def check_hf_support(config: ModelConfig) -> None:
+    """Raise UserError if the transformers class of this architecture cannot compute this config."""
+    name, hf_class = config.architecture, CLASSES[config.architecture]
+    has_head_norm = {"qwen3": True, "qwen3_moe": True, "glm4_moe": config.normalises_heads}.get(name, False)
+    has_qkv_bias = {"qwen2": True, "qwen2_moe": config.has_qkv_bias, "glm4_moe": config.has_qkv_bias}.get(name, False)
     windows = {config.window(layer) for layer in range(config.num_hidden_layers)}
-    rules = [  # setting, whether it is refused, what it may be
-        ("qk_norm", config.normalises_heads != norms, "head" if norms else "none"),
-        ("attention_bias", config.has_qkv_bias != biases, "qkv" if biases else "none"),
+    rules = [  # setting, whether it is unsupported, the allowed value
+        ("qk_norm", config.normalises_heads != has_head_norm, "head" if has_head_norm else "none"),
+        ("attention_bias", config.has_qkv_bias != has_qkv_bias, "qkv" if has_qkv_bias else "none"),
         ("partial_rotary_factor", config.partial_rotary_factor != 1 and name not in PARTIAL_ROTARY, 1),
         ("sliding_window", config.sliding_window > 0 and name in ("llama", "glm4_moe"), 0),
         ("sliding_window_layers", len(windows) > 1 and name in ("qwen3_moe", "mixtral"), "all layers"),
     ]
-    for setting, refused, wanted in rules:
-        if refused:
+    for setting, unsupported, allowed in rules:
+        if unsupported:
             got = getattr(config, setting)
-            raise UserError(f"{stock} cannot express this shape", where=f"model.{setting}", got=got, wanted=wanted)
+            raise UserError(f"{hf_class} cannot express this shape", where=f"model.{setting}", got=got, wanted=allowed)
 
 
 def _rotary_fields(config: ModelConfig) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _rotary_fields(config: ModelConfig) -> dict[str, Any]:
         **partial,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta, **partial, **scaling},
     }
-    if scaling:  # transformers 5 lets this one win over rope_parameters: it must say all that counts
+    if scaling:  # transformers 5 prefers rope_scaling to rope_parameters, so it must be complete
         fields["rope_scaling"] = {**scaling, **partial, "rope_theta": config.rope_theta}
     return fields
 
@@ -108,19 +108,19 @@ def _window_fields(config: ModelConfig) -> dict[str, Any]:
         return {}
     if config.architecture == "mixtral":
         return {"sliding_window": windows[0] or None}
-    in_use = any(windows)
+    has_windows = any(windows)
     fields: dict[str, Any] = {
-        "use_sliding_window": in_use,
-        "sliding_window": config.sliding_window if in_use else None,
+        "use_sliding_window": has_windows,
+        "sliding_window": config.sliding_window if has_windows else None,
     }
     if config.architecture == "qwen3_moe":
         return fields
-    kinds = ["sliding_attention" if window else "full_attention" for window in windows]
-    first = windows.index(config.sliding_window) if in_use else config.num_hidden_layers
-    return {**fields, "max_window_layers": first, "layer_types": kinds}
+    layer_types = ["sliding_attention" if window else "full_attention" for window in windows]
+    first = windows.index(config.sliding_window) if has_windows else config.num_hidden_layers
+    return {**fields, "max_window_layers": first, "layer_types": layer_types}
 
 
-def _mixture_fields(config: ModelConfig) -> dict[str, Any]:
+def _moe_fields(config: ModelConfig) -> dict[str, Any]:
     name = config.architecture
     if not config.is_mixture:
         return {}

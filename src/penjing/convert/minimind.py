@@ -1,7 +1,7 @@
-"""MiniMind's `.pth` weights: a bare state dict, read without running anything in it, its shape inferred.
+"""MiniMind's `.pth` weights: a bare state dict, loaded without running code; its config is inferred.
 
-The file says neither its configuration nor its tokenizer. Widths and layers follow from the tensors; what does not
-(heads without query/key norms, experts per token) comes from a table of the published shapes or from settings.
+The file holds neither config nor tokenizer. Widths and layers follow from the tensors. The rest (heads without
+query/key norms, experts per token) comes from a table of the published models or from settings.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ SUFFIXES = (".pth", ".pt")
 # (width, rows of k_proj): query heads, key/value heads of the shapes published without query/key norms.
 _KNOWN_HEADS = {(512, 128): (8, 2), (640, 160): (8, 2), (768, 192): (8, 2)}
 _WRAPPERS = re.compile(r"^(_orig_mod\.|module\.)+")
-_FIRST_VERSION = re.compile(r"^(tok_embeddings\.|layers\.\d+\.(attention|feed_forward)\.)")
+_VERSION_1_NAMES = re.compile(r"^(tok_embeddings\.|layers\.\d+\.(attention|feed_forward)\.)")
 _SHARED = re.compile(r"^(model\.layers\.\d+\.mlp\.)shared_experts\.(?:(\d+)\.)?(\w+_proj\.weight)$")
 _LAYER = "model.layers.{}."
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a `.pth` file by their transformers-like names, mapped into memory.
+    """The tensors of a `.pth` file by their transformers-like names, memory-mapped.
 
-    Only tensors and plain values are unpickled (`weights_only`): a file that holds anything else is refused.
+    Only tensors and plain values are unpickled (`weights_only`); any other file is refused.
     """
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError:
         raise UserError("no such file", where=path) from None
-    # torch reports damage, old formats and refused pickles by several classes without a base of their own.
+    # torch raises several classes without a common base for damage, old formats and refused pickles.
     except Exception as error:
         reason = " ".join(str(error).split())[:160]
         raise UserError(f"cannot be read as plain weights: {reason}", where=path) from None
-    if isinstance(loaded, dict) and isinstance(loaded.get("model"), dict):  # a file to resume training from
+    if isinstance(loaded, dict) and isinstance(loaded.get("model"), dict):  # a training checkpoint
         loaded = loaded["model"]
     if not isinstance(loaded, dict) or not loaded or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise UserError("not a file of named tensors", where=path, wanted="a state dict")
     tensors = {_WRAPPERS.sub("", str(name)): value for name, value in loaded.items()}
-    first = next((name for name in tensors if _FIRST_VERSION.match(name)), None)
+    first = next((name for name in tensors if _VERSION_1_NAMES.match(name)), None)
     if first is not None:
         raise UserError(
-            "weights of MiniMind's first version, whose rotary layout is another one",
+            "weights of MiniMind's first version, which has another rotary layout",
             where=path,
             got=first,
             wanted="version 2 or 3",
@@ -58,26 +58,26 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def infer_config(tensors: Mapping[str, Tensor], hints: Mapping[str, Any], where: object) -> ModelConfig:
-    """The shape of a MiniMind model from its tensors.
+    """The config of a MiniMind model, from its tensors.
 
-    hints: settings of `model.*` that were asked for; they decide what the tensors leave open, and must agree with them.
-    Raises UserError that says what to add where heads or experts per token stay open.
+    hints: the user's `model.*` settings, for what the tensors do not determine; they must agree with the tensors.
+    Raises UserError if the number of heads cannot be determined; the message names the setting to add.
     """
     shape = partial(_shape, tensors, where)
 
     vocab_size, hidden_size = shape(EMBEDDING)
     layers = {int(match[1]) for name in tensors if (match := re.match(r"model\.layers\.(\d+)\.", name))}
-    zero = _LAYER.format(0)
-    query_rows, _ = shape(zero + "self_attn.q_proj.weight")
-    key_rows, _ = shape(zero + "self_attn.k_proj.weight")
-    normalised = zero + "self_attn.q_norm.weight" in tensors
-    if normalised:
-        head_dim = shape(zero + "self_attn.q_norm.weight")[0]
+    first_layer = _LAYER.format(0)
+    query_rows, _ = shape(first_layer + "self_attn.q_proj.weight")
+    key_rows, _ = shape(first_layer + "self_attn.k_proj.weight")
+    has_qk_norm = first_layer + "self_attn.q_norm.weight" in tensors
+    if has_qk_norm:
+        head_dim = shape(first_layer + "self_attn.q_norm.weight")[0]
         heads = (query_rows // head_dim, key_rows // head_dim)
     else:
         heads = _heads(hidden_size, query_rows, key_rows, hints, where)
         head_dim = query_rows // heads[0]
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "preset": "",
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
@@ -87,14 +87,14 @@ def infer_config(tensors: Mapping[str, Tensor], hints: Mapping[str, Any], where:
         "head_dim": head_dim,
         "max_position_embeddings": 32768,
         "rope_theta": 1e6,
-        "rms_norm_eps": 1e-6 if normalised else 1e-5,
+        "rms_norm_eps": 1e-6 if has_qk_norm else 1e-5,
         "tie_word_embeddings": True,
     }
     if HEAD in tensors and not torch.equal(tensors[HEAD], tensors[EMBEDDING]):
-        found["tie_word_embeddings"] = False
-    found |= _mlp(tensors, normalised, zero + "mlp.", hints, where)
-    free = {"max_position_embeddings", "rope_theta", "rms_norm_eps"}
-    return ModelConfig(**{**found, **{name: value for name, value in hints.items() if name in free}})
+        fields["tie_word_embeddings"] = False
+    fields |= _mlp(tensors, has_qk_norm, first_layer + "mlp.", hints, where)
+    overridable = {"max_position_embeddings", "rope_theta", "rms_norm_eps"}
+    return ModelConfig(**{**fields, **{name: value for name, value in hints.items() if name in overridable}})
 
 
 def _shape(tensors: Mapping[str, Tensor], where: object, name: str) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ def _shape(tensors: Mapping[str, Tensor], where: object, name: str) -> tuple[int
 def _heads(
     hidden_size: int, query_rows: int, key_rows: int, hints: Mapping[str, Any], where: object
 ) -> tuple[int, int]:
-    """Query and key/value heads, which these weights do not show."""
+    """The numbers of query and key/value heads, which these weights do not determine."""
     if "num_attention_heads" in hints:
         num_attention_heads = int(hints["num_attention_heads"])
         head_dim = query_rows // max(1, num_attention_heads)
@@ -116,12 +116,12 @@ def _heads(
             "does not fit the weights",
             where="model.num_attention_heads",
             got=num_attention_heads,
-            wanted=f"a divisor of {query_rows} that leaves whole key heads in {key_rows}",
+            wanted=f"a divisor of {query_rows} whose head size also divides {key_rows}",
         )
     if (hidden_size, key_rows) in _KNOWN_HEADS and query_rows == hidden_size:
         return _KNOWN_HEADS[hidden_size, key_rows]
     raise UserError(
-        "the weights do not show how many heads they have",
+        "the weights do not determine the number of heads",
         where=where,
         got=f"q_proj of {query_rows} rows, k_proj of {key_rows}",
         next_step="Add model.num_attention_heads=N, or model=PRESET with the same sizes.",
@@ -129,33 +129,33 @@ def _heads(
 
 
 def _mlp(
-    tensors: Mapping[str, Tensor], normalised: bool, place: str, hints: Mapping[str, Any], where: object
+    tensors: Mapping[str, Tensor], has_qk_norm: bool, prefix: str, hints: Mapping[str, Any], where: object
 ) -> dict[str, Any]:
-    if place + "gate.weight" not in tensors:
-        size = _shape(tensors, where, place + "gate_proj.weight")[0]
-        return {"architecture": "qwen3" if normalised else "llama", "intermediate_size": size}
-    experts = tensors[place + "gate.weight"].shape[0]
-    size = _shape(tensors, where, place + "experts.0.gate_proj.weight")[0]
+    if prefix + "gate.weight" not in tensors:
+        size = _shape(tensors, where, prefix + "gate_proj.weight")[0]
+        return {"architecture": "qwen3" if has_qk_norm else "llama", "intermediate_size": size}
+    num_experts = tensors[prefix + "gate.weight"].shape[0]
+    size = _shape(tensors, where, prefix + "experts.0.gate_proj.weight")[0]
     shared = [
         value.shape[0]
         for key, value in tensors.items()
-        if key.startswith(place) and (match := _SHARED.match(key)) and match[3] == "gate_proj.weight"
+        if key.startswith(prefix) and (match := _SHARED.match(key)) and match[3] == "gate_proj.weight"
     ]
-    # Version 3 sends a token to one expert, version 2 to two and through shared ones.
-    found: dict[str, Any] = {
-        "num_experts": int(experts),
+    # Version 3 routes a token to one expert; version 2 to two, plus the shared ones.
+    fields: dict[str, Any] = {
+        "num_experts": int(num_experts),
         "num_experts_per_tok": int(hints.get("num_experts_per_tok", 2 if shared else 1)),
         "moe_intermediate_size": size,
         "intermediate_size": size,
     }
     if not shared:
-        if not normalised:
+        if not has_qk_norm:
             raise UserError("experts without query/key norms and without shared experts", where=where, got="not known")
-        return {**found, "architecture": "qwen3_moe"}
-    if normalised:
+        return {**fields, "architecture": "qwen3_moe"}
+    if has_qk_norm:
         raise UserError("shared experts beside query/key norms", where=where, got="not known")
     return {
-        **found,
+        **fields,
         "architecture": "qwen2_moe",
         "attention_bias": "none",
         "shared_expert_intermediate_size": sum(shared),
@@ -165,31 +165,31 @@ def _mlp(
 def from_minimind(
     tensors: Mapping[str, Tensor], config: ModelConfig, where: object
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """A MiniMind state dict as one of ours, in float32, and its shape.
+    """A MiniMind state dict as one of ours, in float32, and its config.
 
-    Version 2's shared experts have no gate, and the stock class for them (qwen2_moe) has: a gate of zeros halves what
-    goes through it, so the doubled output projection makes the same numbers, exactly.
+    Version 2's shared experts have no gate, but their transformers class (qwen2_moe) has one. A gate of zeros halves
+    the experts' output, since sigmoid(0) = 1/2. The output projection is doubled, which gives the same numbers exactly.
     """
     if config.architecture != "qwen2_moe":
         return from_hf(tensors, config, where)
-    theirs: dict[str, Tensor] = {}
-    parts: dict[str, list[Tensor]] = {}
+    hf_tensors: dict[str, Tensor] = {}
+    shared_parts: dict[str, list[Tensor]] = {}
     for name in sorted(tensors):
         match = _SHARED.match(name)
         if match is None:
-            theirs[name] = tensors[name]
+            hf_tensors[name] = tensors[name]
         else:
-            parts.setdefault(f"{match[1]}shared_expert.{match[3]}", []).append(tensors[name].float())
-    for name, values in parts.items():
-        down = name.endswith("down_proj.weight")
-        theirs[name] = 2 * torch.cat(values, dim=1) if down else torch.cat(values)
+            shared_parts.setdefault(f"{match[1]}shared_expert.{match[3]}", []).append(tensors[name].float())
+    for name, values in shared_parts.items():
+        is_down_proj = name.endswith("down_proj.weight")
+        hf_tensors[name] = 2 * torch.cat(values, dim=1) if is_down_proj else torch.cat(values)
     for layer in range(config.num_hidden_layers):
-        theirs[_LAYER.format(layer) + "mlp.shared_expert_gate.weight"] = torch.zeros(1, config.hidden_size)
-    return from_hf(theirs, config, where)
+        hf_tensors[_LAYER.format(layer) + "mlp.shared_expert_gate.weight"] = torch.zeros(1, config.hidden_size)
+    return from_hf(hf_tensors, config, where)
 
 
 def tokenizer_folder(path: Path) -> Path | None:
-    """Where MiniMind keeps its tokenizer: beside the weights, or in ../model; None if there is none."""
+    """The folder of MiniMind's tokenizer: beside the weights, or ../model; None if neither has one."""
     for folder in (path.parent, path.parent.parent / "model"):
         if (folder / "tokenizer.json").is_file():
             return folder

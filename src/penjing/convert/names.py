@@ -1,8 +1,8 @@
-"""Our weights under the names of the stock `transformers` classes, and theirs under ours.
+"""Convert state dicts between our parameter names and those of the `transformers` classes.
 
-Experts are stacked here ([E, F, D]) and lie one by one in files (`mlp.experts.3.gate_proj.weight`); transformers 5 also
-holds and sometimes writes gate and up projection fused ([E, 2F, D]). All three are read; one by one is written, as
-every other engine reads that.
+Our experts are stacked ([E, F, D]). Files hold one tensor per expert (`mlp.experts.3.gate_proj.weight`); transformers 5
+sometimes writes gate and up projection fused ([E, 2F, D]). All three layouts are read. One tensor per expert is
+written, since every other engine reads that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 
-_RENAMED = (
+_RENAMES = (
     ("embed.", "model.embed_tokens."),
     ("blocks.", "model.layers."),
     (".input_norm.", ".input_layernorm."),
@@ -37,52 +37,52 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def hf_name(name: str, architecture: str = "") -> str:
-    """One of our names as `transformers` calls it; stacked experts have no single name there (`to_hf` splits them)."""
+    """Our parameter name as in `transformers`; stacked experts have no single name there (`to_hf` splits them)."""
     if name.startswith("norm."):
         return "model." + name
     shared = _SHARED.get(architecture, "shared_experts")
     name = name.replace(".mlp.shared_gate.", ".mlp.shared_expert_gate.").replace(".mlp.shared.", f".mlp.{shared}.")
-    for ours, theirs in _RENAMED:
-        if ours.startswith("."):
-            name = name.replace(ours, theirs)
-        elif name.startswith(ours):
-            name = theirs + name.removeprefix(ours)
+    for our_part, hf_part in _RENAMES:
+        if our_part.startswith("."):
+            name = name.replace(our_part, hf_part)
+        elif name.startswith(our_part):
+            name = hf_part + name.removeprefix(our_part)
     return name.replace(".mlp.", ".block_sparse_moe.") if architecture == "mixtral" else name
 
 
 def _expert_names(mlp: str, which: str, config: ModelConfig) -> list[str]:
-    """The file's names of one stacked parameter, in the order of the experts."""
-    inner = f"{hf_name(mlp + '.', config.architecture)}experts"
+    """The names in the file of one stacked parameter, one per expert."""
+    prefix = f"{hf_name(mlp + '.', config.architecture)}experts"
     part = _MIXTRAL[which] if config.architecture == "mixtral" else which
-    return [f"{inner}.{expert}.{part}.weight" for expert in range(config.num_experts)]
+    return [f"{prefix}.{expert}.{part}.weight" for expert in range(config.num_experts)]
 
 
-# --- ours to theirs --------------------------------------------------------------------------------------------------
+# --- our names to transformers ---------------------------------------------------------------------------------------
 
 
 def to_hf(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """A state dict of ours as the tensors of a stock class's file: float32, contiguous, on the CPU.
+    """Our state dict as the tensors of a `transformers` file: float32, contiguous, on the CPU.
 
-    A tied head is not repeated, except in glm4_moe, whose config.json is always untied (see `hf_config`).
+    A tied head is left out, except in glm4_moe, whose config.json is always untied (see `hf_config`).
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in state.items():
         value = value.detach().cpu().float()
         stacked = _STACKED.match(name)
         if stacked and value.ndim == 3:
-            for theirs, expert in zip(_expert_names(stacked["mlp"], stacked["which"], config), value, strict=True):
-                found[theirs] = expert.contiguous()
+            for expert_name, expert in zip(_expert_names(stacked["mlp"], stacked["which"], config), value, strict=True):
+                tensors[expert_name] = expert.contiguous()
         else:
-            found[hf_name(name, config.architecture)] = value.contiguous()
+            tensors[hf_name(name, config.architecture)] = value.contiguous()
     if config.architecture == "glm4_moe":
-        if HEAD not in found:
-            found[HEAD] = found[EMBEDDING].clone()
-        found |= _empty_shared_experts(config)
-    return found
+        if HEAD not in tensors:
+            tensors[HEAD] = tensors[EMBEDDING].clone()
+        tensors |= _empty_shared_experts(config)
+    return tensors
 
 
 def _empty_shared_experts(config: ModelConfig) -> dict[str, Tensor]:
-    """Without shared experts the stock glm4_moe class still has their layers, of width 0."""
+    """The glm4_moe class has shared-expert layers even without shared experts, of width 0."""
     if config.shared_expert_intermediate_size:
         return {}
     width = config.hidden_size
@@ -95,11 +95,11 @@ def _empty_shared_experts(config: ModelConfig) -> dict[str, Tensor]:
     }
 
 
-# --- theirs to ours --------------------------------------------------------------------------------------------------
+# --- transformers names to ours --------------------------------------------------------------------------------------
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every name of our state dict with its shape; nothing is allocated."""
+    """Name and shape of every tensor of our state dict; on the meta device, so no memory is allocated."""
     with torch.device("meta"):
         model = Transformer(config)
     return {name: tuple(value.shape) for name, value in model.state_dict().items()}
@@ -108,17 +108,17 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def from_hf(
     tensors: Mapping[str, Tensor], config: ModelConfig, where: object = None
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """The tensors of a stock class's file as a state dict of ours in float32, and the shape they have.
+    """The tensors of a `transformers` file as our state dict in float32, and their config.
 
-    The shape differs from `config` in one case only: a model said to be tied whose file holds another head becomes
-    untied, as it does there. Rotary tables and further prediction layers (multi-token prediction) are passed over.
-    Raises UserError naming the first tensor that is missing, of another shape or type, or not known.
+    The config differs from `config` in one case: a tied model whose file holds a different head becomes untied, as in
+    transformers. Rotary tables and multi-token prediction layers are ignored.
+    Raises UserError naming the first tensor that is missing, unknown, or of another shape or type.
     """
-    config = with_real_head(tensors, config)
+    config = untie_if_head_differs(tensors, config)
     state: dict[str, Tensor] = {}
     used = {HEAD}
     for ours, shape in expected_shapes(config).items():
-        parts = _parts(ours, shape, tensors, config)
+        parts = _source_names(ours, shape, tensors, config)
         missing = next((name for name in parts if name not in tensors), None)
         if missing is not None:
             raise UserError("a tensor is missing", where=where, got=f"no {missing}")
@@ -128,8 +128,8 @@ def from_hf(
     return state, config
 
 
-def with_real_head(tensors: Mapping[str, Tensor], config: ModelConfig) -> ModelConfig:
-    """`config`, untied if the file holds a head of its own that is not the embedding table."""
+def untie_if_head_differs(tensors: Mapping[str, Tensor], config: ModelConfig) -> ModelConfig:
+    """`config`, untied if the file has a head that differs from the embedding."""
     if config.tie_word_embeddings and HEAD in tensors and EMBEDDING in tensors:
         head, embedding = tensors[HEAD], tensors[EMBEDDING]
         if head.shape != embedding.shape or not torch.equal(head, embedding):
@@ -137,35 +137,35 @@ def with_real_head(tensors: Mapping[str, Tensor], config: ModelConfig) -> ModelC
     return config
 
 
-def _parts(ours: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor], config: ModelConfig) -> list[str]:
-    """The names that one of our tensors is made of, in whichever layout the file has."""
-    stacked = _STACKED.match(ours)
+def _source_names(name: str, shape: tuple[int, ...], tensors: Mapping[str, Tensor], config: ModelConfig) -> list[str]:
+    """The tensors in the file that make up one of ours, whichever layout the file has."""
+    stacked = _STACKED.match(name)
     if stacked is None or len(shape) != 3:
-        plain, inside = hf_name(ours, config.architecture), hf_name(ours)
-        return [inside if plain not in tensors and inside in tensors else plain]
-    inner = hf_name(stacked["mlp"] + ".")  # fused experts are always called mlp.experts, in mixtral too
-    fused = f"{inner}experts.{'down_proj' if stacked['which'] == 'down_proj' else 'gate_up_proj'}"
+        usual_name, alternative = hf_name(name, config.architecture), hf_name(name)
+        return [alternative if usual_name not in tensors and alternative in tensors else usual_name]
+    prefix = hf_name(stacked["mlp"] + ".")  # fused experts are always called mlp.experts, in mixtral too
+    fused = f"{prefix}experts.{'down_proj' if stacked['which'] == 'down_proj' else 'gate_up_proj'}"
     return [fused] if fused in tensors else _expert_names(stacked["mlp"], stacked["which"], config)
 
 
 def _assemble(
-    ours: str, shape: tuple[int, ...], parts: list[str], tensors: Mapping[str, Tensor], where: object
+    name: str, shape: tuple[int, ...], sources: list[str], tensors: Mapping[str, Tensor], where: object
 ) -> Tensor:
-    values = [_floats(name, tensors[name], where) for name in parts]
+    values = [_to_float32(name, tensors[name], where) for name in sources]
     value = values[0] if len(values) == 1 and values[0].ndim == len(shape) else torch.stack(values)
-    if parts[0].endswith(".gate_up_proj") and value.shape[1] == 2 * shape[1]:
-        value = value.chunk(2, dim=1)[ours.endswith(".up_proj")]
+    if sources[0].endswith(".gate_up_proj") and value.shape[1] == 2 * shape[1]:
+        value = value.chunk(2, dim=1)[name.endswith(".up_proj")]
     if tuple(value.shape) != shape:
         raise UserError(
-            f"{parts[0]} has another shape than config.json says",
+            f"{sources[0]} has another shape than config.json says",
             where=where,
-            got=tuple(tensors[parts[0]].shape),
-            wanted=shape if len(parts) == 1 else shape[1:],
+            got=tuple(tensors[sources[0]].shape),
+            wanted=shape if len(sources) == 1 else shape[1:],
         )
     return value.contiguous()
 
 
-def _floats(name: str, value: Tensor, where: object) -> Tensor:
+def _to_float32(name: str, value: Tensor, where: object) -> Tensor:
     if value.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         raise UserError(
             f"{name} is quantised or of another type",
@@ -182,12 +182,12 @@ def _refuse_unknown(tensors: Mapping[str, Tensor], used: set[str], config: Model
             continue
         layer = _LAYER.match(name)
         if layer and config.architecture == "glm4_moe" and int(layer[1]) >= config.num_hidden_layers:
-            continue  # layers that predict further tokens: the stock class passes them over as well
+            continue  # multi-token prediction layers: the transformers class ignores them as well
         if tensors[name].numel() == 0:
             continue
         raise UserError(
             "a tensor that this class does not have",
             where=where,
             got=name,
-            next_step="It would change what the model computes, so nothing is read.",
+            next_step="The tensor would change what the model computes, so nothing is loaded.",
         )

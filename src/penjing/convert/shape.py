@@ -1,8 +1,7 @@
-"""A model's shape from its `config.json`, for every stock class we equal; `convert/hf_config.py` writes one.
+"""Read a model config from a Hugging Face `config.json`; `convert/hf_config.py` writes one.
 
-What a stock class computes must be read or refused: a field that changes the result and has no counterpart here is a
-`UserError` that names it. Fields that only matter while training there (dropout, router noise, loss coefficients) are
-not part of the shape and are passed over.
+Every field that changes the result must be read or refused: one that we cannot compute is a `UserError` that names it.
+Fields that only matter in training (dropout, router noise, loss coefficients) are ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def _sizes(*, vocabulary: int, width: int, mlp: int, layers: int, heads: int, kv
     }
 
 
-# What a class takes for a field that config.json leaves out (transformers 5.23; a test compares). Only fields we read.
+# The defaults of each class for fields that config.json leaves out (transformers 5.23; tested). Only fields we read.
 _COMMON: dict[str, Any] = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
@@ -49,7 +48,7 @@ _QWEN_DENSE = {
     **_WINDOWED,
     **_sizes(vocabulary=151936, width=4096, mlp=22016, layers=32, heads=32, kv=32),
 }
-_QWEN_MIXTURE = {
+_QWEN_MOE = {
     **_COMMON,
     "decoder_sparse_step": 1,
     "mlp_only_layers": None,
@@ -67,7 +66,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "mlp_bias": False,
     },
     "qwen3_moe": {
-        **_QWEN_MIXTURE,
+        **_QWEN_MOE,
         **_sizes(vocabulary=151936, width=2048, mlp=6144, layers=24, heads=32, kv=4),
         "attention_bias": False,
         "use_sliding_window": False,
@@ -77,7 +76,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts": 128,
     },
     "qwen2_moe": {
-        **_QWEN_MIXTURE,
+        **_QWEN_MOE,
         **_WINDOWED,
         **_sizes(vocabulary=151936, width=2048, mlp=5632, layers=24, heads=16, kv=16),
         "moe_intermediate_size": 1408,
@@ -114,9 +113,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "use_qk_norm": False,
     },
 }
-DEFAULT_THETA = {"mixtral": 1e6}  # of the rotary frequencies; the others 10,000
-PARTIAL_ROTARY = {"glm4_moe": 0.5}  # share of each head that is turned; the others turn all of it, and can do no less
-# One thing, several names: the first is what DEFAULTS uses.
+DEFAULT_THETA = {"mixtral": 1e6}  # rope_theta; the other classes have 10,000
+PARTIAL_ROTARY = {"glm4_moe": 0.5}  # fraction of each head that RoPE rotates; the other classes always rotate all of it
+# Alternative names of one field; the key is the name that DEFAULTS uses.
 _SPELLINGS = {
     "num_experts": ("num_local_experts", "n_routed_experts"),
     "num_local_experts": ("num_experts",),
@@ -125,7 +124,7 @@ _SPELLINGS = {
 
 
 class ControlIds(Protocol):
-    """What a config.json says of the tokenizer."""
+    """The token ids of the tokenizer that config.json names."""
 
     @property
     def end_of_text(self) -> int: ...
@@ -135,15 +134,15 @@ class ControlIds(Protocol):
 
 
 class _Fields:
-    """A config.json beside its class's defaults."""
+    """A config.json, completed by the defaults of its class."""
 
-    def __init__(self, given: Mapping[str, Any], architecture: str, where: object) -> None:
-        self.given, self.defaults, self.where = given, DEFAULTS[architecture], where
+    def __init__(self, raw: Mapping[str, Any], architecture: str, where: object) -> None:
+        self.raw, self.defaults, self.where = raw, DEFAULTS[architecture], where
 
     def __getitem__(self, name: str) -> Any:
         for spelling in (name, *_SPELLINGS.get(name, ())):
-            if spelling in self.given:
-                return self.given[spelling]
+            if spelling in self.raw:
+                return self.raw[spelling]
         return self.defaults[name]
 
     def has(self, name: str) -> bool:
@@ -159,13 +158,13 @@ class _Fields:
     def number(self, name: str) -> float:
         return number(self[name], name, self.where)
 
-    def refuse(self, name: str, got: object, wanted: object) -> UserError:
-        return UserError(f"{name} is not supported here", where=self.where, got=got, wanted=wanted)
+    def unsupported(self, name: str, got: object, allowed: object) -> UserError:
+        return UserError(f"{name} is not supported here", where=self.where, got=got, wanted=allowed)
 
-    def must_be(self, name: str, wanted: object) -> None:
-        """Refuse the field if the class has it and it says something else."""
-        if self.has(name) and self[name] != wanted:
-            raise self.refuse(name, repr(self[name]), repr(wanted))
+    def require(self, name: str, expected: object) -> None:
+        """Raise UserError if the class has the field and its value is not `expected`."""
+        if self.has(name) and self[name] != expected:
+            raise self.unsupported(name, repr(self[name]), repr(expected))
 
 
 def number(value: object, name: str, where: object) -> float:
@@ -175,44 +174,44 @@ def number(value: object, name: str, where: object) -> float:
     return float(value)
 
 
-def architecture_of(given: Mapping[str, Any], where: object) -> str:
-    """Which of our architectures a config.json describes; raises UserError that lists them if none."""
+def architecture_of(raw: Mapping[str, Any], where: object) -> str:
+    """Our architecture for a config.json. Raises UserError that lists the supported ones for any other."""
     supported = ", ".join(CLASSES.values())
-    name = str(given.get("model_type"))
-    classes = given.get("architectures")
+    name = str(raw.get("model_type"))
+    classes = raw.get("architectures")
     if name not in CLASSES:
-        listed = classes[0] if isinstance(classes, list) and classes else name
-        raise UserError("this kind of model is not supported", where=where, got=listed, wanted=f"one of {supported}")
+        got = classes[0] if isinstance(classes, list) and classes else name
+        raise UserError("this kind of model is not supported", where=where, got=got, wanted=f"one of {supported}")
     if classes is not None and classes != [CLASSES[name]]:
         got = ", ".join(map(str, classes)) if isinstance(classes, list) else repr(classes)
         raise UserError("this class is not supported", where=where, got=got, wanted=CLASSES[name])
     return name
 
 
-def config_from_hf(given: Mapping[str, Any], where: object) -> ModelConfig:
-    """The shape that a parsed config.json describes; a field left out has its class's default.
+def config_from_hf(raw: Mapping[str, Any], where: object) -> ModelConfig:
+    """The model config of a parsed config.json; a missing field has its class's default.
 
-    where: the file, for messages. Raises UserError naming the field for everything that would be computed otherwise
-    here: other activations, biases, rotary scalings, grouped routing, quantised weights.
+    where: the file, for messages. Raises UserError naming a field that we would compute differently: other activations,
+    biases, rotary scalings, grouped routing, quantised weights.
     """
-    architecture = architecture_of(given, where)
-    fields = _Fields(given, architecture, where)
-    if given.get("quantization_config"):
+    architecture = architecture_of(raw, where)
+    fields = _Fields(raw, architecture, where)
+    if raw.get("quantization_config"):
         raise UserError(
             "quantised weights are not supported",
             where=where,
             got="quantization_config",
             next_step="Use the model's original, unquantised weights.",
         )
-    fields.must_be("hidden_act", "silu")
-    fields.must_be("mlp_bias", False)
-    fields.must_be("n_group", 1)
-    fields.must_be("topk_group", 1)
+    fields.require("hidden_act", "silu")
+    fields.require("mlp_bias", False)
+    fields.require("n_group", 1)
+    fields.require("topk_group", 1)
     if architecture != "glm4_moe":
-        fields.must_be("attention_bias", False)
+        fields.require("attention_bias", False)
     num_attention_heads = fields.count("num_attention_heads")
     num_key_value_heads = fields["num_key_value_heads"]
-    head_dim = given.get("head_dim", fields.defaults.get("head_dim"))
+    head_dim = raw.get("head_dim", fields.defaults.get("head_dim"))
     if head_dim is None and num_attention_heads:
         head_dim = fields.count("hidden_size") // num_attention_heads
     return ModelConfig(
@@ -228,15 +227,15 @@ def config_from_hf(given: Mapping[str, Any], where: object) -> ModelConfig:
         max_position_embeddings=fields.count("max_position_embeddings"),
         rms_norm_eps=fields.number("rms_norm_eps"),
         tie_word_embeddings=bool(fields["tie_word_embeddings"]),
-        qk_norm=_query_key_norm(fields, architecture),
+        qk_norm=_qk_norm(fields, architecture),
         attention_bias=_attention_bias(fields, architecture),
         **_rotary(fields, architecture),
         **_windows(fields, architecture),
-        **_mixture(fields, architecture),
+        **_moe(fields, architecture),
     )
 
 
-def _query_key_norm(fields: _Fields, architecture: str) -> Literal["auto", "none"]:
+def _qk_norm(fields: _Fields, architecture: str) -> Literal["auto", "none"]:
     return "none" if architecture == "glm4_moe" and not fields["use_qk_norm"] else "auto"
 
 
@@ -248,74 +247,74 @@ def _attention_bias(fields: _Fields, architecture: str) -> Literal["auto", "qkv"
 
 def _rotary(fields: _Fields, architecture: str) -> dict[str, Any]:
     """The rotary settings, from transformers 4's `rope_theta` and `rope_scaling` or 5's `rope_parameters`."""
-    given, where = fields.given, fields.where
-    named = "rope_scaling" if given.get("rope_scaling") else "rope_parameters"
-    scaling = given.get(named) or {}
+    raw, where = fields.raw, fields.where
+    field = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    scaling = raw.get(field) or {}
     if not isinstance(scaling, Mapping):
-        raise UserError(f"field {named} is no table", where=where, got=repr(scaling))
+        raise UserError(f"field {field} is no table", where=where, got=repr(scaling))
     if any(isinstance(value, Mapping) for value in scaling.values()):
-        raise UserError(f"{named} that differs between layers is not supported here", where=where)
+        raise UserError(f"{field} that differs between layers is not supported here", where=where)
     if scaling.get("mrope_section"):
-        raise fields.refuse(f"{named}.mrope_section", scaling["mrope_section"], "no such field")
-    theta = scaling.get("rope_theta", given.get("rope_theta"))
-    whole = PARTIAL_ROTARY.get(architecture, 1.0)
-    fraction = scaling.get("partial_rotary_factor", given.get("partial_rotary_factor"))
-    fraction = whole if fraction is None else number(fraction, "partial_rotary_factor", where)
+        raise fields.unsupported(f"{field}.mrope_section", scaling["mrope_section"], "no such field")
+    theta = scaling.get("rope_theta", raw.get("rope_theta"))
+    default_fraction = PARTIAL_ROTARY.get(architecture, 1.0)
+    fraction = scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    fraction = default_fraction if fraction is None else number(fraction, "partial_rotary_factor", where)
     if architecture not in PARTIAL_ROTARY and fraction != 1:
-        raise fields.refuse("partial_rotary_factor", fraction, 1)
+        raise fields.unsupported("partial_rotary_factor", fraction, 1)
     theta = DEFAULT_THETA.get(architecture, 1e4) if theta is None else number(theta, "rope_theta", where)
-    kind = scaling.get("rope_type", scaling.get("type")) or "default"
-    found: dict[str, Any] = {"rope_theta": theta, "partial_rotary_factor": fraction}
-    if kind == "default":
-        return found
-    if kind not in ("linear", "llama3", "yarn"):
-        raise fields.refuse(f"{named}.rope_type", kind, "default, linear, llama3 or yarn")
+    rope_type = scaling.get("rope_type", scaling.get("type")) or "default"
+    settings: dict[str, Any] = {"rope_theta": theta, "partial_rotary_factor": fraction}
+    if rope_type == "default":
+        return settings
+    if rope_type not in ("linear", "llama3", "yarn"):
+        raise fields.unsupported(f"{field}.rope_type", rope_type, "default, linear, llama3 or yarn")
 
-    def part(name: str, default: float | None = None) -> float:
+    def scaling_value(name: str, default: float | None = None) -> float:
         value = scaling.get(name)
         if value is None and default is None:
-            raise UserError(f"field {named}.{name} is missing", where=where)
-        return number(default if value is None else value, f"{named}.{name}", where)
+            raise UserError(f"field {field}.{name} is missing", where=where)
+        return number(default if value is None else value, f"{field}.{name}", where)
 
     max_tokens = fields.count("max_position_embeddings")
-    found["rope_scaling"] = kind
-    if kind != "linear":
-        original = given.get("original_max_position_embeddings", scaling.get("original_max_position_embeddings"))
+    settings["rope_scaling"] = rope_type
+    if rope_type != "linear":
+        original = raw.get("original_max_position_embeddings", scaling.get("original_max_position_embeddings"))
         original = max_tokens if original is None else original
-        found["rope_original_max_position_embeddings"] = int(
+        settings["rope_original_max_position_embeddings"] = int(
             number(original, "original_max_position_embeddings", where)
         )
-    if kind != "yarn":
-        found["rope_factor"] = part("factor")
-    if kind == "llama3":
-        found["rope_low_freq_factor"] = part("low_freq_factor")
-        found["rope_high_freq_factor"] = part("high_freq_factor")
-    if kind == "yarn":
+    if rope_type != "yarn":
+        settings["rope_factor"] = scaling_value("factor")
+    if rope_type == "llama3":
+        settings["rope_low_freq_factor"] = scaling_value("low_freq_factor")
+        settings["rope_high_freq_factor"] = scaling_value("high_freq_factor")
+    if rope_type == "yarn":
         if scaling.get("truncate", True) is not True:
-            raise fields.refuse(f"{named}.truncate", scaling["truncate"], True)
-        factor = part("factor", max_tokens / max(1, found["rope_original_max_position_embeddings"]))
-        found["rope_factor"] = factor
-        # 0 and null stand for the usual values there too
-        found["rope_beta_fast"] = part("beta_fast", 32.0) or 32.0
-        found["rope_beta_slow"] = part("beta_slow", 1.0) or 1.0
-        found["rope_attention_factor"] = _attention_factor(scaling, factor, part)
-    return found
+            raise fields.unsupported(f"{field}.truncate", scaling["truncate"], True)
+        factor = scaling_value("factor", max_tokens / max(1, settings["rope_original_max_position_embeddings"]))
+        settings["rope_factor"] = factor
+        # in transformers, too, 0 and null mean the defaults
+        settings["rope_beta_fast"] = scaling_value("beta_fast", 32.0) or 32.0
+        settings["rope_beta_slow"] = scaling_value("beta_slow", 1.0) or 1.0
+        settings["rope_attention_factor"] = _attention_factor(scaling, factor, scaling_value)
+    return settings
 
 
-def _attention_factor(scaling: Mapping[str, Any], factor: float, part: Any) -> float:
-    """YaRN's scale of queries and keys; 0 where it follows from the factor (arXiv:2309.00071, equation 22)."""
+def _attention_factor(scaling: Mapping[str, Any], factor: float, scaling_value: Any) -> float:
+    """YaRN's scale of queries and keys; 0 if it follows from the factor (arXiv:2309.00071, equation 22)."""
     if scaling.get("attention_factor") is not None:
-        return float(part("attention_factor"))
+        return float(scaling_value("attention_factor"))
     if factor <= 1:
         return 1.0
     if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        upper, lower = (0.1 * part(name) * math.log(factor) + 1 for name in ("mscale", "mscale_all_dim"))
+        upper, lower = (0.1 * scaling_value(name) * math.log(factor) + 1 for name in ("mscale", "mscale_all_dim"))
         return float(upper / lower)
     return 0.0
 
 
 def _windows(fields: _Fields, architecture: str) -> dict[str, Any]:
-    """Sliding windows: mixtral and qwen3_moe have them everywhere or nowhere, the others by layer."""
+    """Sliding windows: in all layers or none for mixtral and qwen3_moe, per layer for the others."""
     if not fields.has("sliding_window"):
         return {}
     size = fields["sliding_window"]
@@ -327,66 +326,66 @@ def _windows(fields: _Fields, architecture: str) -> dict[str, Any]:
 
 
 def _layer_windows(fields: _Fields, architecture: str, size: Any) -> dict[str, Any]:
-    num_hidden_layers, kinds = fields.count("num_hidden_layers"), fields["layer_types"]
-    if kinds is None:
+    num_hidden_layers, layer_types = fields.count("num_hidden_layers"), fields["layer_types"]
+    if layer_types is None:
         if size is None:
             return {}
-        first = fields.count("max_window_layers")
+        first_layer = fields.count("max_window_layers")
         if architecture == "qwen2_moe":  # every other layer, up to that one
-            windowed = [layer for layer in range(num_hidden_layers) if layer % 2 == 0 and layer < first]
+            windowed = [layer for layer in range(num_hidden_layers) if layer % 2 == 0 and layer < first_layer]
         else:
-            windowed = [layer for layer in range(num_hidden_layers) if layer >= first]
+            windowed = [layer for layer in range(num_hidden_layers) if layer >= first_layer]
     else:
-        if not isinstance(kinds, list) or len(kinds) != num_hidden_layers:
+        if not isinstance(layer_types, list) or len(layer_types) != num_hidden_layers:
             raise UserError(
                 "field layer_types is not one entry a layer",
                 where=fields.where,
-                got=kinds,
+                got=layer_types,
                 wanted=f"{num_hidden_layers}",
             )
-        for kind in kinds:
-            if kind not in ("full_attention", "sliding_attention"):
-                raise fields.refuse("layer_types", kind, "full_attention or sliding_attention")
-        windowed = [layer for layer, kind in enumerate(kinds) if kind == "sliding_attention"]
+        for layer_type in layer_types:
+            if layer_type not in ("full_attention", "sliding_attention"):
+                raise fields.unsupported("layer_types", layer_type, "full_attention or sliding_attention")
+        windowed = [layer for layer, layer_type in enumerate(layer_types) if layer_type == "sliding_attention"]
     if not windowed:
         return {}
     if size is None:
         raise UserError(
             "layer_types lists sliding_attention but no window is in use", where=fields.where, got="sliding_window null"
         )
-    found: dict[str, Any] = {"sliding_window": int(number(size, "sliding_window", fields.where))}
+    settings: dict[str, Any] = {"sliding_window": int(number(size, "sliding_window", fields.where))}
     if len(windowed) < num_hidden_layers:
-        found["sliding_window_layers"] = tuple(windowed)
-    return found
+        settings["sliding_window_layers"] = tuple(windowed)
+    return settings
 
 
-def _mixture(fields: _Fields, architecture: str) -> dict[str, Any]:
+def _moe(fields: _Fields, architecture: str) -> dict[str, Any]:
     if architecture not in ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe"):
         return {}
-    found: dict[str, Any] = {"num_experts_per_tok": fields.count("num_experts_per_tok")}
+    settings: dict[str, Any] = {"num_experts_per_tok": fields.count("num_experts_per_tok")}
     if architecture == "mixtral":
         return {
-            **found,
+            **settings,
             "num_experts": fields.count("num_local_experts"),
             "moe_intermediate_size": fields.count("intermediate_size"),
         }
-    found["moe_intermediate_size"] = fields.count("moe_intermediate_size")
-    found["norm_topk_prob"] = bool(fields["norm_topk_prob"])
+    settings["moe_intermediate_size"] = fields.count("moe_intermediate_size")
+    settings["norm_topk_prob"] = bool(fields["norm_topk_prob"])
     num_hidden_layers = fields.count("num_hidden_layers")
     if architecture == "glm4_moe":
-        leading = min(fields.count("first_k_dense_replace"), num_hidden_layers)
+        num_dense = min(fields.count("first_k_dense_replace"), num_hidden_layers)
         return {
-            **found,
+            **settings,
             "num_experts": fields.count("n_routed_experts"),
-            "shared_expert_intermediate_size": fields.count("n_shared_experts") * found["moe_intermediate_size"],
-            "mlp_only_layers": tuple(range(leading)),
+            "shared_expert_intermediate_size": fields.count("n_shared_experts") * settings["moe_intermediate_size"],
+            "mlp_only_layers": tuple(range(num_dense)),
             "routed_scaling_factor": fields.number("routed_scaling_factor"),
         }
-    every, dense = fields.count("decoder_sparse_step") or 1, fields["mlp_only_layers"] or ()
+    sparse_step, dense_layers = fields.count("decoder_sparse_step") or 1, fields["mlp_only_layers"] or ()
     if architecture == "qwen2_moe":
-        found["shared_expert_intermediate_size"] = fields.count("shared_expert_intermediate_size")
+        settings["shared_expert_intermediate_size"] = fields.count("shared_expert_intermediate_size")
     return {
-        **found,
+        **settings,
         "num_experts": fields.count("num_experts"),
-        "mlp_only_layers": tuple(layer for layer in range(num_hidden_layers) if layer in dense or (layer + 1) % every),
+        "mlp_only_layers": tuple(i for i in range(num_hidden_layers) if i in dense_layers or (i + 1) % sparse_step),
     }

@@ -1,1 +1,1 @@
-"""Floor 1: text. Records, tokenizer, chat, shards and packing; numpy only, no torch."""
+"""Floor 1: data. Records, tokenizer, chat, shards and packing; numpy only, no torch."""

@@ -1,6 +1,6 @@
-"""What is in a corpus, counted before a model learns it: sizes, scripts, lengths, duplicates, and warnings in words.
+"""Statistics of a data set before training: sizes, scripts, lengths, duplicates, and warnings.
 
-One streaming pass, no printing. Memory: 8 bytes per length (at most a million of them), about 60 bytes per distinct
+One streaming pass. Memory: 8 bytes per length (at most a million of them), about 60 bytes per distinct
 document for the duplicate check, and a table of character counts (9 MB).
 """
 
@@ -38,7 +38,7 @@ from penjing.data.formats import (
 from penjing.data.formats.dispatch import kind_of, rows_of
 
 NUM_CODE_POINTS = 0x110000
-NUM_LENGTHS_KEPT = 1_000_000
+RESERVOIR_SIZE = 1_000_000
 NUM_LONGEST_LINES = 5
 NUM_COMMON_CHARACTERS = 30
 NUM_FIELDS_NAMED = 20
@@ -54,17 +54,17 @@ CONTROLS = ((0x00, 0x08), (0x0E, 0x1F), (0x7F, 0x84), (0x86, 0x9F))
 _FLUSH_CHARACTERS = 1 << 20
 
 
-def survey_files(paths: Sequence[Path], kind: Kind) -> Stats:
-    """Count what files of one kind hold, and what of it cannot be read. Raises UserError if nothing can."""
-    stats, read = _OF_KIND[kind]
+def compute_stats(paths: Sequence[Path], kind: Kind) -> Stats:
+    """The statistics of files of one kind, unreadable records included. Raises UserError if nothing can be read."""
+    stats, read = _STATS_BY_KIND[kind]
     bad_records = BadRecords(max_bad_fraction=1.0)
     return stats(bad_records).count(read(paths, bad_records=bad_records))
 
 
 def file_kind(path: Path) -> Kind:
-    """What a file holds, by its first whole record; chats also if that one waits for an answer and another has its own.
+    """The kind of data in a file, from its first valid record. If that is a prompt, one chat record makes it chats.
 
-    Raises UserError if it is no kind of data.
+    Raises UserError for an unknown kind.
     """
     kind = sniff(path)
     return "chats" if kind == "prompts" and any(_is_chat(record) for _, record in rows_of(path)) else kind
@@ -75,13 +75,13 @@ def _is_chat(record: dict[str, Any] | UserError) -> bool:
 
 
 class LengthStats:
-    """Quantiles of many whole numbers: exact up to `num_kept` of them, from a uniform reservoir beyond."""
+    """Quantiles of integers: exact for up to `capacity` of them, else from a uniform reservoir sample."""
 
-    def __init__(self, num_kept: int = NUM_LENGTHS_KEPT) -> None:
-        self.num_kept = num_kept
+    def __init__(self, capacity: int = RESERVOIR_SIZE) -> None:
+        self.capacity = capacity
         self.num_seen = 0
         self.smallest = self.largest = self.total = 0
-        self._kept = array("q")
+        self._reservoir = array("q")
         self._random = random.Random(0)  # a fixed seed: the same corpus gives the same report
 
     def add(self, length: int) -> None:
@@ -89,49 +89,49 @@ class LengthStats:
         self.largest = max(self.largest, length)
         self.num_seen += 1
         self.total += length
-        if len(self._kept) < self.num_kept:
-            self._kept.append(length)
+        if len(self._reservoir) < self.capacity:
+            self._reservoir.append(length)
         else:
-            place = self._random.randrange(self.num_seen)
-            if place < self.num_kept:
-                self._kept[place] = length
+            slot = self._random.randrange(self.num_seen)
+            if slot < self.capacity:
+                self._reservoir[slot] = length
 
     @property
     def exact(self) -> bool:
-        return self.num_seen <= self.num_kept
+        return self.num_seen <= self.capacity
 
     def quantiles(self) -> dict[str, int]:
-        """The values at QUANTILES, each one that occurs (nearest rank, rounded down); zeros when nothing was seen."""
+        """The values at QUANTILES, each an observed value (nearest rank, rounded down); zeros without any values."""
         if not self.num_seen:
             return dict.fromkeys(QUANTILES, 0)
-        ordered = np.sort(np.frombuffer(self._kept, dtype=np.int64))
-        found = {name: int(ordered[int(share * (len(ordered) - 1))]) for name, share in QUANTILES.items()}
-        return found | {"min": self.smallest, "max": self.largest}
+        ordered = np.sort(np.frombuffer(self._reservoir, dtype=np.int64))
+        values = {name: int(ordered[int(fraction * (len(ordered) - 1))]) for name, fraction in QUANTILES.items()}
+        return values | {"min": self.smallest, "max": self.largest}
 
 
 class _Characters:
-    """Counts of every code point, gathered a million characters at a time."""
+    """Counts of every code point, updated a million characters at a time."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(NUM_CODE_POINTS, dtype=np.int64)
-        self._pieces: list[str] = []
-        self._num_waiting = 0
+        self._buffer: list[str] = []
+        self._num_buffered = 0
 
     def add(self, text: str) -> None:
-        self._pieces.append(text)
-        self._num_waiting += len(text)
-        if self._num_waiting >= _FLUSH_CHARACTERS:
+        self._buffer.append(text)
+        self._num_buffered += len(text)
+        if self._num_buffered >= _FLUSH_CHARACTERS:
             self._flush()
 
     def _flush(self) -> None:
-        codes = np.frombuffer("".join(self._pieces).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        codes = np.frombuffer("".join(self._buffer).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
         self._counts += np.bincount(codes, minlength=NUM_CODE_POINTS)
-        self._pieces, self._num_waiting = [], 0
+        self._buffer, self._num_buffered = [], 0
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
         """How often each code point occurs."""
-        if self._pieces:
+        if self._buffer:
             self._flush()
         return self._counts
 
@@ -139,7 +139,7 @@ class _Characters:
         return int(sum(self.counts[first : last + 1].sum() for first, last in ranges))
 
     def common(self, num: int) -> list[str]:
-        """The most frequent first, white space left out."""
+        """The most frequent characters without white space, most frequent first."""
         counts = self.counts
         order = np.argsort(-counts, kind="stable")[: num + len(SPACES)]
         return [chr(code) for code in order if counts[code] and code not in SPACES][:num]
@@ -150,19 +150,19 @@ def _num_bytes(messages: Iterable[Message]) -> int:
 
 
 class Stats(ABC):
-    """What records of one kind hold, counted in one pass.
+    """Statistics of the records of one kind, in one pass.
 
-    bad_records: what their reader sets aside. lengths: by what they are of.
+    bad_records: the records that their reader rejects. lengths: by name.
     """
 
-    one: ClassVar[str]  # what a record is called
-    many: ClassVar[str]
-    measured: ClassVar[tuple[str, ...]]  # the names of `lengths`
+    singular: ClassVar[str]  # the name of a record
+    plural: ClassVar[str]
+    length_names: ClassVar[tuple[str, ...]]  # the names of `lengths`
 
     def __init__(self, bad_records: BadRecords | None = None) -> None:
         self.bad_records = bad_records or BadRecords()
         self.num_records = 0
-        self.lengths = {name: LengthStats() for name in self.measured}
+        self.lengths = {name: LengthStats() for name in self.length_names}
         self._seen: set[bytes] = set()
 
     def count(self, records: Iterable[Any]) -> Self:
@@ -174,48 +174,48 @@ class Stats(ABC):
     @abstractmethod
     def add(self, record: Any) -> None: ...
 
-    def see(self, content: bytes) -> None:
-        """Note all that a record says, by which duplicates are found."""
+    def add_hash(self, content: bytes) -> None:
+        """Add the hash of a record's content, for finding duplicates."""
         self._seen.add(hashlib.blake2b(content, digest_size=8).digest())
 
     @property
     def num_duplicates(self) -> int:
-        """Records that are byte for byte some earlier one (64-bit hashes)."""
+        """Records identical to an earlier one (64-bit hashes)."""
         return self.num_records - len(self._seen)
 
     @property
     def lengths_exact(self) -> bool:
-        """False: quantiles are of a uniform sample of a million records (min and max are always exact)."""
-        return all(each.exact for each in self.lengths.values())
+        """False if quantiles come from a uniform sample of a million records (min and max are always exact)."""
+        return all(length_stats.exact for length_stats in self.lengths.values())
 
     @property
     def warnings(self) -> list[str]:
-        odd = self.oddities() if self.num_records else [f"There is no {self.one} at all."]
-        return [*odd, *self._set_aside()]
+        warnings = self.quality_warnings() if self.num_records else [f"There is no {self.singular} at all."]
+        return [*warnings, *self._bad_record_warnings()]
 
-    def oddities(self) -> Iterator[str]:
-        """What is odd about the records, of which there is at least one."""
+    def quality_warnings(self) -> Iterator[str]:
+        """Warnings about the content; called with at least one record."""
         if self.num_duplicates >= 0.01 * self.num_records:
             share = _share(self.num_duplicates, self.num_records)
-            yield f"{share} of {self.many} are exact duplicates: a model memorizes them."
+            yield f"{share} of {self.plural} are exact duplicates: a model memorizes them."
 
-    def _set_aside(self) -> Iterator[str]:
+    def _bad_record_warnings(self) -> Iterator[str]:
         bad = self.bad_records
-        for reason, num in bad.reasons.most_common():
-            if num >= 0.01 * bad.records:
-                yield f"{_share(num, bad.records)} of {self.many} are left out: {reason}."
+        for reason, count in bad.reasons.most_common():
+            if count >= 0.01 * bad.records:
+                yield f"{_share(count, bad.records)} of {self.plural} are left out: {reason}."
         if bad.bad:
-            many = "" if bad.bad <= DEFAULT_MAX_BAD * bad.records else ", too many to train on as they are"
-            yield f"{bad.bad:,} of {bad.records:,} records are broken{many}; the first: {bad.first[0]}"
+            note = "" if bad.bad <= DEFAULT_MAX_BAD * bad.records else ", too many to train on as they are"
+            yield f"{bad.bad:,} of {bad.records:,} records are broken{note}; the first: {bad.first[0]}"
         if bad.unread:
-            yield f"Not read to the end, for damage that hides what follows: {', '.join(bad.unread[:5])}."
+            yield f"Not read to the end, since damage hides where records begin: {', '.join(bad.unread[:5])}."
 
 
 class DocumentStats(Stats):
-    """Documents. longest: (characters, source, line where its document starts) of the longest lines, a heap."""
+    """Documents. longest: a heap of the longest lines as (characters, source, first line of the document)."""
 
-    one, many = "text", "documents"
-    measured = ("document, bytes",)
+    singular, plural = "text", "documents"
+    length_names = ("document, bytes",)
 
     def __init__(self, bad_records: BadRecords | None = None) -> None:
         super().__init__(bad_records)
@@ -226,7 +226,7 @@ class DocumentStats(Stats):
         text = record.text
         encoded = text.encode("utf-8", "surrogatepass")
         self.lengths["document, bytes"].add(len(encoded))
-        self.see(encoded)
+        self.add_hash(encoded)
         self.characters.add(text)
         longest = (max(map(len, text.split("\n"))), record.source, record.line)
         push = heapq.heappush if len(self.longest) < NUM_LONGEST_LINES else heapq.heappushpop
@@ -234,7 +234,7 @@ class DocumentStats(Stats):
 
     @property
     def num_bytes(self) -> int:
-        """As UTF-8."""
+        """Size as UTF-8."""
         return self.lengths["document, bytes"].total
 
     @property
@@ -253,10 +253,10 @@ class DocumentStats(Stats):
     def scripts(self) -> dict[str, float]:
         """The fraction of each script, of all characters that are not white space."""
         num_visible = self.num_characters - int(self.characters.counts[list(SPACES)].sum())
-        found = {name: self.characters.total(ranges) / max(1, num_visible) for name, ranges in SCRIPTS.items()}
-        return found | {"other": max(0.0, 1 - sum(found.values())) if num_visible else 0.0}
+        fractions = {name: self.characters.total(ranges) / max(1, num_visible) for name, ranges in SCRIPTS.items()}
+        return fractions | {"other": max(0.0, 1 - sum(fractions.values())) if num_visible else 0.0}
 
-    def oddities(self) -> Iterator[str]:
+    def quality_warnings(self) -> Iterator[str]:
         lengths = self.lengths["document, bytes"]
         if self.num_records < 20:
             yield f"Only {self.num_records} documents: too few to hold some out; cut them or add more."
@@ -265,13 +265,13 @@ class DocumentStats(Stats):
             yield f"One document is {share} of all bytes: a split by document is uneven."
         if self.num_bytes < 1_000_000:
             yield f"Only {self.num_bytes / 1e6:.2f} MB of text: a model memorizes it in a few epochs."
-        yield from super().oddities()
+        yield from super().quality_warnings()
         median = lengths.quantiles()["p50"]
         if median < 50:
             yield f"Half of the documents are {median} bytes or less: too short to teach anything beyond a phrase."
-        yield from self._odd_characters()
+        yield from self._character_warnings()
 
-    def _odd_characters(self) -> Iterator[str]:
+    def _character_warnings(self) -> Iterator[str]:
         counts = self.characters.counts
         if counts[0xFFFD]:
             yield f"{counts[0xFFFD]} replacement characters (U+FFFD): some text was once decoded wrongly."
@@ -290,8 +290,8 @@ class DocumentStats(Stats):
 class ChatStats(Stats):
     """Chats. Answers are assistant turns; a turn is any message but the system's. roles: messages by role."""
 
-    one, many = "chat", "chats"
-    measured = ("conversation, messages", "answer, bytes")
+    singular, plural = "chat", "chats"
+    length_names = ("conversation, messages", "answer, bytes")
 
     def __init__(self, bad_records: BadRecords | None = None) -> None:
         super().__init__(bad_records)
@@ -304,7 +304,7 @@ class ChatStats(Stats):
         turns = [role for role in roles if role != "system"]
         self.roles.update(roles)
         self.lengths["conversation, messages"].add(len(turns))
-        self.see(_all_of(record))
+        self.add_hash(_chat_bytes(record))
         self.num_with_system += "system" in roles
         self.num_with_tools += bool(record.tools)
         self.num_with_reasoning += any(message.reasoning_content for message in record.messages)
@@ -318,8 +318,8 @@ class ChatStats(Stats):
     def num_answer_bytes(self) -> int:
         return self.lengths["answer, bytes"].total
 
-    def oddities(self) -> Iterator[str]:
-        yield from super().oddities()
+    def quality_warnings(self) -> Iterator[str]:
+        yield from super().quality_warnings()
         if self.num_unanswered >= 0.01 * self.num_records:
             yield f"{_share(self.num_unanswered, self.num_records)} of chats end on a turn that is never answered."
         if self.lengths["conversation, messages"].quantiles()["p95"] <= 2:
@@ -327,11 +327,11 @@ class ChatStats(Stats):
 
 
 class PreferenceStats(Stats):
-    """Pairs of answers and single judged ones. Chosen are the wanted answers, rejected the others; the prompt is all
-    that comes before the answer."""
+    """Pairs of answers, and single labelled answers, which count as chosen (true) or rejected (false). The prompt is
+    everything before the answer."""
 
-    one, many = "preference", "records"
-    measured = ("prompt, bytes", "chosen, bytes", "rejected, bytes")
+    singular, plural = "preference", "records"
+    length_names = ("prompt, bytes", "chosen, bytes", "rejected, bytes")
 
     def __init__(self, bad_records: BadRecords | None = None) -> None:
         super().__init__(bad_records)
@@ -339,26 +339,26 @@ class PreferenceStats(Stats):
 
     def add(self, record: PreferenceRecord) -> None:
         sizes = [_num_bytes(chat.messages[-1:]) for chat in record.chats]
-        for size, wanted in zip(sizes, record.wanted, strict=True):
-            self.lengths["chosen, bytes" if wanted else "rejected, bytes"].add(size)
+        for size, is_chosen in zip(sizes, record.is_chosen, strict=True):
+            self.lengths["chosen, bytes" if is_chosen else "rejected, bytes"].add(size)
         self.lengths["prompt, bytes"].add(_num_bytes(record.chats[0].messages[:-1]))
         if len(sizes) == 2:
             self.num_pairs += 1
             self.num_chosen_longer += sizes[0] > sizes[1]
-        self.see(repr(record.wanted).encode() + b"".join(map(_all_of, record.chats)))
+        self.add_hash(repr(record.is_chosen).encode() + b"".join(map(_chat_bytes, record.chats)))
 
-    def oddities(self) -> Iterator[str]:
-        yield from super().oddities()
+    def quality_warnings(self) -> Iterator[str]:
+        yield from super().quality_warnings()
         if self.num_chosen_longer > 0.8 * self.num_pairs:
             share = _share(self.num_chosen_longer, self.num_pairs)
             yield f"The chosen answer is the longer one in {share} of pairs: a model may learn to be long."
 
 
 class PromptStats(Stats):
-    """Conversations that wait for an answer. fields: records that have a further field, such as a reference answer."""
+    """Prompts. fields: number of records with each further field, such as a reference answer."""
 
-    one, many = "prompt", "prompts"
-    measured = ("prompt, messages", "prompt, bytes")
+    singular, plural = "prompt", "prompts"
+    length_names = ("prompt, messages", "prompt, bytes")
 
     def __init__(self, bad_records: BadRecords | None = None) -> None:
         super().__init__(bad_records)
@@ -373,10 +373,10 @@ class PromptStats(Stats):
         self.num_with_system += "system" in roles
         self.num_with_tools += bool(prompt.tools)
         self.fields.update(str(name) for name in fields if name not in CHAT_FIELDS)
-        self.see(_all_of(prompt))
+        self.add_hash(_chat_bytes(prompt))
 
 
-_OF_KIND: dict[Kind, tuple[type[Stats], Callable[..., Iterator[Any]]]] = {
+_STATS_BY_KIND: dict[Kind, tuple[type[Stats], Callable[..., Iterator[Any]]]] = {
     "documents": (DocumentStats, read_documents),
     "chats": (ChatStats, read_chats),
     "preferences": (PreferenceStats, read_preferences),
@@ -384,11 +384,11 @@ _OF_KIND: dict[Kind, tuple[type[Stats], Callable[..., Iterator[Any]]]] = {
 }
 
 
-def _all_of(chat: Chat) -> bytes:
+def _chat_bytes(chat: Chat) -> bytes:
     return repr((chat.messages, chat.tools)).encode("utf-8", "surrogatepass")
 
 
-def _share(part: float, whole: float) -> str:
-    """A fraction for people: whole per cent, or one digit below one per cent."""
-    percent = 100 * part / whole
+def _share(part: float, total: float) -> str:
+    """A fraction in per cent: without decimals, or with one below 1 %."""
+    percent = 100 * part / total
     return f"{percent:.0f} %" if percent >= 1 else f"{percent:.1f} %"

@@ -1,9 +1,9 @@
-"""Prompts with judged answers, as token ids on disk: written once, then memory-mapped.
+"""Prompts with labelled answers, as token ids on disk: written once, then memory-mapped.
 
-A folder holds `tokens.bin` (uint16 or uint32: each group's prompt, then its answers, one after the other),
-`weights.bin` (uint8 per token: did the model say it), `prompts.npy` (int64 [G, 2]: where each group's prompt begins and
-ends), `first.npy` (int64 [G + 1]: its first answer), `ends.npy` (int64 [A]: where each answer ends), `wanted.npy`
-(uint8 [A]), `margins.npy` (float32 [G]) and `groups.json` with a checksum of each, written last.
+A folder holds `tokens.bin` (uint16 or uint32: each group's prompt, then its answers), `weights.bin` (uint8 per token: 1
+if the model generates it), `prompts.npy` (int64 [G, 2]: begin and end of each group's prompt), `first.npy` (int64
+[G + 1]: index of each group's first answer), `ends.npy` (int64 [A]: end of each answer), `wanted.npy` (uint8 [A]: 1 if
+chosen), `margins.npy` (float32 [G]) and `groups.json` with a checksum of each, written last.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penjing.base.files import sha256_text
 from penjing.data.chat.render import render
 from penjing.data.formats import BadRecords, Chat, NoBadRecords, PreferenceRecord
 from penjing.data.token_shards import ArrayFolder, ArrayFolderWriter
-from penjing.data.tokenize_dataset import need_both, write_halves
+from penjing.data.tokenize_dataset import check_not_empty, write_splits
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 META = "groups.json"
@@ -30,7 +30,7 @@ META = "groups.json"
 
 @dataclass(frozen=True, slots=True)
 class TokenAnswer:
-    """ids of an answer, its turn's end included; weights: 1 what the model said, 0 what it was given (tools)."""
+    """ids: an answer with its end-of-turn token. weights: 1 for tokens of the model, 0 for tool results."""
 
     ids: list[int]
     weights: list[int]
@@ -38,11 +38,11 @@ class TokenAnswer:
 
 @dataclass(frozen=True, slots=True)
 class TokenGroup:
-    """A prompt, its answers, whether each is wanted, and by how much the first is better."""
+    """A prompt, its answers, whether each is chosen, and by how much the first is better."""
 
     prompt: list[int]
     answers: tuple[TokenAnswer, ...]
-    wanted: tuple[bool, ...]
+    is_chosen: tuple[bool, ...]
     margin: float = 0.0
 
     @property
@@ -55,64 +55,65 @@ class TokenGroup:
 
 
 def encode(record: PreferenceRecord, tokenizer: Tokenizer) -> TokenGroup:
-    """The ids of a pair or of one judged answer; what comes before the answers is read once.
+    """The ids of a pair or of one labelled answer, with the common prompt once.
 
-    A pair's answers begin with the assistant's turn in which they first differ, a single one's with the first turn
-    after the last question. Raises UserError if the two differ before any answer, or a template leaves one out.
+    A pair's answers begin at the assistant turn in which they first differ, a single answer at the first assistant turn
+    after the last question. Raises UserError if the pair differs before an assistant turn, or if the template drops an
+    answer.
     """
     rendered = [render(tokenizer, chat.messages, chat.tools) for chat in record.chats]
     first = rendered[0]
     if len(rendered) == 1:
-        start = _last_answer(record.chats[0], first.weights, tokenizer)
+        answer_start = _last_answer(record.chats[0], first.weights, tokenizer)
     else:
         other = rendered[1]
-        shared = zip(first.ids, other.ids, first.weights, other.weights, strict=False)
-        start = next((index for index, (a, b, v, w) in enumerate(shared) if (a, v) != (b, w)), -1)
-        if start < 0 or not (first.weights[start] and other.weights[start]):
+        pairs = zip(first.ids, other.ids, first.weights, other.weights, strict=False)
+        answer_start = next((index for index, (a, b, v, w) in enumerate(pairs) if (a, v) != (b, w)), -1)
+        if answer_start < 0 or not (first.weights[answer_start] and other.weights[answer_start]):
             chat = record.chats[0]
             raise UserError(
                 "chosen and rejected differ before the answer",
                 where=f"{chat.source}:{chat.line}",
                 wanted="the same messages up to an assistant turn",
             )
-        while start and first.weights[start - 1]:
-            start -= 1
-    assert start > 0, "a template opens the assistant's turn before the answer"
+        while answer_start and first.weights[answer_start - 1]:
+            answer_start -= 1
+    assert answer_start > 0, "a template opens the assistant's turn before the answer"
     answers = []
-    for whole in rendered:
-        end = len(whole.ids)
-        while end > start and not whole.weights[end - 1]:  # what a template writes after the turn's end is nobody's
+    for encoded in rendered:
+        end = len(encoded.ids)
+        while end > answer_start and not encoded.weights[end - 1]:  # text of the template after the turn's end
             end -= 1
-        if end <= start:
-            raise _not_shown(record.chats[0])
-        answers.append(TokenAnswer(whole.ids[start:end], whole.weights[start:end]))
-    return TokenGroup(first.ids[:start], tuple(answers), record.wanted, record.margin)
+        if end <= answer_start:
+            raise _answer_missing(record.chats[0])
+        answers.append(TokenAnswer(encoded.ids[answer_start:end], encoded.weights[answer_start:end]))
+    return TokenGroup(first.ids[:answer_start], tuple(answers), record.is_chosen, record.margin)
 
 
 def _last_answer(chat: Chat, weights: Sequence[int], tokenizer: Tokenizer) -> int:
-    """Where the first assistant turn after the last question begins."""
+    """The start of the first assistant turn after the last question."""
     messages = chat.messages
     last_user = max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
-    before: list[int] = []
+    earlier_turns: list[int] = []
     if any(message.role == "assistant" for message in messages[:last_user]):
-        before = _turns(render(tokenizer, messages[: last_user + 1], chat.tools).weights)
-    starts = _turns(weights)[len(before) :]
+        earlier_turns = _turn_starts(render(tokenizer, messages[: last_user + 1], chat.tools).weights)
+    starts = _turn_starts(weights)[len(earlier_turns) :]
     if not starts:
-        raise _not_shown(chat)
+        raise _answer_missing(chat)
     return starts[0]
 
 
-def _turns(weights: Sequence[int]) -> list[int]:
-    """Where each stretch of what the model said begins."""
+def _turn_starts(weights: Sequence[int]) -> list[int]:
+    """The start of each span of tokens with weight 1."""
     return [index for index, weight in enumerate(weights) if weight and not (index and weights[index - 1])]
 
 
-def _not_shown(chat: Chat) -> UserError:
-    return UserError("the chat template leaves the answer out", where=f"{chat.source}:{chat.line}")
+def _answer_missing(chat: Chat) -> UserError:
+    return UserError("the chat template drops the answer", where=f"{chat.source}:{chat.line}")
 
 
 def split_key(record: PreferenceRecord) -> str:
-    """The text by whose hash a record is held out: its question, so that all answers to one fall together."""
+    """The text whose hash decides the split: the question, so that all answers to it fall into the same split."""
     messages = record.chats[0].messages
     last_user = max((index for index, message in enumerate(messages) if message.role == "user"), default=0)
     return "\n".join(f"{message.role}: {message.content}" for message in messages[: last_user + 1])
@@ -124,14 +125,14 @@ def split_key(record: PreferenceRecord) -> str:
 class PreferenceShards(ArrayFolder):
     """A folder of groups: `groups[index]`, `len(groups)`."""
 
-    meta_file, holds = META, "groups"
+    meta_file, noun = META, "groups"
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.prompt_G2: npt.NDArray[np.int64] = self.load("prompts")
         self.first_G: npt.NDArray[np.int64] = self.load("first")
         self.end_A: npt.NDArray[np.int64] = self.load("ends")
-        self.wanted_A: npt.NDArray[np.uint8] = self.load("wanted")
+        self.is_chosen_A: npt.NDArray[np.uint8] = self.load("wanted")
         self.margin_G: npt.NDArray[np.float32] = self.load("margins")
         self._prompts_G = np.cumsum(self.prompt_G2[:, 1] - self.prompt_G2[:, 0])  # tokens of prompts up to each group
         self._token_N: npt.NDArray[Any] = self.map("tokens", self.meta["dtype"])
@@ -141,24 +142,24 @@ class PreferenceShards(ArrayFolder):
         return len(self.prompt_G2)
 
     def __getitem__(self, index: int) -> TokenGroup:
-        begin, prompt_end = (int(place) for place in self.prompt_G2[index])
+        prompt_begin, prompt_end = (int(position) for position in self.prompt_G2[index])
         first, last = int(self.first_G[index]), int(self.first_G[index + 1])
         answers = tuple(
             TokenAnswer(self._token_N[start:end].tolist(), self._weight_N[start:end].tolist())
             for start, end in pairwise([prompt_end, *self.end_A[first:last].tolist()])
         )
-        wanted = tuple(bool(value) for value in self.wanted_A[first:last])
-        prompt = self._token_N[begin:prompt_end].tolist()
-        return TokenGroup(prompt, answers, wanted, float(self.margin_G[index]))
+        is_chosen = tuple(bool(value) for value in self.is_chosen_A[first:last])
+        prompt = self._token_N[prompt_begin:prompt_end].tolist()
+        return TokenGroup(prompt, answers, is_chosen, float(self.margin_G[index]))
 
     def __iter__(self) -> Iterator[TokenGroup]:
         return (self[index] for index in range(len(self)))
 
-    def answer_places(self, index: int) -> list[slice]:
-        """Where each answer of a group stands among the answers' tokens of the whole folder, prompts left out."""
+    def answer_slices(self, index: int) -> list[slice]:
+        """The slice of each answer of a group in the answer tokens of the folder, without prompts."""
         first, last = int(self.first_G[index]), int(self.first_G[index + 1])
-        borders = np.array([self.prompt_G2[index, 1], *self.end_A[first:last]]) - self._prompts_G[index]
-        return [slice(start, end) for start, end in pairwise(borders.tolist())]
+        bounds = np.array([self.prompt_G2[index, 1], *self.end_A[first:last]]) - self._prompts_G[index]
+        return [slice(start, end) for start, end in pairwise(bounds.tolist())]
 
     @property
     def has_pairs(self) -> bool:
@@ -168,7 +169,7 @@ class PreferenceShards(ArrayFolder):
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the checksums of all files: tokens, labels and margins alike."""
-        return sha256_text("\n".join(f"{name} {facts['sha256']}" for name, facts in sorted(self.meta["files"].items())))
+        return sha256_text("\n".join(f"{name} {entry['sha256']}" for name, entry in sorted(self.meta["files"].items())))
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class PreferenceShardWriter(ArrayFolderWriter):
     def __init__(self, folder: Path, *, vocab_size: int, about: dict[str, Any]) -> None:
         super().__init__(folder, has_weights=True, vocab_size=vocab_size, about=about)
         self._prompts: list[tuple[int, int]] = []
-        self._first, self._ends, self._wanted, self._margins = [0], list[int](), list[bool](), list[float]()
+        self._first, self._ends, self._is_chosen, self._margins = [0], list[int](), list[bool](), list[float]()
 
     def add(self, group: TokenGroup) -> None:
         begin = self.num_tokens
@@ -190,7 +191,7 @@ class PreferenceShardWriter(ArrayFolderWriter):
             self.append(answer.ids, answer.weights)
             self._ends.append(self.num_tokens)
         self._first.append(len(self._ends))
-        self._wanted += group.wanted
+        self._is_chosen += group.is_chosen
         self._margins.append(group.margin)
 
     def close(self) -> PreferenceShards:
@@ -198,7 +199,7 @@ class PreferenceShardWriter(ArrayFolderWriter):
             "prompts": np.asarray(self._prompts, dtype=np.int64).reshape(-1, 2),
             "first": np.asarray(self._first, dtype=np.int64),
             "ends": np.asarray(self._ends, dtype=np.int64),
-            "wanted": np.asarray(self._wanted, dtype=np.uint8),
+            "wanted": np.asarray(self._is_chosen, dtype=np.uint8),
             "margins": np.asarray(self._margins, dtype=np.float32),
         }
         self.finish(META, arrays, {"groups": len(self._prompts), "answers": len(self._ends)})
@@ -207,7 +208,7 @@ class PreferenceShardWriter(ArrayFolderWriter):
 
 @dataclass(frozen=True, slots=True)
 class PreparedPreferences:
-    """Where the two halves went, and how many were longer than a row."""
+    """The two splits, and the number of groups longer than a row."""
 
     train: PreferenceShards
     validation: PreferenceShards
@@ -224,14 +225,14 @@ def prepare_groups(
     about: dict[str, Any],
     bad_records: BadRecords | None = None,
 ) -> PreparedPreferences:
-    """Encode judged answers into `folder/train` and `folder/validation`; a share of the questions is held out by hash.
+    """Encode labelled answers into `folder/train` and `folder/validation`; questions are split by hash.
 
-    A group of more than `seq_len` tokens is left out and counted; one that cannot be encoded goes to `bad_records`.
-    Raises UserError if one half stays empty.
+    A group of more than `seq_len` tokens is dropped and counted; one that cannot be encoded goes to `bad_records`.
+    Raises UserError if a split is empty.
     """
     too_long = 0
 
-    def encoded() -> Iterator[tuple[str, tuple[TokenGroup]]]:
+    def encoded_groups() -> Iterator[tuple[str, tuple[TokenGroup]]]:
         nonlocal too_long
         for record in records:
             try:
@@ -245,7 +246,7 @@ def prepare_groups(
                 yield split_key(record), (group,)
 
     about = {**about, "seq_len": seq_len}
-    train, validation = write_halves(encoded(), PreferenceShardWriter, tokenizer, folder, val_fraction, about)
-    longer = f"{too_long} were longer than data.seq_len={seq_len}. " if too_long else ""
-    need_both(train, validation, f"{longer}Give more: answers to at least two different questions that fit.")
+    train, validation = write_splits(encoded_groups(), PreferenceShardWriter, tokenizer, folder, val_fraction, about)
+    note = f"{too_long} were longer than data.seq_len={seq_len}. " if too_long else ""
+    check_not_empty(train, validation, f"{note}Give more: answers to at least two different questions that fit.")
     return PreparedPreferences(train, validation, too_long)

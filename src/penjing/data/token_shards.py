@@ -1,8 +1,8 @@
 """Token ids on disk: one memory-mapped array, document boundaries beside it, and a checksum for each file.
 
-A shard folder holds `tokens.bin` (uint16 or uint32, all documents one after the other), `ends.npy` (int64: where each
-document ends), `bytes.npy` (int32: UTF-8 bytes of each document's text, so that losses can be given per byte),
-`weights.bin` (uint8 per token: does it count in the loss; chats only) and `shards.json`, written last.
+A shard folder holds `tokens.bin` (uint16 or uint32, all documents one after the other), `ends.npy` (int64: end of each
+document), `bytes.npy` (int32: UTF-8 bytes of each document's text, so that losses can be given per byte), `weights.bin`
+(uint8 per token: weight in the loss; chats only) and `shards.json`, written last.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Kind = Literal["documents", "chats"]
 
 
 def id_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The smallest in which such ids are stored."""
+    """The smallest dtype for ids of this vocabulary."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
-def file_facts(folder: Path, names: Iterable[str]) -> dict[str, Any]:
-    """Size and hash of each file, as an `ArrayFolder` checks them."""
+def manifest_entries(folder: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Size and hash of each file, which `ArrayFolder` checks."""
     return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)} for name in names}
 
 
 def publish(partial: Path, folder: Path) -> None:
-    """Give a finished folder its name, in place of what was there, durably."""
+    """Rename a finished folder to its final name, durably, replacing an older one."""
     with disk_errors(folder):
         if folder.exists():
             shutil.rmtree(folder)
@@ -43,25 +43,25 @@ def publish(partial: Path, folder: Path) -> None:
 
 
 class ArrayFolder:
-    """A folder of arrays, memory-mapped for reading, and a file that lists them with their sizes and hashes."""
+    """A folder of memory-mapped arrays, with a file that lists their sizes and hashes."""
 
     meta_file: ClassVar[str]  # written last
-    holds: ClassVar[str]  # what, in errors
+    noun: ClassVar[str]  # the contents, in errors
 
     def __init__(self, folder: Path) -> None:
-        """Raises UserError if the folder is not one of these, or a file's size is not what was written."""
+        """Raises UserError if the folder has another format, or a file has the wrong size."""
         self.folder = Path(folder)
         if not (self.folder / self.meta_file).is_file():
-            raise UserError(f"no token {self.holds} here", where=self.folder, wanted=f"a folder with {self.meta_file}")
+            raise UserError(f"no token {self.noun} here", where=self.folder, wanted=f"a folder with {self.meta_file}")
         meta = read_json(self.folder / self.meta_file)
-        found = meta.get("format") if isinstance(meta, dict) else None
-        if found != FORMAT:
-            raise UserError(f"{self.holds} of another format", where=self.folder, got=found, wanted=FORMAT)
-        for name, facts in meta["files"].items():
+        version = meta.get("format") if isinstance(meta, dict) else None
+        if version != FORMAT:
+            raise UserError(f"{self.noun} of another format", where=self.folder, got=version, wanted=FORMAT)
+        for name, entry in meta["files"].items():
             path = self.folder / name
             size = path.stat().st_size if path.is_file() else None
-            if size != facts["bytes"]:
-                raise UserError("file missing or cut short", where=path, got=size, wanted=f"{facts['bytes']} bytes")
+            if size != entry["bytes"]:
+                raise UserError("file missing or cut short", where=path, got=size, wanted=f"{entry['bytes']} bytes")
         self.meta: dict[str, Any] = meta
 
     def load(self, name: str) -> npt.NDArray[Any]:
@@ -73,7 +73,7 @@ class ArrayFolder:
             raise UserError(f"the file is damaged: {error}", where=path) from None
 
     def map(self, name: str, dtype: str) -> npt.NDArray[Any]:
-        """An array with an entry for each token."""
+        """A memory-mapped array with one entry per token."""
         if self.num_tokens == 0:
             return np.zeros(0, dtype)
         return np.memmap(self.folder / f"{name}.bin", dtype=dtype, mode="r")
@@ -84,13 +84,13 @@ class ArrayFolder:
 
     def verify(self) -> None:
         """Hash every file again; raises UserError naming the first that changed."""
-        for name, facts in self.meta["files"].items():
-            if sha256_file(self.folder / name) != facts["sha256"]:
+        for name, entry in self.meta["files"].items():
+            if sha256_file(self.folder / name) != entry["sha256"]:
                 raise UserError("the file is not what was written (checksum differs)", where=self.folder / name)
 
 
 class ArrayFolderWriter:
-    """Writes such a folder: `add` what it holds, then `close`. Until then only `FOLDER.partial` exists."""
+    """Writes an `ArrayFolder`: `add` the records, then `close`. Until then only `FOLDER.partial` exists."""
 
     def __init__(self, folder: Path, *, has_weights: bool, vocab_size: int, about: dict[str, Any]) -> None:
         self.folder = Path(folder)
@@ -112,22 +112,22 @@ class ArrayFolderWriter:
         self.num_tokens += len(ids)
 
     def finish(self, meta_file: str, arrays: Mapping[str, npt.NDArray[Any]], counts: Mapping[str, Any]) -> None:
-        """Finish the files, then give the folder its name; an older folder of that name is replaced."""
+        """Finish the files, then rename the folder to its final name, replacing an older one."""
         with disk_errors(self.partial):
             for stream in self._streams.values():
                 stream.close()
             for name, values in arrays.items():
                 np.save(self.partial / f"{name}.npy", values)
-            files = file_facts(self.partial, [*self._streams, *(f"{name}.npy" for name in arrays)])
-        facts = {"format": FORMAT, "dtype": self.dtype.name, "tokens": self.num_tokens, **counts, **self.about}
-        write_json(self.partial / meta_file, {**facts, "files": files})
+            files = manifest_entries(self.partial, [*self._streams, *(f"{name}.npy" for name in arrays)])
+        meta = {"format": FORMAT, "dtype": self.dtype.name, "tokens": self.num_tokens, **counts, **self.about}
+        write_json(self.partial / meta_file, {**meta, "files": files})
         publish(self.partial, self.folder)
 
 
 class TokenShards(ArrayFolder):
-    """A shard folder."""
+    """A folder of token shards."""
 
-    meta_file, holds = META, "shards"
+    meta_file, noun = META, "shards"
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -144,17 +144,17 @@ class TokenShards(ArrayFolder):
 
     @property
     def num_bytes(self) -> int:
-        """UTF-8 bytes of the text the tokens were made from."""
+        """UTF-8 bytes of the text before tokenization."""
         return int(self.bytes_D.sum(dtype=np.int64))
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the tokens' file: two runs on the same fingerprint read the same data."""
+        """SHA-256 of tokens.bin: runs with the same fingerprint read the same tokens."""
         return str(self.meta["files"]["tokens.bin"]["sha256"])
 
 
 class TokenShardWriter(ArrayFolderWriter):
-    """Writes a shard folder."""
+    """Writes a folder of token shards."""
 
     def __init__(self, folder: Path, *, kind: Kind, vocab_size: int, about: dict[str, Any]) -> None:
         super().__init__(folder, has_weights=kind == "chats", vocab_size=vocab_size, about=about)

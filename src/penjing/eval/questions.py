@@ -1,4 +1,4 @@
-"""Questions with one right answer, asked as a chat and judged by exact match."""
+"""Questions with one right answer, asked as a chat and graded by exact match."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from penjing.data.tokenizer.tokenizer import END_TOOL_CALL, TOOL_CALL, Tokenizer
 from penjing.infer.generate import generate
 from penjing.model.transformer import Transformer
 
-LONGEST_ANSWER = 64  # tokens
-LONGEST_STORY = 160
-LONGEST_THOUGHT = 192  # before either, where one is asked for
+MAX_ANSWER_TOKENS = 64
+MAX_STORY_TOKENS = 160
+MAX_THINKING_TOKENS = 192  # added to either when thinking is on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """One row of a question file. `answer` is empty where `must_contain` lists the words a story must hold."""
+    """One row of a question file. `answer` is empty if `must_contain` lists the words a story must contain."""
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]  # the functions on offer, each with a `name`
@@ -42,12 +42,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class GradedAnswer:
-    """A question and what the model said. cut: it had not come to an end where it had to stop."""
+    """A question and the model's answer. is_truncated: the answer reached the token limit."""
 
     question: Question
-    said: str
-    right: bool
-    cut: bool = False
+    text: str
+    is_correct: bool
+    is_truncated: bool = False
 
 
 def read_questions(path: Path) -> list[Question]:
@@ -77,46 +77,46 @@ def read_questions(path: Path) -> list[Question]:
     return questions
 
 
-def ask(
+def answer_questions(
     model: Transformer,
     tokenizer: Tokenizer,
     questions: Sequence[Question],
     *,
     thinking: bool | None = None,
     max_tokens: int = 0,
-    rows: int = 64,
+    batch_size: int = 64,
 ) -> list[GradedAnswer]:
-    """Answer every question greedily, each as the first turn of a chat of its own.
+    """Answer every question greedily, each as the first turn of its own chat.
 
-    thinking: as `render` is told. Thoughts are no part of what is judged. max_tokens: of an answer and its thought; 0:
-    64, of a story 160, and 192 more with thoughts. rows: prompts that are read and answered together. Raises UserError
-    for a question that fills the context.
+    thinking: as in `render`; thoughts are not graded. max_tokens: limit of an answer with its thought; 0: 64, for a
+    story 160, with thinking 192 more. batch_size: prompts that are answered together. Raises UserError for a question
+    that fills the context.
     """
     max_context = model.config.max_position_embeddings
     answers: dict[int, GradedAnswer] = {}
-    more = LONGEST_THOUGHT if thinking else 0
-    for is_story, usual in ((False, LONGEST_ANSWER), (True, LONGEST_STORY)):
-        chosen = [index for index, question in enumerate(questions) if bool(question.must_contain) == is_story]
-        if not chosen:
+    thinking_tokens = MAX_THINKING_TOKENS if thinking else 0
+    for is_story, default_tokens in ((False, MAX_ANSWER_TOKENS), (True, MAX_STORY_TOKENS)):
+        indices = [index for index, question in enumerate(questions) if bool(question.must_contain) == is_story]
+        if not indices:
             continue
-        asked = [questions[index] for index in chosen]
-        prompts = [render(tokenizer, one.messages, one.tools, ask=True, thinking=thinking).ids for one in asked]
-        for one, prompt in zip(asked, prompts, strict=True):
+        batch = [questions[index] for index in indices]
+        prompts = [render(tokenizer, item.messages, item.tools, ask=True, thinking=thinking).ids for item in batch]
+        for question, prompt in zip(batch, prompts, strict=True):
             if len(prompt) >= max_context:
                 got = f"{len(prompt)} tokens"
-                raise UserError("too long", where=one.where, got=got, wanted=f"under {max_context}")
-        longest = max_tokens or usual + more
-        written = generate(model, prompts, max_new_tokens=longest, stop=tokenizer.stop, rows=rows)
-        for index, one, prompt, ids in zip(chosen, asked, prompts, written, strict=True):
+                raise UserError("too long", where=question.where, got=got, wanted=f"under {max_context}")
+        max_new_tokens = max_tokens or default_tokens + thinking_tokens
+        generated = generate(model, prompts, max_new_tokens=max_new_tokens, stop=tokenizer.stop, rows=batch_size)
+        for index, question, prompt, ids in zip(indices, batch, prompts, generated, strict=True):
             text = without_thought(tokenizer, ids, thinking).strip()
-            cut = len(ids) == min(longest, max_context - len(prompt))
-            answers[index] = GradedAnswer(one, text, is_right(one, text), cut)
+            is_truncated = len(ids) == min(max_new_tokens, max_context - len(prompt))
+            answers[index] = GradedAnswer(question, text, is_correct(question, text), is_truncated)
     return [answers[index] for index in range(len(questions))]
 
 
-def is_right(question: Question, text: str) -> bool:
+def is_correct(question: Question, text: str) -> bool:
     """Exact match of the answer; a tool call must name a tool and give the answer as its one argument; a story must
-    hold its words."""
+    contain its words."""
     if question.must_contain:
         return all(word in text for word in question.must_contain)
     if question.tools:
@@ -125,7 +125,7 @@ def is_right(question: Question, text: str) -> bool:
 
 
 def _argument(answer: str, tools: Sequence[dict[str, Any]]) -> str | None:
-    """The only argument of the one tool call in `answer`; None if it is not one well-formed call of one of `tools`."""
+    """The only argument of the only tool call in `answer`; None unless it is one well-formed call of one of `tools`."""
     if not (answer.startswith(TOOL_CALL) and answer.endswith(END_TOOL_CALL)):
         return None
     try:
@@ -138,28 +138,30 @@ def _argument(answer: str, tools: Sequence[dict[str, Any]]) -> str | None:
     return str(value)
 
 
-def table(stage: str, answered: Sequence[GradedAnswer]) -> list[dict[str, Any]]:
-    """Right and asked per kind and language, with the chance level: the mean over the questions asked."""
+def score_rows(stage: str, graded_answers: Sequence[GradedAnswer]) -> list[dict[str, Any]]:
+    """Right and asked per kind and language; chance is the mean over the questions asked."""
     groups: dict[tuple[str, str], list[GradedAnswer]] = defaultdict(list)
-    for one in answered:
-        if not one.question.must_contain:
-            groups[one.question.kind, one.question.language].append(one)
+    for graded in graded_answers:
+        if not graded.question.must_contain:
+            groups[graded.question.kind, graded.question.language].append(graded)
     return [
         {
             "stage": stage,
             "kind": kind,
             "language": language,
             "asked": len(group),
-            "right": sum(one.right for one in group),
-            "chance": sum(one.question.chance for one in group) / len(group),
+            "right": sum(graded.is_correct for graded in group),
+            "chance": sum(graded.question.chance for graded in group) / len(group),
         }
         for (kind, language), group in groups.items()
     ]
 
 
-def accuracy(answered: Sequence[GradedAnswer], language: str | None = None) -> float:
-    """Share of right answers, stories not counted."""
-    chosen = [
-        one.right for one in answered if not one.question.must_contain and language in (None, one.question.language)
+def accuracy(graded_answers: Sequence[GradedAnswer], language: str | None = None) -> float:
+    """Fraction of right answers, stories not counted."""
+    correct = [
+        graded.is_correct
+        for graded in graded_answers
+        if not graded.question.must_contain and language in (None, graded.question.language)
     ]
-    return sum(chosen) / len(chosen) if chosen else 0.0
+    return sum(correct) / len(correct) if correct else 0.0

@@ -1,4 +1,4 @@
-"""Bits per byte of any text: comparable between tokenizers, models and compressors."""
+"""Bits per byte of a text: comparable between tokenizers, models and compressors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from penjing.model.transformer import Transformer
 
 @torch.no_grad()
 def bits_per_byte(
-    model: Transformer, tokenizer: Tokenizer, texts: Iterable[str], *, seq_len: int, rows: int = 16
+    model: Transformer, tokenizer: Tokenizer, texts: Iterable[str], *, seq_len: int, batch_size: int = 16
 ) -> tuple[float, int]:
-    """(bits per UTF-8 byte, bytes) of the texts. Each opens with the end-of-text token and is read in rows of T.
+    """(bits per UTF-8 byte, bytes) of the texts. Each starts with the end-of-text token and is cut into windows of T.
 
-    A row begins where the last one ended and does not see it, so long texts are judged with at most T tokens of past.
+    A window starts where the last one ended and does not attend to it, so the context is at most T tokens.
     """
     nats, num_bytes = 0.0, 0
     device = model.embed.weight.device
@@ -31,16 +31,16 @@ def bits_per_byte(
             num_bytes += len(text.encode())
             ids = [tokenizer.begin, *tokenizer.encode(text), tokenizer.end_of_text]
             for first in range(0, len(ids) - 1, seq_len):
-                part = ids[first : first + seq_len + 1]
-                yield part[:-1], part[1:]
+                window = ids[first : first + seq_len + 1]
+                yield window[:-1], window[1:]
 
     stream = windows()
-    while group := list(islice(stream, rows)):
-        longest = max(len(inputs) for inputs, _ in group)
-        ids_BT = torch.zeros(len(group), longest, dtype=torch.long)
-        weight_BT = torch.zeros(len(group), longest)
+    while batch := list(islice(stream, batch_size)):
+        longest = max(len(inputs) for inputs, _ in batch)
+        ids_BT = torch.zeros(len(batch), longest, dtype=torch.long)
+        weight_BT = torch.zeros(len(batch), longest)
         target_BT = torch.zeros_like(ids_BT)
-        for row, (inputs, targets) in enumerate(group):
+        for row, (inputs, targets) in enumerate(batch):
             ids_BT[row, : len(inputs)] = torch.tensor(inputs)
             target_BT[row, : len(inputs)] = torch.tensor(targets)
             weight_BT[row, : len(inputs)] = 1
@@ -52,7 +52,7 @@ def bits_per_byte(
 
 
 def zstd_bits_per_byte(text: str) -> float:
-    """What `zstd -19` makes of the same text, in bits per byte."""
+    """Bits per byte of the text compressed by `zstd -19`, as a baseline."""
     raw = text.encode()
-    packed = pyarrow.Codec("zstd", compression_level=19).compress(raw)
-    return 8 * len(packed) / max(1, len(raw))
+    compressed = pyarrow.Codec("zstd", compression_level=19).compress(raw)
+    return 8 * len(compressed) / max(1, len(raw))

@@ -1,4 +1,4 @@
-"""LoRA adapters after training: export in the format of `peft`, merge into the weights, attach to a base model."""
+"""LoRA adapters after training: export in `peft`'s format, merge into the weights, attach to a base model."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from penjing.model.transformer import Transformer
 from penjing.train.config import Run
 from penjing.train.load_model import LoadedModel, load_trained
 
-FOLDER = "adapter"  # inside a run's
+FOLDER = "adapter"  # in the run's folder
 
 
 def save_run_adapter(run: Run, model: Transformer, base: dict[str, str], step: int, out: Path | None = None) -> Path:
-    """Write the adapter that a run trained, in the format of `peft`: by default to RUN/adapter.
+    """Write the adapter that a run trained in `peft`'s format, by default to RUN/adapter.
 
-    base: `init_from` and `sha256` as the checkpoint has them.
+    base: `init_from` and `sha256` from the checkpoint.
     """
     folder = out or Path(run.out) / FOLDER
-    name = str(Path(run.init_from).resolve()) if Path(run.init_from).exists() else run.init_from  # a hub name stays one
-    facts = {"run": Path(run.out).name, "step": step, "learned_from": run.data.format}
-    write_peft(folder, model, DEFAULT, base_name=name, base_sha256=base["sha256"], facts=facts)
+    name = str(Path(run.init_from).resolve()) if Path(run.init_from).exists() else run.init_from  # a hub name is kept
+    extra = {"run": Path(run.out).name, "step": step, "learned_from": run.data.format}
+    write_peft(folder, model, DEFAULT, base_name=name, base_sha256=base["sha256"], extra=extra)
     return folder
 
 
@@ -41,64 +41,64 @@ def export_adapter(path: Path, out: Path) -> None:
 
 
 def merge_adapter(path: Path, adapters: Sequence[str], out: Path) -> VerifiedFolder:
-    """Merge an adapter into its base and write a Hugging Face directory: a run's own, or one in `peft`'s format.
+    """Merge an adapter (the run's, or one in `peft`'s format) into its base, and write a Hugging Face directory.
 
-    Raises UserError if there is no adapter, or more than one.
+    Raises UserError for no adapter, or more than one.
     """
     trained = load_trained(path)
-    given = attach_adapters(trained, adapters)
-    own = names(trained.model)
-    if len(own) != 1:
-        if not own:
+    attached = attach_adapters(trained, adapters)
+    adapter_names = names(trained.model)
+    if len(adapter_names) != 1:
+        if not adapter_names:
             raise _no_adapter(path)
-        raise UserError("one adapter can be merged at a time", where=path, got=", ".join(own))
-    merge(trained.model, *(given or own))
+        raise UserError("only one adapter can be merged", where=path, got=", ".join(adapter_names))
+    merge(trained.model, *(attached or adapter_names))
     return hf.export(trained.model, trained.tokenizer, out, card=model_card(trained, path))
 
 
 def _no_adapter(path: Path) -> UserError:
     return UserError(
-        "this model has no adapter of its own",
+        "this model has no adapter",
         where=path,
         next_step="Train one with `penjing train lora init_from=...`.",
     )
 
 
-def attach_adapters(trained: LoadedModel, words: Sequence[str]) -> dict[str, PeftAdapter]:
-    """Attach adapters to a model, each given as DIR or NAME=DIR; returns them by name, the first is active.
+def attach_adapters(trained: LoadedModel, specs: Sequence[str]) -> dict[str, PeftAdapter]:
+    """Attach adapters to a model, each given as DIR or NAME=DIR; returns them by name. The first becomes active.
 
-    DIR holds adapter_config.json, or is a run that trained an adapter. Raises UserError for an adapter that was
-    trained on another base, if that is known.
+    DIR holds adapter_config.json, or is a run that trained an adapter. Raises UserError for an adapter whose recorded
+    base hash differs.
     """
-    given: dict[str, PeftAdapter] = {}
+    attached: dict[str, PeftAdapter] = {}
     base = ""
-    for word in words:
-        name, folder = _name_and_folder(word)
+    for spec in specs:
+        name, folder = _parse_spec(spec)
         adapter = read_peft(folder)
         if adapter.base_sha256:
             base = base or fingerprint(trained.model)
             _check_base(adapter, base)
         if name in names(trained.model):
-            raise UserError("two adapters of one name", where=word, got=name, next_step="Give them as NAME=DIR.")
+            raise UserError("two adapters have the same name", where=spec, got=name, next_step="Give them as NAME=DIR.")
         attach_peft(trained.model, name, adapter)
-        given[name] = adapter
-    if given:
-        set_adapter(trained.model, next(iter(given)))
+        attached[name] = adapter
+    if attached:
+        set_adapter(trained.model, next(iter(attached)))
     trained.model.eval()
-    return given
+    return attached
 
 
-def _name_and_folder(word: str) -> tuple[str, Path]:
-    name, equals, folder = ("", "", "") if Path(word).exists() else word.partition("=")
-    path = Path(folder if equals else word)
+def _parse_spec(spec: str) -> tuple[str, Path]:
+    name, equals, folder = ("", "", "") if Path(spec).exists() else spec.partition("=")
+    path = Path(folder if equals else spec)
     if not (path / CONFIG).is_file() and (path / FOLDER / CONFIG).is_file():
         path = path / FOLDER
     if equals:
         return name, path
-    called = path.resolve()
-    called = called.parent if called.name == FOLDER else called
-    letters = (letter if re.match("[A-Za-z0-9_-]", letter) else "_" for letter in called.name)
-    return "".join(letters).lstrip("-_") or "adapter", path
+    source = path.resolve()
+    source = source.parent if source.name == FOLDER else source
+    characters = (character if re.match("[A-Za-z0-9_-]", character) else "_" for character in source.name)
+    return "".join(characters).lstrip("-_") or "adapter", path
 
 
 def _check_base(adapter: PeftAdapter, base: str) -> None:

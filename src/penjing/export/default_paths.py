@@ -1,4 +1,4 @@
-"""What an export is called, and where it goes, when nobody says."""
+"""Default names and paths of exports."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from penjing.train.load_model import LoadedModel, whole_checkpoint
 
 
-def called(run: Path) -> str:
-    """The name of the model that was given as a run's folder, a file or a hub name."""
+def model_name(run: Path) -> str:
+    """The name of the model, from a run's folder, a file or a hub name."""
     return run.resolve().name.removesuffix(".pth")
 
 
 def default_path(run: Path, trained: LoadedModel, name: str) -> Path:
-    """`name` in the run's folder, of a checkpoint too: checkpoints are removed as a run goes on. What is made of a
-    model from outside goes into the working folder, as a hub name or a file is no folder to write into."""
+    """`name` in the run's folder, also for a checkpoint, since old checkpoints are deleted. The export of an external
+    model goes into the working directory, since a hub name or a file is not a folder."""
     if trained.run.stage == "external":
-        return Path(name if name.startswith(called(run)) else f"{called(run)}-{name}")
+        return Path(name if name.startswith(model_name(run)) else f"{model_name(run)}-{name}")
     checkpoint = whole_checkpoint(run)
     return (checkpoint.folder.parent.parent if checkpoint else run) / name

@@ -1,6 +1,6 @@
-"""A GGUF file for llama.cpp, Ollama and the programs built on them, verified before it gets its name.
+"""Write a GGUF file for llama.cpp, Ollama and programs built on them; it is verified before it gets its name.
 
-Written with the `gguf` package alone: llama.cpp's own converter refuses every tokenizer it has not met before.
+Only the `gguf` package is used: llama.cpp's converter refuses tokenizers that it does not know.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from penjing.export.equivalence_check import (
     LogitDifference,
     check_rows,
     difference,
-    float_twin,
+    float_copy,
     greedy_prompt,
+    is_greedy,
     row_logits,
-    same_greedy,
 )
 from penjing.export.gguf_vocabulary import Vocabulary, vocabulary_of
 from penjing.model.config import ModelConfig
@@ -40,7 +40,7 @@ from penjing.model.transformer import Transformer
 if TYPE_CHECKING:
     pass
 
-# Ours in llama.cpp's words. mixtral is its llama with experts.
+# Our architectures by their names in llama.cpp. mixtral is its llama with experts.
 ARCHITECTURES = {
     "qwen3": "qwen3",
     "qwen2": "qwen2",
@@ -50,14 +50,14 @@ ARCHITECTURES = {
     "mixtral": "llama",
     "glm4_moe": "glm4moe",
 }
-# What llama.cpp's own tool makes from an f16 file; the package has no code for these.
+# Types that llama.cpp's tool llama-quantize writes from an f16 file; the gguf package cannot write them.
 TOOL_TYPES = (
     "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "iq2_xs", "iq3_xs", "iq3_s",
     "iq4_nl", "iq4_xs",
 )  # fmt: skip
-# Largest difference of a logit, for logits of spread 1, and of the distribution, in nats per position. The first column
-# is rounding: f16 rounds each weight to 2^-11 of it, bf16 to 2^-8, and random models of the tests come to half of this;
-# a wrong layout is off by the spread itself. Quantised files are checked by the second.
+# Bounds on the largest logit difference, for logits of spread 1, and on the KL divergence in nats per position. The
+# first covers rounding: f16 rounds each weight to 2^-11 of it, bf16 to 2^-8. Random models in the tests reach half the
+# bound; a wrong layout is off by the spread itself. Quantised files are checked by the second only.
 BOUNDS = {
     "f32": (1e-4, 1e-6),
     "f16": (2e-2, 1e-3),
@@ -69,7 +69,7 @@ BOUNDS = {
     "q4_0": (math.inf, 0.3),
 }
 TYPES = tuple(BOUNDS)
-# llama.cpp keeps keys and values in f16 and rounds what it multiplies to the type of the weights.
+# llama.cpp stores keys and values in f16 and rounds matmul inputs to the type of the weights.
 ENGINE_BOUNDS = {"f32": (2e-2, 1e-3), "f16": (3e-2, 1e-3), "bf16": (0.2, 1e-2)}
 ENGINE_QUANTISED_BOUND = (math.inf, 2e-2)
 EXPERT_GATING_SIGMOID = 2
@@ -95,7 +95,7 @@ _NAMES = (
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What the file says of itself; empty fields are left out."""
+    """Descriptive metadata of the file; empty fields are left out."""
 
     name: str = ""
     description: str = ""
@@ -105,7 +105,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedGguf:
-    """What was written and what the checks found. `engine` is None where llama.cpp was not there to be asked."""
+    """The written files and the results of the checks. engine: None if llama-cpp-python is not installed."""
 
     path: Path
     modelfile: Path
@@ -114,42 +114,42 @@ class VerifiedGguf:
     note: str
 
 
-def refuse_unsupported(config: ModelConfig) -> None:
-    """Raise UserError for a shape that llama.cpp has no code for, with the setting's name.
+def check_gguf_support(config: ModelConfig) -> None:
+    """Raise UserError, with the setting's name, for a config that llama.cpp cannot compute.
 
-    It would load most of these and compute something else.
+    llama.cpp would load most of these and compute wrong results.
     """
-    here, is_glm, yarn = config.architecture, config.architecture == "glm4_moe", config.rope_scaling == "yarn"
-    whole_heads = config.num_attention_heads * config.head_dim == config.hidden_size
-    normed = here in ("qwen3", "qwen3_moe")
-    reasons = [  # setting, whether it is refused, what it may be
+    arch, is_glm, is_yarn = config.architecture, config.architecture == "glm4_moe", config.rope_scaling == "yarn"
+    full_heads = config.num_attention_heads * config.head_dim == config.hidden_size
+    has_head_norm = arch in ("qwen3", "qwen3_moe")
+    reasons = [  # setting, whether it is unsupported, the allowed value
         ("sliding_window", config.sliding_window > 0, "0"),
         ("partial_rotary_factor", config.partial_rotary_factor != 1 and not is_glm, "1"),
-        ("qk_norm", normed and not config.normalises_heads, "head"),
-        ("qk_norm", not normed and not is_glm and config.normalises_heads, "none"),
-        ("head_dim", here in ("qwen2", "qwen2_moe") and not whole_heads, "hidden_size / num_attention_heads"),
-        ("norm_topk_prob", here == "qwen3_moe" and not config.norm_topk_prob, "true"),
-        ("norm_topk_prob", here == "qwen2_moe" and config.norm_topk_prob, "false"),
+        ("qk_norm", has_head_norm and not config.normalises_heads, "head"),
+        ("qk_norm", not has_head_norm and not is_glm and config.normalises_heads, "none"),
+        ("head_dim", arch in ("qwen2", "qwen2_moe") and not full_heads, "hidden_size / num_attention_heads"),
+        ("norm_topk_prob", arch == "qwen3_moe" and not config.norm_topk_prob, "true"),
+        ("norm_topk_prob", arch == "qwen2_moe" and config.norm_topk_prob, "false"),
         ("mlp_only_layers", bool(config.mlp_only_layers) and not is_glm, "none"),
-        ("rope_scaling", config.rope_scaling == "llama3" and here not in ("llama", "mixtral"), "yarn, linear"),
-        ("rope_beta_fast", yarn and config.rope_beta_fast != 32, "32"),
-        ("rope_beta_slow", yarn and config.rope_beta_slow != 1, "1"),
+        ("rope_scaling", config.rope_scaling == "llama3" and arch not in ("llama", "mixtral"), "yarn, linear"),
+        ("rope_beta_fast", is_yarn and config.rope_beta_fast != 32, "32"),
+        ("rope_beta_slow", is_yarn and config.rope_beta_slow != 1, "1"),
     ]
-    for name, refused, wanted in reasons:
-        if refused:
+    for name, unsupported, allowed in reasons:
+        if unsupported:
             raise UserError(
-                f"llama.cpp's {ARCHITECTURES[here]} cannot compute this",
+                f"llama.cpp's {ARCHITECTURES[arch]} cannot compute this",
                 where=f"model.{name}",
                 got=getattr(config, name),
-                wanted=wanted,
+                wanted=allowed,
                 next_step="`penjing export hf` can write it.",
             )
 
 
-def _refuse_type(kind: str, path: Path) -> None:
+def _check_type(kind: str, path: Path) -> None:
     if kind in TOOL_TYPES:
         raise UserError(
-            "made by llama.cpp's own tool, not by the gguf package",
+            "the gguf package cannot write this type; llama-quantize can",
             where="--type",
             got=kind,
             next_step=f"Export f16, then: llama-quantize FILE-f16.gguf {path.name} {kind.upper()}",
@@ -159,10 +159,10 @@ def _refuse_type(kind: str, path: Path) -> None:
 
 
 def metadata(config: ModelConfig, vocabulary: Vocabulary, about: About, kind: str) -> dict[str, Any]:
-    """Every key of the file but `general.architecture`. An int is written as uint32, a float as float32."""
+    """All keys of the file except `general.architecture`. An int is written as uint32, a float as float32."""
     import gguf
 
-    here = ARCHITECTURES[config.architecture]
+    arch = ARCHITECTURES[config.architecture]
     values: dict[str, Any] = {
         "penjing.version": __version__,
         "general.type": "model",
@@ -172,25 +172,25 @@ def metadata(config: ModelConfig, vocabulary: Vocabulary, about: About, kind: st
         "general.languages": list(about.languages),
         "general.file_type": int(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"]),
         "general.quantization_version": gguf.GGML_QUANT_VERSION,
-        f"{here}.vocab_size": config.vocab_size,
-        f"{here}.context_length": config.max_position_embeddings,
-        f"{here}.embedding_length": config.hidden_size,
-        f"{here}.block_count": config.num_hidden_layers,
-        f"{here}.feed_forward_length": config.moe_intermediate_size
+        f"{arch}.vocab_size": config.vocab_size,
+        f"{arch}.context_length": config.max_position_embeddings,
+        f"{arch}.embedding_length": config.hidden_size,
+        f"{arch}.block_count": config.num_hidden_layers,
+        f"{arch}.feed_forward_length": config.moe_intermediate_size
         if config.architecture == "mixtral"
         else config.intermediate_size,
-        f"{here}.attention.head_count": config.num_attention_heads,
-        f"{here}.attention.head_count_kv": config.num_key_value_heads,
-        f"{here}.attention.key_length": config.head_dim,
-        f"{here}.attention.value_length": config.head_dim,
-        f"{here}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        f"{here}.rope.dimension_count": config.rotary_size,
-        f"{here}.rope.freq_base": float(config.rope_theta),
+        f"{arch}.attention.head_count": config.num_attention_heads,
+        f"{arch}.attention.head_count_kv": config.num_key_value_heads,
+        f"{arch}.attention.key_length": config.head_dim,
+        f"{arch}.attention.value_length": config.head_dim,
+        f"{arch}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        f"{arch}.rope.dimension_count": config.rotary_size,
+        f"{arch}.rope.freq_base": float(config.rope_theta),
     }
     if config.rope_scaling in ("linear", "yarn"):
-        values[f"{here}.rope.scaling.type"] = config.rope_scaling
-        values[f"{here}.rope.scaling.factor"] = float(config.rope_factor)
-    if config.rope_scaling == "llama3":  # llama.cpp takes the tensor rope_freqs; these are for reading back
+        values[f"{arch}.rope.scaling.type"] = config.rope_scaling
+        values[f"{arch}.rope.scaling.factor"] = float(config.rope_factor)
+    if config.rope_scaling == "llama3":  # llama.cpp reads the tensor rope_freqs; these keys are for reading back
         values |= {
             "penjing.rope.factor": float(config.rope_factor),
             "penjing.rope.original_tokens": config.rope_original_max_position_embeddings,
@@ -198,53 +198,53 @@ def metadata(config: ModelConfig, vocabulary: Vocabulary, about: About, kind: st
             "penjing.rope.high_frequency": float(config.rope_high_freq_factor),
         }
     if config.rope_scaling == "yarn":
-        values[f"{here}.rope.scaling.original_context_length"] = config.rope_original_max_position_embeddings
+        values[f"{arch}.rope.scaling.original_context_length"] = config.rope_original_max_position_embeddings
         if config.rope_attention_factor:
-            usual = 0.1 * math.log(max(config.rope_factor, 1.0)) + 1  # is multiplied in by llama.cpp itself
-            values[f"{here}.rope.scaling.attn_factor"] = config.rope_attention_factor / usual
+            default_factor = 0.1 * math.log(max(config.rope_factor, 1.0)) + 1  # llama.cpp multiplies by it
+            values[f"{arch}.rope.scaling.attn_factor"] = config.rope_attention_factor / default_factor
     if config.is_mixture:
-        values[f"{here}.expert_count"] = config.num_experts
-        values[f"{here}.expert_used_count"] = config.num_experts_per_tok
+        values[f"{arch}.expert_count"] = config.num_experts
+        values[f"{arch}.expert_used_count"] = config.num_experts_per_tok
     if config.architecture in ("qwen3_moe", "qwen2_moe", "glm4_moe"):
-        values[f"{here}.expert_feed_forward_length"] = config.moe_intermediate_size
+        values[f"{arch}.expert_feed_forward_length"] = config.moe_intermediate_size
     if config.architecture == "qwen2_moe":
-        values[f"{here}.expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
+        values[f"{arch}.expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     if config.architecture == "glm4_moe":
         values |= {
-            f"{here}.expert_shared_count": max(
+            f"{arch}.expert_shared_count": max(
                 1, config.shared_expert_intermediate_size // config.moe_intermediate_size
             ),
-            f"{here}.leading_dense_block_count": len(config.mlp_only_layers),
-            f"{here}.expert_gating_func": EXPERT_GATING_SIGMOID,
-            f"{here}.expert_weights_norm": config.norm_topk_prob,
-            f"{here}.expert_weights_scale": float(config.routed_scaling_factor),
-            f"{here}.nextn_predict_layers": 0,
+            f"{arch}.leading_dense_block_count": len(config.mlp_only_layers),
+            f"{arch}.expert_gating_func": EXPERT_GATING_SIGMOID,
+            f"{arch}.expert_weights_norm": config.norm_topk_prob,
+            f"{arch}.expert_weights_scale": float(config.routed_scaling_factor),
+            f"{arch}.nextn_predict_layers": 0,
         }
     values |= {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": vocabulary.split,
+        "tokenizer.ggml.pre": vocabulary.pre_tokenizer,
         "tokenizer.ggml.tokens": vocabulary.tokens,
-        "tokenizer.ggml.token_type": vocabulary.kinds,
+        "tokenizer.ggml.token_type": vocabulary.token_types,
         "tokenizer.ggml.merges": vocabulary.merges,
-        "tokenizer.ggml.bos_token_id": vocabulary.begin,
+        "tokenizer.ggml.bos_token_id": vocabulary.bos,
         "tokenizer.ggml.eos_token_id": vocabulary.message_end,
         "tokenizer.ggml.eot_token_id": vocabulary.message_end,
         "tokenizer.ggml.padding_token_id": vocabulary.end_of_text,
-        "tokenizer.ggml.add_bos_token": vocabulary.adds_begin,
-        "tokenizer.chat_template": vocabulary.template,
+        "tokenizer.ggml.add_bos_token": vocabulary.add_bos,
+        "tokenizer.chat_template": vocabulary.chat_template,
     }
     return {key: value for key, value in values.items() if value not in ("", [])}
 
 
 def tensor_name(name: str, architecture: str) -> str:
-    """Our parameter name as llama.cpp calls it."""
-    for pattern, theirs in _NAMES:
-        name = re.sub(pattern, theirs, name)
+    """llama.cpp's name of our parameter."""
+    for pattern, replacement in _NAMES:
+        name = re.sub(pattern, replacement, name)
     return name.replace(".ffn_norm.", ".post_attention_norm.") if architecture == "glm4_moe" else name
 
 
 def interleaved(rows: Tensor, head_dim: int) -> Tensor:
-    """Rows of a query or key projection, dimension i of a head beside i + K/2: the order llama.cpp's llama turns in."""
+    """Query or key projection rows with head dimensions i and i + K/2 adjacent: llama.cpp's RoPE order for llama."""
     heads = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
     return heads.transpose(1, 2).reshape(rows.shape)
 
@@ -261,29 +261,29 @@ def tensors(model: Transformer) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         yield tensor_name(name, config.architecture), value.contiguous().numpy()
     if config.architecture == "glm4_moe" and not config.shared_expert_intermediate_size:
         yield from _empty_shared_experts(config)
-    if config.architecture == "qwen2_moe" and model.head is None:  # llama.cpp ties every other one by itself
+    if config.architecture == "qwen2_moe" and model.head is None:  # llama.cpp ties the head of the others itself
         yield "output.weight", model.embed.weight.detach().cpu().float().numpy()
     if config.rope_scaling == "llama3":
-        plain = frequencies(dataclasses.replace(config, rope_scaling="none", rope_factor=1.0))
-        yield "rope_freqs.weight", (plain / frequencies(config)).numpy()
+        unscaled = frequencies(dataclasses.replace(config, rope_scaling="none", rope_factor=1.0))
+        yield "rope_freqs.weight", (unscaled / frequencies(config)).numpy()
 
 
 def _empty_shared_experts(config: ModelConfig) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """One shared expert of zeros a layer: llama.cpp's glm4moe cannot do without."""
-    inner, width = config.moe_intermediate_size, config.hidden_size
+    """One shared expert of zeros per layer: llama.cpp's glm4moe requires one."""
+    expert_width, width = config.moe_intermediate_size, config.hidden_size
     for layer in range(config.num_hidden_layers):
         if not config.is_dense_layer(layer):
-            yield f"blk.{layer}.ffn_gate_shexp.weight", np.zeros((inner, width), np.float32)
-            yield f"blk.{layer}.ffn_up_shexp.weight", np.zeros((inner, width), np.float32)
-            yield f"blk.{layer}.ffn_down_shexp.weight", np.zeros((width, inner), np.float32)
+            yield f"blk.{layer}.ffn_gate_shexp.weight", np.zeros((expert_width, width), np.float32)
+            yield f"blk.{layer}.ffn_up_shexp.weight", np.zeros((expert_width, width), np.float32)
+            yield f"blk.{layer}.ffn_down_shexp.weight", np.zeros((width, expert_width), np.float32)
 
 
 def stored_type(name: str, shape: tuple[int, ...], kind: str) -> str:
-    """The type a tensor is written in.
+    """The type in which a tensor is stored.
 
-    Vectors and routers stay f32. Quantisers work on 32 values of a row; rows that do not divide stay f16. Embeddings
-    and head keep 8 bits where the rest has 4 or 5: every token meets them, and in small models a rounder head is what
-    costs most.
+    Vectors and routers stay f32. Quantisers work on blocks of 32 values of a row; rows of another length stay f16.
+    Embeddings and head have 8 bits where other tensors have 4 or 5: every token uses them, and in small models a
+    coarser head costs the most accuracy.
     """
     if len(shape) == 1 or "ffn_gate_inp" in name:
         return "f32"
@@ -297,36 +297,36 @@ def stored_type(name: str, shape: tuple[int, ...], kind: str) -> str:
 def export(
     model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = "f16", about: About = About()
 ) -> VerifiedGguf:
-    """Write `path`, a GGUF file (replaced only if this command made it), and a Modelfile for Ollama beside it.
+    """Write `path`, a GGUF file (replaced only if this command wrote it), and a Modelfile for Ollama beside it.
 
-    kind: one of TYPES. The file is read back, its shape and weights rebuilt from it and run against `model`; then,
-    where llama-cpp-python is installed, llama.cpp itself is. Raises UserError, and leaves nothing behind, if a check
-    fails or llama.cpp cannot express the model.
+    kind: one of TYPES. The file is read back into a model, which is compared with `model`. If llama-cpp-python is
+    installed, llama.cpp is compared too. Raises UserError, and leaves no file, if a check fails or llama.cpp cannot
+    compute the model.
     """
     path = Path(path)
     try:
         import gguf  # noqa: F401
     except ImportError:
         raise UserError("the gguf package is needed", next_step='pip install "penjing[gguf]"') from None
-    _refuse_type(kind, path)
-    refuse_unsupported(model.config)
+    _check_type(kind, path)
+    check_gguf_support(model.config)
     if path.exists() and not gguf_read.is_ours(path):
-        raise UserError("is there and was not made by this command", where=path, next_step="Choose another name.")
+        raise UserError("exists and was not written by this command", where=path, next_step="Choose another name.")
     vocabulary = vocabulary_of(tokenizer, model.config.vocab_size)
     partial = path.with_name(path.name + ".partial")
     modelfile = path.with_suffix(".Modelfile")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        in_f16 = _write(partial, model, metadata(model.config, vocabulary, about, kind), kind)
+        f16_fallbacks = _write(partial, model, metadata(model.config, vocabulary, about, kind), kind)
         read_back, engine, note = verify(model, tokenizer, partial, kind)
-        if in_f16:
-            note += f"; stored in f16, rows not a multiple of 32: {in_f16[0]}" + (
-                f" and {len(in_f16) - 1} more" if len(in_f16) > 1 else ""
+        if f16_fallbacks:
+            note += f"; stored in f16, rows not a multiple of 32: {f16_fallbacks[0]}" + (
+                f" and {len(f16_fallbacks) - 1} more" if len(f16_fallbacks) > 1 else ""
             )
         partial.replace(path)
         write_text(modelfile, modelfile_text(path, model.config, tokenizer))
     except BaseException as error:
-        with suppress(OSError):  # where a file stands in the place of a folder
+        with suppress(OSError):  # if a parent folder is a file
             partial.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise disk_error(error, path) from error
@@ -335,50 +335,50 @@ def export(
 
 
 def _write(path: Path, model: Transformer, values: dict[str, Any], kind: str) -> list[str]:
-    """Write the file; returns the tensors that a quantiser could not take."""
+    """Write the file; returns the tensors that could not be quantised."""
     import gguf
 
     writer = gguf.GGUFWriter(path, ARCHITECTURES[model.config.architecture])
     for key, value in values.items():
-        form = gguf.GGUFValueType.UINT32 if type(value) is int else gguf.GGUFValueType.get_type(value)
-        writer.add_key_value(key, value, form)
-    in_f16 = []
+        stored_as = gguf.GGUFValueType.UINT32 if type(value) is int else gguf.GGUFValueType.get_type(value)
+        writer.add_key_value(key, value, stored_as)
+    f16_fallbacks = []
     for name, array in tensors(model):
-        stored = stored_type(name, array.shape, kind)
-        if kind.startswith("q") and stored == "f16":
-            in_f16.append(name)
-        form = gguf.GGMLQuantizationType[stored.upper()]
-        writer.add_tensor(name, gguf.quants.quantize(array, form), raw_dtype=form)
+        tensor_type = stored_type(name, array.shape, kind)
+        if kind.startswith("q") and tensor_type == "f16":
+            f16_fallbacks.append(name)
+        stored_as = gguf.GGMLQuantizationType[tensor_type.upper()]
+        writer.add_tensor(name, gguf.quants.quantize(array, stored_as), raw_dtype=stored_as)
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
     finally:
         writer.close()
-    return in_f16
+    return f16_fallbacks
 
 
 def verify(
     model: Transformer, tokenizer: Tokenizer, path: Path, kind: str
 ) -> tuple[LogitDifference, LogitDifference | None, str]:
-    """Read `path` back and compare it with `model`: by our own code, and by llama.cpp where it is installed.
+    """Read `path` back and compare it with `model`: with our code, and with llama.cpp if it is installed.
 
-    Returns both differences (None where there is no llama.cpp) and a line about them. Raises UserError if ids, logits
-    or, of unquantised files, greedy text differ beyond BOUNDS.
+    Returns both differences (None without llama.cpp) and a line about them. Raises UserError if ids, logits or, for
+    unquantised files, greedy text differ beyond BOUNDS.
     """
-    ours = float_twin(model)
-    rebuilt, their_tokenizer = gguf_read.rebuild(path)
+    float_model = float_copy(model)
+    rebuilt, rebuilt_tokenizer = gguf_read.rebuild(path)
     for text in CHECK_TEXTS:
-        if their_tokenizer.encode(text) != tokenizer.encode(text):
-            raise UserError("the tokenizer read back gives other ids than ours", where=path, got=repr(text))
+        if rebuilt_tokenizer.encode(text) != tokenizer.encode(text):
+            raise UserError("the tokenizer read back gives different ids", where=path, got=repr(text))
     config = model.config
     rows = check_rows(tokenizer, config.max_position_embeddings)
-    logits, rebuilt_logits = row_logits(ours, rows), row_logits(rebuilt, rows)
+    logits, rebuilt_logits = row_logits(float_model, rows), row_logits(rebuilt, rows)
     read_back = difference(rows, logits, rebuilt_logits)
     bound, divergence = BOUNDS[kind]
     if not read_back.within(bound, divergence, is_mixture=config.is_mixture):
         if math.isfinite(bound):
-            raise UserError("the model read back does not compute the same", where=path, got=read_back.line())
+            raise UserError("the model read back computes different logits", where=path, got=read_back.line())
         raise UserError(
             f"{kind} loses too much",
             where=path,
@@ -387,30 +387,30 @@ def verify(
             next_step="Choose a type with more bits.",
         )
     note = f"read back: {read_back.line()}"
-    prompt, longest = greedy_prompt(rows, config.max_position_embeddings)
+    prompt, max_new_tokens = greedy_prompt(rows, config.max_position_embeddings)
     stop = tokenizer.stop
-    answer = llama_cpp.ask(path, rows, CHECK_TEXTS, prompt=prompt, longest=longest, stop=stop)
-    if answer is None:
-        return read_back, None, note + '; llama.cpp not asked (pip install "penjing[llama]")'
-    for text, ids in zip(CHECK_TEXTS, answer.ids, strict=True):
+    output = llama_cpp.run_llama_cpp(path, rows, CHECK_TEXTS, prompt=prompt, max_new_tokens=max_new_tokens, stop=stop)
+    if output is None:
+        return read_back, None, note + '; llama.cpp not compared (pip install "penjing[llama]")'
+    for text, ids in zip(CHECK_TEXTS, output.ids, strict=True):
         if ids != tokenizer.encode(text):
-            raise UserError("llama.cpp gives other ids than our tokenizer", where=path, got=repr(text))
-    quantised = kind not in ENGINE_BOUNDS
-    engine = difference(rows, rebuilt_logits if quantised else logits, answer.logits)
+            raise UserError("llama.cpp gives different ids than our tokenizer", where=path, got=repr(text))
+    is_quantised = kind not in ENGINE_BOUNDS
+    engine = difference(rows, rebuilt_logits if is_quantised else logits, output.logits)
     bound, divergence = ENGINE_BOUNDS.get(kind, ENGINE_QUANTISED_BOUND)
     if not engine.within(bound, divergence, is_mixture=config.is_mixture):
-        raise UserError("llama.cpp computes something else", where=path, got=engine.line())
+        raise UserError("llama.cpp computes different logits", where=path, got=engine.line())
     note += f"; llama.cpp: {engine.line()}, ids equal"
-    if quantised:
+    if is_quantised:
         return read_back, engine, note
     tolerance = 2 * bound * max(1.0, engine.spread)
-    if not same_greedy(ours, prompt, answer.greedy, stop, longest=longest, tolerance=tolerance):
-        raise UserError("llama.cpp writes another text than ours", where=path)
+    if not is_greedy(float_model, prompt, output.greedy, stop, max_new_tokens=max_new_tokens, tolerance=tolerance):
+        raise UserError("llama.cpp generates a different text", where=path)
     return read_back, engine, note + ", greedy text equal"
 
 
 def modelfile_text(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> str:
-    """What `ollama create NAME -f FILE` reads. Of the templates in GGUF files Ollama takes only those it knows."""
+    """The file for `ollama create NAME -f FILE`. Ollama uses the template in a GGUF file only if it knows it."""
     lines = [f"FROM ./{path.name}"]
     if tokenizer.is_ours:
         turns = (

@@ -1,6 +1,6 @@
-"""A GGUF file read back into our own model, from what the file says and nothing else: the first half of the check.
+"""Read a GGUF file back into our model, from the file alone: the first half of the check.
 
-Names and keys are spelt out here once more instead of shared with the writer, so that a mistake there shows.
+Names and keys are repeated here rather than shared with the writer, so that a mistake in the writer shows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import gguf
 
 MAGIC = b"GGUF"
-MARK = b"penjing.version"
+VERSION_KEY = b"penjing.version"
 _ARCHITECTURES = {
     "qwen3": "qwen3",
     "qwen2": "qwen2",
@@ -41,7 +41,7 @@ def is_ours(path: Path) -> bool:
         return False
     with open(path, "rb") as stream:
         beginning = stream.read(4096)
-    return beginning.startswith(MAGIC) and MARK in beginning
+    return beginning.startswith(MAGIC) and VERSION_KEY in beginning
 
 
 def rebuild(path: Path) -> tuple[Transformer, Tokenizer]:
@@ -53,35 +53,35 @@ def rebuild(path: Path) -> tuple[Transformer, Tokenizer]:
     weights = {tensor.name: _tensor(tensor) for tensor in reader.tensors}
     config = read_config(values, weights)
     model = Transformer(config)
-    model.load_state_dict(_state(config, weights, values["general.architecture"]))
+    model.load_state_dict(_state_dict(config, weights, values["general.architecture"]))
     return model.eval(), tokenizer_of(read_vocabulary(values))
 
 
 def read_vocabulary(values: dict[str, Any]) -> Vocabulary:
-    """The tokenizer's part of the metadata."""
+    """The tokenizer, from the metadata."""
     return Vocabulary(
         tokens=values["tokenizer.ggml.tokens"],
-        kinds=values["tokenizer.ggml.token_type"],
+        token_types=values["tokenizer.ggml.token_type"],
         merges=values["tokenizer.ggml.merges"],
-        split=values["tokenizer.ggml.pre"],
-        begin=values["tokenizer.ggml.bos_token_id"],
+        pre_tokenizer=values["tokenizer.ggml.pre"],
+        bos=values["tokenizer.ggml.bos_token_id"],
         end_of_text=values["tokenizer.ggml.padding_token_id"],
         message_end=values["tokenizer.ggml.eos_token_id"],
-        adds_begin=values["tokenizer.ggml.add_bos_token"],
-        template=values.get("tokenizer.chat_template", ""),
+        add_bos=values["tokenizer.ggml.add_bos_token"],
+        chat_template=values.get("tokenizer.chat_template", ""),
     )
 
 
 def read_config(values: dict[str, Any], weights: dict[str, Tensor]) -> ModelConfig:
-    """The shape, from the metadata and from which tensors there are."""
-    theirs = values["general.architecture"]
+    """The config, from the metadata and the names of the tensors."""
+    arch = values["general.architecture"]
 
     def value(key: str, default: Any = None) -> Any:
-        return values.get(f"{theirs}.{key}", default)
+        return values.get(f"{arch}.{key}", default)
 
-    experts = value("expert_count", 0)
-    architecture: Any = "mixtral" if theirs == "llama" and experts else _ARCHITECTURES[theirs]
-    moe_intermediate_size = value("expert_feed_forward_length", value("feed_forward_length")) if experts else 0
+    num_experts = value("expert_count", 0)
+    architecture: Any = "mixtral" if arch == "llama" and num_experts else _ARCHITECTURES[arch]
+    moe_intermediate_size = value("expert_feed_forward_length", value("feed_forward_length")) if num_experts else 0
     scaling = value("rope.scaling.type", "none")
     factor = value("rope.scaling.factor", 1.0)
     rotary_size, head_dim = value("rope.dimension_count"), value("attention.key_length")
@@ -95,11 +95,11 @@ def read_config(values: dict[str, Any], weights: dict[str, Tensor]) -> ModelConf
         }
     yarn = {}
     if scaling == "yarn":
-        # llama.cpp multiplies the factor of the file by the usual one.
-        usual = 0.1 * math.log(max(factor, 1.0)) + 1
+        # llama.cpp multiplies the factor in the file by the default one.
+        default_factor = 0.1 * math.log(max(factor, 1.0)) + 1
         yarn = {
             "rope_original_max_position_embeddings": value("rope.scaling.original_context_length"),
-            "rope_attention_factor": value("rope.scaling.attn_factor", 1.0) * usual,
+            "rope_attention_factor": value("rope.scaling.attn_factor", 1.0) * default_factor,
         }
     config = ModelConfig(
         architecture=architecture,
@@ -116,74 +116,74 @@ def read_config(values: dict[str, Any], weights: dict[str, Tensor]) -> ModelConf
         tie_word_embeddings="output.weight" not in weights,
         qk_norm="head" if "blk.0.attn_q_norm.weight" in weights else "none",
         attention_bias="qkv" if "blk.0.attn_q.bias" in weights else "none",
-        # The half keeps the division from rounding down to one dimension less.
+        # The 0.5 prevents that rounding down loses one dimension.
         partial_rotary_factor=1.0 if rotary_size == head_dim else (rotary_size + 0.5) / head_dim,
         rope_scaling=scaling,
         rope_factor=factor,
         **llama3,
         **yarn,
-        num_experts=experts,
+        num_experts=num_experts,
         num_experts_per_tok=value("expert_used_count", 0),
         moe_intermediate_size=moe_intermediate_size,
         shared_expert_intermediate_size=value(
             "expert_shared_feed_forward_length", value("expert_shared_count", 0) * moe_intermediate_size
         ),
         mlp_only_layers=tuple(range(value("leading_dense_block_count", 0))),
-        norm_topk_prob=bool(value("expert_weights_norm", theirs != "qwen2moe")),
+        norm_topk_prob=bool(value("expert_weights_norm", arch != "qwen2moe")),
         routed_scaling_factor=value("expert_weights_scale", 1.0),
     )
     if "rope_freqs.weight" in weights:
-        plain = frequencies(dataclasses.replace(config, rope_scaling="none", rope_factor=1.0))
-        if not torch.allclose(plain / weights["rope_freqs.weight"], frequencies(config)):
-            raise UserError("the frequencies in the file are not those of its rotary scaling")
+        unscaled = frequencies(dataclasses.replace(config, rope_scaling="none", rope_factor=1.0))
+        if not torch.allclose(unscaled / weights["rope_freqs.weight"], frequencies(config)):
+            raise UserError("the rope_freqs in the file do not match its rotary scaling")
     return config
 
 
 def _tensor(tensor: gguf.ReaderTensor) -> Tensor:
-    """Any stored type as float32, in the usual order of dimensions."""
+    """A tensor of any stored type as float32, with dimensions in torch's order."""
     import gguf
 
     array = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
     return torch.from_numpy(array.astype("float32", copy=True)).reshape([int(n) for n in reversed(tensor.shape)])
 
 
-def _state(config: ModelConfig, weights: dict[str, Tensor], theirs: str) -> dict[str, Tensor]:
-    """Our parameters by our names. Raises KeyError for a tensor that is not in the file."""
+def _state_dict(config: ModelConfig, weights: dict[str, Tensor], arch: str) -> dict[str, Tensor]:
+    """Our state dict. Raises KeyError for a tensor that is not in the file."""
     state = {"embed.weight": weights["token_embd.weight"], "norm.weight": weights["output_norm.weight"]}
     if not config.tie_word_embeddings:
         state["head.weight"] = weights["output.weight"]
-    mlp_norm = "post_attention_norm" if theirs == "glm4moe" else "ffn_norm"
+    mlp_norm = "post_attention_norm" if arch == "glm4moe" else "ffn_norm"
     for layer in range(config.num_hidden_layers):
-        ours, blk = f"blocks.{layer}.", f"blk.{layer}."
-        state[ours + "input_norm.weight"] = weights[blk + "attn_norm.weight"]
-        state[ours + "mlp_norm.weight"] = weights[f"{blk}{mlp_norm}.weight"]
-        state[ours + "attention.o_proj.weight"] = weights[blk + "attn_output.weight"]
+        prefix, blk = f"blocks.{layer}.", f"blk.{layer}."
+        state[prefix + "input_norm.weight"] = weights[blk + "attn_norm.weight"]
+        state[prefix + "mlp_norm.weight"] = weights[f"{blk}{mlp_norm}.weight"]
+        state[prefix + "attention.o_proj.weight"] = weights[blk + "attn_output.weight"]
         for part in ("weight", "bias") if config.has_qkv_bias else ("weight",):
             for letter in "qkv":
                 rows = weights[f"{blk}attn_{letter}.{part}"]
-                if theirs == "llama" and letter != "v":
-                    rows = halved(rows, config.head_dim)
-                state[f"{ours}attention.{letter}_proj.{part}"] = rows
+                if arch == "llama" and letter != "v":
+                    rows = deinterleaved(rows, config.head_dim)
+                state[f"{prefix}attention.{letter}_proj.{part}"] = rows
         if config.normalises_heads:
             for letter in "qk":
-                state[f"{ours}attention.{letter}_norm.weight"] = weights[f"{blk}attn_{letter}_norm.weight"]
+                state[f"{prefix}attention.{letter}_norm.weight"] = weights[f"{blk}attn_{letter}_norm.weight"]
         for matrix in ("gate", "up", "down"):
             if config.is_dense_layer(layer):
-                state[f"{ours}mlp.{matrix}_proj.weight"] = weights[f"{blk}ffn_{matrix}.weight"]
+                state[f"{prefix}mlp.{matrix}_proj.weight"] = weights[f"{blk}ffn_{matrix}.weight"]
                 continue
-            state[f"{ours}mlp.{matrix}_proj"] = weights[f"{blk}ffn_{matrix}_exps.weight"]
+            state[f"{prefix}mlp.{matrix}_proj"] = weights[f"{blk}ffn_{matrix}_exps.weight"]
             if config.shared_expert_intermediate_size:
-                state[f"{ours}mlp.shared.{matrix}_proj.weight"] = weights[f"{blk}ffn_{matrix}_shexp.weight"]
+                state[f"{prefix}mlp.shared.{matrix}_proj.weight"] = weights[f"{blk}ffn_{matrix}_shexp.weight"]
         if not config.is_dense_layer(layer):
-            state[ours + "mlp.router.weight"] = weights[blk + "ffn_gate_inp.weight"]
+            state[prefix + "mlp.router.weight"] = weights[blk + "ffn_gate_inp.weight"]
             if config.architecture == "glm4_moe":
-                state[ours + "mlp.router.correction"] = weights[blk + "exp_probs_b.bias"]
+                state[prefix + "mlp.router.correction"] = weights[blk + "exp_probs_b.bias"]
             if config.architecture == "qwen2_moe":
-                state[ours + "mlp.shared_gate.weight"] = weights[blk + "ffn_gate_inp_shexp.weight"][None]
+                state[prefix + "mlp.shared_gate.weight"] = weights[blk + "ffn_gate_inp_shexp.weight"][None]
     return state
 
 
-def halved(rows: Tensor, head_dim: int) -> Tensor:
-    """Rows of a head from the order 0, K/2, 1, K/2 + 1, ... back to 0, 1, 2, ..."""
+def deinterleaved(rows: Tensor, head_dim: int) -> Tensor:
+    """Rows of a head, reordered from 0, K/2, 1, K/2 + 1, ... to 0, 1, 2, ..."""
     order = [*range(0, head_dim, 2), *range(1, head_dim, 2)]
     return rows.reshape(-1, head_dim, *rows.shape[1:])[:, order].reshape(rows.shape)

@@ -1,8 +1,8 @@
-"""A tokenizer as GGUF files hold it: tokens, their kinds, merges, and the name of the split that comes before them.
+"""A tokenizer in GGUF form: tokens, their types, merges, and the name of the pre-tokenizer.
 
-llama.cpp has no regular expression in the file; it knows a list of splits by name (`tokenizer.ggml.pre`). A tokenizer
-whose split is not on it cannot be written. Nor is there a normaliser: llama.cpp encodes text as it comes, so text that
-is not in NFC form gets other ids there than here.
+A GGUF file holds no regular expression: `tokenizer.ggml.pre` names one of the pre-tokenizers built into llama.cpp. A
+tokenizer with another one cannot be written. llama.cpp has no normaliser either, so text that is not in NFC form gets
+different ids there.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from penjing.base.files import read_json
 from penjing.data.tokenizer.tokenizer import QWEN2_SPLIT, SpecialTokens, Tokenizer
 from penjing.export.hf import token_ids
 
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # kinds of token, as llama.cpp numbers them
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # llama.cpp's token types
 
 GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3_SPLIT = QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 QWEN35_SPLIT = QWEN2_SPLIT.replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
-# Name in llama.cpp: the patterns, applied one after another, and whether a whole word that is a token is taken at once
-# whatever the merges say.
+# By name in llama.cpp: the patterns, applied one after another, and ignore_merges: whether a word that is a token is
+# encoded as that token, whatever the merges.
 SPLITS: dict[str, tuple[tuple[str, ...], bool]] = {
     "qwen2": ((QWEN2_SPLIT,), False),
     "qwen35": ((QWEN35_SPLIT,), False),
@@ -40,63 +40,65 @@ SPLITS: dict[str, tuple[tuple[str, ...], bool]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """What a GGUF file says about a tokenizer."""
+    """The tokenizer of a GGUF file."""
 
-    tokens: list[str]  # by id, in the printable byte-level spelling; control tokens as they read
-    kinds: list[int]  # by id: NORMAL, CONTROL, USER_DEFINED or UNUSED
+    tokens: list[str]  # by id, in the printable byte-level spelling; control tokens as text
+    token_types: list[int]  # by id: NORMAL, CONTROL, USER_DEFINED or UNUSED
     merges: list[str]  # "left right", in order
-    split: str  # tokenizer.ggml.pre
-    begin: int  # opens a document, and what a template calls bos_token
-    end_of_text: int  # closes one
-    message_end: int  # closes a turn
-    adds_begin: bool  # whether `begin` is put before every prompt
-    template: str  # chat template; empty if there is none
+    pre_tokenizer: str  # tokenizer.ggml.pre
+    bos: int  # starts a document; bos_token in templates
+    end_of_text: int  # ends a document
+    message_end: int  # ends a turn
+    add_bos: bool  # whether `bos` is put before every prompt
+    chat_template: str  # empty if there is none
 
 
 def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:
-    """Read a tokenizer through the files it writes; ids up to `size` that it does not use become UNUSED tokens.
+    """Read a tokenizer from the files it saves; unused ids up to `size` become UNUSED tokens.
 
-    Raises UserError for what llama.cpp cannot express: another model than byte-level BPE, an unknown split, a
+    Raises UserError for what llama.cpp cannot express: a model other than byte-level BPE, an unknown pre-tokenizer, a
     normaliser other than NFC.
     """
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(Path(folder))
-        facts = read_json(Path(folder) / "tokenizer.json")
-        stock = tokenizers.Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
-    model = facts["model"]
-    if model["type"] != "BPE" or not _is_byte_level(facts) or model.get("byte_fallback"):
-        raise UserError("GGUF export knows byte-level BPE only", where="tokenizer", got=model["type"])
-    normaliser = (facts.get("normalizer") or {"type": "NFC"})["type"]
+        tokenizer_json = read_json(Path(folder) / "tokenizer.json")
+        reloaded = tokenizers.Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    model = tokenizer_json["model"]
+    if model["type"] != "BPE" or not _is_byte_level(tokenizer_json) or model.get("byte_fallback"):
+        raise UserError("GGUF export supports byte-level BPE only", where="tokenizer", got=model["type"])
+    normaliser = (tokenizer_json.get("normalizer") or {"type": "NFC"})["type"]
     if normaliser != "NFC":
-        raise UserError("llama.cpp has no such normaliser", where="tokenizer", got=normaliser, wanted="NFC or none")
+        raise UserError(
+            "llama.cpp does not support this normaliser", where="tokenizer", got=normaliser, wanted="NFC or none"
+        )
     if tokenizer.size > size:
         raise UserError("has more ids than the model", where="tokenizer", got=tokenizer.size, wanted=f"at most {size}")
     tokens = [f"[UNUSED{index}]" for index in range(size)]
-    kinds = [UNUSED] * size
+    token_types = [UNUSED] * size
     for token, index in model["vocab"].items():
-        tokens[index], kinds[index] = token, NORMAL
-    for added in facts["added_tokens"]:
+        tokens[index], token_types[index] = token, NORMAL
+    for added in tokenizer_json["added_tokens"]:
         tokens[added["id"]] = added["content"]
-        kinds[added["id"]] = CONTROL if added["special"] else USER_DEFINED
+        token_types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
     return Vocabulary(
         tokens=tokens,
-        kinds=kinds,
+        token_types=token_types,
         merges=[merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]],
-        split=_split_name(facts["pre_tokenizer"], bool(model.get("ignore_merges"))),
-        begin=token_ids(tokenizer)["bos_token_id"],
+        pre_tokenizer=_split_name(tokenizer_json["pre_tokenizer"], bool(model.get("ignore_merges"))),
+        bos=token_ids(tokenizer)["bos_token_id"],
         end_of_text=tokenizer.end_of_text,
         message_end=tokenizer.message_end,
-        adds_begin=stock.encode("a").ids[:1] == [tokenizer.begin],
-        template=tokenizer.template,
+        add_bos=reloaded.encode("a").ids[:1] == [tokenizer.begin],
+        chat_template=tokenizer.template,
     )
 
 
 def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
-    """A tokenizer built from what the file says and nothing else; like llama.cpp it does not normalise."""
-    patterns, whole_words = SPLITS[vocabulary.split]
-    named = {token: index for index, token in enumerate(vocabulary.tokens) if vocabulary.kinds[index] != UNUSED}
+    """A tokenizer built from the file alone; like llama.cpp it does not normalise."""
+    patterns, ignore_merges = SPLITS[vocabulary.pre_tokenizer]
+    ids = {token: index for index, token in enumerate(vocabulary.tokens) if vocabulary.token_types[index] != UNUSED}
     merges = [(left, right) for left, right in (merge.split(" ") for merge in vocabulary.merges)]
-    built = tokenizers.Tokenizer(models.BPE(vocab=named, merges=merges, ignore_merges=whole_words))
+    built = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=merges, ignore_merges=ignore_merges))
     built.pre_tokenizer = pre_tokenizers.Sequence(
         [
             *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns),
@@ -104,15 +106,15 @@ def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
         ]
     )
     built.decoder = decoders.ByteLevel()
-    for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
-        texts = [token for token, index in named.items() if vocabulary.kinds[index] == kind]
+    for token_type, special in ((CONTROL, True), (USER_DEFINED, False)):
+        texts = [token for token, index in ids.items() if vocabulary.token_types[index] == token_type]
         built.add_tokens([tokenizers.AddedToken(text, special=special) for text in texts])
     roles = SpecialTokens(
-        begin=vocabulary.tokens[vocabulary.begin],
+        begin=vocabulary.tokens[vocabulary.bos],
         end_of_text=vocabulary.tokens[vocabulary.end_of_text],
         message_end=vocabulary.tokens[vocabulary.message_end],
     )
-    return Tokenizer(built, vocabulary.template, roles=roles)
+    return Tokenizer(built, vocabulary.chat_template, roles=roles)
 
 
 def _steps(pre_tokenizer: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
@@ -126,12 +128,12 @@ def _steps(pre_tokenizer: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
         yield pre_tokenizer
 
 
-def _is_byte_level(facts: dict[str, Any]) -> bool:
-    steps = list(_steps(facts.get("pre_tokenizer")))
+def _is_byte_level(tokenizer_json: dict[str, Any]) -> bool:
+    steps = list(_steps(tokenizer_json.get("pre_tokenizer")))
     return bool(steps) and steps[-1]["type"] == "ByteLevel" and not steps[-1].get("add_prefix_space", False)
 
 
-def _split_name(pre_tokenizer: dict[str, Any], whole_words: bool) -> str:
+def _split_name(pre_tokenizer: dict[str, Any], ignore_merges: bool) -> str:
     patterns = []
     for step in _steps(pre_tokenizer):
         if step["type"] == "ByteLevel":
@@ -143,11 +145,11 @@ def _split_name(pre_tokenizer: dict[str, Any], whole_words: bool) -> str:
             patterns.append(pattern.get("Regex") or f"the text {pattern.get('String')!r}")
         else:
             patterns.append(f"a {step['type']} step")
-    for name, (known, takes_whole_words) in SPLITS.items():
-        if tuple(patterns) == known and whole_words == takes_whole_words:
+    for name, (split_patterns, split_ignores_merges) in SPLITS.items():
+        if tuple(patterns) == split_patterns and ignore_merges == split_ignores_merges:
             return name
     raise UserError(
-        "llama.cpp knows no such split of text into words",
+        "llama.cpp does not support this pre-tokenizer",
         where="tokenizer",
         got=" then ".join(patterns) or "none",
         wanted=f"that of {', '.join(SPLITS)}",

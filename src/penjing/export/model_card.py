@@ -1,4 +1,4 @@
-"""The model card that goes with an export: what was made, from what, how well it does."""
+"""The model card of an export: the model, its data and its validation metrics."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from penjing.plan.flops import parameters
 from penjing.train.load_model import LoadedModel
 from penjing.train.run_dir import RunDir, stage_folder
 
-HELD_OUT, LOSS = "val_", "val_loss"
+VAL_PREFIX, LOSS = "val_", "val_loss"
 
 
-def _held_out(name: str, value: Any) -> str:
-    """A row, if it is a figure of held-out data: each kind of stage has its own."""
-    if not name.startswith(HELD_OUT) or name.endswith("_seconds") or not isinstance(value, int | float):
+def _val_metric_row(name: str, value: Any) -> str:
+    """A table row if `name` is a validation metric (each stage has its own), else an empty text."""
+    if not name.startswith(VAL_PREFIX) or name.endswith("_seconds") or not isinstance(value, int | float):
         return ""
     if name == LOSS:
         return f"| held-out loss | {value:.4f} nats per token |"
-    return f"| held-out {name.removeprefix(HELD_OUT).replace('_', ' ')} | {value:.4f} |"
+    return f"| held-out {name.removeprefix(VAL_PREFIX).replace('_', ' ')} | {value:.4f} |"
 
 
-def _facts(path: Path) -> dict[str, Any]:
+def _read_json_if_present(path: Path) -> dict[str, Any]:
     return dict(read_json(path)) if path.is_file() else {}
 
 
 def model_card(trained: LoadedModel, run_path: Path) -> str:
-    """README.md of an export, in the form the hub expects. What is not known is left out, never invented."""
+    """README.md of an export, in the format of the hub. Unknown values are left out."""
     run, config = trained.run, trained.run.model
     external = run.stage == "external"
     folder = RunDir(Path(run.out) if external else stage_folder(run_path))
     title = folder.path.resolve().name if external else f"{folder.path.parent.name}-{folder.path.name}"
-    outcome, plan = _facts(folder.outcome), _facts(folder.plan)
+    outcome, plan = _read_json_if_present(folder.outcome), _read_json_if_present(folder.plan)
     if outcome and outcome["weights_sha256"] != sha256_file(trained.checkpoint.folder / WEIGHTS):
-        outcome = {}  # it speaks of a later checkpoint
+        outcome = {}  # it belongs to a later checkpoint
     lines = [
         "---",
         "library_name: transformers",
@@ -65,7 +65,7 @@ def model_card(trained: LoadedModel, run_path: Path) -> str:
     ]
     if outcome:
         lines.append(f"| tokens seen | {outcome['tokens']:,} |")
-        lines += filter(None, (_held_out(name, value) for name, value in outcome.items()))
+        lines += filter(None, (_val_metric_row(name, value) for name, value in outcome.items()))
         lines.append(f"| weights sha256 | {outcome['weights_sha256']} |")
     if plan:
         lines.append(f"| planned compute | {plan['flops']:.2e} FLOPs |")

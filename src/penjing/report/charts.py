@@ -338,7 +338,7 @@ def standalone(chart: Markup, *, title: str) -> Markup:
 def _fraction_bar(score: Score, name: str, index: int, scale: Scale, top: float, thick: float) -> list[str]:
     """One bar, with its interval as a whisker and its value in percent to the right."""
     (low, high), middle = score.interval, top + thick / 2
-    note = f"{name}: {score.right:,} of {score.asked:,} (95 % interval {low * 100:.0f} % to {high * 100:.0f} %)"
+    note = f"{name}: {score.correct:,} of {score.total:,} (95 % interval {low * 100:.0f} % to {high * 100:.0f} %)"
     bar_width = max(scale.at(score.fraction) - scale.start, 1.0)
     return [
         _rect(scale.start, top, bar_width, thick, f"fill c{index}", inner=f"<title>{escape(note)}</title>"),

@@ -298,14 +298,14 @@ def _change_cell(line: AccuracyLine | None) -> Cell:
     if line is None:
         return Cell(NONE)
     sides = [percent(score.fraction) for score in (line.before, line.after) if score]
-    return Cell(" → ".join(sides), "lost" if line.is_lost else "")
+    return Cell(" → ".join(sides), "lost" if line.is_regression else "")
 
 
 def _score_cell(score: Score) -> Cell:
     if not score:
         return Cell(NONE)
     low, high = score.interval
-    return Cell(percent(score.fraction), f"{score.right:,} / {score.asked:,} ({low * 100:.0f}–{percent(high)})")
+    return Cell(percent(score.fraction), f"{score.correct:,} / {score.total:,} ({low * 100:.0f}–{percent(high)})")
 
 
 def accuracy_table(lines: list[AccuracyLine], limits: Limits) -> HtmlTable:
@@ -313,7 +313,7 @@ def accuracy_table(lines: list[AccuracyLine], limits: Limits) -> HtmlTable:
     chosen = lines if len(lines) <= 8 * limits.items else [*lines[: 8 * limits.items], lines[-1]]
     rows = []
     for line in chosen:
-        verdict = line.best.verdict + ("; lost" if line.is_lost else "")
+        verdict = line.best.verdict + ("; lost" if line.is_regression else "")
         scores = (_score_cell(line.before), _score_cell(line.after))
         rows.append([*_kind_cells(line), Cell(percent(line.best.chance)), *scores, Cell(verdict)])
     return HtmlTable(

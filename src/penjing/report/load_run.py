@@ -17,7 +17,7 @@ from penjing.base import config
 from penjing.base.accuracy import AFTER, BEFORE, Score, Scores
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
-from penjing.base.lock import is_held
+from penjing.base.lock import is_locked
 from penjing.track import jsonl
 
 STAGES = {"pretrain": BEFORE, "sft": AFTER}  # the runs of a quickstart, and when its questions were asked
@@ -182,7 +182,7 @@ def read_scores(rows: Iterable[tuple[str, Fields]]) -> Scores:
         chance = row.number("chance")
         is_fraction = chance is not None and 0 <= chance <= 1
         key = (when, row.text("kind"), row.text("language"))
-        scores[key] = Score(asked=asked, right=right, chance=chance if is_fraction else None)
+        scores[key] = Score(total=asked, correct=right, chance=chance if is_fraction else None)
     return scores
 
 
@@ -216,7 +216,7 @@ def read_run(folder: Path, problems: list[str]) -> ReportedRun:
         samples=read_samples(read_lines(folder / "samples.jsonl", problems)),
         questions=read_scores((when, row) for when in STAGES.values() for row in questions.fields(when).items("rows")),
         incidents=tuple(read_lines(folder / "incidents.jsonl", problems)),
-        running=not outcome and is_held(folder),
+        running=not outcome and is_locked(folder),
     )
 
 

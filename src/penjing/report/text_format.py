@@ -167,9 +167,9 @@ def regression_sentence(run: ReportedRun) -> str:
     if len({when for when, _, _ in run.questions}) < 2:
         return ""
     lost = [
-        f"{kind_name(line.kind)} {line.before.right} → {line.after.right} of {line.after.asked}"
+        f"{kind_name(line.kind)} {line.before.correct} → {line.after.correct} of {line.after.total}"
         for line in change_lines(run.questions)
-        if line.kind and line.is_lost
+        if line.kind and line.is_regression
     ]
     return f"Lost: {', '.join(lost) or 'no kind of question'}."
 
@@ -210,7 +210,7 @@ def _accuracy_sentence(record: ReportData) -> str:
         return "How well it answers was not measured."
     line, score = lines[-1], lines[-1].best
     tuned = "After fine-tuning it" if line.after else "Without fine-tuning it"
-    sentence = f"{tuned} answers {percent(score.fraction)} of {score.asked:,} questions right ({interval_text(score)})"
+    sentence = f"{tuned} answers {percent(score.fraction)} of {score.total:,} questions right ({interval_text(score)})"
     if score.chance is not None:
         sentence += f"; guessing would get {percent(score.chance)}"
     if line.after and line.before:
@@ -249,8 +249,8 @@ def stories_sentence(quickstart: Quickstart) -> str:
     asked, used = stories.number("asked"), stories.number("with_required_words")
     if not asked or asked < 1 or used is None:
         return ""
-    score = Score(asked=round(asked), right=round(min(max(used, 0), asked)))
+    score = Score(total=round(asked), correct=round(min(max(used, 0), asked)))
     return (
-        f"Asked for {score.asked:,} stories with given words, the model used every word in {score.right:,} of them "
+        f"Asked for {score.total:,} stories with given words, the model used every word in {score.correct:,} of them "
         f"({percent(score.fraction)}, {interval_text(score)})."
     )

@@ -206,9 +206,9 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
             tokenizer = Tokenizer.load(RunDir(stage_folder(Path(run.init_from))).tokenizer)
     if run.data.format == "documents" or tokenizer.template:
         return tokenizer
-    if run.lora.rank and tokenizer.lacks_for_chatml:
+    if run.lora.rank and tokenizer.missing_chatml:
         raise UserError(
-            f"the tokenizer has no chat template and no {tokenizer.lacks_for_chatml[0]}, which adapters cannot learn",
+            f"the tokenizer has no chat template and no {tokenizer.missing_chatml[0]}, which adapters cannot learn",
             where=run.init_from or run.tokenizer.path,
             next_step="Train all weights on conversations first: penjing train sft init_from=...",
         )

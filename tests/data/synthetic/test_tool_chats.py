@@ -15,7 +15,7 @@ from penjing.data.chat.render import render
 from penjing.data.chat.turn_parser import ToolCall
 from penjing.data.formats import Chat, read_chats, read_prompts
 from penjing.data.synthetic.dataset_rows import TOOLS
-from penjing.data.synthetic.tools import CALCULATOR, KINDS, errand
+from penjing.data.synthetic.tools import CALCULATOR, KINDS, tool_task
 from penjing.data.tokenize_dataset import prepare_chats
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
@@ -70,7 +70,7 @@ def test_every_result_is_what_the_calculator_says(chats: list[Chat]) -> None:
 def test_prompts_have_their_answers(folder: Path) -> None:
     found = Counter()
     for number, (chat, record) in enumerate(read_prompts([folder / "tools_rl.jsonl"])):
-        assert record["gt"] == [errand("tools_rl", 1, number).answer] and chat.tools == (CALCULATOR,)
+        assert record["gt"] == [tool_task("tools_rl", 1, number).answer] and chat.tools == (CALCULATOR,)
         found[record["kind"], record["language"]] += 1
     assert {kind for kind, _ in found} == set(KINDS) and {language for _, language in found} == {"en", "zh"}
 
@@ -78,8 +78,8 @@ def test_prompts_have_their_answers(folder: Path) -> None:
 def test_they_are_the_same_everywhere_and_apart_from_each_other(folder: Path) -> None:
     digest = hashlib.sha256((folder / "tools.jsonl").read_bytes() + (folder / "tools_rl.jsonl").read_bytes())
     assert digest.hexdigest()[:16] == "e89b48884f5941cf"
-    asked = {errand("tools", 1, index).question for index in range(2000)}
-    assert len(asked & {errand("tools_rl", 1, index).question for index in range(500)}) < 25
+    asked = {tool_task("tools", 1, index).question for index in range(2000)}
+    assert len(asked & {tool_task("tools_rl", 1, index).question for index in range(500)}) < 25
 
 
 def test_sft_learns_calls_and_answers_and_no_result(chats: list[Chat], tokenizer: Tokenizer, tmp_path: Path) -> None:

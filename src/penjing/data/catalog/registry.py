@@ -1,9 +1,8 @@
-"""Real text one option away: a list of corpora with their licences, and `get`, which fetches one and proves what it is.
+"""A catalogue of public corpora with their licences; `get` downloads one and checks its hash.
 
-`get("sanguo", folder)` leaves `folder/sanguo/` with files that `records` reads and a SOURCE.json: where the text is
-from, its licence, what was left out, and the SHA-256 of each file. Once there and whole, it is not fetched again. The
-folder appears by one rename at the end, so a fetch that breaks off leaves nothing half (hub downloads resume from a
-hidden neighbour folder).
+`get("sanguo", folder)` writes data files and a SOURCE.json to `folder/sanguo/`: origin, licence, what was left out, and
+the SHA-256 of each file. A complete folder is not downloaded again. The folder appears by one rename at the end, so an
+interrupted download leaves no partial folder (hub downloads resume from a hidden folder beside it).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from penjing import __version__
 from penjing.base.errors import UserError, suggest
 from penjing.base.files import disk_error, read_json, sha256_file, write_json
 from penjing.base.formatting import gibibytes
-from penjing.data.catalog.sources import DatasetSource, Fetched, Say, packages
+from penjing.data.catalog.sources import DatasetSource, Fetched, Report, packages
 from penjing.data.catalog.sources.hub import HubSource
 from penjing.data.catalog.sources.packages import PackageSource
 from penjing.data.catalog.sources.stdlib import StdlibSource
@@ -274,19 +273,19 @@ _ENTRIES = (
 CATALOGUE: dict[str, Dataset] = {entry.name: entry for entry in _ENTRIES}
 
 
-def get(name: str, folder: Path, *, progress: Say | None = None) -> Path:
-    """The folder `folder/name` with the corpus in it, fetched unless it is there already and every hash is right.
+def get(name: str, folder: Path, *, progress: Report | None = None) -> Path:
+    """The folder `folder/name` with the corpus, downloaded unless it exists and every hash is right.
 
-    `progress` is told in words what is done. Raises `UserError`: an unknown name, no network, a wrong hash, a version
+    progress: called with status messages. Raises `UserError`: an unknown name, no network, a wrong hash, a version
     that is gone, a full disk, a folder of that name that is not ours.
     """
     if name not in CATALOGUE:
         raise UserError(f"no text is called {name!r}", next_step=suggest(name, CATALOGUE))
     entry = CATALOGUE[name]
-    say = progress or (lambda words: None)
+    report = progress or (lambda message: None)
     target = Path(folder) / name
     if is_complete(target, entry):
-        say(f"{name} is there already")
+        report(f"{name} is there already")
         return target
     if target.exists() and not (target / SOURCE_FILE).exists() and any(target.iterdir()):
         raise UserError("a folder that is not ours is in the way", where=target, next_step="Move it away.")
@@ -296,21 +295,21 @@ def get(name: str, folder: Path, *, progress: Say | None = None) -> Path:
             shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
         partial.mkdir(parents=True, exist_ok=True)
         _check_space(entry, partial)
-        fetched = entry.source.fetch(partial, say)
+        fetched = entry.source.fetch(partial, report)
         write_json(partial / SOURCE_FILE, _manifest(entry, fetched, partial))
-        _set_aside(target, say)
+        _back_up(target, report)
         os.replace(partial, target)
     except OSError as error:
         raise disk_error(error, target) from error
     finally:
         if not entry.source.resumes:
             shutil.rmtree(partial, ignore_errors=True)
-    say(f"{name}: {entry.licence}. {entry.caveat}".strip())
+    report(f"{name}: {entry.licence}. {entry.caveat}".strip())
     return target
 
 
 def is_complete(target: Path, entry: Dataset) -> bool:
-    """Whether `target` holds what `entry` says now, every file with the hash in its SOURCE.json."""
+    """Whether `target` holds the present version of `entry`, and every file has the hash in SOURCE.json."""
     if not (target / SOURCE_FILE).is_file():
         return False
     try:
@@ -318,28 +317,28 @@ def is_complete(target: Path, entry: Dataset) -> bool:
         files = manifest["files"]
         if manifest["identity"] != entry.source.identity() or not files:
             return False
-        return all((target / path).is_file() and _facts(target / path) == facts for path, facts in files.items())
+        return all((target / path).is_file() and _entry(target / path) == saved for path, saved in files.items())
     except (UserError, KeyError, TypeError, AttributeError):
         return False
 
 
-def _facts(path: Path) -> dict[str, Any]:
+def _entry(path: Path) -> dict[str, Any]:
     return {"num_bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
-def _set_aside(target: Path, say: Say) -> None:
-    """Rename an older or changed folder: somebody may have worked in it."""
+def _back_up(target: Path, report: Report) -> None:
+    """Rename an older or changed folder, since it may hold the user's work."""
     if not target.is_dir() or not any(target.iterdir()):
         return
     number = 1
     while (backup := target.with_name(f"{target.name}.before-{number}")).exists():
         number += 1
     target.rename(backup)
-    say(f"{target} was changed, or of another version: it is {backup.name} now")
+    report(f"{target} was changed, or of another version: it is {backup.name} now")
 
 
 def _check_space(entry: Dataset, folder: Path) -> None:
-    """`folder` may hold a part of the download."""
+    """Raise UserError if the disk is too small; a partial download in `folder` counts as free."""
     free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     if free < entry.source.num_bytes:
         raise UserError(
@@ -358,7 +357,7 @@ def _manifest(entry: Dataset, fetched: Fetched, folder: Path) -> dict[str, Any]:
         "provenance": dict(fetched.provenance),
         "num_records": fetched.num_records,
         "left_out": dict(fetched.dropped),
-        "files": {path.relative_to(folder).as_posix(): _facts(path) for path in paths},
+        "files": {path.relative_to(folder).as_posix(): _entry(path) for path in paths},
         "fetched_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "fetched_by": f"penjing {__version__}",
     }

@@ -1,11 +1,11 @@
-"""From any file people have to records: documents to read, chats to answer, and line-exact errors.
+"""Read data files of all common formats into records: documents, chats, prompts, preferences. Errors name the line.
 
 Files (each also as `.gz`, except parquet): `.txt` `.md` (cut into documents), `.py` (one document), `.jsonl`, `.json`
 (an array, lines, or one object), `.csv` `.tsv` (first row names the columns) and `.parquet`. In a `.tsv` a quotation
-mark is a character like any other, but around a whole field.
+mark is an ordinary character, unless a pair encloses a whole field.
 
-A document record has its text in `text`, else `content`, else `raw_content`; the text is handed over unchanged.
-A chat record may have any of these shapes, told apart record by record:
+A document record has its text in `text`, else `content`, else `raw_content`; the text is not changed.
+A chat record may have any of these shapes, detected for each record:
 
 - MiniMind   {"conversations": [{"role", "content", "reasoning_content"?, "tools"?, "tool_calls"?}]}
 - OpenAI     {"messages": [{"role", "content", "tool_calls"?}], "tools"?}
@@ -14,15 +14,15 @@ A chat record may have any of these shapes, told apart record by record:
 - Alpaca     {"instruction", "input"?, "output", "system"?, "history"?}; with `en_` and `zh_` fields it is two chats
 - plain      {"prompt" | "question", "response" | "answer" | "completion" | "std_answer", "system"?}
 
-A thought that an assistant's words begin with, as <think>...</think>, is read as its `reasoning_content`.
+A leading <think>...</think> in an assistant message is read as its `reasoning_content`.
 
-A prompt is such a record without its last answer, or with one that is not looked at.
+A prompt is such a record without its last answer; an answer there is ignored.
 
-A record of preferences is a pair or one judged answer; where an answer is a list of messages it may hold the prompt:
+A preference record is a pair or one labelled answer. An answer that is a list of messages may include the prompt:
 
-- pair       {"chosen": [messages], "rejected": [messages]}, or answers of text or of one message to what "prompt" (text
-             or messages), a field of messages or Alpaca's fields ask
-- judged     {"prompt", "completion", "label": true | false}; Alpaca, or a chat in any field of messages, with "label"
+- pair       {"chosen": [messages], "rejected": [messages]}, or answers (text or one message) to the question in
+             "prompt" (text or messages), in a field of messages or in Alpaca's fields
+- labelled   {"prompt", "completion", "label": true | false}; Alpaca, or a chat in any field of messages, with "label"
              (or "kto_tag")
 
 Everything is read lazily: memory holds one record (a JSON array is decoded value by value), never a file.

@@ -1,4 +1,4 @@
-"""Broken records: set aside as file, line and reason, counted exactly, and too many of them are an error."""
+"""Broken records: listed with file, line and reason, and counted; too many are an error."""
 
 from __future__ import annotations
 
@@ -13,28 +13,26 @@ from penjing.base.errors import UserError
 from penjing.data.formats.source_location import UnrecoverableFileError
 
 DEFAULT_MAX_BAD = 0.01
-MOST_LISTED = 10_000  # lines of the list; all are counted
-_SHOWN = 3
+MAX_LISTED = 10_000  # entries in the list; all are counted
+_NUM_SHOWN = 3
 
 
 class BadRecords:
-    """Counts what one reading gave: good + bad + left_out is every record there was, each counted once.
+    """Counts the records of one pass: good + bad + left_out are all records, each counted once.
 
-    bad: broken ones. left_out: whole ones with nothing to learn from, such as an empty text; they are listed too, and
-    are no reason to stop. What follows in a file after damage that hides where records begin (a cut archive, broken
-    JSON inside an array) is one bad record, whose reason says so. Nobody knows how much that is, so it is an error at
-    once, unless all records may be broken (max_bad_fraction=1): a share of what was read says nothing about what was
-    not.
+    bad: broken records. left_out: valid records with nothing to learn from, such as an empty text; they are listed, but
+    never an error. Damage can hide where records begin (a truncated archive, broken JSON inside an array). The rest of
+    that file then counts as one bad record. Its size is unknown, so no fraction can be computed: it is an error at
+    once, unless all records may be broken (max_bad_fraction=1).
     """
 
     def __init__(self, max_bad_fraction: float = DEFAULT_MAX_BAD, path: Path | None = None) -> None:
-        """max_bad_fraction: share of all records that may be broken. path: where to list them, as JSON lines; None:
-        nowhere."""
+        """max_bad_fraction: fraction of records that may be broken. path: the list, as JSON lines; None: no list."""
         self.max_bad_fraction, self.path = max_bad_fraction, path
         self.good = self.bad = self.left_out = 0
-        self.reasons: Counter[str] = Counter()  # why whole records, or a part of them, were left out
+        self.reasons: Counter[str] = Counter()  # why valid records, or parts of them, were left out
         self.first: list[str] = []
-        self.unread: list[str] = []  # file:line from which the rest of a file was not read
+        self.unread: list[str] = []  # file:line where reading stopped
         self._stream: IO[str] | None = None
 
     @property
@@ -42,9 +40,9 @@ class BadRecords:
         return self.good + self.bad + self.left_out
 
     def add(self, error: UserError, file: Path, line: int) -> None:
-        """One broken record. Raises UserError if the rest of its file is lost with it, and not all of it may be."""
+        """Count a broken record. Raises UserError if it ends its file early, unless max_bad_fraction is 1."""
         self.bad += 1
-        if len(self.first) < _SHOWN:
+        if len(self.first) < _NUM_SHOWN:
             self.first.append(error.line())
         reason = f"{error.what}; got {error.got}" if error.got is not None else error.what
         if isinstance(error, UnrecoverableFileError):
@@ -54,47 +52,47 @@ class BadRecords:
             self.unread.append(f"{file}:{line}")
             if self.max_bad_fraction < 1:
                 self._close()
-                raise _no_rest(error)
+                raise _file_lost_error(error)
 
     def leave_out(self, file: Path, line: int, reason: str) -> None:
-        """One whole record with nothing to learn from."""
+        """Count a valid record with nothing to learn from."""
         self.left_out += 1
         self.reasons[reason] += 1
         self._list(str(file), line, "left out", reason)
 
     def reject(self, error: UserError, file: str, line: int) -> None:
-        """A record that was taken for good turns out to be broken: no template writes it, say."""
+        """Recount a good record as broken, for example if the chat template refuses it."""
         self.good -= 1
         self.add(error, Path(file), line)
 
     def check(self) -> None:
-        """At the end of a reading. Raises UserError if too many records were broken, or none was good."""
+        """Called at the end. Raises UserError if too many records were broken, or none was good."""
         self._close()
-        about = "; ".join(self.first)
+        examples = "; ".join(self.first)
         if self.bad > self.max_bad_fraction * self.records:
             share = self.bad / self.records
             raise UserError(
-                f"{self.bad:,} of {self.records:,} records are broken: {about}",
+                f"{self.bad:,} of {self.records:,} records are broken: {examples}",
                 where=self.path,
                 got=f"{share:.2%}",
                 wanted=f"at most {self.max_bad_fraction:.2%}",
-                next_step=f"Mend them, or allow more: data.max_bad_fraction={math.ceil(share * 1000) / 1000}.",
+                next_step=f"Correct them, or allow more: data.max_bad_fraction={math.ceil(share * 1000) / 1000}.",
             )
         if not self.good:
             raise UserError(
                 f"no usable record: {self.left_out:,} are left out, {self.bad:,} broken"
-                + (f": {about}" if about else "")
+                + (f": {examples}" if examples else "")
             )
 
     def note(self) -> str:
-        """A line for the user; empty where nothing was wrong."""
+        """A line for the user; empty if nothing was wrong."""
         if not self.bad and not self.left_out:
             return ""
         where = f", listed in {self.path}" if self.path else ""
         note = f"of {self.records:,} records {self.bad:,} are broken and {self.left_out:,} have nothing to learn{where}"
         if self.unread:
-            more = f" and {len(self.unread) - _SHOWN:,} more" if len(self.unread) > _SHOWN else ""
-            note += f"; not read to the end: {', '.join(self.unread[:_SHOWN])}{more}"
+            suffix = f" and {len(self.unread) - _NUM_SHOWN:,} more" if len(self.unread) > _NUM_SHOWN else ""
+            note += f"; not read to the end: {', '.join(self.unread[:_NUM_SHOWN])}{suffix}"
         return note
 
     def _close(self) -> None:
@@ -104,9 +102,9 @@ class BadRecords:
             self._stream = None
 
     def _list(self, file: str, line: int, kind: str, reason: str) -> None:
-        if self.path is None or self.bad + self.left_out > MOST_LISTED:
+        if self.path is None or self.bad + self.left_out > MAX_LISTED:
             return
-        with suppress(OSError):  # a full disk: the counts are what matters
+        with suppress(OSError):  # on a full disk only the counts are kept
             if self._stream is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._stream = open(self.path, "w", encoding="utf-8", errors="backslashreplace")
@@ -115,18 +113,18 @@ class BadRecords:
 
 
 class NoBadRecords(BadRecords):
-    """The first broken record ends the reading."""
+    """Raises the error of the first broken record."""
 
     def add(self, error: UserError, file: Path, line: int) -> None:
         raise error from None
 
 
-def _no_rest(error: UnrecoverableFileError) -> UserError:
-    mend = "Mend the file, or go on without what cannot be read: data.max_bad_fraction=1."
+def _file_lost_error(error: UnrecoverableFileError) -> UserError:
+    hint = "Repair the file, or continue without the unreadable part: data.max_bad_fraction=1."
     return UserError(
         f"{error.what}; nothing after it in the file can be read",
         where=error.where,
         got=error.got,
         wanted=error.wanted,
-        next_step=f"{mend} {error.next_step}" if error.next_step else mend,
+        next_step=f"{hint} {error.next_step}" if error.next_step else hint,
     )

@@ -12,29 +12,29 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.data.formats.files import lines
 from penjing.data.formats.schema import TEXT_FIELDS
-from penjing.data.formats.source_location import NotTextError, rest_lost
+from penjing.data.formats.source_location import NotTextError, unrecoverable
 
 Line = tuple[int, str | UserError]
 Record = dict[str, Any] | UserError
 
 _LARGEST_FIELD_CHARACTERS = 1 << 26
-_LARGEST_TSV_ROW_CHARACTERS = 1 << 22  # of several lines: so much is looked at for a closing quotation mark
+_LARGEST_TSV_ROW_CHARACTERS = 1 << 22  # of a row of several lines: the search for a closing quotation mark stops there
 _OPENING_QUOTE = re.compile(r'(?:^|\t)"')
 
 
 class _BadLine(Exception):
-    """A line that cannot be handed to the CSV parser."""
+    """A line that cannot be passed to the CSV parser."""
 
     def __init__(self, error: UserError) -> None:
         self.error = error
         super().__init__(error.line())
 
 
-class _Feed:
-    """Lines for the parser. Unlike a generator it goes on after it raised.
+class _CsvLines:
+    """Lines for the CSV parser. Unlike a generator it continues after raising.
 
-    A line that is not UTF-8 is handed over as far as it can be read, since a quoted field may begin or end in it;
-    error: what is wrong with it, until `row_begins`.
+    A line that is not UTF-8 is passed on with its bad bytes replaced, since a quoted field may begin or end in it.
+    error: the error of such a line, until `start_row`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,10 +42,10 @@ class _Feed:
         self.error: UserError | None = None
         self.ended = False
 
-    def row_begins(self) -> None:
+    def start_row(self) -> None:
         self.error = None
 
-    def __iter__(self) -> _Feed:
+    def __iter__(self) -> _CsvLines:
         return self
 
     def __next__(self) -> str:
@@ -65,35 +65,35 @@ class _Feed:
 def csv_records(path: Path) -> Iterator[tuple[int, Record]]:
     """(line, record); a broken row is an error in its place."""
     csv.field_size_limit(_LARGEST_FIELD_CHARACTERS)  # the default of 131,072 refuses a chapter
-    feed = _Feed(path)
-    rows = csv.reader(feed, strict=True)
-    names: list[str] | None = None
+    csv_lines = _CsvLines(path)
+    rows = csv.reader(csv_lines, strict=True)
+    columns: list[str] | None = None
     line = 1
-    bad_lines = 0  # which the parser has not counted
+    num_bad_lines = 0  # lines that the parser has not counted
     while True:
-        feed.row_begins()
+        csv_lines.start_row()
         try:
             row = next(rows)
         except StopIteration:
             return
         except _BadLine as error:
-            bad_lines += 1
+            num_bad_lines += 1
             yield line, error.error
         except csv.Error as error:
             hint = 'A " inside a quoted field is written "".'
             broken = UserError(f"broken CSV: {error}", where=f"{path}:{line}", next_step=hint)
-            if feed.ended or "field larger" in str(error):  # a quotation mark that nothing closes took all the rows
-                yield line, rest_lost(broken)
+            if csv_lines.ended or "field larger" in str(error):  # an unclosed quotation mark consumed all rows
+                yield line, unrecoverable(broken)
                 return
-            yield line, feed.error or broken
+            yield line, csv_lines.error or broken
         else:
-            if feed.error is not None:
-                yield line, feed.error
-            elif row and names is not None:
-                yield line, _record(row, names, path, line)
-            if row and names is None:
-                names = [name.strip() for name in row]
-        line = rows.line_num + bad_lines + 1
+            if csv_lines.error is not None:
+                yield line, csv_lines.error
+            elif row and columns is not None:
+                yield line, _record(row, columns, path, line)
+            if row and columns is None:
+                columns = [name.strip() for name in row]
+        line = rows.line_num + num_bad_lines + 1
 
 
 def _record(row: Sequence[str], names: Sequence[str], path: Path, line: int) -> Record:
@@ -108,75 +108,75 @@ def _record(row: Sequence[str], names: Sequence[str], path: Path, line: int) -> 
 def tsv_records(path: Path) -> Iterator[tuple[int, Record]]:
     """(line, record); a broken row is an error in its place.
 
-    Most TSV has no quoting: a quotation mark is a character like any other. Spreadsheets and Python's csv put a pair of
-    them around a whole field that holds a tab, a line end or another; such a pair is taken off.
+    Most TSV has no quoting: a quotation mark is an ordinary character. Spreadsheets and Python's csv quote a field that
+    contains a tab, a line end or a quotation mark; these quotes are removed.
     """
     csv.field_size_limit(_LARGEST_FIELD_CHARACTERS)
-    (ahead,) = tee(lines(path), 1)  # another tee of it looks at lines without taking them
-    names: list[str] | None = None
-    for line, given in ahead:
-        if isinstance(given, UserError) and not isinstance(given, NotTextError):
-            yield line, given
+    (line_items,) = tee(lines(path), 1)  # a second tee of it reads ahead without consuming lines
+    columns: list[str] | None = None
+    for line, item in line_items:
+        if isinstance(item, UserError) and not isinstance(item, NotTextError):
+            yield line, item
             continue
-        wrong: UserError | None = given if isinstance(given, NotTextError) else None
-        text = given.readable if isinstance(given, NotTextError) else given
+        error: UserError | None = item if isinstance(item, NotTextError) else None
+        text = item.readable if isinstance(item, NotTextError) else item
         if not text:
             continue
         row = text.split("\t")
         if _OPENING_QUOTE.search(text):
-            unquoted = _unquoted(text, ahead, len(names) if names else None)
+            unquoted = _unquoted(text, line_items, len(columns) if columns else None)
             if unquoted is not None:
-                row, wrong = unquoted[0], wrong or unquoted[1]
-        if names is None:
-            names = [name.strip() for name in row]
-            if wrong is not None:
-                yield line, wrong
+                row, error = unquoted[0], error or unquoted[1]
+        if columns is None:
+            columns = [name.strip() for name in row]
+            if error is not None:
+                yield line, error
         else:
-            yield line, wrong or _record(row, names, path, line)
+            yield line, error or _record(row, columns, path, line)
 
 
-def _unquoted(text: str, ahead: Iterator[Line], width: int | None) -> tuple[list[str], UserError | None] | None:
-    """(the fields of a row with quoted ones, what is wrong with a later line of it); None if it is no such row.
+def _unquoted(text: str, line_items: Iterator[Line], width: int | None) -> tuple[list[str], UserError | None] | None:
+    """(fields of a row with quoted fields, error of one of its later lines); None if the row has no quoted field.
 
-    width: how many fields it must have; None for the first row, which is one line. A quoted field may go on over
-    further lines, which are then taken from `ahead`. A line that has all its fields and only seems to open another
-    one does not swallow the rows after it: none of the lines it goes on over may have all of theirs.
+    width: the number of fields; None for the first row, which is one line. A quoted field may continue over further
+    lines, which are then taken from `line_items`. A complete line with a stray quotation mark must not consume the
+    rows after it: therefore none of its continuation lines may be a complete row.
     """
-    following = tee(ahead)[1] if width is not None else iter(())
-    whole = width is not None and text.count("\t") == width - 1
-    num_taken, left = 0, _LARGEST_TSV_ROW_CHARACTERS
-    wrong: UserError | None = None
+    next_lines = tee(line_items)[1] if width is not None else iter(())
+    is_complete = width is not None and text.count("\t") == width - 1
+    num_taken, characters_left = 0, _LARGEST_TSV_ROW_CHARACTERS
+    error: UserError | None = None
 
-    def feed() -> Iterator[str]:
-        nonlocal num_taken, left, wrong
+    def row_lines() -> Iterator[str]:
+        nonlocal num_taken, characters_left, error
         yield text + "\n"
-        for _, line in following:
+        for _, line in next_lines:
             if isinstance(line, NotTextError):
-                wrong, line = wrong or line, line.readable
+                error, line = error or line, line.readable
             if isinstance(line, UserError):
                 return
-            left -= len(line)
-            if left < 0 or (whole and width != 1 and line.count("\t") + 1 == width):
+            characters_left -= len(line)
+            if characters_left < 0 or (is_complete and width != 1 and line.count("\t") + 1 == width):
                 return
             num_taken += 1
             yield line + "\n"
 
     try:
-        row = next(csv.reader(feed(), delimiter="\t", strict=True))
+        row = next(csv.reader(row_lines(), delimiter="\t", strict=True))
     except csv.Error:
         return None
     if width is not None and len(row) != width:
         return None
     for _ in range(num_taken):
-        next(ahead)
-    return row, wrong
+        next(line_items)
+    return row, error
 
 
 # --- parquet ---------------------------------------------------------------------------------------------------------
 
 
 def parquet_records(path: Path, text_only: bool) -> Iterator[tuple[int, Record]]:
-    """(row, record), only with a field of text if `text_only`; a broken file is an error as the last one."""
+    """(row, record), only a text field if `text_only`; a broken file gives an error as the last item."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -187,14 +187,14 @@ def parquet_records(path: Path, text_only: bool) -> Iterator[tuple[int, Record]]
         with pyarrow.parquet.ParquetFile(path) as table:
             columns = None
             if text_only:
-                found = [name for name in TEXT_FIELDS if name in table.schema_arrow.names][:1]
-                columns = found or list(table.schema_arrow.names)
+                text_columns = [name for name in TEXT_FIELDS if name in table.schema_arrow.names][:1]
+                columns = text_columns or list(table.schema_arrow.names)
             for batch in table.iter_batches(batch_size=256, columns=columns):
                 for record in batch.to_pylist():
                     row += 1
                     yield row, record
-    # A damaged file may be reported by any of these; UnicodeDecodeError is a ValueError.
+    # A damaged file may raise any of these; UnicodeDecodeError is a ValueError.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         message = " ".join(str(error).split())[:200]
         broken = UserError(f"broken parquet file: {message}", where=path, got=f"{row} rows before it")
-        yield row + 1, rest_lost(broken)
+        yield row + 1, unrecoverable(broken)

@@ -1,4 +1,4 @@
-"""Records of any format, by the file's name."""
+"""Select the reader by the file name, and detect the kind of a record."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from penjing.data.formats.schema import (
     TEXT_FIELDS,
     Kind,
 )
-from penjing.data.formats.source_location import SourceLocation, names_of, present, text_of
+from penjing.data.formats.source_location import SourceLocation, fields_of, present, text_of
 
 
 def rows_of(path: Path, text_only: bool = False) -> Iterator[tuple[int, dict[str, Any] | UserError]]:
-    """(line, record) of a file; what is broken is an error in its place. text_only: a field of text is all that counts.
+    """(line, record) of a file; a broken one is yielded as an error. text_only: read only the text field if possible.
 
     Raises UserError if the file cannot be opened at all.
     """
@@ -38,19 +38,19 @@ def rows_of(path: Path, text_only: bool = False) -> Iterator[tuple[int, dict[str
             return json_records(path)
 
 
-def record_text(record: Mapping[str, Any], place: SourceLocation) -> str:
+def record_text(record: Mapping[str, Any], where: SourceLocation) -> str:
     """The text of a document record. Raises UserError if it has none."""
     name = next((name for name in TEXT_FIELDS if name in record), None)
     if name is None or (name == "content" and "role" in record):
         kind = kind_of(record)
         hint = None if kind in (None, "documents") else f"This looks like {kind}, not documents: data.format={kind}."
         wanted = " or ".join(TEXT_FIELDS)
-        raise UserError("no field text", where=place, got=names_of(record), wanted=wanted, next_step=hint)
-    return text_of(record[name], name, place)
+        raise UserError("no field text", where=where, got=fields_of(record), wanted=wanted, next_step=hint)
+    return text_of(record[name], name, where)
 
 
 def kind_of(record: Mapping[str, Any]) -> Kind | None:
-    """What kind of data a record is, as far as it shows."""
+    """The kind of data of a record; None if unknown."""
     has_text = any(isinstance(record.get(name), str) for name in TEXT_FIELDS)
     turns = record.get(present(record, CHAT_FIELDS) or "")
     if ("chosen" in record and "rejected" in record) or _is_preference(record, has_text):
@@ -60,13 +60,13 @@ def kind_of(record: Mapping[str, Any]) -> Kind | None:
     if present(record, ("instruction", "en_instruction", "zh_instruction")):
         return "chats"
     if present(record, QUESTION_FIELDS):
-        answered = present(record, ANSWER_FIELDS) is not None
-        return "chats" if answered else "documents" if has_text else "prompts"
+        has_answer = present(record, ANSWER_FIELDS) is not None
+        return "chats" if has_answer else "documents" if has_text else "prompts"
     return "documents" if has_text else None
 
 
 def _is_preference(record: Mapping[str, Any], has_text: bool) -> bool:
-    """Whether an answer stands beside a judgement: taught as it is, it would be learned where it is the bad one."""
+    """Whether a record is an answer with a label: as plain chat data a bad answer would be learned."""
     if not any(isinstance(record.get(name), bool) for name in LABEL_FIELDS):
         return False
     if record.get(present(record, CHAT_FIELDS) or ""):
@@ -85,6 +85,6 @@ def _ends_unanswered(last: object) -> bool:
     return ROLES.get(str(role).lower()) != "assistant" or not content
 
 
-def unknown_record(record: Mapping[str, Any], place: SourceLocation) -> UserError:
+def unknown_record(record: Mapping[str, Any], where: SourceLocation) -> UserError:
     wanted = "text, conversations, messages, instruction + output, or prompt + response"
-    return UserError("not a known kind of record", where=place, got=names_of(record), wanted=wanted)
+    return UserError("not a known kind of record", where=where, got=fields_of(record), wanted=wanted)

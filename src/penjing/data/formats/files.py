@@ -1,4 +1,4 @@
-"""Files and bytes: which files are meant, opening them safely, lines and blocks of bounded size, encodings."""
+"""Data files: list them, open them safely, read lines and blocks of bounded size, detect encodings."""
 
 from __future__ import annotations
 
@@ -18,106 +18,106 @@ from typing import IO, cast
 from penjing.base.errors import UserError
 from penjing.base.files import open_regular
 from penjing.data.formats.schema import FORMATS
-from penjing.data.formats.source_location import NotTextError, rest_lost
+from penjing.data.formats.source_location import NotTextError, unrecoverable
 
 BLOCK_BYTES = 1 << 18
 HEAD_BYTES = 1 << 16
-LARGEST_LINE_BYTES = 1 << 26  # 64 MiB; a longer line is no record but a mistake, and is never held in memory
-# An archive of text shrinks to a third or a tenth, and of the most repetitive tables to a hundredth.
+LARGEST_LINE_BYTES = 1 << 26  # 64 MiB; a longer line is an error and is never held in memory
+# Text compresses by a factor of 3 to 10, the most repetitive tables by 100.
 LARGEST_RATIO = 200
-_DAMAGE = (gzip.BadGzipFile, EOFError, zlib.error)
-_UNSUSPECTED_BYTES = 1 << 26  # unpacked, before the ratio counts
-_ENDINGS_SHOWN = 6
+_GZIP_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
+_UNCHECKED_BYTES = 1 << 26  # unpacked, before the ratio is checked
+_SUFFIXES_SHOWN = 6
 _NOT_DATA = re.compile(r"(readme|licen[cs]e|copying|notice)\b.*|source\.json|dataset_infos?\.json", re.IGNORECASE)
 
 
 def list_files(paths: Sequence[Path]) -> list[Path]:
-    """The files behind `paths`: a file is itself, a folder is its data files at any depth, sorted by path.
+    """The files of `paths`; a folder stands for its data files at any depth, sorted by path.
 
-    In a folder hidden names, README, LICENSE and the catalogue's SOURCE.json are not data, nor is what is not an
-    ordinary file; files of unknown formats are counted in a warning. Raises `UserError` for a missing path, a pipe or
-    device, a folder without data files and a file of an unknown format.
+    In a folder hidden names, README, LICENSE, the catalogue's SOURCE.json and special files are skipped; files of
+    unknown formats are counted in a warning. Raises `UserError` for a missing path, a pipe or device,
+    a folder without data files and a file of an unknown format.
     """
     if isinstance(paths, (str, Path)):
         paths = [Path(paths)]
     if not paths:
-        raise UserError("no data is named", wanted="at least one file or folder")
-    found: list[Path] = []
+        raise UserError("no data is given", wanted="at least one file or folder")
+    files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = _files_in(path)
-            if not inside:
-                raise UserError("the folder has no data file", where=path, wanted=wanted_formats())
-            found += inside
+            folder_files = _data_files(path)
+            if not folder_files:
+                raise UserError("the folder has no data file", where=path, wanted=supported_formats())
+            files += folder_files
         elif path.exists():
             format_of(path)
             if not path.is_file():
                 raise UserError("a pipe or a device, not a file", where=path, wanted="an ordinary file")
-            found.append(path)
+            files.append(path)
         else:
             raise UserError("no such file or folder", where=path)
-    return found
+    return files
 
 
 def format_of(path: Path) -> str:
-    """One of FORMATS, by the name. Raises UserError for any other."""
+    """The format from the file name, one of FORMATS. Raises UserError for any other."""
     name = path.name.lower()
-    packed = name.endswith(".gz")
+    is_gzip = name.endswith(".gz")
     suffix = name.removesuffix(".gz").rpartition(".")[2]
-    if suffix not in FORMATS or (packed and suffix == "parquet"):
-        raise UserError("unknown file format", where=path, got=path.suffix or "no suffix", wanted=wanted_formats())
+    if suffix not in FORMATS or (is_gzip and suffix == "parquet"):
+        raise UserError("unknown file format", where=path, got=path.suffix or "no suffix", wanted=supported_formats())
     return suffix
 
 
-def wanted_formats() -> str:
+def supported_formats() -> str:
     return ", ".join(f".{name}" for name in FORMATS) + " or one of the text formats as .gz"
 
 
-def _files_in(folder: Path) -> list[Path]:
-    found = []
+def _data_files(folder: Path) -> list[Path]:
+    files = []
     unknown: Counter[str] = Counter()
     for path in sorted(folder.rglob("*")):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if hidden or _NOT_DATA.fullmatch(path.name) or not path.is_file():
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if is_hidden or _NOT_DATA.fullmatch(path.name) or not path.is_file():
             continue
         try:
             format_of(path)
         except UserError:
-            unknown[_ending(path)] += 1
+            unknown[_suffix(path)] += 1
             continue
-        found.append(path)
-    if unknown and found:  # a folder with nothing else in it is an error of its own
-        listed = ", ".join(f"{ending} ({count:,})" for ending, count in unknown.most_common(_ENDINGS_SHOWN))
-        more = ", ..." if len(unknown) > _ENDINGS_SHOWN else ""
-        warnings.warn(f"{folder}: files of unknown formats are not read: {listed}{more}", stacklevel=3)
-    return found
+        files.append(path)
+    if unknown and files:  # a folder without any known file is an error elsewhere
+        listed = ", ".join(f"{ending} ({count:,})" for ending, count in unknown.most_common(_SUFFIXES_SHOWN))
+        ellipsis = ", ..." if len(unknown) > _SUFFIXES_SHOWN else ""
+        warnings.warn(f"{folder}: files of unknown formats are not read: {listed}{ellipsis}", stacklevel=3)
+    return files
 
 
-def _ending(path: Path) -> str:
-    """The end of a name that says what is in the file: `.bin`, but `.jsonl.zst`."""
-    before = Path(path.stem).suffix
-    return (before if before[1:].lower() in FORMATS else "") + path.suffix or "no suffix"
+def _suffix(path: Path) -> str:
+    """The suffix that tells the format: `.bin`, but `.jsonl.zst`."""
+    inner = Path(path.stem).suffix
+    return (inner if inner[1:].lower() in FORMATS else "") + path.suffix or "no suffix"
 
 
-class Opened:
-    """A data file, unpacked where it is packed. Reads are bounded; an archive that swells past reason is refused."""
+class DataFile:
+    """A data file, decompressed if it is gzip. Reads are bounded; a suspicious compression ratio is refused."""
 
     def __init__(self, path: Path, raw: IO[bytes]) -> None:
         self.path, self._raw = path, raw
-        packed = path.suffix.lower() == ".gz"
-        self._stream = cast(BufferedReader, gzip.GzipFile(fileobj=raw, mode="rb") if packed else raw)
-        self._packed, self._given = packed, 0
+        is_gzip = path.suffix.lower() == ".gz"
+        self._stream = cast(BufferedReader, gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw)
+        self._is_gzip, self._num_unpacked = is_gzip, 0
         self._damage: Exception | None = None
 
     def read(self, size: int) -> bytes:
-        """So many bytes; fewer at the end, or before damage, which the next read raises."""
+        """Read `size` bytes; fewer at the end, or before damage, which the next read raises."""
         if self._damage is not None:
             raise self._damage
         data = b""
         try:
-            while len(data) < size and (more := self._stream.read1(size - len(data))):
-                data += more
-        except _DAMAGE as error:
+            while len(data) < size and (chunk := self._stream.read1(size - len(data))):
+                data += chunk
+        except _GZIP_ERRORS as error:
             if not data:
                 raise
             self._damage = error
@@ -127,8 +127,8 @@ class Opened:
         return self._checked(self._stream.readline(size))
 
     def _checked(self, data: bytes) -> bytes:
-        self._given += len(data)
-        if self._packed and self._given > max(_UNSUSPECTED_BYTES, LARGEST_RATIO * self._raw.tell()):
+        self._num_unpacked += len(data)
+        if self._is_gzip and self._num_unpacked > max(_UNCHECKED_BYTES, LARGEST_RATIO * self._raw.tell()):
             raise UserError(
                 f"an archive that unpacks to more than {LARGEST_RATIO} times its size",
                 where=self.path,
@@ -138,12 +138,12 @@ class Opened:
 
 
 @contextmanager
-def open_data(path: Path) -> Iterator[Opened]:
-    """Open a data file; damage found while it is open, and what is no ordinary file, is a UserError that names it."""
+def open_data(path: Path) -> Iterator[DataFile]:
+    """Open a data file. Damage found while it is open, or a special file, is a UserError that names it."""
     try:
         with open_regular(path) as stream:
-            yield Opened(path, stream)
-    except _DAMAGE as error:
+            yield DataFile(path, stream)
+    except _GZIP_ERRORS as error:
         raise UserError(f"broken gzip file: {error}", where=path, next_step="Download or pack it again.") from None
     except FileNotFoundError:
         raise UserError("no such file", where=path) from None
@@ -156,7 +156,7 @@ def open_data(path: Path) -> Iterator[Opened]:
 def raw_lines(path: Path) -> Iterator[tuple[int, int, bytes | None]]:
     """(number, offset, bytes) of each line, its end included; None for one of more than LARGEST_LINE_BYTES.
 
-    Raises UserError if the file cannot be read on.
+    Raises UserError if the rest of the file cannot be read.
     """
     offset = 0
     with open_data(path) as stream:
@@ -165,10 +165,10 @@ def raw_lines(path: Path) -> Iterator[tuple[int, int, bytes | None]]:
             number += 1
             length = len(raw)
             if length > LARGEST_LINE_BYTES and not raw.endswith(b"\n"):
-                rest = raw
-                while rest and not rest.endswith(b"\n"):
-                    rest = stream.readline(1 << 20)
-                    length += len(rest)
+                chunk = raw
+                while chunk and not chunk.endswith(b"\n"):
+                    chunk = stream.readline(1 << 20)
+                    length += len(chunk)
                 yield number, offset, None
             else:
                 yield number, offset, raw
@@ -176,9 +176,9 @@ def raw_lines(path: Path) -> Iterator[tuple[int, int, bytes | None]]:
 
 
 def lines(path: Path) -> Iterator[tuple[int, str | UserError]]:
-    """Lines with their numbers, decoded one by one so that a bad byte is named exactly. Only LF ends a line.
+    """(number, line), decoded one by one so that a bad byte is located exactly. Only LF ends a line.
 
-    A line that is not text is an error in its place, and so is, as the last one, a file that cannot be read on.
+    A line that is not UTF-8 is yielded as an error; if the rest of the file cannot be read, an error is the last item.
     """
     number = 0
     try:
@@ -186,21 +186,21 @@ def lines(path: Path) -> Iterator[tuple[int, str | UserError]]:
             if raw is None:
                 yield number, UserError(f"a line of more than {LARGEST_LINE_BYTES >> 20} MiB", where=f"{path}:{number}")
                 continue
-            wrong = -1
+            bad = -1
             try:
                 text = raw.decode("utf-8")
             except UnicodeDecodeError as error:
-                wrong, text = error.start, raw.decode("utf-8", errors="replace")
+                bad, text = error.start, raw.decode("utf-8", errors="replace")
             if number == 1:
                 text = text.removeprefix("\ufeff")
             text = text.rstrip("\r\n")
-            yield number, text if wrong < 0 else encoding_error(path, number, offset + wrong, raw[wrong], text)
+            yield number, text if bad < 0 else encoding_error(path, number, offset + bad, raw[bad], text)
     except UserError as error:
-        yield number + 1, rest_lost(error, f"{path}:{number + 1}" if number else None)
+        yield number + 1, unrecoverable(error, f"{path}:{number + 1}" if number else None)
 
 
 def blocks(path: Path) -> Iterator[str]:
-    """The file's text in pieces of bounded size, without a BOM. Raises UserError where it is not text."""
+    """The file's text in blocks of bounded size, without a BOM. Raises UserError if it is not UTF-8."""
     decoder = getincrementaldecoder("utf-8")()
     offset, line = 0, 1
     with open_data(path) as stream:
@@ -224,13 +224,13 @@ def blocks(path: Path) -> Iterator[str]:
 
 
 def head(path: Path) -> bytes:
-    """The first bytes of a file, or those before damage."""
+    """The first bytes of a file, fewer before damage."""
     with open_data(path) as stream:
         return stream.read(HEAD_BYTES)
 
 
 def encoding_error(path: Path, line: int, offset: int, byte: int, readable: str = "") -> NotTextError:
-    """readable: the line as far as it can be read."""
+    """The error for a bad byte. readable: the line with its bad bytes replaced."""
     got = f"byte 0x{byte:02x} at offset {offset}"
     error = NotTextError("not valid UTF-8", where=f"{path}:{line}", got=got, next_step=encoding_hint(path))
     error.readable = readable
@@ -238,40 +238,40 @@ def encoding_error(path: Path, line: int, offset: int, byte: int, readable: str 
 
 
 def encoding_hint(path: Path) -> str | None:
-    """How to convert a file that is not UTF-8; None where nothing is likely."""
+    """A command that converts a file to UTF-8; None if no encoding is likely."""
     try:
-        facts = path.stat()
-    except OSError:  # gone in the meantime
+        stat = path.stat()
+    except OSError:  # deleted meanwhile
         return None
-    guess = _guess_once(path, facts.st_size, facts.st_mtime_ns)
+    guess = _cached_guess(path, stat.st_size, stat.st_mtime_ns)
     if guess is None:
         return None
     convert = f"iconv -f {guess} -t UTF-8"
-    packed = path.suffix.lower() == ".gz"
-    command = f"zcat {path.name} | {convert} | gzip >" if packed else f"{convert} {path.name} >"
+    is_gzip = path.suffix.lower() == ".gz"
+    command = f"zcat {path.name} | {convert} | gzip >" if is_gzip else f"{convert} {path.name} >"
     return f"It reads as {guess}: convert it with  {command} utf8-{path.name}"
 
 
 @lru_cache(maxsize=64)
-def _guess_once(path: Path, size: int, changed_ns: int) -> str | None:
-    """The guess of a file as it is now: every line of one in GBK is wrong, and a guess takes some milliseconds."""
+def _cached_guess(path: Path, size: int, changed_ns: int) -> str | None:
+    """`guess_encoding`, cached: every line of a GBK file is an error, and a guess takes some milliseconds."""
     return guess_encoding(head(path))
 
 
-def nothing_in(path: Path) -> UserError:
-    """Why a file without a record has none."""
+def no_record_error(path: Path) -> UserError:
+    """The error for a file without a record, with the reason."""
     start = head(path)
     if not start:
         return UserError("the file is empty", where=path)
-    blank = not start.removeprefix(BOM_UTF8).strip()
-    return UserError("the file has only blank lines" if blank else "the file has no record", where=path)
+    is_blank = not start.removeprefix(BOM_UTF8).strip()
+    return UserError("the file has only blank lines" if is_blank else "the file has no record", where=path)
 
 
 def guess_encoding(head: bytes) -> str | None:
-    """The likely name, for iconv, of an encoding other than UTF-8 that `head` (a file's first bytes) is written in.
+    """The likely encoding, other than UTF-8, of `head` (a file's first bytes), as named by iconv.
 
-    Byte order marks and zero bytes tell UTF-16 and UTF-32; a Chinese encoding is named when at least one Han character
-    in thirty comes out as one of the twenty most common. None when nothing is likely.
+    Byte order marks and zero bytes reveal UTF-16 and UTF-32. A Chinese encoding is likely if at least one Han character
+    in thirty is decoded as one of the twenty most common. None if no encoding is likely.
     """
     if head.startswith((BOM_UTF32_LE, BOM_UTF32_BE)):
         return "UTF-32"

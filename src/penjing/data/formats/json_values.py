@@ -1,4 +1,4 @@
-"""JSON: one value a line, or an array (or values one after another) decoded value by value in bounded memory."""
+"""JSON Lines, and JSON arrays or concatenated values, decoded value by value in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.formats.files import blocks, format_of, head, lines
-from penjing.data.formats.source_location import rest_lost, type_name
+from penjing.data.formats.source_location import type_name, unrecoverable
 
 LARGEST_RECORD_CHARACTERS = 1 << 26
 _JSON_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def json_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | UserError]]:
-    """(line, record) of a JSON file; what is no record is an error in its place."""
+    """(line, record) of a JSON file; a value that is not a record is yielded as an error."""
     values = _json_lines(path) if _is_json_lines(path) else JsonStream(path).values()
     for line, value in values:
         if isinstance(value, (dict, UserError)):
@@ -46,11 +46,11 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         if isinstance(line, UserError):
             yield number, line
         elif line and not line.isspace():
-            yield number, _value_of(line, path, number)
+            yield number, _parse_line(line, path, number)
 
 
-def _value_of(line: str, path: Path, number: int) -> Any:
-    """The value, or the error."""
+def _parse_line(line: str, path: Path, number: int) -> Any:
+    """The value, or the error as a value."""
     where = f"{path}:{number}"
     try:
         return json.loads(line)
@@ -66,13 +66,13 @@ def _undecodable(where: str, error: Exception) -> UserError:
     return UserError(f"broken JSON: {error}", where=where)  # an integer of thousands of digits
 
 
-def broken_json(where: str, message: str, column: int, rest: str) -> UserError:
-    found = repr(rest[:20]) if rest else "the end"
-    return UserError(f"broken JSON at column {column}: {message}", where=where, got=found)
+def broken_json(where: str, message: str, column: int, remaining: str) -> UserError:
+    got = repr(remaining[:20]) if remaining else "the end"
+    return UserError(f"broken JSON at column {column}: {message}", where=where, got=got)
 
 
 class JsonStream:
-    """A JSON array, or values one after another, decoded value by value in memory of a few blocks and one record."""
+    """A JSON array, or concatenated values, decoded value by value; memory holds a few blocks and one record."""
 
     _decoder = json.JSONDecoder()
 
@@ -81,15 +81,15 @@ class JsonStream:
         self.blocks = blocks(path)
         self.buffer = ""
         self.position = 0  # in the buffer
-        self.line = 1  # of the position
-        self.line_start = 0  # where that line starts in the buffer; negative once it has been let go
+        self.line = 1  # line number of the position
+        self.line_start = 0  # start of that line in the buffer; negative once it is dropped
 
     def values(self) -> Iterator[tuple[int, Any]]:
-        """(line, value). After broken JSON nobody can say where the next value begins: the error is the last one."""
+        """(line, value). After broken JSON the start of the next value is unknown, so the error is the last item."""
         try:
             yield from self._values()
         except UserError as error:
-            yield self.line, rest_lost(error)
+            yield self.line, unrecoverable(error)
 
     def _values(self) -> Iterator[tuple[int, Any]]:
         in_array = self._next() == "["
@@ -111,17 +111,17 @@ class JsonStream:
     def _step_to_next_item(self) -> bool:
         char = self._next()
         if char not in ("", ",", "]"):
-            raise broken_json(self._where(), "wanted , or ]", self._column(self.position), self._rest())
+            raise broken_json(self._where(), "wanted , or ]", self._column(self.position), self._remaining())
         if char:
             self._move(self.position + 1)
         if char == "]" and self._next():
-            raise broken_json(self._where(), "text after the array", self._column(self.position), self._rest())
+            raise broken_json(self._where(), "text after the array", self._column(self.position), self._remaining())
         return char != "]"
 
     def _where(self) -> str:
         return f"{self.path}:{self.line}"
 
-    def _rest(self) -> str:
+    def _remaining(self) -> str:
         return self.buffer[self.position : self.position + 20]
 
     def _column(self, position: int) -> int:
@@ -136,23 +136,23 @@ class JsonStream:
         self.position = position
 
     def _fill(self) -> bool:
-        """Let go of what is done with and read at least as much as is left; False at the end of the file."""
-        rest = self.buffer[self.position :]
+        """Drop the decoded part of the buffer and read at least as much as remains; False at the end of the file."""
+        remaining = self.buffer[self.position :]
         self.line_start -= self.position
         self.position = 0
-        pieces, num_new = [rest], 0
+        parts, num_new = [remaining], 0
         for block in self.blocks:
-            pieces.append(block)
+            parts.append(block)
             num_new += len(block)
-            if num_new >= len(rest):
+            if num_new >= len(remaining):
                 break
-        self.buffer = "".join(pieces)
-        if len(rest) > LARGEST_RECORD_CHARACTERS:
+        self.buffer = "".join(parts)
+        if len(remaining) > LARGEST_RECORD_CHARACTERS:
             raise UserError("a record longer than 67 million characters", where=self._where())
         return num_new > 0
 
     def _next(self) -> str:
-        """The next character that is not white space, without taking it; empty at the end."""
+        """The next character that is not white space, without consuming it; empty at the end."""
         while True:
             match = _JSON_SPACE.match(self.buffer, self.position)
             assert match is not None
@@ -167,15 +167,15 @@ class JsonStream:
             try:
                 value, end = self._decoder.raw_decode(self.buffer, self.position)
             except json.JSONDecodeError as error:
-                # 16: the longest literal or escape that a block's end can cut in two
-                cut = error.msg.startswith("Unterminated string") or error.pos >= len(self.buffer) - 16
-                after = error.pos - self.position
-                if cut and self._fill():
+                # 16: the longest literal or escape that a block boundary can split
+                may_be_incomplete = error.msg.startswith("Unterminated string") or error.pos >= len(self.buffer) - 16
+                offset = error.pos - self.position
+                if may_be_incomplete and self._fill():
                     continue
-                place = self.position + after
-                line = self.line + self.buffer.count("\n", self.position, place)
-                rest = self.buffer[place : place + 20]
-                raise broken_json(f"{self.path}:{line}", error.msg, self._column(place), rest) from None
+                position = self.position + offset
+                line = self.line + self.buffer.count("\n", self.position, position)
+                remaining = self.buffer[position : position + 20]
+                raise broken_json(f"{self.path}:{line}", error.msg, self._column(position), remaining) from None
             except (RecursionError, ValueError) as error:
                 raise _undecodable(self._where(), error) from None
             self._move(end)

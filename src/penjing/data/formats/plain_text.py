@@ -14,14 +14,14 @@ from penjing.data.formats.source_location import UnrecoverableFileError
 _INDENT = re.compile(r"[ \t\u3000]*\u3000[ \t\u3000]*|[ \t]+(?=[\u3001-\u303f\u3400-\u9fff\uff01-\uff60‘’“”—…])")
 
 Line = tuple[int, str | UserError]
-DOCUMENT_CHARACTERS = 2000  # of a document that a file without separators is cut into, about
+DOCUMENT_CHARACTERS = 2000  # approximate size of documents cut from a file without separators
 
 
 def plain_documents(path: Path) -> Iterator[tuple[int, str | UserError]]:
-    """(line, text); a document with a line that is not text is an error in its place."""
+    """(line, text); a document with a line that is not text is yielded as an error."""
     if format_of(path) == "py":
         return _whole_text(path)
-    return _separated(path) if _has_separator(path) else _cut(path)
+    return _separated(path) if _has_separator(path) else _chunked(path)
 
 
 def _whole_text(path: Path) -> Iterator[tuple[int, str | UserError]]:
@@ -53,7 +53,7 @@ def _clean_lines(path: Path, *, prose: bool = True) -> Iterator[Line]:
 
 
 def _has_separator(path: Path) -> bool:
-    """Whether some line is `<|endoftext|>` alone. A scan of bytes that stops at the first one, or at damage."""
+    """Whether a line is `<|endoftext|>` alone; scans bytes up to the first one, or to damage."""
     mark = SEPARATOR.encode()
     try:
         return any(raw is not None and mark in raw and raw.strip() == mark for _, _, raw in raw_lines(path))
@@ -61,8 +61,8 @@ def _has_separator(path: Path) -> bool:
         return False
 
 
-class _Gathered:
-    """The lines of the document under way, and what is wrong with one of them."""
+class _DocumentLines:
+    """The lines of the current document, and the first error among them."""
 
     def __init__(self, start: int) -> None:
         self.start, self.lines, self.num_characters = start, list[str](), 0
@@ -76,7 +76,7 @@ class _Gathered:
             self.num_characters += len(line) + 1
 
     def document(self) -> tuple[int, str | UserError]:
-        """The lines without the blank ones at both ends, and the number of the first that is left."""
+        """(number of the first line, text) without blank lines at both ends, or the error."""
         if self.error is not None:
             return self.start, self.error
         blank = 0
@@ -89,29 +89,29 @@ class _Gathered:
 
 
 def _separated(path: Path) -> Iterator[tuple[int, str | UserError]]:
-    gathered = _Gathered(1)
+    document_lines = _DocumentLines(1)
     for number, line in _clean_lines(path):
         if isinstance(line, str) and line.strip() == SEPARATOR:
-            yield gathered.document()
-            gathered = _Gathered(number + 1)
+            yield document_lines.document()
+            document_lines = _DocumentLines(number + 1)
         else:
-            gathered.add(line)
-    if gathered:
-        yield gathered.document()
+            document_lines.add(line)
+    if document_lines:
+        yield document_lines.document()
 
 
-def _cut(path: Path) -> Iterator[tuple[int, str | UserError]]:
-    """After a blank line once there is enough text; after any line once there is half as much again."""
-    gathered = _Gathered(1)
+def _chunked(path: Path) -> Iterator[tuple[int, str | UserError]]:
+    """Cut after a blank line once there is enough text; after any line at 1.5 times as much."""
+    document_lines = _DocumentLines(1)
     for number, line in _clean_lines(path):
-        if not gathered:
+        if not document_lines:
             if not line:
                 continue
-            gathered = _Gathered(number)
-        gathered.add(line)
-        enough = gathered.num_characters >= DOCUMENT_CHARACTERS and not line
-        if enough or gathered.num_characters >= 1.5 * DOCUMENT_CHARACTERS:
-            yield gathered.document()
-            gathered = _Gathered(number)
-    if gathered:
-        yield gathered.document()
+            document_lines = _DocumentLines(number)
+        document_lines.add(line)
+        ends_paragraph = document_lines.num_characters >= DOCUMENT_CHARACTERS and not line
+        if ends_paragraph or document_lines.num_characters >= 1.5 * DOCUMENT_CHARACTERS:
+            yield document_lines.document()
+            document_lines = _DocumentLines(number)
+    if document_lines:
+        yield document_lines.document()

@@ -1,4 +1,4 @@
-"""What the readers hand out, and the names of fields and roles that they know."""
+"""The records that the readers return, and the field and role names that they accept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHAT_FIELDS = ("conversations", "messages", "conversation")
 QUESTION_FIELDS = ("prompt", "question")
 ANSWER_FIELDS = ("response", "answer", "completion", "std_answer")
 LABEL_FIELDS = ("label", "kto_tag")  # the latter is LLaMA-Factory's
-MEDIA_FIELDS = ("images", "image", "videos", "video", "audios", "audio")  # beside text; without them it is another
+MEDIA_FIELDS = ("images", "image", "videos", "video", "audios", "audio")  # of multimodal records, which are refused
 PLAIN_FORMATS = ("txt", "md", "py")
 FORMATS = (*PLAIN_FORMATS, "jsonl", "json", "csv", "tsv", "parquet")
 ROLES = {
@@ -27,7 +27,7 @@ ROLES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """One text to learn from. `line` is where it starts in `source`, from 1 (in parquet: the row)."""
+    """One text. line: its first line in `source`, from 1 (in parquet: the row)."""
 
     text: str
     source: str
@@ -56,11 +56,11 @@ class Chat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreferenceRecord:
-    """Whole conversations and whether each one's answer is wanted: (chosen, rejected) with (True, False), or one alone.
+    """A pair (chosen, rejected) of conversations, with is_chosen (True, False), or one labelled conversation.
 
-    margin: by how much the first is better, in the units of a reward; 0 where nobody said.
+    margin: by how much the first is better, in units of reward; 0 if unknown.
     """
 
     chats: tuple[Chat, ...]
-    wanted: tuple[bool, ...]
+    is_chosen: tuple[bool, ...]
     margin: float = 0.0

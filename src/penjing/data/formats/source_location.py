@@ -1,4 +1,4 @@
-"""Where a record stands, and the parts of its error lines."""
+"""The location of a record, and helpers for its error messages."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ class SourceLocation:
 
 
 class UnrecoverableFileError(UserError):
-    """Damage after which nobody can say where the next record begins: the rest of the file is not read."""
+    """Damage after which the start of the next record is unknown: the rest of the file is not read."""
 
 
 class NotTextError(UserError):
-    """A line that is not UTF-8. readable: the same with its bad bytes replaced, for a parser that has to go on."""
+    """A line that is not UTF-8. readable: the line with its bad bytes replaced, for a parser that must continue."""
 
     readable = ""
 
 
-def rest_lost(error: UserError, where: object = None) -> UnrecoverableFileError:
-    """The error as one that ends its file. where: a closer place, if there is one."""
+def unrecoverable(error: UserError, where: object = None) -> UnrecoverableFileError:
+    """The error as one after which the file is not read. where: a more exact location, if known."""
     return UnrecoverableFileError(
         error.what, where=where or error.where, got=error.got, wanted=error.wanted, next_step=error.next_step
     )
 
 
 def present(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The first of `names` that a record has, and not as null."""
+    """The first of `names` whose value in the record is not null."""
     return next((name for name in names if record.get(name) is not None), None)
 
 
-def names_of(record: Mapping[Any, Any]) -> str:
+def fields_of(record: Mapping[Any, Any]) -> str:
     """Field names for an error line: at most ten, none longer than thirty characters."""
     shown = [text if len(text) <= 30 else text[:27] + "..." for text in map(str, islice(record, 10))]
     return "the fields " + ", ".join(shown) + (", ..." if len(record) > 10 else "") if record else "no field at all"
@@ -56,27 +56,27 @@ def type_name(value: object) -> str:
     return {dict: "an object", list: "a list", str: "text", bool: "true or false"}.get(type(value), "a number")
 
 
-def text_of(value: object, field: str, place: SourceLocation) -> str:
+def text_of(value: object, field: str, where: SourceLocation) -> str:
     """`value` as text that can be written as UTF-8; null is empty. `field` names it in the error."""
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"field {field} is not text", where=place, got=type_name(value), wanted="text")
+        raise UserError(f"field {field} is not text", where=where, got=type_name(value), wanted="text")
     if "\0" in value:
         got = f"character {value.index(chr(0)) + 1}"
-        raise UserError(f"field {field} has a zero byte", where=place, got=got, wanted="text")
+        raise UserError(f"field {field} has a zero byte", where=where, got=got, wanted="text")
     if not value.isascii():
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
             raise UserError(
                 f"field {field} has half a character",
-                where=place,
+                where=where,
                 got=f"\\u{ord(value[error.start]):04x} without its pair at character {error.start + 1}",
             ) from None
     return value
 
 
-def either(names: Sequence[str]) -> str:
+def join_or(names: Sequence[str]) -> str:
     """`a, b or c`."""
     return ", ".join(names[:-1]) + " or " + names[-1]

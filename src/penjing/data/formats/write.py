@@ -1,4 +1,4 @@
-"""Records written: as JSON lines, and conversations in OpenAI's form, with tools beside the messages."""
+"""Write records as JSON lines, and conversations in OpenAI's format with tools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> int:
 
 
 def chat_record(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """A conversation, without empty fields."""
+    """A conversation as a record without empty fields."""
     record: dict[str, Any] = {"messages": [_turn(message) for message in messages]}
     return record | ({"tools": [dict(tool) for tool in tools]} if tools else {})
 

@@ -1,7 +1,7 @@
-"""Documents to rows of a fixed number of tokens, with document ids, so that no position is spent on padding.
+"""Pack documents into rows of T tokens with document ids, without padding.
 
-Packers are pure functions of (shards, row length, seed): row `index` of the endless stream of epochs can be made at any
-time, in any process. A row has T inputs and T targets, the token after each input.
+Packers are pure functions of (shards, row length, seed): any process can build row `index` of the endless stream of
+epochs at any time. A row has T inputs and T targets; a target is the token after its input.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from penjing.data.token_shards import TokenShards
 IntArray = npt.NDArray[np.int64]
 Order = Literal["shuffled", "as_given", "fixed"]
 
-# Documents are laid out a block at a time: enough for a good fit, few enough that rows keep to the files' order.
+# Documents are packed in blocks: large enough for a good fit, small enough to keep roughly the files' order.
 BLOCK_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One packed row: ids_T, target_T, document_T (which document a position belongs to), weight_T (0 or 1)."""
+    """One packed row: ids_T, target_T, document_T (the document of each position), weight_T (0 or 1)."""
 
     ids_T: IntArray
     target_T: IntArray
@@ -38,13 +38,13 @@ class Row:
 class Rows(ABC):
     """Rows of an endless stream; epoch = index // rows_per_epoch.
 
-    order: `shuffled` draws a new order each epoch; `as_given` keeps to the files, for a curriculum: only rows of one
-    block of about 256 change places; `fixed` changes nothing.
+    order: `shuffled` draws a new order each epoch. `as_given` keeps the files' order, for a curriculum, and shuffles
+    only within blocks of 256 rows. `fixed` does not shuffle.
     """
 
     rows_per_epoch: int
-    tokens_per_epoch: int  # targets that count, in one epoch
-    padding_per_epoch = 0  # positions that hold no token, in one epoch
+    tokens_per_epoch: int  # targets with weight, in one epoch
+    padding_per_epoch = 0  # positions without a token, in one epoch
 
     def __init__(
         self, shards: TokenShards, seq_len: int, *, end_of_text: int, seed: int, order: Order = "shuffled"
@@ -52,12 +52,12 @@ class Rows(ABC):
         self.shards, self.seq_len, self.end_of_text, self.seed = shards, seq_len, end_of_text, seed
         self.order = order
         self._epoch = -1
-        self._lay_out()
+        self._build_layout()
 
     @abstractmethod
     @abstractmethod
-    def _lay_out(self) -> None:
-        """Once: how many rows there are, and what all epochs have in common. Raises UserError if there is no row."""
+    def _build_layout(self) -> None:
+        """Compute, once, the number of rows and what all epochs share. Raises UserError if there is no row."""
 
     @abstractmethod
     def _arrange(self, epoch: int) -> None:
@@ -68,18 +68,18 @@ class Rows(ABC):
 
     @abstractmethod
     def documents(self, index: int) -> list[int]:
-        """Which documents of the shards stand in row `index`."""
+        """The documents of the shards in row `index`."""
 
-    def _place(self, index: int) -> int:
-        """Where a row stands in its epoch, whose order is drawn if the last one was another's."""
-        epoch, place = divmod(index, self.rows_per_epoch)
+    def _epoch_index(self, index: int) -> int:
+        """The index of a row within its epoch; draws that epoch's order if needed."""
+        epoch, position = divmod(index, self.rows_per_epoch)
         if epoch != self._epoch:
             self._arrange(epoch)
             self._epoch = epoch
-        return place
+        return position
 
-    def _fill(self, num_positions: int) -> None:
-        """As many full rows as there are positions for."""
+    def _set_num_rows(self, num_positions: int) -> None:
+        """Set the number of full rows for so many positions."""
         self.rows_per_epoch = num_positions // self.seq_len
         self.tokens_per_epoch = self.rows_per_epoch * self.seq_len
         if not self.rows_per_epoch:
@@ -93,43 +93,42 @@ class Rows(ABC):
 
 
 class ConcatRows(Rows):
-    """Pretraining: all documents in an order drawn anew each epoch, as one stream cut every T tokens.
+    """Pretraining: all documents as one stream, in a new order each epoch, cut every T tokens.
 
-    Each document is followed by the end-of-text token, whose position also opens the next document; no padding, and
-    every token is a target. What is left after the last full row (less than T tokens) waits for the next epoch, where
-    the order is another.
+    The end-of-text token follows each document; its position also starts the next one. There is no padding, and every
+    token is a target. The remainder after the last full row (less than T tokens) is left out of the epoch.
     """
 
-    def _lay_out(self) -> None:
+    def _build_layout(self) -> None:
         self._length_D = self.shards.end_D - self.shards.start_D + 1
-        self._fill(int(self._length_D.sum()) - 1)
+        self._set_num_rows(int(self._length_D.sum()) - 1)
 
     def _arrange(self, epoch: int) -> None:
         self._order_D = np.arange(self.shards.num_documents)
         if self.order == "shuffled":
             generator = np.random.Generator(np.random.PCG64(derive(self.seed, "documents", epoch)))
             self._order_D = generator.permutation(self._order_D)
-        # Stream position where each document begins. It opens with the end-of-text token that closed the one before.
+        # Stream position of each document's start: the end-of-text token that ended the document before.
         self._begin_D = np.concatenate(([0], np.cumsum(self._length_D[self._order_D])))
 
     def row(self, index: int) -> Row:
-        place = self._place(index) * self.seq_len + np.arange(self.seq_len + 1)
-        document = np.searchsorted(self._begin_D, place, side="right") - 1
-        # In the stream a document is its opening end-of-text token and then its own tokens.
-        offset = place - self._begin_D[document]
+        position = self._epoch_index(index) * self.seq_len + np.arange(self.seq_len + 1)
+        document = np.searchsorted(self._begin_D, position, side="right") - 1
+        # In the stream a document is an end-of-text token and then its own tokens.
+        offset = position - self._begin_D[document]
         token = self.shards.token_N[self.shards.start_D[self._order_D[document]] + np.maximum(offset - 1, 0)]
         stream = np.where(offset == 0, self.end_of_text, token).astype(np.int64)
         return Row(stream[:-1], stream[1:], document[:-1], np.ones(self.seq_len, dtype=np.float32))
 
     def documents(self, index: int) -> list[int]:
-        begin = self._place(index) * self.seq_len
+        begin = self._epoch_index(index) * self.seq_len
         first = int(np.searchsorted(self._begin_D, begin, side="right")) - 1
         last = int(np.searchsorted(self._begin_D, begin + self.seq_len, side="left"))
-        return [int(which) for which in self._order_D[first:last]]
+        return [int(document) for document in self._order_D[first:last]]
 
 
 class FixedRows(Rows):
-    """Rows that are the same ones in every epoch, in another order."""
+    """Rows with the same content in every epoch, in a different order."""
 
     def _arrange(self, epoch: int) -> None:
         generator = np.random.Generator(np.random.PCG64(derive(self.seed, "rows", epoch)))
@@ -141,19 +140,19 @@ class FixedRows(Rows):
             rows = np.concatenate([generator.permutation(block) for block in blocks])
         self._order = rows
 
-    def _number(self, index: int) -> int:
-        """Which of the rows stands at `index`."""
-        place = self._place(index)
-        return int(self._order[place])
+    def _row_number(self, index: int) -> int:
+        """The row at `index` of the stream."""
+        position = self._epoch_index(index)
+        return int(self._order[position])
 
 
 class PackedRows(FixedRows):
-    """Chats: each whole in one row, laid into the row where it leaves the least room (best fit, longest first).
+    """Chats: each in one row, placed where it leaves the least free space (best fit, longest first).
 
-    The little room left at the ends of rows is padding of weight 0. The layout is made once.
+    The free positions at the ends of rows are padding of weight 0. The layout is built once.
     """
 
-    def _lay_out(self) -> None:
+    def _build_layout(self) -> None:
         shards, seq_len = self.shards, self.seq_len
         length_D = shards.end_D - shards.start_D - 1
         if shards.num_documents == 0:
@@ -175,7 +174,7 @@ class PackedRows(FixedRows):
         self.padding_per_epoch = self.rows_per_epoch * seq_len - int(length_D.sum())
 
     def documents(self, index: int) -> list[int]:
-        return self._bins[self._number(index)]
+        return self._bins[self._row_number(index)]
 
     def row(self, index: int) -> Row:
         ids = np.full(self.seq_len, self.end_of_text, dtype=np.int64)
@@ -196,28 +195,28 @@ class PackedRows(FixedRows):
 
 
 def best_fit(length_D: IntArray, capacity: int) -> list[list[int]]:
-    """Best-fit decreasing: which documents share a row. Every length must be at most `capacity`.
+    """Best-fit decreasing bin packing: the documents of each row. Every length must be at most `capacity`.
 
-    Rows are found by their number of free places, of which there are few: O(documents x log capacity) comparisons.
+    Rows are looked up by their number of free positions, which has few values: O(documents x log capacity) comparisons.
     """
     assert int(length_D.max(initial=0)) <= capacity
     bins: list[list[int]] = []
-    with_free: dict[int, list[int]] = {}  # rows by free places
-    rooms: list[int] = []  # the numbers of free places that some row has, in order
+    rows_by_free: dict[int, list[int]] = {}  # rows by number of free positions
+    free_sizes: list[int] = []  # the sorted keys of rows_by_free
     for source in np.argsort(-length_D, kind="stable"):
-        need = int(length_D[source])
-        smallest = bisect_left(rooms, need)
-        if smallest == len(rooms):
+        length = int(length_D[source])
+        smallest = bisect_left(free_sizes, length)
+        if smallest == len(free_sizes):
             bins.append([])
-            row, room = len(bins) - 1, capacity
+            row, free = len(bins) - 1, capacity
         else:
-            room = rooms[smallest]
-            row = with_free[room].pop()
-            if not with_free[room]:
-                del rooms[smallest]
+            free = free_sizes[smallest]
+            row = rows_by_free[free].pop()
+            if not rows_by_free[free]:
+                del free_sizes[smallest]
         bins[row].append(int(source))
-        left = with_free.setdefault(room - need, [])
-        if not left:
-            insort(rooms, room - need)
-        left.append(row)
+        same_free = rows_by_free.setdefault(free - length, [])
+        if not same_free:
+            insort(free_sizes, free - length)
+        same_free.append(row)
     return bins

@@ -17,7 +17,7 @@ from penjing.data.synthetic.world import Fact
 KINDS = (*STORY_KINDS, *DRILL_KINDS)
 Row = dict[str, Any]
 
-# Each file tells its own stories: item i of a file uses story (offset + i).
+# Each file has its own stories: item i of a file uses story (offset + i).
 _OFFSETS = {"pretrain": 0, "sft": 10**9, "dpo": 2 * 10**9, "rl": 3 * 10**9}
 
 TOOLS = json.dumps(
@@ -31,14 +31,14 @@ TOOLS = json.dumps(
         }
     ]
 )
-# Kinds that a plain text can show; a tool call is a matter of the chat format.
+# Kinds for plain text; a tool call needs the chat format.
 _PLAIN_DRILLS = tuple(kind for kind in DRILL_KINDS if kind not in ("tool", "story"))
 _ABSENT_FRACTION = 0.15
 # Of the conversations; "reading" is questions about a story.
 CONVERSATION_SHARES = {"request": 0.10, "tool": 0.06, "drill": 0.24, "roll_call": 0.12, "reading": 0.48}
 
 
-def _start(name: str, seed: int, index: int) -> tuple[Rng, str, int]:
+def _row_start(name: str, seed: int, index: int) -> tuple[Rng, str, int]:
     """The rng of a row, its language, and the number of the story it tells."""
     rng = Rng(seed, name, index)
     return rng, rng.choice(tuple(LANGUAGES)), _OFFSETS[name] + index
@@ -49,8 +49,8 @@ def plain(question: SyntheticQuestion) -> str:
     return f"{question.question}\n{question.answer}"
 
 
-# What pretraining texts are, in the order in which they are best learned: first to copy, then to look things up, then
-# to read. Each line: up to which part of the file, and the shares of the kinds of text until then.
+# The kinds of pretraining text in their best order for learning: first copying, then looking things up, then reading.
+# Each entry: the end of its part of the file as a fraction, and the shares of the kinds of text in that part.
 CURRICULUM: tuple[tuple[float, dict[str, float]], ...] = (
     (0.15, {"echo": 1.0}),
     (0.35, {"echo": 0.2, "roll_call": 0.8}),
@@ -59,37 +59,37 @@ CURRICULUM: tuple[tuple[float, dict[str, float]], ...] = (
 
 
 def pretrain_documents(seed: int, count: int) -> Iterator[str]:
-    """The texts of a file of so many: games first, then stories, questions and drills.
+    """The `count` texts of a file: games first, then stories, questions and drills.
 
     Plain stories, stories with up to 9 questions, 5 to 8 drills, roll calls with questions, echoes.
     """
     for index in range(count):
-        rng, language, number = _start("pretrain", seed, index)
+        rng, language, story_index = _row_start("pretrain", seed, index)
         shares = next(shares for until, shares in CURRICULUM if index < until * count or until == 1.0)
         questions: list[SyntheticQuestion] = []
-        match rng.one_by_share(shares):
+        match rng.weighted_choice(shares):
             case "story":
-                lines = [Reading(seed, number, language, "train").text]
+                lines = [Reading(seed, story_index, language, "train").text]
             case "reading":
-                reading = Reading(seed, number, language, "train")
-                lines, questions = [reading.text], reading.draw(rng.between(7, 9), _ABSENT_FRACTION)
+                reading = Reading(seed, story_index, language, "train")
+                lines, questions = [reading.text], reading.draw(rng.randint(7, 9), _ABSENT_FRACTION)
             case "drills":
-                lines, questions = [], _drills(seed, number, language, rng.between(5, 8), rng)
+                lines, questions = [], _drills(seed, story_index, language, rng.randint(5, 8), rng)
             case "roll_call":
-                text, questions = roll_call(rng, language, rng.between(5, 8))
+                text, questions = roll_call(rng, language, rng.randint(5, 8))
                 lines = [text]
             case _:
                 lines = [echo(rng, language)]
         yield "\n".join([*lines, *map(plain, questions)])
 
 
-def _drills(seed: int, number: int, language: str, count: int, rng: Rng) -> list[SyntheticQuestion]:
+def _drills(seed: int, story_index: int, language: str, count: int, rng: Rng) -> list[SyntheticQuestion]:
     kinds = [rng.choice(_PLAIN_DRILLS) for _ in range(count)]
-    return [drill(seed, number * 16 + at, language=language, kind=kind) for at, kind in enumerate(kinds)]
+    return [drill(seed, story_index * 16 + offset, language=language, kind=kind) for offset, kind in enumerate(kinds)]
 
 
 def prompt_text(question: SyntheticQuestion) -> str:
-    """What the user says first: the story, if any, and the question."""
+    """The first user message: the story, if any, and the question."""
     return f"{question.story}\n{question.question}" if question.story else question.question
 
 
@@ -108,18 +108,18 @@ def _reply(question: SyntheticQuestion) -> Row:
 def conversations(seed: int, count: int) -> Iterator[Row]:
     """Conversations: mostly a story with up to 10 questions, then drills, roll calls, story requests and tool calls."""
     for index in range(count):
-        rng, language, number = _start("sft", seed, index)
-        match rng.one_by_share(CONVERSATION_SHARES):
+        rng, language, story_index = _row_start("sft", seed, index)
+        match rng.weighted_choice(CONVERSATION_SHARES):
             case "request":
-                questions = [story_request(seed, number, language=language)]
+                questions = [story_request(seed, story_index, language=language)]
             case "tool":
-                questions = [drill(seed, number, language=language, kind="tool")]
+                questions = [drill(seed, story_index, language=language, kind="tool")]
             case "drill":
-                questions = _drills(seed, number, language, rng.between(4, 8), rng)
+                questions = _drills(seed, story_index, language, rng.randint(4, 8), rng)
             case "roll_call":
-                questions = roll_call(rng, language, rng.between(6, 9))[1]
+                questions = roll_call(rng, language, rng.randint(6, 9))[1]
             case _:
-                questions = Reading(seed, number, language, "train").draw(rng.between(7, 10), _ABSENT_FRACTION)
+                questions = Reading(seed, story_index, language, "train").draw(rng.randint(7, 10), _ABSENT_FRACTION)
         messages = [*_opening(questions[0]), _reply(questions[0])]
         for question in questions[1:]:
             messages += [{"role": "user", "content": question.question}, _reply(question)]
@@ -128,11 +128,11 @@ def conversations(seed: int, count: int) -> Iterator[Row]:
 
 def _short_question(name: str, seed: int, index: int) -> tuple[Rng, SyntheticQuestion, Fact | None]:
     """One question with a short answer, three in four about a story; the fact is None for all but those."""
-    rng, language, number = _start(name, seed, index)
-    if rng.coin(0.25):
-        return rng, drill(seed, number, language=language, kind=rng.choice(_PLAIN_DRILLS)), None
-    reading = Reading(seed, number, language, "train")
-    if rng.coin(_ABSENT_FRACTION):
+    rng, language, story_index = _row_start(name, seed, index)
+    if rng.bernoulli(0.25):
+        return rng, drill(seed, story_index, language=language, kind=rng.choice(_PLAIN_DRILLS)), None
+    reading = Reading(seed, story_index, language, "train")
+    if rng.bernoulli(_ABSENT_FRACTION):
         absent = reading.ask_absent()
         if absent is not None:
             return rng, absent, None
@@ -151,7 +151,7 @@ def _rejected(rng: Rng, question: SyntheticQuestion, fact: Fact | None) -> str:
         other = "zh" if question.language == "en" else "en"
         return word_answer(fact.answer, other, many=fact.ask.endswith("_many"))
     if roll < 0.8:
-        return space.join([question.answer] * rng.between(3, 5))
+        return space.join([question.answer] * rng.randint(3, 5))
     if roll < 0.9 and question.story:
         return question.story
     return "I do not know." if question.language == "en" else "我不知道。"
@@ -194,50 +194,50 @@ def _evaluation_row(question: SyntheticQuestion) -> Row:
     return row
 
 
-def _held_out_story_questions(seed: int, index: int, language: str, wanted: set[str]) -> Iterator[SyntheticQuestion]:
-    """At most one question per wanted kind about one story, each about a held-out combination and not guessable."""
+def _held_out_story_questions(seed: int, index: int, language: str, kinds: set[str]) -> Iterator[SyntheticQuestion]:
+    """At most one question of each of `kinds` about one story, about a held-out combination and not guessable."""
     reading = Reading(seed, index, language, "held_out")
-    if "absent" in wanted:
+    if "absent" in kinds:
         absent = reading.ask_absent()
         if absent is not None:
             yield absent
-    done: set[str] = set()
+    used_kinds: set[str] = set()
     for fact in reading.rng.shuffled(reading.plan.facts):
-        if fact.kind in wanted and fact.kind not in done and held_out(*fact.pair):
+        if fact.kind in kinds and fact.kind not in used_kinds and held_out(*fact.pair):
             question = reading.ask(fact)
             if question.chance <= 0.5:
-                done.add(fact.kind)
+                used_kinds.add(fact.kind)
                 yield question
 
 
 def held_out_questions(seed: int, per_kind: int, language: str) -> dict[str, list[SyntheticQuestion]]:
     """`per_kind` different held-out questions of every kind (fewer only where that many do not exist)."""
-    found: dict[str, dict[str, SyntheticQuestion]] = {kind: {} for kind in KINDS}
+    questions_by_kind: dict[str, dict[str, SyntheticQuestion]] = {kind: {} for kind in KINDS}
     for index in range(60 * per_kind + 600):
-        wanted = {kind for kind in STORY_KINDS if len(found[kind]) < per_kind}
-        if not wanted:
+        missing_kinds = {kind for kind in STORY_KINDS if len(questions_by_kind[kind]) < per_kind}
+        if not missing_kinds:
             break
-        for question in _held_out_story_questions(seed, index, language, wanted):
-            found[question.kind].setdefault(prompt_text(question), question)
+        for question in _held_out_story_questions(seed, index, language, missing_kinds):
+            questions_by_kind[question.kind].setdefault(prompt_text(question), question)
     for kind in DRILL_KINDS:
         for index in range(60 * per_kind + 600):
-            if len(found[kind]) >= per_kind:
+            if len(questions_by_kind[kind]) >= per_kind:
                 break
             if kind == "story":
                 question = story_request(seed, index, language=language, split="held_out")
             else:
                 question = drill(seed, index, language=language, split="held_out", kind=kind)
             if question.is_held_out:
-                found[kind].setdefault(prompt_text(question), question)
-    return {kind: list(questions.values()) for kind, questions in found.items()}
+                questions_by_kind[kind].setdefault(prompt_text(question), question)
+    return {kind: list(questions.values()) for kind, questions in questions_by_kind.items()}
 
 
 def evaluation(seed: int, per_kind: int) -> Iterator[Row]:
-    """Evaluation rows, the kinds and languages taking turns, so that any beginning of the file is balanced."""
+    """Evaluation rows, alternating kinds and languages, so that any beginning of the file is balanced."""
     columns = [
         questions for language in LANGUAGES for questions in held_out_questions(seed, per_kind, language).values()
     ]
-    for at in range(per_kind):
+    for position in range(per_kind):
         for questions in columns:
-            if at < len(questions):
-                yield _evaluation_row(questions[at])
+            if position < len(questions):
+                yield _evaluation_row(questions[position])

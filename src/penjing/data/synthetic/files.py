@@ -1,4 +1,4 @@
-"""Writes the toy world's five files, and where they are asked for two more with tools."""
+"""Writes the five files of the toy world, and optionally two more with tools."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write(
 
     tools: conversations with tools, and a quarter as many prompts, in tools.jsonl and tools_rl.jsonl; 0 = no such file.
 
-    Each file appears whole or not at all.
+    Each file is written atomically.
     """
     plan: dict[str, Iterable[dict[str, Any]]] = {
         "pretrain.jsonl": ({"text": text} for text in rows.pretrain_documents(seed, documents)),

@@ -1,7 +1,7 @@
-"""Which combinations the model never sees in training, so that remembering cannot pass for reading.
+"""The combinations held out from training, so that memorizing cannot pass for reading.
 
-Every single word is seen in training; about one combination in eight of the kinds below is kept for evaluation only.
-The rule is a pure hash: it needs no list, no seed and no state, and never changes.
+Training shows every single word. About one in eight combinations of the kinds below is used for evaluation only. The
+rule is a pure hash: it needs no list, seed or state, and never changes.
 """
 
 from __future__ import annotations

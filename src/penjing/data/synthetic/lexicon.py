@@ -1,7 +1,7 @@
 """The words of the toy world: one entry per person, animal, thing, place, colour and feeling, in both languages.
 
-Entries carry their ready-made forms (article, measure word, place phrase): a renderer never has to guess grammar.
-`key` is the English word: it names the entry in the split rule and is unique in the whole lexicon.
+Entries hold their inflected forms (article, measure word, place phrase), so that renderers need no grammar. `key` is
+the English word; it is unique in the lexicon and identifies the entry in the split rule.
 """
 
 from __future__ import annotations
@@ -201,12 +201,12 @@ _OPENINGS = _rows(
     "In spring, 春天里|In summer, 夏天里|In autumn, 秋天里"
 )
 OPENINGS: tuple[tuple[str, ...], ...] = tuple(tuple(row.split(", ")) for row in _OPENINGS)
-RAINY_OPENING = 1  # the "rain" plot begins dry, so it may not begin with this one
+RAINY_OPENING = 1  # not for the "rain" plot, which begins dry
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Described:
-    """A thing with its looks, as it is first mentioned: "an old red kite", “一只红色的旧风筝”."""
+    """A thing with its description at the first mention: "an old red kite", “一只红色的旧风筝”."""
 
     en: str
     zh: str

@@ -1,7 +1,7 @@
 """Questions about a story whose answers are known from the state of the world.
 
-Chance is the accuracy of the best reader who knows the kinds of words but not the story's meaning: it picks at random
-among the story's candidates (its people for `who`, its places for `where`, and so on). For `absent` the refusal counts
+Chance is the accuracy of a reader who knows the kinds of words but not the story's meaning and picks at random among
+the story's candidates (its people for `who`, its places for `where`, and so on). For `absent` the refusal counts
 as one more candidate; a model that always refuses scores 1 there and 0 elsewhere, so read the kinds together.
 """
 
@@ -65,7 +65,7 @@ class SyntheticQuestion:
 
 def candidates(plan: StoryPlan, kind: str) -> tuple[Any, ...]:
     """Everything in the story that could answer a question of this kind."""
-    found: dict[str, tuple[Any, ...]] = {
+    by_kind: dict[str, tuple[Any, ...]] = {
         "who": plan.beings,
         "what": plan.things,
         "where": plan.places,
@@ -74,7 +74,7 @@ def candidates(plan: StoryPlan, kind: str) -> tuple[Any, ...]:
         "feeling": tuple(dict.fromkeys(plan.feelings)),
         "why": plan.reasons,
     }
-    return found[kind]
+    return by_kind[kind]
 
 
 _POOLS: dict[str, tuple[Any, ...]] = {
@@ -94,14 +94,14 @@ def _sums(fact: Fact) -> list[int]:
     return list(dict.fromkeys((first + second, abs(first - second), first, second)))
 
 
-def _some_of(kind: str, rng: Rng) -> list[Any]:
+def _sample_pool(kind: str, rng: Rng) -> list[Any]:
     """Enough of a category for three wrong answers; a small category is shuffled, a large one sampled (faster)."""
     pool = _POOLS[kind]
     return rng.shuffled(pool) if len(pool) <= 8 else [rng.choice(pool) for _ in range(8)]
 
 
 class Reading:
-    """A told plan, from which questions are drawn one by one (asking all of them costs more than telling the story).
+    """A story and its plan, from which questions are drawn one by one (drawing all would cost more than the story).
 
     split: train or held_out.
     """
@@ -129,24 +129,24 @@ class Reading:
         )
 
     def ask_absent(self) -> SyntheticQuestion | None:
-        """A question that the story does not answer, if a few rolls find one."""
+        """A question that the story does not answer, or None if 6 attempts find none."""
         return next((question for question in (self._ask_absent() for _ in range(6)) if question is not None), None)
 
     def _ask_absent(self) -> SyntheticQuestion | None:
-        """A question of the story with one role played by a stranger, or None where the rolls find none."""
+        """A question of the story with one role replaced by an entry that is not in the story, or None."""
         rng = self.rng
         fact = rng.choice([fact for fact in self.plan.facts if fact.kind in ("who", "what", "where")])
         roles = [item for item in fact.roles.items() if isinstance(item[1], Being | Thing)]
-        role, old = rng.choice(roles or [("", None)])
+        role, replaced = rng.choice(roles or [("", None)])
         phrases = first_phrases(self.language, fact.ask, role)
-        if not phrases or (isinstance(old, Being) and not old.is_person):
+        if not phrases or (isinstance(replaced, Being) and not replaced.is_person):
             return None
-        found = self._stranger(fact, old)
-        if found is None:
+        absent_entry = self._absent_entry(fact, replaced)
+        if absent_entry is None:
             return None
-        entry, pair = found
-        here = candidates(self.plan, fact.kind)
-        values = [self._answer(value, fact) for value in (*here, *_some_of(fact.kind, rng))]
+        entry, pair = absent_entry
+        present = candidates(self.plan, fact.kind)
+        values = [self._answer(value, fact) for value in (*present, *_sample_pool(fact.kind, rng))]
         return SyntheticQuestion(
             kind="absent",
             language=self.language,
@@ -154,7 +154,7 @@ class Reading:
             question=self._phrase(replace(fact, roles={**fact.roles, role: entry}), phrases),
             answer=self.table.REFUSAL,
             wrong=tuple(dict.fromkeys(values))[:3],
-            chance=1 / (len(here) + 1),
+            chance=1 / (len(present) + 1),
             pairs=(pair,),
         )
 
@@ -177,7 +177,7 @@ class Reading:
             subject, thing = fact.roles["a"], self.plan.things[0]
             pool = [*self.plan.reasons, *(Reason(name, {"a": subject, "t": thing}) for name in _OTHER_REASONS)]
         else:
-            pool = [*candidates(self.plan, fact.kind), *_some_of(fact.kind, self.rng)]
+            pool = [*candidates(self.plan, fact.kind), *_sample_pool(fact.kind, self.rng)]
         wrong: list[str] = []
         for value in pool:
             text = self._answer(value, fact)
@@ -187,22 +187,22 @@ class Reading:
                     break
         return tuple(wrong)
 
-    def _stranger(self, fact: Fact, old: Any) -> tuple[Any, Pair] | None:
-        """Someone or something that is not in the story and could stand in for `old`, with the combination it asks
+    def _absent_entry(self, fact: Fact, replaced: Any) -> tuple[Any, Pair] | None:
+        """An entry that is not in the story and could replace `replaced`, with the combination that the question is
         about."""
-        here = (*self.plan.beings, *self.plan.things, *self.plan.places)
-        partners = [value for value in (fact.answer, *fact.roles.values()) if value is not old]
+        present = (*self.plan.beings, *self.plan.things, *self.plan.places)
+        partners = [value for value in (fact.answer, *fact.roles.values()) if value is not replaced]
         for _ in range(20):
-            entry = self.rng.choice(PEOPLE if isinstance(old, Being) else THINGS)
+            entry = self.rng.choice(PEOPLE if isinstance(replaced, Being) else THINGS)
             pairs = [pair for pair in (pair_of(entry, partner) for partner in partners) if pair]
-            if entry in here or not pairs:
+            if entry in present or not pairs:
                 continue
-            everywhere = [pair for pair in (pair_of(entry, other) for other in here) if pair]
-            if self.split == "train" and not any(held_out(*pair) for pair in everywhere):
+            all_pairs = [pair for pair in (pair_of(entry, other) for other in present) if pair]
+            if self.split == "train" and not any(held_out(*pair) for pair in all_pairs):
                 return entry, pairs[0]
-            reserved = [pair for pair in pairs if held_out(*pair)]
-            if self.split == "held_out" and reserved:
-                return entry, reserved[0]
+            held_out_pairs = [pair for pair in pairs if held_out(*pair)]
+            if self.split == "held_out" and held_out_pairs:
+                return entry, held_out_pairs[0]
         return None
 
     def draw(self, count: int, absent_fraction: float) -> list[SyntheticQuestion]:
@@ -211,14 +211,14 @@ class Reading:
         for fact in self.rng.shuffled(self.plan.facts):
             by_kind.setdefault(fact.kind, []).append(fact)
         chosen: list[SyntheticQuestion] = []
-        asked_for: set[str] = set()
+        seen: set[str] = set()
         while len(chosen) < count and by_kind:
             for kind in self.rng.shuffled(list(by_kind)):
-                absent = self.ask_absent() if self.rng.coin(absent_fraction) else None
+                absent = self.ask_absent() if self.rng.bernoulli(absent_fraction) else None
                 question = absent or self.ask(by_kind[kind].pop())
                 if absent is None and not by_kind[kind]:
                     del by_kind[kind]
-                if question.question not in asked_for and len(chosen) < count:
-                    asked_for.add(question.question)
+                if question.question not in seen and len(chosen) < count:
+                    seen.add(question.question)
                     chosen.append(question)
         return chosen

@@ -1,8 +1,8 @@
-"""Repeatable chance: the same labels give the same rolls on every platform and Python version.
+"""A reproducible random generator: the same labels give the same numbers on every platform and Python version.
 
-Only `random.Random(int).random()` is used, whose sequence Python promises to keep; `choice`, `shuffle` and `sample`
-of the standard library have changed between versions, so they are rewritten here on top of it. `hash()` of a string
-differs between processes, so seeds come from BLAKE2.
+Only `random.Random(int).random()` is used, whose sequence Python guarantees; `choice`, `shuffle` and `sample`
+of the standard library have changed between versions, so they are implemented here. `hash()` of a string differs
+between processes, so seeds come from BLAKE2.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ def stable_number(label: str) -> int:
 
 
 class Rng:
-    """A source of rolls named by its labels, for example `Rng(seed, "train", 17)`."""
+    """A random generator seeded by its labels, for example `Rng(seed, "train", 17)`."""
 
     __slots__ = ("random",)
 
     def __init__(self, *labels: object) -> None:
         self.random = random.Random(stable_number("/".join(map(str, labels)))).random
 
-    def below(self, limit: int) -> int:
-        """A whole number from 0 to `limit` - 1."""
+    def randrange(self, limit: int) -> int:
+        """An integer from 0 to `limit` - 1."""
         return int(self.random() * limit)
 
-    def between(self, low: int, high: int) -> int:
-        """A whole number from `low` to `high`, both included."""
+    def randint(self, low: int, high: int) -> int:
+        """An integer from `low` to `high`, both included."""
         return low + int(self.random() * (high - low + 1))
 
-    def coin(self, probability: float) -> bool:
+    def bernoulli(self, probability: float) -> bool:
         """True with the given probability."""
         return self.random() < probability
 
@@ -44,8 +44,8 @@ class Rng:
         """One of `items`, all equally likely."""
         return items[int(self.random() * len(items))]
 
-    def one_by_share(self, shares: Mapping[str, float]) -> str:
-        """One of the names, each with the probability of its share; all together are 1."""
+    def weighted_choice(self, shares: Mapping[str, float]) -> str:
+        """One of the names, with its share as probability; the shares sum to 1."""
         roll = self.random()
         for name, share in shares.items():
             roll -= share

@@ -1,7 +1,7 @@
-"""Conversations in which a calculator is called, in English and Chinese, half of them with thoughts.
+"""Conversations with calls of a calculator, in English and Chinese, half of them with thoughts.
 
-Sums and products too large to be memorized, some of two steps where the second needs the result of the first, and
-now and then a question for which the calculator on offer is of no use.
+The numbers are too large to be memorized. Some tasks have two steps, where the second needs the result of the first.
+In some the calculator is available but not needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import LANGUAGES
 from penjing.data.synthetic.tasks.drills import drill
 
-# As penjing.agent_tools offers it; a test compares them, since this floor cannot look there.
+# The same as in penjing.agent_tools, which this floor cannot import; a test compares them.
 CALCULATOR: dict[str, Any] = {
     "name": "calculator",
     "description": "Work out an arithmetic expression.",
@@ -62,7 +62,7 @@ _THOUGHTS = {
 
 @dataclass(frozen=True, slots=True)
 class ToolTask:
-    """A question, the expressions to be worked out one after another with their results, and the answer."""
+    """A question, the expressions to compute in order with their results, and the answer."""
 
     kind: str
     language: str
@@ -71,23 +71,23 @@ class ToolTask:
     answer: str
 
 
-def errand(name: str, seed: int, index: int) -> ToolTask:
-    """Number `index` of the file `name`."""
+def tool_task(name: str, seed: int, index: int) -> ToolTask:
+    """Task number `index` of the file `name`."""
     rng = Rng(seed, name, index)
-    language, kind = rng.choice(tuple(LANGUAGES)), rng.one_by_share(KINDS)
+    language, kind = rng.choice(tuple(LANGUAGES)), rng.weighted_choice(KINDS)
     if kind == "direct":
-        asked = drill(seed, _OFFSETS[name] + index, language=language, kind=rng.choice(_DIRECT))
-        return ToolTask(kind, language, asked.question, (), asked.answer)
+        question = drill(seed, _OFFSETS[name] + index, language=language, kind=rng.choice(_DIRECT))
+        return ToolTask(kind, language, question.question, (), question.answer)
     phrases = _QUESTIONS[language]
     if kind == "product":
-        a, b = rng.between(12, 99), rng.between(12, 99)
+        a, b = rng.randint(12, 99), rng.randint(12, 99)
         return _worked_out(rng, kind, language, phrases["product"], (f"{a}*{b}", a * b), a=a, b=b)
     if kind == "two_steps":
-        a, b, c = rng.between(12, 99), rng.between(12, 99), rng.between(3, 9)
+        a, b, c = rng.randint(12, 99), rng.randint(12, 99), rng.randint(3, 9)
         steps = (f"{a}+{b}", a + b), (f"{a + b}*{c}", (a + b) * c)
         return _worked_out(rng, kind, language, phrases["two_steps"], *steps, a=a, b=b, c=c)
-    a, b = rng.between(100, 999), rng.between(100, 999)
-    if rng.coin(0.5):
+    a, b = rng.randint(100, 999), rng.randint(100, 999)
+    if rng.bernoulli(0.5):
         return _worked_out(rng, kind, language, phrases["plus"], (f"{a}+{b}", a + b), a=a, b=b)
     a, b = max(a, b), min(a, b)
     return _worked_out(rng, kind, language, phrases["minus"], (f"{a}-{b}", a - b), a=a, b=b)
@@ -99,40 +99,40 @@ def _worked_out(
     return ToolTask(kind, language, rng.choice(phrases).format(**numbers), steps, str(steps[-1][1]))
 
 
-def _opening(one: ToolTask) -> list[dict[str, Any]]:
+def _opening(task: ToolTask) -> list[dict[str, Any]]:
     system = {"role": "system", "content": "", "tools": json.dumps([CALCULATOR])}
-    return [system, {"role": "user", "content": one.question}]
+    return [system, {"role": "user", "content": task.question}]
 
 
 def tool_conversations(seed: int, count: int) -> Iterator[dict[str, Any]]:
-    """Whole conversations, calls and results included, in MiniMind's form."""
+    """Complete conversations with calls and results, in MiniMind's format."""
     for index in range(count):
-        one = errand("tools", seed, index)
-        thinks = Rng(seed, "thinks", index).coin(THOUGHT_FRACTION)
-        thoughts = _THOUGHTS[one.language]
-        messages, result = _opening(one), ""
+        task = tool_task("tools", seed, index)
+        thinks = Rng(seed, "thinks", index).bernoulli(THOUGHT_FRACTION)
+        thoughts = _THOUGHTS[task.language]
+        messages, result = _opening(task), ""
 
-        def say(thought: str, content: str, *, thinks: bool = thinks, **more: Any) -> dict[str, Any]:
+        def reply(thought: str, content: str, *, thinks: bool = thinks, **more: Any) -> dict[str, Any]:
             thinking = {"reasoning_content": thought} if thinks else {}
             return {"role": "assistant", "content": content, **thinking, **more}
 
-        for number, (expression, value) in enumerate(one.steps):
+        for number, (expression, value) in enumerate(task.steps):
             call = {"name": "calculator", "arguments": {"expression": expression}}
             thought = thoughts["then" if number else "call"].format(expression=expression, result=result)
-            messages.append(say(thought, "", tool_calls=json.dumps([call])))
+            messages.append(reply(thought, "", tool_calls=json.dumps([call])))
             result = str(value)
             messages.append({"role": "tool", "content": result})
-        messages.append(say(thoughts["answer" if one.steps else "direct"].format(result=result), one.answer))
+        messages.append(reply(thoughts["answer" if task.steps else "direct"].format(result=result), task.answer))
         yield {"conversations": messages}
 
 
 def tool_prompts(seed: int, count: int) -> Iterator[dict[str, Any]]:
     """Questions alone, with the only right answer in `gt`."""
     for index in range(count):
-        one = errand("tools_rl", seed, index)
+        task = tool_task("tools_rl", seed, index)
         yield {
-            "conversations": [*_opening(one), {"role": "assistant", "content": ""}],
-            "gt": [one.answer],
-            "kind": one.kind,
-            "language": one.language,
+            "conversations": [*_opening(task), {"role": "assistant", "content": ""}],
+            "gt": [task.answer],
+            "kind": task.kind,
+            "language": task.language,
         }

@@ -1,7 +1,7 @@
-"""The simulation: who is where, who has what, how many, how they feel. Events change the state; facts are read from it.
+"""The simulation of a story: places, owners, numbers and feelings. Events change the state; facts are read from it.
 
 A plot (see `plots`) calls the methods of `World` in the order in which things happen. Each method changes the state,
-appends one `Event` for the renderers and notes the facts that can be asked about it. Facts about the end of the story
+appends one `Event` for the renderers and records the facts that can be asked about it. Facts about the end of the story
 are read from the final state by `finish`. Nothing here knows any language beyond the entries of the lexicon.
 """
 
@@ -80,7 +80,7 @@ class StoryPlan:
 
 
 class NoCast(Exception):
-    """The split rule left no candidate; the caller tries again with other rolls."""
+    """The split rule left no candidate; the caller tries again."""
 
 
 _PAIR_KINDS: dict[tuple[type, type], str] = {
@@ -91,13 +91,13 @@ _PAIR_KINDS: dict[tuple[type, type], str] = {
 }
 
 
-def pair_of(one: Any, other: Any) -> Pair | None:
+def pair_of(first: Any, second: Any) -> Pair | None:
     """The combination that two entries form under the split rule, or None where the rule has no such kind."""
-    kind = _PAIR_KINDS.get((type(one), type(other)))
+    kind = _PAIR_KINDS.get((type(first), type(second)))
     if kind:
-        return kind, one.key, other.key
-    kind = _PAIR_KINDS.get((type(other), type(one)))
-    return (kind, other.key, one.key) if kind else None
+        return kind, first.key, second.key
+    kind = _PAIR_KINDS.get((type(second), type(first)))
+    return (kind, second.key, first.key) if kind else None
 
 
 class Cast:
@@ -148,10 +148,10 @@ class Cast:
     def numbers(self, *, least_left: int | None = None) -> tuple[int, int]:
         """Two different numbers from 2 to 9, whose pair is allowed (training) or preferably held out (evaluation).
 
-        With `least_left` the second can be taken from the first, and at least so many are left.
+        With `least_left` the first minus the second is at least `least_left`.
         """
         for attempt in range(60):
-            first, second = self.rng.between(2, 9), self.rng.between(2, 9)
+            first, second = self.rng.randint(2, 9), self.rng.randint(2, 9)
             if first == second or (least_left is not None and first - second < least_left):
                 continue
             reserved = held_out("number", str(first), str(second))
@@ -177,185 +177,187 @@ class World:
         self.feelings: list[Word] = []
         self.reasons: list[Reason] = []
 
-    def happen(self, name: str, **roles: Any) -> None:
-        """Adds an event that changes nothing else."""
+    def add_event(self, name: str, **roles: Any) -> None:
+        """Adds an event without changing the state."""
         self.events.append(Event(name, roles))
 
-    def know(self, kind: str, ask: str, answer: Any, pair: Pair, **roles: Any) -> None:
-        """Notes a fact that can be asked."""
+    def add_fact(self, kind: str, ask: str, answer: Any, pair: Pair, **roles: Any) -> None:
+        """Adds a fact that can be asked."""
         self.facts.append(Fact(kind, ask, roles, answer, pair))
 
-    def know_both(self, ask: str, being: Being, thing: Thing) -> None:
-        """Notes that `being` did `ask` to `thing`, asked from both sides."""
+    def add_fact_pair(self, ask: str, being: Being, thing: Thing) -> None:
+        """Adds two facts: who did `ask` to `thing`, and what `being` did it to."""
         pair = ("person_thing", being.key, thing.key)
-        self.know("who", f"who_{ask}", being, pair, t=thing)
-        self.know("what", f"what_{ask}", thing, pair, a=being)
+        self.add_fact("who", f"who_{ask}", being, pair, t=thing)
+        self.add_fact("what", f"what_{ask}", thing, pair, a=being)
 
     # Where people are
 
     def stay(self, a: Being, p: PlaceWord) -> None:
         """`a` plays at `p` without a thing."""
         self.place[a] = p
-        self.happen("stay", a=a, p=p)
-        self.know("where", "where_was", p, ("person_place", a.key, p.key), a=a)
+        self.add_event("stay", a=a, p=p)
+        self.add_fact("where", "where_was", p, ("person_place", a.key, p.key), a=a)
 
     def meet(self, a: Being, b: Being, p: PlaceWord) -> None:
         """`a` meets `b` at `p`."""
         self.place[a] = self.place[b] = p
-        self.happen("meet" if b.is_person else "see", a=a, b=b, p=p)
-        self.know("where", "where_met" if b.is_person else "where_saw", p, ("person_place", a.key, p.key), a=a, b=b)
+        self.add_event("meet" if b.is_person else "see", a=a, b=b, p=p)
+        self.add_fact("where", "where_met" if b.is_person else "where_saw", p, ("person_place", a.key, p.key), a=a, b=b)
         if not b.is_person:
-            self.know("who", "who_saw", a, ("person_place", a.key, p.key), b=b)
+            self.add_fact("who", "who_saw", a, ("person_place", a.key, p.key), b=b)
 
     # Having one thing
 
-    def look_of(self, thing: Thing) -> Any:
+    def describe(self, thing: Thing) -> Any:
         """How `thing` looks at its first mention; its colour becomes a fact of the world."""
         colour = None
-        if "solid" in thing.tags and self.rng.coin(0.85):
+        if "solid" in thing.tags and self.rng.bernoulli(0.85):
             colour = self.cast.colour(thing, tuple(self.colour.values()))
             self.colour[thing] = colour
-        looks = self.rng.choice(PROPERTIES) if self.rng.coin(0.25) else None
+        looks = self.rng.choice(PROPERTIES) if self.rng.bernoulli(0.25) else None
         return described(thing, colour, looks)
 
     def own(self, a: Being, t: Thing, p: PlaceWord | None = None) -> None:
         """At the beginning `a` has `t` (and is at `p`)."""
         self.owner[t] = self.first_owner[t] = a
         if p is None:
-            self.happen("own", a=a, t=t, d=self.look_of(t))
+            self.add_event("own", a=a, t=t, d=self.describe(t))
         else:
             self.place[a] = p
-            self.happen("with", a=a, t=t, d=self.look_of(t), p=p)
-            self.know("where", "where_was", p, ("person_place", a.key, p.key), a=a)
+            self.add_event("with", a=a, t=t, d=self.describe(t), p=p)
+            self.add_fact("where", "where_was", p, ("person_place", a.key, p.key), a=a)
 
     def lose(self, a: Being, t: Thing, how: str = "lose", b: Being | None = None) -> None:
         """`t` is gone: lost, blown away, or taken by the animal `b`."""
         del self.owner[t]
         if b is None:
-            self.happen(how, a=a, t=t)
-            self.know_both("lost", a, t)
+            self.add_event(how, a=a, t=t)
+            self.add_fact_pair("lost", a, t)
         else:
             self.owner[t] = b
-            self.happen(how, a=a, b=b, t=t)
-            self.know_both("took", b, t)
+            self.add_event(how, a=a, b=b, t=t)
+            self.add_fact_pair("took", b, t)
 
     def find(self, a: Being, t: Thing, p: PlaceWord) -> None:
         """`a` finds `t`, known before, at `p` and takes it."""
         self.owner[t], self.place[a] = a, p
-        self.happen("find", a=a, t=t, p=p)
+        self.add_event("find", a=a, t=t, p=p)
         self._found(a, t, p)
 
     def discover(self, a: Being, t: Thing, p: PlaceWord) -> None:
         """`a` comes upon `t`, not mentioned with its looks before, at `p` and takes it."""
         self.owner[t], self.place[a] = a, p
-        self.happen("discover", a=a, t=t, d=self.look_of(t), p=p)
+        self.add_event("discover", a=a, t=t, d=self.describe(t), p=p)
         self._found(a, t, p)
 
     def _found(self, a: Being, t: Thing, p: PlaceWord) -> None:
-        self.know_both("found", a, t)
-        self.know("where", "where_found", p, ("thing_place", t.key, p.key), a=a, t=t)
+        self.add_fact_pair("found", a, t)
+        self.add_fact("where", "where_found", p, ("thing_place", t.key, p.key), a=a, t=t)
 
     def give(self, a: Being, b: Being, t: Thing, how: str = "give") -> None:
         """`a` gives `t` to `b`; `how` is give, give_back or lend."""
         assert self.owner[t] is a
         self.owner[t] = b
-        self.happen(how, a=a, b=b, t=t)
+        self.add_event(how, a=a, b=b, t=t)
         ask = "lent" if how == "lend" else "gave"
         if how != "give_back":
-            self.know("who", f"who_{ask}", a, ("person_thing", a.key, t.key), t=t)
-            self.know("who", "who_got" if ask == "gave" else "who_borrowed", b, ("person_thing", b.key, t.key), t=t)
-            self.know("what", f"what_{ask}", t, ("person_thing", b.key, t.key), a=a, b=b)
+            self.add_fact("who", f"who_{ask}", a, ("person_thing", a.key, t.key), t=t)
+            self.add_fact("who", "who_got" if ask == "gave" else "who_borrowed", b, ("person_thing", b.key, t.key), t=t)
+            self.add_fact("what", f"what_{ask}", t, ("person_thing", b.key, t.key), a=a, b=b)
 
     def bring(self, a: Being, b: Being, t: Thing) -> None:
         """`a` brings `b` a thing not mentioned before."""
         self.owner[t] = b
-        self.happen("bring", a=a, b=b, t=t, d=self.look_of(t))
-        self.know_both("brought", a, t)
+        self.add_event("bring", a=a, b=b, t=t, d=self.describe(t))
+        self.add_fact_pair("brought", a, t)
 
     def trade(self, a: Being, t: Thing, b: Being, u: Thing) -> None:
         """`a` and `b` exchange `t` and `u`."""
         assert self.owner[t] is a and self.owner[u] is b
         self.owner[t], self.owner[u] = b, a
-        self.happen("trade", a=a, b=b, t=t, u=u)
+        self.add_event("trade", a=a, b=b, t=t, u=u)
 
     def want(self, a: Being, t: Thing) -> None:
         """`a` wishes for `t`."""
-        self.happen("want", a=a, t=t)
-        self.know_both("wanted", a, t)
+        self.add_event("want", a=a, t=t)
+        self.add_fact_pair("wanted", a, t)
 
     def mend(self, a: Being, t: Thing, p: PlaceWord) -> None:
         """`a` mends `t` at `p`."""
         self.place[a] = p
-        self.happen("mend", a=a, t=t, p=p)
-        self.know_both("mended", a, t)
-        self.know("where", "where_mended", p, ("thing_place", t.key, p.key), a=a, t=t)
+        self.add_event("mend", a=a, t=t, p=p)
+        self.add_fact_pair("mended", a, t)
+        self.add_fact("where", "where_mended", p, ("thing_place", t.key, p.key), a=a, t=t)
 
     def put(self, a: Being, t: Thing, p: PlaceWord, how: str) -> None:
         """`a` puts `t` at `p`; `how` is leave, hide or move."""
         self.spot[t] = self.place[a] = p
-        self.happen(how, a=a, t=t, p=p)
+        self.add_event(how, a=a, t=t, p=p)
         verb = {"leave": "left", "hide": "hid", "move": "moved"}[how]
-        self.know("who", f"who_{verb}", a, ("person_thing", a.key, t.key), t=t)
-        self.know("where", f"where_{verb}", p, ("thing_place", t.key, p.key), a=a, t=t)
+        self.add_fact("who", f"who_{verb}", a, ("person_thing", a.key, t.key), t=t)
+        self.add_fact("where", f"where_{verb}", p, ("thing_place", t.key, p.key), a=a, t=t)
 
     def win(self, a: Being, b: Being, t: Thing, p: PlaceWord) -> None:
         """`a` beats `b` in a race at `p` and gets `t`."""
         self.owner[t] = a
         self.place[a] = self.place[b] = p
-        self.happen("race", a=b, b=a, p=p)
-        self.happen("win", a=a, t=t, d=self.look_of(t))
-        self.know_both("won", a, t)
-        self.know("where", "where_raced", p, ("person_place", a.key, p.key), a=a, b=b)
+        self.add_event("race", a=b, b=a, p=p)
+        self.add_event("win", a=a, t=t, d=self.describe(t))
+        self.add_fact_pair("won", a, t)
+        self.add_fact("where", "where_raced", p, ("person_place", a.key, p.key), a=a, b=b)
 
     # Numbers of things
 
     def own_many(self, a: Being, t: Thing, number: int) -> None:
         """`a` has `number` of `t` at the beginning."""
         self.count[a, t] = number
-        self.happen("own_many", a=a, t=t, n=amount(number, t))
-        self.know("how_many", "many_had", number, ("person_thing", a.key, t.key), a=a, t=t)
+        self.add_event("own_many", a=a, t=t, n=amount(number, t))
+        self.add_fact("how_many", "many_had", number, ("person_thing", a.key, t.key), a=a, t=t)
 
     def gather(self, a: Being, t: Thing, number: int, p: PlaceWord) -> None:
         """`a` finds `number` of `t` at `p`."""
         self.count[a, t] = self.count.get((a, t), 0) + number
         self.place[a] = p
-        self.happen("gather", a=a, t=t, n=amount(number, t), p=p)
-        self.know("how_many", "many_found", number, ("person_thing", a.key, t.key), a=a, t=t)
-        self.know("where", "where_gathered", p, ("thing_place", t.key, p.key), a=a, t=t)
+        self.add_event("gather", a=a, t=t, n=amount(number, t), p=p)
+        self.add_fact("how_many", "many_found", number, ("person_thing", a.key, t.key), a=a, t=t)
+        self.add_fact("where", "where_gathered", p, ("thing_place", t.key, p.key), a=a, t=t)
 
     def give_many(self, a: Being, b: Being, t: Thing, number: int) -> None:
         """`a` gives `b` `number` of `t`."""
         assert self.count[a, t] > number
         self.count[a, t] -= number
         self.count[b, t] = self.count.get((b, t), 0) + number
-        self.happen("give_many", a=a, b=b, t=t, n=amount(number, t))
-        self.know("how_many", "many_gave", number, ("person_thing", b.key, t.key), a=a, b=b, t=t)
-        self.know("what", "what_gave_many", t, ("person_thing", b.key, t.key), a=a, b=b)
+        self.add_event("give_many", a=a, b=b, t=t, n=amount(number, t))
+        self.add_fact("how_many", "many_gave", number, ("person_thing", b.key, t.key), a=a, b=b, t=t)
+        self.add_fact("what", "what_gave_many", t, ("person_thing", b.key, t.key), a=a, b=b)
 
     def use_up(self, a: Being, t: Thing, number: int, dish: Word | None = None) -> None:
         """`a` eats `number` of `t`, or makes a dish of them."""
         self.count[a, t] -= number
-        self.happen("cook" if dish else "eat", a=a, t=t, n=amount(number, t), w=dish)
+        self.add_event("cook" if dish else "eat", a=a, t=t, n=amount(number, t), w=dish)
         pair = ("person_thing", a.key, t.key)
-        self.know("how_many", "many_used" if dish else "many_ate", number, pair, a=a, t=t, w=dish)
-        self.know("who", "who_cooked" if dish else "who_ate", a, pair, t=t, w=dish)
+        self.add_fact("how_many", "many_used" if dish else "many_ate", number, pair, a=a, t=t, w=dish)
+        self.add_fact("who", "who_cooked" if dish else "who_ate", a, pair, t=t, w=dish)
 
-    def remember_left(self, a: Being, t: Thing, first: int, second: int) -> None:
+    def add_remaining_fact(self, a: Being, t: Thing, first: int, second: int) -> None:
         """How many `a` still has, read from the state; `first` and `second` are the operands of the sum."""
         pair = ("number", str(first), str(second))
-        self.know("how_many_after", "many_now", self.count[a, t], pair, a=a, t=t)
+        self.add_fact("how_many_after", "many_now", self.count[a, t], pair, a=a, t=t)
 
     def give_rest(self, a: Being, b: Being, t: Thing, first: int, second: int) -> None:
         """`a` gives `b` all that is left of `t`: the difference of `first` and `second`, read from the state."""
         self.count[b, t] = self.count.pop((a, t))
-        self.happen("give_rest", a=a, b=b, t=t)
+        self.add_event("give_rest", a=a, b=b, t=t)
         pair = ("number", str(first), str(second))
-        self.know("how_many_after", "many_got", self.count[b, t], pair, a=a, b=b, t=t)
+        self.add_fact("how_many_after", "many_got", self.count[b, t], pair, a=a, b=b, t=t)
 
-    def remember_total(self, a: Being, b: Being, t: Thing) -> None:
+    def add_total_fact(self, a: Being, b: Being, t: Thing) -> None:
         """How many both have together, read from the state."""
         first, second = self.count[a, t], self.count[b, t]
-        self.know("how_many_after", "many_together", first + second, ("number", str(first), str(second)), a=a, b=b, t=t)
+        self.add_fact(
+            "how_many_after", "many_together", first + second, ("number", str(first), str(second)), a=a, b=b, t=t
+        )
 
     # Feelings and the end
 
@@ -364,24 +366,24 @@ class World:
         feeling, why = self.rng.choice(pool), Reason(reason, roles)
         self.feelings.append(feeling)
         self.reasons.append(why)
-        self.happen("feel", a=a, f=feeling, why=why)
-        self.know("feeling", "feeling", feeling, pair, a=a, why=why)
-        self.know("why", "why", why, pair, a=a, f=feeling)
+        self.add_event("feel", a=a, f=feeling, why=why)
+        self.add_fact("feeling", "feeling", feeling, pair, a=a, why=why)
+        self.add_fact("why", "why", why, pair, a=a, f=feeling)
 
     def finish(self, plot: str, opening: int) -> StoryPlan:
         """Reads the remaining facts from the state and closes the record."""
         for thing, colour in self.colour.items():
-            self.know("colour", "colour", colour, ("colour_thing", colour.key, thing.key), t=thing)
+            self.add_fact("colour", "colour", colour, ("colour_thing", colour.key, thing.key), t=thing)
         for when, owners in (("had", self.first_owner), ("has", self.owner)):
             for thing, being in owners.items():
                 if when == "has" and thing in self.spot:
                     continue
                 pair = ("person_thing", being.key, thing.key)
-                self.know("who", f"who_{when}", being, pair, t=thing)
+                self.add_fact("who", f"who_{when}", being, pair, t=thing)
                 if sum(owner is being for owner in owners.values()) == 1:
-                    self.know("what", f"what_{when}", thing, pair, a=being)
+                    self.add_fact("what", f"what_{when}", thing, pair, a=being)
         for thing, place in self.spot.items():
-            self.know("where", "where_is", place, ("thing_place", thing.key, place.key), t=thing)
+            self.add_fact("where", "where_is", place, ("thing_place", thing.key, place.key), t=thing)
         return self._record(plot, opening)
 
     def _record(self, plot: str, opening: int) -> StoryPlan:

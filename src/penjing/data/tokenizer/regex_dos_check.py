@@ -1,4 +1,4 @@
-"""A stranger's tokenizer.json, looked at before a library compiles what it says."""
+"""Check the regular expressions of an untrusted tokenizer.json before a library compiles them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penjing.base.files import open_regular
 
 LARGEST_FILE_BYTES = 96 << 20  # vocabularies of 260,000 tokens take 35 MB
 LONGEST_PATTERN = 8192
-_ENDLESS = re.compile(r"[*+]|\{\d+,\}")
-_SEVERAL_WAYS = re.compile(r"[|*+?]|\{\d*,\d*\}")  # not {3}
-_BACK = re.compile(r"\\(?:[1-9]|k<)")
+_UNBOUNDED_REPEAT = re.compile(r"[*+]|\{\d+,\}")
+_AMBIGUOUS = re.compile(r"[|*+?]|\{\d*,\d*\}")  # not {3}
+_BACKREFERENCE = re.compile(r"\\(?:[1-9]|k<)")
 
 
 def read_checked(path: Path) -> str:
-    """The text of a tokenizer.json. Raises UserError if it is too large, no table, or has a pattern that could take
-    time without end on texts made for it."""
+    """The text of a tokenizer.json. Raises UserError if it is too large, not a JSON object, or has a pattern with
+    exponential backtracking."""
     try:
         with open_regular(path) as stream:
             raw = stream.read(LARGEST_FILE_BYTES + 1)
@@ -36,8 +36,8 @@ def read_checked(path: Path) -> str:
         raise UserError("not a readable tokenizer: not a table", where=path)
     for part in ("normalizer", "pre_tokenizer", "decoder", "post_processor"):
         for pattern in patterns(table.get(part)):
-            if why := risk(pattern):
-                raise UserError(f"a pattern that could take for ever: {why}", where=path, got=repr(pattern[:60]))
+            if reason := risk(pattern):
+                raise UserError(f"a pattern that could take for ever: {reason}", where=path, got=repr(pattern[:60]))
     return text
 
 
@@ -55,38 +55,38 @@ def patterns(value: Any) -> Iterator[str]:
 
 
 def risk(pattern: str) -> str | None:
-    """Why a backtracking engine could try exponentially many ways, in a few words; None if it cannot.
+    """Why a pattern could cause exponential backtracking, in a few words; None if it cannot.
 
-    It takes a group that is repeated without end and can itself match one text in several ways: by a choice or a repeat
-    inside, were it only of one or two. Patterns in use have none.
+    The cause is a group with an unbounded repeat that can match one text in several ways, through any alternation or
+    repeat inside. No pattern in common use has one.
     """
     if len(pattern) > LONGEST_PATTERN:
         return f"it has more than {LONGEST_PATTERN:,} characters"
-    if _BACK.search(pattern):
-        return "it refers back to what it found"
-    open_groups: list[bool] = []  # of each group that is open: whether it could match in several ways
-    place, in_class, depth = 0, False, 0
-    while place < len(pattern):
-        char = pattern[place]
+    if _BACKREFERENCE.search(pattern):
+        return "it has a backreference"
+    open_groups: list[bool] = []  # for each open group: whether it can match in several ways
+    position, in_class, depth = 0, False, 0
+    while position < len(pattern):
+        char = pattern[position]
         if char == "\\":
-            place += 2
+            position += 2
             continue
         if in_class:
             depth += (char == "[") - (char == "]")
             in_class = depth > 0
         elif char == "[":
             in_class, depth = True, 1
-            place += 1 + pattern.startswith("^", place + 1)  # a ] that comes first is itself
+            position += 1 + pattern.startswith("^", position + 1)  # a leading ] is a literal
         elif char == "(":
             open_groups.append(False)
-            place += pattern.startswith("?", place + 1)  # of (?: and the like
+            position += pattern.startswith("?", position + 1)  # of (?: and the like
         elif char == ")" and open_groups:
-            several = open_groups.pop()
-            if several and _ENDLESS.match(pattern, place + 1):
+            is_ambiguous = open_groups.pop()
+            if is_ambiguous and _UNBOUNDED_REPEAT.match(pattern, position + 1):
                 return "a repeated group with a repeat or a choice inside"
-            if open_groups and several:
+            if open_groups and is_ambiguous:
                 open_groups[-1] = True
-        elif open_groups and _SEVERAL_WAYS.match(pattern, place):
+        elif open_groups and _AMBIGUOUS.match(pattern, position):
             open_groups[-1] = True
-        place += 1
+        position += 1
     return None

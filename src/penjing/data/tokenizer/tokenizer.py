@@ -1,9 +1,8 @@
-"""Byte-level BPE: trained here, stored as a plain `tokenizer.json` that every engine reads.
+"""Tokenizer: our byte-level BPE, and external tokenizers, stored as a `tokenizer.json` that every engine reads.
 
-The split is Qwen2's, which `transformers`, vLLM, llama.cpp and the fast bulk encoders all know; digits stand alone.
-Text is encoded by a twin without the control tokens, so that no user text can ever become one. Other people's
-tokenizers are read from their `tokenizer.json` too; which of their tokens open and close texts and turns is found out
-from the files beside it.
+The pre-tokenizer is Qwen2's, which `transformers`, vLLM, llama.cpp and fast bulk encoders support; each digit is one
+token. Text is encoded by a copy of the tokenizer without control tokens, so that user text can never become one. For
+external tokenizers the tokens that start and end texts and turns are inferred from the files beside `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ MESSAGE_END = "<|im_end|>"
 THINK, END_THINK = "<think>", "</think>"
 TOOL_CALL, END_TOOL_CALL = "<tool_call>", "</tool_call>"
 TOOL_RESPONSE, END_TOOL_RESPONSE = "<tool_response>", "</tool_response>"
-# In id order. The first three are never shown; the others are parts of an answer that readers parse.
+# In id order. The first three are never shown; the others are parts of an answer.
 HIDDEN_TOKENS = (END_OF_TEXT, MESSAGE_START, MESSAGE_END)
 VISIBLE_TOKENS = (THINK, END_THINK, TOOL_CALL, END_TOOL_CALL, TOOL_RESPONSE, END_TOOL_RESPONSE)
 CONTROL_TOKENS = HIDDEN_TOKENS + VISIBLE_TOKENS
@@ -40,22 +39,22 @@ QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-ROLES = "penjing_roles.json"  # beside an external tokenizer: what its tokens do, once that has been found out
+ROLES = "penjing_roles.json"  # saved with an external tokenizer: its inferred special tokens
 SMALLEST_VOCABULARY = 256 + len(CONTROL_TOKENS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
-    """Which tokens of a tokenizer do what."""
+    """The special tokens of a tokenizer."""
 
-    end_of_text: str  # closes a document
-    message_end: str  # closes a turn of a conversation
-    begin: str  # opens a document
-    names: tuple[tuple[str, str], ...] = ()  # what a chat template calls them: ("bos_token", "<s>"), ...
-    stop: tuple[str, ...] = ()  # further tokens at which an answer ends
+    end_of_text: str  # ends a document
+    message_end: str  # ends a turn of a conversation
+    begin: str  # starts a document
+    names: tuple[tuple[str, str], ...] = ()  # names in chat templates: ("bos_token", "<s>"), ...
+    stop: tuple[str, ...] = ()  # further tokens that end an answer
 
 
-_OURS = SpecialTokens(
+_CHATML_TOKENS = SpecialTokens(
     end_of_text=END_OF_TEXT,
     message_end=MESSAGE_END,
     begin=END_OF_TEXT,
@@ -66,9 +65,9 @@ _OURS = SpecialTokens(
 class Tokenizer:
     """Text to ids and back.
 
-    `encode` never yields a control id, whatever the text says; control ids are put in by name through `control`.
-    template: the chat template; empty if there is none. roles: None for a tokenizer of our own form. settings: a
-    tokenizer_config.json to be written again by `save`; None for our own.
+    `encode` never returns a control id, whatever the text; `control` returns control ids by name.
+    template: the chat template; empty if there is none. roles: None for our own tokenizers. settings: the
+    tokenizer_config.json that `save` writes; None for our own.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Tokenizer:
         roles: SpecialTokens | None = None,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        full.no_truncation()  # what somebody once asked for would cut or fill up every text
+        full.no_truncation()  # saved truncation or padding would change every text
         full.no_padding()
         self._full = full
         self.template = template
@@ -88,18 +87,18 @@ class Tokenizer:
         added = [token for token in json.loads(self.definition)["added_tokens"] if is_control(token)]
         self._flags = {token["content"]: token for token in added}
         self._control = {token["content"]: int(token["id"]) for token in added}
-        self.roles = roles or _OURS
+        self.roles = roles or _CHATML_TOKENS
         needed = HIDDEN_TOKENS if roles is None else (roles.end_of_text, roles.message_end, roles.begin)
         missing = [token for token in needed if token not in self._control]
         if missing:
             raise UserError("the tokenizer has no " + " ".join(missing), wanted="a tokenizer in ChatML form")
-        self._plain, self._guard = _without_control(json.loads(self.definition), set(self._control))
+        self._plain, self._guard = _strip_control_tokens(json.loads(self.definition), set(self._control))
         self.added_ids = frozenset(self._control.values())
         self.end_of_text = self._control[self.roles.end_of_text]
         self.message_end = self._control[self.roles.message_end]
-        # What stands before a document: the end of the one before it, or a token of its own for this (`<s>`).
+        # Precedes a document: the end-of-text token, or a separate token (`<s>`).
         self.begin = self._control[self.roles.begin]
-        # Ids at which an answer ends.
+        # Ids that end an answer.
         self.stop = frozenset((self.end_of_text, self.message_end, *map(self.control, self.roles.stop)))
         longest_first = sorted(self._control, key=len, reverse=True)
         self.control_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
@@ -112,16 +111,16 @@ class Tokenizer:
     @property
     def fingerprint(self) -> str:
         """SHA-256 over the tokenizer and its chat template: shards and checkpoints record it."""
-        roles = "" if self.roles == _OURS else json.dumps(asdict(self.roles))
+        roles = "" if self.roles == _CHATML_TOKENS else json.dumps(asdict(self.roles))
         return sha256_text(self.definition + self.template + roles)
 
     @property
     def vocabulary_hash(self) -> str:
-        """SHA-256 over which text each id stands for, whatever the template and the roles."""
+        """SHA-256 over the vocabulary and the encoding, without template and roles."""
         return sha256_text(self.definition)
 
     def has(self, token: str) -> bool:
-        """Whether there is a control token of that name."""
+        """Whether the vocabulary has this control token."""
         return token in self._control
 
     def control(self, token: str) -> int:
@@ -130,27 +129,27 @@ class Tokenizer:
 
     @property
     def is_ours(self) -> bool:
-        """Whether conversations are written by `data/chat/render.py` itself, and not by somebody else's template."""
-        return self.template == CHAT_TEMPLATE and not self.lacks_for_chatml
+        """Whether `data/chat/render.py` renders conversations itself, without an external template."""
+        return self.template == CHAT_TEMPLATE and not self.missing_chatml
 
     @property
-    def lacks_for_chatml(self) -> list[str]:
-        """The control tokens that our chat template cannot do without, and that are not in this vocabulary."""
+    def missing_chatml(self) -> list[str]:
+        """The control tokens that our chat template needs and this vocabulary lacks."""
         return [token for token in (MESSAGE_START, MESSAGE_END) if token not in self._control]
 
     def trims(self, token: str) -> tuple[bool, bool]:
-        """Whether a control token swallows the blanks before it, and after it."""
+        """Whether a control token strips the white space before it, and after it."""
         return bool(self._flags[token]["lstrip"]), bool(self._flags[token]["rstrip"])
 
     def encode(self, text: str, *, after_control: bool = False) -> list[int]:
         """Ids of plain text. `decode` gives the NFC form of the text back.
 
-        after_control: the text follows a control token, which matters where the vocabulary marks a text's beginning.
+        after_control: the text follows a control token; this matters if the vocabulary marks the start of a text.
         """
         return self.encode_with_ends(text, after_control=after_control)[0]
 
     def encode_with_ends(self, text: str, *, after_control: bool = False) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of plain text, and for each the first and last + 1 character of `text` that it stands for."""
+        """Ids of plain text, and the (start, end) characters in `text` of each."""
         if not (after_control and self._guard):
             encoding = self._plain.encode(text, add_special_tokens=False)
             return list(encoding.ids), list(encoding.offsets)
@@ -163,48 +162,48 @@ class Tokenizer:
         return [encoding.ids for encoding in self._plain.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int], *, hide: bool = True) -> str:
-        """Text of the ids; with `hide`, tokens that only mark the ends of texts and messages are left out."""
+        """Text of the ids; `hide` leaves out the tokens that only mark starts and ends of texts and messages."""
         return str(self._full.decode(list(ids), skip_special_tokens=hide))
 
     def token(self, index: int) -> str:
-        """One id as readable text, broken bytes shown as replacement characters."""
+        """One id as text; incomplete UTF-8 becomes replacement characters."""
         return self.decode([index], hide=False)
 
     def token_bytes(self, index: int) -> bytes:
-        """What one id adds to a text, byte by byte: it may end inside a character. Of an unknown id, nothing."""
+        """The bytes of one id, which may end inside a character; empty for an unknown id."""
         return self._token_bytes[index] if 0 <= index < len(self._token_bytes) else b""
 
     @cached_property
     def _token_bytes(self) -> list[bytes]:
         is_byte_level = '"ByteLevel"' in json.dumps(json.loads(self.definition).get("decoder"))
         added = self._full.get_added_tokens_decoder()
-        found = [b""] * self.size
+        bytes_by_id = [b""] * self.size
         for text, index in self._full.get_vocab(with_added_tokens=True).items():
             if index in added:
-                found[index] = text.encode()
+                bytes_by_id[index] = text.encode()
             elif is_byte_level and all(character in BYTE_OF for character in text):
-                found[index] = bytes(BYTE_OF[character] for character in text)
+                bytes_by_id[index] = bytes(BYTE_OF[character] for character in text)
             elif _BYTE_TOKEN.fullmatch(text):
-                found[index] = bytes([int(text[3:5], 16)])
+                bytes_by_id[index] = bytes([int(text[3:5], 16)])
             else:
-                found[index] = text.replace("\u2581", " ").encode()
-        return found
+                bytes_by_id[index] = text.replace("\u2581", " ").encode()
+        return bytes_by_id
 
     def with_chatml(self, *, visible: bool = True) -> Tokenizer:
-        """This tokenizer with our own chat template, and the control tokens for it that it lacks.
+        """A copy with our chat template and the control tokens that it needs, for base models without a template.
 
-        For base models that have no template. New tokens get the ids after the last one: the model needs rows for them
-        (model/resize_embeddings.py). visible: also those for thoughts and tool calls, which are plain text otherwise.
+        New tokens get the ids after the last one: the model needs rows for them (model/resize_embeddings.py). visible:
+        also add the tokens for thoughts and tool calls, which are plain text otherwise.
         """
         full = tokenizers.Tokenizer.from_str(self.definition)
-        for names, special in ((self.lacks_for_chatml, True), (VISIBLE_TOKENS if visible else (), False)):
-            absent = [name for name in names if name not in self._control]
-            # A word of the vocabulary that happens to be spelled so becomes the token; otherwise it is a new id.
-            full.add_tokens([tokenizers.AddedToken(name, special=special, normalized=False) for name in absent])
-        own = dict(self.roles.names) | {"eos_token": MESSAGE_END}
-        roles = replace(self.roles, message_end=MESSAGE_END, names=tuple(sorted(own.items())))
+        for names, special in ((self.missing_chatml, True), (VISIBLE_TOKENS if visible else (), False)):
+            missing = [name for name in names if name not in self._control]
+            # A vocabulary entry with the same text becomes the token; otherwise it gets a new id.
+            full.add_tokens([tokenizers.AddedToken(name, special=special, normalized=False) for name in missing])
+        token_names = dict(self.roles.names) | {"eos_token": MESSAGE_END}
+        roles = replace(self.roles, message_end=MESSAGE_END, names=tuple(sorted(token_names.items())))
         settings = {**(self._settings or {}), "eos_token": MESSAGE_END}
-        # transformers would put these over the tokenizer's own list
+        # in transformers these would override the tokenizer's own list
         settings.pop("added_tokens_decoder", None)
         return Tokenizer(full, CHAT_TEMPLATE, roles=roles, settings=settings)
 
@@ -225,58 +224,58 @@ class Tokenizer:
                 "clean_up_tokenization_spaces": False,
                 "model_max_length": 1_000_000,
             }
-        else:  # names that stood in another file, as transformers' templates ask for them
-            settings = {**settings, **{n: token for n, token in self.roles.names if not _content(settings.get(n))}}
+        else:  # names from another file; chat templates refer to them
+            settings = {**settings, **{n: token for n, token in self.roles.names if not _token_text(settings.get(n))}}
         template = {"chat_template": self.template} if self.template else {}
         write_json(folder / "tokenizer_config.json", {**settings, **template})
-        if self.roles != _OURS:
+        if self.roles != _CHATML_TOKENS:
             write_json(folder / ROLES, asdict(self.roles))
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
-        """Read a tokenizer folder, ours or that of any model in Hugging Face's form.
+        """Read a tokenizer folder, ours or that of any Hugging Face model.
 
-        Raises UserError if a file is missing or broken, or it cannot be told which tokens end a text.
+        Raises UserError if a file is missing or broken, or if no token that ends a text can be inferred.
         """
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not path.is_file():
             advice = "load the tokenizer with transformers, and call save_pretrained on it."
-            pieces = (folder / "tokenizer.model").is_file()
+            is_sentencepiece = (folder / "tokenizer.model").is_file()
             raise UserError(
                 "no tokenizer here",
                 where=folder,
                 wanted="a folder with tokenizer.json",
-                next_step=f"tokenizer.model alone is not read: {advice}" if pieces else None,
+                next_step=f"tokenizer.model alone is not read: {advice}" if is_sentencepiece else None,
             )
-        template, settings = _template(folder), _table(folder / "tokenizer_config.json")
+        template, settings = _read_template(folder), _read_object(folder / "tokenizer_config.json")
         settings.pop("chat_template", None)
         try:
             full = tokenizers.Tokenizer.from_str(read_checked(path))
             ours = all(full.token_to_id(token) is not None for token in CONTROL_TOKENS)
             if ours and (template or CHAT_TEMPLATE) == CHAT_TEMPLATE and not (folder / ROLES).is_file():
                 return cls(full, CHAT_TEMPLATE)
-            _add_listed(full, settings, folder)
-            if known := _table(folder / ROLES):
-                names, stop = tuple(map(tuple, known["names"])), tuple(known["stop"])
-                roles = SpecialTokens(**{**known, "names": names, "stop": stop})
+            _add_config_tokens(full, settings, folder)
+            if saved := _read_object(folder / ROLES):
+                names, stop = tuple(map(tuple, saved["names"])), tuple(saved["stop"])
+                roles = SpecialTokens(**{**saved, "names": names, "stop": stop})
             else:
-                roles = find_roles(full, folder, template, settings)
+                roles = infer_special_tokens(full, folder, template, settings)
             return cls(full, template, roles=roles, settings=settings)
         except UserError:
             raise
-        except Exception as error:  # the library raises bare Exception for every kind of damage
+        except Exception as error:  # the library raises plain Exception for any damage
             raise UserError(f"not a readable tokenizer: {error}", where=path) from None
 
 
-# --- other people's tokenizers ---------------------------------------------------------------------------------------
+# --- external tokenizers ---------------------------------------------------------------------------------------------
 
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_BORDERS = ("bos_token", "eos_token")
-# What closes a document, where tokenizer_config.json calls the end of a turn `eos_token`.
-_TEXT_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
-_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # of vocabularies that are not byte-level
-# The characters under which byte-level vocabularies write bytes: printable ones as they are, the others from U+0100 on.
+_STRUCTURAL_NAMES = ("bos_token", "eos_token")
+# Tokens that end a document when `eos_token` in tokenizer_config.json is the end of a turn.
+_END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # byte tokens of vocabularies that are not byte-level
+# Characters for bytes in byte-level vocabularies: printable bytes unchanged, the others from U+0100 on.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
@@ -284,58 +283,58 @@ _MARKUP = re.compile(r"[<\[|\uff5c]")
 
 
 def is_control(token: Mapping[str, Any]) -> bool:
-    """Whether an added token is structure: those that are not (runs of blanks, words) are text that users may write."""
+    """Whether an added token is structural. The others (runs of blanks, words) may occur in user text."""
     return bool(token["special"]) or _MARKUP.search(token["content"]) is not None
 
 
-def _without_control(plain: dict[str, Any], control: set[str]) -> tuple[tokenizers.Tokenizer, str]:
-    """The twin that cannot produce a control id, and the guard: a token of its own that stands for "not at the start".
+def _strip_control_tokens(definition: dict[str, Any], control: set[str]) -> tuple[tokenizers.Tokenizer, str]:
+    """A copy of the tokenizer that cannot produce a control id, and its guard token, which means "not at the start".
 
-    Vocabularies that mark the beginning of a text (Metaspace) cut the same word otherwise there than behind a control
-    token; only their twins have a guard. In the twin the control tokens are spelled by chance, so that no text matches
-    them: unigram models would find them by their spelling, and without them the library would number the tokens that
-    were added behind them anew. Raises UserError if it does so all the same.
+    Vocabularies that mark the start of a text (Metaspace) encode a word differently there than after a control token;
+    only their copies have a guard. In the copy the control tokens have random texts, so that no input matches them.
+    They cannot be removed: the library would then renumber the tokens added after them, and unigram models would still
+    match their texts. Raises UserError if ids change all the same.
     """
-    model, secret = plain["model"], secrets.token_hex(16)
+    model, nonce = definition["model"], secrets.token_hex(16)
     vocabulary, unknown = model["vocab"], model.get("unk_token")
     if isinstance(vocabulary, list) and model.get("unk_id") is not None:
         unknown = vocabulary[model["unk_id"]][0]
-    spelled = {
-        content: f"\U0010fffd{secret}{number}\U0010fffd"
+    replacements = {
+        content: f"\U0010fffd{nonce}{number}\U0010fffd"
         for number, content in enumerate(sorted(control))
         if content != unknown
     }
-    whole_word = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    plain["added_tokens"] = [
-        {**token, "content": spelled[token["content"]], **whole_word} if token["content"] in control else token
-        for token in plain["added_tokens"]
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    definition["added_tokens"] = [
+        {**token, "content": replacements[token["content"]], **flags} if token["content"] in control else token
+        for token in definition["added_tokens"]
         if token["content"] not in control or token["content"] != unknown
     ]
     if isinstance(vocabulary, list):
-        model["vocab"] = [[spelled.get(piece, piece), score] for piece, score in vocabulary]
+        model["vocab"] = [[replacements.get(piece, piece), score] for piece, score in vocabulary]
     else:
-        model["vocab"] = {spelled.get(piece, piece): index for piece, index in vocabulary.items()}
-    twin = tokenizers.Tokenizer.from_str(json.dumps(plain))
-    for token in plain["added_tokens"]:
+        model["vocab"] = {replacements.get(piece, piece): index for piece, index in vocabulary.items()}
+    twin = tokenizers.Tokenizer.from_str(json.dumps(definition))
+    for token in definition["added_tokens"]:
         if twin.token_to_id(token["content"]) != token["id"]:
             raise UserError("added tokens whose ids have a gap", where="tokenizer.json", got=token["content"][:40])
-    if "Metaspace" not in json.dumps([plain.get("pre_tokenizer"), plain.get("normalizer")]):
+    if "Metaspace" not in json.dumps([definition.get("pre_tokenizer"), definition.get("normalizer")]):
         return twin, ""
     guard = "\U0010fffe\U0010fffc\U0010fffe"
     twin.add_special_tokens([tokenizers.AddedToken(guard, special=True, normalized=False)])
     return twin, guard
 
 
-def _table(path: Path) -> dict[str, Any]:
-    """A JSON object of a folder; empty if the file is not there."""
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is no file."""
     value = read_json(path) if path.is_file() else {}
     if not isinstance(value, dict):
         raise UserError("not a table", where=path, got=type(value).__name__)
     return value
 
 
-def _template(folder: Path) -> str:
-    """The chat template of a folder, from any of the places where it may lie; empty if there is none."""
+def _read_template(folder: Path) -> str:
+    """The chat template of a folder, from any of the files that may hold it; empty if there is none."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:
@@ -343,27 +342,27 @@ def _template(folder: Path) -> str:
         except UnicodeDecodeError as error:
             raise UserError("not valid UTF-8", where=path, got=f"byte {error.start}") from None
     for name in ("chat_template.json", "tokenizer_config.json"):
-        value = _table(folder / name).get("chat_template")
-        if isinstance(value, list):  # several, by name
-            tables = [entry for entry in value if isinstance(entry, dict)]
-            value = next((entry.get("template") for entry in tables if entry.get("name") == "default"), None)
+        value = _read_object(folder / name).get("chat_template")
+        if isinstance(value, list):  # several templates, by name
+            entries = [entry for entry in value if isinstance(entry, dict)]
+            value = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
         if isinstance(value, str):
             return value
     return ""
 
 
-def _content(value: Any) -> str | None:
-    """A token as tokenizer_config.json writes it: text, or a table with its flags."""
+def _token_text(value: Any) -> str | None:
+    """The text of a token in tokenizer_config.json, which is a string or an object with flags."""
     value = value.get("content") if isinstance(value, dict) else value
     return value if isinstance(value, str) and value else None
 
 
-def _add_listed(full: tokenizers.Tokenizer, settings: Mapping[str, Any], folder: Path) -> None:
-    """Add the control tokens that only tokenizer_config.json lists, at the ids it says."""
+def _add_config_tokens(full: tokenizers.Tokenizer, settings: Mapping[str, Any], folder: Path) -> None:
+    """Add the control tokens that only tokenizer_config.json lists, with its ids."""
     listed = settings.get("added_tokens_decoder") or {}
-    known = full.get_added_tokens_decoder()
+    existing = full.get_added_tokens_decoder()
     for index, token in sorted((int(index), token) for index, token in listed.items()):
-        if index in known or _content(token) is None:
+        if index in existing or _token_text(token) is None:
             continue
         flags = {name: bool(token.get(name, False)) for name in ("lstrip", "rstrip", "normalized", "single_word")}
         full.add_tokens([tokenizers.AddedToken(token["content"], special=bool(token.get("special")), **flags)])
@@ -376,27 +375,31 @@ def _add_listed(full: tokenizers.Tokenizer, settings: Mapping[str, Any], folder:
             )
 
 
-def find_roles(full: tokenizers.Tokenizer, folder: Path, template: str, settings: Mapping[str, Any]) -> SpecialTokens:
-    """Which tokens open and close texts and turns, from what the folder's files say and what its template writes.
+def infer_special_tokens(
+    full: tokenizers.Tokenizer, folder: Path, template: str, settings: Mapping[str, Any]
+) -> SpecialTokens:
+    """Infer the tokens that start and end texts and turns from the folder's files and the output of its template.
 
     Raises UserError if no token ends a text.
     """
-    spare = _table(folder / "special_tokens_map.json")
-    names = {name: token for name in NAMES if (token := _content(settings.get(name)) or _content(spare.get(name)))}
-    ends = _end_names(full, folder)
+    token_map = _read_object(folder / "special_tokens_map.json")
+    names = {
+        name: token for name in NAMES if (token := _token_text(settings.get(name)) or _token_text(token_map.get(name)))
+    }
+    ends = _generation_end_tokens(full, folder)
     if "eos_token" not in names and ends:
         names["eos_token"] = ends[0]
-    absent = [token for token in names.values() if full.token_to_id(token) is None]
-    if absent:
+    missing = [token for token in names.values() if full.token_to_id(token) is None]
+    if missing:
         raise UserError(
-            "the tokenizer has no " + " ".join(absent), where=folder, wanted="what tokenizer_config.json names"
+            "the tokenizer has no " + " ".join(missing), where=folder, wanted="what tokenizer_config.json names"
         )
-    # Some files name a token that is a word of the vocabulary: from here on it is a control token, if it opens or
-    # closes texts or is spelled as one. A word that only fills up rows, say, is what users may write.
-    structure = [token for name, token in names.items() if name in _BORDERS or _MARKUP.search(token)]
-    full.add_special_tokens(list(dict.fromkeys([*structure, *ends])))
+    # Some files name an ordinary vocabulary entry. It becomes a control token if it starts or ends texts, or has
+    # markup characters. Others, such as a padding word, may occur in user text.
+    structural = [token for name, token in names.items() if name in _STRUCTURAL_NAMES or _MARKUP.search(token)]
+    full.add_special_tokens(list(dict.fromkeys([*structural, *ends])))
     special = [token.content for token in full.get_added_tokens_decoder().values() if token.special]
-    text_end = next((token for token in _TEXT_ENDS if token in special), None)
+    text_end = next((token for token in _END_OF_TEXT_NAMES if token in special), None)
     eos = names.get("eos_token") or text_end
     if eos is None:
         raise UserError("its end-of-text token cannot be found", where=folder, wanted="eos_token")
@@ -414,13 +417,13 @@ def find_roles(full: tokenizers.Tokenizer, folder: Path, template: str, settings
     )
 
 
-def _end_names(full: tokenizers.Tokenizer, folder: Path) -> list[str]:
-    """The tokens at which generation ends, as generation_config.json or config.json say."""
+def _generation_end_tokens(full: tokenizers.Tokenizer, folder: Path) -> list[str]:
+    """The tokens that end generation, from generation_config.json or config.json."""
     for name in ("generation_config.json", "config.json"):
-        value = _table(folder / name).get("eos_token_id")
-        found = [full.id_to_token(index) for index in (value if isinstance(value, list) else [value]) if _is_id(index)]
-        if found:
-            return [token for token in found if token]
+        value = _read_object(folder / name).get("eos_token_id")
+        tokens = [full.id_to_token(index) for index in (value if isinstance(value, list) else [value]) if _is_id(index)]
+        if tokens:
+            return [token for token in tokens if token]
     return []
 
 
@@ -429,7 +432,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _adds_bos(full: tokenizers.Tokenizer, bos: str, settings: Mapping[str, Any]) -> bool:
-    """Whether the model expects that token before every document."""
+    """Whether the model expects a BOS token before every document."""
     if isinstance(settings.get("add_bos_token"), bool):
         return bool(settings["add_bos_token"])
     ids = full.encode("a", add_special_tokens=True).ids

@@ -22,17 +22,17 @@ from penjing.data.tokenizer.tokenizer import (
     Tokenizer,
 )
 
-LONGEST_TOKEN_BYTES = 16
-MOST_CHARACTERS = 40_000  # different ones in the text a tokenizer is trained on
-SAMPLED_CHARACTERS = 8 << 20  # of it, counted to tell which merges come first
+MAX_TOKEN_BYTES = 16
+MAX_CHARACTERS = 40_000  # distinct ones in the training text of a tokenizer
+SAMPLED_CHARACTERS = 8 << 20  # of the training text, counted to order the merges
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, *, max_han_per_token: int = 2) -> Tokenizer:
-    """Train a byte-level BPE of exactly `vocab_size` ids, where the text is rich enough to fill it.
+    """Train a byte-level BPE of exactly `vocab_size` ids, if the text has enough merges.
 
-    max_han_per_token: the longest run of Chinese characters one token may hold. Left alone, BPE makes whole phrases
-    into tokens (3.1 characters a token on formulaic text, and prompts that start elsewhere break); 1 keeps characters
-    apart, 2 allows words, 4 suits vocabularies of 6,400 and more. No token mixes Chinese with anything else.
+    max_han_per_token: the maximum of Chinese characters per token. Without a limit BPE merges whole phrases (3.1
+    characters per token on formulaic text), and prompts that start elsewhere break. 1 keeps characters apart, 2 allows
+    words, 4 suits vocabularies of 6,400 and more. No token mixes Chinese with anything else.
     Raises UserError if `vocab_size` cannot hold the 256 bytes and the control tokens, or the text is empty.
     """
     if vocab_size < SMALLEST_VOCABULARY:
@@ -44,12 +44,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, *, max_han_per_token:
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise UserError("there is no text to train a tokenizer on")
-    wanted = vocab_size - SMALLEST_VOCABULARY
-    return Tokenizer(_assemble(_merges(texts, wanted, max_han_per_token)[:wanted]))
+    num_merges = vocab_size - SMALLEST_VOCABULARY
+    return Tokenizer(_assemble(_merges(texts, num_merges, max_han_per_token)[:num_merges]))
 
 
 def _split(first: str = "") -> pre_tokenizers.PreTokenizer:
-    """Qwen2's split, after parting by the pattern `first`."""
+    """Qwen2's pre-tokenizer, after a split by the pattern `first`."""
     patterns = [first, QWEN2_SPLIT] if first else [QWEN2_SPLIT]
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns])
 
@@ -58,63 +58,65 @@ def _byte_level(split: pre_tokenizers.PreTokenizer) -> pre_tokenizers.PreTokeniz
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _merges(texts: list[str], wanted: int, max_han_per_token: int) -> list[tuple[str, str]]:
-    """At least `wanted` merges, where the text has so many, in order, in the printable byte-level spelling.
+def _merges(texts: list[str], num_merges: int, max_han_per_token: int) -> list[tuple[str, str]]:
+    """At least `num_merges` merges, if the text has so many, in order, in the printable byte-level spelling.
 
-    Learned at once, merges of bytes run across the borders of characters wherever text is formulaic: the last byte of
-    看 and the first of 见 go together as often as the bytes of either. On our stories a quarter of all tokens were such
-    fragments. So merges of whole characters (words) and merges of bytes inside single characters are learned apart and
-    then put in one row by how often they occur.
+    Plain byte-level BPE merges bytes across character boundaries in formulaic text: the last byte of 看 and the first
+    of 见 occur together as often as the bytes of either. On our stories a quarter of all tokens were such fragments.
+    Therefore merges of characters (words) and merges of bytes within a character are trained separately, and then
+    ordered by frequency.
     """
-    words = _learn(texts, _split(r"\p{Han}" if max_han_per_token == 1 else r"\p{Han}+"), 2 * wanted + MOST_CHARACTERS)
-    pieces = _learn(texts, _byte_level(_split(r"[^\x00-\x7f]")), 2 * wanted + 256)
-    sample = list(_first(texts, SAMPLED_CHARACTERS))
+    word_merges = _train_bpe(
+        texts, _split(r"\p{Han}" if max_han_per_token == 1 else r"\p{Han}+"), 2 * num_merges + MAX_CHARACTERS
+    )
+    byte_merges = _train_bpe(texts, _byte_level(_split(r"[^\x00-\x7f]")), 2 * num_merges + 256)
+    sample = list(_take_characters(texts, SAMPLED_CHARACTERS))
     counts = Counter(chain.from_iterable(sample))
     for text in sample:
         counts.update(map(str.__add__, text, text[1:]))
-    spelling = {value: mark for mark, value in BYTE_OF.items()}
+    byte_characters = {value: character for character, value in BYTE_OF.items()}
     known = set(BYTE_OF)
     merges: list[tuple[str, str]] = []
 
-    def keep(left: str, right: str) -> None:
-        if left in known and right in known and left + right not in known and len(left + right) <= LONGEST_TOKEN_BYTES:
+    def add_merge(left: str, right: str) -> None:
+        if left in known and right in known and left + right not in known and len(left + right) <= MAX_TOKEN_BYTES:
             known.add(left + right)
             merges.append((left, right))
 
-    waiting = deque(pieces)
+    pending = deque(byte_merges)
 
-    def keep_pieces(at_least: int) -> None:
-        """The pieces of characters that occur so often."""
-        while waiting:
-            left, right = waiting[0]
-            raw = bytes(BYTE_OF[mark] for mark in left + right)
-            if counts.get(raw.decode("utf-8", "ignore"), at_least) < at_least:
+    def add_byte_merges(min_count: int) -> None:
+        """Add the byte merges of characters that occur at least this often."""
+        while pending:
+            left, right = pending[0]
+            raw = bytes(BYTE_OF[character] for character in left + right)
+            if counts.get(raw.decode("utf-8", "ignore"), min_count) < min_count:
                 return
-            waiting.popleft()
+            pending.popleft()
             if raw[0] >= 0x80:
-                keep(left, right)
+                add_merge(left, right)
 
-    level = counts.total()
-    for left, right in words:
-        if _acceptable(left + right, max_han_per_token):
-            level = min(level, counts.get(left + right, level))
-            keep_pieces(level)
-            keep(*("".join(spelling[byte] for byte in part.encode()) for part in (left, right)))
-    keep_pieces(0)
+    frequency = counts.total()
+    for left, right in word_merges:
+        if _is_allowed_token(left + right, max_han_per_token):
+            frequency = min(frequency, counts.get(left + right, frequency))
+            add_byte_merges(frequency)
+            add_merge(*("".join(byte_characters[byte] for byte in side.encode()) for side in (left, right)))
+    add_byte_merges(0)
     return merges
 
 
-def _learn(texts: list[str], split: pre_tokenizers.PreTokenizer, size: int) -> list[tuple[str, str]]:
+def _train_bpe(texts: list[str], split: pre_tokenizers.PreTokenizer, size: int) -> list[tuple[str, str]]:
     """Plain BPE; returns the merges in order."""
-    learner = tokenizers.Tokenizer(models.BPE())
-    learner.normalizer = normalizers.NFC()
-    learner.pre_tokenizer = split
-    trainer = trainers.BpeTrainer(vocab_size=size, max_token_length=LONGEST_TOKEN_BYTES, show_progress=False)
-    learner.train_from_iterator(texts, trainer)
-    return [(left, right) for left, right in json.loads(learner.to_str())["model"]["merges"]]
+    bpe = tokenizers.Tokenizer(models.BPE())
+    bpe.normalizer = normalizers.NFC()
+    bpe.pre_tokenizer = split
+    trainer = trainers.BpeTrainer(vocab_size=size, max_token_length=MAX_TOKEN_BYTES, show_progress=False)
+    bpe.train_from_iterator(texts, trainer)
+    return [(left, right) for left, right in json.loads(bpe.to_str())["model"]["merges"]]
 
 
-def _first(texts: list[str], num_characters: int) -> Iterator[str]:
+def _take_characters(texts: list[str], num_characters: int) -> Iterator[str]:
     for text in texts:
         if num_characters <= 0:
             return
@@ -126,14 +128,14 @@ def _is_han(character: str) -> bool:
     return "\u3400" <= character <= "\u9fff" or "\uf900" <= character <= "\ufaff" or character >= "\U00020000"
 
 
-def _acceptable(text: str, max_han_per_token: int) -> bool:
-    """Whether this may be one token: at most `max_han_per_token` Chinese characters and nothing beside them."""
+def _is_allowed_token(text: str, max_han_per_token: int) -> bool:
+    """Whether this may be a token: at most `max_han_per_token` Chinese characters, not mixed with others."""
     num_han = sum(map(_is_han, text))
     return num_han == 0 or (num_han == len(text) and num_han <= max_han_per_token)
 
 
 def _assemble(merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
-    """Control tokens first (ids 0..8), then bytes, then merges in order of learning."""
+    """The tokenizer: control tokens (ids 0..8), then bytes, then merges in order."""
     vocabulary = {token: index for index, token in enumerate(CONTROL_TOKENS)}
     for token in sorted(pre_tokenizers.ByteLevel.alphabet()):
         vocabulary[token] = len(vocabulary)

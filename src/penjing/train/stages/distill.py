@@ -19,8 +19,8 @@ from penjing.data.teacher_logits_cache import (
     TeacherLogitsCache,
     TeacherLogitsWriter,
     find,
-    in_order,
-    numbered,
+    fixed_order,
+    with_positions,
 )
 from penjing.data.token_shards import TokenShards
 from penjing.kernels.fused_distillation_loss import likeliest
@@ -68,7 +68,7 @@ class DistillStage(TeacherStage):
         )
         folder = Path(self.settings.store) if self.settings.store else Path(self.run.out) / "teacher"
         if not on_rank_0(self.strategy, lambda: find(folder, key) is not None):
-            self._make_store(in_order(fixed), folder, key)
+            self._make_store(fixed_order(fixed), folder, key)
         return TeacherLogitsCache(folder / key.name, key)
 
     def _make_store(self, rows: FixedRows, folder: Path, key: CacheKey) -> None:
@@ -83,7 +83,7 @@ class DistillStage(TeacherStage):
         done = on_rank_0(strategy, writer.begin)
         writer.open()
         self.report(f"the teacher reads {max(0, rows.rows_per_epoch - done):,} rows, once")
-        places = numbered(rows)
+        places = with_positions(rows)
         stride = strategy.world * micro_size
         for number, first in enumerate(range(done, rows.rows_per_epoch, stride), start=1):
             mine = range(first, min(first + stride, rows.rows_per_epoch))[strategy.rank * micro_size :][:micro_size]
@@ -166,7 +166,7 @@ class DistillRows:
     """Rows joined with what a store holds of them."""
 
     def __init__(self, rows: FixedRows, store: TeacherLogitsCache) -> None:
-        self.rows, self.store, self.places, self.slots = rows, store, numbered(rows), PositionSlots(rows.shards)
+        self.rows, self.store, self.places, self.slots = rows, store, with_positions(rows), PositionSlots(rows.shards)
 
     def batch(self, indices: Sequence[int]) -> DistillBatch:
         batch = collate([self.rows.row(index) for index in indices])

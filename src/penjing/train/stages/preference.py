@@ -239,7 +239,7 @@ class _Half(PreferenceGroups):
                 )
             )
             mismatched.append(float(other))
-        wanted = [float(value) for value in own.wanted]
+        wanted = [float(value) for value in own.is_chosen]
         figures: dict[str, Sequence[float]] = {
             WANTED: wanted + [0.0] * (len(answers) - len(wanted)),
             MISMATCHED: mismatched,

@@ -1,4 +1,4 @@
-"""Where the catalogue's texts come from: one file per kind of source, all with the same two methods."""
+"""The sources of the catalogue: one file per kind of source, all with the same two methods."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-Say = Callable[[str], None]
-"""Told, in words, what is being done."""
+Report = Callable[[str], None]
+"""Called with status messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """What a source put into the folder besides the files themselves."""
+    """Metadata of a download."""
 
-    num_records: int | None = None  # None where files are kept as they came
+    num_records: int | None = None  # None if files are not converted
     dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> how many
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DatasetSource(Protocol):
-    """A kind of source. `resumes`: what a broken fetch leaves in the folder is worth keeping for the next one."""
+    """A kind of source. resumes: an interrupted download can be resumed from its partial folder."""
 
     resumes: ClassVar[bool]
 
     @property
     def num_bytes(self) -> int:
-        """Of the download; an estimate for a file of the hub whose hash we do not know."""
+        """Size of the download; an estimate for a hub file without a known hash."""
         ...
 
     def identity(self) -> dict[str, Any]:
-        """What pins the text: name, version, hashes. A folder made from another identity is fetched again."""
+        """Name, version and hashes. A folder with another identity is downloaded again."""
         ...
 
-    def fetch(self, folder: Path, say: Say) -> Fetched:
-        """Put files that our readers take into `folder`. Raises `UserError`."""
+    def fetch(self, folder: Path, report: Report) -> Fetched:
+        """Download data files into `folder`. Raises `UserError`."""
         ...
 
 

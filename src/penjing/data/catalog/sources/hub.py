@@ -1,7 +1,7 @@
-"""Data sets of the Hugging Face hub, through `huggingface_hub`: resumed when broken off, checked against a SHA-256.
+"""Data sets of the Hugging Face hub, through `huggingface_hub`: resumable downloads, checked against a SHA-256.
 
-`huggingface_hub` is the optional extra `hub`. It reads HF_ENDPOINT (a mirror), HF_TOKEN and proxies by itself. Files
-are kept as they came: our readers take `.txt`, `.jsonl`, `.json` and `.parquet`.
+`huggingface_hub` is the optional extra `hub`. It reads HF_ENDPOINT (a mirror), HF_TOKEN and proxy settings. Files
+are not converted: our readers accept `.txt`, `.jsonl`, `.json` and `.parquet`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any, ClassVar
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_file
 from penjing.base.formatting import megabytes
-from penjing.data.catalog.sources import Fetched, Say
+from penjing.data.catalog.sources import Fetched, Report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubSource:
-    """One file of a data set at one revision. Without a hash of ours the hub's own is looked up at run time."""
+    """One file of a data set at one revision. Without a hash here, the hub's hash is looked up at run time."""
 
     resumes: ClassVar = True
 
     repository: str
-    revision: str  # a commit where we know a good one, else "main"
+    revision: str  # a checked commit, or "main"
     path: str  # inside the repository
     num_bytes: int
     sha256: str | None = None
@@ -32,10 +32,10 @@ class HubSource:
     def identity(self) -> dict[str, Any]:
         return {"hub": self.repository, "revision": self.revision, "files_sha256": {self.path: self.sha256}}
 
-    def fetch(self, folder: Path, say: Say) -> Fetched:
+    def fetch(self, folder: Path, report: Report) -> Fetched:
         """Download the file into `folder` and check it. Raises `UserError`."""
         hub, where = _hub(self.repository), f"{self.repository}/{self.path}"
-        say(f"{self.repository}: {self.path}" + (f" ({megabytes(self.num_bytes)})" if self.sha256 else ""))
+        report(f"{self.repository}: {self.path}" + (f" ({megabytes(self.num_bytes)})" if self.sha256 else ""))
         try:
             path = Path(
                 hub.hf_hub_download(
@@ -48,31 +48,31 @@ class HubSource:
             )
         except (OSError, RuntimeError) as error:
             raise _hub_error(error, where) from None
-        wanted, by = (self.sha256, "penjing") if self.sha256 else (self._hash_at_hub(hub), "hub")
-        got = sha256_file(path)
-        if wanted is not None and got != wanted:
-            path.unlink()  # else the next try would take it for finished
+        expected, checked_against = (self.sha256, "penjing") if self.sha256 else (self._hash_at_hub(hub), "hub")
+        actual = sha256_file(path)
+        if expected is not None and actual != expected:
+            path.unlink()  # otherwise the next try would take it for complete
             raise UserError(
                 "the downloaded file is not the one that was checked",
                 where=where,
-                got=f"sha256 {got}",
-                wanted=wanted,
+                got=f"sha256 {actual}",
+                wanted=expected,
                 next_step="Try again; if it stays, the mirror or the data set has changed: do not use it.",
             )
-        shutil.rmtree(folder / ".cache", ignore_errors=True)  # huggingface_hub's notes for resuming
-        checked = {"sha256": got, "checked_against": by if wanted else "nothing: no hash is known"}
+        shutil.rmtree(folder / ".cache", ignore_errors=True)  # huggingface_hub's state for resuming
+        checked = {"sha256": actual, "checked_against": checked_against if expected else "nothing: no hash is known"}
         return Fetched(provenance={**self.identity(), "downloaded": {self.path: checked}})
 
     def _hash_at_hub(self, hub: Any) -> str | None:
-        """The SHA-256 that the hub itself states (for files in large-file storage); None when it states none."""
+        """The SHA-256 that the hub reports (for files in Git LFS); None if it reports none."""
         try:
             infos = hub.HfApi().get_paths_info(
                 self.repository, [self.path], repo_type="dataset", revision=self.revision
             )
         except (OSError, RuntimeError):
-            return None  # some mirrors hand out files but not this; the manifest then says "nothing"
-        stored = getattr(infos[0], "lfs", None) if infos else None
-        return stored.sha256 if stored is not None else None
+            return None  # some mirrors serve files but no hashes; the manifest then says "nothing"
+        lfs = getattr(infos[0], "lfs", None) if infos else None
+        return lfs.sha256 if lfs is not None else None
 
 
 def _hub(repository: str) -> Any:
@@ -88,7 +88,7 @@ def _hub(repository: str) -> Any:
 
 
 def _hub_error(error: Exception, where: str) -> UserError:
-    """One line for each way a download fails, told apart by the exception's own and its parents' names."""
+    """One line for each kind of download error, recognized by the class names of the exception and its bases."""
     names = {kind.__name__ for kind in type(error).__mro__}
     if "GatedRepoError" in names:
         step = "Accept its terms on the hub's page, then  hf auth login."

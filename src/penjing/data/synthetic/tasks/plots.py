@@ -1,4 +1,4 @@
-"""The plots: each casts its characters and lets things happen to them, with a beginning, a trouble and an end."""
+"""The plots. Each chooses its characters and adds events: a beginning, a problem and an end."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _pair(being: Being, thing: Thing) -> Pair:
 
 def _maybe_own(world: World, cast: Cast, being: Being) -> None:
     """Sometimes the second character has something too: a second name for every question about things."""
-    if world.rng.coin(0.5):
+    if world.rng.bernoulli(0.5):
         world.own(being, cast.pick(tagged("solid")))
 
 
 def _thanks(world: World, a: Being, b: Being) -> None:
     """Sometimes `a` thanks `b` at the end."""
-    if world.rng.coin(0.35):
-        world.happen("thank", a=a, b=b)
+    if world.rng.bernoulli(0.35):
+        world.add_event("thank", a=a, b=b)
 
 
 def lost(world: World, cast: Cast) -> None:
@@ -63,8 +63,8 @@ def blown(world: World, cast: Cast) -> None:
     _maybe_own(world, cast, b)
     world.lose(a, t, "blow")
     world.feel(a, LOW_FEELINGS, "blown", _pair(a, t), t=t)
-    world.happen("search", a=a, b=b, t=t)
-    finder, other = (a, b) if world.rng.coin(0.5) else (b, a)
+    world.add_event("search", a=a, b=b, t=t)
+    finder, other = (a, b) if world.rng.bernoulli(0.5) else (b, a)
     world.find(finder, t, q)
     if finder is b:
         world.give(b, a, t, "give_back")
@@ -93,7 +93,7 @@ def share(world: World, cast: Cast) -> None:
     world.meet(a, b, p)
     world.feel(b, SAD_FEELINGS, "none_many", _pair(b, t), a=b, t=t)
     world.give_many(a, b, t, second)
-    world.remember_left(a, t, first, second)
+    world.add_remaining_fact(a, t, first, second)
     world.feel(b, GLAD_FEELINGS, "kind", _pair(a, t), a=a)
     _thanks(world, b, a)
 
@@ -105,8 +105,8 @@ def more(world: World, cast: Cast) -> None:
     world.own_many(a, t, first)
     world.feel(a, SAD_FEELINGS, "few", _pair(a, t), a=a, t=t)
     world.gather(b, t, second, p)
-    world.happen("together", a=a, b=b, t=t)
-    world.remember_total(a, b, t)
+    world.add_event("together", a=a, b=b, t=t)
+    world.add_total_fact(a, b, t)
     world.feel(a, GLAD_FEELINGS, "enough", _pair(b, t), t=t)
     _thanks(world, a, b)
 
@@ -116,11 +116,11 @@ def collect(world: World, cast: Cast) -> None:
     a, b, t = cast.person(), cast.person(), cast.pick(tagged("many", "nature"))
     p, q = cast.place(outdoors=True), cast.place(outdoors=True)
     first, second = cast.numbers()
-    world.happen("plan", a=a, b=b, t=t)
+    world.add_event("plan", a=a, b=b, t=t)
     world.gather(a, t, first, p)
     world.gather(b, t, second, q)
-    world.happen("together", a=a, b=b, t=t)
-    world.remember_total(a, b, t)
+    world.add_event("together", a=a, b=b, t=t)
+    world.add_total_fact(a, b, t)
     winner = a if first > second else b
     world.feel(winner, PROUD_FEELINGS, "most", _pair(winner, t), a=winner, t=t)
 
@@ -135,7 +135,7 @@ def trade(world: World, cast: Cast) -> None:
     world.meet(a, b, p)
     world.trade(a, t, b, u)
     world.feel(a, HIGH_FEELINGS, "have", _pair(a, u), a=a, t=u)
-    if world.rng.coin(0.5):
+    if world.rng.bernoulli(0.5):
         world.feel(b, HIGH_FEELINGS, "have", _pair(b, t), a=b, t=t)
 
 
@@ -144,7 +144,7 @@ def broken(world: World, cast: Cast) -> None:
     a, b, t, p, q = cast.person(), cast.person(), cast.pick(tagged("mend")), cast.place(), cast.place()
     world.own(a, t, p)
     _maybe_own(world, cast, b)
-    world.happen("break", a=a, t=t)
+    world.add_event("break", a=a, t=t)
     world.feel(a, LOW_FEELINGS, "broken", _pair(a, t), t=t)
     world.mend(b, t, q)
     world.feel(a, HIGH_FEELINGS, "mended", _pair(a, t), t=t)
@@ -158,7 +158,7 @@ def hurt(world: World, cast: Cast) -> None:
     world.own(a, t)
     world.meet(a, x, p)
     world.feel(a, LOW_FEELINGS, "hurt", ("person_place", a.key, p.key), b=x)
-    world.happen("care", a=a, b=x)
+    world.add_event("care", a=a, b=x)
     world.give(a, x, t)
     world.bring(x, a, u)
     world.feel(a, HIGH_FEELINGS, "well", _pair(a, u), b=x)
@@ -171,7 +171,7 @@ def taken(world: World, cast: Cast) -> None:
     world.own(a, t, p)
     world.lose(a, t, "take", x)
     world.feel(a, LOW_FEELINGS, "gone", _pair(a, t), t=t)
-    world.happen("search", a=a, b=b, t=t)
+    world.add_event("search", a=a, b=b, t=t)
     world.find(b, t, q)
     world.give(b, a, t, "give_back")
     _thanks(world, a, b)
@@ -186,8 +186,8 @@ def cook(world: World, cast: Cast) -> None:
     world.own_many(a, t, first)
     world.feel(b, SAD_FEELINGS, "hungry", _pair(b, t), a=b)
     world.use_up(a, t, second, dish)
-    world.remember_left(a, t, first, second)
-    world.happen("serve", a=a, b=b, w=dish)
+    world.add_remaining_fact(a, t, first, second)
+    world.add_event("serve", a=a, b=b, w=dish)
     world.feel(b, GLAD_FEELINGS, "good", _pair(b, t), w=dish)
 
 
@@ -198,7 +198,7 @@ def feast(world: World, cast: Cast) -> None:
     first, second = cast.numbers(least_left=2)
     world.stay(b, q)
     world.gather(a, t, first, p)
-    world.happen("hungry", a=a)
+    world.add_event("hungry", a=a)
     world.use_up(a, t, second)
     world.give_rest(a, b, t, first, second)
     world.feel(b, GLAD_FEELINGS, "sweet", _pair(b, t), t=t)
@@ -212,8 +212,8 @@ def race(world: World, cast: Cast) -> None:
     world.win(a, b, t, p)
     world.feel(a, PROUD_FEELINGS, "won", _pair(a, t), a=a)
     world.feel(b, SAD_FEELINGS, "lost_race", ("person_place", b.key, p.key), a=b)
-    world.happen("let_play", a=a, b=b, t=t)
-    world.happen("friends", a=a, b=b)
+    world.add_event("let_play", a=a, b=b, t=t)
+    world.add_event("friends", a=a, b=b)
 
 
 def hide_and_seek(world: World, cast: Cast) -> None:
@@ -221,13 +221,13 @@ def hide_and_seek(world: World, cast: Cast) -> None:
     a, b, t, p, q = cast.person(), cast.person(), cast.pick(tagged("solid")), cast.place(), cast.place()
     world.own(a, t)
     world.put(a, t, p, "hide")
-    world.happen("look_in_vain", a=b, t=t, p=q)
-    world.know("where", "where_looked", q, ("person_place", b.key, q.key), a=b, t=t)
+    world.add_event("look_in_vain", a=b, t=t, p=q)
+    world.add_fact("where", "where_looked", q, ("person_place", b.key, q.key), a=b, t=t)
     world.feel(b, LOW_FEELINGS, "not_there", ("thing_place", t.key, q.key), t=t, p=q)
-    world.happen("tell", a=a, b=b, t=t, p=p)
+    world.add_event("tell", a=a, b=b, t=t, p=p)
     del world.spot[t]
     world.find(b, t, p)
-    world.happen("laugh", a=a, b=b)
+    world.add_event("laugh", a=a, b=b)
 
 
 def moved(world: World, cast: Cast) -> None:
@@ -236,10 +236,10 @@ def moved(world: World, cast: Cast) -> None:
     world.own(a, t)
     world.put(a, t, p, "leave")
     world.put(b, t, q, "move")
-    world.happen("look_in_vain", a=a, t=t, p=p)
+    world.add_event("look_in_vain", a=a, t=t, p=p)
     world.feel(a, LOW_FEELINGS, "gone", _pair(a, t), t=t)
-    world.happen("tell", a=b, b=a, t=t, p=q)
-    if world.rng.coin(0.5):
+    world.add_event("tell", a=b, b=a, t=t, p=q)
+    if world.rng.bernoulli(0.5):
         world.feel(a, GLAD_FEELINGS, "safe", _pair(a, t), t=t)
 
 
@@ -249,8 +249,8 @@ def lend(world: World, cast: Cast) -> None:
     world.own(a, t, p)
     world.feel(b, SAD_FEELINGS, "none", _pair(b, t), a=b, t=t)
     world.give(a, b, t, "lend")
-    world.happen("use", a=b, t=t, p=q)
-    world.know("where", "where_used", q, ("thing_place", t.key, q.key), a=b, t=t)
+    world.add_event("use", a=b, t=t, p=q)
+    world.add_fact("where", "where_used", q, ("thing_place", t.key, q.key), a=b, t=t)
     world.give(b, a, t, "give_back")
     _thanks(world, b, a)
 
@@ -261,7 +261,7 @@ def rain(world: World, cast: Cast) -> None:
     u = cast.pick(tuple(thing for thing in tagged("solid") if "rain" not in thing.tags))
     world.own(a, u, p)
     world.own(b, t)
-    world.happen("rain", a=a)
+    world.add_event("rain", a=a)
     world.feel(a, LOW_FEELINGS, "wet", _pair(a, t), a=a)
     world.give(b, a, t, "lend")
     world.feel(a, GLAD_FEELINGS, "dry", _pair(a, t), a=a)
@@ -283,7 +283,7 @@ def simulate(seed: int, split: str, index: int) -> StoryPlan:
     """The story number `index` of a split: the same for both languages, whatever else was generated before it."""
     rng = Rng(seed, split, "tale", index)
     while True:
-        plot, opening, cast = rng.choice(_PLOT_NAMES), rng.below(len(OPENINGS)), Cast(rng, split)
+        plot, opening, cast = rng.choice(_PLOT_NAMES), rng.randrange(len(OPENINGS)), Cast(rng, split)
         if plot == "rain" and opening == RAINY_OPENING:
             continue
         world = World(cast)

@@ -1,0 +1,154 @@
+"""Regression questions: asked before the first step of a run and after its last.
+
+`eval.questions` names the file; the default is the file of the run that this one starts from. The comparison shows
+what training made the model forget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from penjing.base.accuracy import change_lines, scores_from_rows
+from penjing.base.errors import UserError
+from penjing.base.files import read_json, sha256_file, write_json
+from penjing.base.markup import escape_markup, print_table
+from penjing.data.chat.render import parse_switch
+from penjing.eval import questions as qa
+from penjing.train.build import PreparedRun
+from penjing.train.config import Run
+from penjing.train.from_pretrained import NONE
+from penjing.train.oom_recovery import retry_on_oom
+
+BATCH_SIZE = 64  # prompts answered together
+QUESTIONS_PER_SYNC = BATCH_SIZE  # questions that rank 0 answers while the other ranks wait
+
+
+class RegressionQuestions:
+    """The regression questions of a run; empty if the run names no file."""
+
+    def __init__(self, run: Run, console: Console) -> None:
+        """Raises UserError if the file is missing or is not a file of questions."""
+        self.run, self._console, self._batch_size = run, console, BATCH_SIZE
+        questions_file = run.eval.questions
+        generates_chat = run.data.format != "documents" and run.objective.generates_text
+        is_enabled = generates_chat and run.eval.at_start and questions_file not in ("", NONE)
+        self.path = Path(questions_file)
+        # A story has no single right answer, and takes as long to generate as many short answers.
+        self.questions = (
+            [question for question in qa.read_questions(self.path) if not question.must_contain] if is_enabled else []
+        )
+
+    def describe(self) -> list[tuple[str, str]]:
+        if not self.questions:
+            return []
+        return [
+            ("questions", f"{len(self.questions):,} of {self.path}, asked before the first step and after the last")
+        ]
+
+    def ask(self, prepared: PreparedRun, when: str) -> None:
+        """Answer all questions on rank 0 and save the answers in the run's folder. when: `before` or `after`."""
+        strategy = prepared.context.strategy
+        if not self.questions:
+            return
+        self._console.print(f"  asking {len(self.questions):,} questions ({when}) ...")
+        graded_answers: list[qa.GradedAnswer] = []
+        for first in range(0, len(self.questions), QUESTIONS_PER_SYNC):
+            if strategy.rank == 0:
+                graded_answers += self._answers(prepared, self.questions[first : first + QUESTIONS_PER_SYNC])
+            strategy.any(False)  # the other ranks wait here; waiting longer would exceed the collective timeout
+        if strategy.rank == 0:
+            answers = [
+                {
+                    "kind": graded.question.kind,
+                    "right": graded.is_correct,
+                    "question": graded.question.text,
+                    "said": graded.text,
+                }
+                for graded in graded_answers
+            ]
+            result = {"rows": qa.score_rows(when, graded_answers), "answers": answers}
+            write_json(prepared.folder.questions, {**self._saved(prepared), when: result})
+
+    def _answers(self, prepared: PreparedRun, questions: Sequence[qa.Question]) -> list[qa.GradedAnswer]:
+        """Halves the batch when memory runs out."""
+        sampling = self.run.objective.sampling
+        thinking = parse_switch(sampling.thinking) if sampling else None
+        tokenizer = prepared.stage.tokenizer
+
+        def halve_batch(message: str) -> None:
+            if self._batch_size == 1:
+                raise UserError(
+                    f"out of memory: {message}",
+                    where="eval.questions",
+                    next_step="Ask no questions: eval.questions=none.",
+                )
+            self._batch_size //= 2
+
+        return retry_on_oom(
+            lambda: qa.answer_questions(
+                prepared.model, tokenizer, questions, thinking=thinking, batch_size=self._batch_size
+            ),
+            halve_batch,
+        )
+
+    def _saved(self, prepared: PreparedRun) -> dict[str, Any]:
+        """The saved results of the same questions."""
+        file_info = {"file": str(self.path), "sha256": sha256_file(self.path)}
+        saved = read_json(prepared.folder.questions) if prepared.folder.questions.is_file() else {}
+        return {**saved, **file_info} if saved.get("sha256") == file_info["sha256"] else file_info
+
+    def compare(self, prepared: PreparedRun, outcome: dict[str, Any]) -> dict[str, Any]:
+        """Ask again after the last step, and write the comparison into the outcome.
+
+        Does nothing if the outcome has the comparison already, or if these questions were not asked before training.
+        """
+        if not self.questions:
+            return outcome
+        strategy = prepared.context.strategy
+        must_ask = strategy.rank == 0 and "questions" not in outcome
+        if must_ask and "before" not in self._saved(prepared):
+            note = f"not asked again: they were not asked before the first step: {self.path}"
+            self._console.print(escape_markup("questions", note))
+            must_ask = False
+        if not strategy.broadcast(must_ask):
+            return outcome
+        self.ask(prepared, "after")
+        if strategy.rank == 0:
+            outcome = {**outcome, "questions": self._changes(prepared)}
+            write_json(prepared.folder.outcome, outcome)
+        return outcome
+
+    def _changes(self, prepared: PreparedRun) -> dict[str, Any]:
+        """Right and asked by kind and language, before and after, and the kinds that regressed."""
+        saved = self._saved(prepared)
+        before, after = saved["before"]["rows"], saved["after"]["rows"]
+        regressed = [
+            {"kind": line.name, "asked": line.before.total, "before": line.before.correct, "after": line.after.correct}
+            for line in change_lines(scores_from_rows(before, after))
+            if line.is_regression
+        ]
+        return {"file": saved["file"], "sha256": saved["sha256"], "before": before, "after": after, "lost": regressed}
+
+
+def print_changes(outcome: Mapping[str, Any], console: Console) -> None:
+    """Print the table of kinds before and after, and one line that names the kinds that regressed."""
+    rows, regressed = [], []
+    for line in change_lines(scores_from_rows(outcome["before"], outcome["after"])):
+        before, after, (low, high) = line.before, line.after, line.before.interval
+        verdict = Text("lost", style="bold red") if line.is_regression else ""
+        fractions = f"{before.fraction:.0%} -> {after.fraction:.0%}"
+        counts = (before.total, before.correct, after.correct)
+        rows.append((f"  {line.name}", *counts, fractions, f"{low:.0%} to {high:.0%}", verdict))
+        if line.is_regression:
+            regressed.append(f"{line.name} {before.correct} -> {after.correct} of {before.total}")
+    headings = ("  questions", "asked>", "before>", "after>", "", "95 % of before>", "")
+    print_table(console, headings, rows)
+    if regressed:
+        console.print(escape_markup("lost", ", ".join(regressed)))
+    else:
+        console.print(Text("  lost: nothing; no kind of question fell below the 95 % interval it had before"))
