@@ -90,7 +90,7 @@ def test_broken_calls_carry_their_problem(tokenizer: Tokenizer, inside: str, pro
 
 
 def test_arguments_may_be_json_in_a_text() -> None:
-    call = read_call(TurnSpan("call", '{"name": "add", "arguments": "{\\"a\\": 1}"}', closed=True))
+    call = read_call(TurnSpan("tool_call", '{"name": "add", "arguments": "{\\"a\\": 1}"}', closed=True))
     assert call.arguments == {"a": 1}
 
 

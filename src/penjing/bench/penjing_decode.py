@@ -35,9 +35,9 @@ class PenjingEngine(Decoder):
         }
         enough = False
         while not self.engine.idle and not enough:
-            enough = on_tokens([number[event.ticket] for event in self.engine.step() if event.token is not None])
-        for ticket in number:
-            self.engine.cancel(ticket)
+            enough = on_tokens([number[event.request_id] for event in self.engine.step() if event.token is not None])
+        for request_id in number:
+            self.engine.cancel(request_id)
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ class Tally:
     def saw(self, number: int, events: Sequence[Event]) -> None:
         """Events of answer `number`."""
         self.written[number] += sum(event.token is not None for event in events)
-        self.cached_tokens += sum(event.shared for event in events if event.answer == 0)
+        self.cached_tokens += sum(event.cached_tokens for event in events if event.answer == 0)
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -68,12 +68,12 @@ class Tally:
 
 def finish_of(event: Event) -> str | None:
     """Why an answer has ended, None if it has not. Raises ApiError where it failed: of ours it says nothing more."""
-    if event.ended == "error":
+    if event.finish_reason == "error":
         log.error("an answer failed", exc_info=event.error)
         raise ApiError(500, "the server failed on this request", code="internal_error")
-    if not event.ended:
+    if not event.finish_reason:
         return None
-    return "length" if event.ended == "length" else "stop"
+    return "length" if event.finish_reason == "length" else "stop"
 
 
 class TokenTexts:
@@ -86,7 +86,7 @@ class TokenTexts:
     def entry(self, token: Token, top: int) -> dict[str, Any]:
         """A token with its log-probability and the `top` likeliest at its place, as chats have them."""
         found = self._one(token.id, token.logp)
-        found["top_logprobs"] = [self._one(index, logp) for index, logp in token.top[:top]]
+        found["top_logprobs"] = [self._one(index, logp) for index, logp in token.top_logprobs[:top]]
         return found
 
     def raw(self, index: int) -> bytes:

@@ -47,7 +47,7 @@ class ChatChoice:
         self.stream = TurnStream(tokenizer, turn.thinking, body.stop_texts)
         self.deltas = TurnDeltas()
         for index in turn.lead:  # one by one: at once, half a character at the end would hold back all of it
-            self.stream.watch(index)
+            self.stream.append(index)
         if not turn.close:
             self.deltas.add(self.stream.take())  # the client has it
 
@@ -188,7 +188,7 @@ def _turn(target: Target, body: ChatRequest, messages: Sequence[Message]) -> Tur
 
 def _grammar(target: Target, schema: Mapping[str, Any], param: str) -> Callable[[], JsonMask]:
     try:
-        return target.served.grammars.of_schema(schema)
+        return target.served.grammars.for_schema(schema)
     except UserError as error:
         raise from_user_error(error, param) from None
 

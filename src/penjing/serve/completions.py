@@ -38,7 +38,7 @@ class CompletionChoice:
         self._echo = bool(body.echo)
         self._entries = bool(body.stream)  # for the chat page: tokens as chats have them, with their ids
         for index in body.continue_ids or ():  # one by one: half a character at the end would hold back all of it
-            self.text.watch(index)
+            self.text.append(index)
         self.text.take()  # the client has it
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # characters before the next token
@@ -47,8 +47,8 @@ class CompletionChoice:
         tokens = [event.token for event in events if event.token is not None]
         self.text.extend([token.id for token in tokens if token.id not in self.stop])
         for event in events:
-            if event.prompt is not None:
-                self.prompt.scores = event.prompt[self.prompt.added :]
+            if event.prompt_logprobs is not None:
+                self.prompt.scores = event.prompt_logprobs[self.prompt.added :]
         self.finish = finish_of(events[-1])
         text = self.text.finish() if self.finish else self.text.take()
         if self._echo:
@@ -59,17 +59,17 @@ class CompletionChoice:
         return [{"index": self.index, "text": text, "logprobs": scores, "finish_reason": self.finish}]
 
     def _scores(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        offsets, tops = [], []
+        offsets, top = [], []
         for token in tokens:
             offsets.append(self._offset)
             self._offset += len(self._decoder.decode(self.texts.raw(token.id)))
-            tops.append({self.texts.text(index): number(logp) for index, logp in token.top[: self.top]} or None)
+            top.append({self.texts.text(index): number(logp) for index, logp in token.top_logprobs[: self.top]} or None)
         entries = {"content": [self.texts.entry(token, self.top or 0) for token in tokens]} if self._entries else {}
         return {
             **entries,
             "tokens": [self.texts.text(token.id) for token in tokens],
             "token_logprobs": [number(token.logp) for token in tokens],
-            "top_logprobs": tops if self.top else None,
+            "top_logprobs": top if self.top else None,
             "text_offset": offsets,
         }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from penjing.data.chat.turn_parser import TurnSpan, read_call
 from penjing.data.tokenizer.tokenizer import END_TOOL_CALL, TOOL_CALL
-from penjing.infer.text_stream import Piece
+from penjing.infer.text_stream import SpanDelta
 
 Delta = dict[str, Any]
 
@@ -23,14 +23,14 @@ class TurnDeltas:
         self._number = -1  # of its stretch
         self._has_content = False
 
-    def add(self, pieces: Sequence[Piece], *, ended: bool = False) -> list[Delta]:
+    def add(self, pieces: Sequence[SpanDelta], *, ended: bool = False) -> list[Delta]:
         """What is new. ended: nothing follows."""
         found: list[Delta] = []
         for piece in pieces:
             if self._number >= 0 and piece.number != self._number:
                 found += self._end_call(closed=False)
-            if piece.kind != "call":
-                found += self._text("reasoning_content" if piece.kind == "thought" else "content", piece.text)
+            if piece.kind != "tool_call":
+                found += self._text("reasoning_content" if piece.kind == "reasoning" else "content", piece.text)
                 continue
             self._number, self._call = piece.number, self._call + piece.text
             if piece.closed:
@@ -44,7 +44,7 @@ class TurnDeltas:
 
     def _end_call(self, *, closed: bool) -> list[Delta]:
         text, self._call, self._number = self._call, "", -1
-        call = read_call(TurnSpan("call", text, closed))
+        call = read_call(TurnSpan("tool_call", text, closed))
         if call.problem and not text.strip():
             return []  # nothing but marks: not for readers
         if call.problem:

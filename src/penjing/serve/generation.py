@@ -88,7 +88,7 @@ class Target:
             sampling=sampling(body),
             adapter=self.adapter,
             client=self.job.client,
-            watch=stop_watch(self.served.tokenizer, body),
+            should_stop=stop_watch(self.served.tokenizer, body),
             **more,
         )
 
@@ -149,7 +149,7 @@ def stop_watch(tokenizer: Tokenizer, body: SamplingFields) -> Callable[[int, int
     if not body.stop_texts:
         return None
     streams = [TextStream(tokenizer, body.stop_texts) for _ in range(body.n or 1)]
-    return lambda answer, index: streams[answer].watch(index)
+    return lambda answer, index: streams[answer].append(index)
 
 
 class Choice(Protocol):

@@ -36,7 +36,7 @@ class Job:
     def __init__(self, client: str) -> None:
         self.model, self.client = "", client
         self.open = 0  # answers that have not ended
-        self.tickets: list[int] = []
+        self.request_ids: list[int] = []
         self.events: Numbered = []  # that nobody has taken yet
         self.wake = asyncio.Event()
         self.whole = False  # wake only when all has ended
@@ -83,18 +83,18 @@ class Hub:
         job.model, first = model, 0
         try:
             for request in requests:
-                ticket = self.thread.submit(model, request)
-                job.tickets.append(ticket)
-                self._jobs[model, ticket] = (job, first)
+                request_id = self.thread.submit(model, request)
+                job.request_ids.append(request_id)
+                self._jobs[model, request_id] = (job, first)
                 first += len(request.seeds)
         except UserError as error:
             raise from_user_error(error, error.where if isinstance(error.where, str) else None) from None
 
     def cancel(self, job: Job) -> None:
         """End what has not ended: nobody waits for it any more. Its slots are free by the engine's next step."""
-        for ticket in job.tickets:
-            if self._jobs.pop((job.model, ticket), None) is not None and job.open:
-                self.thread.cancel(job.model, ticket)
+        for request_id in job.request_ids:
+            if self._jobs.pop((job.model, request_id), None) is not None and job.open:
+                self.thread.cancel(job.model, request_id)
         self._count(job, -job.open)
 
     async def events(self, job: Job) -> AsyncIterator[Numbered]:
@@ -129,7 +129,7 @@ class Hub:
         """End the engines' thread; what still runs is cancelled."""
         self.thread.close()
 
-    # --- from the engines' thread to the loop ------------------------------------------------------------------------
+    # --- from the engines' thread to the loop -------------------------------------------------------------------------
 
     def _deliver(self, model: str, events: list[Event]) -> None:
         """Called in the engines' thread, once a step: it must cost that thread next to nothing."""
@@ -140,8 +140,8 @@ class Hub:
 
     def _is_urgent(self, model: str, event: Event) -> bool:
         """Whether it ends an answer, or begins one."""
-        job, _ = self._jobs.get((model, event.ticket), (None, 0))
-        return bool(event.ended) or job is None or not job.first
+        job, _ = self._jobs.get((model, event.request_id), (None, 0))
+        return bool(event.finish_reason) or job is None or not job.first
 
     def _wake(self) -> None:
         self._take()
@@ -171,14 +171,14 @@ class Hub:
         while self._delivered:
             model, events = self._delivered.popleft()
             for event in events:
-                job, first = self._jobs.get((model, event.ticket), (None, 0))
+                job, first = self._jobs.get((model, event.request_id), (None, 0))
                 if job is None:
                     continue  # cancelled
                 job.events.append((first + event.answer, event))
                 self._fresh.add(job)
-                if event.ended:
+                if event.finish_reason:
                     self._count(job, -1)
-                if not job.open or (not job.whole and (event.ended or not job.first)):
+                if not job.open or (not job.whole and (event.finish_reason or not job.first)):
                     job.wake.set()
                 job.first = job.first or time.perf_counter()
 

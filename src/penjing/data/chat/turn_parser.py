@@ -19,7 +19,7 @@ from penjing.data.tokenizer import tokenizer as tokens
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 LONGEST_CALL_CHARACTERS = 20_000
-Kind = Literal["thought", "words", "call"]
+Kind = Literal["reasoning", "content", "tool_call"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def parts(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = N
 def without_thought(tokenizer: Tokenizer, ids: Sequence[int], thinking: bool | None = None) -> str:
     """The text behind the thought at the beginning of a turn; none if it never ended. thinking: as for `parse`."""
     found = parts(tokenizer, ids, thinking=thinking)
-    if not found or found[0].kind != "thought":
+    if not found or found[0].kind != "reasoning":
         return tokenizer.decode(ids)
     if not tokenizer.has(tokens.END_THINK):  # it is spelled as text
         return tokenizer.decode(ids).partition(tokens.END_THINK)[2]
@@ -98,7 +98,7 @@ def without_thought(tokenizer: Tokenizer, ids: Sequence[int], thinking: bool | N
     return tokenizer.decode(ids[list(ids).index(end) + 1 :]) if end in ids else ""
 
 
-# --- marks and what stands between them ------------------------------------------------------------------------------
+# --- marks and what stands between them -------------------------------------------------------------------------------
 
 Piece = tuple[bool, str]  # whether it is a mark, and its text
 
@@ -125,30 +125,30 @@ def _split(text: str, marks: Sequence[str]) -> Iterator[Piece]:
 def _parts(pieces: Iterable[Piece], thinking: bool | None) -> list[TurnSpan]:
     """A thought can stand at the beginning alone, and in it nothing is called. Marks out of place are words
     to `_parsed_turn` only where words stand beside them."""
-    found = [TurnSpan("thought", "\n") if thinking else TurnSpan("words", "")]  # the newline stands in the prompt
+    found = [TurnSpan("reasoning", "\n") if thinking else TurnSpan("content", "")]  # the newline stands in the prompt
     may_think = thinking is None
     for is_mark, text in pieces:
         now = found[-1]
-        if now.kind == "thought":
+        if now.kind == "reasoning":
             if is_mark and text == tokens.END_THINK:
                 now.closed = True
-                found.append(TurnSpan("words", ""))
+                found.append(TurnSpan("content", ""))
             elif is_mark and text == tokens.THINK and not now.text.strip():
                 now.text = ""  # asked to think, but the model opens its thought itself (Qwen3)
             else:
                 now.text += text
         elif is_mark and text == tokens.THINK and may_think and not now.text.strip():
-            found[-1] = TurnSpan("thought", "")
+            found[-1] = TurnSpan("reasoning", "")
         elif is_mark and text == tokens.TOOL_CALL:
-            found.append(TurnSpan("call", ""))
-        elif is_mark and text == tokens.END_TOOL_CALL and now.kind == "call":
+            found.append(TurnSpan("tool_call", ""))
+        elif is_mark and text == tokens.END_TOOL_CALL and now.kind == "tool_call":
             now.closed = True
-            found.append(TurnSpan("words", ""))
+            found.append(TurnSpan("content", ""))
         else:
             now.has_words = now.has_words or not (is_mark or text.isspace())
             now.text += text
         may_think = may_think and not found[-1].text.strip() and len(found) == 1
-    return [part for part in found if part.text or part.kind != "words"]
+    return [part for part in found if part.text or part.kind != "content"]
 
 
 def _parsed_turn(found: Sequence[TurnSpan]) -> ParsedTurn:
@@ -156,22 +156,22 @@ def _parsed_turn(found: Sequence[TurnSpan]) -> ParsedTurn:
     reasoning, words, calls, is_open = "", "", [], False
     for index, part in enumerate(found):
         text = part.text
-        if part.kind == "thought":
+        if part.kind == "reasoning":
             reasoning, is_open = text.removeprefix("\n").removesuffix("\n"), not part.closed
-        elif part.kind == "call":
+        elif part.kind == "tool_call":
             calls.append(read_call(part))
         else:
-            after_call = index > 0 and found[index - 1].kind == "call"
+            after_call = index > 0 and found[index - 1].kind == "tool_call"
             if after_call:
                 text = text.removeprefix("\n")
-            if index + 1 < len(found) and found[index + 1].kind == "call":
+            if index + 1 < len(found) and found[index + 1].kind == "tool_call":
                 text = text.removesuffix("\n")
             if part.has_words or not (text.strip() or after_call):  # marks alone are not for readers
                 words += ("\n" if words else "") + text
     return ParsedTurn(reasoning=reasoning, content=words.lstrip("\n"), calls=tuple(calls), open=is_open)
 
 
-# --- calls -----------------------------------------------------------------------------------------------------------
+# --- calls ------------------------------------------------------------------------------------------------------------
 
 
 def read_call(part: TurnSpan) -> ToolCall:
