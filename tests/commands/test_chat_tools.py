@@ -14,7 +14,7 @@ from penjing.base.errors import UserError
 from penjing.commands.chat import chat
 from penjing.commands.chat_screen import Screen
 from penjing.data.chat.render import render
-from penjing.data.chat.turn_parser import parts
+from penjing.data.chat.turn_parser import split_spans
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, VISIBLE_TOKENS, Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
@@ -130,7 +130,7 @@ def test_what_users_and_tools_write_never_becomes_a_control_token(talk, tokenize
     # A model that repeats the words without the tokens calls nothing.
     script = talk("no")
     spelled = tokenizer.encode(CALL)
-    assert not set(spelled) & set(control) and [part.kind for part in parts(tokenizer, spelled)] == ["content"]
+    assert not set(spelled) & set(control) and [part.kind for part in split_spans(tokenizer, spelled)] == ["content"]
     assert script[1][0].tool_calls == ()
 
 
@@ -170,7 +170,7 @@ def shown_of(found):
             lines.append(" ".join(span.text.split()))
         elif span.kind == "reasoning" and span.text.strip():
             lines += f"thinking: {span.text.strip()}".splitlines()
-        elif span.has_words:
+        elif span.has_content:
             lines += span.text.splitlines()
     return [line.strip() for line in lines if line.strip()]
 
@@ -196,7 +196,7 @@ def test_what_is_shown_bit_by_bit_is_what_the_whole_turn_holds(tokenizer):
         screen.write(stream.finish())
         screen.end()
         shown = screen.console.file.getvalue()
-        found = parts(tokenizer, ids, thinking=thinking)
+        found = split_spans(tokenizer, ids, thinking=thinking)
         assert [line.strip() for line in shown.splitlines() if line.strip()] == shown_of(found), chosen
         calls, thoughts = calls + shown.count("\n  "), thoughts + shown.count("thinking: ")
     assert calls > 50 and thoughts > 50

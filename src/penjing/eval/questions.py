@@ -11,7 +11,7 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.chat.render import render
-from penjing.data.chat.turn_parser import without_thought
+from penjing.data.chat.turn_parser import without_reasoning
 from penjing.data.formats import Message, read_prompts
 from penjing.data.tokenizer.tokenizer import END_TOOL_CALL, TOOL_CALL, Tokenizer
 from penjing.infer.generate import generate
@@ -108,7 +108,7 @@ def ask(
         longest = max_tokens or usual + more
         written = generate(model, prompts, max_new_tokens=longest, stop=tokenizer.stop, rows=rows)
         for index, one, prompt, ids in zip(chosen, asked, prompts, written, strict=True):
-            text = without_thought(tokenizer, ids, thinking).strip()
+            text = without_reasoning(tokenizer, ids, thinking).strip()
             cut = len(ids) == min(longest, max_context - len(prompt))
             answers[index] = GradedAnswer(one, text, is_right(one, text), cut)
     return [answers[index] for index in range(len(questions))]
