@@ -13,7 +13,7 @@ from user_errors import raises_user_error
 
 from penjing.agent_tools import TOOLS
 from penjing.agent_tools.base import ToolSettings
-from penjing.agent_tools.box import MOST_CALLS, Result, Toolbox
+from penjing.agent_tools.box import MAX_CALLS, Result, Toolbox
 from penjing.base.errors import UserError
 from penjing.data.chat.turn_parser import ToolCall
 
@@ -109,8 +109,8 @@ def test_calls_that_cannot_be_run_are_told_so() -> None:
     assert results[1].text == "error: no tool is called calculator; there are: sum"
     assert results[2].text == "error: the call is not JSON"
     assert box.schemas[0]["name"] == "sum"
-    many = box.run([ToolCall(name="sum", arguments={"expression": "1"})] * (MOST_CALLS + 2))
-    assert sum(result.worked for result in many) == MOST_CALLS
+    many = box.run([ToolCall(name="sum", arguments={"expression": "1"})] * (MAX_CALLS + 2))
+    assert sum(result.worked for result in many) == MAX_CALLS
 
 
 OWN = """

@@ -21,7 +21,7 @@ from penjing.commands.chat_input import EditorReader, PlainReader, make_reader
 from penjing.commands.chat_screen import Screen
 from penjing.data.formats import Message, read_chats
 from penjing.data.tokenizer.train import train_tokenizer
-from penjing.infer.conversation import Conversation, GenerationOptions, TurnEnd, Written
+from penjing.infer.conversation import Conversation, GenerationOptions, TextDelta, TurnEnd
 from penjing.infer.generate import generate, make_engine
 from penjing.infer.sample import Sampling
 
@@ -44,7 +44,7 @@ def start(tokenizer, model):
     def make(answers=True, context_tokens=400, **options):
         engines.append(make_engine(model, slots=1, max_tokens=400))
         options = GenerationOptions(**{"max_tokens": 12, **options})
-        return Conversation(engines[-1], tokenizer, options, answers=answers, context_tokens=context_tokens)
+        return Conversation(engines[-1], tokenizer, options, is_chat_model=answers, context_tokens=context_tokens)
 
     yield make
     for engine in engines:
@@ -68,7 +68,7 @@ def test_answers_are_those_of_generate(start, model, tokenizer):
     for text in ("what is it?", "I think so"):
         prompt = render(tokenizer, [*talk.messages, Message(role="user", content=text)], ask=True).ids
         (wanted,) = generate(model, [prompt], max_new_tokens=12, stop=tokenizer.stop)
-        pieces = [piece for part in talk.ask(text) if isinstance(part, Written) for piece in part.pieces]
+        pieces = [piece for part in talk.ask(text) if isinstance(part, TextDelta) for piece in part.spans]
         assert "".join(piece.text for piece in pieces) == tokenizer.decode(wanted)
     assert [message.role for message in talk.messages] == ["user", "assistant"] * 2
 
@@ -100,12 +100,12 @@ def test_an_answer_that_is_stopped_is_kept(start):
     talk = start(max_tokens=100)
     written = 0
     for part in talk.ask("what is it?"):
-        written += isinstance(part, Written)
+        written += isinstance(part, TextDelta)
         if written == 3:
             talk.stop()
-    assert part.ended == "cancelled" and part.tokens < 6
+    assert part.finish_reason == "cancelled" and part.tokens < 6
     assert [message.role for message in talk.messages] == ["user", "assistant"] and talk.messages[1].content
-    assert talk.engine.idle and answer(talk.ask("so?")).ended != "cancelled"
+    assert talk.engine.idle and answer(talk.ask("so?")).finish_reason != "cancelled"
 
 
 def test_an_answer_that_nobody_waits_for_leaves_the_engine_free(start):
@@ -254,9 +254,9 @@ def test_ctrl_c_stops_the_answer_and_a_second_one_the_program(start, monkeypatch
 
 def test_the_summary_tells_rate_first_token_and_what_was_read_again():
     shown = io.StringIO()
-    turn = {"tokens": 42, "prompt_tokens": 512, "shared": 482, "first_token_seconds": 0.12, "tokens_per_second": 89.4}
+    turn = {"tokens": 42, "prompt_tokens": 512, "cached_tokens": 482, "first_token_seconds": 0.12}
     console = Console(file=shown, width=200, force_terminal=True, color_system=None)
-    Screen(console).show([TurnEnd(**turn, ended="cancelled")])
+    Screen(console).show([TurnEnd(**turn, tokens_per_second=89.4, finish_reason="cancelled")])
     for part in ("42 tokens", "89/s", "120 ms", "512", "30 new", "stopped"):
         assert part in shown.getvalue()
 

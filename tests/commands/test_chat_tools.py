@@ -14,11 +14,11 @@ from penjing.base.errors import UserError
 from penjing.commands.chat import chat
 from penjing.commands.chat_screen import Screen
 from penjing.data.chat.render import render
-from penjing.data.chat.turn_parser import parts
+from penjing.data.chat.turn_parser import split_spans
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, VISIBLE_TOKENS, Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
-from penjing.infer.conversation import MOST_TURNS, Conversation, GenerationOptions, TurnEnd
+from penjing.infer.conversation import MAX_TURNS, Conversation, GenerationOptions, TurnEnd
 from penjing.infer.requests import Event, Token
 from penjing.infer.text_stream import TurnStream
 
@@ -130,7 +130,7 @@ def test_what_users_and_tools_write_never_becomes_a_control_token(talk, tokenize
     # A model that repeats the words without the tokens calls nothing.
     script = talk("no")
     spelled = tokenizer.encode(CALL)
-    assert not set(spelled) & set(control) and [part.kind for part in parts(tokenizer, spelled)] == ["words"]
+    assert not set(spelled) & set(control) and [part.kind for part in split_spans(tokenizer, spelled)] == ["content"]
     assert script[1][0].tool_calls == ()
 
 
@@ -153,7 +153,7 @@ def test_broken_calls_are_answered_and_endless_ones_end(talk):
     shown, remembered, *_ = talk("<tool_call>12+30</tool_call>", "Oh.")
     assert "= error: the call is not JSON" in shown and remembered[-1].content == "Oh."
     shown, remembered, asked, _ = talk(*[CALL] * 30)
-    assert len(asked) == MOST_TURNS and shown.count("= 42") == MOST_TURNS
+    assert len(asked) == MAX_TURNS and shown.count("= 42") == MAX_TURNS
 
 
 def test_without_tools_a_call_is_shown_and_not_run(talk):
@@ -166,11 +166,11 @@ def shown_of(found):
     """What a terminal shows of a whole turn, by the stretches that `parts` finds: line by line, blank ones aside."""
     lines = []
     for span in found:
-        if span.kind == "call":
+        if span.kind == "tool_call":
             lines.append(" ".join(span.text.split()))
-        elif span.kind == "thought" and span.text.strip():
+        elif span.kind == "reasoning" and span.text.strip():
             lines += f"thinking: {span.text.strip()}".splitlines()
-        elif span.has_words:
+        elif span.has_content:
             lines += span.text.splitlines()
     return [line.strip() for line in lines if line.strip()]
 
@@ -196,7 +196,7 @@ def test_what_is_shown_bit_by_bit_is_what_the_whole_turn_holds(tokenizer):
         screen.write(stream.finish())
         screen.end()
         shown = screen.console.file.getvalue()
-        found = parts(tokenizer, ids, thinking=thinking)
+        found = split_spans(tokenizer, ids, thinking=thinking)
         assert [line.strip() for line in shown.splitlines() if line.strip()] == shown_of(found), chosen
         calls, thoughts = calls + shown.count("\n  "), thoughts + shown.count("thinking: ")
     assert calls > 50 and thoughts > 50

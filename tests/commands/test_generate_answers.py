@@ -43,7 +43,7 @@ def said(tokenizer, text, asked=DRAWN):
         for piece in pieces
         for index in ([tokenizer.control(piece)] if piece in VISIBLE_TOKENS else tokenizer.encode(piece))
     ]
-    return generate._message(SimpleNamespace(ended="stop", ids=ids), tokenizer, asked)
+    return generate._message(SimpleNamespace(finish_reason="stop", ids=ids), tokenizer, asked)
 
 
 def write(model, prompts, out, asked=DRAWN, **place):
@@ -253,7 +253,7 @@ def test_an_answer_is_taken_apart(model, text, content, thoughts, calls):
 def test_marks_that_are_words_call_nothing_and_an_open_thought_is_no_answer(model):
     tokenizer = Tokenizer.load(model / "tokenizer")
     words = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-    copied = SimpleNamespace(ended="stop", ids=tokenizer.encode(words))
+    copied = SimpleNamespace(finish_reason="stop", ids=tokenizer.encode(words))
     message = generate._message(copied, tokenizer, AnswerOptions())
     assert (message.content, message.tool_calls) == (words, ())
     assert said(tokenizer, "<think>\nnever ends") is None

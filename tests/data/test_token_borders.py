@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from penjing.data.chat.external_templates import TemplateSpan
-from penjing.data.chat.render import _pieces_to_ids
+from penjing.data.chat.render import _spans_to_ids
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 TEXTS = ["the little dog", "a red kite, a red kite and the blue one", "北京的小狗在公园里。", "x = add(a, b)\n\n"]
@@ -40,7 +40,7 @@ def test_a_token_is_taught_if_any_of_it_is(tokenizer: Tokenizer, text: str) -> N
                 TemplateSpan(text[begin:end], True, True),
                 TemplateSpan(text[end:], True),
             ]
-            rendered = _pieces_to_ids(tokenizer, [piece for piece in pieces if piece.text])
+            rendered = _spans_to_ids(tokenizer, [piece for piece in pieces if piece.text])
             assert rendered.ids == [index for index, _, _ in tokens]
             wanted = [int(first < end and last > begin) for _, first, last in tokens]
             assert rendered.weights == wanted, (begin, end)
@@ -51,6 +51,6 @@ def test_a_token_is_taught_if_any_of_it_is(tokenizer: Tokenizer, text: str) -> N
 def test_the_blank_that_joins_an_answer_is_said_with_it(tokenizer: Tokenizer) -> None:
     """As after `[/INST]` in Llama 2's template: the blank is the template's, the word after it the answer's."""
     (index,) = tokenizer.encode(" the")
-    rendered = _pieces_to_ids(tokenizer, [TemplateSpan("dog ", True, False), TemplateSpan("the", True, True)])
+    rendered = _spans_to_ids(tokenizer, [TemplateSpan("dog ", True, False), TemplateSpan("the", True, True)])
     assert rendered.ids[-1] == index
     assert rendered.weights == [0] * (len(rendered.ids) - 1) + [1]

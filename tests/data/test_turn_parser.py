@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penjing.data.chat.render import render
-from penjing.data.chat.turn_parser import ParsedTurn, TurnSpan, parse, parts, read_call, without_thought
+from penjing.data.chat.turn_parser import ParsedTurn, TurnSpan, parse, read_call, split_spans, without_reasoning
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, VISIBLE_TOKENS, Tokenizer
 
@@ -90,7 +90,7 @@ def test_broken_calls_carry_their_problem(tokenizer: Tokenizer, inside: str, pro
 
 
 def test_arguments_may_be_json_in_a_text() -> None:
-    call = read_call(TurnSpan("call", '{"name": "add", "arguments": "{\\"a\\": 1}"}', closed=True))
+    call = read_call(TurnSpan("tool_call", '{"name": "add", "arguments": "{\\"a\\": 1}"}', closed=True))
     assert call.arguments == {"a": 1}
 
 
@@ -131,12 +131,12 @@ def test_any_ids_can_be_read(tokenizer: Tokenizer, ids: list[int], thinking: boo
     marks = sum(index == tokenizer.control("<tool_call>") for index in ids)
     assert len(one.calls) <= marks
     for count in range(len(ids)):  # also while it is being written
-        parts(tokenizer, ids[:count], thinking=thinking)
+        split_spans(tokenizer, ids[:count], thinking=thinking)
 
 
 def test_the_thought_can_be_taken_off(tokenizer: Tokenizer) -> None:
     def rest(text: str, thinking: bool | None = None) -> str:
-        return without_thought(tokenizer, with_marks(tokenizer, text), thinking)
+        return without_reasoning(tokenizer, with_marks(tokenizer, text), thinking)
 
     assert rest(f"<think>a</think>b{ADD}") == f"b{ADD}" == rest(f"a</think>b{ADD}", True)
     assert rest("b</think>c") == "b</think>c" and rest("b", False) == "b"

@@ -48,19 +48,23 @@ def prompts(count, seed=0, longest=60):
 
 def run(engine, requests=()):
     """All events by ticket and answer."""
-    tickets = [engine.submit(request) for request in requests]
-    found = {(ticket, number): [] for ticket in tickets for number in range(len(requests[ticket - tickets[0]].seeds))}
+    request_ids = [engine.submit(request) for request in requests]
+    found = {
+        (request_id, number): []
+        for request_id in request_ids
+        for number in range(len(requests[request_id - request_ids[0]].seeds))
+    }
     while not engine.idle:
         for event in engine.step():
-            found.setdefault((event.ticket, event.answer), []).append(event)
+            found.setdefault((event.request_id, event.answer), []).append(event)
     return found
 
 
 def said(events):
     """(ids, log-probabilities, how it ended) of an answer's events."""
     tokens = [event.token for event in events if event.token is not None]
-    assert [bool(event.ended) for event in events] == [False] * (len(events) - 1) + [True]
-    return [token.id for token in tokens], [token.logp for token in tokens], events[-1].ended
+    assert [bool(event.finish_reason) for event in events] == [False] * (len(events) - 1) + [True]
+    return [token.id for token in tokens], [token.logp for token in tokens], events[-1].finish_reason
 
 
 def alone(model, request, **options):
@@ -97,9 +101,9 @@ def test_every_answer_is_what_it_is_alone_to_the_last_bit(model, forward, longes
     ]  # fmt: skip
     with make_engine(model, slots=5, forward=forward) as engine:
         found = run(engine, requests)
-    for ticket, request in enumerate(requests):
+    for request_id, request in enumerate(requests):
         expected = alone(model, request, forward=forward)
-        assert [said(found[ticket, number]) for number in range(len(request.seeds))] == expected
+        assert [said(found[request_id, number]) for number in range(len(request.seeds))] == expected
     assert len({len(said(events)[0]) for events in found.values()}) >= 2
 
 
@@ -131,7 +135,7 @@ def test_a_shared_beginning_is_read_once_and_changes_nothing(model, forward):
         read, shared = engine.tokens_read, engine.tokens_shared
         assert read + shared == sum(len(request.prompt) for request in requests)
         assert shared >= 11 * 64 and read < 12 * 9 + 71 + 12 * 16
-        told = [next(event.shared for event in events if event.token) for events in found.values()]
+        told = [next(event.cached_tokens for event in events if event.token) for events in found.values()]
         assert sum(told) == shared and told[0] == 0
         # And again, now that all slots are free and the prompts stand in some of them.
         same(run(engine, requests[-6:]))
@@ -173,14 +177,14 @@ def test_what_is_cancelled_frees_its_slot_in_the_same_step(model):
         unread = engine.submit(ask([20, 22], stop=()))
         engine.step()
         assert engine.num_waiting == 2
-        for ticket in (first[0], unread, first[0], 10**6):
-            engine.cancel(ticket)
+        for request_id in (first[0], unread, first[0], 10**6):
+            engine.cancel(request_id)
         events = engine.step()
-        ends = [(event.ticket, event.ended) for event in events if event.ended]
+        ends = [(event.request_id, event.finish_reason) for event in events if event.finish_reason]
         assert ends == [(first[0], "cancelled"), (unread, "cancelled")]
-        assert waiting in {event.ticket for event in events if event.token}
+        assert waiting in {event.request_id for event in events if event.token}
         rest = run(engine)
-        assert {ticket for ticket, _ in rest} == {first[1], waiting}
+        assert {request_id for request_id, _ in rest} == {first[1], waiting}
 
 
 def test_a_fault_of_ones_own_code_ends_ones_own_request_only(model):
@@ -196,24 +200,24 @@ def test_a_fault_of_ones_own_code_ends_ones_own_request_only(model):
 
     good = [ask(prompt, seeds=(1, 2)) for prompt in prompts(4)]
     bad = [
-        ask([20, 21], watch=broken, seeds=(1, 2, 3)),
+        ask([20, 21], should_stop=broken, seeds=(1, 2, 3)),
         ask([20, 22], grammar=broken),
         ask([20, 23], grammar=grammar(allowed=broken)),
         ask([20, 23], grammar=grammar(allowed=lambda _: bytes(6))),
         ask([20, 23], grammar=grammar(accept=broken)),
         ask([20, 23], grammar=grammar(finished=property(broken))),
-        ask([20, 24], follow=broken, stop=range(VOCAB)),
-        ask([20, 24], follow=lambda _: [], stop=range(VOCAB)),
-        ask([20, 24], follow=lambda _: [InjectedTokens([VOCAB], None)], stop=range(VOCAB)),
+        ask([20, 24], on_turn_end=broken, stop=range(VOCAB)),
+        ask([20, 24], on_turn_end=lambda _: [], stop=range(VOCAB)),
+        ask([20, 24], on_turn_end=lambda _: [InjectedTokens([VOCAB], None)], stop=range(VOCAB)),
     ]
     with make_engine(model, slots=3) as engine:
         found = run(engine, [*good, *bad])
         assert engine.num_active == 0
-    for (ticket, number), events in found.items():
-        if ticket < len(good):
-            assert said(events) == alone(model, good[ticket])[number]
+    for (request_id, number), events in found.items():
+        if request_id < len(good):
+            assert said(events) == alone(model, good[request_id])[number]
         else:
-            assert events[-1].ended == "error" and isinstance(events[-1].error, ValueError)
+            assert events[-1].finish_reason == "error" and isinstance(events[-1].error, ValueError)
             assert all(event.token is None for event in events)
 
 
@@ -227,13 +231,13 @@ def test_clients_take_turns(model):
         for _ in range(5):
             engine.step()
         late = engine.submit(ask([20, 21, 22], stop=(), tokens=2, client="one"))
-        events = [event for _ in range(8) for event in engine.step() if event.ticket == late]
-        assert events and events[-1].ended == "length"
+        events = [event for _ in range(8) for event in engine.step() if event.request_id == late]
+        assert events and events[-1].finish_reason == "length"
     with make_engine(model, slots=4) as engine:
         engine.submit(ask([20] * 150, client="long", stop=()))
         engine.step()
         late = engine.submit(ask([21] * 4, client="short", stop=(), tokens=1))
-        assert any(event.ticket == late for _ in range(3) for event in engine.step())
+        assert any(event.request_id == late for _ in range(3) for event in engine.step())
 
 
 @pytest.mark.parametrize("most", [1, 3, 6])
@@ -256,8 +260,8 @@ def test_out_of_memory_makes_fewer_at_once_and_loses_nobody(model, monkeypatch, 
     with engine:
         found = run(engine, requests)
     assert engine.capacity <= max(1, most)
-    for (ticket, number), events in found.items():
-        assert said(events)[0] == expected[ticket][number][0]
+    for (request_id, number), events in found.items():
+        assert said(events)[0] == expected[request_id][number][0]
 
 
 def test_once_there_is_memory_again_as_many_are_answered_as_before(model):
@@ -300,7 +304,7 @@ def test_a_pass_of_one_answer_that_does_not_fit_ends_it(model):
     engine.forward = Full()
     with engine:
         found = run(engine, [ask([20]), ask([21])])
-    assert [events[-1].ended for events in found.values()] == ["error", "error"]
+    assert [events[-1].finish_reason for events in found.values()] == ["error", "error"]
     with make_engine(model, recover=False) as engine:
         engine.forward.__class__ = type("Broken", (type(engine.forward),), {"__call__": Full.__call__})
         engine.submit(ask([20]))
@@ -330,15 +334,15 @@ def test_log_probabilities_of_prompt_answer_and_alternatives(model, temperature)
         tokens = [event.token for event in events if event.token]
         scored = list(enumerate(tokens, len(prompt)))
         if number == 0:
-            (given,) = [event.prompt for event in events if event.prompt]
+            (given,) = [event.prompt_logprobs for event in events if event.prompt_logprobs]
             assert [token.id for token in given] == prompt and math.isnan(given[0].logp)
             scored += list(enumerate(given))[1:]
         for place, token in scored:
             assert token.id == ids[place]
             assert token.logp == pytest.approx(float(logp_TV[place - 1, token.id]), abs=3e-5)
             best = logp_TV[place - 1].topk(4)
-            assert [index for index, _ in token.top] == best.indices.tolist()
-            np.testing.assert_allclose([value for _, value in token.top], best.values.numpy(), atol=3e-5)
+            assert [index for index, _ in token.top_logprobs] == best.indices.tolist()
+            np.testing.assert_allclose([value for _, value in token.top_logprobs], best.values.numpy(), atol=3e-5)
 
 
 def test_log_probabilities_after_a_penalty_are_the_models_own(model):
@@ -355,8 +359,8 @@ def test_a_prompt_may_be_scored_and_nothing_written(model):
     prompt = [20] * 160  # as long as the model reads at all
     with make_engine(model) as engine:
         ((events,),) = [run(engine, [ask(prompt, tokens=0, prompt_logprobs=True)]).values()]
-    assert len(events) == 1 and events[0].ended == "length" and events[0].token is None
-    assert len(events[0].prompt) == 160
+    assert len(events) == 1 and events[0].finish_reason == "length" and events[0].token is None
+    assert len(events[0].prompt_logprobs) == 160
 
 
 def test_penalties_biases_and_masks_are_what_they_are_by_hand(model):
@@ -414,24 +418,24 @@ def test_watching_ends_an_answer_with_the_token_it_saw(model):
         return len([one for one, _ in seen if one == number]) == 3
 
     with make_engine(model) as engine:
-        found = run(engine, [ask([20, 21], watch=watch, seeds=(1, 2), stop=())])
+        found = run(engine, [ask([20, 21], should_stop=watch, seeds=(1, 2), stop=())])
     for number in range(2):
         ids, _, ended = said(found[0, number])
         assert ended == "stop" and ids == [index for one, index in seen if one == number] and len(ids) == 3
 
 
 def test_turns_of_one_request_follow_beside_others(model):
-    def follow(turns):
+    def on_turn_end(turns):
         return [InjectedTokens([13, 14, 15], turn.number) if turn.number < 3 else None for turn in turns]
 
-    request = ask([20, 21], follow=follow, stop=range(0, VOCAB, 2), tokens=40, seeds=(1, 2, 3))
+    request = ask([20, 21], on_turn_end=on_turn_end, stop=range(0, VOCAB, 2), tokens=40, seeds=(1, 2, 3))
     plain = [ask(prompt) for prompt in prompts(5)]
     with make_engine(model, slots=3) as engine:
         found = run(engine, [*plain, request])
     for number in range(3):
         events = found[5, number]
         assert said(events) == alone(model, request)[number]
-        assert [event.given.note for event in events if event.given] in ([1, 2], [1])
+        assert [event.injected.note for event in events if event.injected] in ([1, 2], [1])
 
 
 @pytest.mark.parametrize(
@@ -473,12 +477,12 @@ def test_any_order_of_asking_and_cancelling(model):
             if gone is not None:
                 engine.cancel(gone)
             for event in engine.step():
-                found.setdefault((event.ticket, event.answer), []).append(event)
+                found.setdefault((event.request_id, event.answer), []).append(event)
         assert engine.num_active == engine.num_waiting == 0
     ends = set()
-    for (ticket, number), events in found.items():
+    for (request_id, number), events in found.items():
         ids, logp, ended = said(events)
-        whole = expected[asked[ticket]][number]
+        whole = expected[asked[request_id]][number]
         assert (ids, logp) == (whole[0][: len(ids)], whole[1][: len(ids)])
         assert ended == "cancelled" or len(ids) == len(whole[0])
         ends.add(ended)

@@ -27,11 +27,11 @@ class Desk:
         with self.changed:
             self.lots.append(len(events))
             for event in events:
-                self.events.setdefault((model, event.ticket, event.answer), []).append(event)
+                self.events.setdefault((model, event.request_id, event.answer), []).append(event)
             self.changed.notify_all()
 
     def ended(self):
-        return [key for key, events in self.events.items() if events[-1].ended]
+        return [key for key, events in self.events.items() if events[-1].finish_reason]
 
     def wait(self, ready):
         with self.changed:
@@ -83,21 +83,21 @@ def test_cancelling_and_closing(made):
     desk.wait(lambda: {("a", first, 0), ("a", second, 0)} <= desk.events.keys())
     thread.cancel("a", first)
     desk.wait(lambda: ("a", first, 0) in desk.ended())
-    assert desk.events["a", first, 0][-1].ended == "cancelled"
+    assert desk.events["a", first, 0][-1].finish_reason == "cancelled"
     short = thread.submit("b", ask(tokens=3))
     thread.close(drain_seconds=0.0)
-    assert desk.events["a", second, 0][-1].ended == "cancelled"
-    assert desk.events["b", short, 0][-1].ended in ("length", "cancelled")
+    assert desk.events["a", second, 0][-1].finish_reason == "cancelled"
+    assert desk.events["b", short, 0][-1].finish_reason in ("length", "cancelled")
     with raises_user_error(where="engine"):
         thread.submit("a", ask())
 
 
 def test_closing_lets_those_end_who_can_in_time(made):
     thread, desk, _ = made
-    tickets = [thread.submit("ab"[number % 2], ask(tokens=40)) for number in range(10)]
+    request_ids = [thread.submit("ab"[number % 2], ask(tokens=40)) for number in range(10)]
     thread.close(drain_seconds=PATIENCE)
-    assert len(desk.ended()) == len(tickets)
-    assert {desk.events[key][-1].ended for key in desk.ended()} == {"length"}
+    assert len(desk.ended()) == len(request_ids)
+    assert {desk.events[key][-1].finish_reason for key in desk.ended()} == {"length"}
 
 
 def test_a_step_that_fails_ends_its_requests_and_not_the_thread(made, monkeypatch):
@@ -116,7 +116,7 @@ def test_a_step_that_fails_ends_its_requests_and_not_the_thread(made, monkeypatc
     monkeypatch.undo()
     good = thread.submit("a", ask())
     desk.wait(lambda: ("a", good, 0) in desk.ended())
-    assert desk.events["a", good, 0][-1].ended == "length"
+    assert desk.events["a", good, 0][-1].finish_reason == "length"
 
 
 def test_nothing_to_do_takes_no_step(made):

@@ -101,7 +101,7 @@ def test_a_full_neighbour_does_not_cut_a_short_prompt(model):
 @pytest.mark.parametrize(
     ("prompts", "line"),
     [
-        ([[1, 2], []], "prompt: nothing to go on from; wanted at least one token"),
+        ([[1, 2], []], "prompt: is empty; wanted at least one token"),
         ([[1], [2] * 32], "prompt: too long; got 32 tokens; wanted under 32"),
     ],
 )

@@ -50,7 +50,7 @@ def drawn(tokenizer, make, seed, most=400):
 
 
 def test_random_answers_fit_the_schema(tokenizer, grammars):
-    make = grammars.of_schema(SCHEMA)
+    make = grammars.for_schema(SCHEMA)
     for seed in range(40):
         ids, ended = drawn(tokenizer, make, seed)
         value = json.loads(tokenizer.decode(ids, hide=False))
@@ -60,7 +60,7 @@ def test_random_answers_fit_the_schema(tokenizer, grammars):
 
 
 def test_what_the_tokenizer_makes_of_a_right_text_is_allowed(tokenizer, grammars):
-    mask = grammars.of_schema(SCHEMA)()
+    mask = grammars.for_schema(SCHEMA)()
     for index in tokenizer.encode(
         json.dumps({"name": "é小", "城市": "東京🙂", "age": 7, "tags": [True]}, ensure_ascii=False)
     ):
@@ -72,7 +72,7 @@ def test_what_the_tokenizer_makes_of_a_right_text_is_allowed(tokenizer, grammars
 
 def test_no_control_token_is_text(tokenizer, grammars):
     """In a text value any word may stand, but no token that is structure."""
-    mask = grammars.of_schema(ANY_OBJECT)()
+    mask = grammars.for_schema(ANY_OBJECT)()
     for index in tokenizer.encode('{"na'):
         mask.accept(index)
     assert not bits(mask, tokenizer.size)[sorted(tokenizer.added_ids)].any()
@@ -87,7 +87,7 @@ def test_a_call_is_of_one_of_the_functions(tokenizer, grammars):
         "required": ["x"],
         "additionalProperties": False,
     }
-    make = grammars.of_schema(
+    make = grammars.for_schema(
         call_schema([{"name": "one", "parameters": parameters}, {"name": "two", "parameters": parameters}])
     )
     calls = [json.loads(tokenizer.decode(drawn(tokenizer, make, seed)[0])) for seed in range(12)]
@@ -101,4 +101,4 @@ def test_a_call_is_of_one_of_the_functions(tokenizer, grammars):
 )
 def test_schemas_that_cannot_be_followed(grammars, schema):
     with pytest.raises(UserError, match="schema"):
-        grammars.of_schema(schema)
+        grammars.for_schema(schema)

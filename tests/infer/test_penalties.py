@@ -17,11 +17,11 @@ def test_each_penalty_counts_what_it_should():
     count the answer alone, arXiv:1909.05858 both."""
     style = Sampling(repetition_penalty=2.0, presence_penalty=0.25, frequency_penalty=0.5)
     penalties = Penalties(num_slots=2, vocab_size=5, device=torch.device("cpu"))
-    penalties.put(1, style, prompt=[0, 1], said=[2, 1])
+    penalties.put(1, style, prompt=[0, 1], generated_ids=[2, 1])
     for _ in range(2):
-        penalties.said(np.array([1]), torch.tensor([2]))
-    changed = penalties.changed(torch.tensor([[4.0, 4.0, 4.0, -4.0, 4.0], [-4.0, 4.0, 4.0, 4.0, 4.0]]), *at(0, 1))
-    assert changed.is_changed_R.tolist() == [False, True]
+        penalties.count(np.array([1]), torch.tensor([2]))
+    changed = penalties.apply(torch.tensor([[4.0, 4.0, 4.0, -4.0, 4.0], [-4.0, 4.0, 4.0, 4.0, 4.0]]), *at(0, 1))
+    assert changed.is_processed_R.tolist() == [False, True]
     assert changed.logits_RV[0].tolist() == [4.0, 4.0, 4.0, -4.0, 4.0]
     once, three_times = 4 / 2 - 0.5 - 0.25, 4 / 2 - 3 * 0.5 - 0.25
     assert changed.logits_RV[1].tolist() == pytest.approx([-8.0, once, three_times, 4.0, 4.0])

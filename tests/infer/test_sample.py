@@ -11,7 +11,7 @@ from small_models import rows_of
 from user_errors import raises_user_error
 
 from penjing.infer.requests import Request
-from penjing.infer.sample import Sampling, draw
+from penjing.infer.sample import Sampling, sample_tokens
 from penjing.infer.sampler import Sampler
 
 CHANCE = torch.tensor([0.05, 0.4, 0.02, 0.3, 0.15, 0.08])
@@ -23,7 +23,7 @@ def pick(logits_BV, sampling, seed=0):
     """The id of each row."""
     rows = len(logits_BV)
     uniform_B = np.random.default_rng(seed).random(rows, dtype=np.float32)
-    return draw(logits_BV, uniform_B, rows_of([sampling] * rows)).id_R
+    return sample_tokens(logits_BV, uniform_B, rows_of([sampling] * rows)).id_R
 
 
 def shares(sampling, seed=0):
@@ -119,8 +119,8 @@ def test_a_row_of_a_large_vocabulary_is_drawn_alone_as_among_others(sampling):
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        whole = sampler.draw(slot_R, at_R, logits_RV, {})
-        alone = [sampler.draw(slot_R[[row]], at_R[[row]], logits_RV[[row]], {}) for row in range(slots)]
+        whole = sampler.sample(slot_R, at_R, logits_RV, {})
+        alone = [sampler.sample(slot_R[[row]], at_R[[row]], logits_RV[[row]], {}) for row in range(slots)]
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)

@@ -14,7 +14,7 @@ from penjing.infer import generate as generate_module
 from penjing.infer import sample
 from penjing.infer.generate import sample_batch
 from penjing.infer.requests import Request
-from penjing.infer.sample import Sampling, draw, shape
+from penjing.infer.sample import Sampling, sample_tokens, warp_logits
 from penjing.model.linear import set_compute_dtype
 
 GREEDY, DRAWN = Sampling(), Sampling(temperature=1.0)
@@ -77,8 +77,8 @@ def test_greedy_text_is_what_reading_everything_again_gives(model, slots):
         expected, logp = by_hand(model, request.prompt, 12)
         for each in given:
             assert each.ids == expected
-            assert each.ended == ("stop" if each.ids[-1] in STOP else "length")
-            assert each.drawn_logp == [0.0] * len(each.ids)
+            assert each.finish_reason == ("stop" if each.ids[-1] in STOP else "length")
+            assert each.sampling_logp == [0.0] * len(each.ids)
             np.testing.assert_allclose(each.logp, logp, atol=1e-5)
 
 
@@ -153,20 +153,22 @@ def test_log_probabilities_are_those_of_the_whole_text(model, sampling, score_te
             said_TV = logits_TV[len(request.prompt) - 1 : -1]
             token_T1 = torch.tensor(each.ids)[:, None]
             whole = (said_TV / score_temperature).log_softmax(-1).gather(1, token_T1)[:, 0]
-            drawn = shape(said_TV, rows_of([sampling] * len(said_TV))).log_softmax(-1).gather(1, token_T1)[:, 0]
+            drawn = warp_logits(said_TV, rows_of([sampling] * len(said_TV))).log_softmax(-1).gather(1, token_T1)[:, 0]
             torch.testing.assert_close(torch.tensor(each.logp), whole, rtol=0, atol=3e-5)
-            torch.testing.assert_close(torch.tensor(each.drawn_logp), drawn, rtol=0, atol=3e-5)
+            torch.testing.assert_close(torch.tensor(each.sampling_logp), drawn, rtol=0, atol=3e-5)
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():
     generator = torch.Generator().manual_seed(0)
     logits_V = torch.randn(12, generator=generator)
     sampling = Sampling(temperature=0.8, top_p=0.9)
-    chances = shape(logits_V[None], rows_of([sampling])).softmax(-1)[0]
+    chances = warp_logits(logits_V[None], rows_of([sampling])).softmax(-1)[0]
     assert (chances == 0).any()
     many = 200_000
     uniform_B = torch.rand(many, generator=generator).numpy()
-    counts = torch.bincount(draw(logits_V.expand(many, 12), uniform_B, rows_of([sampling] * many)).id_R, minlength=12)
+    counts = torch.bincount(
+        sample_tokens(logits_V.expand(many, 12), uniform_B, rows_of([sampling] * many)).id_R, minlength=12
+    )
     assert (counts[chances == 0] == 0).all()
     for count, chance in zip((counts / many).tolist(), chances.tolist(), strict=True):
         assert abs(count - chance) < 5 * math.sqrt(chance * (1 - chance) / many) + 1e-9
@@ -175,7 +177,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
 def test_the_ends_of_the_unit_interval_draw_real_tokens():
     logits_BV = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0, -math.inf]]).repeat(2, 1)
     uniform_B = np.array([0.0, 1 - 2.0**-24], np.float32)
-    assert draw(logits_BV, uniform_B, rows_of([DRAWN] * 2)).id_R.tolist() == [1, 3]
+    assert sample_tokens(logits_BV, uniform_B, rows_of([DRAWN] * 2)).id_R.tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("found", [0, 4, 5], ids=["left out before", "left out behind", "none"])
@@ -184,7 +186,7 @@ def test_a_sum_that_is_off_by_a_rounding_error_draws_a_real_token(monkeypatch, f
     wrong_B1 = torch.full((1, 1), found)
     monkeypatch.setattr(sample.torch, "searchsorted", lambda *_, **__: wrong_B1.clone())
     logits_BV = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0, -math.inf]])
-    drawn = draw(logits_BV, np.array([0.5], np.float32), rows_of([DRAWN]))
+    drawn = sample_tokens(logits_BV, np.array([0.5], np.float32), rows_of([DRAWN]))
     assert drawn.id_R.tolist() == [3]
     torch.testing.assert_close(drawn.logp_R, logits_BV.log_softmax(-1)[:, 3])
 
@@ -194,7 +196,7 @@ def test_prompt_and_answer_together_hold_at_most_max_tokens():
     requests = [Request(prompt=[20] * length, seeds=[1, 2]) for length in (31, 30, 3)]
     written = sample_batch(model, requests, max_new_tokens=100, stop=(), sampling=DRAWN)
     assert [[len(each.ids) for each in given] for given in written] == [[1, 1], [2, 2], [29, 29]]
-    assert {each.ended for given in written for each in given} == {"length"}
+    assert {each.finish_reason for given in written for each in given} == {"length"}
 
 
 def test_no_answers_asked_none_written(model):
@@ -205,7 +207,7 @@ def test_no_answers_asked_none_written(model):
 @pytest.mark.parametrize(
     ("prompt", "line"),
     [
-        ([], "prompt: nothing to go on from; wanted at least one token"),
+        ([], "prompt: is empty; wanted at least one token"),
         ([2] * 48, "prompt: too long; got 48 tokens; wanted under 48"),
     ],
 )
@@ -234,9 +236,9 @@ def test_what_was_left_out_counts_for_the_whole_softmax():
     """Logits log(1, 2, 5): of the likeliest two alone 5/7 is drawn, of all it is 5/8."""
     logits_BV = torch.tensor([[1.0, 2.0, 5.0]]).log()
     uniform_B = np.array([0.9], np.float32)
-    said = draw(logits_BV, uniform_B, rows_of([Sampling(temperature=1.0, top_k=2)]))
+    said = sample_tokens(logits_BV, uniform_B, rows_of([Sampling(temperature=1.0, top_k=2)]))
     assert said.id_R.item() == 2
     assert said.logp_R.item() == pytest.approx(math.log(5 / 8))
-    assert said.drawn_logp_R.item() == pytest.approx(math.log(5 / 7))
-    hot = draw(logits_BV, uniform_B, rows_of([Sampling(temperature=0.5)], 0.5))
-    assert hot.logp_R.item() == hot.drawn_logp_R.item() == pytest.approx(math.log(25 / 30))
+    assert said.sampling_logp_R.item() == pytest.approx(math.log(5 / 7))
+    hot = sample_tokens(logits_BV, uniform_B, rows_of([Sampling(temperature=0.5)], 0.5))
+    assert hot.logp_R.item() == hot.sampling_logp_R.item() == pytest.approx(math.log(25 / 30))

@@ -68,7 +68,7 @@ def test_a_stop_string_ends_the_text_wherever_tokens_part(tokenizer, stops, kept
 
 def test_watching_tells_the_moment(byte_level):
     stream, ids = TextStream(byte_level, ["cat"]), byte_level.encode("the cat sat")
-    told = [stream.watch(index) for index in ids]
+    told = [stream.append(index) for index in ids]
     before = byte_level.decode(ids[: told.index(True)])
     assert "cat" not in before and "cat" in byte_level.decode(ids[: told.index(True) + 1])
     assert stream.take() == "the " and stream.take() == "" and stream.finish() == ""
@@ -86,11 +86,11 @@ def test_a_turn_in_pieces_is_the_turn_that_is_parsed(tokenizer):
         stream = TurnStream(tokenizer, thinking)
         found = [*(piece for index in ids for piece in stream.add(index)), *stream.finish()]
         said = parse(tokenizer, ids, thinking=thinking)
-        assert "".join(piece.text for piece in found if piece.kind == "thought") == said.message.reasoning_content
-        assert "".join(piece.text for piece in found if piece.kind == "words") == said.content
+        assert "".join(piece.text for piece in found if piece.kind == "reasoning") == said.message.reasoning_content
+        assert "".join(piece.text for piece in found if piece.kind == "content") == said.content
         by_number = {}
         for piece in found:
-            if piece.kind == "call":
+            if piece.kind == "tool_call":
                 by_number[piece.number] = by_number.get(piece.number, "") + piece.text
         texts = [text.strip() for text in by_number.values()]
         assert [text for text in texts if text] == [call.text for call in said.calls if call.text]
@@ -105,9 +105,9 @@ def _ids(tokenizer, word):
 def test_a_stop_string_ends_a_turn_among_its_words(byte_level):
     ids = [*byte_level.encode("the cat"), byte_level.control("<tool_call>"), *byte_level.encode("the cat sat")]
     stream = TurnStream(byte_level, stop_strings=["t sa"])
-    told = [stream.watch(index) for index in ids]
+    told = [stream.append(index) for index in ids]
     assert told.count(True) >= 1 and stream.stopped
-    assert [(piece.kind, piece.text) for piece in _joined(stream)] == [("words", "the cat"), ("call", "the ca")]
+    assert [(piece.kind, piece.text) for piece in _joined(stream)] == [("content", "the cat"), ("tool_call", "the ca")]
 
 
 def _joined(stream):

@@ -9,7 +9,7 @@ from small_models import rows_of, small_model
 
 from penjing.infer.generate import sample_batch
 from penjing.infer.requests import InjectedTokens, Request, Turn
-from penjing.infer.sample import Sampling, draw
+from penjing.infer.sample import Sampling, sample_tokens
 
 STOP = {5, 11}
 CALL = 7  # a turn in which this was said is followed by something
@@ -46,7 +46,7 @@ def after(ids, number):
     return [1, 2, sum(ids) % 24, *range(12, 12 + len(ids) % 9)]
 
 
-def follow(turns: list[Turn]):
+def end_turn(turns: list[Turn]):
     given = [after(turn.ids, turn.number) for turn in turns]
     return [
         None if ids is None else InjectedTokens(ids, (turn.number, tuple(turn.ids)))
@@ -63,7 +63,7 @@ def by_hand(model, prompt, seed, sampling, limit):
     while True:
         logits_TV = model(torch.tensor([[*prompt, *ids]]))
         logits_1V = (logits_TV[0] if isinstance(logits_TV, tuple) else logits_TV)[0, -1:]
-        drawn = draw(logits_1V, uniform[len(ids) : len(ids) + 1], rows_of([sampling]))
+        drawn = sample_tokens(logits_1V, uniform[len(ids) : len(ids) + 1], rows_of([sampling]))
         ids.append(int(drawn.id_R))
         turn.append(ids[-1])
         logp.append(float(drawn.logp_R))
@@ -84,16 +84,18 @@ def by_hand(model, prompt, seed, sampling, limit):
 @pytest.mark.parametrize("slots", [2, 64])
 def test_the_plain_twin_says_the_same(model, sampling, slots):
     requests = make_requests()
-    written = sample_batch(model, requests, max_new_tokens=36, stop=STOP, sampling=sampling, slots=slots, follow=follow)
+    written = sample_batch(
+        model, requests, max_new_tokens=36, stop=STOP, sampling=sampling, slots=slots, on_turn_end=end_turn
+    )
     turns, ends = [], set()
     for request, given in zip(requests, written, strict=True):
         for seed, each in zip(request.seeds, given, strict=True):
             ids, logp, said, ended = by_hand(model, request.prompt, seed, sampling, 36)
-            assert (each.ids, each.ended) == (ids, ended)
-            assert (each.said or [True] * len(ids)) == said
-            assert each.said is None or not all(each.said)
+            assert (each.ids, each.finish_reason) == (ids, ended)
+            assert (each.is_sampled or [True] * len(ids)) == said
+            assert each.is_sampled is None or not all(each.is_sampled)
             torch.testing.assert_close(torch.tensor(each.logp), torch.tensor(logp), rtol=1e-4, atol=1e-4)
-            assert all(value == 0 for value, own in zip(each.drawn_logp, said, strict=True) if not own)
+            assert all(value == 0 for value, own in zip(each.sampling_logp, said, strict=True) if not own)
             assert said[-1], "an answer ends with what the model said"
             assert [number for number, _ in each.notes] == list(range(1, len(each.notes) + 1))
             turns.append(len(each.notes) + 1)
@@ -108,7 +110,7 @@ def test_nothing_changes_where_nothing_follows(model):
     plain = sample_batch(model, requests, max_new_tokens=20, stop=STOP, sampling=Sampling(temperature=1.0), slots=7)
     followed = sample_batch(
         model, requests, max_new_tokens=20, stop=STOP, sampling=Sampling(temperature=1.0), slots=7,
-        follow=lambda turns: [None] * len(turns),
+        on_turn_end=lambda turns: [None] * len(turns),
     )  # fmt: skip
     assert plain == followed
 
@@ -116,7 +118,7 @@ def test_nothing_changes_where_nothing_follows(model):
 def test_what_has_no_room_is_not_read(model):
     (given,) = sample_batch(
         model, [Request(prompt=[13, 14], seeds=range(40))], max_new_tokens=12, stop=STOP,
-        sampling=Sampling(temperature=1.0), follow=lambda turns: [InjectedTokens([1] * 11, None)] * len(turns),
+        sampling=Sampling(temperature=1.0), on_turn_end=lambda turns: [InjectedTokens([1] * 11, None)] * len(turns),
     )  # fmt: skip
-    assert all(each.said is None and not each.notes and each.ended == "length" for each in given)
+    assert all(each.is_sampled is None and not each.notes and each.finish_reason == "length" for each in given)
     assert any(each.ids[-1] in STOP for each in given)

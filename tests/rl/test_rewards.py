@@ -158,7 +158,7 @@ def turn(*worked, content="", broken=0):
     """A turn with calls that were answered, and some that nobody ran."""
     calls = tuple(ToolCall(name="calculator") for _ in range(len(worked) + broken))
     said = ParsedTurn(reasoning="", content=content, calls=calls)
-    return ToolExchange(said=said, results=tuple(Result(text="", worked=one) for one in worked))
+    return ToolExchange(turn=said, results=tuple(Result(text="", worked=one) for one in worked))
 
 
 def test_tools():
@@ -179,7 +179,7 @@ def test_of_several_turns_the_last_is_judged():
     turns = (turn(True, content="41"), turn(content="42"))
     assert score("exact", answer("<think>41</think>42", "42", turns=turns)) == [1]
     assert score("numeric", answer("42", "41", turns=turns)) == [0]
-    never = ToolExchange(said=ParsedTurn(reasoning="42", content="", calls=(), open=True))
+    never = ToolExchange(turn=ParsedTurn(reasoning="42", content="", calls=(), open=True))
     assert score("exact", answer("42", "42", turns=(never,))) == [0]
 
 

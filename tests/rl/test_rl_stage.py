@@ -103,7 +103,7 @@ class GivesNumbers:
         return [
             ids
             and InjectedTokens(
-                ids, ToolExchange(said=self.said(turn.ids), results=(Result(text="", worked=sum(ids) % 2 == 0),))
+                ids, ToolExchange(turn=self.said(turn.ids), results=(Result(text="", worked=sum(ids) % 2 == 0),))
             )
             for turn, ids in zip(turns, found, strict=True)
         ]
@@ -113,7 +113,7 @@ class GivesNumbers:
         return ParsedTurn(reasoning="", content=" ".join(map(str, ids)), calls=calls)
 
     def exchanges(self, written):
-        return (*written.notes, ToolExchange(said=self.said(last_turn(written))))
+        return (*written.notes, ToolExchange(turn=self.said(last_turn(written))))
 
 
 TURNS = {"max_new_tokens": 24, "max_turns": 3, "tools": ("calculator",)}
@@ -243,11 +243,11 @@ def test_rewards_see_the_whole_trajectory():
         seen, one.turns_PA.flat, one.sampled_PAM.sum(-1).flat, one.calls_PA.flat, strict=True
     ):
         assert len(answer.turns) == turns
-        assert sum(len(turn.said.calls) for turn in answer.turns) == calls
+        assert sum(len(turn.turn.calls) for turn in answer.turns) == calls
         assert answer.num_tokens == said - (not answer.cut_off)
-        last = answer.turns[-1].said.content.split()
+        last = answer.turns[-1].turn.content.split()
         assert answer.text.split() == last[: len(answer.text.split())]
-        assert answer.text_written == answer.turns[-1].said.content
+        assert answer.text_written == answer.turns[-1].turn.content
     assert max(len(answer.turns) for answer in seen) > 1
 
 

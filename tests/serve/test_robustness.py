@@ -264,9 +264,9 @@ def test_many_streams_at_once(start, make_served, tokenizer, clients, seconds, c
         running.idle()
         assert all(status in (429, 503) and wait >= 1 for status, wait, _ in told["refused"])
         assert told["health"] and all(len(set(said)) == 1 for said in told["texts"].values())
-        answered = sum(map(len, told["texts"].values()))
-        assert answered + len(told["refused"]) == clients and answered >= min(clients, 264)
-        count("streams", answered)
+        on_response = sum(map(len, told["texts"].values()))
+        assert on_response + len(told["refused"]) == clients and on_response >= min(clients, 264)
+        count("streams", on_response)
         count("refused", len(told["refused"]))
         for name, took in (("refused", [each[2] for each in told["refused"]]), ("health", told["health"])):
             slowest, tail = 1000 * max(took, default=0), 1000 * p99(took)

@@ -35,9 +35,9 @@ class PenjingEngine(Decoder):
         }
         done = False
         while not self.engine.idle and not done:
-            done = on_tokens([indices[event.ticket] for event in self.engine.step() if event.token is not None])
-        for ticket in indices:
-            self.engine.cancel(ticket)
+            done = on_tokens([indices[event.request_id] for event in self.engine.step() if event.token is not None])
+        for request_id in indices:
+            self.engine.cancel(request_id)
 
 
 def main() -> None:

@@ -53,7 +53,9 @@ def chat(
         except UnicodeEncodeError:
             raise UserError("is not UTF-8", where="--prompt") from None
     with make_engine(trained.model, slots=1, max_tokens=_cache_tokens(trained.model), weights=weights) as engine:
-        talk = Conversation(engine, trained.tokenizer, options, answers=answers, context_tokens=trained.context_tokens)
+        talk = Conversation(
+            engine, trained.tokenizer, options, is_chat_model=answers, context_tokens=trained.context_tokens
+        )
         if prompt is not None:
             Screen(console).show(talk.ask(prompt))
             return
@@ -63,7 +65,7 @@ def chat(
 
 
 def _welcome(trained: LoadedModel, talk: Conversation, console: Console) -> None:
-    what = "answers" if talk.answers else "was only pretrained: it continues what you write"
+    what = "answers" if talk.is_chat_model else "was only pretrained: it continues what you write"
     end = "Ctrl-D" if is_interactive(console) else "an empty line or Ctrl-D"
     lines = [f"{trained.run.out}, step {trained.checkpoint.step}, {what}. /help lists commands, {end} ends."]
     if adapters := talk.engine.forward.adapters:

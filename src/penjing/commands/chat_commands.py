@@ -11,9 +11,9 @@ from pathlib import Path
 from penjing.base.config import convert
 from penjing.base.errors import UserError, nearest
 from penjing.base.files import disk_error
-from penjing.infer.conversation import Conversation, Part
+from penjing.infer.conversation import ChatEvent, Conversation
 
-Answer = Iterator[Part]
+Answer = Iterator[ChatEvent]
 Run = Callable[[Conversation, str], str | Answer]
 SWITCHES = {"on": True, "off": False, "auto": None}
 
@@ -112,7 +112,7 @@ def _help(talk: Conversation, text: str) -> str:
 
 
 def _needs_chats(talk: Conversation) -> None:
-    if not talk.answers:
+    if not talk.is_chat_model:
         raise UserError("the model was only pretrained: it goes on from your text, and has neither turns nor thoughts")
 
 

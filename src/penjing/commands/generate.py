@@ -285,7 +285,7 @@ def split_turns(chat: Chat, turns: str) -> list[tuple[Message, ...]]:
 
 def _message(written: Completion, tokenizer: Tokenizer, options: AnswerOptions) -> Message | None:
     """The answer as a message, or None if it is left out."""
-    if written.ended != "stop" and options.cut == "drop":
+    if written.finish_reason != "stop" and options.cut == "drop":
         return None
     message = parse(tokenizer, written.ids, thinking=parse_switch(options.thinking)).message
     if "\\u0000" in json.dumps(message.tool_calls):

@@ -109,7 +109,7 @@ def check_tools(models: Models, toolbox: Toolbox) -> None:
     from penjing.data.chat.render import render
     from penjing.data.formats import Message
 
-    chats = [model for model in models.served.values() if model.answers or model.chat_adapters]
+    chats = [model for model in models.served.values() if model.is_chat_model or model.chat_adapters]
     if not toolbox or not chats:
         return
     model = max(chats, key=lambda model: model.context)
@@ -154,7 +154,7 @@ def _table(models: Models) -> Table:
     table = Table("model", "parameters", "context", "it", "slots", "cache", box=None, pad_edge=False)
     for name in models.names:
         model, adapter = models.find(name)
-        does = "answers" if model.answers_with(adapter) else "continues texts"
+        does = "answers" if model.is_chat(adapter) else "continues texts"
         facts = (units.count(model.parameters), f"{model.context:,}", does)
         is_own = name == model.name
         table.add_row(
@@ -170,7 +170,7 @@ def _greeting(address: str, models: Models, has_key: bool) -> list[str]:
     """Where it is, and a line to try."""
     name = models.names[0]
     key = ' -H "Authorization: Bearer $PENJING_API_KEY"' if has_key else ""
-    if models.find(name)[0].answers:
+    if models.find(name)[0].is_chat_model:
         path, asked = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
     else:
         path, asked = "completions", '"prompt": "Once upon a time", "max_tokens": 50'

@@ -11,7 +11,7 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.chat.render import render
-from penjing.data.chat.turn_parser import without_thought
+from penjing.data.chat.turn_parser import without_reasoning
 from penjing.data.formats import Message, read_prompts
 from penjing.data.tokenizer.tokenizer import END_TOOL_CALL, TOOL_CALL, Tokenizer
 from penjing.infer.generate import generate
@@ -108,7 +108,7 @@ def answer_questions(
         max_new_tokens = max_tokens or default_tokens + thinking_tokens
         generated = generate(model, prompts, max_new_tokens=max_new_tokens, stop=tokenizer.stop, rows=batch_size)
         for index, question, prompt, ids in zip(indices, batch, prompts, generated, strict=True):
-            text = without_thought(tokenizer, ids, thinking).strip()
+            text = without_reasoning(tokenizer, ids, thinking).strip()
             is_truncated = len(ids) == min(max_new_tokens, max_context - len(prompt))
             answers[index] = GradedAnswer(question, text, is_correct(question, text), is_truncated)
     return [answers[index] for index in range(len(questions))]

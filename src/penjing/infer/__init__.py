@@ -1,5 +1,5 @@
-"""Floor 4: a trained model writes; one engine for chat, evaluation, rollouts and the server.
+"""Floor 4: inference. One engine serves chat, evaluation, rollouts and the server.
 
-Where to begin: generate.py (prompts in, text out), engine.py (what a step is), scheduler.py and slots.py (whose turn it
-is, and what is kept), sampler.py and sample.py (how a token is drawn), forward.py (what a model is to the engine).
+Read first: generate.py (prompts in, ids out), engine.py (one step), scheduler.py and slots.py (scheduling, prefix
+caching), sampler.py and sample.py (sampling), forward.py (the model's interface to the engine).
 """

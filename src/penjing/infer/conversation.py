@@ -1,7 +1,7 @@
-"""A conversation with a model: what was said, and the next answer, piece by piece.
+"""A conversation with a model: the messages so far, and the next answer as a stream.
 
-Keys and values of what was read stay in the engine's slot, so that a turn reads only what is new. A model that was only
-pretrained goes on from each text alone.
+The KV cache of the conversation stays in the engine's slot, so each turn prefills only the new tokens. A model that was
+only pretrained continues each text by itself.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from penjing.data.chat.render import render
 from penjing.data.formats import Message, chat_record
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.engine import Engine
-from penjing.infer.requests import Ended, Request
+from penjing.infer.requests import FinishReason, Request
 from penjing.infer.sample import Sampling
-from penjing.infer.text_stream import Piece, TextStream, TurnStream
+from penjing.infer.text_stream import SpanDelta, TextStream, TurnStream
 from penjing.infer.tool_loop import ToolExchange, ToolLoop
 
-MOST_TURNS = 8  # of the model in one answer
-MIN_ANSWER_TOKENS = 64  # tokens for an answer, for which the oldest exchanges are dropped
+MAX_TURNS = 8  # of the model in one answer
+MIN_ANSWER_TOKENS = 64  # kept free for an answer: the oldest exchanges are dropped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,34 +35,34 @@ class GenerationOptions:
     seed: int = 0
     thinking: bool | None = None
     toolbox: Toolbox = field(default_factory=lambda: Toolbox(()))
-    adapter: str | None = None  # as of infer/requests.py
+    adapter: str | None = None  # see `Request.adapter`
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What is new of a turn."""
+class TextDelta:
+    """New text of the turn."""
 
-    pieces: Sequence[Piece]
+    spans: Sequence[SpanDelta]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnd:
-    """A turn is over. shared: tokens of the prompt that were not read again. Seconds count from the request on."""
+    """A turn has ended. cached_tokens: prompt tokens taken from the KV cache. Seconds count from the request."""
 
     tokens: int
     prompt_tokens: int
-    shared: int
+    cached_tokens: int
     first_token_seconds: float
-    tokens_per_second: float  # after the first token; 0 where there is no second
-    ended: Ended
+    tokens_per_second: float  # after the first token; 0 if there was only one
+    finish_reason: FinishReason
 
 
-Part = Written | TurnEnd | Result
+ChatEvent = TextDelta | TurnEnd | Result
 
 
 class Conversation:
-    """messages: what was said so far. answers: whether the model learned from conversations. context_tokens: that it
-    has learned to read together; where they are used up, the oldest exchanges are dropped."""
+    """messages: the conversation so far. is_chat_model: the model was trained on conversations. context_tokens: the
+    sequence length it was trained on; when it is used up, the oldest exchanges are dropped."""
 
     def __init__(
         self,
@@ -70,101 +70,101 @@ class Conversation:
         tokenizer: Tokenizer,
         options: GenerationOptions = GenerationOptions(),
         *,
-        answers: bool = True,
+        is_chat_model: bool = True,
         context_tokens: int,
     ) -> None:
         self.engine, self.tokenizer, self.options = engine, tokenizer, options
-        self.answers, self.context_tokens = answers, context_tokens
+        self.is_chat_model, self.context_tokens = is_chat_model, context_tokens
         self.system = ""
         self.messages: list[Message] = []
         self._retries = 0
         self._is_stopped = False
 
-    def ask(self, text: str) -> Iterator[Part]:
-        """The answer to `text`. Raises UserError, and remembers nothing, where there is no space for one."""
+    def ask(self, text: str) -> Iterator[ChatEvent]:
+        """The answer to `text`. Raises UserError, and adds no message, if the context has no space for one."""
         self._retries = 0
         return self._answer([*self.messages, Message(role="user", content=text)])
 
-    def retry(self) -> Iterator[Part]:
-        """Another answer to the last question, drawn with the next seed. Raises UserError if there was none."""
-        asked = [number for number, message in enumerate(self.messages) if message.role == "user"]
-        if not asked:
+    def retry(self) -> Iterator[ChatEvent]:
+        """Another answer to the last question, sampled with the next seed. Raises UserError if there is none."""
+        questions = [number for number, message in enumerate(self.messages) if message.role == "user"]
+        if not questions:
             raise UserError("nothing was asked yet")
         self._retries += 1
-        return self._answer(self.messages[: asked[-1] + 1])
+        return self._answer(self.messages[: questions[-1] + 1])
 
     def stop(self) -> None:
-        """End the answer that is being written after its next token; it is kept. For handlers of signals."""
+        """Stop the running answer after its next token and keep it. Signal handlers may call this."""
         self._is_stopped = True
 
     def clear(self) -> None:
-        """Forget what was said. The system prompt stays."""
+        """Remove all messages. The system prompt stays."""
         self.messages = []
 
     def record(self) -> dict[str, Any]:
-        """The conversation in the form that conversations are trained on. Raises UserError if it cannot be."""
-        if not self.answers:
+        """The conversation as a training record. Raises UserError if it cannot be one."""
+        if not self.is_chat_model:
             raise UserError("the model was only pretrained: there is no conversation")
         answers = [message for message in self.messages if message.role == "assistant"]
         if not answers:
             raise UserError("nothing was answered yet")
         if any(not message.tool_calls and not message.content.strip() for message in answers):
-            raise UserError("an answer is empty, and nothing can be learned from it", next_step="Ask again.")
-        # A weak model writes zero bytes too, which readers of conversations reject.
-        said = [replace(each, content=each.content.replace("\0", "\ufffd")) for each in self.messages]
-        return chat_record(self._with_system(said), self.options.toolbox.schemas)
+            raise UserError("an answer is empty, so the conversation is no training data", next_step="Ask again.")
+        # A weak model may write zero bytes, which the reader of training data rejects.
+        messages = [replace(message, content=message.content.replace("\0", "\ufffd")) for message in self.messages]
+        return chat_record(self._with_system(messages), self.options.toolbox.schemas)
 
-    # --- an answer ---------------------------------------------------------------------------------------------------
+    # --- an answer ----------------------------------------------------------------------------------------------------
 
     def _with_system(self, messages: Sequence[Message]) -> list[Message]:
         return [*([Message(role="system", content=self.system)] if self.system else []), *messages]
 
     def _prompt(self, messages: Sequence[Message]) -> list[int]:
-        if not self.answers:
+        if not self.is_chat_model:
             return [self.tokenizer.begin, *self.tokenizer.encode(messages[-1].content)]
         options = self.options
-        shown = self._with_system(messages)
-        return render(self.tokenizer, shown, options.toolbox.schemas, ask=True, thinking=options.thinking).ids
+        all_messages = self._with_system(messages)
+        return render(self.tokenizer, all_messages, options.toolbox.schemas, ask=True, thinking=options.thinking).ids
 
     def _fit(self, messages: list[Message]) -> list[Message]:
-        """Without the oldest exchanges where the conversation leaves too few tokens for an answer."""
+        """Drop the oldest exchanges until there are enough tokens for an answer."""
         limit = self.context_tokens - min(self.options.max_tokens, MIN_ANSWER_TOKENS)
         while len(messages) > 2 and len(self._prompt(messages)) > limit:
-            following = next((at for at in range(1, len(messages)) if messages[at].role == "user"), len(messages) - 1)
-            messages = messages[following:]
+            next_user = next((i for i in range(1, len(messages)) if messages[i].role == "user"), len(messages) - 1)
+            messages = messages[next_user:]
         return messages
 
-    def _answer(self, asked: list[Message]) -> Iterator[Part]:
-        """The turns of one answer, with the results of the tools that it calls."""
+    def _answer(self, prompt_messages: list[Message]) -> Iterator[ChatEvent]:
+        """The turns of one answer, and the results of the tools it calls."""
         self._is_stopped = False
-        asked = self._fit(asked)
-        ids, toolbox = self._prompt(asked), self.options.toolbox
-        turns = ToolLoop(self.tokenizer, toolbox, max_turns=MOST_TURNS, thinking=self.options.thinking)
-        said = list(asked)
-        for number in range(1, MOST_TURNS + 1):
-            written: list[int] = []
-            ended = yield from self._turn(ids, written)
-            if ended == "cancelled" and not written:
+        prompt_messages = self._fit(prompt_messages)
+        ids, toolbox = self._prompt(prompt_messages), self.options.toolbox
+        tool_loop = ToolLoop(self.tokenizer, toolbox, max_turns=MAX_TURNS, thinking=self.options.thinking)
+        messages = list(prompt_messages)
+        for number in range(1, MAX_TURNS + 1):
+            generated_ids: list[int] = []
+            finish_reason = yield from self._generate_turn(ids, generated_ids)
+            if finish_reason == "cancelled" and not generated_ids:
                 break
-            if not self.answers:
-                said.append(Message(role="assistant", content=self.tokenizer.decode(written)))
+            if not self.is_chat_model:
+                messages.append(Message(role="assistant", content=self.tokenizer.decode(generated_ids)))
                 break
-            given = turns.after(written) if toolbox and ended == "stop" else None
-            exchange = given.note if given is not None else ToolExchange(said=turns.parsed(written))
-            said.append(exchange.said.message)
-            said += [Message(role="tool", content=result.text) for result in exchange.results]
+            injected = tool_loop.next_input(generated_ids) if toolbox and finish_reason == "stop" else None
+            exchange = injected.note if injected is not None else ToolExchange(turn=tool_loop.parse_turn(generated_ids))
+            messages.append(exchange.turn.message)
+            messages += [Message(role="tool", content=result.text) for result in exchange.results]
             yield from exchange.results
             is_answered = all(result.is_answer for result in exchange.results)
-            if given is None or is_answered or self._is_stopped or number == MOST_TURNS:
+            if injected is None or is_answered or self._is_stopped or number == MAX_TURNS:
                 break
-            ids = [*ids, *written, self.tokenizer.message_end, *given.ids]
+            ids = [*ids, *generated_ids, self.tokenizer.message_end, *injected.ids]
             if len(ids) >= self.engine.max_tokens:
                 break
-        if len(said) > len(asked):
-            self.messages = said
+        if len(messages) > len(prompt_messages):
+            self.messages = messages
 
-    def _turn(self, ids: Sequence[int], written: list[int]) -> Generator[Part, None, Ended]:
-        """Write one turn; `written` gets its ids without the stop token. Returns how it ended."""
+    def _generate_turn(self, ids: Sequence[int], generated_ids: list[int]) -> Generator[ChatEvent, None, FinishReason]:
+        """Generate one turn; its ids without the stop token are appended to `generated_ids`."""
         engine, options, tokenizer = self.engine, self.options, self.tokenizer
         request = Request(
             prompt=ids,
@@ -174,50 +174,50 @@ class Conversation:
             sampling=options.sampling,
             adapter=options.adapter,
         )
-        began = time.perf_counter()
-        ticket = engine.submit(request)
+        started = time.perf_counter()
+        request_id = engine.submit(request)
         stream: TurnStream | _Continuation
-        stream = TurnStream(tokenizer, options.thinking) if self.answers else _Continuation(tokenizer)
-        first = last = 0.0
-        shared, ended = 0, cast(Ended, "")
+        stream = TurnStream(tokenizer, options.thinking) if self.is_chat_model else _Continuation(tokenizer)
+        first_at = last_at = 0.0
+        cached_tokens, finish_reason = 0, cast(FinishReason, "")
         try:
-            while not ended:
+            while not finish_reason:
                 if self._is_stopped:
-                    engine.cancel(ticket)
+                    engine.cancel(request_id)
                 for event in engine.step():
                     if event.error is not None:
                         raise event.error
-                    ended = event.ended
-                    shared = shared or event.shared
+                    finish_reason = event.finish_reason
+                    cached_tokens = cached_tokens or event.cached_tokens
                     if event.token is not None and event.token.id not in tokenizer.stop:
-                        written.append(event.token.id)
-                        last = time.perf_counter() - began
-                        first = first or last
-                        yield Written(stream.add(event.token.id))
-        except BaseException:  # also where nobody wants to hear the rest
-            engine.cancel(ticket)
+                        generated_ids.append(event.token.id)
+                        last_at = time.perf_counter() - started
+                        first_at = first_at or last_at
+                        yield TextDelta(stream.add(event.token.id))
+        except BaseException:  # also when the caller closes the generator
+            engine.cancel(request_id)
             engine.step()
             raise
-        yield Written(stream.finish())
+        yield TextDelta(stream.finish())
         yield TurnEnd(
-            tokens=len(written),
+            tokens=len(generated_ids),
             prompt_tokens=len(ids),
-            shared=shared,
-            first_token_seconds=first,
-            tokens_per_second=(len(written) - 1) / (last - first) if last > first else 0.0,
-            ended=ended,
+            cached_tokens=cached_tokens,
+            first_token_seconds=first_at,
+            tokens_per_second=(len(generated_ids) - 1) / (last_at - first_at) if last_at > first_at else 0.0,
+            finish_reason=finish_reason,
         )
-        return ended
+        return finish_reason
 
 
 class _Continuation:
-    """`TurnStream` of a model that was only pretrained: all is words."""
+    """`TurnStream` of a model that was only pretrained: all text is content."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._stream = TextStream(tokenizer)
 
-    def add(self, index: int) -> list[Piece]:
-        return [Piece("words", 0, self._stream.add(index))]
+    def add(self, index: int) -> list[SpanDelta]:
+        return [SpanDelta("content", 0, self._stream.add(index))]
 
-    def finish(self) -> list[Piece]:
-        return [Piece("words", 0, self._stream.finish())]
+    def finish(self) -> list[SpanDelta]:
+        return [SpanDelta("content", 0, self._stream.finish())]

@@ -1,4 +1,4 @@
-"""A `Forward` in C for CPUs (kernels/cpu/decode.py): packs a model's weights once, then one call for a pass."""
+"""A `Forward` in C for CPUs (kernels/cpu/decode.py): packs the weights once, then makes one call per pass."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from penjing.model.transformer import Transformer
 
 
 def supports(model: Transformer) -> str:
-    """Why a model's passes cannot run in C; empty where they can."""
+    """Why the C kernels cannot run this model; empty if they can."""
     if model.embed.weight.device.type != "cpu":
         return "the model is not on a CPU"
-    if why := library.unavailable_decode_reason():
-        return f"the C kernels for this CPU are missing, {why}"
+    if reason := library.unavailable_decode_reason():
+        return f"the C kernels for this CPU are not available: {reason}"
     dtypes = {_precision(model), *(parameter.dtype for parameter in model.parameters())} - TYPES.keys()
     if dtypes:
         return f"the C kernels take float32 and bfloat16, not {str(dtypes.pop()).removeprefix('torch.')}"
@@ -53,18 +53,18 @@ def _precision(model: Transformer) -> torch.dtype:
 
 
 class CpuForward:
-    """A model in C. Weights are packed as they are now; a row's values do not depend on the other rows of a pass."""
+    """A model in C. Later changes of the weights have no effect: they are packed here. Results are batch-invariant."""
 
-    exact = True
+    batch_invariant = True
 
     def __init__(
         self, model: Transformer, *, num_slots: int, max_tokens: int, weights: Literal["auto", "int8"] = "auto"
     ) -> None:
-        """weights: int8 quantises all matrices but the router's and the embedding; auto: as the model computes."""
+        """weights: int8 quantises all matrices except the router and the embedding; auto: the model's own dtype."""
         config = model.config
         self.num_slots, self.max_tokens, self.vocab_size = num_slots, max_tokens, config.vocab_size
         self.adapters = lora.names(model)
-        self.active = _active(model, self.adapters)
+        self.active_adapter = _active_adapter(model, self.adapters)
         self._decoder = Decoder(
             Shape(
                 num_attention_heads=config.num_attention_heads,
@@ -87,7 +87,7 @@ class CpuForward:
         self.copy_prefix = self._decoder.copy_prefix
 
     def close(self) -> None:
-        """Gives the packed weights and the cache back."""
+        """Free the packed weights and the cache."""
         del self._decoder, self.copy_prefix
 
     def __call__(
@@ -95,19 +95,19 @@ class CpuForward:
         slot_N: np.ndarray,
         position_N: np.ndarray,
         id_N: np.ndarray,
-        logits_at_R: np.ndarray,
+        logits_index_R: np.ndarray,
         adapter_N: np.ndarray | None = None,
     ) -> Tensor:
-        if adapter_N is None and self.active >= 0:
-            adapter_N = np.full(len(slot_N), self.active, dtype=np.int32)
-        return self._decoder(slot_N, position_N, id_N, logits_at_R, adapter_N)
+        if adapter_N is None and self.active_adapter >= 0:
+            adapter_N = np.full(len(slot_N), self.active_adapter, dtype=np.int32)
+        return self._decoder(slot_N, position_N, id_N, logits_index_R, adapter_N)
 
 
-def _active(model: Transformer, names: tuple[str, ...]) -> int:
-    """The number of the adapter that all rows use now, or -1."""
+def _active_adapter(model: Transformer, names: tuple[str, ...]) -> int:
+    """The index of the adapter that all rows use now, or -1."""
     active = {layer.active for layer in lora.adapted(model).values()} - {None}
     if len(active) > 1:
-        raise UserError("several adapters are in use at once", got=", ".join(sorted(map(str, active))))
+        raise UserError("several adapters are active at once", got=", ".join(sorted(map(str, active))))
     return names.index(str(active.pop())) if active else -1
 
 

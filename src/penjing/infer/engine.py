@@ -1,14 +1,13 @@
-"""The engine: many requests answered at once by one model, a token for each of them in every step.
+"""The engine: one model answers many requests at once, one token each per step.
 
-Continuous batching (Orca, OSDI 2022): a step is one pass of the model over the last token of every answer under way
-and, beside them, a chunk of the prompts that are still being read (chunked prefill, arXiv:2308.16369); where an answer
-ends, the next takes its slot in the following step. For the engine there is no difference between the two: an answer
-has tokens that are known and tokens whose keys and values are in its slot, a pass reads some of those that are not, and
-where none is left, the next token is drawn.
+Continuous batching (Orca, OSDI 2022): a step is one forward pass over the last token of every running answer. The same
+pass also prefills a chunk of the new prompts (chunked prefill, arXiv:2308.16369). When an answer ends, the next one
+takes its slot in the following step. Decoding and prefill are the same to the engine: an answer has known tokens, of
+which the first are in the KV cache. A pass computes some of the others. When none is left, the next token is sampled.
 
-A slot keeps its keys and values when its answer has ended. A new prompt takes over the longest beginning that any slot
-holds (a system prompt, or the conversation so far) and reads only the rest; the slot used longest ago is overwritten
-first. Clients take turns for slots and for the reading of prompts.
+A slot keeps its KV cache after its answer has ended (prefix caching). A new prompt reuses the longest prefix that any
+slot holds, such as a system prompt or the conversation so far, and prefills only the remaining tokens. The least
+recently used slot is overwritten first. Clients take turns for slots and for prefill.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from penjing.infer.capacity import Capacity
 from penjing.infer.forward import Forward, Ints, ints
 from penjing.infer.jobs import Answer, Job, JobQueue
 from penjing.infer.requests import (
-    Ended,
     Event,
+    FinishReason,
     InjectedTokens,
     Request,
     Token,
@@ -49,10 +48,10 @@ Result = TypeVar("Result")
 
 
 class Engine:
-    """Answers requests. `submit` and `cancel` may be called from any thread, all else from one.
+    """Answers requests. `submit` and `cancel` may be called from any thread, all other methods from one thread.
 
-    prefill_chunk: tokens of prompts read in one step. recover: where a pass runs out of memory, fewer are answered at
-    once for a while; without it the error is raised.
+    prefill_chunk: prompt tokens of one step. recover: when a pass runs out of memory, use fewer slots for a while;
+    without it the error is raised.
     """
 
     def __init__(self, forward: Forward, *, prefill_chunk: int = 256, recover: bool = True) -> None:
@@ -62,44 +61,45 @@ class Engine:
         self._capacity = Capacity(forward.num_slots)
         self._slots = Slots(forward.num_slots, forward.max_tokens)
         self._sampler = Sampler(forward.num_slots, forward.max_tokens, forward.vocab_size, forward.device)
-        self._tickets = itertools.count()
+        self._request_ids = itertools.count()
         self._incoming: deque[Job] = deque()
         self._cancelled: deque[int] = deque()
         self._jobs: dict[int, Job] = {}
         self._queue = JobQueue()
-        self._scheduler = Scheduler(self._slots, self._queue, exact=forward.exact, prefill_chunk=prefill_chunk)
+        invariant = forward.batch_invariant
+        self._scheduler = Scheduler(self._slots, self._queue, batch_invariant=invariant, prefill_chunk=prefill_chunk)
         self._events: list[Event] = []
 
-    # --- requests ----------------------------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> int:
-        """Queue a request; returns its ticket. Raises UserError where it cannot be answered."""
+        """Queue a request; returns its request_id. Raises UserError if it cannot be answered."""
         check_request(request, self.max_tokens, self.forward.vocab_size)
         adapter = self._adapter(request.adapter)
         prompt = np.asarray(request.prompt, dtype=np.int32)
-        job = Job(next(self._tickets), request, prompt, adapter)
+        job = Job(next(self._request_ids), request, prompt, adapter)
         job.waiting.extend(Answer(job, number, seed) for number, seed in enumerate(request.seeds))
         self._incoming.append(job)
-        return job.ticket
+        return job.request_id
 
     def _adapter(self, name: str | None) -> int:
         if name is None:
-            return self.forward.active
+            return self.forward.active_adapter
         if name == "":
             return -1
         if name not in self.forward.adapters:
             raise UserError(
-                f"no adapter is called {name!r}", where="adapter", wanted=", ".join(self.forward.adapters) or "none"
+                f"no adapter is named {name!r}", where="adapter", wanted=", ".join(self.forward.adapters) or "none"
             )
         return self.forward.adapters.index(name)
 
-    def cancel(self, ticket: int) -> None:
-        """End a request; its slots are free for the next step. Does nothing where it has ended."""
-        self._cancelled.append(ticket)
+    def cancel(self, request_id: int) -> None:
+        """End a request; its slots are free in the next step. Does nothing if it has ended."""
+        self._cancelled.append(request_id)
 
     def cancel_all(self) -> None:
-        """End every request there is now."""
-        self._cancelled.extend([job.ticket for job in [*self._jobs.values(), *self._incoming]])
+        """End all current requests."""
+        self._cancelled.extend([job.request_id for job in [*self._jobs.values(), *self._incoming]])
 
     def close(self) -> None:
         self.forward.close()
@@ -108,7 +108,7 @@ class Engine:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
@@ -124,7 +124,7 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests of which an answer waits for a slot."""
+        """Requests with an answer that waits for a slot."""
         return len(self._incoming) + self._queue.size
 
     @property
@@ -132,300 +132,302 @@ class Engine:
         """Answers that have a slot."""
         return int(self._slots.is_active_S.sum())
 
-    # --- a step ------------------------------------------------------------------------------------------------------
+    # --- a step -------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Event]:
-        """One pass of the model and a token of each answer whose tokens are all read; returns what happened."""
+        """One forward pass, and one new token for each answer whose tokens are all computed. Returns the events."""
         self.steps += 1
-        self._take_in()
-        if begun := self._admit():
-            logits_RV = torch.cat([_logits_of(answer) for answer in begun])
-            self._draw(ints([answer.slot for answer in begun]), logits_RV)
-            for answer in begun:
+        self._take_incoming()
+        if started := self._admit():
+            logits_RV = torch.cat([_logits_of(answer) for answer in started])
+            self._sample(ints([answer.slot for answer in started]), logits_RV)
+            for answer in started:
                 if not answer.job.waiting:
                     answer.job.logits_1V = None
         if planned := self._scheduler.plan():
             try:
-                logits_RV = self.forward(*self._arrays(planned))
+                logits_RV = self.forward(*self._forward_args(planned))
             except Exception as error:
                 if not (self.recover and is_out_of_memory(error)):
                     raise
-                self._shrink(error)
+                self._reduce_capacity(error)
             else:
-                self._capacity.went_well()
-                self._have_read(planned, logits_RV)
+                self._capacity.on_success()
+                self._finish_pass(planned, logits_RV)
         events, self._events = self._events, []
         return events
 
-    def _take_in(self) -> None:
+    def _take_incoming(self) -> None:
         while self._incoming:
             job = self._incoming.popleft()
-            self._jobs[job.ticket] = job
+            self._jobs[job.request_id] = job
             if not job.waiting:
-                self._end_job(job, "length")
+                self._finish_job(job, "length")
                 continue
             self._queue.add(job)
         while self._cancelled:
             if cancelled := self._jobs.get(self._cancelled.popleft()):
-                self._end_job(cancelled, "cancelled")
+                self._finish_job(cancelled, "cancelled")
 
-    # --- who gets a slot ---------------------------------------------------------------------------------------------
+    # --- admission ----------------------------------------------------------------------------------------------------
 
     def _admit(self) -> list[Answer]:
-        """Give free slots to waiting answers; returns those whose first token can be drawn at once."""
-        begun = []
-        while (slot := self._slots.oldest(self.capacity)) >= 0 and (answer := self._scheduler.next_answer()):
-            if self._begin(answer, slot):
-                begun.append(answer)
-        return begun
+        """Give free slots to waiting answers; returns those whose first token can be sampled at once."""
+        started = []
+        while (slot := self._slots.free_slot(self.capacity)) >= 0 and (answer := self._scheduler.next_answer()):
+            if self._start(answer, slot):
+                started.append(answer)
+        return started
 
-    def _begin(self, answer: Answer, slot: int) -> bool:
-        """Put an answer into a slot, with what others have read of its tokens; whether its next token can be drawn."""
+    def _start(self, answer: Answer, slot: int) -> bool:
+        """Put an answer into a slot, reusing cached prefixes. Returns whether its next token can be sampled now."""
         job, slots = answer.job, self._slots
         ids = np.concatenate([job.prompt, np.asarray(answer.ids, np.int32)]) if answer.ids else job.prompt
-        now, _ = slots.prefix(ids, job.adapter)
-        is_ready = job.logits_1V is not None and not answer.ids and now.tokens == len(ids)
-        shared = now.tokens if is_ready else self._scheduler.sharable(now.tokens, len(ids))
-        if job.request.prompt_logprobs and not job.is_read:
-            shared = 0
-        if shared and slots.may_go_on_in(now.slot, shared):
-            slot = now.slot
-        elif shared:
-            self.forward.copy_prefix(now.slot, slot, shared)
-        slots.take(slot, ids, shared, job.adapter)
-        self._put(answer, slot)
+        cached, _ = slots.prefix(ids, job.adapter)
+        is_ready = job.logits_1V is not None and not answer.ids and cached.tokens == len(ids)
+        cached_tokens = cached.tokens if is_ready else self._scheduler.reusable_tokens(cached.tokens, len(ids))
+        if job.request.prompt_logprobs and not job.is_prefilled:
+            cached_tokens = 0
+        if cached_tokens and slots.can_reuse(cached.slot, cached_tokens):
+            slot = cached.slot
+        elif cached_tokens:
+            self.forward.copy_prefix(cached.slot, slot, cached_tokens)
+        slots.take(slot, ids, cached_tokens, job.adapter)
+        self._init_slot(answer, slot)
         if not answer.ids:
-            job.shared = shared if not job.is_read else len(job.prompt)
-        self.tokens_shared += shared
-        return is_ready and answer.slot >= 0  # where its grammar could be made
+            job.cached_tokens = cached_tokens if not job.is_prefilled else len(job.prompt)
+        self.tokens_shared += cached_tokens
+        return is_ready and answer.slot >= 0  # false if its grammar failed
 
-    def _put(self, answer: Answer, slot: int) -> None:
-        """The answer's own settings, by slot."""
+    def _init_slot(self, answer: Answer, slot: int) -> None:
+        """Set the slot's sampling settings and limits."""
         job, slots = answer.job, self._slots
-        request, said = job.request, len(answer.ids)
+        request, num_generated = job.request, len(answer.ids)
         limit = min(request.max_new_tokens, self.max_tokens - len(job.prompt))
         answer.slot, slots.answers[slot] = slot, answer
         if answer not in job.active:
             job.active.append(answer)
-        slots.written_S[slot], slots.limit_S[slot] = said, limit
-        slots.is_scored_S[slot] = request.prompt_logprobs and not job.is_read
+        slots.num_generated_S[slot], slots.max_new_tokens_S[slot] = num_generated, limit
+        slots.is_scored_S[slot] = request.prompt_logprobs and not job.is_prefilled
         slots.set_stop(slot, request.stop)
         self._sampler.put(slot, request, answer.seed, limit, answer.ids)
         if request.grammar is not None and answer.grammar is None:
-            answer.grammar = self._own(answer, request.grammar)
+            answer.grammar = self._call(answer, request.grammar)
 
-    def _arrays(self, planned: Pass) -> tuple[Ints, Ints, Ints, Ints, Ints | None]:
+    def _forward_args(self, planned: Pass) -> tuple[Ints, Ints, Ints, Ints, Ints | None]:
         slots = self._slots
         adapter_N = slots.adapter_S[planned.slot_N] if self.forward.adapters else None
         id_N = slots.token_ST[planned.slot_N, planned.position_N].astype(np.int64)
-        return planned.slot_N, planned.position_N, id_N, planned.at_R, adapter_N
+        return planned.slot_N, planned.position_N, id_N, planned.logits_index_R, adapter_N
 
-    def _have_read(self, planned: Pass, logits_RV: Tensor) -> None:
-        """Take down what the pass read, and draw the next token where all is read."""
+    def _finish_pass(self, planned: Pass, logits_RV: Tensor) -> None:
+        """Record what the pass computed, and sample the next token of answers that are complete."""
         slots = self._slots
-        slots.length_S[planned.slot_B] += planned.count_B
-        is_given_B = (planned.count_B > 1) | (slots.written_S[planned.slot_B] == 0)  # and not drawn
-        self.tokens_read += int(planned.count_B[is_given_B].sum())
-        for place in np.flatnonzero(slots.is_scored_S[planned.slot_B]).tolist():
-            self._score_prompt(place, planned, logits_RV)
-        slot_R, row_R = planned.slot_B[planned.complete_B], planned.row_of_last_B[planned.complete_B]
-        for place in np.flatnonzero(slots.written_S[slot_R] == 0).tolist():
-            job = slots.at(int(slot_R[place])).job
-            if not job.is_read:
-                self._prompt_is_read(job, logits_RV[row_R[place]])
-        if not (going_R := slots.is_active_S[slot_R]).all():  # requests that wanted no more than that
-            slot_R, row_R = slot_R[going_R], row_R[going_R]
+        slots.num_computed_S[planned.slot_B] += planned.count_B
+        is_prefill_B = (planned.count_B > 1) | (slots.num_generated_S[planned.slot_B] == 0)  # not decoding
+        self.tokens_read += int(planned.count_B[is_prefill_B].sum())
+        for row in np.flatnonzero(slots.is_scored_S[planned.slot_B]).tolist():
+            self._score_prompt(row, planned, logits_RV)
+        slot_R, row_R = planned.slot_B[planned.is_complete_B], planned.logits_row_B[planned.is_complete_B]
+        for row in np.flatnonzero(slots.num_generated_S[slot_R] == 0).tolist():
+            job = slots.answer_in(int(slot_R[row])).job
+            if not job.is_prefilled:
+                self._finish_prefill(job, logits_RV[row_R[row]])
+        if not (is_active_R := slots.is_active_S[slot_R]).all():  # some requests ended with their prompt
+            slot_R, row_R = slot_R[is_active_R], row_R[is_active_R]
         if len(row_R) < len(logits_RV):
             logits_RV = logits_RV[torch.from_numpy(row_R).to(logits_RV.device)]
         if len(slot_R):
-            self._draw(slot_R, logits_RV)
+            self._sample(slot_R, logits_RV)
 
-    def _prompt_is_read(self, job: Job, logits_V: Tensor) -> None:
-        job.is_read = True
+    def _finish_prefill(self, job: Job, logits_V: Tensor) -> None:
+        job.is_prefilled = True
         if job.request.max_new_tokens < 1:
-            self._end_job(job, "length")
+            self._finish_job(job, "length")
             return
         if job.waiting:
             job.logits_1V = logits_V[None].clone()
-            self._queue.add(job, first=True)
+            self._queue.add(job, at_front=True)
 
-    def _score_prompt(self, place: int, planned: Pass, logits_RV: Tensor) -> None:
-        """Log-probabilities of the prompt's tokens that follow those of this pass."""
-        slot, count = int(planned.slot_B[place]), int(planned.count_B[place])
-        job, end = self._slots.at(slot).job, int(self._slots.length_S[slot])
-        if not job.scores:
-            job.scores.append(Token(int(job.prompt[0]), float("nan")))
-        if self._slots.length_S[slot] == len(job.prompt):
+    def _score_prompt(self, row: int, planned: Pass, logits_RV: Tensor) -> None:
+        """Log-probabilities of the prompt tokens that follow those of this pass."""
+        slot, count = int(planned.slot_B[row]), int(planned.count_B[row])
+        job, end = self._slots.answer_in(slot).job, int(self._slots.num_computed_S[slot])
+        if not job.prompt_logprobs:
+            job.prompt_logprobs.append(Token(int(job.prompt[0]), float("nan")))
+        if self._slots.num_computed_S[slot] == len(job.prompt):
             self._slots.is_scored_S[slot] = False
-        following = job.prompt[end - count + 1 : end + 1]
-        if not len(following):
+        next_ids = job.prompt[end - count + 1 : end + 1]
+        if not len(next_ids):
             return
-        # All rows of the chunk were asked for; after the prompt's last token nothing is known.
-        first = int(planned.row_of_last_B[place]) - count + 1
-        job.scores += score(logits_RV[first : first + len(following)], following, job.request)
+        # The pass returned logits for all rows of the chunk. The row after the last prompt token has no target.
+        first = int(planned.logits_row_B[row]) - count + 1
+        job.prompt_logprobs += score(logits_RV[first : first + len(next_ids)], next_ids, job.request)
 
-    # --- what is drawn -----------------------------------------------------------------------------------------------
+    # --- sampling -----------------------------------------------------------------------------------------------------
 
-    def _draw(self, slot_R: Ints, logits_RV: Tensor) -> None:
-        """One token for each of these slots."""
+    def _sample(self, slot_R: Ints, logits_RV: Tensor) -> None:
+        """Sample one token for each of these slots."""
         slots = self._slots
-        drawn = self._sampler.draw(slot_R, slots.written_S[slot_R], logits_RV, self._masks(slot_R))
-        answers, id_R = [slots.answers[slot] for slot in slot_R.tolist()], drawn.id_R
-        slots.token_ST[slot_R, slots.known_S[slot_R]] = id_R
-        slots.known_S[slot_R] += 1
-        slots.written_S[slot_R] += 1
+        output = self._sampler.sample(slot_R, slots.num_generated_S[slot_R], logits_RV, self._masks(slot_R))
+        answers, id_R = [slots.answers[slot] for slot in slot_R.tolist()], output.id_R
+        slots.token_ST[slot_R, slots.num_tokens_S[slot_R]] = id_R
+        slots.num_tokens_S[slot_R] += 1
+        slots.num_generated_S[slot_R] += 1
         self.tokens_written += len(slot_R)
         has_stopped_R = (slots.stop_SE[slot_R] == id_R[:, None]).any(axis=1)
-        is_full_R = slots.written_S[slot_R] >= slots.limit_S[slot_R]
+        is_full_R = slots.num_generated_S[slot_R] >= slots.max_new_tokens_S[slot_R]
         stopped = []
-        tokens = map(Token, id_R.tolist(), drawn.logp_R.tolist(), drawn.drawn_logp_R.tolist(), drawn.tops)
+        tokens = map(Token, id_R.tolist(), output.logp_R.tolist(), output.sampling_logp_R.tolist(), output.top_logprobs)
         for answer, token, has_stopped, is_full in zip(
             answers, tokens, has_stopped_R.tolist(), is_full_R.tolist(), strict=True
         ):
-            if answer is None or answer.slot < 0:  # ended by an error of its own code
+            if answer is None or answer.slot < 0:  # its callback failed
                 continue
-            if has_stopped and answer.job.request.follow is not None:
+            if has_stopped and answer.job.request.on_turn_end is not None:
                 stopped.append((answer, token))
                 continue
-            self._said(answer, token, "stop" if has_stopped else "length" if is_full else "")
+            self._emit_token(answer, token, "stop" if has_stopped else "length" if is_full else "")
         if stopped:
-            self._follow(stopped)
+            self._end_turns(stopped)
 
-    def _said(self, answer: Answer, token: Token, ended: Ended) -> None:
-        """An answer's new token; its own code may end it."""
+    def _emit_token(self, answer: Answer, token: Token, finish_reason: FinishReason) -> None:
+        """Report a new token; the request's `should_stop` or grammar may end the answer."""
         request = answer.job.request
-        watch = request.watch
-        if watch is not None and self._own(answer, partial(watch, answer.number, token.id)):
-            ended = "stop"
+        should_stop = request.should_stop
+        if should_stop is not None and self._call(answer, partial(should_stop, answer.number, token.id)):
+            finish_reason = "stop"
         grammar = answer.grammar
-        if grammar is not None and ended != "stop" and self._own(answer, partial(_accepted, grammar, token.id)):
-            ended = "stop"
+        if grammar is not None and finish_reason != "stop" and self._call(answer, partial(_accept, grammar, token.id)):
+            finish_reason = "stop"
         if answer.job.is_over:
             return
-        self._tell(answer, token, ended)
-        if ended:
-            self._end(answer)
+        self._emit(answer, token, finish_reason)
+        if finish_reason:
+            self._finish(answer)
 
     def _masks(self, slot_R: Ints) -> dict[int, NDArray[np.bool_]]:
-        """By row, which ids a grammar allows."""
+        """By row, the ids that the grammar allows."""
         masks = {}
         for row, slot in enumerate(slot_R.tolist()):
             answer = self._slots.answers[slot]
             if answer is not None and answer.grammar is not None:
-                may_V = self._own(answer, partial(_allowed, answer.grammar, self.forward.vocab_size))
-                if may_V is not None:
-                    masks[row] = may_V
+                allowed_V = self._call(answer, partial(_allowed_tokens, answer.grammar, self.forward.vocab_size))
+                if allowed_V is not None:
+                    masks[row] = allowed_V
         return masks
 
-    def _follow(self, stopped: list[tuple[Answer, Token]]) -> None:
-        """Let those go on whose turn something follows; one call for all that ask the same function."""
+    def _end_turns(self, stopped: list[tuple[Answer, Token]]) -> None:
+        """Call `on_turn_end`, once for all answers with the same function, and continue or finish each answer."""
         while stopped:
-            follow = stopped[0][0].job.request.follow
-            mine = [pair for pair in stopped if pair[0].job.request.follow is follow]
-            stopped = [pair for pair in stopped if pair[0].job.request.follow is not follow]
+            on_turn_end = stopped[0][0].job.request.on_turn_end
+            group = [pair for pair in stopped if pair[0].job.request.on_turn_end is on_turn_end]
+            stopped = [pair for pair in stopped if pair[0].job.request.on_turn_end is not on_turn_end]
             try:
-                assert follow is not None
-                given = follow([self._turn(answer) for answer, _ in mine])
-                self._check_given(given, len(mine))
-            except Exception as error:  # the caller's own code: nobody else is to suffer
-                for answer, _ in mine:
-                    self._end_job(answer.job, "error", error)
+                assert on_turn_end is not None
+                injected = on_turn_end([self._turn(answer) for answer, _ in group])
+                self._check_injected(injected, len(group))
+            except Exception as error:  # in the caller's code: other requests go on
+                for answer, _ in group:
+                    self._finish_job(answer.job, "error", error)
                 continue
-            for (answer, token), following in zip(mine, given, strict=True):
-                self._go_on(answer, token, following)
+            for (answer, token), next_ids in zip(group, injected, strict=True):
+                self._inject(answer, token, next_ids)
 
-    def _check_given(self, given: Sequence[InjectedTokens | None], turns: int) -> None:
-        if len(given) != turns:
-            raise ValueError(f"{turns} turns ended, and {len(given)} were followed")
-        for tokens in given:
-            if tokens is not None and not all(0 <= index < self.forward.vocab_size for index in tokens.ids):
-                raise ValueError("what follows a turn holds an id that is no token")
+    def _check_injected(self, injected: Sequence[InjectedTokens | None], turns: int) -> None:
+        if len(injected) != turns:
+            raise ValueError(f"on_turn_end returned {len(injected)} results for {turns} turns")
+        for tokens in injected:
+            if tokens is not None and not all(0 <= token_id < self.forward.vocab_size for token_id in tokens.ids):
+                raise ValueError("on_turn_end returned an id outside the vocabulary")
 
     def _turn(self, answer: Answer) -> Turn:
         start = answer.turns[-1] if answer.turns else 0
-        ids = self._slots.said(answer.slot, len(answer.job.prompt))
-        return Turn(answer.job.ticket, answer.number, len(answer.turns) + 1, ids[start:])
+        ids = self._slots.generated_ids(answer.slot, len(answer.job.prompt))
+        return Turn(answer.job.request_id, answer.number, len(answer.turns) + 1, ids[start:])
 
-    def _go_on(self, answer: Answer, token: Token, given: InjectedTokens | None) -> None:
+    def _inject(self, answer: Answer, token: Token, injected: InjectedTokens | None) -> None:
         slots, slot = self._slots, answer.slot
-        if given is None or slots.written_S[slot] + len(given.ids) >= slots.limit_S[slot]:
-            self._tell(answer, token, "stop" if given is None else "length")
-            self._end(answer)
+        if injected is None or slots.num_generated_S[slot] + len(injected.ids) >= slots.max_new_tokens_S[slot]:
+            self._emit(answer, token, "stop" if injected is None else "length")
+            self._finish(answer)
             return
-        slots.append(slot, given.ids)
-        answer.turns.append(int(slots.written_S[slot]))
-        self._tell(answer, token, "", given)
+        slots.append(slot, injected.ids)
+        answer.turns.append(int(slots.num_generated_S[slot]))
+        self._emit(answer, token, "", injected)
 
-    def _tell(self, answer: Answer, token: Token | None, ended: Ended, given: InjectedTokens | None = None) -> None:
+    def _emit(
+        self, answer: Answer, token: Token | None, finish_reason: FinishReason, injected: InjectedTokens | None = None
+    ) -> None:
         job = answer.job
-        prompt, shared = None, 0
-        if not answer.is_told:
-            answer.is_told = True
-            shared = job.shared if answer.number == 0 else len(job.prompt)
-            prompt = tuple(job.scores) if job.scores and answer.number == 0 else None
-        self._events.append(Event(job.ticket, answer.number, token, ended, prompt, shared, given))
+        prompt, cached_tokens = None, 0
+        if not answer.is_reported:
+            answer.is_reported = True
+            cached_tokens = job.cached_tokens if answer.number == 0 else len(job.prompt)
+            prompt = tuple(job.prompt_logprobs) if job.prompt_logprobs and answer.number == 0 else None
+        self._events.append(Event(job.request_id, answer.number, token, finish_reason, prompt, cached_tokens, injected))
 
-    # --- ends --------------------------------------------------------------------------------------------------------
+    # --- finish -------------------------------------------------------------------------------------------------------
 
-    def _end(self, answer: Answer) -> None:
-        """Free the slot; what it holds stays for prompts that begin alike."""
-        self._free(answer)
+    def _finish(self, answer: Answer) -> None:
+        """Free the slot; its KV cache stays for prompts with the same prefix."""
+        self._release_slot(answer)
         job = answer.job
         job.active.remove(answer)
         if not job.active and not job.waiting:
             job.is_over = True
-            self._jobs.pop(job.ticket, None)
+            self._jobs.pop(job.request_id, None)
 
-    def _free(self, answer: Answer) -> None:
+    def _release_slot(self, answer: Answer) -> None:
         if answer.slot >= 0:
             self._slots.release(answer.slot, self.steps)
             answer.slot = -1
 
-    def _end_job(self, job: Job, ended: Ended, error: Exception | None = None) -> None:
+    def _finish_job(self, job: Job, finish_reason: FinishReason, error: Exception | None = None) -> None:
         """End all answers of a request that have not ended."""
         if job.is_over:
             return
         job.is_over = True
-        self._jobs.pop(job.ticket, None)
+        self._jobs.pop(job.request_id, None)
         self._queue.remove(job)
         for answer in [*job.active, *job.waiting]:
-            prompt = tuple(job.scores) if job.scores and answer.number == 0 else None
-            self._events.append(Event(job.ticket, answer.number, None, ended, prompt, error=error))
-            self._free(answer)
+            prompt = tuple(job.prompt_logprobs) if job.prompt_logprobs and answer.number == 0 else None
+            self._events.append(Event(job.request_id, answer.number, None, finish_reason, prompt, error=error))
+            self._release_slot(answer)
         job.active.clear()
         job.waiting.clear()
 
     def fail(self, error: Exception) -> list[Event]:
         """End every request with this error."""
-        self._take_in()
+        self._take_incoming()
         for job in list(self._jobs.values()):
-            self._end_job(job, "error", error)
+            self._finish_job(job, "error", error)
         events, self._events = self._events, []
         return events
 
-    def _shrink(self, error: Exception) -> None:
-        """After a pass ran out of memory: half as many answers at once, the newest wait and go on later."""
+    def _reduce_capacity(self, error: Exception) -> None:
+        """After a pass ran out of memory: use half as many slots; the newest answers wait and continue later."""
         active = [answer for answer in self._slots.answers if answer is not None]
-        active.sort(key=lambda answer: (answer.job.ticket, answer.number))
+        active.sort(key=lambda answer: (answer.job.request_id, answer.number))
         if len(active) == 1:
-            self._end_job(active[0].job, "error", error)
+            self._finish_job(active[0].job, "error", error)
             return
-        self._capacity.ran_out(len(active))
+        self._capacity.on_out_of_memory(len(active))
         for answer in reversed(active[self.capacity :]):
             job = answer.job
-            answer.ids = self._slots.said(answer.slot, len(job.prompt))
-            job.scores = job.scores if job.is_read else []
-            self._free(answer)
+            answer.ids = self._slots.generated_ids(answer.slot, len(job.prompt))
+            job.prompt_logprobs = job.prompt_logprobs if job.is_prefilled else []
+            self._release_slot(answer)
             job.active.remove(answer)
             job.waiting.appendleft(answer)
-            self._queue.add(job, first=True)
+            self._queue.add(job, at_front=True)
 
-    def _own(self, answer: Answer, work: Callable[[], Result]) -> Result | None:
-        """What a request's own code returns: an error in it ends the request."""
+    def _call(self, answer: Answer, function: Callable[[], Result]) -> Result | None:
+        """Run a request's callback; an error in it ends only that request."""
         try:
-            return work()
-        except Exception as error:  # whatever it is, nobody else is to suffer
-            self._end_job(answer.job, "error", error)
+            return function()
+        except Exception as error:  # of any kind: other requests go on
+            self._finish_job(answer.job, "error", error)
             return None
 
 
@@ -434,14 +436,14 @@ def _logits_of(answer: Answer) -> Tensor:
     return answer.job.logits_1V
 
 
-def _accepted(grammar: TokenMask, index: int) -> bool:
-    grammar.accept(index)
+def _accept(grammar: TokenMask, token_id: int) -> bool:
+    grammar.accept(token_id)
     return grammar.finished
 
 
-def _allowed(grammar: TokenMask, vocab_size: int) -> NDArray[np.bool_] | None:
+def _allowed_tokens(grammar: TokenMask, vocab_size: int) -> NDArray[np.bool_] | None:
     allowed = grammar.allowed()
-    may_V = None if allowed is None else bits(allowed, vocab_size)
-    if may_V is not None and not may_V.any():
+    allowed_V = None if allowed is None else bits(allowed, vocab_size)
+    if allowed_V is not None and not allowed_V.any():
         raise ValueError("the grammar allows no token")
-    return may_V
+    return allowed_V

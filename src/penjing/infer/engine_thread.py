@@ -1,4 +1,4 @@
-"""One thread that steps several engines in turn, so that a server's own thread only listens and talks."""
+"""One thread that steps several engines in turn, so that the server's event loop is never blocked."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from penjing.base.errors import UserError
 from penjing.infer.engine import Engine
 from penjing.infer.requests import Event, Request
 
-Deliver = Callable[[str, list[Event]], None]
+OnEvents = Callable[[str, list[Event]], None]
 
 
 class EngineThread:
     """Runs engines by name until it is closed.
 
-    deliver: called in the engines' thread, after each step that something happened in, with the engine's name and all
-    events of the step. All methods may be called from any thread.
+    on_events: called in the engine thread after each step with events; gets the engine's name and the events. All
+    methods may be called from any thread.
     """
 
-    def __init__(self, engines: Mapping[str, Engine], deliver: Deliver) -> None:
-        self._engines, self._deliver = dict(engines), deliver
-        self._wake = threading.Condition()
+    def __init__(self, engines: Mapping[str, Engine], on_events: OnEvents) -> None:
+        self._engines, self._on_events = dict(engines), on_events
+        self._condition = threading.Condition()
         self._is_closing = False
         self._busy_seconds = dict.fromkeys(self._engines, 0.0)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def submit(self, model: str, request: Request) -> int:
-        """Queue a request; returns its ticket. Raises UserError where it cannot be answered, or the thread closes."""
-        with self._wake:
+        """Queue a request; returns its request_id. Raises UserError if it cannot be answered, or on shutdown."""
+        with self._condition:
             if self._is_closing:
                 raise UserError("is shutting down", where="engine")
-            ticket = self._engines[model].submit(request)
-            self._wake.notify()
-        return ticket
+            request_id = self._engines[model].submit(request)
+            self._condition.notify()
+        return request_id
 
-    def cancel(self, model: str, ticket: int) -> None:
+    def cancel(self, model: str, request_id: int) -> None:
         """End a request; see `Engine.cancel`."""
-        with self._wake:
-            self._engines[model].cancel(ticket)
-            self._wake.notify()
+        with self._condition:
+            self._engines[model].cancel(request_id)
+            self._condition.notify()
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """Counters of each engine since it was made."""
+        """Counters of each engine since its start."""
         return {
             name: {
                 "active": engine.num_active,
@@ -61,31 +61,31 @@ class EngineThread:
         }
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Take no more requests, wait so long for those there are to end, end the rest, and stop."""
-        with self._wake:
+        """Accept no more requests, wait `drain_seconds` for running ones, cancel the others, and stop."""
+        with self._condition:
             self._is_closing = True
-            self._wake.notify()
+            self._condition.notify()
         self._thread.join(drain_seconds)
-        while self._thread.is_alive():  # again and again: a request may just be on its way into the engine
+        while self._thread.is_alive():  # repeated: a request may be on its way into the engine
             for engine in self._engines.values():
                 engine.cancel_all()
             self._thread.join(0.1)
 
     def _run(self) -> None:
         while True:
-            with self._wake:
+            with self._condition:
                 while all(engine.idle for engine in self._engines.values()):
                     if self._is_closing:
                         return
-                    self._wake.wait()
+                    self._condition.wait()
             for name, engine in self._engines.items():
                 if engine.idle:
                     continue
-                began = time.perf_counter()
+                started = time.perf_counter()
                 try:
                     events = engine.step()
-                except Exception as error:  # a fault of ours: its requests end, and the thread lives on
+                except Exception as error:  # an internal error: its requests end, the thread goes on
                     events = engine.fail(error)
-                self._busy_seconds[name] += time.perf_counter() - began
+                self._busy_seconds[name] += time.perf_counter() - started
                 if events:
-                    self._deliver(name, events)
+                    self._on_events(name, events)

@@ -1,4 +1,4 @@
-"""Text without further ado: an engine for as long as these prompts take."""
+"""Generate from prompts with a temporary engine."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import replace
 from penjing.base.seeds import derive
 from penjing.infer.engine import Engine
 from penjing.infer.forward import Weights, default_slots, default_tokens, make_forward
-from penjing.infer.requests import Completion, Ended, Event, Follow, Request
+from penjing.infer.requests import Completion, Event, FinishReason, OnTurnEnd, Request
 from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
 
-# Tokens of prompts read in one step: a CPU has enough to do with few.
+# Prompt tokens of one step: a small chunk keeps a CPU busy.
 PREFILL_CHUNK = {"cpu": 256}
-PREFILL_CHUNK_ELSEWHERE = 4096
+PREFILL_CHUNK_OTHER = 4096
 
 
 def make_engine(
     model: Transformer, *, slots: int = 0, max_tokens: int = 0, weights: Weights = "auto", recover: bool = True
 ) -> Engine:
-    """An engine for the model as it is now, on its device. Close it when it is done.
+    """An engine for the model's current weights, on its device. Close it after use.
 
-    slots: answers written at once; 0 = as `default_slots`. max_tokens: of prompt and answer together; 0 = as
+    slots: answers generated at once; 0 = `default_slots`. max_tokens: of prompt and answer together; 0 =
     `default_tokens`. weights: see `make_forward`. recover: see `Engine`.
     """
     max_tokens = min(max_tokens or default_tokens(model), model.config.max_position_embeddings)
     forward = make_forward(
         model, num_slots=slots or default_slots(model, max_tokens), max_tokens=max_tokens, weights=weights
     )
-    chunk = PREFILL_CHUNK.get(forward.device.type, PREFILL_CHUNK_ELSEWHERE)
+    chunk = PREFILL_CHUNK.get(forward.device.type, PREFILL_CHUNK_OTHER)
     return Engine(forward, prefill_chunk=chunk, recover=recover)
 
 
@@ -42,51 +42,51 @@ def sample_batch(
     sampling: Sampling,
     slots: int = 0,
     score_temperature: float = 1.0,
-    follow: Follow | None = None,
+    on_turn_end: OnTurnEnd | None = None,
     weights: Weights = "auto",
 ) -> list[list[Completion]]:
-    """The answers to every request, in the order of its seeds.
+    """The answers to each request, in the order of its seeds.
 
-    An answer ends with a stop id, after `max_new_tokens`, or when prompt and answer hold `max_position_embeddings`.
-    slots: how many are written at once; 0 = 64 on a CPU, else 256. score_temperature: of `Completion.logp`.
-    follow: makes answers of several turns; what it gives counts to `max_new_tokens`, and where it leaves no space for
-    one more token it is not read, and the answer has ended by its length. The token at place t of an answer is drawn
-    with number t of its seed's, whichever turn it is in. weights: see `make_forward`.
-    Raises UserError for an empty prompt, or one that leaves no space, and what `follow` raises.
+    An answer ends with a stop id, after `max_new_tokens`, or when prompt and answer fill `max_position_embeddings`.
+    slots: answers generated at once; 0 = 64 on a CPU, else 256. score_temperature: of `Completion.logp`.
+    on_turn_end: for multi-turn answers. Injected tokens count to `max_new_tokens`; if they leave no space for one more
+    token, they are dropped and the answer ends with "length". Token t of an answer uses random number t of its seed,
+    in any turn. weights: see `make_forward`.
+    Raises UserError for an empty prompt, or one that leaves no space, and any error of `on_turn_end`.
     """
-    asked = sum(len(request.seeds) for request in requests)
-    if not asked or max_new_tokens < 1:
-        empty = Completion(ids=[], logp=[], drawn_logp=[], ended="length")
+    num_answers = sum(len(request.seeds) for request in requests)
+    if not num_answers or max_new_tokens < 1:
+        empty = Completion(ids=[], logp=[], sampling_logp=[], finish_reason="length")
         return [[empty] * len(request.seeds) for request in requests]
-    longest = max(len(request.prompt) for request in requests if request.seeds)
-    max_tokens = min(longest + max_new_tokens, model.config.max_position_embeddings)
-    slots = min(slots or default_slots(model, max_tokens), asked)
+    longest_prompt = max(len(request.prompt) for request in requests if request.seeds)
+    max_tokens = min(longest_prompt + max_new_tokens, model.config.max_position_embeddings)
+    slots = min(slots or default_slots(model, max_tokens), num_answers)
     with make_engine(model, slots=slots, max_tokens=max_tokens, weights=weights, recover=False) as engine:
-        tickets = {
+        request_ids = {
             engine.submit(
                 replace(
                     request, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling,
-                    score_temperature=score_temperature, follow=follow,
+                    score_temperature=score_temperature, on_turn_end=on_turn_end,
                 )
-            ): [_Gathered() for _ in request.seeds]
+            ): [_CompletionBuilder() for _ in request.seeds]
             for request in requests
         }  # fmt: skip
         while not engine.idle:
             for event in engine.step():
-                tickets[event.ticket][event.answer].add(event)
-    return [[one.completion() for one in gathered] for gathered in tickets.values()]
+                request_ids[event.request_id][event.answer].add(event)
+    return [[builder.completion() for builder in builders] for builders in request_ids.values()]
 
 
-class _Gathered:
-    """An answer's events."""
+class _CompletionBuilder:
+    """Collects an answer's events."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
         self.logp: list[float] = []
-        self.drawn_logp: list[float] = []
-        self.said: list[bool] = []
+        self.sampling_logp: list[float] = []
+        self.is_sampled: list[bool] = []
         self.notes: list[object] = []
-        self.ended: Ended = ""
+        self.finish_reason: FinishReason = ""
 
     def add(self, event: Event) -> None:
         if event.error is not None:
@@ -94,22 +94,22 @@ class _Gathered:
         if event.token is not None:
             self.ids.append(event.token.id)
             self.logp.append(event.token.logp)
-            self.drawn_logp.append(event.token.drawn_logp)
-        if event.given is not None:
-            given = len(event.given.ids)
-            self.said += [True] * (len(self.ids) - len(self.said)) + [False] * given
-            self.ids += event.given.ids
-            self.logp += [0.0] * given
-            self.drawn_logp += [0.0] * given
-            self.notes.append(event.given.note)
-        self.ended = event.ended
+            self.sampling_logp.append(event.token.sampling_logp)
+        if event.injected is not None:
+            num_injected = len(event.injected.ids)
+            self.is_sampled += [True] * (len(self.ids) - len(self.is_sampled)) + [False] * num_injected
+            self.ids += event.injected.ids
+            self.logp += [0.0] * num_injected
+            self.sampling_logp += [0.0] * num_injected
+            self.notes.append(event.injected.note)
+        self.finish_reason = event.finish_reason
 
     def completion(self) -> Completion:
-        assert self.ended == "stop" or self.ended == "length", self.ended
-        said = [*self.said, *[True] * (len(self.ids) - len(self.said))] if self.said else None
+        assert self.finish_reason == "stop" or self.finish_reason == "length", self.finish_reason
+        is_sampled = [*self.is_sampled, *[True] * (len(self.ids) - len(self.is_sampled))] if self.is_sampled else None
         return Completion(
-            ids=self.ids, logp=self.logp, drawn_logp=self.drawn_logp, ended=self.ended, said=said,
-            notes=tuple(self.notes),
+            ids=self.ids, logp=self.logp, sampling_logp=self.sampling_logp, finish_reason=self.finish_reason,
+            is_sampled=is_sampled, notes=tuple(self.notes),
         )  # fmt: skip
 
 
@@ -126,32 +126,32 @@ def generate(
 ) -> list[list[int]]:
     """The continuation of each prompt, without the stop id.
 
-    A text ends with a stop id, after `max_new_tokens`, and when it and its prompt hold `max_position_embeddings`. Each
-    prompt draws from numbers of its own, made from `seed` and its place. rows: texts written at once. adapters: the
-    name of each prompt's (None: the base alone); without it, what `lora.set_adapter` has set.
+    A text ends with a stop id, after `max_new_tokens`, or when it and its prompt fill `max_position_embeddings`. Each
+    prompt has its own random numbers, derived from `seed` and its index. rows: texts generated at once. adapters: the
+    adapter of each prompt (None: the base model); by default the one set by `lora.set_adapter`.
     Raises UserError if a prompt is empty, or leaves no space in the model's longest sequence for one more token.
     """
-    written: list[list[int]] = [[] for _ in prompts]
+    completions: list[list[int]] = [[] for _ in prompts]
     if not prompts or max_new_tokens < 1:
-        return written
+        return completions
     max_tokens = min(max(map(len, prompts)) + max_new_tokens, model.config.max_position_embeddings)
     slots = min(rows or default_slots(model, max_tokens), len(prompts))
     with make_engine(model, slots=slots, max_tokens=max_tokens) as engine:
-        for place, prompt in enumerate(prompts):
+        for index, prompt in enumerate(prompts):
             engine.submit(
                 Request(
                     prompt=prompt,
-                    seeds=(derive(seed, "generate", place),),
+                    seeds=(derive(seed, "generate", index),),
                     max_new_tokens=max_new_tokens,
                     stop=stop,
                     sampling=sampling,
-                    adapter=None if adapters is None else adapters[place] or "",
+                    adapter=None if adapters is None else adapters[index] or "",
                 )
             )
         while not engine.idle:
             for event in engine.step():
                 if event.error is not None:
                     raise event.error
-                if event.token is not None and event.ended != "stop":
-                    written[event.ticket].append(event.token.id)
-    return written
+                if event.token is not None and event.finish_reason != "stop":
+                    completions[event.request_id].append(event.token.id)
+    return completions

@@ -1,4 +1,4 @@
-"""Requests under way, and whose turn it is."""
+"""Running requests, and the queue in which clients take turns."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from torch import Tensor
 
 from penjing.infer.requests import Request, Token, TokenMask
 
-MOST_TRIED = 16  # clients that are asked in one step: of a thousand that all wait for the same, few
+MAX_CLIENTS_TRIED = 16  # per step: a thousand clients may wait for the same prefix
 
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """An answer that waits or is under way."""
+    """A waiting or running answer."""
 
     job: Job
     number: int
     seed: int
     slot: int = -1  # none
-    ids: list[int] = field(default_factory=list)  # after the prompt, of an answer that has lost its slot
-    turns: list[int] = field(default_factory=list)  # where in the answer each turn begins, but the first
+    ids: list[int] = field(default_factory=list)  # generated so far, of an answer that lost its slot
+    turns: list[int] = field(default_factory=list)  # index in the answer where each turn after the first begins
     grammar: TokenMask | None = None
-    is_told: bool = False  # some event has told of it
+    is_reported: bool = False  # an event was emitted for it
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request that has not been answered in full. Its prompt is read once, by the first of its answers."""
+    """A request with unfinished answers. Its prompt is computed once, by the first of its answers."""
 
-    ticket: int
+    request_id: int
     request: Request
     prompt: NDArray[np.int32]
     adapter: int
     waiting: deque[Answer] = field(default_factory=deque)
     active: list[Answer] = field(default_factory=list)
-    is_read: bool = False
-    logits_1V: Tensor | None = None  # after the prompt, for answers that have not begun
-    shared: int = 0  # tokens of the prompt that some slot held already
-    scores: list[Token] = field(default_factory=list)  # of the prompt, where asked for
+    is_prefilled: bool = False
+    logits_1V: Tensor | None = None  # after the prompt, for answers that have not started
+    cached_tokens: int = 0  # prompt tokens that were already in a slot
+    prompt_logprobs: list[Token] = field(default_factory=list)  # if requested
     is_queued: bool = False
     is_over: bool = False
 
@@ -52,45 +52,45 @@ class Job:
 
 
 class JobQueue:
-    """Jobs with answers that wait, first come first served for each client; clients take turns."""
+    """Jobs with waiting answers. First in, first out for each client; clients take turns."""
 
     def __init__(self) -> None:
         self.size = 0
-        self._of: dict[str, deque[Job]] = {}
+        self._by_client: dict[str, deque[Job]] = {}
         self._turns: deque[str] = deque()
 
-    def add(self, job: Job, *, first: bool = False) -> None:
-        """first: before the client's others."""
+    def add(self, job: Job, *, at_front: bool = False) -> None:
+        """at_front: before the client's other jobs."""
         if job.is_queued:
             return
-        if job.client not in self._of:
-            self._of[job.client] = deque()
+        if job.client not in self._by_client:
+            self._by_client[job.client] = deque()
             self._turns.append(job.client)
-        queue = self._of[job.client]
-        (queue.appendleft if first else queue.append)(job)
+        queue = self._by_client[job.client]
+        (queue.appendleft if at_front else queue.append)(job)
         self.size, job.is_queued = self.size + 1, True
 
-    def take(self, may_begin: Callable[[Job], bool]) -> Answer | None:
-        """The next answer of the client whose turn it is; of those whose first job may not begin yet the next client's.
+    def pop(self, can_start: Callable[[Job], bool]) -> Answer | None:
+        """The next answer of the next client whose first job can start.
 
-        A job whose prompt has not been read leaves the queue with its first answer: the others wait for the prompt.
+        A job whose prompt is not prefilled leaves the queue with its first answer: the others wait for the prompt.
         """
-        for _ in range(min(MOST_TRIED, len(self._turns))):
+        for _ in range(min(MAX_CLIENTS_TRIED, len(self._turns))):
             client = self._turns[0]
             self._turns.rotate(-1)
-            queue = self._of[client]
+            queue = self._by_client[client]
             if not queue:
                 self._turns.remove(client)
-                del self._of[client]
-            elif may_begin(job := queue[0]):
+                del self._by_client[client]
+            elif can_start(job := queue[0]):
                 answer = job.waiting.popleft()
-                if not job.waiting or not job.is_read:
+                if not job.waiting or not job.is_prefilled:
                     self.remove(job)
                 return answer
         return None
 
     def remove(self, job: Job) -> None:
-        """Does nothing where it is not there."""
+        """Does nothing if it is not queued."""
         if job.is_queued:
-            self._of[job.client].remove(job)
+            self._by_client[job.client].remove(job)
             self.size, job.is_queued = self.size - 1, False

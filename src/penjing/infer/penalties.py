@@ -1,4 +1,4 @@
-"""What changes the logits of single answers before they are drawn: penalties, biases, and masks of grammars."""
+"""Logits processors: penalties, biases and grammar masks, applied before sampling."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penjing.infer.sample import ChangedLogits, Sampling
+from penjing.infer.sample import ProcessedLogits, Sampling
 
 
 class Penalties:
-    """Per slot, how often the answer holds each id and which ids the prompt holds; made for slots that need it."""
+    """Per slot, the count of each id in the answer and the ids of the prompt; only for slots that need it."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self._shape, self._device = (num_slots, vocab_size), device
         self._sampling: dict[int, Sampling] = {}
         self._count_SV: Tensor | None = None  # of the answer's tokens
         self._prompt_SV: Tensor | None = None
-        self._bias: dict[int, tuple[Tensor, Tensor]] = {}  # ids, and what is added to their logits
+        self._bias: dict[int, tuple[Tensor, Tensor]] = {}  # ids, and the values added to their logits
 
-    def put(self, slot: int, sampling: Sampling, prompt: Sequence[int], said: Sequence[int]) -> None:
-        """A new answer in this slot. said: its tokens so far."""
+    def put(self, slot: int, sampling: Sampling, prompt: Sequence[int], generated_ids: Sequence[int]) -> None:
+        """Start a new answer in this slot. generated_ids: its tokens so far."""
         self._sampling.pop(slot, None)
         self._bias.pop(slot, None)
         if sampling.logit_bias:
@@ -35,41 +35,41 @@ class Penalties:
             self._prompt_SV = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
         self._sampling[slot] = sampling
         vocab_size = self._shape[1]
-        count_V = torch.bincount(torch.tensor(list(said), dtype=torch.long), minlength=vocab_size)
+        count_V = torch.bincount(torch.tensor(list(generated_ids), dtype=torch.long), minlength=vocab_size)
         self._count_SV[slot] = count_V.to(self._device, torch.int32)
         self._prompt_SV[slot] = False
         self._prompt_SV[slot, torch.tensor(list(prompt), device=self._device)] = True
 
-    def said(self, slot_R: NDArray[np.int64], id_R: Tensor) -> None:
-        """These slots' answers hold one more token each."""
+    def count(self, slot_R: NDArray[np.int64], id_R: Tensor) -> None:
+        """Count one more token in each of these slots."""
         if not self._sampling or self._count_SV is None:
             return
         rows = [row for row, slot in enumerate(slot_R.tolist()) if slot in self._sampling]
         if rows:
-            at = torch.from_numpy(slot_R[rows]).to(self._device)
-            self._count_SV[at, id_R[torch.tensor(rows, device=self._device)]] += 1
+            slot_N = torch.from_numpy(slot_R[rows]).to(self._device)
+            self._count_SV[slot_N, id_R[torch.tensor(rows, device=self._device)]] += 1
 
-    def changed(
+    def apply(
         self, logits_RV: Tensor, slot_R: NDArray[np.int64], masks: Mapping[int, NDArray[np.bool_]]
-    ) -> ChangedLogits | None:
-        """The logits with all of it; None where no row has any. masks: by row, which ids may come."""
+    ) -> ProcessedLogits | None:
+        """The processed logits; None if no row has a penalty, bias or mask. masks: by row, the allowed ids."""
         slots = slot_R.tolist()
         penalised = [row for row, slot in enumerate(slots) if slot in self._sampling] if self._sampling else []
         biased = [row for row, slot in enumerate(slots) if slot in self._bias] if self._bias else []
         if not (penalised or biased or masks):
             return None
-        changed_RV = logits_RV.clone()
+        processed_RV = logits_RV.clone()
         if penalised:
             row_N = torch.tensor(penalised, device=self._device)
-            changed_RV[row_N] = self._penalised(changed_RV[row_N], [slots[row] for row in penalised])
+            processed_RV[row_N] = self._penalised(processed_RV[row_N], [slots[row] for row in penalised])
         for row in biased:
             ids, values = self._bias[slots[row]]
-            changed_RV[row, ids] += values
-        for row, may_V in masks.items():
-            changed_RV[row].masked_fill_(~torch.from_numpy(may_V).to(self._device), -torch.inf)
-        is_changed_R = np.zeros(len(slots), dtype=bool)
-        is_changed_R[[*penalised, *biased, *masks]] = True
-        return ChangedLogits(changed_RV, is_changed_R)
+            processed_RV[row, ids] += values
+        for row, allowed_V in masks.items():
+            processed_RV[row].masked_fill_(~torch.from_numpy(allowed_V).to(self._device), -torch.inf)
+        is_processed_R = np.zeros(len(slots), dtype=bool)
+        is_processed_R[[*penalised, *biased, *masks]] = True
+        return ProcessedLogits(processed_RV, is_processed_R)
 
     def _penalised(self, logits_NV: Tensor, slots: list[int]) -> Tensor:
         assert self._count_SV is not None and self._prompt_SV is not None
@@ -79,13 +79,13 @@ class Penalties:
         def column(values: list[float]) -> Tensor:
             return torch.tensor(values, device=self._device)[:, None]
 
-        repetition_N1 = column([each.repetition_penalty for each in settings])
-        held_NV = (count_NV > 0) | self._prompt_SV[slot_N]
-        weaker_NV = torch.where(logits_NV > 0, logits_NV / repetition_N1, logits_NV * repetition_N1)
-        logits_NV = torch.where(held_NV, weaker_NV, logits_NV)
-        logits_NV = logits_NV - column([each.frequency_penalty for each in settings]) * count_NV
-        return logits_NV - column([each.presence_penalty for each in settings]) * (count_NV > 0)
+        repetition_N1 = column([setting.repetition_penalty for setting in settings])
+        seen_NV = (count_NV > 0) | self._prompt_SV[slot_N]
+        penalised_NV = torch.where(logits_NV > 0, logits_NV / repetition_N1, logits_NV * repetition_N1)
+        logits_NV = torch.where(seen_NV, penalised_NV, logits_NV)
+        logits_NV = logits_NV - column([setting.frequency_penalty for setting in settings]) * count_NV
+        return logits_NV - column([setting.presence_penalty for setting in settings]) * (count_NV > 0)
 
 
-def _bias(given: Mapping[int, float], device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.tensor(list(given), device=device), torch.tensor([*map(float, given.values())], device=device)
+def _bias(bias: Mapping[int, float], device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.tensor(list(bias), device=device), torch.tensor([*map(float, bias.values())], device=device)

@@ -1,4 +1,4 @@
-"""Draws the next tokens of slots, each as its request wants it, and scores them."""
+"""Samples the next token of each slot with its request's settings, and returns log-probabilities."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from torch import Tensor
 from penjing.infer.forward import Ints
 from penjing.infer.penalties import Penalties
 from penjing.infer.requests import Request, Token
-from penjing.infer.sample import Rows, draw, scores, top_scores
+from penjing.infer.sample import Rows, sample_tokens, scores, top_scores
 from penjing.kernels.cpu import library
 
-Top = tuple[tuple[int, float], ...]
+TopLogprobs = tuple[tuple[int, float], ...]
+Masks = Mapping[int, NDArray[np.bool_]]
 
 
 @contextmanager
-def _on_one_thread(device: torch.device) -> Iterator[None]:
-    """torch's operations on one core: several threads wait for one another longer than a step's small tensors take (on
-    two busy cores 16 answers of a 26M model came 2.5 times as fast), and between the steps keep their cores busy."""
-    before = torch.get_num_threads()
+def _single_threaded(device: torch.device) -> Iterator[None]:
+    """Run torch's CPU operations on one core. A step's tensors are small, so several threads mostly wait for each
+    other, and keep cores busy between steps. On two busy cores 16 answers of a 26M model were 2.5 times as fast."""
+    num_threads = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
 
 
-class Drawn(NamedTuple):
+class SamplerOutput(NamedTuple):
     """One token of each row, on the host."""
 
     id_R: Ints
     logp_R: NDArray[np.float32]
-    drawn_logp_R: NDArray[np.float32]
-    tops: list[Top]
+    sampling_logp_R: NDArray[np.float32]
+    top_logprobs: list[TopLogprobs]
 
 
 class Sampler:
-    """How each slot's answer is drawn."""
+    """The sampling settings and random numbers of each slot."""
 
     def __init__(self, num_slots: int, max_tokens: int, vocab_size: int, device: torch.device) -> None:
         self._rows = Rows.empty(num_slots)
@@ -51,45 +52,45 @@ class Sampler:
         self._num_top_S = np.zeros(num_slots, dtype=np.int64)
         self._penalties = Penalties(num_slots, vocab_size, device)
         if device.type == "cpu":
-            library.kernels()  # built now where they are missing, and not with the first token
+            library.kernels()  # build them now, not with the first token
 
-    def put(self, slot: int, request: Request, seed: int, limit: int, said: Sequence[int]) -> None:
-        """An answer of up to `limit` tokens begins in this slot, or goes on after those it `said`."""
+    def put(self, slot: int, request: Request, seed: int, limit: int, generated_ids: Sequence[int]) -> None:
+        """Start an answer of up to `limit` tokens in this slot, or continue it after `generated_ids`."""
         if not request.sampling.is_greedy:
             generator = np.random.Generator(np.random.PCG64(seed))
             self._uniform_ST[slot, :limit] = generator.random(limit, dtype=np.float32)
         self._rows.put(slot, request.sampling, request.score_temperature)
         self._num_top_S[slot] = request.top_logprobs
-        self._penalties.put(slot, request.sampling, request.prompt, said)
+        self._penalties.put(slot, request.sampling, request.prompt, generated_ids)
 
-    def draw(self, slot_R: Ints, at_R: Ints, logits_RV: Tensor, masks: Mapping[int, NDArray[np.bool_]]) -> Drawn:
-        """The tokens at the places `at_R` of the answers in these slots. masks: by row, which ids may come."""
+    def sample(self, slot_R: Ints, index_R: Ints, logits_RV: Tensor, masks: Masks) -> SamplerOutput:
+        """Sample token number `index_R` of each slot's answer. masks: by row, the allowed ids."""
         rows = self._rows.take(slot_R)
-        with _on_one_thread(logits_RV.device):
-            changed = self._penalties.changed(logits_RV, slot_R, masks)
-            drawn = draw(logits_RV, self._uniform_ST[slot_R, at_R], rows, changed)
-            self._penalties.said(slot_R, drawn.id_R)
-            tops = _tops(logits_RV, rows.score_temperature_R, self._num_top_S[slot_R])
-            # One transfer, and so one wait for the device: ids below 2^24 are whole in float32.
-            told_3R = torch.stack([drawn.id_R.float(), drawn.logp_R, drawn.drawn_logp_R]).cpu().numpy()
-        return Drawn(told_3R[0].astype(np.int64), told_3R[1], told_3R[2], tops)
+        with _single_threaded(logits_RV.device):
+            processed = self._penalties.apply(logits_RV, slot_R, masks)
+            sampled = sample_tokens(logits_RV, self._uniform_ST[slot_R, index_R], rows, processed)
+            self._penalties.count(slot_R, sampled.id_R)
+            top_logprobs = _top_logprobs(logits_RV, rows.score_temperature_R, self._num_top_S[slot_R])
+            # One transfer means one wait for the device. Ids below 2^24 are exact in float32.
+            host_3R = torch.stack([sampled.id_R.float(), sampled.logp_R, sampled.sampling_logp_R]).cpu().numpy()
+        return SamplerOutput(host_3R[0].astype(np.int64), host_3R[1], host_3R[2], top_logprobs)
 
 
 def score(logits_NV: Tensor, id_N: NDArray[np.int32], request: Request) -> list[Token]:
-    """A prompt's tokens with their log-probabilities, given the logits before each."""
+    """A prompt's tokens with their log-probabilities. logits_NV: those that predict each token."""
     temperature_N = np.full(len(id_N), request.score_temperature, np.float32)
-    with _on_one_thread(logits_NV.device):
+    with _single_threaded(logits_NV.device):
         logp_N = scores(logits_NV, torch.from_numpy(id_N.astype(np.int64)).to(logits_NV.device), temperature_N)
-        tops = _tops(logits_NV, temperature_N, np.full(len(id_N), request.top_logprobs))
+        tops = _top_logprobs(logits_NV, temperature_N, np.full(len(id_N), request.top_logprobs))
     return [Token(index, logp, 0.0, top) for index, logp, top in zip(id_N.tolist(), logp_N.tolist(), tops, strict=True)]
 
 
-def _tops(logits_RV: Tensor, temperature_R: NDArray[np.float32], num_top_R: Ints) -> list[Top]:
-    """Each row's likeliest ids with their log-probabilities."""
-    most = int(num_top_R.max(initial=0))
-    if not most:
+def _top_logprobs(logits_RV: Tensor, temperature_R: NDArray[np.float32], num_top_R: Ints) -> list[TopLogprobs]:
+    """Each row's most likely ids with their log-probabilities."""
+    k = int(num_top_R.max(initial=0))
+    if not k:
         return [()] * len(num_top_R)
-    logp_RK, id_RK = top_scores(logits_RV, temperature_R, most)
+    logp_RK, id_RK = top_scores(logits_RV, temperature_R, k)
     logp, ids = logp_RK.tolist(), id_RK.tolist()
     return [
         tuple(zip(ids[row][:count], logp[row][:count], strict=True)) for row, count in enumerate(num_top_R.tolist())

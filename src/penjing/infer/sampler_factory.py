@@ -1,4 +1,4 @@
-"""Samplers for stages: functions with which the model being trained answers prompts."""
+"""Samplers for stages: functions that answer prompts with the model being trained."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from penjing.infer.requests import Request
 from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
 
-# prompts, a seed for each, ids that end an answer -> what the model says after each, with the id that ended it
-Write = Callable[[Transformer, Sequence[Sequence[int]], Sequence[int], Collection[int]], list[list[int]]]
+# (model, prompts, a seed per prompt, stop ids) -> the generated ids of each prompt, with the stop id
+SampleFn = Callable[[Transformer, Sequence[Sequence[int]], Sequence[int], Collection[int]], list[list[int]]]
 
 
-def make_sampler(max_new_tokens: int, sampling: Sampling) -> Write:
-    """Writes one answer to each prompt, drawn with the prompt's own seed."""
+def make_sampler(max_new_tokens: int, sampling: Sampling) -> SampleFn:
+    """Samples one answer per prompt, with the prompt's own seed."""
 
-    def write(
+    def sample(
         model: Transformer, prompts: Sequence[Sequence[int]], seeds: Sequence[int], stop: Collection[int]
     ) -> list[list[int]]:
         requests = [Request(prompt=prompt, seeds=[seed]) for prompt, seed in zip(prompts, seeds, strict=True)]
-        written = sample_batch(model, requests, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling)
-        return [answers[0].ids for answers in written]
+        completions = sample_batch(model, requests, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling)
+        return [answers[0].ids for answers in completions]
 
-    return write
+    return sample

@@ -1,4 +1,4 @@
-"""What the engine does next: which answer takes a free slot, and which tokens a pass of the model reads."""
+"""Scheduling: which answer takes a free slot, and which tokens the next forward pass computes."""
 
 from __future__ import annotations
 
@@ -12,115 +12,114 @@ from penjing.infer.forward import Ints, ints
 from penjing.infer.jobs import Answer, Job, JobQueue
 from penjing.infer.slots import Slots
 
-SMALLEST_SHARE = 64  # tokens of a pass that a client is given: many who each get a few would all wait for the last
-SHORTEST_PREFIX = 16  # tokens: fewer are read again sooner than found and copied
+MIN_CLIENT_TOKENS = 64  # of a pass: with fewer each, all of many clients would wait for the last one
+MIN_PREFIX = 16  # tokens: a shorter prefix is faster to recompute than to copy
 
 
 class Pass(NamedTuple):
-    """The tokens that one pass reads: those of a slot side by side, each slot's next ones."""
+    """The tokens of one forward pass: the next tokens of each slot, contiguous."""
 
     slot_B: Ints
     count_B: Ints  # tokens of each
     slot_N: Ints
     position_N: Ints
-    at_R: Ints  # rows whose logits are wanted
-    complete_B: NDArray[np.bool_]  # with them all that is known of the slot's sequence is read: the next can be drawn
-    row_of_last_B: Ints  # where the logits after a slot's last token are among those that are wanted
+    logits_index_R: Ints  # rows whose logits are needed
+    is_complete_B: NDArray[np.bool_]  # all known tokens are computed: the next can be sampled
+    logits_row_B: Ints  # index in the returned logits of the slot's last token
 
 
 class Scheduler:
-    """Turns: of clients for slots and for the reading of prompts.
+    """Clients take turns for slots and for prefill.
 
-    exact: whether a pass gives a token the same values whatever else it reads. prefill_chunk: tokens of prompts that a
-    pass reads.
+    batch_invariant: see `Forward`. prefill_chunk: prompt tokens of one pass.
     """
 
-    def __init__(self, slots: Slots, queue: JobQueue, *, exact: bool, prefill_chunk: int) -> None:
+    def __init__(self, slots: Slots, queue: JobQueue, *, batch_invariant: bool, prefill_chunk: int) -> None:
         self._slots, self._queue = slots, queue
-        self._exact, self._prefill_chunk = exact, prefill_chunk
+        self._batch_invariant, self._chunk = batch_invariant, prefill_chunk
         self._turn = 0
 
-    # --- who gets a slot ---------------------------------------------------------------------------------------------
+    # --- admission ----------------------------------------------------------------------------------------------------
 
     def next_answer(self) -> Answer | None:
-        """The next to take a free slot; taken from the queue."""
+        """The next answer to take a free slot, removed from the queue."""
         if not self._queue.size:
             return None
-        unread: dict[str, int] = {}  # tokens of each client's prompts that are in slots and still to be read
-        for slot in np.flatnonzero(self._slots.known_S > self._slots.length_S + 1).tolist():
+        pending_tokens: dict[str, int] = {}  # by client, tokens in slots that are not computed
+        for slot in np.flatnonzero(self._slots.num_tokens_S > self._slots.num_computed_S + 1).tolist():
             client = self._client(slot)
-            unread[client] = unread.get(client, 0) + self._slots.pending(slot)
-        return self._queue.take(lambda job: self._may_begin(job, unread))
+            pending_tokens[client] = pending_tokens.get(client, 0) + self._slots.pending(slot)
+        return self._queue.pop(lambda job: self._can_start(job, pending_tokens))
 
-    def _may_begin(self, job: Job, unread: dict[str, int]) -> bool:
-        """Whether it is worth a slot now: not where more is to be read than a pass takes, unless it is the client's
-        first, nor where a slot is just reading what this prompt begins with."""
-        if job.is_read:
+    def _can_start(self, job: Job, pending_tokens: dict[str, int]) -> bool:
+        """Whether a job gets a slot now. Not if a pass is already full, unless it is the client's first job, and not
+        while another slot is prefilling a prefix of this prompt."""
+        if job.is_prefilled:
             return True
-        if job.client in unread and sum(unread.values()) >= self._prefill_chunk:
+        if job.client in pending_tokens and sum(pending_tokens.values()) >= self._chunk:
             return False
         if job.request.prompt_logprobs:
             return True
-        now, soon = self._slots.prefix(job.prompt, job.adapter)
+        cached, expected = self._slots.prefix(job.prompt, job.adapter)
         length = len(job.prompt)
-        return self.sharable(soon.tokens, length) < self.sharable(now.tokens, length) + SHORTEST_PREFIX
+        return self.reusable_tokens(expected.tokens, length) < self.reusable_tokens(cached.tokens, length) + MIN_PREFIX
 
-    def sharable(self, tokens: int, length: int) -> int:
-        """Of so many tokens that a slot has in common with a sequence, how many are taken over: the last one is read,
-        for what comes after it. Where values depend on how a prompt was cut into chunks, whole chunks only."""
+    def reusable_tokens(self, tokens: int, length: int) -> int:
+        """How many of `tokens` common tokens are reused. The last token of a sequence is always computed, for its
+        logits. If results depend on how a prompt was cut into chunks, only whole chunks are reused."""
         tokens = min(tokens, length - 1)
-        if not self._exact:
-            tokens -= tokens % self._prefill_chunk
-        return tokens if tokens >= SHORTEST_PREFIX else 0
+        if not self._batch_invariant:
+            tokens -= tokens % self._chunk
+        return tokens if tokens >= MIN_PREFIX else 0
 
-    # --- what a pass reads -------------------------------------------------------------------------------------------
+    # --- a forward pass -----------------------------------------------------------------------------------------------
 
     def plan(self) -> Pass | None:
-        """The last token of every answer that is being written, and chunks of the others' tokens."""
+        """The last token of every decoding answer, and chunks of the prompts that are being prefilled."""
         self._turn += 1
         slots = self._slots
         active_A = np.flatnonzero(slots.is_active_S)
         if not len(active_A):
             return None
-        pending_A = slots.known_S[active_A] - slots.length_S[active_A]
+        pending_A = slots.num_tokens_S[active_A] - slots.num_computed_S[active_A]
         slot_B, count_B = active_A[pending_A == 1], pending_A[pending_A == 1]
         if len(slot_B) < len(active_A):
             chunks = list(self._chunks(active_A[pending_A > 1].tolist()))
             slot_B = np.concatenate([slot_B, ints([slot for slot, _ in chunks])])
             count_B = np.concatenate([count_B, ints([count for _, count in chunks])])
-        first_B = slots.length_S[slot_B]
-        complete_B = first_B + count_B == slots.known_S[slot_B]
+        first_B = slots.num_computed_S[slot_B]
+        is_complete_B = first_B + count_B == slots.num_tokens_S[slot_B]
         end_B = count_B.cumsum()
         slot_N = slot_B.repeat(count_B)
         position_N = (first_B - end_B + count_B).repeat(count_B) + np.arange(len(slot_N))
-        is_wanted_N = np.zeros(len(slot_N), dtype=bool)
-        is_wanted_N[end_B[complete_B] - 1] = True
-        for place in np.flatnonzero(slots.is_scored_S[slot_B]).tolist():
-            is_wanted_N[end_B[place] - count_B[place] : end_B[place]] = True
-        row_of_last_B = is_wanted_N.cumsum()[end_B - 1] - 1
-        return Pass(slot_B, count_B, slot_N, position_N, np.flatnonzero(is_wanted_N), complete_B, row_of_last_B)
+        needs_logits_N = np.zeros(len(slot_N), dtype=bool)
+        needs_logits_N[end_B[is_complete_B] - 1] = True
+        for row in np.flatnonzero(slots.is_scored_S[slot_B]).tolist():
+            needs_logits_N[end_B[row] - count_B[row] : end_B[row]] = True
+        logits_row_B = needs_logits_N.cumsum()[end_B - 1] - 1
+        return Pass(slot_B, count_B, slot_N, position_N, np.flatnonzero(needs_logits_N), is_complete_B, logits_row_B)
 
     def _chunks(self, slots: list[int]) -> Iterator[tuple[int, int]]:
-        """(slot, tokens) of what is read beside the answers, about `prefill_chunk` tokens, the same for each client."""
+        """(slot, tokens) to prefill: about `prefill_chunk` tokens, divided equally between clients."""
         by_client: dict[str, list[int]] = {}
-        for slot in sorted(slots, key=lambda slot: self._slots.at(slot).job.ticket):
+        for slot in sorted(slots, key=lambda slot: self._slots.answer_in(slot).job.request_id):
             by_client.setdefault(self._client(slot), []).append(slot)
         clients = sorted(by_client)
-        first, left = self._turn % len(clients), self._prefill_chunk
+        first, remaining = self._turn % len(clients), self._chunk
         for number, client in enumerate(clients[first:] + clients[:first]):
-            share = min(left, max(SMALLEST_SHARE, -(-left // (len(clients) - number))))
+            budget = min(remaining, max(MIN_CLIENT_TOKENS, -(-remaining // (len(clients) - number))))
             for slot in by_client[client]:
-                if share <= 0:
+                if budget <= 0:
                     break
                 count = self._slots.pending(slot)
-                if self._exact:
-                    count = min(count, share)
-                else:  # a chunk ends where it always does, whoever else reads
-                    count = min(count, self._prefill_chunk - int(self._slots.length_S[slot]) % self._prefill_chunk)
-                share, left = share - count, left - count
+                if self._batch_invariant:
+                    count = min(count, budget)
+                else:  # chunk borders must not depend on other requests
+                    count = min(count, self._chunk - int(self._slots.num_computed_S[slot]) % self._chunk)
+                budget, remaining = budget - count, remaining - count
                 yield slot, count
-            if left <= 0:
+            if remaining <= 0:
                 return
 
     def _client(self, slot: int) -> str:
-        return self._slots.at(slot).job.client
+        return self._slots.answer_in(slot).job.client

@@ -1,4 +1,4 @@
-"""From ids to text while it is being written: never half a character, and nothing that may become a stop string."""
+"""Incremental detokenization: never half a character, and no text that may become a stop string."""
 
 from __future__ import annotations
 
@@ -9,81 +9,81 @@ from penjing.data.chat.turn_parser import Kind
 from penjing.data.tokenizer import tokenizer as tokens
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
-_BROKEN = "\ufffd"  # what is shown for bytes that are no character, or not yet
+_REPLACEMENT = "\ufffd"  # what decoding returns for bytes that are not a complete character
 
 
 class TextStream:
-    """Ids in, text out. All pieces together are `tokenizer.decode` of all ids, up to the first stop string."""
+    """Ids in, text out. All deltas joined are `tokenizer.decode` of all ids, up to the first stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = ()) -> None:
         self.tokenizer, self.stop_strings = tokenizer, [text for text in stop_strings if text]
-        self.stopped = False  # a stop string was said
-        self._ids: list[int] = []  # the last ones: those before `_fresh` are shown, and what follows is read with them
-        self._fresh = 0
-        self._held = ""  # text that may become a stop string
+        self.stopped = False  # a stop string is complete
+        self._ids: list[int] = []  # the last ids; the first `_num_shown` were returned and are context
+        self._num_shown = 0
+        self._pending = ""  # text that may become a stop string
         self._ready = ""
 
-    def watch(self, index: int) -> bool:
-        """Take one more id; whether a stop string is complete (see `Request.watch`). The text waits for `take`."""
-        return self.extend((index,))
+    def append(self, token_id: int) -> bool:
+        """Add an id; returns whether a stop string is complete (see `Request.should_stop`). `take` returns the text."""
+        return self.extend((token_id,))
 
     def extend(self, ids: Sequence[int]) -> bool:
-        """`watch` for several ids, decoded at once."""
+        """`append` for several ids, decoded at once."""
         if not self.stopped:
             self._hold_back(self._decode(ids))
         return self.stopped
 
     def take(self) -> str:
-        """The text that can be shown since the last call."""
+        """The new text since the last call."""
         ready, self._ready = self._ready, ""
         return ready
 
-    def add(self, index: int) -> str:
-        """Take one more id; the text that can now be shown."""
-        self.watch(index)
+    def add(self, token_id: int) -> str:
+        """Add an id; returns the new text."""
+        self.append(token_id)
         return self.take()
 
     def finish(self) -> str:
-        """The text that waits for something to follow: nothing will."""
+        """The text that was held back; call it after the last id."""
         if not self.stopped:
-            self._hold_back(self._rest())
-            self._ready, self._held = self._ready + self._held, ""
+            self._hold_back(self._new_text())
+            self._ready, self._pending = self._ready + self._pending, ""
         return self.take()
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """The text that is new, if it ends with a whole character."""
+        """The new text, if it ends with a complete character."""
         self._ids += ids
-        new = self._rest()
-        if not new or new.endswith(_BROKEN):  # which may be the first bytes of a character
+        new = self._new_text()
+        if not new or new.endswith(_REPLACEMENT):  # perhaps the first bytes of a character
             return ""
-        # What comes next is decoded together with the ids that are shown now: a decoder may look at what stands before.
-        self._ids, self._fresh = self._ids[self._fresh :], len(self._ids) - self._fresh
+        # The next ids are decoded together with these: decoding may depend on the ids before.
+        self._ids, self._num_shown = self._ids[self._num_shown :], len(self._ids) - self._num_shown
         return new
 
-    def _rest(self) -> str:
-        """The text of the ids that are not shown."""
-        return self.tokenizer.decode(self._ids)[len(self.tokenizer.decode(self._ids[: self._fresh])) :]
+    def _new_text(self) -> str:
+        """The text of the ids that were not returned."""
+        return self.tokenizer.decode(self._ids)[len(self.tokenizer.decode(self._ids[: self._num_shown])) :]
 
     def _hold_back(self, new: str) -> None:
         if not self.stop_strings:
             self._ready += new
             return
-        text = self._held + new
-        found = [place for stop in self.stop_strings if (place := text.find(stop)) >= 0]
-        if found:
-            self._ready, self._held, self.stopped = self._ready + text[: min(found)], "", True
+        text = self._pending + new
+        matches = [start for stop in self.stop_strings if (start := text.find(stop)) >= 0]
+        if matches:
+            self._ready, self._pending, self.stopped = self._ready + text[: min(matches)], "", True
             return
-        held = max(_overlap(text, stop) for stop in self.stop_strings)
-        self._ready, self._held = self._ready + text[: len(text) - held], text[len(text) - held :]
+        num_pending = max(_overlap(text, stop) for stop in self.stop_strings)
+        self._ready, self._pending = self._ready + text[: len(text) - num_pending], text[len(text) - num_pending :]
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Characters at the end of `text` that `stop` begins with."""
+    """The length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((length for length in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:length])), 0)
 
 
-class Piece(NamedTuple):
-    """More of a stretch of a turn. number: the how manyth stretch, from 0. closed: its end was said."""
+class SpanDelta(NamedTuple):
+    """New text of a span of a turn. number: counts spans from 0. closed: its end mark was generated."""
 
     kind: Kind
     number: int
@@ -92,105 +92,105 @@ class Piece(NamedTuple):
 
 
 class TurnStream:
-    """Ids in; thoughts, words and calls out, while they are written.
+    """Ids in; reasoning, content and tool calls out, as a stream.
 
-    Pieces put together are what `turn_parser.parse` reads in the whole turn: of its message the reasoning, its content,
-    and the text of each call. thinking: as for `parse`. Stop strings are looked for between marks.
+    The deltas joined are what `turn_parser.parse` returns for the full turn: the reasoning and content of its message,
+    and the text of each call. thinking: as for `parse`. A stop string must lie between two marks.
     """
 
     def __init__(self, tokenizer: Tokenizer, thinking: bool | None = None, stop_strings: Sequence[str] = ()) -> None:
         self._marks = {tokenizer.control(mark): mark for mark in tokens.VISIBLE_TOKENS if tokenizer.has(mark)}
-        self._spelled = [mark for mark in tokens.VISIBLE_TOKENS if not tokenizer.has(mark)]  # read from the text
+        self._text_marks = [mark for mark in tokens.VISIBLE_TOKENS if not tokenizer.has(mark)]  # found in the text
         self._tokenizer, self._stop_strings, self._stop = tokenizer, stop_strings, tokenizer.stop
         self._plain = TextStream(tokenizer, stop_strings)  # since the last mark
-        self._unsplit = ""  # text that may become a spelled mark
-        self._turn = _Turn(thinking)
+        self._partial_mark = ""  # text that may become a mark
+        self._turn = _TurnState(thinking)
         self.stopped = False
 
-    def watch(self, index: int) -> bool:
-        """Take one more id; whether a stop string is complete. What is new waits for `take`."""
-        return self.extend((index,))
+    def append(self, token_id: int) -> bool:
+        """Add an id; returns whether a stop string is complete. `take` returns the deltas."""
+        return self.extend((token_id,))
 
     def extend(self, ids: Sequence[int]) -> bool:
-        """`watch` for several ids: what stands between two marks is decoded at once."""
+        """`append` for several ids: the text between two marks is decoded at once."""
         plain: list[int] = []
-        for index in ids:
-            if index in self._marks:
-                self._say(plain)
-                self._mark(index)
+        for token_id in ids:
+            if token_id in self._marks:
+                self._add_plain(plain)
+                self._add_mark(token_id)
                 plain = []
-            elif index not in self._stop:
-                plain.append(index)
-        self._say(plain)
+            elif token_id not in self._stop:
+                plain.append(token_id)
+        self._add_plain(plain)
         return self.stopped
 
-    def _say(self, ids: Sequence[int]) -> None:
+    def _add_plain(self, ids: Sequence[int]) -> None:
         if ids and not self.stopped:
             self.stopped = self._plain.extend(ids)
             self._text(self._plain.take(), is_last=self.stopped)
 
-    def _mark(self, index: int) -> None:
+    def _add_mark(self, token_id: int) -> None:
         if not self.stopped:
             self._text(self._plain.finish(), is_last=True)
             self._plain = TextStream(self._tokenizer, self._stop_strings)
-            self._turn.mark(self._marks[index])
+            self._turn.mark(self._marks[token_id])
 
-    def take(self) -> list[Piece]:
-        """What is new of the turn since the last call."""
-        pieces, self._turn.pieces = self._turn.pieces, []
-        return pieces
+    def take(self) -> list[SpanDelta]:
+        """The deltas since the last call."""
+        deltas, self._turn.deltas = self._turn.deltas, []
+        return deltas
 
-    def add(self, index: int) -> list[Piece]:
-        """Take one more id; what is new of the turn."""
-        self.watch(index)
+    def add(self, token_id: int) -> list[SpanDelta]:
+        """Add an id; returns the new deltas."""
+        self.append(token_id)
         return self.take()
 
-    def finish(self) -> list[Piece]:
-        """What waits for something to follow: nothing will."""
+    def finish(self) -> list[SpanDelta]:
+        """The deltas that were held back; call it after the last id."""
         self._text(self._plain.finish(), is_last=True)
         self._turn.finish()
         return self.take()
 
     def _text(self, text: str, *, is_last: bool) -> None:
-        text = self._unsplit + text
-        while found := [(text.index(mark), mark) for mark in self._spelled if mark in text]:
-            place, mark = min(found)
-            self._turn.text(text[:place])
+        text = self._partial_mark + text
+        while matches := [(text.index(mark), mark) for mark in self._text_marks if mark in text]:
+            start, mark = min(matches)
+            self._turn.text(text[:start])
             self._turn.mark(mark)
-            text = text[place + len(mark) :]
-        held = 0 if is_last else max((_overlap(text, mark) for mark in self._spelled), default=0)
-        self._unsplit = text[len(text) - held :]
-        self._turn.text(text[: len(text) - held])
+            text = text[start + len(mark) :]
+        num_pending = 0 if is_last else max((_overlap(text, mark) for mark in self._text_marks), default=0)
+        self._partial_mark = text[len(text) - num_pending :]
+        self._turn.text(text[: len(text) - num_pending])
 
 
-class _Turn:
-    """Marks and text in, pieces out: `turn_parser` while the turn is written. What may yet be left out is held back:
-    blanks around a thought, blanks and marks out of place before words, a newline before a call."""
+class _TurnState:
+    """Marks and text in, deltas out: `turn_parser` as a stream. Text that the parser may drop is held back: whitespace
+    around reasoning, whitespace and stray marks before content, a newline before a call."""
 
     def __init__(self, thinking: bool | None) -> None:
-        self.pieces: list[Piece] = []
-        self._kind: Kind = "thought" if thinking else "words"
+        self.deltas: list[SpanDelta] = []
+        self._kind: Kind = "reasoning" if thinking else "content"
         self._number = 0
         self._may_think = thinking is None
         self._after_call = False
-        self._has_text = self._is_stray = False  # in this stretch: more than blanks and marks; marks out of place
-        self._has_words = self._has_thought = False  # some were shown
-        self._held = ""
+        self._has_text = self._has_stray_marks = False  # of this span
+        self._has_content = self._has_reasoning = False  # of this turn
+        self._pending = ""
 
     def mark(self, mark: str) -> None:
-        if self._kind == "thought" and mark == tokens.END_THINK:
-            self._next("words")
-        elif self._kind == "thought" and mark == tokens.THINK and not self._has_text:
-            pass  # asked to think, but the model opens its thought itself
-        elif self._kind == "words" and mark == tokens.THINK and self._may_think:
-            self._kind, self._held, self._may_think = "thought", "", False
-        elif self._kind != "thought" and mark == tokens.TOOL_CALL:
-            self._next("call")
-        elif self._kind == "call" and mark == tokens.END_TOOL_CALL:
-            self._next("words")
-        elif self._kind == "words":  # out of place
-            self._is_stray, self._may_think = True, False
-            self._words(self._held + mark)
+        if self._kind == "reasoning" and mark == tokens.END_THINK:
+            self._start_span("content")
+        elif self._kind == "reasoning" and mark == tokens.THINK and not self._has_text:
+            pass  # the prompt opened the reasoning, and the model opens it again
+        elif self._kind == "content" and mark == tokens.THINK and self._may_think:
+            self._kind, self._pending, self._may_think = "reasoning", "", False
+        elif self._kind != "reasoning" and mark == tokens.TOOL_CALL:
+            self._start_span("tool_call")
+        elif self._kind == "tool_call" and mark == tokens.END_TOOL_CALL:
+            self._start_span("content")
+        elif self._kind == "content":  # a stray mark
+            self._has_stray_marks, self._may_think = True, False
+            self._add_content(self._pending + mark)
         else:
             self.text(mark)
 
@@ -198,57 +198,57 @@ class _Turn:
         if not text:
             return
         self._has_text = self._has_text or bool(text.strip())
-        if self._kind == "call":
-            self._tell(text)
-        elif self._kind == "thought":
-            self._thought(self._held + text)
+        if self._kind == "tool_call":
+            self._emit(text)
+        elif self._kind == "reasoning":
+            self._add_reasoning(self._pending + text)
         else:
-            self._words(self._held + text)
+            self._add_content(self._pending + text)
         self._may_think = self._may_think and not self._has_text
 
-    def _thought(self, text: str) -> None:
+    def _add_reasoning(self, text: str) -> None:
         if not self._has_text:
             return
-        whole = text.rstrip()
-        self._tell(whole if self._has_thought else whole.lstrip())
-        self._has_thought, self._held = True, text[len(whole) :]
+        stripped = text.rstrip()
+        self._emit(stripped if self._has_reasoning else stripped.lstrip())
+        self._has_reasoning, self._pending = True, text[len(stripped) :]
 
-    def _words(self, text: str) -> None:
+    def _add_content(self, text: str) -> None:
         if not self._has_text:
-            self._held = text
+            self._pending = text
             return
         if self._after_call:
             text = text.removeprefix("\n")
-            text = "\n" + text if self._has_words else text
+            text = "\n" + text if self._has_content else text
             self._after_call = False
-        if not self._has_words:
+        if not self._has_content:
             text = text.lstrip("\n")
-        self._held = "\n" if text.endswith("\n") else ""
-        self._tell(text.removesuffix("\n"))
+        self._pending = "\n" if text.endswith("\n") else ""
+        self._emit(text.removesuffix("\n"))
 
-    def _end_words(self, held: str) -> None:
-        """What was held back at the end of words: nothing is left of marks alone, nor of blanks behind a call."""
-        if self._has_text or not (self._is_stray or self._after_call):
-            self._tell(held if self._has_words else held.lstrip("\n"))
+    def _end_content(self, pending: str) -> None:
+        """Emit text held back at the end of content; drop it if the span has only stray marks or follows a call."""
+        if self._has_text or not (self._has_stray_marks or self._after_call):
+            self._emit(pending if self._has_content else pending.lstrip("\n"))
 
-    def _tell(self, text: str, *, closed: bool = False) -> None:
+    def _emit(self, text: str, *, closed: bool = False) -> None:
         if text or closed:
-            self.pieces.append(Piece(self._kind, self._number, text, closed))
-        if self._kind == "words":
-            self._has_words = self._has_words or bool(text)
+            self.deltas.append(SpanDelta(self._kind, self._number, text, closed))
+        if self._kind == "content":
+            self._has_content = self._has_content or bool(text)
 
-    def _next(self, kind: Kind) -> None:
-        """The stretch ends, and another begins."""
-        was_call = self._kind == "call"
-        if self._kind == "words":
-            self._end_words(self._held.removesuffix("\n"))
-        elif not (was_call and kind == "call"):
-            self._tell("", closed=True)
-        self._kind, self._number, self._held = kind, self._number + 1, ""
-        self._has_text = self._is_stray = self._may_think = False
-        self._after_call = was_call and kind == "words"
+    def _start_span(self, kind: Kind) -> None:
+        """End the span and start another."""
+        was_call = self._kind == "tool_call"
+        if self._kind == "content":
+            self._end_content(self._pending.removesuffix("\n"))
+        elif not (was_call and kind == "tool_call"):
+            self._emit("", closed=True)
+        self._kind, self._number, self._pending = kind, self._number + 1, ""
+        self._has_text = self._has_stray_marks = self._may_think = False
+        self._after_call = was_call and kind == "content"
 
     def finish(self) -> None:
-        if self._kind == "words":
-            self._end_words(self._held)
-        self._held = ""
+        if self._kind == "content":
+            self._end_content(self._pending)
+        self._pending = ""

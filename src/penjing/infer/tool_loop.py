@@ -1,4 +1,4 @@
-"""Between two turns of a model: the tools it called are run, and it is given what they said."""
+"""Between two turns of the model: run the tools it called and inject their results."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from penjing.infer.requests import Completion, InjectedTokens, Turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolExchange:
-    """One turn of the model, and what came of its calls; a last turn's calls are not run."""
+    """One turn of the model, and the results of its calls. Calls of a last turn are not run."""
 
-    said: ParsedTurn
+    turn: ParsedTurn
     results: tuple[Result, ...] = ()
 
 
 class ToolLoop:
-    """What follows turns that call tools (a `Follow` of infer/requests.py): results, and the next turn's
-    opening.
+    """The `OnTurnEnd` callback for tools: injects the results and the opening of the next turn.
 
-    max_turns: of the model in one answer; calls in the last one stay unanswered. thinking: as `render` was told.
+    max_turns: of the model in one answer; calls in the last one are not run. thinking: as given to `render`.
     """
 
     def __init__(self, tokenizer: Tokenizer, toolbox: Toolbox, *, max_turns: int, thinking: bool | None = None) -> None:
         self.tokenizer, self.toolbox, self.max_turns, self.thinking = tokenizer, toolbox, max_turns, thinking
 
     def __call__(self, turns: Sequence[Turn]) -> list[InjectedTokens | None]:
-        return [self.after(turn.ids) if turn.number < self.max_turns else None for turn in turns]
+        return [self.next_input(turn.ids) if turn.number < self.max_turns else None for turn in turns]
 
-    def after(self, ids: Sequence[int]) -> InjectedTokens | None:
-        """What follows one turn; None if it called nothing. The note is its `ToolExchange`."""
-        said = self.parsed(ids)
-        if not said.calls:
+    def next_input(self, ids: Sequence[int]) -> InjectedTokens | None:
+        """The tokens to inject after a turn; None if it has no calls. The note is its `ToolExchange`."""
+        turn = self.parse_turn(ids)
+        if not turn.calls:
             return None
-        results = self.toolbox.run(said.calls)
+        results = self.toolbox.run(turn.calls)
         texts = [result.text for result in results]
-        given = after_calls(self.tokenizer, said.as_called, texts, thinking=self.thinking)
-        return InjectedTokens(given, ToolExchange(said=said, results=results))
+        injected_ids = after_calls(self.tokenizer, turn.as_called, texts, thinking=self.thinking)
+        return InjectedTokens(injected_ids, ToolExchange(turn=turn, results=results))
 
-    def exchanges(self, written: Completion) -> tuple[ToolExchange, ...]:
+    def exchanges(self, completion: Completion) -> tuple[ToolExchange, ...]:
         """All turns of an answer."""
-        return (*written.notes, ToolExchange(said=self.parsed(last_turn(written))))
+        return (*completion.notes, ToolExchange(turn=self.parse_turn(last_turn(completion))))
 
-    def parsed(self, ids: Sequence[int]) -> ParsedTurn:
-        """One turn, taken apart."""
+    def parse_turn(self, ids: Sequence[int]) -> ParsedTurn:
+        """Parse one turn."""
         return parse(self.tokenizer, ids, thinking=self.thinking)
 
 
-def last_turn(written: Completion) -> list[int]:
-    """The ids that the model said after the last it was given."""
-    if written.said is None:
-        return written.ids
-    start = len(written.said) - written.said[::-1].index(False) if False in written.said else 0
-    return written.ids[start:]
+def last_turn(answer: Completion) -> list[int]:
+    """The ids that the model sampled after the last injected ones."""
+    if answer.is_sampled is None:
+        return answer.ids
+    mask = answer.is_sampled
+    start = len(mask) - mask[::-1].index(False) if False in mask else 0
+    return answer.ids[start:]

@@ -104,7 +104,7 @@ class RolloutSampler:
                 sampling=sampling,
                 slots=self.slots,
                 score_temperature=how.temperature,
-                follow=self.turns if how.max_turns > 1 else None,
+                on_turn_end=self.turns if how.max_turns > 1 else None,
             )
 
         answers = retry_on_oom(write, lambda message: self._halve_slots(num_answers, message))
@@ -141,13 +141,13 @@ class RolloutSampler:
 
     def reward_input(self, prompt: Prompt, written: Completion) -> RewardInput:
         """What rewards see of an answer."""
-        stopped = written.ended == "stop"
+        stopped = written.finish_reason == "stop"
         last = last_turn(written)
         return RewardInput(
             messages=prompt.messages,
             text=self.tokenizer.decode(last[:-1] if stopped else last).strip(),
-            num_tokens=(len(written.ids) if written.said is None else sum(written.said)) - stopped,
-            cut_off=written.ended == "length",
+            num_tokens=(len(written.ids) if written.is_sampled is None else sum(written.is_sampled)) - stopped,
+            cut_off=written.finish_reason == "length",
             truths=prompt.truths,
             record=prompt.record,
             where=prompt.where,
@@ -175,13 +175,13 @@ class RolloutSampler:
                 one.id_PAM[at][:length] = each.ids
                 one.length_PA[at] = length
                 one.behaviour_PAM[at][:length] = each.logp
-                one.sampled_PAM[at][:length] = 1 if each.said is None else each.said
-                one.cut_off_PA[at] = each.ended == "length"
+                one.sampled_PAM[at][:length] = 1 if each.is_sampled is None else each.is_sampled
+                one.cut_off_PA[at] = each.finish_reason == "length"
                 answer = self.reward_input(prompt, each)
                 inputs.append(answer)
                 results = [result for turn in answer.turns for result in turn.results]
                 one.turns_PA[at] = max(1, len(answer.turns))
-                one.calls_PA[at] = sum(len(turn.said.calls) for turn in answer.turns)
+                one.calls_PA[at] = sum(len(turn.turn.calls) for turn in answer.turns)
                 one.failed_PA[at] = one.calls_PA[at] - sum(result.worked for result in results)
         scores = self.scorer(inputs).reshape(len(self.scorer.names), len(own_prompts), how.num_generations)
         one.score_RPA[:, list(mine)] = scores

@@ -1,4 +1,4 @@
-"""The routes: OpenAI's API under /v1, what the chat page asks beyond it under /api, and the page."""
+"""The routes: OpenAI's API under /v1, the chat page's own API under /api, and the page."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from penjing import __version__
 from penjing.agent_tools.box import Toolbox
 from penjing.data.chat.turn_parser import ToolCall
 from penjing.serve import chat, completions
-from penjing.serve.bodies import Body, fields, read
 from penjing.serve.errors import ApiError, handle_errors
-from penjing.serve.generation import Service, Work
+from penjing.serve.generation import PendingResponse, Service
 from penjing.serve.guard import CHAT, COMPLETIONS, Guard, client_of
 from penjing.serve.hub import Hub, Job
 from penjing.serve.metrics import Metrics
 from penjing.serve.models import Models
+from penjing.serve.request_body import Body, parse_body, read_body
 from penjing.serve.schema import ChatRequest, CompletionRequest, ToolCallRequest
-from penjing.serve.streams import EventStream, dumps, unless_left
+from penjing.serve.streams import EventStream, dumps, run_unless_disconnected
 
 PAGE = Path(__file__).parent / "page"
-# No inline script, nothing from elsewhere: what a model writes can be shown, and does nothing.
+# No inline script and no other origin: HTML in a model's answer cannot run.
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -40,7 +40,7 @@ PAGE_POLICY = (
 def make_app(
     models: Models, toolbox: Toolbox, *, key: str = "", loopback_only: bool = True, max_tokens: int
 ) -> FastAPI:
-    """The server's app. The engines' thread runs while the app does (`lifespan`)."""
+    """The server's app. The engine thread runs as long as the app (`lifespan`)."""
 
     metrics = Metrics()
 
@@ -65,7 +65,7 @@ def make_app(
         key=key,
         loopback_only=loopback_only,
         open_paths=("/health", *open_paths),
-        answered=metrics.answered,
+        on_response=metrics.count_response,
     )
     return app
 
@@ -76,17 +76,17 @@ def _service(request: Request) -> Service:
 
 
 @asynccontextmanager
-async def _place(request: Request, kind: type[Body]) -> AsyncIterator[tuple[Body, Job]]:
-    """The fields, and a place in the queue, which is free again where the request comes to nothing.
+async def _admitted(request: Request, model_type: type[Body]) -> AsyncIterator[tuple[Body, Job]]:
+    """The parsed fields and a place in the queue, which is freed if the request fails.
 
-    Raises ApiError if there is no place, before the body is looked at, or for fields that are wrong.
+    Raises ApiError if the queue is full, before the body is parsed, or for wrong fields.
     """
     service = _service(request)
-    content = await read(request.headers, request.receive)
+    content = await read_body(request.headers, request.receive)
     job = service.hub.admit(client_of(request.scope, request.headers))
     try:
-        await service.turn()
-        yield fields(content, kind), job
+        await service.yield_to_loop()
+        yield parse_body(content, model_type), job
     except BaseException:
         service.hub.cancel(job)
         raise
@@ -94,15 +94,15 @@ async def _place(request: Request, kind: type[Body]) -> AsyncIterator[tuple[Body
 
 async def _respond(
     request: Request,
-    work: Work,
-    whole: Callable[[Work], Awaitable[dict[str, Any]]],
+    work: PendingResponse,
+    collect: Callable[[PendingResponse], Awaitable[dict[str, Any]]],
     chunks: AsyncIterator[bytes] | None,
 ) -> Response:
-    """The answer in one piece, or as it comes."""
+    """The complete answer, or a stream."""
     if chunks is not None:
         return EventStream(chunks, work.cancel)
     try:
-        return Response(dumps(await unless_left(request, whole(work))), media_type="application/json")
+        return Response(dumps(await run_unless_disconnected(request, collect(work))), media_type="application/json")
     finally:
         work.cancel()
 
@@ -110,32 +110,32 @@ async def _respond(
 def _add_api(app: FastAPI, models: Models) -> None:
     @app.post(CHAT, **_documented(ChatRequest))
     async def chat_completions(request: Request) -> Response:
-        async with _place(request, ChatRequest) as (body, job):
-            work = await chat.begin(_service(request), body, job)
+        async with _admitted(request, ChatRequest) as (body, job):
+            work = await chat.start(_service(request), body, job)
         opening = [choice.opening for choice in work.choices]  # type: ignore[attr-defined]
         chunks = work.stream("chat.completion.chunk", opening, usage=body.wants_usage) if body.stream else None
-        return await _respond(request, work, chat.whole, chunks)
+        return await _respond(request, work, chat.collect, chunks)
 
     @app.post(COMPLETIONS, **_documented(CompletionRequest))
     async def text_completions(request: Request) -> Response:
-        async with _place(request, CompletionRequest) as (body, job):
-            work = await completions.begin(_service(request), body, job)
+        async with _admitted(request, CompletionRequest) as (body, job):
+            work = await completions.start(_service(request), body, job)
         chunks = work.stream("text_completion", (), usage=body.wants_usage) if body.stream else None
-        return await _respond(request, work, completions.whole, chunks)
+        return await _respond(request, work, completions.collect, chunks)
 
     created = int(time.time())
 
     def describe(name: str) -> dict[str, Any]:
         model, adapter = models.find(name)
-        facts = {
-            "answers": model.answers_with(adapter),
+        info = {
+            "answers": model.is_chat(adapter),
             "thinking": model.thinking,
             "context": model.context,
             "step": model.loaded.checkpoint.step,
             "adapters": list(model.adapters),
             "parameters": model.parameters,
         }
-        return {"id": name, "object": "model", "created": created, "owned_by": "penjing", "penjing": facts}
+        return {"id": name, "object": "model", "created": created, "owned_by": "penjing", "penjing": info}
 
     @app.get("/v1/models", responses=_ERRORS)
     async def list_models() -> JSONResponse:
@@ -153,7 +153,7 @@ def _add_tools(app: FastAPI, toolbox: Toolbox) -> None:
 
     @app.post("/api/tools/call", **_documented(ToolCallRequest))
     async def call_tool(request: Request) -> JSONResponse:
-        body = fields(await read(request.headers, request.receive), ToolCallRequest)
+        body = parse_body(await read_body(request.headers, request.receive), ToolCallRequest)
         if body.name not in toolbox.tools:
             raise ApiError(404, "name: no such tool is offered", param="name", code="tool_not_found")
         call = ToolCall(name=body.name, arguments=body.arguments)
@@ -173,7 +173,7 @@ def _add_status(app: FastAPI) -> None:
 
 
 def _add_page(app: FastAPI) -> list[str]:
-    """The page's files, read once; returns their paths."""
+    """Serve the page's files from memory; returns their paths."""
     paths = []
     for file in sorted(PAGE.iterdir()) if PAGE.is_dir() else ():
         if file.is_file():
@@ -184,7 +184,7 @@ def _add_page(app: FastAPI) -> list[str]:
 
 
 def _file(file: Path) -> Callable[[], Awaitable[Response]]:
-    body, kind = file.read_bytes(), mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    body, media_type = file.read_bytes(), mimetypes.guess_type(file.name)[0] or "application/octet-stream"
     headers = {
         "Content-Security-Policy": PAGE_POLICY,
         "X-Content-Type-Options": "nosniff",
@@ -193,12 +193,12 @@ def _file(file: Path) -> Callable[[], Awaitable[Response]]:
     }
 
     async def send_file() -> Response:
-        return Response(body, media_type=kind, headers=headers)
+        return Response(body, media_type=media_type, headers=headers)
 
     return send_file
 
 
-# --- the description of the API --------------------------------------------------------------------------------------
+# --- OpenAPI schema -------------------------------------------------------------------------------------------------
 
 _ERROR_SCHEMA = {
     "type": "object",
@@ -232,9 +232,9 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 _REFERENCE = "#/components/schemas/{model}"
 
 
-def _documented(kind: type[BaseModel]) -> dict[str, Any]:
-    """The arguments of a route whose body is read by `read`."""
-    schema = {"$ref": _REFERENCE.format(model=kind.__name__)}
+def _documented(model_type: type[BaseModel]) -> dict[str, Any]:
+    """The arguments of a route whose body is read by `read_body`."""
+    schema = {"$ref": _REFERENCE.format(model=model_type.__name__)}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     return {"responses": _ERRORS, "openapi_extra": {"requestBody": body}, "response_class": JSONResponse}
 
@@ -243,8 +243,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if not app.openapi_schema:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        for kind in (ChatRequest, CompletionRequest, ToolCallRequest):
-            schema = kind.model_json_schema(ref_template=_REFERENCE)
-            schemas |= schema.pop("$defs", {}) | {kind.__name__: schema}
+        for model_type in (ChatRequest, CompletionRequest, ToolCallRequest):
+            schema = model_type.model_json_schema(ref_template=_REFERENCE)
+            schemas |= schema.pop("$defs", {}) | {model_type.__name__: schema}
         app.openapi_schema = document
     return app.openapi_schema

@@ -1,4 +1,4 @@
-"""Connections that do not wait for ever, and a server that ends well. uvicorn has neither by itself."""
+"""Connections with timeouts, and a graceful shutdown. uvicorn has neither by itself."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from penjing.serve.limits import (
 
 
 class TimedProtocol(HttpToolsProtocol):
-    """Closes a connection on which a request takes longer than READ_SECONDS to arrive (its headers, then its body), has
-    headers without end, or on which nothing is taken of what was sent for SEND_SECONDS.
+    """Closes a connection if headers or body take longer than READ_SECONDS to arrive, if the headers are too large, or
+    if the client reads nothing for SEND_SECONDS.
 
-    Between requests uvicorn's own timer runs; it is stopped by the first byte, and there ours begins. Who has left is
-    told to every request of the connection: uvicorn tells the newest.
+    Between requests uvicorn's own timer runs; the first byte stops it and starts ours. A disconnect is reported to
+    every unanswered request of the connection; uvicorn reports it to the newest only.
     """
 
-    _timer: asyncio.TimerHandle | None = None
-    _owed = ""  # what the timer waits for
-    _sending: asyncio.TimerHandle | None = None
-    _header_bytes = 0  # of headers that have not ended
+    _read_timer: asyncio.TimerHandle | None = None
+    _awaited = ""  # what the timer waits for: "headers" or "body"
+    _send_timer: asyncio.TimerHandle | None = None
+    _header_bytes = 0  # of incomplete headers
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._unanswered: list[RequestResponseCycle] = []
-        # asyncio does so itself only for sockets that were made with a protocol number: 40 ms for each answer without
+        # asyncio sets it only for sockets created with a protocol number. Without it each answer takes 40 ms more.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._watch()
+        self._update_timer()
 
     def data_received(self, data: bytes) -> None:
         self._header_bytes += len(data)
         super().data_received(data)
         if self._header_bytes > MAX_HEADER_BYTES:
             self.send_400_response("The headers are too large.")
-        self._watch()
+        self._update_timer()
 
     def send_400_response(self, msg: str) -> None:
         if self._unanswered:
-            self.transport.abort()  # not into the middle of an answer
+            self.transport.abort()  # a response is being sent on this connection
         else:
             super().send_400_response(msg)
 
@@ -72,71 +72,71 @@ class TimedProtocol(HttpToolsProtocol):
         self._unanswered = [cycle for cycle in self._unanswered if not cycle.response_complete]
         super().on_response_complete()
         if self.cycle.response_complete:
-            self._stop()  # uvicorn's timer runs
+            self._stop_timer()  # uvicorn's timer runs
         else:
-            self._watch()
+            self._update_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()
         super().connection_lost(exc)
-        self._stop()
+        self._stop_timer()
         self.resume_writing()
 
     def pause_writing(self) -> None:
-        """The buffer is full (64 KiB), so that whoever writes has to wait."""
+        """The send buffer is full (64 KiB), so writers have to wait."""
         super().pause_writing()
-        self._sending = self.loop.call_later(SEND_SECONDS, self.transport.abort)
+        self._send_timer = self.loop.call_later(SEND_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._sending is not None:
-            self._sending.cancel()
+        if self._send_timer is not None:
+            self._send_timer.cancel()
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # closed gently it would wait for the reader
+            self.transport.abort()  # close() would wait for the reader
         else:
             super().timeout_keep_alive_handler()
 
-    def _watch(self) -> None:
+    def _update_timer(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
-            owed = "headers"  # or the rest of a body that was refused
+            awaited = "headers"  # or the remaining bytes of a rejected body
         else:
-            owed = "body" if self.cycle.more_body and not self.pipeline else ""
-        if owed == self._owed:
+            awaited = "body" if self.cycle.more_body and not self.pipeline else ""
+        if awaited == self._awaited:
             return
-        self._stop()
-        self._owed = owed
-        if owed:
-            self._timer = self.loop.call_later(READ_SECONDS, self.transport.abort)
+        self._stop_timer()
+        self._awaited = awaited
+        if awaited:
+            self._read_timer = self.loop.call_later(READ_SECONDS, self.transport.abort)
 
-    def _stop(self) -> None:
-        self._owed = ""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _stop_timer(self) -> None:
+        self._awaited = ""
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
 
 class Server(uvicorn.Server):
-    """Ends with code 0: on SIGTERM or SIGINT it accepts nothing more at once, and what runs has DRAIN_SECONDS.
+    """Exits with code 0. On SIGTERM or SIGINT it stops accepting at once; running requests have DRAIN_SECONDS.
 
-    A second signal ends what runs.
+    A second signal ends running requests.
     """
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         gc.collect()
-        gc.freeze()  # a full collection goes over all that libraries made: it stood still for 60 to 250 ms
+        gc.freeze()  # a full collection over all objects of the libraries paused for 60 to 250 ms
         for listener in sockets or ():
-            listener.listen(MAX_CONNECTIONS)  # may wait; asyncio takes `backlog` at once, and answers nobody meanwhile
+            listener.listen(MAX_CONNECTIONS)  # asyncio accepts up to `backlog` at once and answers nobody meanwhile
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         handled: list[signal.Signals] = []
-        with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: whoever started us stops us
+        with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: the caller stops us
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.stop)
                 handled.append(number)
@@ -145,7 +145,7 @@ class Server(uvicorn.Server):
             loop.remove_signal_handler(handled.pop())
 
     def stop(self) -> None:
-        """Accept nothing more, and end when all is answered."""
+        """Stop accepting, and end when all requests are answered."""
         self.force_exit = self.should_exit
         self.should_exit = True
         for server in getattr(self, "servers", ()):
@@ -153,8 +153,7 @@ class Server(uvicorn.Server):
 
 
 def make_server(app: ASGIApp) -> Server:
-    """The app behind connections with limits. Access is not logged: a path may hold what its sender took for a place
-    to put a key."""
+    """The app behind connections with limits. There is no access log, because a client may put a key into the path."""
     config = uvicorn.Config(
         app,
         http=TimedProtocol,

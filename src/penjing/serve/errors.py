@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them: {"error": {message, type, param, code}} and the right status."""
+"""Errors in OpenAI's format: {"error": {message, type, param, code}} and the HTTP status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
 
 
 class ApiError(Exception):
-    """What a client gets instead of an answer. param: the field that is wrong. retry_after: seconds."""
+    """An error response. param: the wrong field. retry_after: seconds."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry_after: int = 0
@@ -34,7 +34,7 @@ class ApiError(Exception):
 
     @property
     def response(self) -> JSONResponse:
-        """The error as a whole response."""
+        """The error as a response."""
         headers = {"Retry-After": str(self.retry_after)} if self.retry_after else {}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -42,32 +42,32 @@ class ApiError(Exception):
 
 
 def from_user_error(error: UserError, param: str | None = None) -> ApiError:
-    """A value that the engine or the chat template refused."""
+    """For a value that the engine or the chat template rejected."""
     return ApiError(400, error.line(), param=param)
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """The first field that is wrong, by its path; what was sent is not repeated."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = _path(found["loc"])
-    if found["type"] == "json_invalid" or not path:
-        return ApiError(400, f"the body is not valid: {found['msg']}", code="invalid_json")
-    return ApiError(400, f"{path}: {found['msg']}", param=path)
+    """The first wrong field, by its path. The sent value is not repeated."""
+    first_error = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    path = _path(first_error["loc"])
+    if first_error["type"] == "json_invalid" or not path:
+        return ApiError(400, f"the body is not valid: {first_error['msg']}", code="invalid_json")
+    return ApiError(400, f"{path}: {first_error['msg']}", param=path)
 
 
 def _path(location: Sequence[int | str]) -> str:
-    """`messages[0].role`; behind the first field of a union stand names of types, which nobody sent."""
+    """Such as `messages[0].role`. Cut at a depth, since pydantic adds type names of unions behind it."""
     if not location:
         return ""
     depth = 3 if location[0] in ("messages", "tools") else 1
     path = str(location[0])
-    for part in location[1:depth]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    for key in location[1:depth]:
+        path += f"[{key}]" if isinstance(key, int) else f".{key}"
     return path
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Every error of the app leaves it as an error object; a fault of ours says nothing of itself."""
+    """Return every error as an error object; internal errors without details."""
 
     async def api_error(_: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, ApiError)
@@ -80,14 +80,14 @@ def handle_errors(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
-    async def fault(_: Request, error: Exception) -> JSONResponse:
+    async def internal_error(_: Request, error: Exception) -> JSONResponse:
         log.error("a request failed", exc_info=error)
         return ApiError(500, "the server failed on this request", code="internal_error").response
 
-    async def left(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(None, 499)  # the client has left: nobody reads it
+    async def client_disconnected(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(None, 499)  # the client has disconnected: nobody reads it
 
     app.add_exception_handler(ApiError, api_error)
-    app.add_exception_handler(ConnectionError, left)
+    app.add_exception_handler(ConnectionError, client_disconnected)
     app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(Exception, fault)
+    app.add_exception_handler(Exception, internal_error)

@@ -1,4 +1,4 @@
-"""What stands before every route: the Host header, the key, and whether there is a place. Plain ASGI."""
+"""Middleware before every route: checks the Host header, the API key, and the queue. Plain ASGI."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penjing.serve.errors import ApiError
-from penjing.serve.hub import full
+from penjing.serve.hub import queue_full
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-FULL = full().response
+QUEUE_FULL = queue_full().response
 
 
 class Guard:
-    """Refuses requests before any route sees them.
+    """Rejects requests before any route handles them.
 
-    key: asked for everywhere but on `open_paths`; empty: no key. loopback_only: whether the server listens for this
-    machine alone; then a Host header of another name comes from a page that made its name point here (DNS rebinding).
-    Who asks for an answer that nobody can give is told so from counts alone.
-    answered: told of each answer's status.
+    key: required on all paths but `open_paths`; empty: no key. loopback_only: the server listens on this machine only.
+    Then another name in the Host header is a DNS rebinding attack. If the queue is full, a request is rejected before
+    its body is read. on_response: called with each response's status.
     """
 
     def __init__(
@@ -32,9 +31,9 @@ class Guard:
         key: str,
         loopback_only: bool,
         open_paths: Collection[str],
-        answered: Callable[[Scope, int], None],
+        on_response: Callable[[Scope, int], None],
     ) -> None:
-        self.app, self.key, self.answered = app, key.encode(), answered
+        self.app, self.key, self.on_response = app, key.encode(), on_response
         self.loopback_only, self.open_paths = loopback_only, frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,20 +42,20 @@ class Guard:
             return
         headers = Headers(scope=scope)
 
-        async def counted(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self.answered(scope, message["status"])
+                self.on_response(scope, message["status"])
             await send(message)
 
         try:
             self._check_host(headers)
             self._check_key(scope["path"], headers)
         except ApiError as error:
-            await error.response(scope, receive, counted)
+            await error.response(scope, receive, send_counted)
             return
-        asks = scope["path"] in (CHAT, COMPLETIONS)
-        is_full = asks and scope["app"].state.service.hub.is_full(client_of(scope, headers))
-        await (FULL if is_full else self.app)(scope, receive, counted)
+        is_generation = scope["path"] in (CHAT, COMPLETIONS)
+        is_full = is_generation and scope["app"].state.service.hub.is_full(client_of(scope, headers))
+        await (QUEUE_FULL if is_full else self.app)(scope, receive, send_counted)
 
     def _check_host(self, headers: Headers) -> None:
         if not self.loopback_only:
@@ -68,14 +67,14 @@ class Guard:
     def _check_key(self, path: str, headers: Headers) -> None:
         if not self.key or path in self.open_paths:
             return
-        given = headers.getlist("authorization")
-        scheme, _, key = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        values = headers.getlist("authorization")
+        scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
         if scheme.lower() != "bearer" or not hmac.compare_digest(key.encode("latin-1"), self.key):
             raise ApiError(401, "wrong or missing API key; send Authorization: Bearer KEY", code="invalid_api_key")
 
 
 def client_of(scope: Scope, headers: Headers) -> str:
-    """Who asks: an address; on this machine, where all have one, the program too."""
+    """The client's address; on loopback, where all clients share it, the user agent too."""
     host: str = scope["client"][0] if scope.get("client") else ""
     return f"{host} {headers.get('user-agent', '')[:100]}" if host in LOOPBACK else host
 

@@ -1,4 +1,4 @@
-"""Between the event loop and the engines' thread: who may ask, whose tokens these are, and who has left."""
+"""Between the event loop and the engine thread: admission, routing of events, and cancellation."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from penjing.serve.limits import (
 )
 
 Numbered = list[tuple[int, Event]]
-"""Events with the number of the answer they are of, counted through all prompts of a job."""
+"""(answer, event) pairs; answers are numbered through all prompts of a job."""
 
 
-def full() -> ApiError:
-    """There is no place. Made anew each time: one that is raised again keeps the frames of every time before."""
+def queue_full() -> ApiError:
+    """The queue is full. A new object each time: an exception that is raised again keeps all earlier frames."""
     return ApiError(429, "too many requests are waiting", code="queue_full", retry_after=RETRY_SECONDS)
 
 
 class Job:
-    """Requests that are answered to one client together. model: known when they are handed over."""
+    """The engine requests of one HTTP request. model: set by `Hub.submit`."""
 
     def __init__(self, client: str) -> None:
         self.model, self.client = "", client
-        self.open = 0  # answers that have not ended
-        self.tickets: list[int] = []
-        self.events: Numbered = []  # that nobody has taken yet
+        self.num_open = 0  # answers that have not ended
+        self.request_ids: list[int] = []
+        self.events: Numbered = []  # not yet taken by `Hub.events`
         self.wake = asyncio.Event()
-        self.whole = False  # wake only when all has ended
-        self.first = 0.0  # when the first token came (`time.perf_counter`)
+        self.collect_all = False  # wake only when all answers have ended
+        self.first_token_at = 0.0  # `time.perf_counter` of the first event
 
 
 class Hub:
-    """Hands requests to the engines, and their events to whoever waits for them. Used from the event loop alone.
+    """Passes requests to the engines, and events back to their jobs. Used from the event loop only.
 
-    What the engines write is handed out at once where an answer begins or ends, or where nothing was of late; the rest
-    gathers meanwhile, and goes out for all streams together so often that they write CHUNKS_PER_SECOND.
+    Events are delivered at once if an answer begins or ends, or if nothing was delivered recently. Other events are
+    batched and delivered for all streams together, so that all streams write CHUNKS_PER_SECOND in total.
     """
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:
@@ -56,51 +56,51 @@ class Hub:
         self._jobs: dict[tuple[str, int], tuple[Job, int]] = {}
         self._open = 0
         self._open_of_client: Counter[str] = Counter()
-        self._delivered: deque[tuple[str, list[Event]]] = deque()
-        self._fresh: set[Job] = set()  # of which something came since all was handed out
-        self._is_gathering = False
-        self.thread = EngineThread(engines, self._deliver)
+        self._inbox: deque[tuple[str, list[Event]]] = deque()
+        self._pending_jobs: set[Job] = set()  # with events since the last flush
+        self._is_batching = False
+        self.thread = EngineThread(engines, self._on_events)
 
     def admit(self, client: str) -> Job:
-        """A place for one answer. Raises ApiError if there is none: for all clients together, or for this one."""
+        """Reserve a place for one answer. Raises ApiError if the queue, or this client's share of it, is full."""
         job = Job(client)
-        self.enlarge(job, 1)
+        self.reserve(job, 1)
         return job
 
-    def enlarge(self, job: Job, answers: int) -> None:
-        """Places for so many answers more. Raises ApiError if there are none."""
+    def reserve(self, job: Job, answers: int) -> None:
+        """Reserve places for more answers. Raises ApiError if there are not enough."""
         if self.is_full(job.client, answers):
-            raise full()
+            raise queue_full()
         self._count(job, answers)
 
     def is_full(self, client: str, answers: int = 1) -> bool:
-        """Whether there are no places for so many answers, whatever model is asked."""
-        own = self._open_of_client[client]
-        return self._open + answers > self._limit or own + answers > self._limit // 2
+        """Whether there are not enough places. All models share one queue."""
+        client_open = self._open_of_client[client]
+        return self._open + answers > self._limit or client_open + answers > self._limit // 2
 
     def submit(self, job: Job, model: str, requests: Sequence[Request]) -> None:
-        """Hand over the requests whose answers have their places. Raises ApiError if a value is refused."""
-        job.model, first = model, 0
+        """Submit requests whose answers have places. Raises ApiError if a value is invalid."""
+        job.model, offset = model, 0
         try:
             for request in requests:
-                ticket = self.thread.submit(model, request)
-                job.tickets.append(ticket)
-                self._jobs[model, ticket] = (job, first)
-                first += len(request.seeds)
+                request_id = self.thread.submit(model, request)
+                job.request_ids.append(request_id)
+                self._jobs[model, request_id] = (job, offset)
+                offset += len(request.seeds)
         except UserError as error:
             raise from_user_error(error, error.where if isinstance(error.where, str) else None) from None
 
     def cancel(self, job: Job) -> None:
-        """End what has not ended: nobody waits for it any more. Its slots are free by the engine's next step."""
-        for ticket in job.tickets:
-            if self._jobs.pop((job.model, ticket), None) is not None and job.open:
-                self.thread.cancel(job.model, ticket)
-        self._count(job, -job.open)
+        """End the unfinished answers. Their slots are free in the engine's next step."""
+        for request_id in job.request_ids:
+            if self._jobs.pop((job.model, request_id), None) is not None and job.num_open:
+                self.thread.cancel(job.model, request_id)
+        self._count(job, -job.num_open)
 
     async def events(self, job: Job) -> AsyncIterator[Numbered]:
-        """What the engine says, as it is handed out.
+        """The job's events in batches.
 
-        Leaving early cancels the job. Raises ApiError when REQUEST_SECONDS are over.
+        Closing the generator early cancels the job. Raises ApiError after REQUEST_SECONDS.
         """
         deadline = self._loop.time() + REQUEST_SECONDS
         ended = False
@@ -109,81 +109,81 @@ class Hub:
                 async with asyncio.timeout_at(deadline):
                     await job.wake.wait()
                 job.wake.clear()
-                found, job.events = job.events, []
-                ended = not job.open
-                yield found
+                new_events, job.events = job.events, []
+                ended = not job.num_open
+                yield new_events
         except TimeoutError:
             raise ApiError(503, f"no answer within {REQUEST_SECONDS:g} seconds", code="timeout") from None
         finally:
             self.cancel(job)
 
     def statistics(self) -> dict[str, dict[str, float]]:
-        """Numbers of each engine, by the names that /metrics gives them."""
-        growing = ("steps", "tokens_read", "tokens_shared", "tokens_written", "busy_seconds")
+        """Values of each engine, by their names in /metrics."""
+        counters = ("steps", "tokens_read", "tokens_shared", "tokens_written", "busy_seconds")
         return {
-            model: {f"{name}_total" if name in growing else name: value for name, value in numbers.items()}
-            for model, numbers in self.thread.statistics().items()
+            model: {f"{name}_total" if name in counters else name: value for name, value in values.items()}
+            for model, values in self.thread.statistics().items()
         }
 
     def close(self) -> None:
-        """End the engines' thread; what still runs is cancelled."""
+        """Stop the engine thread and cancel what still runs."""
         self.thread.close()
 
-    # --- from the engines' thread to the loop ------------------------------------------------------------------------
+    # --- from the engine thread to the event loop ---------------------------------------------------------------------
 
-    def _deliver(self, model: str, events: list[Event]) -> None:
-        """Called in the engines' thread, once a step: it must cost that thread next to nothing."""
-        self._delivered.append((model, events))
-        if not self._is_gathering or any(self._is_urgent(model, event) for event in events):
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+    def _on_events(self, model: str, events: list[Event]) -> None:
+        """Called in the engine thread once per step, so it must be cheap."""
+        self._inbox.append((model, events))
+        if not self._is_batching or any(self._is_urgent(model, event) for event in events):
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
                 self._loop.call_soon_threadsafe(self._wake)
 
     def _is_urgent(self, model: str, event: Event) -> bool:
-        """Whether it ends an answer, or begins one."""
-        job, _ = self._jobs.get((model, event.ticket), (None, 0))
-        return bool(event.ended) or job is None or not job.first
+        """Whether it ends or begins an answer."""
+        job, _ = self._jobs.get((model, event.request_id), (None, 0))
+        return bool(event.finish_reason) or job is None or not job.first_token_at
 
     def _wake(self) -> None:
-        self._take()
-        if not self._is_gathering:
-            self._is_gathering = True
-            self._hand_out()
+        self._distribute()
+        if not self._is_batching:
+            self._is_batching = True
+            self._flush()
 
-    def _hand_out(self) -> None:
-        """All that came; and again when more has gathered, until nothing has."""
-        self._take()
-        if not self._fresh:
-            self._is_gathering = False
-            if self._delivered:  # just now, and nobody is called for it
+    def _flush(self) -> None:
+        """Deliver all events, and schedule the next flush until no new events come."""
+        self._distribute()
+        if not self._pending_jobs:
+            self._is_batching = False
+            if self._inbox:  # arrived just now, without a call of _wake
                 self._wake()
             return
         answers = 0
-        for job in self._fresh:
-            if not job.whole:
-                answers += max(1, job.open)
+        for job in self._pending_jobs:
+            if not job.collect_all:
+                answers += max(1, job.num_open)
                 if job.events:
                     job.wake.set()
-        self._fresh.clear()
-        self._loop.call_later(min(LONGEST_PAUSE, answers / CHUNKS_PER_SECOND or LONGEST_PAUSE), self._hand_out)
+        self._pending_jobs.clear()
+        self._loop.call_later(min(LONGEST_PAUSE, answers / CHUNKS_PER_SECOND or LONGEST_PAUSE), self._flush)
 
-    def _take(self) -> None:
-        """Sort what was delivered to its jobs, and wake those that have something urgent."""
-        while self._delivered:
-            model, events = self._delivered.popleft()
+    def _distribute(self) -> None:
+        """Route new events to their jobs, and wake jobs with urgent ones."""
+        while self._inbox:
+            model, events = self._inbox.popleft()
             for event in events:
-                job, first = self._jobs.get((model, event.ticket), (None, 0))
+                job, offset = self._jobs.get((model, event.request_id), (None, 0))
                 if job is None:
                     continue  # cancelled
-                job.events.append((first + event.answer, event))
-                self._fresh.add(job)
-                if event.ended:
+                job.events.append((offset + event.answer, event))
+                self._pending_jobs.add(job)
+                if event.finish_reason:
                     self._count(job, -1)
-                if not job.open or (not job.whole and (event.ended or not job.first)):
+                if not job.num_open or (not job.collect_all and (event.finish_reason or not job.first_token_at)):
                     job.wake.set()
-                job.first = job.first or time.perf_counter()
+                job.first_token_at = job.first_token_at or time.perf_counter()
 
     def _count(self, job: Job, change: int) -> None:
-        job.open += change
+        job.num_open += change
         self._open += change
         self._open_of_client[job.client] += change
         if not self._open_of_client[job.client]:

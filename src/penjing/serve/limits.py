@@ -1,4 +1,4 @@
-"""What one client may ask for, in one place."""
+"""The limits of requests and connections."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ MAX_STOP, MAX_STOP_CHARACTERS = 16, 256
 MAX_LOGIT_BIAS = 1024
 MAX_TOOLS = 128
 MAX_SCHEMA_CHARACTERS = 65_536
-MAX_WAITING = 256  # answers that wait for a slot, of all models and clients; one client may have half of all places
-RETRY_SECONDS = 1  # told to a client that is turned away
+MAX_WAITING = 256  # waiting answers of all models and clients; one client may have half of all places
+RETRY_SECONDS = 1  # Retry-After for a rejected client
 READ_SECONDS = 10.0  # for a request to arrive: its headers, and then its body
 SEND_SECONDS = 30.0  # for a client to take what was sent to it
 REQUEST_SECONDS = 600.0  # for a whole answer, waiting included
-DRAIN_SECONDS = 30.0  # that SIGTERM leaves to what runs
+DRAIN_SECONDS = 30.0  # for running requests after SIGTERM
 MAX_CONNECTIONS = 4096
-CONNECTIONS_AT_ONCE = 128  # taken in one turn of the loop
-# Tokens of a stream that come soon after one another go out in one chunk: a chunk costs some 0.1 ms, however many.
+CONNECTIONS_AT_ONCE = 128  # accepted in one iteration of the event loop
+# Tokens that come shortly after one another are sent in one chunk: a chunk of any size costs about 0.1 ms.
 CHUNKS_PER_SECOND = 400  # of all streams together
 LONGEST_PAUSE = 0.05  # seconds: 20 chunks a second look smooth

@@ -1,4 +1,4 @@
-"""Counts and times in the text form that Prometheus reads."""
+"""Counters and histograms in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # seco
 
 
 class Histogram:
-    """How many times took at most so many seconds."""
+    """A Prometheus histogram of seconds."""
 
     def __init__(self) -> None:
         self.counts, self.sum = [0] * (len(BUCKETS) + 1), 0.0
@@ -31,24 +31,24 @@ class Histogram:
 
 
 class Metrics:
-    """Of one server. Those of its engines are asked for when somebody reads them."""
+    """Metrics of one server. Those of its engines are passed to `text`."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # by path and status
-        self.first_token, self.whole = Histogram(), Histogram()
+        self.first_token, self.total = Histogram(), Histogram()
 
-    def answered(self, scope: Scope, status: int) -> None:
-        """Count an answer, by the route's path: what else people ask for is one thing."""
+    def count_response(self, scope: Scope, status: int) -> None:
+        """Count a response by its route's path; unknown paths count as "other"."""
         unrouted = scope["path"] if status == 429 else "other"
         self.requests[str(getattr(scope.get("route"), "path", unrouted)), status] += 1
 
     def text(self, engines: Mapping[str, Mapping[str, float]]) -> str:
-        """engines: by model, the engine's numbers by name; those that end in `_total` only grow."""
+        """engines: by model, the engine's values by name. Names that end in `_total` are counters."""
         lines = ["# TYPE penjing_requests_total counter"]
         for (path, status), count in sorted(self.requests.items()):
             lines.append(f'penjing_requests_total{{path="{path}",status="{status}"}} {count}')
         lines += self.first_token.lines("penjing_time_to_first_token_seconds")
-        lines += self.whole.lines("penjing_answer_seconds")
+        lines += self.total.lines("penjing_answer_seconds")
         for name in sorted({name for numbers in engines.values() for name in numbers}):
             lines.append(f"# TYPE penjing_{name} {'counter' if name.endswith('_total') else 'gauge'}")
             for model, numbers in engines.items():

@@ -1,4 +1,4 @@
-"""Which models are served, and by what names. All are loaded at the start; no request can name another."""
+"""The served models and their names. All are loaded at the start; a request cannot load another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ServedModel:
     loaded: LoadedModel
     engine: Engine
     adapters: tuple[str, ...] = ()
-    chat_adapters: frozenset[str] = frozenset()  # adapters that learned from conversations
+    chat_adapters: frozenset[str] = frozenset()  # adapters trained on conversations
 
     @property
     def context(self) -> int:
@@ -33,21 +33,21 @@ class ServedModel:
         return self.loaded.tokenizer
 
     @property
-    def answers(self) -> bool:
-        """Whether it learned from conversations, and does not only continue texts."""
+    def is_chat_model(self) -> bool:
+        """Whether it was trained on conversations; otherwise it only continues texts."""
         return self.loaded.answers
 
-    def answers_with(self, adapter: str | None) -> bool:
-        """Whether it, or the adapter that is asked, learned from conversations."""
-        return self.answers or (adapter or "") in self.chat_adapters
+    def is_chat(self, adapter: str | None) -> bool:
+        """Whether it or this adapter was trained on conversations."""
+        return self.is_chat_model or (adapter or "") in self.chat_adapters
 
     @property
     def thinking(self) -> bool:
-        """Whether `enable_thinking` does something."""
+        """Whether `enable_thinking` has an effect."""
         template = self.tokenizer.template
-        own = self.tokenizer.is_ours and self.tokenizer.has(THINK)
-        return (self.answers or bool(self.chat_adapters)) and (
-            own or (not self.tokenizer.is_ours and "enable_thinking" in template)
+        has_think_token = self.tokenizer.is_ours and self.tokenizer.has(THINK)
+        return (self.is_chat_model or bool(self.chat_adapters)) and (
+            has_think_token or (not self.tokenizer.is_ours and "enable_thinking" in template)
         )
 
     @property
@@ -56,7 +56,7 @@ class ServedModel:
 
     @property
     def cache_bytes(self) -> int:
-        """Keys and values of all slots."""
+        """KV cache of all slots."""
         return self.engine.forward.bytes_per_slot * self.engine.forward.num_slots
 
     @cached_property
@@ -80,8 +80,8 @@ class Models:
         return tuple(self._by_name)
 
     def find(self, name: str) -> tuple[ServedModel, str | None]:
-        """A model, and the adapter that its name asks for. Raises ApiError for a name that is not served."""
+        """The model and adapter of a name. Raises ApiError for a name that is not served."""
         if name not in self._by_name:
             listed = ", ".join(self.names)[:300]
-            raise ApiError(404, f"no such model; there are: {listed}", param="model", code="model_not_found")
+            raise ApiError(404, f"no such model; available: {listed}", param="model", code="model_not_found")
         return self._by_name[name]

@@ -1,7 +1,7 @@
-"""What may be asked, field by field. Unknown fields are ignored; a wrong one is named in the error.
+"""The request fields. Unknown fields are ignored; an error names the wrong field.
 
-Numbers are numbers and not texts, and none is infinite. null is as if the field were not there. Names and meanings are
-OpenAI's; `top_k`, `min_p`, `repetition_penalty`, `enable_thinking` and `continue_ids` are beyond them.
+Numbers must not be strings, and must be finite. null means that the field is absent. Names and meanings are OpenAI's;
+`top_k`, `min_p`, `repetition_penalty`, `enable_thinking` and `continue_ids` are extensions.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Id = Annotated[int, Field(ge=0, lt=2**31)]
 StopText = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARACTERS)]
 
 
-def _small(value: dict[str, Any]) -> dict[str, Any]:
+def _check_size(value: dict[str, Any]) -> dict[str, Any]:
     if len(json.dumps(value)) > limits.MAX_SCHEMA_CHARACTERS:
         raise ValueError(f"has more than {limits.MAX_SCHEMA_CHARACTERS:,} characters")
     return value
 
 
-JsonSchema = Annotated[dict[str, Any], AfterValidator(_small)]
+JsonSchema = Annotated[dict[str, Any], AfterValidator(_check_size)]
 
 
 class _Body(BaseModel):
@@ -36,7 +36,7 @@ class StreamOptions(_Body):
 
 
 class SamplingFields(_Body):
-    """How text is drawn; the same for both endpoints."""
+    """Sampling settings, the same for both endpoints."""
 
     model: Name
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -67,7 +67,7 @@ class SamplingFields(_Body):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream is to end with what was read and written."""
+        """Whether the last chunk of a stream contains the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
@@ -154,13 +154,13 @@ class ChatRequest(SamplingFields):
     enable_thinking: bool | None = None
 
     @property
-    def has_to_call(self) -> bool:
-        """Whether the answer is to be a call. (`isinstance` of pydantic's classes costs 0.1 ms.)"""
+    def requires_tool_call(self) -> bool:
+        """Whether the answer must be a tool call. (`isinstance` of pydantic's classes costs 0.1 ms.)"""
         return self.tool_choice is not None and self.tool_choice not in ("none", "auto")
 
     @property
-    def tool_to_call(self) -> str | None:
-        """The one that it is to call; None for any."""
+    def required_tool(self) -> str | None:
+        """The name of the tool to call; None for any."""
         named = getattr(self.tool_choice, "function", None)
         return None if named is None else str(named.name)
 

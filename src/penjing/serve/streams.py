@@ -1,4 +1,4 @@
-"""Answers on their way to a client: as they are written (server-sent events), or whole. Whoever leaves is noticed."""
+"""Responses that end when the client disconnects: streams (server-sent events) and complete answers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DONE = b"data: [DONE]\n\n"
 Result = TypeVar("Result")
 
 
-def line(value: Any) -> bytes:
-    """One event of a stream."""
+def sse_event(value: Any) -> bytes:
+    """One server-sent event."""
     return b"data: " + dumps(value) + b"\n\n"
 
 
@@ -27,66 +27,66 @@ def dumps(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def unless_left(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of `work`, which is cancelled if the client leaves first; then ConnectionError."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request.receive))
+async def run_unless_disconnected(request: Request, awaitable: Awaitable[Result]) -> Result:
+    """The result of `awaitable`. If the client disconnects first, cancels it and raises ConnectionError."""
+    task = asyncio.ensure_future(awaitable)
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(request.receive))
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
             raise ConnectionError
-        return working.result()
+        return task.result()
     finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        task.cancel()
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
 class EventStream(Response):
-    """Server-sent events. The source, which ends with DONE, is closed as soon as the client has left.
+    """Server-sent events, the last one DONE. `events` is closed when the client disconnects.
 
-    What goes wrong once it has begun is an error object in the stream, which then ends with DONE as well.
+    An error after the start becomes an error object in the stream, followed by DONE.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, source: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
         self.status_code, self.background = 200, None
-        self.source, self.on_end = source, on_end  # which is called whatever comes of it
+        self.events, self.on_end = events, on_end  # on_end is always called
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
-        leaving = asyncio.ensure_future(_left(receive))
+        send_task = asyncio.ensure_future(self._send(send))
+        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((send_task, disconnect), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            leaving.cancel()
-            sending.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
+            disconnect.cancel()
+            send_task.cancel()
+            await asyncio.gather(send_task, disconnect, return_exceptions=True)
             self.on_end()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            async for body in self._whole():
+            async for body in self._events_or_error():
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            await self.source.aclose()  # type: ignore[attr-defined]  # a generator
+            await self.events.aclose()  # type: ignore[attr-defined]  # a generator
 
-    async def _whole(self) -> AsyncIterator[bytes]:
+    async def _events_or_error(self) -> AsyncIterator[bytes]:
         try:
-            async for body in self.source:
+            async for body in self.events:
                 yield body
         except ApiError as error:
-            yield line(error.body) + DONE
+            yield sse_event(error.body) + DONE
         except Exception as error:
             log.error("a stream failed", exc_info=error)
-            yield line(ApiError(500, "the server failed on this request", code="internal_error").body) + DONE
+            yield sse_event(ApiError(500, "the server failed on this request", code="internal_error").body) + DONE

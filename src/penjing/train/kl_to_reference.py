@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penjing.infer.sampler_factory import Write
+from penjing.infer.sampler_factory import SampleFn
 from penjing.loader.group_sampler import pack_tight
 from penjing.loader.shared_prompt_batch import Answer, Group
 from penjing.model.lora import adapter_scope
@@ -43,7 +43,7 @@ def kl_to_reference(
     reference: Transformer | BaseModelView,
     prompts: Sequence[Sequence[int]],
     seeds: Sequence[int],
-    write: Write,
+    write: SampleFn,
     stop: Collection[int],
     strategy: Strategy,
     size: int,

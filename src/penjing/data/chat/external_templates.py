@@ -1,10 +1,9 @@
-"""Other people's chat templates: run in a sandbox, and cut so that what was said never becomes structure.
+"""External chat templates: run in a sandbox, and split so that message content never becomes structure.
 
-A Jinja template writes one string in which its own control tokens and the users' words can no longer be told apart.
-So it is run on a conversation in which private-use marks stand for every word that was said, and the result is cut at
-the marks: what lies between is the template's own. The pieces, with the words put back, must be the string that the
-template writes for the real conversation; a template that looks into the words and changes them is followed only where
-that can be checked.
+A Jinja template renders one string, in which its own control tokens cannot be told from the same text in a message.
+So it is run on a conversation whose contents are replaced by placeholders, and the result is split at these: the text
+between them is the template's own. The spans, with the contents put back, must equal the string that the template
+renders for the real conversation. A template that changes contents is supported only where that can be checked.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from penjing.base.errors import UserError
 from penjing.data.chat.template_sandbox import LARGEST_TEMPLATE, LimitedEnvironment, TemplateLimit
 from penjing.data.formats import Message
 
-# Around a mark's number. What is said may contain them, it is never searched for them.
+# Around a placeholder's number. Contents may contain them; they are never searched.
 _OPEN, _CLOSE = "\ue010", "\ue011"
 Write = Callable[[Sequence[Message], Sequence[dict[str, Any]], bool], str]  # messages, tools, ask -> text
 _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
@@ -35,18 +34,18 @@ _MARK = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 
 @dataclass(frozen=True, slots=True)
 class TemplateSpan:
-    """A stretch of a rendered conversation: the template's own text, or words (`said`) that are only ever text."""
+    """A span of a rendered conversation: the template's own text, or content, which is never a control token."""
 
     text: str
-    said: bool
-    is_target: bool = False  # whether the model is to learn to write it
+    is_content: bool
+    is_target: bool = False  # whether it is a training target
 
 
 # --- the sandbox -----------------------------------------------------------------------------------------------------
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what an assistant says in some templates; its body is written as it is."""
+    """Some templates mark assistant turns by `{% generation %}`; its body is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012  # the library's own declaration
 
@@ -61,11 +60,11 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _raise(message: object) -> None:
+def _raise_exception(message: object) -> None:
     raise jinja2.TemplateError(str(message))
 
 
-def _now(form: str) -> str:
+def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
@@ -78,7 +77,7 @@ def _compiled(source: str) -> tuple[LimitedEnvironment, jinja2.Template]:
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],
     )
-    environment.globals.update(raise_exception=_raise, strftime_now=_now)
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
     try:
         if len(source) > LARGEST_TEMPLATE:
             raise TemplateLimit(f"it has more than {LARGEST_TEMPLATE:,} characters")
@@ -88,7 +87,7 @@ def _compiled(source: str) -> tuple[LimitedEnvironment, jinja2.Template]:
 
 
 def as_dict(message: Message) -> dict[str, Any]:
-    """A message as templates know it; reasoning under both of the names in use."""
+    """A message for templates; reasoning under both names in use."""
     fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning_content:
         fields |= {"thinking": message.reasoning_content, "reasoning_content": message.reasoning_content}
@@ -106,7 +105,7 @@ def run_template(
     ask: bool,
     thinking: bool,
 ) -> str:
-    """What a template writes. names: `bos_token` and the like. Raises UserError if it refuses the conversation."""
+    """Render a template. names: `bos_token` and the like. Raises UserError if it rejects the conversation."""
     wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
     environment, template = _compiled(source)
     values = {
@@ -125,11 +124,11 @@ def run_template(
         raise UserError(f"the chat template refuses this conversation: {error}", where="chat template") from None
 
 
-# --- marks in the place of words -------------------------------------------------------------------------------------
+# --- placeholders for content ----------------------------------------------------------------------------------------
 
 
-class _Marks:
-    """Marks handed out so far, with the words each stands for and the message they belong to."""
+class _Placeholders:
+    """The placeholders so far, with the text and the message of each."""
 
     def __init__(self, control: re.Pattern[str]) -> None:
         self.control = control
@@ -137,15 +136,15 @@ class _Marks:
         self.owner: list[int] = []
 
     def mark(self, words: str, owner: int) -> str:
-        """A mark for `words`. Words of spaces alone stay as they are: templates ask whether there are any."""
+        """A placeholder for `words`. Whitespace alone is kept: templates test whether content is empty."""
         if not words.strip():
             return words
         self.words.append(words)
         self.owner.append(owner)
         return f"{_OPEN}{len(self.words) - 1}{_CLOSE}"
 
-    def dangerous(self, value: Any, owner: int) -> Any:
-        """A JSON value in which only texts that hold a control token are replaced by marks."""
+    def mark_control_tokens(self, value: Any, owner: int) -> Any:
+        """A JSON value in which only strings with a control token are replaced by placeholders."""
 
         def change(text: str) -> str:
             return self.mark(text, owner) if _OPEN in text or self.control.search(text) else text
@@ -153,14 +152,14 @@ class _Marks:
         return _map_texts(value, change)
 
 
-def _marked(messages: Sequence[Message], marks: _Marks) -> list[Message]:
+def _with_placeholders(messages: Sequence[Message], marks: _Placeholders) -> list[Message]:
     return [
         replace(
             message,
             content=marks.mark(message.content, index),
             reasoning_content=marks.mark(message.reasoning_content, index),
             tool_calls=tuple(
-                {**marks.dangerous(call, index), "name": marks.mark(str(call.get("name", "")), index)}
+                {**marks.mark_control_tokens(call, index), "name": marks.mark(str(call.get("name", "")), index)}
                 for call in message.tool_calls
             ),
         )
@@ -169,33 +168,33 @@ def _marked(messages: Sequence[Message], marks: _Marks) -> list[Message]:
 
 
 def _forms(words: str) -> Iterator[str]:
-    """The ways in which templates write words: as they are, trimmed, or inside a JSON text."""
+    """The forms in which templates render content: unchanged, stripped, or inside a JSON string."""
     for form in (words, words.strip(), words.lstrip("\n"), words.strip("\n"), words.lstrip(), words.rstrip()):
         yield form
         yield _to_json(form)[1:-1]
 
 
-def _put_back(marked: str, real: str, marks: _Marks) -> list[tuple[str, int]] | None:
-    """(text, mark or -1) of `real`, cut where `marked` has its marks; None if it is not the same text between them."""
+def _locate_content(marked: str, real: str, marks: _Placeholders) -> list[tuple[str, int]] | None:
+    """Split `real` like `marked` at its placeholders: (text, placeholder or -1). None if the text between differs."""
     parts = _MARK.split(marked)  # own, number, own, number, ..., own
     if not real.startswith(parts[0]):
         return None
-    found, place = [(parts[0], -1)], len(parts[0])
-    for number, following in zip(map(int, parts[1::2]), parts[2::2], strict=True):
+    located, position = [(parts[0], -1)], len(parts[0])
+    for number, suffix in zip(map(int, parts[1::2]), parts[2::2], strict=True):
         for form in _forms(marks.words[number]):
-            if real.startswith(form, place) and real.startswith(following, place + len(form)):
-                found += [(form, number), (following, -1)]
-                place += len(form) + len(following)
+            if real.startswith(form, position) and real.startswith(suffix, position + len(form)):
+                located += [(form, number), (suffix, -1)]
+                position += len(form) + len(suffix)
                 break
         else:
             return None
-    return found if place == len(real) else None
+    return located if position == len(real) else None
 
 
-# --- cutting ---------------------------------------------------------------------------------------------------------
+# --- splitting -------------------------------------------------------------------------------------------------------
 
 
-def cut(
+def split_rendered(
     source: str,
     messages: Sequence[Message],
     tools: Sequence[dict[str, Any]],
@@ -216,20 +215,20 @@ def cut(
     """
     if thinking is None or not ask:
         thinking = thinking or any(message.reasoning_content for message in messages)
-    switch = thinking
-    if any(message.reasoning_content for message in messages) and not _shows_thoughts(source, tuple(names.items())):
-        messages = [_thought_in_words(message) for message in messages]
+    enable_thinking = thinking
+    if any(message.reasoning_content for message in messages) and not _renders_reasoning(source, tuple(names.items())):
+        messages = [_inline_reasoning(message) for message in messages]
 
     def write(turns: Sequence[Message], offered: Sequence[dict[str, Any]], ask: bool) -> str:
-        return run_template(source, turns, offered, names, ask=ask, thinking=switch)
+        return run_template(source, turns, offered, names, ask=ask, thinking=enable_thinking)
 
     real = write(messages, tools, ask)
-    for variant in (messages, _split_thoughts(messages)):
-        marks = _Marks(control)
-        marked_messages = _marked(variant, marks)
-        marked_tools = [marks.dangerous(tool, -1) for tool in tools]
+    for variant in (messages, _extract_reasoning(messages)):
+        marks = _Placeholders(control)
+        marked_messages = _with_placeholders(variant, marks)
+        marked_tools = [marks.mark_control_tokens(tool, -1) for tool in tools]
         marked = write(marked_messages, marked_tools, ask)
-        pieces = _put_back(marked, real, marks)
+        pieces = _locate_content(marked, real, marks)
         if pieces is not None:
             prompt = partial(_prompt, marked_messages, marked_tools, write)
             spans = list(_answers(pieces, variant, marks, prompt, message_end))
@@ -238,7 +237,7 @@ def cut(
 
 
 @lru_cache(maxsize=64)
-def _shows_thoughts(source: str, names: tuple[tuple[str, str], ...]) -> bool:
+def _renders_reasoning(source: str, names: tuple[tuple[str, str], ...]) -> bool:
     """Whether a template writes the thought of an answer. One that cannot be asked is taken to."""
     conversation = [
         Message(role="user", content="\ue020"),
@@ -250,7 +249,7 @@ def _shows_thoughts(source: str, names: tuple[tuple[str, str], ...]) -> bool:
         return True
 
 
-def _thought_in_words(message: Message) -> Message:
+def _inline_reasoning(message: Message) -> Message:
     """The message with its thought at the head of its content."""
     if not message.reasoning_content:
         return message
@@ -258,14 +257,14 @@ def _thought_in_words(message: Message) -> Message:
     return replace(message, reasoning_content="", content="\n\n".join(part for part in parts if part))
 
 
-def _split_thoughts(messages: Sequence[Message]) -> list[Message]:
+def _extract_reasoning(messages: Sequence[Message]) -> list[Message]:
     """Thoughts that stand inside the content, taken out of it as the templates do that look for them."""
     split = []
     for message in messages:
         if message.role == "assistant" and "</think>" in message.content and not message.reasoning_content:
-            before, _, after = message.content.rpartition("</think>")
+            before, _, answer = message.content.rpartition("</think>")
             thought = before.rstrip("\n").rpartition("<think>")[2].lstrip("\n")
-            message = replace(message, reasoning_content=thought, content=after.lstrip("\n"))
+            message = replace(message, reasoning_content=thought, content=answer.lstrip("\n"))
         split.append(message)
     return split
 
@@ -287,7 +286,7 @@ def _prompt(
 def _answers(
     pieces: list[tuple[str, int]],
     messages: Sequence[Message],
-    marks: _Marks,
+    marks: _Placeholders,
     prompt: Callable[[int], tuple[int, str] | None],
     message_end: str,
 ) -> Iterator[tuple[int, int]]:
@@ -295,36 +294,36 @@ def _answers(
 
     All that the model has to produce is learned, the template's own text too, like the blank after `[/INST]`.
     """
-    starts, place = [], 0
+    starts, position = [], 0
     for text, _ in pieces:
-        starts.append(place)
-        place += len(text)
-    own = "".join(text if number < 0 else "\x00" * len(text) for text, number in pieces)  # words hidden
-    holders = [-1 if number < 0 else marks.owner[number] for _, number in pieces]
+        starts.append(position)
+        position += len(text)
+    template_text = "".join(text if number < 0 else "\x00" * len(text) for text, number in pieces)  # words hidden
+    owners = [-1 if number < 0 else marks.owner[number] for _, number in pieces]
     known: dict[tuple[str, str], int] = {}  # alike messages: the template runs once
     for index, message in enumerate(messages):
-        mine = [piece for piece, holder in enumerate(holders) if holder == index]
-        if message.role != "assistant" or not mine:
+        answer_pieces = [piece for piece, owner in enumerate(owners) if owner == index]
+        if message.role != "assistant" or not answer_pieces:
             continue
-        first, last = starts[mine[0]], starts[mine[-1]] + len(pieces[mine[-1]][0])
-        marked = next((piece for piece in range(mine[0] - 1, -1, -1) if pieces[piece][1] >= 0), -1)
+        first, last = starts[answer_pieces[0]], starts[answer_pieces[-1]] + len(pieces[answer_pieces[-1]][0])
+        marked = next((piece for piece in range(answer_pieces[0] - 1, -1, -1) if pieces[piece][1] >= 0), -1)
         low = starts[marked + 1] if marked >= 0 else 0
-        like = (messages[index - 1].role if index else "", own[low:first])
-        if like not in known:
-            mark, following = prompt(index) or (-2, "")
-            same = mark == (pieces[marked][1] if marked >= 0 else -1)
-            known[like] = _shared(following, own[low:first]) if same else first - low
-        after = [starts[piece] for piece in range(mine[-1] + 1, len(pieces)) if holders[piece] >= 0]
-        end = own.find(message_end, last, min(after, default=len(own))) if message_end else -1
-        yield low + known[like], last if end < 0 else end + len(message_end)
+        key = (messages[index - 1].role if index else "", template_text[low:first])
+        if key not in known:
+            mark, suffix = prompt(index) or (-2, "")
+            is_same_prompt = mark == (pieces[marked][1] if marked >= 0 else -1)
+            known[key] = _common_prompt_length(suffix, template_text[low:first]) if is_same_prompt else first - low
+        next_starts = [starts[piece] for piece in range(answer_pieces[-1] + 1, len(pieces)) if owners[piece] >= 0]
+        end = template_text.find(message_end, last, min(next_starts, default=len(template_text))) if message_end else -1
+        yield low + known[key], last if end < 0 else end + len(message_end)
 
 
-def _shared(prompt: str, written: str) -> int:
+def _common_prompt_length(prompt: str, written: str) -> int:
     """How much of the prompt's end stands before the answer too: all of it, or as many whole tokens and lines.
 
     Where a conversation goes on, some templates leave out a part of the prompt, such as an empty thought.
     """
-    common = _common_start(prompt, written)
+    common = _common_prefix(prompt, written)
     if common == prompt:
         return len(common)
     return max(common.rfind(border) for border in ">]\n") + 1
@@ -333,14 +332,14 @@ def _shared(prompt: str, written: str) -> int:
 def _with_spans(pieces: list[tuple[str, int]], spans: list[tuple[int, int]]) -> list[TemplateSpan]:
     """The pieces cut again where an answer begins and ends."""
     borders = sorted({border for span in spans for border in span})
-    result, place = [], 0
+    result, position = [], 0
     for text, number in pieces:
-        inner = [border - place for border in borders if place < border < place + len(text)]
+        inner = [border - position for border in borders if position < border < position + len(text)]
         for start, stop in zip([0, *inner], [*inner, len(text)], strict=True):
             if stop > start:
-                is_target = any(begin <= place + start < end for begin, end in spans)
+                is_target = any(begin <= position + start < end for begin, end in spans)
                 result.append(TemplateSpan(text[start:stop], number >= 0, is_target))
-        place += len(text)
+        position += len(text)
     return result
 
 
@@ -358,7 +357,7 @@ def _by_prefix(
     Only where nobody said a control token, since here the template's text and the words cannot be told apart.
     """
     problem = None
-    if _makes_tokens(real, messages, tools, write, control, ask):
+    if _renders_control_tokens(real, messages, tools, write, control, ask):
         problem = "it changes what was said, and a message holds a control token"
     spans = []
     for index, message in enumerate(messages):
@@ -369,7 +368,7 @@ def _by_prefix(
                 break
             begin = len(prompted)
             end = real.find(message_end, begin) if message_end else -1
-            stop = len(_common_start(real, answered))
+            stop = len(_common_prefix(real, answered))
             spans.append((begin, end + len(message_end) if 0 <= end < stop else stop))
     if problem is not None:
         raise UserError(
@@ -380,7 +379,7 @@ def _by_prefix(
     return _with_spans([(real, -1)], spans)
 
 
-def _makes_tokens(
+def _renders_control_tokens(
     real: str,
     messages: Sequence[Message],
     tools: Sequence[dict[str, Any]],
@@ -392,29 +391,29 @@ def _makes_tokens(
 
     The template's own are those that it writes where the words have lost their punctuation.
     """
-    found: list[str] = []
+    matches: list[str] = []
 
-    def unpointed(text: str) -> str:
+    def strip_punctuation(text: str) -> str:
         """A private-use character for each that is no letter, digit or blank."""
-        found.extend(control.findall(text))
+        matches.extend(control.findall(text))
         return re.sub(r"[^\w\s]", "\ue030", text)
 
-    harmless = [
+    stripped = [
         replace(
             message,
-            content=unpointed(message.content),
-            reasoning_content=unpointed(message.reasoning_content),
-            tool_calls=_map_texts(message.tool_calls, unpointed),
+            content=strip_punctuation(message.content),
+            reasoning_content=strip_punctuation(message.reasoning_content),
+            tool_calls=_map_texts(message.tool_calls, strip_punctuation),
         )
         for message in messages
     ]
-    harmless_tools = _map_texts(tools, unpointed)
-    return bool(found) or control.findall(real) != control.findall(write(harmless, harmless_tools, ask))
+    stripped_tools = _map_texts(tools, strip_punctuation)
+    return bool(matches) or control.findall(real) != control.findall(write(stripped, stripped_tools, ask))
 
 
-def _common_start(first: str, second: str) -> str:
-    alike = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-    return "".join(character for character, _ in alike)
+def _common_prefix(first: str, second: str) -> str:
+    equal_pairs = takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return "".join(character for character, _ in equal_pairs)
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
@@ -438,9 +437,9 @@ def answer_end(source: str, names: Mapping[str, str], ends: Sequence[str], speci
             text = run_template(source, messages[:count], (), names, ask=False, thinking=False)
         except UserError:
             continue
-        after = text.partition("\ue021")[2].partition("\ue022")[0]
+        tail = text.partition("\ue021")[2].partition("\ue022")[0]
         for group in (ends, special):
-            found = [(after.index(token), -len(token), token) for token in group if token and token in after]
-            if found:
-                return min(found)[2]
+            matches = [(tail.index(token), -len(token), token) for token in group if token and token in tail]
+            if matches:
+                return min(matches)[2]
     return None

@@ -1,16 +1,15 @@
-"""Conversations to ids and loss weights: the one place where it is decided which tokens a model learns to produce.
+"""Conversations to ids and loss weights: the one place that decides which tokens a model is trained on.
 
 Structure is written as control ids, content is encoded as plain text between them, so a user message that contains
-`<|im_end|>` or `<|im_start|>assistant` stays a user message. Weight 1: what the assistant says, including the end of
-its turn. Weight 0: everything else. A tokenizer that came with a template of its own is written in that one, which
-data/chat/external_templates.py runs and cuts to the same rule.
+`<|im_end|>` or `<|im_start|>assistant` stays a user message. Weight 1: the assistant's turn, including its end token.
+Weight 0: everything else. A tokenizer with its own template uses that one; data/chat/external_templates.py runs it and
+sets the weights by the same rule.
 
-Thinking is a switch of three positions. None: there is none; a turn opens with `<think>` where somebody thought, and
-whether the model does is its own choice. True and False: every turn opens with a thought, empty where nothing was
-thought; an answer that is asked for begins inside one, or behind an empty one. Trained on conversations of both kinds
-that were written so (`data.thinking=switch`), a model knows what an empty thought asks of it. The empty one is
-`<think></think>` without newlines: in a small vocabulary two newlines are two tokens, of which the first also opens a
-thought, and thoughts that were asked for came out empty.
+`thinking` has three values. None: a turn has `<think>` only if the message has reasoning; when answering, the model
+decides. True and False: every turn opens with reasoning, which is empty if the message has none; a new answer begins
+inside reasoning (True) or after an empty one (False). A model trained on both kinds (`data.thinking=switch`) follows
+the switch. Empty reasoning is `<think></think>` without newlines: in a small vocabulary two newlines are two tokens,
+and the first one also opens reasoning, so that requested reasoning came out empty.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from penjing.base.errors import UserError
-from penjing.data.chat.external_templates import TemplateSpan, cut
+from penjing.data.chat.external_templates import TemplateSpan, split_rendered
 from penjing.data.formats import Message
 from penjing.data.tokenizer import tokenizer as tokens
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -33,7 +32,7 @@ Switch = Literal["auto", "on", "off"]
 
 
 def parse_switch(switch: Switch) -> bool | None:
-    """A setting as `render` takes it."""
+    """The setting as an argument of `render`."""
     return {"auto": None, "on": True, "off": False}[switch]
 
 
@@ -67,7 +66,7 @@ class _Writer:
 
     def control(self, token: str, weight: int) -> None:
         if token in tokens.VISIBLE_TOKENS and not self.tokenizer.has(token):
-            self.text(token, weight)  # a vocabulary of somebody else's: the same words, in more tokens
+            self.text(token, weight)  # an external vocabulary without this token: the mark as text
             return
         self._flush()
         self.ids.append(self.tokenizer.control(token))
@@ -120,8 +119,8 @@ def _write_assistant(writer: _Writer, message: Message, thinking: bool | None) -
     _close_turn(writer, 1)
 
 
-def _ask(writer: _Writer, thinking: bool | None) -> None:
-    """An open turn of the assistant's."""
+def _open_answer(writer: _Writer, thinking: bool | None) -> None:
+    """The generation prompt: an open assistant turn."""
     _open_turn(writer, "assistant")
     if thinking is not None:
         writer.control(tokens.THINK, 0)
@@ -131,7 +130,7 @@ def _ask(writer: _Writer, thinking: bool | None) -> None:
 
 
 def _write_tool_results(writer: _Writer, contents: Iterable[str]) -> None:
-    """They travel together in one turn of the user's."""
+    """All results go into one user turn."""
     writer.control(tokens.MESSAGE_START, 0)
     writer.text("user", 0)
     for content in contents:
@@ -142,38 +141,38 @@ def _write_tool_results(writer: _Writer, contents: Iterable[str]) -> None:
     _close_turn(writer, 0)
 
 
-def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[TemplateSpan]) -> EncodedChat:
-    """Ids of a conversation that somebody else's template wrote, exactly as `transformers` numbers the whole string.
+def _spans_to_ids(tokenizer: Tokenizer, spans: Sequence[TemplateSpan]) -> EncodedChat:
+    """Ids of a conversation rendered by an external template, equal to `transformers`' ids of the whole string.
 
-    Plain text is encoded in stretches as long as they can be, across the borders of pieces; a token is a target if any
-    character of it is.
+    Plain text between control tokens is encoded at once, across the borders of spans. A token is a target if any of
+    its characters is.
     """
     ids: list[int] = []
     weights: list[int] = []
     text, targets = "", list[bool]()
-    trims = False  # the control token before swallows the blanks after it
+    trims = False  # the last control token strips the whitespace after it
 
     def flush(trims_next: bool = False) -> None:
         nonlocal text, targets
         start = len(text) - len(text.lstrip()) if trims else 0
         stop = len(text.rstrip()) if trims_next else len(text)
         if stop > start:
-            found, ends = tokenizer.encode_with_ends(text[start:stop], after_control=bool(ids))
-            ids.extend(found)
+            span_ids, ends = tokenizer.encode_with_ends(text[start:stop], after_control=bool(ids))
+            ids.extend(span_ids)
             weights.extend(int(any(targets[start + first : start + max(last, first + 1)])) for first, last in ends)
         text, targets = "", []
 
-    for piece in pieces:
-        parts = [piece.text] if piece.said else tokenizer.control_pattern.split(piece.text)
+    for span in spans:
+        parts = [span.text] if span.is_content else tokenizer.control_pattern.split(span.text)
         for number, part in enumerate(parts):
-            if number % 2:  # a control token; the others are what stands between them
+            if number % 2:  # a control token; the others are text
                 trims_before, trims_after = tokenizer.trims(part)
                 flush(trims_before)
                 ids.append(tokenizer.control(part))
-                weights.append(int(piece.is_target))
+                weights.append(int(span.is_target))
                 trims = trims_after
             else:
-                text, targets = text + part, targets + [piece.is_target] * len(part)
+                text, targets = text + part, targets + [span.is_target] * len(part)
     flush()
     return EncodedChat(ids, weights)
 
@@ -181,14 +180,14 @@ def _pieces_to_ids(tokenizer: Tokenizer, pieces: Sequence[TemplateSpan]) -> Enco
 def _render_external(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[dict[str, Any]], ask: bool, thinking: bool | None
 ) -> EncodedChat:
-    """Ids and weights of a conversation in the form of the tokenizer's own template."""
+    """Ids and weights of a conversation in the tokenizer's own template."""
     if not tokenizer.template:
         raise UserError(
             "the tokenizer has no chat template",
             where="chat template",
             next_step="Train it on conversations first: penjing train sft init_from=... gives it ours.",
         )
-    pieces = cut(
+    spans = split_rendered(
         tokenizer.template,
         messages,
         tools,
@@ -198,7 +197,7 @@ def _render_external(
         ask=ask,
         thinking=thinking,
     )
-    return _pieces_to_ids(tokenizer, pieces)
+    return _spans_to_ids(tokenizer, spans)
 
 
 def render(
@@ -212,8 +211,8 @@ def render(
     """Ids and weights of a conversation.
 
     ask: end with an open assistant turn, for the model to fill. thinking: see the file's docstring.
-    A tokenizer with somebody else's template is followed in that (data/chat/external_templates.py); UserError if it
-    cannot be.
+    A tokenizer with an external template uses that (data/chat/external_templates.py). Raises UserError if the template
+    is not supported.
     """
     if not tokenizer.is_ours:
         return _render_external(tokenizer, messages, tools, ask, thinking)
@@ -233,36 +232,36 @@ def render(
                 writer.text(message.content, 0)
                 _close_turn(writer, 0)
     if ask:
-        _ask(writer, thinking)
+        _open_answer(writer, thinking)
     return writer.done()
 
 
 def after_calls(
-    tokenizer: Tokenizer, said: Message, results: Sequence[str], *, thinking: bool | None = None
+    tokenizer: Tokenizer, turn: Message, results: Sequence[str], *, thinking: bool | None = None
 ) -> list[int]:
-    """The ids that follow a turn of the model's which called tools: their results, and the opening of its next turn.
+    """The ids that follow a model turn with tool calls: the results, and the opening of the next turn.
 
-    They come right after the token that ended the turn, and are those that `render` writes there. said: the turn, for
-    templates that look back at it. Raises UserError if a template cannot be followed over it.
+    They follow the turn's end token, and equal those that `render` writes there. turn: the turn, for
+    templates that look back at it. Raises UserError if the template does not support it.
     """
     if tokenizer.is_ours:
         writer = _Writer(tokenizer)
-        writer.text("\n", 0)  # of the turn that has ended
+        writer.text("\n", 0)  # ends the model's turn
         _write_tool_results(writer, results)
-        _ask(writer, thinking)
+        _open_answer(writer, thinking)
         return writer.done().ids
-    before = [Message(role="user", content="?"), said]
-    after = [*before, *(Message(role="tool", content=result) for result in results)]
-    closed = _render_external(tokenizer, before, (), False, thinking).ids
-    whole = _render_external(tokenizer, after, (), True, thinking).ids
-    # A template may write a turn otherwise once it is not the last; what was said stays, and what follows it is taken.
-    # Words are never control tokens, so that turns can be counted by their ends.
+    prompt = [Message(role="user", content="?"), turn]
+    with_results = [*prompt, *(Message(role="tool", content=result) for result in results)]
+    closed = _render_external(tokenizer, prompt, (), False, thinking).ids
+    full = _render_external(tokenizer, with_results, (), True, thinking).ids
+    # A template may render a turn differently once it is not the last. Only what follows the turn is used. Content is
+    # never a control token, so turns can be counted by their end tokens.
     turns = closed.count(tokenizer.message_end)
-    ends = [index for index, token in enumerate(whole) if token == tokenizer.message_end]
+    ends = [index for index, token in enumerate(full) if token == tokenizer.message_end]
     if not turns or len(ends) < turns:
         raise UserError(
-            "the chat template cannot be followed over tool calls",
+            "the chat template does not support tool results",
             where="chat template",
             wanted="one that ends each turn with a token",
         )
-    return whole[ends[turns - 1] + 1 :]
+    return full[ends[turns - 1] + 1 :]

@@ -87,7 +87,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         spelled = getattr(function, "__name__", "")
         if isinstance(owner, str) and spelled in ("format", "format_map"):
             self._check_format(owner)
-        elif spelled == "_now" and given:  # strftime knows widths too
+        elif spelled == "_strftime_now" and given:  # strftime knows widths too
             self._check_format(str(given[0]))
         self.check_sizes([owner, *given] if isinstance(owner, (str, bytes, list, tuple)) else given)
         return self.counted(super().call(*arguments, **named))

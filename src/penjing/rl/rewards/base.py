@@ -47,7 +47,7 @@ class RewardInput(RewardContext):
     def text_written(self) -> str:
         """The answer without the thoughts before it; empty if the thoughts never ended."""
         if self.turns:
-            return self.turns[-1].said.content.strip()
+            return self.turns[-1].turn.content.strip()
         behind = self.text.rpartition(END_OF_THOUGHT)[2].strip()
         return "" if behind.startswith(THOUGHT) else behind
 

@@ -12,7 +12,7 @@ from penjing.rl.rewards.base import Reward, RewardInput
 class Tools(Reward):
     def one(self, answer: RewardInput) -> float:
         most = self.settings.most_calls
-        calls = sum(len(turn.said.calls) for turn in answer.turns)
+        calls = sum(len(turn.turn.calls) for turn in answer.turns)
         if not calls:
             return 0.0
         worked = sum(result.worked for turn in answer.turns for result in turn.results)

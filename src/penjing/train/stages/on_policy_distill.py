@@ -15,7 +15,7 @@ from penjing.data import tokenize_dataset as prepare
 from penjing.data.chat.render import render
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.sample import Sampling
-from penjing.infer.sampler_factory import Write, make_sampler
+from penjing.infer.sampler_factory import SampleFn, make_sampler
 from penjing.loader.batch_source import OrderedSource, Source
 from penjing.loader.group_sampler import EpochOrder
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group, pack
@@ -196,7 +196,7 @@ class OnPolicyStage(TeacherStage):
         ]
         return pack(groups, self.run.data.seq_len)
 
-    def _sampler(self, temperature: float) -> Write:
+    def _sampler(self, temperature: float) -> SampleFn:
         return make_sampler(self.settings.max_new_tokens, Sampling(temperature=temperature))
 
     def validate(self) -> dict[str, float]:

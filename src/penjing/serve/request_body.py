@@ -1,4 +1,4 @@
-"""The body of a request: read with a limit, and as the fields that a route wants."""
+"""The body of a request: read it with a size limit, and parse it into fields."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from penjing.serve.limits import MAX_BODY_BYTES
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def fields(body: bytes, kind: type[Body]) -> Body:
-    """What a body says. Raises ApiError that names the field that is wrong."""
+def parse_body(body: bytes, model_type: type[Body]) -> Body:
+    """Parse a body. Raises ApiError, which names the wrong field."""
     try:
-        return kind.model_validate_json(body)
+        return model_type.model_validate_json(body)
     except ValidationError as error:
         raise from_validation(error) from None
 
 
-async def read(headers: Headers, receive: Receive) -> bytes:
-    """The whole body. Raises ApiError while it is read, and ConnectionError if the client leaves.
+async def read_body(headers: Headers, receive: Receive) -> bytes:
+    """The complete body. Raises ApiError as soon as it is invalid, and ConnectionError if the client disconnects.
 
-    It must say that it is JSON: a form of another site cannot, and its script may not without our leave (CORS). How
-    long it may take is watched by the connection (serve/connection.py).
+    Content-Type must be JSON: a form on another site cannot send it, and a script there needs our permission (CORS).
+    The connection limits the time (serve/connection.py).
     """
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(400, "send Content-Type: application/json", code="wrong_content_type")
