@@ -301,7 +301,7 @@ class Pair:
     def __init__(self, rank, shared):
         self.rank, self.shared, self.device = rank, shared, CPU
 
-    def add(self, value):
+    def all_reduce(self, value):
         self.shared["values"][self.rank] = value
         self.shared["barrier"].wait(30)
         total = self.shared["values"][0] + self.shared["values"][1]

@@ -253,7 +253,7 @@ def test_a_step_that_is_not_yet_known_to_be_bad_is_looked_at_before_it_is_saved(
 
 def test_the_scale_of_the_loss_is_shown():
     made, _, memory = parts([batch(2)], steps=1)
-    scaler = LossScaler(torch.device("cpu"), first=8.0)
+    scaler = LossScaler(torch.device("cpu"), init_scale=8.0)
     train(replace(made, figures=[scaler.figures]), TrainState())
     assert memory.seen[-1][1]["loss_scale"] == 8.0
 

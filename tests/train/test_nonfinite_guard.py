@@ -67,9 +67,9 @@ def test_a_run_goes_back_three_times_and_not_a_fourth():
 @pytest.mark.parametrize(
     ("falls", "loss", "excused"), [(True, 5.0, True), (False, 5.0, False), (True, math.inf, False)]
 )
-def test_an_overflow_is_excused_while_the_scale_can_fall(falls, loss, excused):
+def test_an_overflow_is_excused_while_the_scale_can_halve(falls, loss, excused):
     """But not a loss that is no number: no scale explains that."""
     incidents = []
-    guard = NonFiniteGuard(incidents.append, SimpleNamespace(can_fall=lambda: torch.tensor(falls)))
+    guard = NonFiniteGuard(incidents.append, SimpleNamespace(can_halve=lambda: torch.tensor(falls)))
     observe(guard, 1, loss, norm=math.inf)
     assert (guard.num_bad, len(incidents)) == ((0, 0) if excused else (1, 1))

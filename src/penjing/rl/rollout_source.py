@@ -240,7 +240,7 @@ class RolloutSampler:
             return
         for name in SHARED:
             array = getattr(one, name)
-            setattr(one, name, self.strategy.add(torch.from_numpy(array).to(self.strategy.device)).cpu().numpy())
+            setattr(one, name, self.strategy.all_reduce(torch.from_numpy(array).to(self.strategy.device)).cpu().numpy())
 
     def _foresee(self, one: RolloutBuffer) -> None:
         """Advantages of tokens from values; an answer's reward comes with its last token. Whitened over the round.
@@ -382,10 +382,10 @@ class RolloutSource(Source):
 
     def state(self) -> dict[str, Any]:
         """A position, and in the middle of a round what was sampled: the weights that did it are gone."""
-        place = self.place()
+        place = self.position()
         return {**place, "round": "" if self._round is None else self._round.to_text()}
 
-    def place(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         """The same with the round itself, which is not compressed: for use in this process."""
         slots = {"slots": self.sampler.slots} if self.sampler.has_fewer_slots else {}
         return {"next_place": self._next_place, "unit": self._unit, "round": self._round, **slots}

@@ -118,7 +118,7 @@ def _meter(built: BuiltRun, size: DatasetSize) -> Meter:
         training_flops_per_token(run.model, size.num_keys, trainable=trainable, extra_forwards=size.extra_forwards),
         hardware.peak(strategy.device, built.precision.dtype).flops_per_second,
         peak_memory_bytes=lambda: hardware.peak_memory_bytes(strategy.device),
-        sum_ranks=lambda count: int(strategy.add(torch.tensor(count))),
+        sum_ranks=lambda count: int(strategy.all_reduce(torch.tensor(count))),
     )
 
 

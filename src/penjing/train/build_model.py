@@ -91,7 +91,7 @@ def complete(
     optimizers: list[Any] = run.optimizer.build(trainable, derive(run.seed, "optimizer"))
     if run.model.is_mixture:
         rate = 0.0 if run.lora.rank else run.router.bias_update_rate  # a frozen base's routers stay as they are
-        optimizers.append(RouterBalance(built.model, rate, strategy.add))
+        optimizers.append(RouterBalance(built.model, rate, strategy.all_reduce))
     return BuiltRun(
         **vars(built),
         run=run,

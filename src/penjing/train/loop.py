@@ -84,7 +84,7 @@ class TrainState:
 
     def _totals(self, strategy: Strategy) -> dict[str, float]:
         names = sorted(self.sums)
-        totals = strategy.add(torch.stack([self.sums[name].float() for name in names])).tolist() if names else []
+        totals = strategy.all_reduce(torch.stack([self.sums[name].float() for name in names])).tolist() if names else []
         return dict(zip(names, totals, strict=True))
 
     def state(self, strategy: Strategy) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def add_sums(into: dict[str, Tensor], more: dict[str, Tensor]) -> None:
 
 def step(context: TrainingContext, index: int) -> Step:
     """One optimizer step, in smaller passes if memory does not suffice. Nothing changes if its gradients are bad."""
-    source, before = context.source, context.source.place()
+    source, before = context.source, context.source.position()
 
     def halve(message: str) -> None:
         for optimizer in context.optimizers:
@@ -128,13 +128,13 @@ def step(context: TrainingContext, index: int) -> Step:
         context.guard.record({"step": index + 1, "kind": "out of memory", "micro_size": source.micro_size})
 
     sums, units, tokens = retry_on_oom(lambda: _gradients(context), halve)
-    after = source.place()
+    after = source.position()
     norm = context.strategy.clip(context.max_grad_norm)
     factor = context.schedule.factor(index, context.num_steps)
     for optimizer in context.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * factor
-    loss = context.strategy.add(sums["total"]) / units.clamp(min=1)
+    loss = context.strategy.all_reduce(sums["total"]) / units.clamp(min=1)
     bad = guarded_step(context.optimizers, norm, loss)
     return Step(sums, units, loss, norm, bad, tokens, lambda: source.samples(before, after))
 
@@ -145,7 +145,7 @@ def _gradients(context: TrainingContext) -> tuple[dict[str, Tensor], Tensor, int
     for _ in range(context.accumulate * context.source.split):
         with context.meter.waiting_for_data():
             batches.append(next(context.source))
-    units = context.strategy.add(torch.stack([context.objective.weight(batch) for batch in batches]).sum())
+    units = context.strategy.all_reduce(torch.stack([context.objective.weight(batch) for batch in batches]).sum())
     sums: dict[str, Tensor] = {}
     for number, batch in enumerate(batches, start=1):
         with context.strategy.micro_step(last=number == len(batches)):

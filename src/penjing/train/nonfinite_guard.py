@@ -83,7 +83,7 @@ class NonFiniteGuard:
         self, step: int, bad: Tensor, loss: Tensor, norm: Tensor, samples: Callable[[], dict[str, Any]]
     ) -> Literal["go on", "roll back"]:
         """bad, loss (per unit, over all ranks), norm: of the step just taken, still on the device."""
-        excused = bad.bool() & torch.isfinite(loss) & self.scaler.can_fall() if self.scaler else torch.zeros_like(bad)
+        excused = bad.bool() & torch.isfinite(loss) & self.scaler.can_halve() if self.scaler else torch.zeros_like(bad)
         figures_4 = torch.stack([bad.float(), excused.float(), loss.detach().float(), norm.detach().float()])
         ready = None
         if figures_4.device.type == "cuda":

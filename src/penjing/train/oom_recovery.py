@@ -40,7 +40,7 @@ class ResizableBatchSource(WrappedSource):
         other.split = self.split
         return other
 
-    def shrink(self, at: dict[str, Any]) -> bool:
+    def shrink(self, position: dict[str, Any]) -> bool:
         """Of an odd number of units: the largest part that divides it."""
         smaller = smaller_micro_size(self.micro_size, self.indivisible)
         if smaller is None:
@@ -49,7 +49,7 @@ class ResizableBatchSource(WrappedSource):
         self.split *= self.micro_size // smaller
         self.micro_size = smaller
         self.source = self._make(smaller)
-        self.source.restore(at)
+        self.source.restore(position)
         return True
 
 
@@ -88,7 +88,7 @@ def empty_cache() -> None:
         torch.cuda.empty_cache()
 
 
-def halve_micro_batch(source: Source, at: dict[str, Any], message: str, world: int) -> None:
+def halve_micro_batch(source: Source, position: dict[str, Any], message: str, world: int) -> None:
     """Make the passes of a step smaller and put its source back to where the step began.
 
     Raises UserError with several ranks, which would no longer take the same number of passes, and where a pass is as
@@ -96,7 +96,7 @@ def halve_micro_batch(source: Source, at: dict[str, Any], message: str, world: i
     """
     if world > 1 or source.micro_size is None:
         raise UserError(f"out of memory: {message}", where="batch.micro_size", next_step="Halve it.")
-    if not source.shrink(at):
+    if not source.shrink(position):
         raise SmallestPass(source.micro_size, message)
     same = "gradients unchanged" if source.exact else "the routers' balance loss is taken over each pass"
     warnings.warn(

@@ -176,7 +176,7 @@ def probe(
         lasting = noise.lasting_slowdown / noise.slowdown
         seconds = [each.full_seconds(passes) * lasting for each in timings]
         if strategy.world > 1:  # all ranks plan with the same figures
-            seconds = [one / strategy.world for one in strategy.add(torch.tensor(seconds)).tolist()]
+            seconds = [one / strategy.world for one in strategy.all_reduce(torch.tensor(seconds)).tolist()]
         mean = _mean(seconds)
         left = _budget(mean * context.num_steps) - (time.perf_counter() - start)
         pass_seconds = _mean([each.pass_seconds for each in timings]) * lasting * units / small
@@ -248,7 +248,7 @@ def _time_ready(steps: ProbeSteps, size: DatasetSize) -> tuple[list[StepTiming],
     The same batches come twice where steps are quick: the first time each new GEMM shape is compiled, which is soon
     over in a run; the second time is timed.
     """
-    context, strategy, begin = steps.context, steps.context.strategy, steps.source.place()
+    context, strategy, begin = steps.context, steps.context.strategy, steps.source.position()
     first = steps.take()
     most = max(LEAST_STEPS, round(SHORT_RUN_SHARE * context.num_steps))
     held: list[int] = []

@@ -136,9 +136,9 @@ class TraceStrategy(Single):
         (total * self.world if self._buckets is not None else total).backward()  # type: ignore[no-untyped-call]
         self._tracer.tag_gradients(self._model)
 
-    def clip(self, largest_norm: float) -> Tensor:
+    def clip(self, max_norm: float) -> Tensor:
         self._tracer.phase = "optimizer"
-        return clip_gradients(self._model, largest_norm)
+        return clip_gradients(self._model, max_norm)
 
-    def add(self, value: Tensor) -> Tensor:
+    def all_reduce(self, value: Tensor) -> Tensor:
         return value.clone() if self.world > 1 else value

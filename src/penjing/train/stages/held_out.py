@@ -15,7 +15,7 @@ def summed_over_ranks(values: Sequence[float], strategy: Strategy) -> list[float
     """Each value, added up over all ranks in float64."""
     totals = torch.tensor(values, dtype=torch.float64)
     if strategy.device.type != "mps":  # which knows no float64, and has no neighbours
-        totals = strategy.add(totals.to(strategy.device))
+        totals = strategy.all_reduce(totals.to(strategy.device))
     summed: list[float] = totals.tolist()
     return summed
 

@@ -143,7 +143,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
             logp_N = base_log_probs(model, batch.to(self.strategy.device)).cpu()
             found_N[half.first[indices.start] : half.first[indices.stop]] = logp_N
         # Each value comes from one rank and is zero on the others: the sum is exact.
-        return self.strategy.add(found_N.to(self.strategy.device)).cpu().numpy()
+        return self.strategy.all_reduce(found_N.to(self.strategy.device)).cpu().numpy()
 
     def objective(self) -> Objective:
         return PreferenceObjective(self.settings, self._log_probs, self.router)
