@@ -14,7 +14,7 @@ from penjing.model.lora import fingerprint
 from penjing.train.average import average_models
 from penjing.train.load_model import load_trained
 from penjing.train.stages.preference_data import PreferenceDataStage
-from penjing.train.stages.reward import load_judge
+from penjing.train.stages.reward import load_reward_model
 
 
 def metrics(folder):
@@ -231,7 +231,7 @@ def test_a_reward_model_is_trained_saved_resumed_and_read(tmp_path, words, adapt
     )
     expected, got = weights_of(folder), weights_of(tmp_path / "cut")
     assert all(torch.equal(got[name], expected[name]) for name in expected)
-    judge = load_judge(folder)
+    judge = load_reward_model(folder)
     asked = Message(role="user", content="Tom has 99 cats. Who?")
     answers = [Message(role="assistant", content=content) for content in ("Tom", "not Amy I think")]
     good, bad = judge.rewards([[asked, answer] for answer in answers])
@@ -244,7 +244,7 @@ def test_a_reward_model_is_trained_saved_resumed_and_read(tmp_path, words, adapt
 
 def test_what_cannot_be_learned_is_refused(base, tmp_path, words):
     with raises_user_error(got="a run of pretrain", wanted="penjing train reward"):
-        load_judge(base)
+        load_reward_model(base)
     with raises_user_error(where="init_from", next_step="init_from=RUN"):
         train("dpo", *(word for word in words if not word.startswith("init_from")), f"out={tmp_path / 'a'}")
     with raises_user_error(where="data.format", got="chats", wanted="preferences"):

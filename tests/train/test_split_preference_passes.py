@@ -37,7 +37,7 @@ def test_each_question_gets_the_answers_of_another_one_which_count_for_nothing_e
         assert list(own.ids) == [100 + number, 0]
         partners.append(other.ids[0] - 100)
         assert group.figures["mismatched"] == [0.0, 1.0]
-        assert group.figures["wanted"] == [float(number % 2 == 0), 0.0]
+        assert group.figures["desirable"] == [float(number % 2 == 0), 0.0]
     assert sorted(partners) == list(range(7))
     assert all(partner != number for number, partner in enumerate(partners))
 

@@ -33,7 +33,7 @@ from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, Policy
 from penjing.objective.value import advantages as token_advantages
-from penjing.objective.value import whitened
+from penjing.objective.value import whiten
 from penjing.parallel.base import Strategy
 from penjing.rl.advantages import advantages, degenerate
 from penjing.rl.prompts import Prompt
@@ -253,8 +253,8 @@ class RolloutSampler:
         reward_N = torch.from_numpy((last_PAM * one.reward_PA[..., None])[sampled_PAM]).float()
         answer_N = torch.from_numpy(np.repeat(np.arange(one.length_PA.size), sampled_PAM.sum(-1).reshape(-1)))
         value_N = torch.from_numpy(one.value_PAM[sampled_PAM])
-        gain_N, return_N = token_advantages(reward_N, value_N, answer_N, discount=how.gamma, decay=how.gae_lambda)
-        one.gain_PAM[sampled_PAM] = whitened(gain_N, torch.ones_like(gain_N)).numpy()
+        gain_N, return_N = token_advantages(reward_N, value_N, answer_N, gamma=how.gamma, gae_lambda=how.gae_lambda)
+        one.gain_PAM[sampled_PAM] = whiten(gain_N, torch.ones_like(gain_N)).numpy()
         one.return_PAM[sampled_PAM] = return_N.numpy()
 
     @torch.no_grad()

@@ -120,7 +120,7 @@ def _with_weights(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer,
     """
     if run.lora.rank:
         return build_adapted(run, checkpoint)
-    if run.init_from and (checkpoint is None or run.objective.compares_with_start):
+    if run.init_from and (checkpoint is None or run.objective.needs_start_weights):
         return load_start(run), {}
     model = Transformer(run.model)
     if checkpoint is None:

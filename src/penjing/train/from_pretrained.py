@@ -52,9 +52,9 @@ def with_vocabulary(run: Run, layers: Sequence[Layer]) -> Run:
     """The settings of a run that begins from nothing: where its objective compares with another model's predictions,
     it has as many ids as that one, unless a layer says how many."""
     named = any("vocab_size" in _table(layer, "model") for layer in layers)
-    if named or not run.objective.vocabulary_of:
+    if named or not run.objective.vocab_source:
         return run
-    size = start_shape(run.objective.vocabulary_of).vocab_size
+    size = start_shape(run.objective.vocab_source).vocab_size
     return replace(run, model=replace(run.model, vocab_size=size))
 
 

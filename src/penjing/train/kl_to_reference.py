@@ -60,7 +60,7 @@ def kl_to_reference(
         part = slice(first, min(first + size, len(prompts)))
         answers = write(model, prompts[part], seeds[part], stop)
         groups = [
-            Group(prompt=prompt, answers=[Answer(ids=answer, values={"given": [0.0] * len(answer)})])
+            Group(prompt=prompt, answers=[Answer(ids=answer, values={"from_data": [0.0] * len(answer)})])
             for prompt, answer in zip(prompts[part], answers, strict=True)
         ]
         batch = pack_tight(groups).to(strategy.device)

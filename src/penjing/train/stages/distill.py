@@ -26,8 +26,8 @@ from penjing.data.token_shards import TokenShards
 from penjing.kernels.fused_distillation_loss import likeliest
 from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
-from penjing.objective.distill import DistillBatch, ask_teacher
-from penjing.objective.next_token import FIGURE
+from penjing.objective.distill import DistillBatch, run_teacher
+from penjing.objective.next_token import LOSS_METRIC
 from penjing.train.stages.base import DatasetSize
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.next_token import NextTokenStage
@@ -90,7 +90,7 @@ class DistillStage(TeacherStage):
             if mine:
                 batch = collate([rows.row(index) for index in mine]).to(strategy.device)
                 id_NK, logp_NJ = likeliest(
-                    *ask_teacher(teacher, batch), count=key.count, num_ids=key.num_ids, temperature=key.temperature
+                    *run_teacher(teacher, batch), count=key.count, num_ids=key.num_ids, temperature=key.temperature
                 )
                 slot_N = np.concatenate([slots.of(places.row(index)) for index in mine])
                 writer.write(slot_N, id_NK.cpu().numpy(), logp_NJ.cpu().numpy())
@@ -128,7 +128,7 @@ class DistillStage(TeacherStage):
 
     def validate(self) -> dict[str, float]:
         """Cross-entropy, KL and agreement on the held-out rows, every row on one rank only."""
-        names = (FIGURE, "kl", "agreement")
+        names = (LOSS_METRIC, "kl", "agreement")
         figures = held_out_means(self.objective(), self.model, self._held_out(), self.strategy, names)
         return self._data.with_bits_per_byte(figures)
 

@@ -20,7 +20,7 @@ from penjing.data.token_shards import META, TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
-from penjing.objective.next_token import FIGURE, NextToken, NextTokenSettings
+from penjing.objective.next_token import LOSS_METRIC, NextToken, NextTokenSettings
 from penjing.plan.flops import mean_keys
 from penjing.train.config import Run
 from penjing.train.run_dir import RunDir
@@ -93,7 +93,7 @@ class NextTokenStage(Stage[NextTokenSettings]):
             collate([self.held_out.row(index) for index in indices])
             for indices in self.held_out_indices(self.micro_size)
         )
-        return self.with_bits_per_byte(held_out_means(NextToken(), self.model, batches, self.strategy, [FIGURE]))
+        return self.with_bits_per_byte(held_out_means(NextToken(), self.model, batches, self.strategy, [LOSS_METRIC]))
 
     def held_out_indices(self, size: int) -> Iterator[range]:
         """The held-out rows of each of this rank's batches."""
@@ -106,7 +106,7 @@ class NextTokenStage(Stage[NextTokenSettings]):
         """The figures, and of texts what does not depend on the tokenizer."""
         if self.run.data.format != "documents":
             return figures
-        nats = figures[f"val_{FIGURE}"]
+        nats = figures[f"val_{LOSS_METRIC}"]
         return {**figures, "val_bits_per_byte": nats / math.log(2) * self.targets_per_byte}
 
 

@@ -20,7 +20,7 @@ from penjing.loader.batch_source import OrderedSource, Source
 from penjing.loader.group_sampler import EpochOrder
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group, pack
 from penjing.objective.distill import Distill, Distillation
-from penjing.objective.next_token import FIGURE
+from penjing.objective.next_token import LOSS_METRIC
 from penjing.train.config import Run
 from penjing.train.stages.base import DatasetSize
 from penjing.train.stages.example_batches import example_answers
@@ -171,7 +171,7 @@ class OnPolicyStage(TeacherStage):
         return OrderedSource(self.batch, "next_prompt", micro_size, rank, world)
 
     def example_batch(self, micro_size: int, device: torch.device) -> AnswerBatch:
-        return example_answers((micro_size, 1, self.run.data.seq_len), device, values=("given",))
+        return example_answers((micro_size, 1, self.run.data.seq_len), device, values=("from_data",))
 
     def batch(self, indices: Sequence[int]) -> AnswerBatch:
         """The prompts at these places of the endless order, with the student's answers or the data's."""
@@ -191,7 +191,7 @@ class OnPolicyStage(TeacherStage):
         self, prompts: Sequence[StudentPrompt], answers: Sequence[list[int]], given: Sequence[bool]
     ) -> AnswerBatch:
         groups = [
-            Group(prompt=prompt.ids, answers=[Answer(ids=answer, values={"given": [float(by_data)] * len(answer)})])
+            Group(prompt=prompt.ids, answers=[Answer(ids=answer, values={"from_data": [float(by_data)] * len(answer)})])
             for prompt, answer, by_data in zip(prompts, answers, given, strict=True)
         ]
         return pack(groups, self.run.data.seq_len)
@@ -205,7 +205,7 @@ class OnPolicyStage(TeacherStage):
         names: tuple[str, ...] = ("kl", "agreement")
         settings = self.settings
         if self.run.data.format == "chats":
-            names, settings = (FIGURE, *names), replace(settings, on_policy_fraction=0.0)
+            names, settings = (LOSS_METRIC, *names), replace(settings, on_policy_fraction=0.0)
         objective = Distillation(settings, self.teacher)
         return held_out_means(objective, self.model, self._held_out_batches(), self.strategy, names)
 

@@ -25,7 +25,7 @@ from penjing.model.linear import set_compute_dtype
 from penjing.model.lora import fingerprint
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Objective
-from penjing.objective.preference import MISMATCHED, REFERENCE, WANTED, Preference, PreferenceObjective
+from penjing.objective.preference import DESIRABLE, MISMATCHED, REFERENCE, Preference, PreferenceObjective
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.kl_to_reference import BaseModelView, kl_to_reference
@@ -153,7 +153,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
             (micro_size, 2, self.run.data.seq_len),
             device,
             values=(REFERENCE,) if self.reference == "precomputed" else (),
-            figures=(WANTED, MISMATCHED),
+            figures=(DESIRABLE, MISMATCHED),
         )
 
     def validate(self) -> dict[str, float]:
@@ -188,7 +188,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         return begun.to(self.strategy.device)
 
     def describe(self) -> list[tuple[str, str]]:
-        loss = f"objective.loss={self.settings.loss}, beta={self.settings.strength:g}"
+        loss = f"objective.loss={self.settings.loss}, beta={self.settings.resolved_beta:g}"
         lines = [("preferences", f"{loss}; {len(self.held_out):,} held out by question")]
         return lines if self.reference == "none" else [*lines, ("reference", REFERENCE_LINES[self.reference])]
 
@@ -241,7 +241,7 @@ class _Half(PreferenceGroups):
             mismatched.append(float(other))
         wanted = [float(value) for value in own.wanted]
         figures: dict[str, Sequence[float]] = {
-            WANTED: wanted + [0.0] * (len(answers) - len(wanted)),
+            DESIRABLE: wanted + [0.0] * (len(answers) - len(wanted)),
             MISMATCHED: mismatched,
         }
         return Group(prompt=own.prompt, answers=answers, figures=figures)

@@ -91,7 +91,7 @@ class RewardScorer:
         return found
 
 
-def load_judge(path: Path) -> RewardScorer:
+def load_reward_model(path: Path) -> RewardScorer:
     """The reward model of a run made by `penjing train reward`. Raises UserError if the run is of another kind."""
     known = load_trained(path, adapters="merged")
     if known.run.objective.name != "reward":
