@@ -77,7 +77,7 @@ def test_the_scale_grows_after_good_steps_and_comes_back_from_a_file():
     for _ in range(10):
         other.update(torch.tensor(torch.inf))
     assert other.state()["scale"] == 1.0  # never below
-    assert other.figures() == {"loss_scale": 1.0}
+    assert other.metrics() == {"loss_scale": 1.0}
 
 
 def test_unscaling_divides():

@@ -104,15 +104,15 @@ def test_an_echo_of_a_signal_is_no_second_one(monkeypatch):
     monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: now[0]))
     for number, later in ((signal.SIGTERM, [143]), (signal.SIGHUP, [])):
         with Signals() as found:
-            found._note(number, None)
+            found._handle(number, None)
             now[0] += 0.5
-            found._note(number, None)
+            found._handle(number, None)
             assert found.received == number and ended == []
             now[0] += 1.0
-            found._note(number, None)
+            found._handle(number, None)
             assert ended == later
             ended.clear()
-            found._note(signal.SIGINT, None)
+            found._handle(signal.SIGINT, None)
             assert ended == [130]
             ended.clear()
 

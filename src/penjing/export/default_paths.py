@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penjing.train.load_model import LoadedModel, whole_checkpoint
+from penjing.train.load_model import LoadedModel, checkpoint_at
 
 
 def called(run: Path) -> str:
@@ -17,5 +17,5 @@ def default_path(run: Path, trained: LoadedModel, name: str) -> Path:
     model from outside goes into the working folder, as a hub name or a file is no folder to write into."""
     if trained.run.stage == "external":
         return Path(name if name.startswith(called(run)) else f"{called(run)}-{name}")
-    checkpoint = whole_checkpoint(run)
+    checkpoint = checkpoint_at(run)
     return (checkpoint.folder.parent.parent if checkpoint else run) / name

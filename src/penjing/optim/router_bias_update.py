@@ -42,7 +42,7 @@ class RouterBalance:
         for layer in self.layers:
             layer.load_E.zero_()
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The busiest expert's load in the last step over the mean load: the largest and the mean of all layers."""
         ratio_L = self._load_LE.amax(dim=1) / self._load_LE.mean(dim=1).clamp(min=1e-9)
         return {"max_expert_load_ratio": float(ratio_L.max()), "mean_expert_load_ratio": float(ratio_L.mean())}

@@ -59,5 +59,5 @@ class LossScaler:
         self._scale.fill_(state["scale"])
         self._good_steps.fill_(state["good_steps"])
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         return {"loss_scale": float(self._scale)}

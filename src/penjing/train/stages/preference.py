@@ -30,7 +30,7 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.kl_to_reference import BaseModelView, kl_to_reference
 from penjing.train.load_model import load_start
-from penjing.train.oom_recovery import in_smaller_passes
+from penjing.train.oom_recovery import with_smaller_passes
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.preference_data import PreferenceDataStage, PreferenceGroups, need_pairs
@@ -47,13 +47,13 @@ REFERENCE_LINES = {
 class PreferenceStage(PreferenceDataStage[Preference]):
     """Pairs (or judged answers), the reference, and the figures on the questions that were held out by hash."""
 
-    train: _Half
-    held_out: _Half
+    train: _PreferenceSplit
+    held_out: _PreferenceSplit
 
-    def groups(self, tokens: PreferenceShards) -> _Half:
+    def groups(self, tokens: PreferenceShards) -> _PreferenceSplit:
         if self.settings.loss != "kto":
             need_pairs(tokens, f"objective.loss={self.settings.loss}")
-        return _Half(tokens, self.run, mismatched=self.settings.loss == "kto")
+        return _PreferenceSplit(tokens, self.run, mismatched=self.settings.loss == "kto")
 
     def prepare_data(self) -> None:
         if self.settings.needs_reference and not self.run.init_from:
@@ -131,15 +131,15 @@ class PreferenceStage(PreferenceDataStage[Preference]):
             return
         self.report(f"asking the reference about {len(self.train):,} {self.size().unit}")
         for half in halves.values():
-            half.reference_N = in_smaller_passes(self, partial(self._ask, model, half))
+            half.reference_N = with_smaller_passes(self, partial(self._reference_log_probs, model, half))
         if self.strategy.rank == 0:
             tensors = {name: torch.from_numpy(half.reference_N) for name, half in halves.items()}
             write_tensors(file, tensors, about)
         self.strategy.any(False)  # the others wait until the file is whole
 
-    def _ask(self, model: Transformer, half: _Half) -> npt.NDArray[np.float32]:
+    def _reference_log_probs(self, model: Transformer, half: _PreferenceSplit) -> npt.NDArray[np.float32]:
         found_N = torch.zeros(half.first[-1])
-        for indices, batch in self.chunks(half, len(half), self.pass_without_gradient):
+        for indices, batch in self.chunks(half, len(half), self.no_grad_size):
             logp_N = base_log_probs(model, batch.to(self.strategy.device)).cpu()
             found_N[half.first[indices.start] : half.first[indices.stop]] = logp_N
         # Each value comes from one rank and is zero on the others: the sum is exact.
@@ -159,7 +159,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
     def validate(self) -> dict[str, float]:
         objective = PreferenceObjective(self.settings, self._log_probs)
         # Whole blocks that share an estimate.
-        batches = self.held_out_batches(max(self.pass_without_gradient, self.settings.indivisible_units))
+        batches = self.held_out_batches(max(self.no_grad_size, self.settings.indivisible_units))
         figures = held_out_means(objective, self.model, batches, self.strategy)
         return {
             **figures,
@@ -173,10 +173,10 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         prompts = [self.tokens["validation"][index].prompt for index in range(number)]
         seeds = [derive(self.run.seed, self.run.stage, "own", index) for index in range(number)]
         write = make_sampler(self.settings.own_answer_tokens, Sampling(temperature=1.0))
-        stop, size = self.tokenizer.stop, self.pass_without_gradient
-        return kl_to_reference(self.model, self._as_begun(), prompts, seeds, write, stop, self.strategy, size)
+        stop, size = self.tokenizer.stop, self.no_grad_size
+        return kl_to_reference(self.model, self._start_model(), prompts, seeds, write, stop, self.strategy, size)
 
-    def _as_begun(self) -> Transformer | BaseModelView:
+    def _start_model(self) -> Transformer | BaseModelView:
         """The model as it was before step 1. Read again where no copy is kept: a look needs it, and the steps' memory
         should not hold it."""
         if self._copied is not None:
@@ -193,7 +193,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         return lines if self.reference == "none" else [*lines, ("reference", REFERENCE_LINES[self.reference])]
 
 
-class _Half(PreferenceGroups):
+class _PreferenceSplit(PreferenceGroups):
     """With `mismatched`, each group also gets the answers of another one, always the same: the estimate of KTO. What
     does not fit a row of those is cut off."""
 

@@ -94,10 +94,10 @@ class PreferenceDataStage(Stage[S]):
         return group_source(self.train.group, order, micro_size, rank, world)
 
     def validation_size(self, micro_size: int) -> int:
-        return self.pass_without_gradient
+        return self.no_grad_size
 
     @property
-    def pass_without_gradient(self) -> int:
+    def no_grad_size(self) -> int:
         """Groups of a forward pass without gradients: no more than of one with them, where its size is set."""
         return min(CHUNK, self.run.batch.micro_size or CHUNK)
 

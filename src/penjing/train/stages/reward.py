@@ -58,7 +58,7 @@ class RewardStage(PreferenceDataStage[RewardModel]):
         return example_answers((micro_size, 2, self.run.data.seq_len), device, figures=(MARGIN,))
 
     def validate(self) -> dict[str, float]:
-        batches = self.held_out_batches(self.pass_without_gradient)
+        batches = self.held_out_batches(self.no_grad_size)
         return held_out_means(RewardObjective(self.settings), self.model, batches, self.strategy)
 
     def describe(self) -> list[tuple[str, str]]:
