@@ -144,7 +144,7 @@ def test_a_changed_or_missing_base_is_refused(tmp_path, base, words, penjing):
     with raises_user_error(where="step-00000006"):
         load_trained(tmp_path / "run")
     shutil.rmtree(moved)
-    with pytest.raises(UserError, match="is not there"):
+    with pytest.raises(UserError, match="is missing"):
         load_trained(tmp_path / "run")
 
 

@@ -86,8 +86,8 @@ def test_before_the_first_step_nothing_is_preferred_and_after_it_something_is(tu
     assert accuracy[6] > 0.9
     assert curve(folder, "preference_loss")[6] < curve(folder, "preference_loss")[1]
     assert curve(folder, "chosen_kl_to_reference")[6] > 0
-    assert "asking the reference about" in said
-    assert "the start model, asked once" in said
+    assert "computing the reference" in said
+    assert "the start model, computed once" in said
     kl = curve(folder, "val_kl_per_answer")
     assert abs(kl[0]) < 1e-6
     assert min(kl[3], kl[6]) > 1.0
@@ -139,14 +139,14 @@ def test_a_resumed_run_learns_the_same_bits(tuned, tmp_path, words):
     cut_back(tuned[0], folder, 2)
     said = train("dpo", *words, f"out={folder}")
     assert "continues after step 2" in said
-    assert "asking the reference" not in said
+    assert "computing the reference" not in said
     expected, got = weights_of(tuned[0]), weights_of(folder)
     assert all(torch.equal(got[name], expected[name]) for name in expected)
     # Without the file the reference is asked again: the start model, and not the model as it is now.
     again = tmp_path / "again"
     cut_back(tuned[0], again, 2)
     (again / "reference.safetensors").unlink()
-    assert "asking the reference" in train("dpo", *words, f"out={again}")
+    assert "computing the reference" in train("dpo", *words, f"out={again}")
     got = weights_of(again)
     assert all(torch.equal(got[name], expected[name]) for name in expected)
 
