@@ -25,8 +25,7 @@ class RewardModel(ObjectiveSettings):
 
     name: Literal["reward"] = "reward"
     generates_text: ClassVar = False
-    # Weight of the squared sum of a pair's rewards. It centres rewards around zero, which pairs alone do not determine;
-    # 0.01 is usual.
+    # Weight of a pair's squared sum of rewards, which centres them around zero (pairs alone do not); 0.01 is usual.
     center_rewards_coefficient: NonNegativeFloat = 0.01
     # data: the rewards should differ by at least the pair's `margin`. none: no margin.
     margin: Literal["data", "none"] = "data"

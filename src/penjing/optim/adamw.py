@@ -54,15 +54,12 @@ class AdamW(Settings):
 GroupList = list[dict[str, Any]]  # parameter groups
 
 
-def split_by_precision(
-    param_groups: GroupList, state_dtype: StateDtype, embeddings: set[nn.Parameter]
-) -> tuple[GroupList, GroupList]:
-    """The groups split in two: parameters with float32 state, and those with state in `state_dtype`."""
-    everything = (p for group in param_groups for p in group["params"])
-    low = {p for p in everything if uses_low_precision(p, state_dtype, embedding=p in embeddings)}
+def split_groups(groups: GroupList, dtype: StateDtype, embeddings: set[nn.Parameter]) -> tuple[GroupList, GroupList]:
+    """The groups split in two: parameters with float32 state, and those with state in `dtype`."""
+    low = {p for group in groups for p in group["params"] if uses_low_precision(p, dtype, embedding=p in embeddings)}
     return (
-        [{**group, "params": [p for p in group["params"] if p not in low]} for group in param_groups],
-        [{**group, "params": [p for p in group["params"] if p in low]} for group in param_groups],
+        [{**group, "params": [p for p in group["params"] if p not in low]} for group in groups],
+        [{**group, "params": [p for p in group["params"] if p in low]} for group in groups],
     )
 
 
@@ -75,11 +72,10 @@ def adamw(
     state_dtype: StateDtype,
     seed: int,
 ) -> list[torch.optim.Optimizer]:
-    """torch's AdamW for float32 state and ours for low-precision state, each only if it has parameters.
-
-    Each parameter group stores its peak learning rate as `peak`."""
+    """torch's AdamW for float32 state and ours for low-precision state, each only if it has parameters. Each parameter
+    group stores its peak learning rate as `peak`."""
     optimizers: list[torch.optim.Optimizer] = []
-    full, low = split_by_precision(param_groups, state_dtype, embeddings)
+    full, low = split_groups(param_groups, state_dtype, embeddings)
     if groups := _with_peak(full, learning_rate):
         optimizers.append(FusedAdamW(groups, learning_rate, betas, eps))
     if groups := _with_peak(low, learning_rate):

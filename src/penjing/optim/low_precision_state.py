@@ -40,9 +40,8 @@ def chunks(count: int) -> Iterator[slice]:
 
 
 def stochastic_round(value: Tensor, generator: torch.Generator) -> Tensor:
-    """Stochastic rounding of float32 to bfloat16 (arXiv:1502.02551, section 3.1).
+    """Stochastic rounding of float32 to bfloat16, unbiased (arXiv:1502.02551, section 3.1).
 
-    A value is rounded up with a probability equal to its distance from the lower neighbour, as a fraction of the gap.
     With rounding to nearest, a running mean of weight 0.05 would stop once its changes are below 1/256 of it.
     """
     bits = value.float().contiguous().view(torch.int32)
@@ -97,11 +96,9 @@ class LowPrecisionOptimizer(NoDynamoOptimizer):
 
     _step_supports_amp_scaling = True
 
-    def __init__(
-        self, params: list[dict[str, Any]], defaults: dict[str, Any], state_dtype: StateDtype, seed: int
-    ) -> None:
+    def __init__(self, params: list[dict[str, Any]], defaults: dict[str, Any], dtype: StateDtype, seed: int) -> None:
         super().__init__(params, defaults)
-        self.state_dtype, self.seed = state_dtype, seed
+        self.state_dtype, self.seed = dtype, seed
         parameters = chain.from_iterable(group["params"] for group in self.param_groups)
         self._index = {parameter: index for index, parameter in enumerate(parameters)}
         self._codebooks: dict[bool, QuantCodebook] = {}
@@ -150,8 +147,7 @@ class LowPrecisionOptimizer(NoDynamoOptimizer):
         *,
         signed: bool,
     ) -> None:
-        """Write a chunk back. In a bad step the caller must not have changed it; the stored state then stays the same
-        to the last bit."""
+        """Write a chunk back. In a bad step the caller must not have changed it; the stored bits then stay the same."""
         state = self.state[parameter]
         stored_N: Tensor = state[name].view(-1)[chunk]
         if self.state_dtype == "float32":

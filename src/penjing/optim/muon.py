@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from penjing.base.config import BelowOne, NonNegativeFloat, PositiveFloat, Settings
 from penjing.base.seeds import derive
 from penjing.kernels import ops, reference
-from penjing.optim.adamw import adamw, split_by_precision
+from penjing.optim.adamw import adamw, split_groups
 from penjing.optim.low_precision_state import BYTES, LowPrecisionOptimizer, StateDtype, chunks
 from penjing.optim.param_groups import embeddings, group_parameters
 
@@ -123,7 +123,7 @@ class Muon(Settings):
         dtype = getattr(model, "compute_dtype", None)  # the dtype of the model's matmuls
         optimizers: list[torch.optim.Optimizer] = []
         matrices = [{"params": groups.matrices, "peak": self.learning_rate}]
-        full, low = split_by_precision(matrices, self.state_dtype, set())
+        full, low = split_groups(matrices, self.state_dtype, set())
         settings = (self.learning_rate, self.momentum, self.weight_decay, dtype)
         variants: tuple[tuple[list[dict[str, Any]], StateDtype], ...] = ((full, "float32"), (low, self.state_dtype))
         for param_groups, state_dtype in variants:

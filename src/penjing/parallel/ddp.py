@@ -38,10 +38,9 @@ class DataParallel(Strategy):
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         self._control = distributed.new_group(backend="gloo", timeout=TIMEOUT)
         ids = [self.device.index] if self.device.type == "cuda" else None
-        # The code that changes a buffer (a router's load or bias) keeps it equal on all ranks; a broadcast would lose
-        # the loads. The option is called broadcast_buffers before torch 2.13.
+        # The code that changes a buffer (a router's load or bias) keeps ranks equal; a broadcast would lose the loads.
         options = inspect.signature(DistributedDataParallel).parameters
-        name = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"
+        name = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"  # before torch 2.13
         kwargs: dict[str, Any] = {name: False}
         self._model = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **kwargs)
         return self._model

@@ -18,8 +18,7 @@ GROWTH_INTERVAL = 2000  # finite steps in a row
 
 
 class LossScaler:
-    """A strategy's `scaler` when matmuls are in float16. Its state is the same on every rank, because it depends only
-    on gradients that are already summed over ranks."""
+    """A strategy's `scaler` for float16 matmuls. Its state is equal on all ranks: gradients are already summed."""
 
     def __init__(
         self, device: torch.device, *, init_scale: float = INIT_SCALE, growth_interval: int = GROWTH_INTERVAL

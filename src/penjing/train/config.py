@@ -30,8 +30,7 @@ class DataSettings(Settings):
     section: ClassVar = "data"
 
     train: tuple[str, ...] = ()  # files or folders of text or chats, or one folder of token shards
-    # documents: learn full texts. chats: learn the assistant's turns. preferences: pairs of answers. prompts: the model
-    # answers them.
+    # documents: learn full texts. chats: learn the assistant's turns. preferences: pairs. prompts: the model answers.
     format: Literal["documents", "chats", "preferences", "prompts"] = "documents"
     seq_len: Annotated[int, Ge(8)] = 512  # T, positions of one packed row (the classic script's max_seq_len)
     # For few conversations: rows are shortened below `seq_len`, at most to this length and to the longest conversation,

@@ -121,8 +121,7 @@ class NonFiniteGuard:
         self._recent.append(loss)
 
     def rolled_back(self, step: int, to: int | None) -> None:
-        """Record that the run rolls back to the checkpoint of step `to`. Raises UserError if there is none, or after
-        too many rollbacks."""
+        """Record a rollback to the checkpoint of step `to`. Raises UserError if there is none or after too many."""
         self.flush()
         if to is None or self.rollbacks >= ROLLBACKS:
             tried = f" after {self.rollbacks} rollbacks to a checkpoint" if self.rollbacks else ""

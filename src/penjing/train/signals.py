@@ -50,8 +50,8 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            is_recent = time.monotonic() - self._received_at < ECHO_SECONDS
-            if number == self.received and (number == signal.SIGHUP or is_recent):
+            age = time.monotonic() - self._received_at
+            if number == self.received and (number == signal.SIGHUP or age < ECHO_SECONDS):
                 return
             os._exit(128 + number)
         self.received, self._received_at = number, time.monotonic()

@@ -158,8 +158,7 @@ def probe(
 ) -> ProbeTimings:
     """Time a step, a validation, a checkpoint and a sample of this run on this machine, and measure peak memory.
 
-    The steps run at rate 0, so that no copy of the weights is needed and peak memory is that of the run. Full rounds of
-    sampling are timed, of `size.round_steps` steps.
+    The steps run at rate 0, so no copy of the weights is needed and peak memory is the run's. Full rounds are timed.
     """
     probe_start, start, run, strategy = time.time(), time.perf_counter(), stage.run, context.strategy
     geometry = batch_geometry(run, strategy.world, strategy.device)

@@ -95,8 +95,7 @@ class Meter:
 
     @property
     def longest_seconds(self) -> float:
-        """The slowest step so far, but at least the planned step time; 0 before this process has taken (and compiled)
-        a step.
+        """The slowest step so far, but at least the planned time; 0 before this process has taken (compiled) a step.
 
         The planned time matters on a GPU, where the host finishes the first steps of an interval before the GPU does.
         """

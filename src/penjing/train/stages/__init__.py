@@ -1,5 +1,4 @@
-"""Stages: each implements the data, source, objective and validation of one kind of training. A new objective is two
-files and a line in this table."""
+"""Stages: data, source, objective and validation of each kind of training. A new objective adds a line to the table."""
 
 from __future__ import annotations
 

@@ -44,8 +44,7 @@ class StudentPrompt:
 def encode_prompts(
     run: Run, settings: Distill, tokenizer: Tokenizer, bad_records: records.BadRecords
 ) -> tuple[list[StudentPrompt], list[StudentPrompt], int]:
-    """(training prompts, held-out prompts, number skipped as too long). A conversation's prompt is all before its last
-    answer that fits.
+    """(training prompts, held-out prompts, number too long). A conversation is cut before its last answer that fits.
 
     bad_records: receives conversations that are broken, or that the template refuses.
     """

@@ -93,10 +93,9 @@ class RewardScorer:
 
 def load_reward_model(path: Path) -> RewardScorer:
     """The reward model of a run made by `penjing train reward`. Raises UserError if the run is of another kind."""
-    loaded = load_trained(path, adapters="merged")
-    if loaded.run.objective.name != "reward":
-        got = f"a run of {loaded.run.stage}"
-        raise UserError("no reward model", where=path, got=got, wanted="penjing train reward")
-    model = ScalarHead(loaded.model)
-    model.scalar.data.copy_(loaded.checkpoint.weights()["scalar"])
-    return RewardScorer(model.eval(), loaded.tokenizer)
+    saved = load_trained(path, adapters="merged")
+    if saved.run.objective.name != "reward":
+        raise UserError("no reward model", where=path, got=f"a run of {saved.run.stage}", wanted="penjing train reward")
+    model = ScalarHead(saved.model)
+    model.scalar.data.copy_(saved.checkpoint.weights()["scalar"])
+    return RewardScorer(model.eval(), saved.tokenizer)
