@@ -14,7 +14,7 @@ from penjing.infer.generate import make_engine
 from penjing.infer.requests import Request
 from penjing.infer.sample import Sampling
 
-SETUP_TIMEOUT = 60  # seconds: a guard against a thread that hangs
+PATIENCE = 60  # seconds: a guard against a thread that hangs
 
 
 class Desk:
@@ -35,7 +35,7 @@ class Desk:
 
     def wait(self, ready):
         with self.changed:
-            assert self.changed.wait_for(ready, SETUP_TIMEOUT)
+            assert self.changed.wait_for(ready, PATIENCE)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_many_threads_ask_two_models(made):
     for one in clients:
         one.start()
     for one in clients:
-        one.join(SETUP_TIMEOUT)
+        one.join(PATIENCE)
     desk.wait(lambda: len(desk.ended()) == 60)
     assert {key[:2] for key in desk.ended()} == set(asked) and len(set(asked)) == 30
     told = thread.statistics()
@@ -95,7 +95,7 @@ def test_cancelling_and_closing(made):
 def test_closing_lets_those_end_who_can_in_time(made):
     thread, desk, _ = made
     tickets = [thread.submit("ab"[number % 2], ask(tokens=40)) for number in range(10)]
-    thread.close(drain_seconds=SETUP_TIMEOUT)
+    thread.close(drain_seconds=PATIENCE)
     assert len(desk.ended()) == len(tickets)
     assert {desk.events[key][-1].ended for key in desk.ended()} == {"length"}
 

@@ -222,7 +222,7 @@ def test_update_says_whether_the_step_was_bad():
 
 
 def saved_every(number):
-    """Checkpoints in memory: (save, go_back, times gone back)."""
+    """Checkpoints in memory: (save, roll_back, times gone back)."""
     kept, returns = {}, []
 
     def attach(parts, model):
@@ -235,7 +235,7 @@ def saved_every(number):
             ]
             return True
 
-        def go_back():
+        def roll_back():
             if "last" not in kept:
                 return None
             state, weights, _ = kept["last"]
@@ -245,7 +245,7 @@ def saved_every(number):
             returns.append(state["step"])
             return state
 
-        return replace(parts, save=save, go_back=go_back, save_every=number)
+        return replace(parts, save=save, roll_back=roll_back, save_every=number)
 
     return attach, returns
 
@@ -323,4 +323,4 @@ def test_a_guard_s_state_comes_back():
     other = NonFiniteGuard()
     other.restore(json.loads(json.dumps(guard.state())))
     assert other.state() == guard.state()
-    assert not other.calm
+    assert not other.last_step_finite

@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 
-KINDS, HEALTH_SECONDS, SETUP_TIMEOUT = 50, 0.02, 300
+KINDS, HEALTH_SECONDS, PATIENCE = 50, 0.02, 300
 
 
 class Line:
@@ -71,7 +71,7 @@ def flood(port, clients, seconds, body):
     requests = [request(number, body) for number in range(clients)]
     poll, lines, ended = select.epoll(), {}, []
     asked, away, looked = 0.0, 0.0, time.perf_counter()
-    began, limit = looked, looked + SETUP_TIMEOUT
+    began, limit = looked, looked + PATIENCE
 
     def connect(text, number):
         line = Line(port, text, number)

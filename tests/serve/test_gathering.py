@@ -9,7 +9,7 @@ from sse import events
 from penjing.serve import hub
 
 ASK = {"max_tokens": 40, "logprobs": True, "top_logprobs": 2, "messages": [{"role": "user", "content": "so it is"}]}
-SETUP_TIMEOUT = 30  # seconds: half of what text may gather
+PATIENCE = 30  # seconds: half of what text may gather
 
 
 class Gated:
@@ -26,7 +26,7 @@ class Gated:
         return getattr(self.forward, name)
 
     def __call__(self, *rows):
-        assert self.is_first or self.gate.wait(SETUP_TIMEOUT)
+        assert self.is_first or self.gate.wait(PATIENCE)
         self.is_first = False
         return self.forward(*rows)
 

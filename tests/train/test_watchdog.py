@@ -47,7 +47,7 @@ class Ranks:
 
     def edge(self, step, longest_seconds):
         for each in self.living:
-            each.edge(step, longest_seconds)
+            each.report_progress(step, longest_seconds)
 
     def wait(self, seconds):
         for _ in range(seconds):
@@ -112,10 +112,10 @@ def test_a_validation_or_a_save_may_take_any_time(ranks):
 
 def test_one_rank_waits_in_its_next_step_while_the_other_saves(ranks):
     saving, other = ranks.living
-    saving.edge(7, 0.0)
-    other.edge(7, 1.0)
+    saving.report_progress(7, 0.0)
+    other.report_progress(7, 1.0)
     ranks.wait(600)
-    saving.edge(7, 1.0)
+    saving.report_progress(7, 1.0)
     ranks.wait(40)
     with pytest.raises(Ended):
         ranks.wait(10)
