@@ -178,12 +178,12 @@ def test_figures_leave_a_bad_step_out():
 
 
 def test_overflows_of_a_loss_scaler_that_looks_for_its_scale_are_excused():
-    scaler = LossScaler(torch.device("cpu"), first=2.0**6)
+    scaler = LossScaler(torch.device("cpu"), init_scale=2.0**6)
     incidents, guard = [], NonFiniteGuard(scaler=scaler)
     guard.record = incidents.append
     for step in range(12):
         norm = torch.tensor(math.inf)
-        scaler.observe(norm)
+        scaler.update(norm)
         verdict = guard.observe(step, torch.tensor(1.0), torch.tensor(2.0), norm, dict)
         # From 64 it takes six halvings to 1; what overflows then is the model's own trouble.
         assert len(incidents) == max(0, step - 4)

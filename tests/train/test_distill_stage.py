@@ -215,7 +215,7 @@ def test_a_teacher_that_changed_is_noticed(tmp_path, words, live, teacher):
     shutil.copytree(live, tmp_path / "run")
     path = tmp_path / "run" / "teacher.json"
     path.write_text(path.read_text().replace(json.loads(path.read_text())["sha256"], "0" * 64))
-    with raises_user_error(wanted="000000000000", next_step="Put the old weights back"):
+    with raises_user_error(wanted="000000000000", next_step="Restore the old weights"):
         train("distill", *words, f"out={tmp_path / 'run'}")
 
 
