@@ -58,7 +58,7 @@ def test_a_run_goes_back_three_times_and_not_a_fourth():
         guard.rolled_back(10, 4)
         assert guard.last_step_finite
         assert guard.state()["recent"] == []  # of weights that are no more
-    with pytest.raises(UserError, match="after 3 returns"):
+    with pytest.raises(UserError, match="after 3 rollbacks"):
         guard.rolled_back(10, 4)
     with pytest.raises(UserError):
         NonFiniteGuard().rolled_back(10, None)  # there is nothing to go back to

@@ -31,7 +31,7 @@ class Rows:
     def state(self):
         return {}
 
-    def place(self):
+    def position(self):
         return {}
 
     def restore(self, state):
