@@ -278,7 +278,7 @@ def test_no_checkpoint_is_made_of_a_run_in_trouble():
 def test_going_back_is_bounded_and_ends_with_the_reason():
     parts, model, incidents = make(batches=Batches(spoiled=range(4, 1000)), steps=10)
     attach, returns = saved_every(2)
-    with pytest.raises(UserError, match=r"not finite in 3 steps in a row.*after 3 returns.*learning_rate"):
+    with pytest.raises(UserError, match=r"not finite in 3 steps in a row.*after 3 rollbacks.*learning_rate"):
         train(attach(parts, model), TrainState())
     assert returns[: guard_module.ROLLBACKS] == [4] * guard_module.ROLLBACKS
     assert sum(each["kind"] == "rolled back" for each in incidents) == guard_module.ROLLBACKS
