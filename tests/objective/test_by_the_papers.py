@@ -128,10 +128,10 @@ def test_the_value_s_loss_is_a_tenth_of_the_policy_s():
     assert loss.parts["value_loss"].item() == pytest.approx(0.5 * 0.25)
     (gradient,) = torch.autograd.grad(loss.total, value_N)
     assert gradient.item() == pytest.approx(0.1 * 0.5)
-    held = PolicyObjective(Policy(loss="ppo"))._of_values(torch.tensor([0.5]), batch)[1]
+    held = PolicyObjective(Policy(loss="ppo"))._value_loss(torch.tensor([0.5]), batch)[1]
     assert held["value_loss"].item() == pytest.approx(0.5 * 0.25)  # further off than 0.8, where it is held
     batch.values["return"] = torch.tensor([0.0])
-    held = PolicyObjective(Policy(loss="ppo"))._of_values(torch.tensor([0.5]), batch)[1]
+    held = PolicyObjective(Policy(loss="ppo"))._value_loss(torch.tensor([0.5]), batch)[1]
     assert held["value_loss"].item() == pytest.approx(0.5 * 0.64)  # at 0.8, though 0.5 is nearer
     assert held["value_clipped_fraction"].item() == 1
 

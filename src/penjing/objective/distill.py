@@ -138,7 +138,7 @@ class Distillation:
             _score,
             target_N=batch.target_N,
             weight_N=batch.weight_N,
-            data_weight_N=data_weight_N,
+            given_N=data_weight_N,
             teacher=self._teacher(batch, branches),
             measure=self.settings.divergence_config,
         )
