@@ -234,7 +234,7 @@ def test_where_an_export_goes(tmp_path, monkeypatch, given, stage, name, expecte
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "dpo" / "checkpoints" / "step-00000002"
     chosen = SimpleNamespace(folder=folder)
-    monkeypatch.setattr(where, "whole_checkpoint", lambda path: chosen if path.resolve() == folder else None)
+    monkeypatch.setattr(where, "checkpoint_at", lambda path: chosen if path.resolve() == folder else None)
     trained = SimpleNamespace(run=SimpleNamespace(stage=stage))
     assert where.default_path(Path(given), trained, name).resolve() == tmp_path / expected
 

@@ -290,8 +290,8 @@ def test_taken_where_it_can_be():
     ("recipe", "changes", "said"),
     [
         ("pretrain", {"compute": {"fp8": "tensorwise", "dtype": "float16"}}, "bfloat16 only"),
-        ("grpo", {"compute": {"fp8": "tensorwise"}}, "two passes"),
-        ("dpo", {"compute": {"fp8": "tensorwise"}}, "two passes"),
+        ("grpo", {"compute": {"fp8": "tensorwise"}}, "two forward passes"),
+        ("dpo", {"compute": {"fp8": "tensorwise"}}, "two forward passes"),
         ("pretrain", {"compute": {"fp8": "rowwise"}}, "fp8"),
     ],
 )

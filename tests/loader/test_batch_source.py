@@ -176,9 +176,9 @@ class Counting(Source):
 
 def test_what_callers_need_of_any_source_is_there(device):
     for source in (Counting(), DeviceSource(Counting(), device)):
-        before = source.place()
+        before = source.position()
         assert next(source) == 1
-        assert source.samples(before, source.place()) == {"places": {"next": [0, 1]}}
+        assert source.samples(before, source.position()) == {"places": {"next": [0, 1]}}
         assert (source.split, source.micro_size, source.shrink(before)) == (1, None, False)
         with pytest.raises(TypeError):
             source.fresh()

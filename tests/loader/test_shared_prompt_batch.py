@@ -8,7 +8,7 @@ import torch
 from small_models import small_model
 from user_errors import raises_user_error
 
-from penjing.loader.shared_prompt_batch import Answer, Group, best_rows, pack
+from penjing.loader.shared_prompt_batch import Answer, Group, best_fit_rows, pack
 from penjing.objective.run_model import run_model
 
 
@@ -109,7 +109,7 @@ def test_a_group_longer_than_a_row_is_refused():
 def test_rows_are_well_filled():
     generator = np.random.default_rng(0)
     sizes = generator.integers(20, 120, 400).tolist()
-    rows = best_rows(sizes, 256)
+    rows = best_fit_rows(sizes, 256)
     assert sorted(index for row in rows for index in row) == list(range(400))
     assert all(sum(sizes[index] for index in row) <= 256 for row in rows)
     assert sum(sizes) / (256 * len(rows)) > 0.97

@@ -25,7 +25,7 @@ def one_token(loss, ratio, advantage):
     batch = pack([Group(prompt=[1], answers=[answer], figures={"advantage": [advantage]})], 32)
     logp_N = torch.tensor([-2.0 + math.log(ratio)], requires_grad=True)
     objective = PolicyObjective(Policy(loss=loss, rollout=TWICE))
-    total, parts = objective.of_log_probs(logp_N, torch.zeros(1), batch)
+    total, parts = objective.loss_from_log_probs(logp_N, torch.zeros(1), batch)
     (gradient,) = torch.autograd.grad(total, logp_N)
     return total.item(), gradient.item(), parts
 
@@ -83,7 +83,7 @@ def test_dr_grpo_divides_by_the_longest_answer_allowed():
     batch = pack([Group(prompt=[1], answers=answers, figures={"advantage": [1.0, 1.0]})], 32)
     objective = PolicyObjective(Policy(loss="dr_grpo", rollout=Rollout(max_new_tokens=25, num_epochs=2)))
     logp_N = torch.full((3,), -2.0)
-    total, _ = objective.of_log_probs(logp_N, torch.zeros(3), batch)
+    total, _ = objective.loss_from_log_probs(logp_N, torch.zeros(3), batch)
     assert float(total) == pytest.approx(-3 / 25)
 
 
@@ -100,7 +100,7 @@ def test_grpo_s_penalty_is_deepseekmath_s():
     answer = Answer(ids=[7], values={"behaviour": [-2.0], "reference": [-2.5]})
     batch = pack([Group(prompt=[1], answers=[answer], figures={"advantage": [0.0]})], 32)
     objective = PolicyObjective(Policy(loss="grpo", kl_coef=0.1, rollout=TWICE))
-    loss, _ = objective.of_log_probs(torch.tensor([-2.0]), torch.tensor([0.5]), batch)
+    loss, _ = objective.loss_from_log_probs(torch.tensor([-2.0]), torch.tensor([0.5]), batch)
     assert float(loss) == pytest.approx(0.1 * (math.exp(-0.5) + 0.5 - 1))
 
 
@@ -108,7 +108,7 @@ def test_what_is_shown_beside_the_loss():
     answer = Answer(ids=[7, 8], values={"behaviour": [-2.0, -1.0], "reference": [-2.5, -1.0]})
     batch = pack([Group(prompt=[1], answers=[answer], figures={"advantage": [-1.0]})], 32)
     objective = PolicyObjective(Policy(loss="dapo", kl_coef=0.1, rollout=TWICE))
-    _, parts = objective.of_log_probs(torch.tensor([-2.0, -2.0]), torch.tensor([0.5, 1.5]), batch)
+    _, parts = objective.loss_from_log_probs(torch.tensor([-2.0, -2.0]), torch.tensor([0.5, 1.5]), batch)
     assert float(parts["entropy"]) == pytest.approx(2.0)
     # k3 of tokens that the behaviour drew, with respect to the policy: e^(-1) - 1 + 1 of the second.
     assert float(parts["kl_old_new"]) == pytest.approx(math.exp(-1))
@@ -128,10 +128,10 @@ def test_the_value_s_loss_is_a_tenth_of_the_policy_s():
     assert loss.parts["value_loss"].item() == pytest.approx(0.5 * 0.25)
     (gradient,) = torch.autograd.grad(loss.total, value_N)
     assert gradient.item() == pytest.approx(0.1 * 0.5)
-    held = PolicyObjective(Policy(loss="ppo"))._of_values(torch.tensor([0.5]), batch)[1]
+    held = PolicyObjective(Policy(loss="ppo"))._value_loss(torch.tensor([0.5]), batch)[1]
     assert held["value_loss"].item() == pytest.approx(0.5 * 0.25)  # further off than 0.8, where it is held
     batch.values["return"] = torch.tensor([0.0])
-    held = PolicyObjective(Policy(loss="ppo"))._of_values(torch.tensor([0.5]), batch)[1]
+    held = PolicyObjective(Policy(loss="ppo"))._value_loss(torch.tensor([0.5]), batch)[1]
     assert held["value_loss"].item() == pytest.approx(0.5 * 0.64)  # at 0.8, though 0.5 is nearer
     assert held["value_clipped_fraction"].item() == 1
 
@@ -168,7 +168,7 @@ def kto_loss(answers, **settings):
             Group(
                 prompt=[1],
                 answers=[Answer(ids=[7], values={"reference": [-3.0]}), Answer(ids=[8], values={"reference": [-3.0]})],
-                figures={"wanted": [float(wanted), 0.0], "mismatched": [0.0, 1.0]},
+                figures={"desirable": [float(wanted), 0.0], "mismatched": [0.0, 1.0]},
             )
         )
         logp += [-3.0 + own, -3.0 + other]

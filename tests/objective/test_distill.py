@@ -300,7 +300,9 @@ def groups():
     for number in range(NUM_ROWS):
         answer = ids(2, 9)
         made.append(
-            Group(prompt=ids(2, 6), answers=[Answer(ids=answer, values={"given": [float(number % 2)] * len(answer)})])
+            Group(
+                prompt=ids(2, 6), answers=[Answer(ids=answer, values={"from_data": [float(number % 2)] * len(answer)})]
+            )
         )
     return made
 
@@ -396,8 +398,8 @@ def test_the_objective_is_that_of_both_models_run_plainly(student, teacher, shar
             q, p = student(ids)[0, at], teacher(ids)[0, at]
         logp, logq = (p / 1.5).log_softmax(-1), (q / 1.5).log_softmax(-1)
         nats = functional.cross_entropy(q, torch.tensor(answer.ids), reduction="sum")
-        total += 0.7 * 1.5**2 * plain_divergence(logp, logq, settings.measure).sum()
-        total += 0.3 * nats * answer.values["given"][0]
+        total += 0.7 * 1.5**2 * plain_divergence(logp, logq, settings.divergence_config).sum()
+        total += 0.3 * nats * answer.values["from_data"][0]
         kl += plain_divergence(logp, logq, DivergenceConfig()).sum()
         agreed += (p.argmax(-1) == q.argmax(-1)).sum()
     loss = Distillation(settings, teacher)(student, batch)

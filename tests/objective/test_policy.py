@@ -15,7 +15,7 @@ from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.objective.policy import Policy, PolicyObjective, RewardSettings, Rollout, divergence
 from penjing.objective.router import RouterSettings
 from penjing.objective.run_model import run_model
-from penjing.objective.value import advantages, value_loss, whitened
+from penjing.objective.value import advantages, value_loss, whiten
 
 LOSSES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo"]
 LONGEST = 11
@@ -63,7 +63,7 @@ def test_equals_the_plain_twin(loss, estimator, given):
     objective = PolicyObjective(how)
     generator = torch.Generator().manual_seed(3)
     logp_N = (-3.7 + 0.6 * torch.randn(len(batch.target_N), generator=generator)).requires_grad_()
-    total, _ = objective.of_log_probs(logp_N, torch.zeros_like(logp_N), batch)
+    total, _ = objective.loss_from_log_probs(logp_N, torch.zeros_like(logp_N), batch)
     expected, units = plain_loss(how, logp_N, batch)
     torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-5)
     assert float(objective.weight(batch)) == units
@@ -126,7 +126,7 @@ def test_without_old_log_probabilities_every_ratio_is_one():
     batch.values.pop("behaviour")
     objective = PolicyObjective(Policy())
     logp_N = torch.full((len(batch.target_N),), -2.0, requires_grad=True)
-    _, parts = objective.of_log_probs(logp_N, torch.zeros_like(logp_N), batch)
+    _, parts = objective.loss_from_log_probs(logp_N, torch.zeros_like(logp_N), batch)
     assert float(parts["ratio"] / objective.weight(batch)) == pytest.approx(1.0)
     assert parts["clipped_low_fraction"] == parts["clipped_high_fraction"] == 0
 
@@ -140,7 +140,7 @@ def test_strictly_on_policy_rounding_between_writing_and_scoring_is_no_ratio(los
     rounded_N = batch.values["behaviour"] + 0.01 * torch.randn(len(batch.target_N), generator=generator)
     objective = PolicyObjective(Policy(loss=loss, rollout=Rollout(max_new_tokens=LONGEST)))
     logp_N = rounded_N.requires_grad_()
-    total, parts = objective.of_log_probs(logp_N, torch.zeros_like(logp_N), batch)
+    total, parts = objective.loss_from_log_probs(logp_N, torch.zeros_like(logp_N), batch)
     (found_N,) = torch.autograd.grad(total, logp_N)
     per_token = loss in ("dapo", "cispo", "ppo")
     length_A = batch.length_A()
@@ -151,7 +151,7 @@ def test_strictly_on_policy_rounding_between_writing_and_scoring_is_no_ratio(los
     assert parts["clipped_low_fraction"] == parts["clipped_high_fraction"] == 0
     assert parts["kl_old_new"] > 0  # it is still shown
     twice = PolicyObjective(Policy(loss=loss, rollout=Rollout(max_new_tokens=LONGEST, num_epochs=2)))
-    (other_N,) = torch.autograd.grad(twice.of_log_probs(logp_N, torch.zeros_like(logp_N), batch)[0], logp_N)
+    (other_N,) = torch.autograd.grad(twice.loss_from_log_probs(logp_N, torch.zeros_like(logp_N), batch)[0], logp_N)
     assert (other_N == 0).any() if loss == "gspo" else (other_N != 0).all()
 
 
@@ -175,7 +175,7 @@ def test_figures_are_means_over_units():
     batch = make_batch()
     logp_N = batch.values["behaviour"] + 1.0
     objective = PolicyObjective(Policy(loss="dapo", rollout=Rollout(num_epochs=2)))
-    _, parts = objective.of_log_probs(logp_N, torch.full_like(logp_N, 0.5), batch)
+    _, parts = objective.loss_from_log_probs(logp_N, torch.full_like(logp_N, 0.5), batch)
     means = {name: float(value / objective.weight(batch)) for name, value in parts.items()}
     assert means["ratio"] == pytest.approx(math.e, rel=1e-5)
     assert means["entropy"] == pytest.approx(0.5)
@@ -183,7 +183,7 @@ def test_figures_are_means_over_units():
     assert means["clipped_high_fraction"] == pytest.approx(float(positive_N.float().mean()))
     assert means["clipped_low_fraction"] == 0
     per_answer = PolicyObjective(Policy(loss="grpo"))
-    _, parts = per_answer.of_log_probs(logp_N, logp_N, batch)
+    _, parts = per_answer.loss_from_log_probs(logp_N, logp_N, batch)
     assert float(parts["reward"] / per_answer.weight(batch)) == pytest.approx(float(batch.figures["reward"].mean()))
 
 
@@ -216,7 +216,7 @@ def test_the_divergence_pulls_towards_the_reference(estimator, loss):
     assert batch.target_N.tolist() == list(range(8))
     logits_V = torch.randn(8, generator=generator, requires_grad=True)
     logp_V = logits_V.log_softmax(-1)
-    total, parts = PolicyObjective(settings(loss, kl_estimator=estimator)).of_log_probs(logp_V, logp_V, batch)
+    total, parts = PolicyObjective(settings(loss, kl_estimator=estimator)).loss_from_log_probs(logp_V, logp_V, batch)
     (each_V,) = torch.autograd.grad(total, logp_V, retain_graph=True)
     (found,) = torch.autograd.grad(logp_V, logits_V, logp_V.exp() * each_V, retain_graph=True)
     (exact,) = torch.autograd.grad(0.1 * (logp_V.exp() * (logp_V - reference_V)).sum(), logits_V)
@@ -231,7 +231,7 @@ def test_generalised_advantages_equal_the_sum_of_the_paper():
     lengths, discount, decay = [4, 1, 6], 0.97, 0.9
     answer_N = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
     reward_N, value_N = torch.randn(2, sum(lengths), generator=generator)
-    advantage_N, return_N = advantages(reward_N, value_N, answer_N, discount=discount, decay=decay)
+    advantage_N, return_N = advantages(reward_N, value_N, answer_N, gamma=discount, gae_lambda=decay)
     first = 0
     for length in lengths:
         value = [*value_N[first : first + length].tolist(), 0.0]
@@ -246,7 +246,7 @@ def test_generalised_advantages_equal_the_sum_of_the_paper():
 def test_whitening_and_the_clipped_value_loss():
     advantage_N = torch.tensor([1.0, 2.0, 5.0, 100.0])
     weight_N = torch.tensor([1.0, 1.0, 1.0, 0.0])
-    white_N = whitened(advantage_N, weight_N)[:3]
+    white_N = whiten(advantage_N, weight_N)[:3]
     assert float(white_N.mean()) == pytest.approx(0, abs=1e-6)
     assert float((white_N**2).mean()) == pytest.approx(1, abs=1e-5)
     value_N = torch.tensor([0.0, 1.0, 0.1], requires_grad=True)

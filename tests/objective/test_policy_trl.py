@@ -76,9 +76,9 @@ def test_loss_and_gradient_equal_trl(loss, clip, kl_coef):
     if not kl_coef:
         values = {name: value for name, value in batch.values.items() if name != "reference"}
         without = type(batch)(**{**vars(batch), "values": values})
-        total, parts = objective.of_log_probs(logp_N, torch.zeros_like(logp_N), without)
+        total, parts = objective.loss_from_log_probs(logp_N, torch.zeros_like(logp_N), without)
     else:
-        total, parts = objective.of_log_probs(logp_N, torch.zeros_like(logp_N), batch)
+        total, parts = objective.loss_from_log_probs(logp_N, torch.zeros_like(logp_N), batch)
     mine = total / objective.weight(batch)
     logp_AT, mask_AT = padded(logp_N, batch)
     theirs, metrics = trl_loss(settings, logp_AT, mask_AT, batch)

@@ -13,9 +13,9 @@ from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.model.score import LogProbs
 from penjing.model.value_head import ScalarHead, answer_places
 from penjing.objective.preference import (
+    DESIRABLE,
     MISMATCHED,
     REFERENCE,
-    WANTED,
     Preference,
     PreferenceObjective,
     kto_losses,
@@ -75,7 +75,7 @@ def groups(kind, seed=0):
         other = [0.0] * number
         if kind == "kto":
             other[-1] = 1.0
-        figures = {WANTED: [float((index + place) % 2) for place in range(number)], MISMATCHED: other}
+        figures = {DESIRABLE: [float((index + place) % 2) for place in range(number)], MISMATCHED: other}
         figures[MARGIN] = [index / 10] * number
         found.append(Group(prompt=ids(3, 12), answers=[answer() for _ in range(number)], figures=figures))
     return found

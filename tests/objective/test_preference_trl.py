@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
-from penjing.objective.preference import MISMATCHED, REFERENCE, WANTED, Preference, PreferenceObjective
+from penjing.objective.preference import DESIRABLE, MISMATCHED, REFERENCE, Preference, PreferenceObjective
 from penjing.objective.reward_model import RewardModel, ranking_losses
 
 pytest.importorskip("trl")
@@ -198,7 +198,7 @@ def test_kto_is_that_of_the_kto_trainer():
             known = (-3 * torch.rand(number, generator=generator)).tolist()
             reference += known
             answers.append(Answer(ids=[3] * number, values={REFERENCE: known}))
-        figures = {WANTED: [float(labels[index]), 0.0], MISMATCHED: [0.0, 1.0]}
+        figures = {DESIRABLE: [float(labels[index]), 0.0], MISMATCHED: [0.0, 1.0]}
         groups.append(Group(prompt=[1], answers=answers, figures=figures))
     batch = pack(groups, 64)
     shift = 0.8 * torch.randn(len(reference), generator=generator) + 0.3

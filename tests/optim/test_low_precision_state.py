@@ -136,9 +136,9 @@ def test_a_slow_mean_does_not_stand_still():
 # --- the update ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("piece", [kept.PIECE, BLOCK * 3])
+@pytest.mark.parametrize("piece", [kept.CHUNK, BLOCK * 3])
 def test_our_adamw_is_torch_s_where_nothing_is_rounded(monkeypatch, piece):
-    monkeypatch.setattr(kept, "PIECE", piece)
+    monkeypatch.setattr(kept, "CHUNK", piece)
     model, twin = make_model(), make_model()
     options = {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-6}
     groups = [[{"params": list(each.parameters()), "weight_decay": 0.3}] for each in (model, twin)]
@@ -153,7 +153,7 @@ def test_our_adamw_is_torch_s_where_nothing_is_rounded(monkeypatch, piece):
 def test_pieces_and_stacks_change_nothing(monkeypatch, kind):
     model, twin = make_model(), make_model()
     take_steps(model, SETTINGS[kind](state_dtype="int8").build(model), [1, 2, 3])
-    monkeypatch.setattr(kept, "PIECE", BLOCK * 5)
+    monkeypatch.setattr(kept, "CHUNK", BLOCK * 5)
     monkeypatch.setitem(orthogonalize.STACK, "cpu", 64 * 64)
     take_steps(twin, SETTINGS[kind](state_dtype="int8").build(twin), [1, 2, 3])
     for (name, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):

@@ -15,7 +15,7 @@ from penjing.kernels.cpu import library
 from penjing.kernels.orthogonalize import ABOVE_NORM, ROUNDS, orthogonalize
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
-from penjing.optim.param_groups import group
+from penjing.optim.param_groups import group_parameters
 from penjing.train.config import Run
 
 OPTIMIZERS = get_args(get_type_hints(Run)["optimizer"])
@@ -57,7 +57,7 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay(kind, tie_word_
 
 
 def test_groups_of_a_tied_and_an_untied_model():
-    tied, untied = group(make_model()), group(make_model(tie_word_embeddings=False))
+    tied, untied = group_parameters(make_model()), group_parameters(make_model(tie_word_embeddings=False))
     assert len(tied.tables) == 1
     assert len(untied.tables) == 2
     assert len(tied.matrices) == 2 * 7
@@ -67,7 +67,7 @@ def test_groups_of_a_tied_and_an_untied_model():
 def test_frozen_parameters_are_left_out():
     model = make_model()
     model.embed.weight.requires_grad_(False)
-    assert group(model).tables == []
+    assert group_parameters(model).tables == []
     take_steps(model, AdamW().build(model), [1])
 
 
@@ -75,7 +75,7 @@ def test_adamw_against_a_plain_twin():
     model, twin = make_model(), make_model()
     settings = AdamW(learning_rate=0.01, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.3)
     take_steps(model, settings.build(model), [1, 2, 3])
-    decays = {id(parameter) for parameter in group(twin).matrices}
+    decays = {id(parameter) for parameter in group_parameters(twin).matrices}
     first = [torch.zeros_like(parameter) for parameter in twin.parameters()]
     second = [torch.zeros_like(parameter) for parameter in twin.parameters()]
     for step, seed in enumerate([1, 2, 3], start=1):
@@ -155,7 +155,7 @@ def test_muon_against_a_plain_twin(kernels, monkeypatch):
     model, twin = make_model(tie_word_embeddings=False), make_model(tie_word_embeddings=False)
     settings = Muon(learning_rate=0.03, momentum=0.9, weight_decay=0.2, adamw_learning_rate=0.01)
     take_steps(model, settings.build(model), [1, 2, 3])
-    matrices = group(twin).matrices
+    matrices = group_parameters(twin).matrices
     momenta = [torch.zeros_like(matrix) for matrix in matrices]
     (rest,) = AdamW(learning_rate=0.01, beta1=0.9, beta2=0.95, weight_decay=0.0).build(twin)
     for seed in [1, 2, 3]:

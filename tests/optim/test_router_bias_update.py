@@ -23,7 +23,7 @@ def test_a_busy_expert_is_chosen_less():
     keeper.step()
     torch.testing.assert_close(layers[0].router.correction, torch.tensor([-0.01, 0.01, 0.0, 0.01]))
     assert layers[1].router.correction.abs().max() == 0
-    assert keeper.figures() == {"max_expert_load_ratio": 2.25, "mean_expert_load_ratio": 1.625}
+    assert keeper.metrics() == {"max_expert_load_ratio": 2.25, "mean_expert_load_ratio": 1.625}
     keeper.zero_grad()
     assert all(layer.load_E.sum() == 0 for layer in layers)
 
@@ -35,7 +35,7 @@ def test_routers_without_a_bias_are_only_watched():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     keeper.step()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert keeper.figures()["max_expert_load_ratio"] >= 1
+    assert keeper.metrics()["max_expert_load_ratio"] >= 1
 
 
 def test_uneven_routing_becomes_even():
@@ -51,7 +51,7 @@ def test_uneven_routing_becomes_even():
     for _ in range(60):
         layer(torch.randn(4, 64, 32))
         keeper.step()
-        loads.append(keeper.figures()["max_expert_load_ratio"])
+        loads.append(keeper.metrics()["max_expert_load_ratio"])
         keeper.zero_grad()
     assert loads[0] > 3.9
     assert max(loads[-10:]) < 1.7

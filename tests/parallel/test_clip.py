@@ -33,7 +33,7 @@ def test_the_joint_norm_is_at_most_the_largest(largest, left):
 
 def test_a_scaled_loss_is_unscaled_before_it_is_clipped():
     model = TwoWeights()
-    scaler = LossScaler(torch.device("cpu"), first=4.0)
+    scaler = LossScaler(torch.device("cpu"), init_scale=4.0)
     assert float(clip_gradients(model, 1.0, scaler)) == pytest.approx(1.25)  # 0.75 and 1
     assert model.gradients() == pytest.approx([0.6, -0.8], rel=1e-5)
 

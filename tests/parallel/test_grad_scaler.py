@@ -25,7 +25,7 @@ def steps(dtype, num_steps, first=2.0**16):
     set_compute_dtype(model, dtype)
     strategy = Single(CPU)
     if dtype == torch.float16:
-        strategy.scaler = LossScaler(CPU, first=first)
+        strategy.scaler = LossScaler(CPU, init_scale=first)
     strategy.wrap(model)
     optimizers = AdamW(learning_rate=3e-3).build(model)
     ids_BT = torch.randint(64, (4, 64), generator=torch.Generator().manual_seed(1))
@@ -66,23 +66,23 @@ def test_an_overflow_is_left_out_and_halves_the_scale():
 
 
 def test_the_scale_grows_after_good_steps_and_comes_back_from_a_file():
-    scaler = LossScaler(CPU, first=8.0, grow_after=3)
+    scaler = LossScaler(CPU, init_scale=8.0, growth_interval=3)
     for _ in range(3):
-        scaler.observe(torch.tensor(1.0))
+        scaler.update(torch.tensor(1.0))
     assert scaler.state() == {"scale": 16.0, "good_steps": 0.0}
-    scaler.observe(torch.tensor(1.0))
+    scaler.update(torch.tensor(1.0))
     other = LossScaler(CPU)
     other.restore(json.loads(json.dumps(scaler.state())))
     assert other.state() == scaler.state()
     for _ in range(10):
-        other.observe(torch.tensor(torch.inf))
+        other.update(torch.tensor(torch.inf))
     assert other.state()["scale"] == 1.0  # never below
-    assert other.figures() == {"loss_scale": 1.0}
+    assert other.metrics() == {"loss_scale": 1.0}
 
 
 def test_unscaling_divides():
-    scaler, gradients = LossScaler(CPU, first=4.0), [torch.full((2,), 8.0)]
-    assert float(scaler.scaled(torch.tensor(2.0))) == 8.0
+    scaler, gradients = LossScaler(CPU, init_scale=4.0), [torch.full((2,), 8.0)]
+    assert float(scaler.scale_loss(torch.tensor(2.0))) == 8.0
     scaler.unscale(gradients)
     assert gradients[0].tolist() == pytest.approx([2.0, 2.0])
 
@@ -97,7 +97,7 @@ def test_it_begins_and_moves_as_torchs_own_does():
         theirs.scale(weight.sum()).backward()
         weight.grad.fill_(gradient)
         theirs.unscale_(optimizer)
-        ours.observe(torch.tensor(gradient))
+        ours.update(torch.tensor(gradient))
         theirs.step(optimizer)
         theirs.update()
         weight.grad = None
@@ -108,7 +108,7 @@ def test_it_begins_and_moves_as_torchs_own_does():
         theirs.load_state_dict({**theirs.state_dict(), "_growth_tracker": good_steps})
         ours.restore({**ours.state(), "good_steps": float(good_steps)})
 
-    assert float(ours.scaled(torch.tensor(1.0))) == theirs.get_scale() == 65536.0
+    assert float(ours.scale_loss(torch.tensor(1.0))) == theirs.get_scale() == 65536.0
     scales = [take(1.0) for _ in range(3)]
     jump(1997)
     scales += [take(1.0) for _ in range(4)] + [take(math.inf) for _ in range(3)]
@@ -119,16 +119,16 @@ def test_it_begins_and_moves_as_torchs_own_does():
 
 
 def test_an_overflow_begins_the_count_of_good_steps_anew():
-    scaler = LossScaler(CPU, first=8.0, grow_after=3)
+    scaler = LossScaler(CPU, init_scale=8.0, growth_interval=3)
     for norm in (1.0, 1.0, math.inf, 1.0, 1.0):
-        scaler.observe(torch.tensor(norm))
+        scaler.update(torch.tensor(norm))
     assert scaler.state() == {"scale": 4.0, "good_steps": 2.0}
 
 
 def test_the_scale_stays_where_float32_can_bear_it():
-    scaler = LossScaler(CPU, first=2.0**24, grow_after=1)
-    scaler.observe(torch.tensor(1.0))
+    scaler = LossScaler(CPU, init_scale=2.0**24, growth_interval=1)
+    scaler.update(torch.tensor(1.0))
     assert scaler.state()["scale"] == 2.0**24
-    assert bool(scaler.can_fall())
+    assert bool(scaler.can_halve())
     scaler.restore({"scale": 1.0, "good_steps": 0.0})
-    assert not bool(scaler.can_fall())
+    assert not bool(scaler.can_halve())

@@ -10,7 +10,7 @@ from torch import nn
 from penjing.loader.batch_source import Source
 from penjing.loader.prefetch import Prefetch
 from penjing.parallel import ddp
-from penjing.parallel.ddp import PATIENCE, TIMEOUT, DataParallel
+from penjing.parallel.ddp import SETUP_TIMEOUT, TIMEOUT, DataParallel
 from penjing.parallel.single import Single
 
 CARD = torch.device("meta")  # stands for a GPU: it is not the CPU
@@ -45,7 +45,7 @@ def strategy(monkeypatch, carried):
 def test_a_tensor_goes_over_the_group_that_knows_its_device(strategy, carried):
     strategy.wrap(nn.Linear(1, 1))
     for value in (torch.ones(3), torch.ones(3, device=CARD)):
-        added = strategy.add(value)
+        added = strategy.all_reduce(value)
         assert added is not value
         assert added.device == value.device
     assert carried == [("gloo", TIMEOUT), None]
@@ -57,7 +57,7 @@ def test_ranks_wait_for_data_without_a_limit_and_for_a_step_with_one(strategy, c
     strategy.wrap(nn.Linear(1, 1))
     assert strategy.broadcast("names") == "names"
     assert not strategy.any(False)
-    assert carried == [("gloo", PATIENCE)] * 2 + [("gloo", TIMEOUT)] * 2
+    assert carried == [("gloo", SETUP_TIMEOUT)] * 2 + [("gloo", TIMEOUT)] * 2
 
 
 def test_gradients_are_the_sum_over_ranks_where_ddp_takes_the_mean(strategy):

@@ -52,7 +52,7 @@ def test_adapters_save_themselves_and_their_state():
 
 
 def test_training_and_plan_refuse_the_same():
-    with raises_user_error(where="compute.compile", got="answers make batches of another shape in every step"):
+    with raises_user_error(where="compute.compile", got="the batches of answers have another shape in every step"):
         planned("grpo", "compute.compile=blocks")
     run, _, _ = planned("grpo")
     assert accepted(run, H100, 1)

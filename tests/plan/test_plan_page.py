@@ -481,7 +481,7 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch,
     monkeypatch.setattr(step_timing, "_time_small_passes", lambda *given: sizes.append(1) or timed(*given))
     if few_rows:
         monkeypatch.setattr(step_timing, "EAGER_SHARE", {"cpu": 1e-9})
-        monkeypatch.setattr(step_timing, "MANY_TIMES", 2)
+        monkeypatch.setattr(step_timing, "MIN_RATIO", 2)
     probed = states("probed")
     assert len(sizes) == few_rows
     monkeypatch.setattr(module, "plan", lambda *given, **named: probed[4])

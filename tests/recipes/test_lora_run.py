@@ -139,12 +139,12 @@ def test_a_changed_or_missing_base_is_refused(tmp_path, base, words, penjing):
     shutil.rmtree(earlier[-1])  # now an earlier step's weights are the newest
     done = penjing("train", "lora", *words, check=False)
     assert done.returncode == 2
-    assert "the base of this adapter has changed" in done.stderr
+    assert "the base model of this adapter has changed" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     with raises_user_error(where="step-00000006"):
         load_trained(tmp_path / "run")
     shutil.rmtree(moved)
-    with pytest.raises(UserError, match="is not there"):
+    with pytest.raises(UserError, match="is missing"):
         load_trained(tmp_path / "run")
 
 

@@ -178,12 +178,12 @@ def test_figures_leave_a_bad_step_out():
 
 
 def test_overflows_of_a_loss_scaler_that_looks_for_its_scale_are_excused():
-    scaler = LossScaler(torch.device("cpu"), first=2.0**6)
+    scaler = LossScaler(torch.device("cpu"), init_scale=2.0**6)
     incidents, guard = [], NonFiniteGuard(scaler=scaler)
     guard.record = incidents.append
     for step in range(12):
         norm = torch.tensor(math.inf)
-        scaler.observe(norm)
+        scaler.update(norm)
         verdict = guard.observe(step, torch.tensor(1.0), torch.tensor(2.0), norm, dict)
         # From 64 it takes six halvings to 1; what overflows then is the model's own trouble.
         assert len(incidents) == max(0, step - 4)
@@ -222,7 +222,7 @@ def test_update_says_whether_the_step_was_bad():
 
 
 def saved_every(number):
-    """Checkpoints in memory: (save, go_back, times gone back)."""
+    """Checkpoints in memory: (save, roll_back, times gone back)."""
     kept, returns = {}, []
 
     def attach(parts, model):
@@ -235,7 +235,7 @@ def saved_every(number):
             ]
             return True
 
-        def go_back():
+        def roll_back():
             if "last" not in kept:
                 return None
             state, weights, _ = kept["last"]
@@ -245,7 +245,7 @@ def saved_every(number):
             returns.append(state["step"])
             return state
 
-        return replace(parts, save=save, go_back=go_back, save_every=number)
+        return replace(parts, save=save, roll_back=roll_back, save_every=number)
 
     return attach, returns
 
@@ -278,7 +278,7 @@ def test_no_checkpoint_is_made_of_a_run_in_trouble():
 def test_going_back_is_bounded_and_ends_with_the_reason():
     parts, model, incidents = make(batches=Batches(spoiled=range(4, 1000)), steps=10)
     attach, returns = saved_every(2)
-    with pytest.raises(UserError, match=r"not finite in 3 steps in a row.*after 3 returns.*learning_rate"):
+    with pytest.raises(UserError, match=r"not finite in 3 steps in a row.*after 3 rollbacks.*learning_rate"):
         train(attach(parts, model), TrainState())
     assert returns[: guard_module.ROLLBACKS] == [4] * guard_module.ROLLBACKS
     assert sum(each["kind"] == "rolled back" for each in incidents) == guard_module.ROLLBACKS
@@ -323,4 +323,4 @@ def test_a_guard_s_state_comes_back():
     other = NonFiniteGuard()
     other.restore(json.loads(json.dumps(guard.state())))
     assert other.state() == guard.state()
-    assert not other.calm
+    assert not other.last_step_finite

@@ -97,7 +97,7 @@ def test_a_run_goes_on_from_the_one_before_bit_for_bit(run, tmp_path, server, na
     path.write_bytes(raw)
     status, _, said = server.run(recipe, [*words, f"out={copied}"])
     assert status == 0, said
-    assert f"damaged checkpoint passed over: {path.parent.name}" in said
+    assert f"damaged checkpoint skipped: {path.parent.name}" in said
     assert name in said
     assert state_of(copied) == wanted
 

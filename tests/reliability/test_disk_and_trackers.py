@@ -216,7 +216,7 @@ def test_a_tracker_that_never_begins_does_not_hold_up_the_run():
 
     tracker = BackgroundTracker("slow", make, start_seconds=0.1, end_seconds=0.1)
     tracker.log(1, {})
-    with pytest.warns(UserWarning, match="left behind"):
+    with pytest.warns(UserWarning, match="abandoned"):
         tracker.close()
     release.set()
 

@@ -113,7 +113,7 @@ def test_units_that_belong_together_stay_in_one_pass():
 def test_a_mixture_balanced_over_passes_is_told_that_they_are_smaller():
     for exact, line in (
         (True, "gradients unchanged"),
-        (False, "balance loss is taken over each pass"),
+        (False, "balance loss is computed over each pass"),
     ):
         parts, _, _ = make(objective=Small(2), batches=ResizableBatchSource(Rows, 4, exact=exact), steps=1)
         with pytest.warns(UserWarning, match=line):

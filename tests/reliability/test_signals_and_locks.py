@@ -104,15 +104,15 @@ def test_an_echo_of_a_signal_is_no_second_one(monkeypatch):
     monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: now[0]))
     for number, later in ((signal.SIGTERM, [143]), (signal.SIGHUP, [])):
         with Signals() as found:
-            found._note(number, None)
+            found._handle(number, None)
             now[0] += 0.5
-            found._note(number, None)
+            found._handle(number, None)
             assert found.received == number and ended == []
             now[0] += 1.0
-            found._note(number, None)
+            found._handle(number, None)
             assert ended == later
             ended.clear()
-            found._note(signal.SIGINT, None)
+            found._handle(signal.SIGINT, None)
             assert ended == [130]
             ended.clear()
 
@@ -255,7 +255,7 @@ def test_an_allowed_change_goes_on(finished):
     with pytest.raises(UserError, match=r"seed was 1, is 7"):
         check_same_run(changed, {}, checkpoint, ["max_grad_norm"])
     said = check_same_run(changed, {}, checkpoint, ["max_grad_norm", "seed"])
-    assert [(each.field, each.known, each.now) for each in said] == [("max_grad_norm", 1.0, 0.25), ("seed", 1, 7)]
+    assert [(each.field, each.saved, each.now) for each in said] == [("max_grad_norm", 1.0, 0.25), ("seed", 1, 7)]
     faster = replace(run, optimizer=replace(run.optimizer, learning_rate=1.0))
     assert check_same_run(faster, {}, checkpoint, ["optimizer"])
     with raises_user_error(where="--allow-change", got="sead", next_step="Did you mean seed"):

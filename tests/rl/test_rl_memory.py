@@ -49,7 +49,7 @@ def test_fewer_slots_write_the_same_answers(monkeypatch, changes, most):
     settings = policy(rollout=changes)
     whole = make_source(settings)
     expected = [next(whole) for _ in range(4)]
-    assert "slots" not in whole.place()
+    assert "slots" not in whole.position()
     device = Device(monkeypatch, most)
     source = make_source(settings)
     found = []
@@ -136,7 +136,7 @@ def test_a_place_is_as_good_as_a_state():
     settings = policy(rollout={"steps_per_rollout": 2})
     source = make_source(settings)
     next(source)
-    place, state = source.place(), json.loads(json.dumps(source.state()))
+    place, state = source.position(), json.loads(json.dumps(source.state()))
     expected = next(source)
     for known in (place, state):
         other = make_source(settings)

@@ -189,7 +189,7 @@ def test_what_the_model_was_given_is_read_and_not_learned():
             spoiled = spoil * (batch.weight_N == 0)
             mine_N = (logp_N + spoiled).requires_grad_()
             values = {"behaviour": batch.values["behaviour"] - spoiled, "reference": reference_N + 2 * spoiled}
-            total, parts = objective.of_log_probs(mine_N, entropy_N + spoiled, replace(batch, values=values))
+            total, parts = objective.loss_from_log_probs(mine_N, entropy_N + spoiled, replace(batch, values=values))
             total.backward()
             assert not mine_N.grad[~said].any()
             found.append((total.detach(), parts, mine_N.grad))
@@ -301,7 +301,7 @@ class Pair:
     def __init__(self, rank, shared):
         self.rank, self.shared, self.device = rank, shared, CPU
 
-    def add(self, value):
+    def all_reduce(self, value):
         self.shared["values"][self.rank] = value
         self.shared["barrier"].wait(30)
         total = self.shared["values"][0] + self.shared["values"][1]

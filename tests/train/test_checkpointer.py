@@ -105,14 +105,14 @@ def test_going_back_leaves_optimizers_of_another_kind_alone(tmp_path):
     assert make_checkpointer(tmp_path, model, AdamW().build(model), record=record.append).save({"step": 1}, True)
     other = make_checkpointer(tmp_path, model, Muon().build(model), record=record.append)
     with pytest.raises(UserError, match="does not fit"):
-        other.go_back()
+        other.roll_back()
     other.restore(newest(tmp_path), optimizers=False)
     weight = model.weight.detach().clone()
     learn(model, other.optimizers, 1)
-    assert other.go_back() == {"step": 1}
+    assert other.roll_back() == {"step": 1}
     assert torch.equal(model.weight, weight)
     learn(model, other.optimizers, 2)
-    assert other.save({"step": 2}, True) and other.go_back() == {"step": 2} and not record
+    assert other.save({"step": 2}, True) and other.roll_back() == {"step": 2} and not record
 
 
 class Later:

@@ -43,14 +43,14 @@ def choice(setting, device, seconds, *, bfloat16=False, **more):
 def test_only_long_runs_are_compiled(monkeypatch):
     monkeypatch.setattr(compiling, "missing_compiler", lambda device: "")
     monkeypatch.setattr(compiling.library, "unavailable_reason", lambda: "no kernels")
-    border = compiling.WORTH * compiling.COST_SECONDS["cpu"] / (1 - 1 / compiling.GAIN["cpu"])
+    border = compiling.MIN_PAYOFF * compiling.COST_SECONDS["cpu"] / (1 - 1 / compiling.GAIN["cpu"])
     assert choice("auto", CPU, border * 0.99).how == "off"
     assert choice("auto", CPU, border * 1.01).how == "blocks"
     assert choice("off", CPU, 1e9).how == "off"
     assert choice("whole", CPU, 1.0).how == "whole"
     monkeypatch.setattr(compiling.library, "unavailable_reason", lambda: "")
     decision = choice("auto", CPU, 1e9)
-    assert decision.how == "off" and "kernels of our own are faster" in decision.why
+    assert decision.how == "off" and "our C kernels are faster" in decision.why
     assert choice("blocks", CPU, 1.0).how == "blocks"
 
 

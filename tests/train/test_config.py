@@ -157,7 +157,7 @@ def test_halves_that_were_half_replaced_are_made_again(tmp_path):
 def test_no_tokenizer_is_trained_on_preferences(tmp_path):
     run = resolve("objective=preference", "data.format=preferences", f"out={tmp_path}")
     with raises_user_error(
-        where="init_from", got="data.format=preferences", wanted="a model that is there, or tokenizer.path"
+        where="init_from", got="data.format=preferences", wanted="an existing model, or tokenizer.path"
     ):
         run_tokenizer(run, print)
 

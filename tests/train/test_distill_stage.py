@@ -159,8 +159,8 @@ def test_own_answers_depend_on_the_place_alone(tmp_path, words, prompts):
     together = made.batch(range(6))
     parts = [made.batch(range(2)), made.batch(range(2, 6))]
     torch.testing.assert_close(torch.cat([part.target_N for part in parts]), together.target_N)
-    given = torch.cat([part.values["given"] for part in parts])
-    torch.testing.assert_close(given, together.values["given"])
+    given = torch.cat([part.values["from_data"] for part in parts])
+    torch.testing.assert_close(given, together.values["from_data"])
     assert set(given.tolist()) == {0.0, 1.0}
     rank, other = made.source(2, 0, 2), made.source(2, 1, 2)
     one = made.source(4, 0, 1)
@@ -215,7 +215,7 @@ def test_a_teacher_that_changed_is_noticed(tmp_path, words, live, teacher):
     shutil.copytree(live, tmp_path / "run")
     path = tmp_path / "run" / "teacher.json"
     path.write_text(path.read_text().replace(json.loads(path.read_text())["sha256"], "0" * 64))
-    with raises_user_error(wanted="000000000000", next_step="Put the old weights back"):
+    with raises_user_error(wanted="000000000000", next_step="Restore the old weights"):
         train("distill", *words, f"out={tmp_path / 'run'}")
 
 

@@ -218,7 +218,7 @@ def test_what_may_take_any_time_is_told_beforehand():
         save_every=3,
         validate=lambda: told.append("validate") or {},
         save=lambda state, wait: told.append("save") is None,
-        at_edge=lambda step, longest_seconds: told.append((step, longest_seconds > 0)),
+        report_progress=lambda step, longest_seconds: told.append((step, longest_seconds > 0)),
     )
     train(made, TrainState())
     first, last = [(0, False), (1, True), (2, False), "validate"], [(3, False), "validate", (3, False), "save"]
@@ -253,8 +253,8 @@ def test_a_step_that_is_not_yet_known_to_be_bad_is_looked_at_before_it_is_saved(
 
 def test_the_scale_of_the_loss_is_shown():
     made, _, memory = parts([batch(2)], steps=1)
-    scaler = LossScaler(torch.device("cpu"), first=8.0)
-    train(replace(made, figures=[scaler.figures]), TrainState())
+    scaler = LossScaler(torch.device("cpu"), init_scale=8.0)
+    train(replace(made, extra_metrics=[scaler.metrics]), TrainState())
     assert memory.seen[-1][1]["loss_scale"] == 8.0
 
 

@@ -47,7 +47,7 @@ def test_three_bad_steps_in_a_row_send_the_run_back_and_a_good_one_begins_anew()
     losses = [math.nan, math.nan, 5.0, math.nan, math.nan, math.nan]
     assert [observe(guard, step, loss) for step, loss in enumerate(losses)] == ["go on"] * 5 + ["roll back"]
     assert [each["in_a_row"] for each in incidents] == [1, 2, 1, 2, 3]
-    assert not guard.calm
+    assert not guard.last_step_finite
     assert guard.num_bad == 5
 
 
@@ -56,9 +56,9 @@ def test_a_run_goes_back_three_times_and_not_a_fourth():
     for time in range(3):
         observe(guard, time)
         guard.rolled_back(10, 4)
-        assert guard.calm
+        assert guard.last_step_finite
         assert guard.state()["recent"] == []  # of weights that are no more
-    with pytest.raises(UserError, match="after 3 returns"):
+    with pytest.raises(UserError, match="after 3 rollbacks"):
         guard.rolled_back(10, 4)
     with pytest.raises(UserError):
         NonFiniteGuard().rolled_back(10, None)  # there is nothing to go back to
@@ -67,9 +67,9 @@ def test_a_run_goes_back_three_times_and_not_a_fourth():
 @pytest.mark.parametrize(
     ("falls", "loss", "excused"), [(True, 5.0, True), (False, 5.0, False), (True, math.inf, False)]
 )
-def test_an_overflow_is_excused_while_the_scale_can_fall(falls, loss, excused):
+def test_an_overflow_is_excused_while_the_scale_can_halve(falls, loss, excused):
     """But not a loss that is no number: no scale explains that."""
     incidents = []
-    guard = NonFiniteGuard(incidents.append, SimpleNamespace(can_fall=lambda: torch.tensor(falls)))
+    guard = NonFiniteGuard(incidents.append, SimpleNamespace(can_halve=lambda: torch.tensor(falls)))
     observe(guard, 1, loss, norm=math.inf)
     assert (guard.num_bad, len(incidents)) == ((0, 0) if excused else (1, 1))

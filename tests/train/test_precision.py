@@ -48,10 +48,10 @@ def test_a_format_that_the_device_lacks_is_refused(settings, device, capability,
 
 def test_a_run_goes_on_in_what_it_was_begun_in_where_that_is_there():
     auto = ComputeSettings(dtype="auto")
-    assert Precision.resolve(auto, CPU, begun="float16").matmul == "float16"
-    assert Precision.resolve(auto, CPU, begun="tf32").matmul == "float32"
-    assert Precision.resolve(auto, CUDA, begun="tf32").matmul == "tf32"
-    assert Precision.resolve(ComputeSettings(dtype="bfloat16"), CPU, begun="float16").matmul == "bfloat16"
+    assert Precision.resolve(auto, CPU, resumed_dtype="float16").matmul == "float16"
+    assert Precision.resolve(auto, CPU, resumed_dtype="tf32").matmul == "float32"
+    assert Precision.resolve(auto, CUDA, resumed_dtype="tf32").matmul == "tf32"
+    assert Precision.resolve(ComputeSettings(dtype="bfloat16"), CPU, resumed_dtype="float16").matmul == "bfloat16"
 
 
 def test_it_is_applied_to_matmuls_and_to_frozen_weights_only():

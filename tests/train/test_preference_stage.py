@@ -14,7 +14,7 @@ from penjing.model.lora import fingerprint
 from penjing.train.average import average_models
 from penjing.train.load_model import load_trained
 from penjing.train.stages.preference_data import PreferenceDataStage
-from penjing.train.stages.reward import load_judge
+from penjing.train.stages.reward import load_reward_model
 
 
 def metrics(folder):
@@ -86,8 +86,8 @@ def test_before_the_first_step_nothing_is_preferred_and_after_it_something_is(tu
     assert accuracy[6] > 0.9
     assert curve(folder, "preference_loss")[6] < curve(folder, "preference_loss")[1]
     assert curve(folder, "chosen_kl_to_reference")[6] > 0
-    assert "asking the reference about" in said
-    assert "the start model, asked once" in said
+    assert "computing the reference" in said
+    assert "the start model, computed once" in said
     kl = curve(folder, "val_kl_per_answer")
     assert abs(kl[0]) < 1e-6
     assert min(kl[3], kl[6]) > 1.0
@@ -139,14 +139,14 @@ def test_a_resumed_run_learns_the_same_bits(tuned, tmp_path, words):
     cut_back(tuned[0], folder, 2)
     said = train("dpo", *words, f"out={folder}")
     assert "continues after step 2" in said
-    assert "asking the reference" not in said
+    assert "computing the reference" not in said
     expected, got = weights_of(tuned[0]), weights_of(folder)
     assert all(torch.equal(got[name], expected[name]) for name in expected)
     # Without the file the reference is asked again: the start model, and not the model as it is now.
     again = tmp_path / "again"
     cut_back(tuned[0], again, 2)
     (again / "reference.safetensors").unlink()
-    assert "asking the reference" in train("dpo", *words, f"out={again}")
+    assert "computing the reference" in train("dpo", *words, f"out={again}")
     got = weights_of(again)
     assert all(torch.equal(got[name], expected[name]) for name in expected)
 
@@ -231,7 +231,7 @@ def test_a_reward_model_is_trained_saved_resumed_and_read(tmp_path, words, adapt
     )
     expected, got = weights_of(folder), weights_of(tmp_path / "cut")
     assert all(torch.equal(got[name], expected[name]) for name in expected)
-    judge = load_judge(folder)
+    judge = load_reward_model(folder)
     asked = Message(role="user", content="Tom has 99 cats. Who?")
     answers = [Message(role="assistant", content=content) for content in ("Tom", "not Amy I think")]
     good, bad = judge.rewards([[asked, answer] for answer in answers])
@@ -244,7 +244,7 @@ def test_a_reward_model_is_trained_saved_resumed_and_read(tmp_path, words, adapt
 
 def test_what_cannot_be_learned_is_refused(base, tmp_path, words):
     with raises_user_error(got="a run of pretrain", wanted="penjing train reward"):
-        load_judge(base)
+        load_reward_model(base)
     with raises_user_error(where="init_from", next_step="init_from=RUN"):
         train("dpo", *(word for word in words if not word.startswith("init_from")), f"out={tmp_path / 'a'}")
     with raises_user_error(where="data.format", got="chats", wanted="preferences"):

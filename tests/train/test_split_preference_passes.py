@@ -19,7 +19,7 @@ from penjing.objective.base import Loss
 from penjing.parallel.single import Single
 from penjing.train.stages import reward
 from penjing.train.stages.held_out import held_out_means
-from penjing.train.stages.preference import _Half
+from penjing.train.stages.preference import _PreferenceSplit
 from penjing.train.stages.reference import base_log_probs
 
 RUN = SimpleNamespace(seed=1, data=SimpleNamespace(seq_len=64))
@@ -29,7 +29,7 @@ ENGINE = Single(torch.device("cpu"))
 def test_each_question_gets_the_answers_of_another_one_which_count_for_nothing_else():
     """KTO's estimate, arXiv:2402.01306 section 4.2. A prompt and its answer carry the same number here."""
     groups = [TokenGroup([n], (TokenAnswer([100 + n, 0], [1, 1]),), (n % 2 == 0,)) for n in range(7)]
-    half = _Half(groups, RUN, mismatched=True)
+    half = _PreferenceSplit(groups, RUN, mismatched=True)
     partners = []
     for number in range(7):
         group = half.group(number)
@@ -37,14 +37,14 @@ def test_each_question_gets_the_answers_of_another_one_which_count_for_nothing_e
         assert list(own.ids) == [100 + number, 0]
         partners.append(other.ids[0] - 100)
         assert group.figures["mismatched"] == [0.0, 1.0]
-        assert group.figures["wanted"] == [float(number % 2 == 0), 0.0]
+        assert group.figures["desirable"] == [float(number % 2 == 0), 0.0]
     assert sorted(partners) == list(range(7))
     assert all(partner != number for number, partner in enumerate(partners))
 
 
 def test_without_mismatched_answers_a_pair_is_a_pair():
     group = TokenGroup([5], (TokenAnswer([6, 0], [1, 1]), TokenAnswer([7, 8, 0], [1, 0, 1])), (True, False), 0.5)
-    made_of = _Half([group], RUN, mismatched=False).group(0)
+    made_of = _PreferenceSplit([group], RUN, mismatched=False).group(0)
     assert [list(answer.ids) for answer in made_of.answers] == [[6, 0], [7, 8, 0]]
     assert [answer.weights for answer in made_of.answers] == [None, [1.0, 0.0, 1.0]]
     assert made_of.figures["mismatched"] == [0.0, 0.0]

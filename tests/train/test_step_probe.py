@@ -31,7 +31,7 @@ class Rows:
     def state(self):
         return {}
 
-    def place(self):
+    def position(self):
         return {}
 
     def restore(self, state):
@@ -148,8 +148,8 @@ def test_where_a_pass_takes_long_fewer_rows_tell_of_many(monkeypatch):
 def test_a_validation_that_takes_too_long_is_estimated():
     parts = SimpleNamespace(strategy=CPU, validate=lambda: {"val_loss": 3.0})
     size = SimpleNamespace(held_out_units=60)
-    assert step_timing._try_validation(size, parts, unit_seconds=1.0, left=5.0) == (pytest.approx(20.0), None)
-    seconds, loss = step_timing._try_validation(size, parts, unit_seconds=0.01, left=5.0)
+    assert step_timing._time_validation(size, parts, unit_seconds=1.0, budget=5.0) == (pytest.approx(20.0), None)
+    seconds, loss = step_timing._time_validation(size, parts, unit_seconds=0.01, budget=5.0)
     assert seconds < 1.0 and loss == 3.0
 
 
@@ -168,7 +168,7 @@ def test_masks_that_timing_draws_are_not_counted():
     add_adapter(model, Lora(rank=2, dropout=0.5))
     drawn = "blocks.0.attention.q_proj.adapters.default._extra_state"
     before = model.state_dict()[drawn].clone()
-    with step_timing._at_rest(model, SimpleNamespace(optimizers=[], strategy=SimpleNamespace(scaler=None))):
+    with step_timing._state_restored(model, SimpleNamespace(optimizers=[], strategy=SimpleNamespace(scaler=None))):
         for _ in range(3):
             model(torch.arange(5)[None])
         assert not torch.equal(model.state_dict()[drawn], before)

@@ -47,13 +47,13 @@ class Ranks:
 
     def edge(self, step, longest_seconds):
         for each in self.living:
-            each.edge(step, longest_seconds)
+            each.report_progress(step, longest_seconds)
 
     def wait(self, seconds):
         for _ in range(seconds):
             self.now += 1.0
             for each in self.living:
-                each._look()
+                each._check()
 
 
 @pytest.fixture
@@ -112,10 +112,10 @@ def test_a_validation_or_a_save_may_take_any_time(ranks):
 
 def test_one_rank_waits_in_its_next_step_while_the_other_saves(ranks):
     saving, other = ranks.living
-    saving.edge(7, 0.0)
-    other.edge(7, 1.0)
+    saving.report_progress(7, 0.0)
+    other.report_progress(7, 1.0)
     ranks.wait(600)
-    saving.edge(7, 1.0)
+    saving.report_progress(7, 1.0)
     ranks.wait(40)
     with pytest.raises(Ended):
         ranks.wait(10)
@@ -134,7 +134,7 @@ def test_a_rank_that_says_nothing_is_found_also_in_a_save(ranks, capsys):
 def test_what_the_user_can_put_right_is_one_line(ranks, capsys):
     ranks.living[0].fail(UserError("no such file", where="data.train", got="typo.jsonl"))
     with pytest.raises(Ended):
-        ranks.living[1]._look()
+        ranks.living[1]._check()
     why = "rank 0 failed before step 1: data.train: no such file; got typo.jsonl"
     assert capsys.readouterr().err.strip().splitlines() == [f"penjing: rank 1, before step 1, gives up: {why}"]
     assert ranks.stacks == 0
@@ -147,7 +147,7 @@ def test_a_bug_comes_with_its_traceback_and_all_stacks(ranks, capsys):
     except ZeroDivisionError as error:
         ranks.living[1].fail(error)
     with pytest.raises(Ended):
-        ranks.living[0]._look()
+        ranks.living[0]._check()
     said = capsys.readouterr().err
     assert "rank 1 failed after step 3:\nTraceback" in said
     assert "the one that counts" in said
@@ -168,7 +168,7 @@ def test_nobody_leaves_before_the_last(ranks, monkeypatch, error, order):
     monkeypatch.setattr(Watchdog, "close", lambda self: happened.append("closed") or close(self))
 
     def sleep(seconds):
-        if seconds == watchdog.LEAVE_SECONDS:
+        if seconds == watchdog.POLL_SECONDS:
             happened.append("waits")
             ranks.store.set("done 0", "")
 

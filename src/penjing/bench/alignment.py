@@ -136,7 +136,7 @@ class Dpo(_Alignment):
     layer: ClassVar = {"objective": {"reference": "copy"}}
 
     def fields(self, settings: Preference) -> dict[str, Any]:
-        return {"beta": settings.strength, "reference": settings.reference}
+        return {"beta": settings.resolved_beta, "reference": settings.reference}
 
     def fixed(self, settings: Preference) -> FixedSettings:
         fixed = {"loss": "dpo", "per_token": False, "nll_weight": 0.0}

@@ -1,1 +1,1 @@
-"""Floor 3: checkpoints. Whole or not there, hashed, and never code: safetensors and JSON only."""
+"""Floor 3: checkpoints. Written atomically, hashed, and free of code: safetensors and JSON only."""

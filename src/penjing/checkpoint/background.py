@@ -1,4 +1,4 @@
-"""Save while training goes on: what is to be saved is copied at once, and a thread writes it."""
+"""Save while training goes on: the state is copied at once, and a thread writes the copy."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from penjing.kernels.cpu import tensor_arena as arena
 
 
 def snapshot(value: Any) -> Any:
-    """The same value with every tensor in it copied to memory of its own on the CPU: training changes the originals.
+    """The same value with every tensor copied to new CPU memory, because training changes the originals.
 
-    Copies from a GPU are started together and awaited once.
+    All copies from a GPU are started before the first is awaited.
     """
     copied = tree_map_only(Tensor, _copy, value)
     if torch.cuda.is_available():
@@ -26,26 +26,26 @@ def snapshot(value: Any) -> Any:
 
 def _copy(tensor: Tensor) -> Tensor:
     source = tensor.detach()
-    kind = source.device.type
-    if kind == "cpu":  # `.cpu()` of it would be the very tensor that training goes on changing
+    device_type = source.device.type
+    if device_type == "cpu":  # `.cpu()` would return the same tensor, which training changes
         return arena.empty_like(source).copy_(source)
-    return source.to("cpu", non_blocking=kind == "cuda")  # of other devices nothing would be awaited
+    return source.to("cpu", non_blocking=device_type == "cuda")  # `snapshot` synchronizes CUDA only
 
 
 class Background:
-    """One piece of work at a time in a thread. `start` waits for the one before, and raises what that one raised."""
+    """Runs one job at a time in a thread. `start` waits for the previous job, and raises the error that it raised."""
 
     def __init__(self) -> None:
-        # A process that ends by itself waits for a save that is under way.
+        # At a normal exit the process waits for a pending save.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._under_way: Future[object] | None = None
+        self._pending: Future[object] | None = None
 
     def start(self, work: Callable[[], object]) -> None:
         self.wait()
-        self._under_way = self._pool.submit(work)
+        self._pending = self._pool.submit(work)
 
     def wait(self) -> None:
-        """Until nothing is under way. Raises what the work raised, once."""
-        work, self._under_way = self._under_way, None
+        """Wait for the pending job. Raises its error, once."""
+        work, self._pending = self._pending, None
         if work is not None:
             work.result()

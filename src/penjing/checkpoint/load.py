@@ -1,4 +1,4 @@
-"""Find and read checkpoints: the newest that is whole, verified by hash before a single tensor is used."""
+"""Find and read checkpoints: the newest undamaged one, verified by hash before any tensor is used."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from penjing.checkpoint.manifest import OPTIMIZERS, STATE, WEIGHTS, damage, fold
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A verified checkpoint. `skipped` lists newer ones that were damaged, and how."""
+    """A verified checkpoint. `skipped` lists newer checkpoints that are damaged, each with its damage."""
 
     folder: Path
     step: int
     skipped: tuple[str, ...]
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's whole state, on the CPU."""
+        """The model's full state dict, on the CPU."""
         return read_tensors(self.folder / WEIGHTS)
 
     def state(self) -> dict[str, Any]:
-        """The JSON values that were saved, with `step` and the plain part of the optimizers."""
+        """The saved JSON values, with `step` and the optimizers' values that are not tensors."""
         return dict(read_json(self.folder / STATE))
 
     def optimizers(self) -> tuple[list[dict[str, Any]], Tensor]:
-        """`load_state_dict` input for each optimizer, and torch's random state."""
+        """Each optimizer's input for `load_state_dict`, and torch's random state."""
         tensors = read_tensors(self.folder / OPTIMIZERS)
         random_state = tensors.pop("rng.torch")
         restored = []
         for number, plain in enumerate(self.state()["optimizers"]):
             state: dict[int, dict[str, Any]] = {}
             for name, tensor in tensors.items():
-                which, parameter, field = name.split(".", 2)
-                if int(which) == number:
+                optimizer, parameter, field = name.split(".", 2)
+                if int(optimizer) == number:
                     state.setdefault(int(parameter), {})[field] = tensor
             for name, value in plain["state"].items():
                 parameter, field = name.split(".", 1)
@@ -50,8 +50,8 @@ class Checkpoint:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file. Raises UserError if it is none: the library checks the header before it
-    makes room for anything."""
+    """All tensors of a safetensors file. Raises UserError if the file is not one; the library checks the header before
+    it allocates memory."""
     try:
         tensors: dict[str, Tensor] = safetensors.torch.load_file(path)
     except (safetensors.SafetensorError, OSError, ValueError, KeyError) as error:
@@ -60,16 +60,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint in `folder`, or None if there are none at all.
+    """The newest undamaged checkpoint in `folder`, or None if there is no checkpoint.
 
-    Damaged ones are passed over; if all are damaged that is a UserError, never a silent fresh start.
+    Raises UserError if every checkpoint is damaged, so that a run never starts anew by accident.
     """
     skipped: list[str] = []
     for step in steps(folder):
-        wrong = damage(folder / folder_name(step))
-        if wrong is None:
+        problem = damage(folder / folder_name(step))
+        if problem is None:
             return Checkpoint(folder / folder_name(step), step, tuple(skipped))
-        skipped.append(f"{folder_name(step)}: {wrong}")
+        skipped.append(f"{folder_name(step)}: {problem}")
     if skipped:
         raise UserError("every checkpoint is damaged: " + "; ".join(skipped), where=folder)
     return None

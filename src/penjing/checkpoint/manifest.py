@@ -17,28 +17,28 @@ MANIFEST = "MANIFEST.json"
 WEIGHTS, OPTIMIZERS, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _NAME = re.compile(r"^step-(\d{8,})$")
 _PLAIN_NAME = re.compile(r"^[\w.-]+$")
-_OWN_HASH = "manifest_sha256"
+_SELF_HASH = "manifest_sha256"
 
 
 def folder_name(step: int) -> str:
-    """The name of a step's folder, with zeros before it so that names sort as steps do."""
+    """The name of a step's folder, padded with zeros so that names sort by step."""
     return f"step-{step:08d}"
 
 
 def manifest_text(about: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> str:
-    """The manifest of files whose sizes and hashes are known, with a hash of itself. `about` must hold the step."""
+    """The manifest of files with known sizes and hashes, plus a hash of the manifest. `about` must contain `step`."""
     return _text_of({"format": FORMAT, **about, "files": {name: dict(files[name]) for name in sorted(files)}})
 
 
 def _text_of(content: Mapping[str, Any]) -> str:
-    """The file's bytes: there is one way to write a manifest, so any change of it shows."""
-    rest = {name: value for name, value in content.items() if name != _OWN_HASH}
-    own = sha256_text(json.dumps(rest, ensure_ascii=False, sort_keys=True))
-    return json.dumps({**rest, _OWN_HASH: own}, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+    """The file's text. There is one way to write a manifest, so any change is detected."""
+    hashed = {name: value for name, value in content.items() if name != _SELF_HASH}
+    digest = sha256_text(json.dumps(hashed, ensure_ascii=False, sort_keys=True))
+    return json.dumps({**hashed, _SELF_HASH: digest}, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint. Raises UserError if it is damaged, or not this folder's."""
+    """The manifest of a checkpoint. Raises UserError if it is damaged or belongs to another folder."""
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict):
         raise UserError(f"{MANIFEST} is damaged: not a table")
@@ -52,21 +52,21 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint folder, in a few words; None if every file is what was written there."""
+    """What is wrong with a checkpoint folder, in a few words; None if every file is as it was written."""
     try:
         manifest = read_manifest(folder)
         for name in (WEIGHTS, OPTIMIZERS, STATE):
             if name not in manifest["files"]:
                 return f"{MANIFEST} does not list {name}"
-        for name, facts in manifest["files"].items():
+        for name, entry in manifest["files"].items():
             if not _PLAIN_NAME.match(name):
                 return f"{MANIFEST} lists a file outside the folder: {name[:60]!r}"
             path = folder / name
             if path.is_symlink() or not path.is_file():
                 return f"{name} is missing" if not path.exists() else f"{name} is not an ordinary file"
-            if path.stat().st_size != facts["bytes"]:
-                return f"{name} has {path.stat().st_size} bytes instead of {facts['bytes']}"
-            if sha256_file(path) != facts["sha256"]:
+            if path.stat().st_size != entry["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
+            if sha256_file(path) != entry["sha256"]:
                 return f"{name} is damaged (checksum differs)"
     except UserError as error:
         return error.what if error.what.startswith(MANIFEST) else f"{MANIFEST}: {error.what}"
@@ -78,8 +78,8 @@ def damage(folder: Path) -> str | None:
 
 
 def steps(folder: Path) -> list[int]:
-    """The step numbers of the checkpoints in `folder`, newest first; half-written ones do not count."""
+    """The step numbers of the checkpoints in `folder`, newest first; partly written ones are not listed."""
     if not folder.is_dir():
         return []
-    found = [_NAME.match(path.name) for path in folder.iterdir() if path.is_dir()]
-    return sorted((int(match[1]) for match in found if match), reverse=True)
+    matches = [_NAME.match(path.name) for path in folder.iterdir() if path.is_dir()]
+    return sorted((int(match[1]) for match in matches if match), reverse=True)

@@ -1,4 +1,4 @@
-"""Write a checkpoint: into a temporary folder, synced, renamed into place; only then are old ones removed."""
+"""Write a checkpoint: into a temporary folder, synced, renamed into place; only then remove old checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penjing.base.files import NewFile, check_free_space, disk_errors, sync_fold
 from penjing.checkpoint.manifest import MANIFEST, OPTIMIZERS, STATE, WEIGHTS, folder_name, manifest_text, steps
 from penjing.checkpoint.tensors import write_file
 
-_ROOM_FOR_TEXTS = 1 << 20
+_TEXT_BYTES = 1 << 20
 
 
 def save(
@@ -34,50 +34,50 @@ def save(
 ) -> Path:
     """Write `folder/step-NNNNNNNN` and return it, then remove all but the newest `keep` checkpoints (1 or more).
 
-    Those of later steps go too, whatever `keep` and `milestones` say: they were damaged, and passed over when the run
-    was taken up from an earlier one.
+    Checkpoints of later steps are always removed, whatever `keep` and `milestones` say: they were damaged, and the run
+    was resumed from an earlier one.
 
-    weights: the model's whole state (float32). optimizers: `state_dict()` of each. state: JSON values (position in the
-    data, totals). texts: further files by name. milestones: every so many steps one stays for good; 0 = none.
-    random_state: torch's, as it is now if not given. fingerprints: of what the run was made with, for the manifest.
-    Raises DiskError if the disk refuses; what was there before stays, and nothing half-written is left.
+    weights: the model's full state dict (float32). optimizers: `state_dict()` of each. state: JSON values (position in
+    the data, totals). texts: further files by name. milestones: a checkpoint every so many steps is never removed; 0 =
+    none. random_state: torch's; None = the current one. fingerprints: hashes of the run's inputs, for the manifest.
+    Raises DiskError if the disk refuses; earlier checkpoints stay, and no partly written one is left.
     """
     assert keep >= 1
     final = folder / folder_name(step)
     partial = folder / f".{final.name}.partial"
     tensors, plain = flatten_optimizers(optimizers)
     tensors["rng.torch"] = torch.get_rng_state() if random_state is None else random_state
-    written = {STATE: _json({**state, "step": step, "optimizers": plain}), **texts}
+    text_files = {STATE: _json({**state, "step": step, "optimizers": plain}), **texts}
     about = {"step": step, "fingerprints": dict(fingerprints or {})}
     try:
         with disk_errors(final):
             folder.mkdir(parents=True, exist_ok=True)
-            for left_by_a_kill in folder.glob(".step-*.partial"):
-                shutil.rmtree(left_by_a_kill, ignore_errors=True)
-            check_free_space(folder, _bytes(weights) + _bytes(tensors) + _ROOM_FOR_TEXTS)
+            for stale in folder.glob(".step-*.partial"):
+                shutil.rmtree(stale, ignore_errors=True)
+            check_free_space(folder, _bytes(weights) + _bytes(tensors) + _TEXT_BYTES)
             partial.mkdir()
-            held = {WEIGHTS: weights, OPTIMIZERS: tensors}
-            files = {name: write_file(partial / name, each) for name, each in held.items()}
-            files |= {name: _write(partial / name, text) for name, text in written.items()}
+            tensor_files = {WEIGHTS: weights, OPTIMIZERS: tensors}
+            files = {name: write_file(partial / name, content) for name, content in tensor_files.items()}
+            files |= {name: _write(partial / name, text) for name, text in text_files.items()}
             _write(partial / MANIFEST, manifest_text(about, files))
-            sync_folder(partial)  # the names in it are durable before it has a name that counts
-            if final.exists():  # damaged, or its steps were taken again
+            sync_folder(partial)  # its file names are durable before it gets its final name
+            if final.exists():  # damaged, or its steps were repeated
                 shutil.rmtree(final, ignore_errors=True)
             os.rename(partial, final)
             sync_folder(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for old in _superfluous(steps(folder), step, keep, milestones):
+    for old in _expired(steps(folder), step, keep, milestones):
         shutil.rmtree(folder / folder_name(old), ignore_errors=True)
     return final
 
 
-def _superfluous(found: list[int], written: int, keep: int, milestones: int) -> list[int]:
-    """Of steps, newest first, those after `written`, and of the others what is neither among the newest nor a
-    milestone."""
-    later = [step for step in found if step > written]
-    return later + [step for step in found[len(later) + keep :] if not (milestones and step % milestones == 0)]
+def _expired(present: list[int], written: int, keep: int, milestones: int) -> list[int]:
+    """The steps to remove from `present`, newest first: those after `written`, and those that are neither among the
+    `keep` newest nor milestones."""
+    later = [step for step in present if step > written]
+    return later + [step for step in present[len(later) + keep :] if not (milestones and step % milestones == 0)]
 
 
 def _json(value: Any) -> str:
@@ -97,7 +97,7 @@ def _bytes(tensors: Mapping[str, Tensor]) -> int:
 def flatten_optimizers(optimizers: list[dict[str, Any]]) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """Optimizer states as (tensors by name, JSON values): `0.12.exp_avg` is parameter 12 of the first optimizer.
 
-    `Checkpoint.optimizers` undoes it.
+    `Checkpoint.optimizers` is the inverse.
     """
     tensors: dict[str, Tensor] = {}
     plain = []

@@ -1,7 +1,7 @@
-"""Write tensors in the safetensors format in one pass: bytes go to the disk and through the hash as they lie there.
+"""Write tensors in the safetensors format in one pass: each tensor's bytes are written and hashed without a copy.
 
-The library's own writer copies every tensor first and holds Python's lock while it writes, so that a thread that saves
-would stop the one that trains. Reading is left to the library, which checks the header.
+The library's writer copies every tensor first and holds the GIL while it writes, so a saving thread would stop the
+training thread. The library reads the files and checks their headers.
 
 Format: 8 bytes, length of the header, little endian; a JSON header of name -> {dtype, shape, data_offsets}, padded with
 spaces to a multiple of 8; then the data without gaps (https://github.com/huggingface/safetensors#format).
@@ -34,15 +34,15 @@ _NAMES = {
 
 
 def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Write CPU tensors to a new file; returns its size and SHA-256. OSError where the disk refuses."""
-    # The largest elements first, as the library does: every tensor then begins at a multiple of its element's size.
+    """Write CPU tensors to a new file; return its size and SHA-256. Raises OSError if the disk refuses."""
+    # The largest elements come first, as in the library, so that every tensor is aligned to its element size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    place = 0
+    offset = 0
     for name, tensor in ordered:
-        end = place + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [place, end]}
-        place = end
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with NewFile(path) as stream:
@@ -55,7 +55,7 @@ def write_file(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str,
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file, in the place of one that may be there. Raises UserError if the disk refuses."""
+    """Write a safetensors file, replacing an existing one. Raises UserError if the disk refuses."""
     with disk_errors(path):
         path.unlink(missing_ok=True)
         write_file(path, tensors, metadata)

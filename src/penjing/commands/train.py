@@ -48,7 +48,7 @@ from penjing.track.jsonl import read_lines
 from penjing.train.build import PreparedRun, prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.config import Run
-from penjing.train.from_pretrained import adapter_rate, begin_from, with_vocabulary
+from penjing.train.from_pretrained import adapter_rate, start_from_pretrained, with_vocabulary
 from penjing.train.load_model import set_threads
 from penjing.train.loop import train
 from penjing.train.run_dir import RunDir
@@ -72,7 +72,7 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
     base = explicit_batch(adapter_rate(base, requested), requested)
     start = next((layer["init_from"] for layer in reversed(layers) if layer.get("init_from")), "")
     return (
-        begin_from(str(start), base, requested)
+        start_from_pretrained(str(start), base, requested)
         if start
         else with_vocabulary(config.resolve(Run, base, *requested), requested)
     )
@@ -113,7 +113,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     quiet = console if strategy.rank == 0 else Console(quiet=True)
     try:
         questions = RegressionQuestions(run, quiet)
-        with watched(strategy) as edge, locked(Path(run.out)) if strategy.rank == 0 else nullcontext():
+        with watched(strategy) as report_progress, locked(Path(run.out)) if strategy.rank == 0 else nullcontext():
             prepared = prepare_run(
                 run,
                 strategy,
@@ -123,11 +123,11 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
                     sample=lambda model, tokenizer, step: write_samples(
                         run, model, tokenizer, quiet if step >= 0 else silent_console(quiet)
                     ),
-                    began=began,
+                    start_time=began,
                 ),
                 allow_change,
             )
-            prepared = replace(prepared, context=replace(prepared.context, at_edge=edge))
+            prepared = replace(prepared, context=replace(prepared.context, report_progress=report_progress))
             return _train_prepared(run, prepared, questions, quiet, began)
     except Exception as error:
         if not is_out_of_memory(error):

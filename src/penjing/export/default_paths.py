@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penjing.train.load_model import LoadedModel, whole_checkpoint
+from penjing.train.load_model import LoadedModel, checkpoint_at
 
 
 def model_name(run: Path) -> str:
@@ -17,5 +17,5 @@ def default_path(run: Path, trained: LoadedModel, name: str) -> Path:
     model goes into the working directory, since a hub name or a file is not a folder."""
     if trained.run.stage == "external":
         return Path(name if name.startswith(model_name(run)) else f"{model_name(run)}-{name}")
-    checkpoint = whole_checkpoint(run)
+    checkpoint = checkpoint_at(run)
     return (checkpoint.folder.parent.parent if checkpoint else run) / name

@@ -1,1 +1,1 @@
-"""Floor 2: batches. The first tensors; every source has `state()` and `restore()`."""
+"""Floor 2: batches as tensors, and their sources, each with `state()` and `restore()`."""

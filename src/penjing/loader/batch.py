@@ -1,4 +1,4 @@
-"""What a model is shown at once."""
+"""A batch of packed rows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from penjing.loader.to_device import to_device
 class Batch:
     """Packed rows as tensors.
 
-    ids_BT, document_BT: inputs, and which document each belongs to. scored_N: flat indices of the positions that reach
-    the output head (None: all of them); target_N, weight_N: what they should say and how much it counts.
-    num_tokens: positions that hold a token, for the speed figures; padding is not counted.
-    edge_S: where documents begin in the rows laid end to end (see `cu_seqlens`); made on the way to CUDA.
+    ids_BT, document_BT: input ids, and each one's document. scored_N: flat indices of the positions that reach the
+    output head (None: all positions); target_N, weight_N: their target ids and loss weights.
+    num_tokens: positions without padding, for throughput metrics.
+    edge_S: first position of each document in the concatenated rows (see `cu_seqlens`); set on the way to CUDA.
     """
 
     ids_BT: Tensor
@@ -32,7 +32,7 @@ class Batch:
     edge_S: Tensor | None = None
 
     def units_B(self) -> Tensor:
-        """How much each row counts: the sum of its positions' weights."""
+        """The weight of each row: the sum of its positions' weights."""
         rows, num_tokens = self.ids_BT.shape
         if self.scored_N is None:
             return self.weight_N.view(rows, num_tokens).sum(dim=1)
@@ -44,17 +44,17 @@ class Batch:
 
 
 def collate(rows: Sequence[Row]) -> Batch:
-    """Stack rows; positions of weight 0 are left out of `scored_N`, so they cost nothing in the head."""
+    """Stack rows. `scored_N` excludes positions of weight 0, so that the head does not compute them."""
     weight_BT = np.stack([row.weight_T for row in rows])
     target_BT = np.stack([row.target_T for row in rows])
     document_BT = np.stack([row.document_T for row in rows])
     scored_N = None if weight_BT.all() else np.flatnonzero(weight_BT)
-    pick = slice(None) if scored_N is None else scored_N
+    selected = slice(None) if scored_N is None else scored_N
     return Batch(
         ids_BT=torch.from_numpy(np.stack([row.ids_T for row in rows])),
         document_BT=torch.from_numpy(document_BT),
         scored_N=None if scored_N is None else torch.from_numpy(scored_N),
-        target_N=torch.from_numpy(target_BT.reshape(-1)[pick]),
-        weight_N=torch.from_numpy(weight_BT.reshape(-1)[pick]),
+        target_N=torch.from_numpy(target_BT.reshape(-1)[selected]),
+        weight_N=torch.from_numpy(weight_BT.reshape(-1)[selected]),
         num_tokens=int((document_BT >= 0).sum()),
     )

@@ -1,5 +1,5 @@
-"""Where batches come from. A source's state is a position in the global order of samples, the same for any number of
-ranks, so a run may stop with one and go on with four."""
+"""Sources of batches. A source's state is a position in the global order of samples. It does not depend on the number
+of ranks, so a run may stop on one rank and resume on four."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from penjing.loader.batch import Batch, collate
 
 
 class Source(ABC):
-    """Batches without end, and a place in them. Most sources override the first three methods only."""
+    """An endless iterator of batches, with a position. Most sources override the first three methods only."""
 
-    micro_size: int | None = None  # units of one batch, where batches can become smaller on the way
-    split = 1  # batches that are now made of one at first
-    exact = True  # whether the gradient of a step is the same however it is split
+    micro_size: int | None = None  # units of one batch, if batches can shrink during a run
+    split = 1  # how many batches now replace each original batch
+    exact = True  # whether a step's gradient does not depend on its split into batches
 
     @abstractmethod
     def __next__(self) -> Any: ...
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """JSON values: the place after the last batch handed out."""
+        """The position after the last returned batch, as JSON values."""
 
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
-        """Go to the place of a `state` or of a `place`."""
+        """Go to a position that `state` or `position` returned."""
 
-    def place(self) -> dict[str, Any]:
-        """As `state`, for use in this process: it need not be JSON, and costs nothing to make."""
+    def position(self) -> dict[str, Any]:
+        """Like `state`, for use in this process: it need not be JSON, and is cheap."""
         return self.state()
 
     def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-        """What lies between two places, on all ranks: by name where the source knows names."""
-        places = {key for key, value in before.items() if isinstance(value, int)}
-        return {"places": {key: [before[key], after.get(key)] for key in sorted(places)}}
+        """The samples between two positions, over all ranks, by name if the source has names."""
+        keys = {key for key, value in before.items() if isinstance(value, int)}
+        return {"places": {key: [before[key], after.get(key)] for key in sorted(keys)}}
 
     def fresh(self) -> Source:
-        """Another one at the beginning, for trials. A source that cannot be made twice refuses."""
+        """A second source at its beginning, for trial steps. Raises TypeError if the source does not support it."""
         raise TypeError(f"{type(self).__name__} cannot be made twice")
 
-    def shrink(self, at: dict[str, Any]) -> bool:
-        """Halve the batches and go back to the place `at`; False where they cannot become smaller."""
+    def shrink(self, position: dict[str, Any]) -> bool:
+        """Halve the batches and go back to `position`; False if they cannot become smaller."""
         return False
 
     def close(self) -> None:  # noqa: B027 (most have nothing to stop)
-        """Stop what works in the background."""
+        """Stop background threads."""
 
 
 class WrappedSource(Source):
-    """Another source's batches, at its places."""
+    """Forwards to another source."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -68,8 +68,8 @@ class WrappedSource(Source):
     def restore(self, state: dict[str, Any]) -> None:
         self.source.restore(state)
 
-    def place(self) -> dict[str, Any]:
-        return self.source.place()
+    def position(self) -> dict[str, Any]:
+        return self.source.position()
 
     def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         return self.source.samples(before, after)
@@ -79,7 +79,7 @@ class WrappedSource(Source):
 
 
 class DeviceSource(WrappedSource):
-    """A source whose batches are moved to the device in line."""
+    """A source whose batches are moved to the device without a background thread."""
 
     def __init__(self, source: Source, device: torch.device) -> None:
         super().__init__(source)
@@ -90,14 +90,13 @@ class DeviceSource(WrappedSource):
 
 
 class OrderedSource(Source):
-    """Batches of `batch_size` units that follow each other in an endless global order. Of each `world` batches this
-    rank takes its own."""
+    """Batches of `batch_size` units in an endless global order. Of every `world` batches, this rank takes one."""
 
     def __init__(
-        self, make: Callable[[range], Any], place_name: str, batch_size: int, rank: int = 0, world: int = 1
+        self, make: Callable[[range], Any], state_key: str, batch_size: int, rank: int = 0, world: int = 1
     ) -> None:
-        """make: the batch of the units at these places of the order. place_name: of the next place, in a state."""
-        self.make, self.place_name, self.batch_size = make, place_name, batch_size
+        """make: the batch of the units at these indices of the order. state_key: of the next index, in `state`."""
+        self.make, self.state_key, self.batch_size = make, state_key, batch_size
         self.rank, self.world = rank, world
         self._next = 0
 
@@ -107,14 +106,14 @@ class OrderedSource(Source):
         return self.make(range(first, first + self.batch_size))
 
     def state(self) -> dict[str, Any]:
-        return {self.place_name: self._next}
+        return {self.state_key: self._next}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._next = int(state[self.place_name])
+        self._next = int(state[self.state_key])
 
 
 class PackedSource(OrderedSource):
-    """Packed rows in their global order, `micro_size` at a time. make: batches of more than the rows themselves."""
+    """Packed rows in their global order, `micro_size` at a time. make: for batches with more than the rows."""
 
     def __init__(
         self,
@@ -132,9 +131,9 @@ class PackedSource(OrderedSource):
         return collate([self.rows.row(index) for index in indices])
 
     def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-        """The rows between two states, by number, and the documents of the shards that stand in each."""
+        """The indices of the rows between two positions, and the shards' documents in each row."""
         rows = range(int(before["next_row"]), int(after["next_row"]))
-        # A copy, told to lay out its epoch anew: another thread may be reading ahead with the original.
+        # A copy that computes its epoch again, because a prefetch thread may be using the original.
         packer: Any = copy.copy(self.rows)
         packer._epoch = -1
         return {"rows": list(rows), "documents": [packer.documents(index) for index in rows]}

@@ -1,4 +1,4 @@
-"""Batches made ready in a background thread while the model computes."""
+"""Prefetches batches in a background thread while the model computes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from penjing.loader.batch_source import Source, WrappedSource
 
 
 class Prefetch(WrappedSource):
-    """Wraps a source; up to `depth` batches wait on `device`.
+    """Wraps a source and keeps up to `depth` batches ready on `device`.
 
-    `state()` is the place after the last batch handed out, not the last one made, so a resume repeats and loses none.
-    An error in the background is raised by the call that would have returned that batch; the call after it tries again.
+    `state()` is the position after the last returned batch, so a resume neither repeats nor loses a batch. An error in
+    the thread is raised by the call that would have returned that batch; the next call tries again.
     """
 
     def __init__(self, source: Source, device: torch.device, depth: int = 2) -> None:
@@ -35,14 +35,14 @@ class Prefetch(WrappedSource):
     def _work(self, ready: queue.Queue[Any], stop: threading.Event) -> None:
         item: Any
         if self.device.type == "cuda" and self.device.index is not None:
-            torch.cuda.set_device(self.device)  # every thread has its own current device, at first card 0
+            torch.cuda.set_device(self.device)  # every thread has its own current device, initially 0
         while not stop.is_set():
             try:
                 batch = next(self.source).to(self.device)
                 item = (batch, self.source.state())
-            except BaseException as error:  # handed to the caller, whatever it is
+            except BaseException as error:  # passed to the caller
                 item = error
-            ready.put(item)  # waits while the queue is full, until close() empties it
+            ready.put(item)  # waits while the queue is full; close() empties it
             if isinstance(item, BaseException):
                 return
 
@@ -64,15 +64,15 @@ class Prefetch(WrappedSource):
         self.source.restore(state)
         self._state = state
 
-    def place(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         return self._state
 
     def close(self) -> None:
-        """Stop the thread and put the source, which ran ahead, back to the last batch handed out."""
+        """Stop the thread, and set the source, which is ahead, back to the last returned batch."""
         if self._thread is not None:
             self._stop.set()
             with suppress(queue.Empty):
-                while True:  # the thread may wait to put a batch; after that one it stops
+                while True:  # the thread may be waiting to put one more batch before it stops
                     self._ready.get_nowait()
             self._thread.join()
             self._thread = None

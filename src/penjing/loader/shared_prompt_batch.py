@@ -1,7 +1,8 @@
-"""Prompts with several answers each, packed: the prompt is read once, its answers branch off it.
+"""Packed prompts with several answers each: the prompt is computed once, and the answers branch off it.
 
-Preference pairs, sampled groups (reinforcement learning) and distillation all come in this form. A prompt of p tokens
-with answers of a and b takes p + a + b positions instead of 2 p + a + b; each answer sees the prompt and itself.
+Preference pairs, sampled groups (reinforcement learning) and distillation use this form. A prompt of p tokens with
+answers of a and b tokens takes p + a + b positions instead of 2 p + a + b. Each answer attends to the prompt and to
+itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from penjing.base.errors import UserError
 from penjing.loader.to_device import to_device
 
-# Rows are as long as the longest needs, rounded up to this: few different shapes, little padding.
+# The row length is that of the longest row, rounded up to a multiple of this: few shapes, little padding.
 ROW_MULTIPLE = 32
 
 
@@ -25,9 +26,9 @@ ROW_MULTIPLE = 32
 class Answer:
     """One continuation of a prompt.
 
-    ids: its tokens, the end of its turn included. weights: 1 where the model is to be judged for having said the token,
-    0 where it did not say it (the result of a tool); None: 1 everywhere. values: further figures of each token by name
-    (`behaviour`: log-probability when it was sampled, `reference`, `advantage`...), as long as ids.
+    ids: its tokens, with the end of turn. weights: 1 for tokens that the model generated, 0 for others (the result of a
+    tool); None: 1 everywhere. values: further values of each token by name, as long as ids (`behaviour`:
+    log-probability when it was sampled, `reference`, `advantage`...).
     """
 
     ids: Sequence[int]
@@ -37,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A prompt and its answers. figures: of each answer, by name (`reward`, `advantage`, `label`...)."""
+    """A prompt and its answers. figures: values of each answer by name (`reward`, `advantage`, `label`...)."""
 
     prompt: Sequence[int]
     answers: Sequence[Answer]
@@ -45,7 +46,7 @@ class Group:
 
     @property
     def num_tokens(self) -> int:
-        """Positions it takes: an answer's last token is predicted, never read."""
+        """Positions that it takes; an answer's last token is only a target, so it takes none."""
         return len(self.prompt) + sum(len(answer.ids) - 1 for answer in self.answers)
 
 
@@ -53,12 +54,11 @@ class Group:
 class AnswerBatch:
     """Groups as tensors.
 
-    ids_BT, document_BT (which group; -1 padding), branch_BT (0 the prompt, then one number for each answer),
+    ids_BT, document_BT (the group; -1: padding), branch_BT (0: the prompt, then one number for each answer),
     position_BT: inputs of the model. scored_N: flat index (row * T + position) of the position that predicts each
-    answer token; target_N: the token; weight_N: whether the model said it (1) or was given it (0); answer_N: which
-    answer it belongs to, 0..A-1, non-decreasing.
-    group_A: which group each answer belongs to, in order. figures: [A] by name. values: [N] by name.
-    num_tokens: positions that hold a token.
+    answer token; target_N: the token; weight_N: 1 if the model generated it, else 0; answer_N: its answer, 0..A-1,
+    non-decreasing. group_A: the group of each answer, non-decreasing. figures: values of each answer, [A] by name.
+    values: values of each answer token, [N] by name. num_tokens: positions without padding.
     """
 
     ids_BT: Tensor
@@ -79,50 +79,50 @@ class AnswerBatch:
         return len(self.group_A)
 
     def sum_A(self, value_N: Tensor) -> Tensor:
-        """Sum over each answer's tokens, those that were given to the model left out: [A]."""
+        """Sum over each answer's generated tokens: [A]."""
         sums = value_N.new_zeros(self.num_answers)
         return sums.index_add(0, self.answer_N, value_N * self.weight_N.to(value_N.dtype))
 
     def length_A(self) -> Tensor:
-        """Tokens that the model said in each answer."""
+        """The number of generated tokens of each answer."""
         return self.sum_A(torch.ones_like(self.weight_N))
 
     def row_A(self) -> Tensor:
-        """The row each answer stands in."""
+        """The row of each answer."""
         row_N = self.scored_N // self.ids_BT.shape[1]
         rows_A = torch.zeros(self.num_answers, dtype=torch.long, device=row_N.device)
         return rows_A.index_copy(0, self.answer_N, row_N)
 
     def units_B(self, units_A: Tensor) -> Tensor:
-        """How much each row counts: the sum of its answers' units."""
+        """The weight of each row: the sum of its answers' units."""
         return units_A.new_zeros(len(self.ids_BT)).index_add_(0, self.row_A(), units_A)
 
     def to(self, device: torch.device) -> AnswerBatch:
-        """The same batch on `device`; copies do not wait for the device where memory is pinned."""
+        """The same batch on `device`; copies from pinned memory do not wait for the device."""
         return replace(self, **to_device(vars(self), device))
 
 
-def best_rows(sizes: Sequence[int], seq_len: int) -> list[list[int]]:
-    """Which groups share a row of at most `seq_len`: best fit, largest first. Deterministic."""
+def best_fit_rows(sizes: Sequence[int], seq_len: int) -> list[list[int]]:
+    """The groups of each row of at most `seq_len` positions: best fit, largest first. Deterministic."""
     rows: list[list[int]] = []
-    left: list[int] = []
+    free_R: list[int] = []
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        fitting = [row for row, free in enumerate(left) if free >= sizes[index]]
+        fitting = [row for row, free in enumerate(free_R) if free >= sizes[index]]
         if fitting:
-            row = min(fitting, key=lambda row: (left[row], row))
+            row = min(fitting, key=lambda row: (free_R[row], row))
         else:
             row = len(rows)
             rows.append([])
-            left.append(seq_len)
+            free_R.append(seq_len)
         rows[row].append(index)
-        left[row] -= sizes[index]
+        free_R[row] -= sizes[index]
     return [sorted(row) for row in rows]
 
 
 def pack(groups: Sequence[Group], seq_len: int) -> AnswerBatch:
-    """Lay groups into rows of at most `seq_len` positions; answers keep the groups' order.
+    """Pack groups into rows of at most `seq_len` positions; answers keep the order of their groups.
 
-    Raises UserError if one group is longer than a row.
+    Raises UserError if a group is longer than a row.
     """
     assert groups and all(group.prompt and group.answers for group in groups), "a group has a prompt and an answer"
     sizes = [group.num_tokens for group in groups]
@@ -133,7 +133,7 @@ def pack(groups: Sequence[Group], seq_len: int) -> AnswerBatch:
             got=seq_len,
             wanted=f"at least {max(sizes)}",
         )
-    rows = best_rows(sizes, seq_len)
+    rows = best_fit_rows(sizes, seq_len)
     longest = max(sum(sizes[index] for index in row) for row in rows)
     num_tokens = min(seq_len, -(-longest // ROW_MULTIPLE) * ROW_MULTIPLE)
     ids_BT = np.zeros((len(rows), num_tokens), dtype=np.int64)
@@ -141,23 +141,23 @@ def pack(groups: Sequence[Group], seq_len: int) -> AnswerBatch:
     branch_BT, position_BT = np.zeros_like(ids_BT), np.zeros_like(ids_BT)
     scored: dict[int, list[np.ndarray[Any, Any]]] = {}
     for row, members in enumerate(rows):
-        place = 0
+        start = 0
         for index in members:
             group = groups[index]
             length = len(group.prompt)
-            ids_BT[row, place : place + length] = group.prompt
-            position_BT[row, place : place + length] = np.arange(length)
-            document_BT[row, place : place + sizes[index]] = index
-            last, place = place + length - 1, place + length
+            ids_BT[row, start : start + length] = group.prompt
+            position_BT[row, start : start + length] = np.arange(length)
+            document_BT[row, start : start + sizes[index]] = index
+            last, start = start + length - 1, start + length
             scored[index] = []
             for branch, answer in enumerate(group.answers, start=1):
                 read = len(answer.ids) - 1
-                ids_BT[row, place : place + read] = answer.ids[:-1]
-                branch_BT[row, place : place + read] = branch
-                position_BT[row, place : place + read] = length + np.arange(read)
-                predicting = np.concatenate(([last], np.arange(place, place + read)))
+                ids_BT[row, start : start + read] = answer.ids[:-1]
+                branch_BT[row, start : start + read] = branch
+                position_BT[row, start : start + read] = length + np.arange(read)
+                predicting = np.concatenate(([last], np.arange(start, start + read)))
                 scored[index].append(row * num_tokens + predicting)
-                place += read
+                start += read
     answers = [answer for group in groups for answer in group.answers]
     lengths = [len(answer.ids) for answer in answers]
     names = sorted({name for answer in answers for name in answer.values})

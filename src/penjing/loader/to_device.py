@@ -1,4 +1,4 @@
-"""A batch's way to a device, with what attention kernels there want to know of its documents."""
+"""Moves a batch to a device, and adds the document boundaries that CUDA's attention kernels need."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """A batch's fields by name, or one of them, on `device`; on CUDA with `edge_S`, where a batch has that field.
+    """A batch's fields by name, or one field, on `device`; on CUDA `edge_S` is filled in if the batch has that field.
 
     Copies from pinned memory do not wait for the device.
     """
@@ -22,15 +22,15 @@ def to_device(value: Any, device: torch.device) -> Any:
     return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
 
 
-# Positions for each place in `cu_seqlens`: with documents longer than this on average, all batches of a run have
-# as many places, so that what is compiled for one serves all.
+# Positions per entry of `cu_seqlens`. If documents are longer than this on average, `cu_seqlens` has the same length in
+# all batches of a run, so that nothing is recompiled.
 POSITIONS_PER_EDGE = 64
 
 
 def cu_seqlens(document_BT: Tensor) -> Tensor:
-    """edge_S, int32, for variable-length attention: each document's first position, counted through all rows.
+    """edge_S, int32, for variable-length attention: each document's first position in the concatenated rows.
 
-    The number of positions follows, and is repeated up to a length that few batches exceed.
+    The total number of positions follows, repeated up to a length that few batches exceed.
     """
     total = document_BT.numel()
     new_BT = torch.ones_like(document_BT, dtype=torch.bool)

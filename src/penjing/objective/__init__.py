@@ -1,1 +1,1 @@
-"""Floor 3: what is to be made small. An objective returns sums; the loop divides once, by the global weight."""
+"""Floor 3: training objectives. An objective returns sums; the loop divides once, by the global weight."""

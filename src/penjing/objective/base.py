@@ -1,4 +1,4 @@
-"""The contract of an objective."""
+"""The interface of an objective."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """total: the sum over units, to be differentiated. parts: sums for the curves, under the names of their means."""
+    """total: the sum over units, which is differentiated. parts: sums of further metrics, by metric name."""
 
     total: Tensor
     parts: dict[str, Tensor] = field(default_factory=dict)
@@ -25,90 +25,90 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class UnitLengths:
-    """What one unit of a batch (row, pair, prompt) is taken to hold where there are no data to look at."""
+    """The assumed size of one unit of a batch (row, pair, prompt), for plans without data."""
 
     tokens: float  # positions of its forward pass
-    keys: float  # that a query sees on average
+    keys: float  # keys that a query attends to on average
     extra_forwards: float = 0.0  # forward passes of other models
-    note: str = ""  # what was assumed
+    note: str = ""  # the assumption
 
 
-def refuse_unused(settings: Settings, names: Sequence[str], used: bool, wanted: str) -> None:
-    """Raise UserError for the first of these settings that was changed, if none is used. wanted: what uses them."""
-    usual = {field.name: field.default for field in fields(settings)}  # type: ignore[arg-type]  # all are dataclasses
+def reject_unused(settings: Settings, names: Sequence[str], used: bool, wanted: str) -> None:
+    """If `used` is false, raise UserError for the first of these settings that was changed. wanted: what uses them."""
+    defaults = {field.name: field.default for field in fields(settings)}  # type: ignore[arg-type]  # all are dataclasses
     for name in names:
         value = getattr(settings, name)
-        if value != usual[name] and not used:
+        if value != defaults[name] and not used:
             step = f"Set {wanted}, or leave it out."
             raise UserError("has no effect here", where=f"{settings.section}.{name}", got=value, next_step=step)
 
 
 class ObjectiveSettings(Settings):
-    """What follows from an objective's settings alone, without data. A class overrides what differs.
+    """Properties that follow from an objective's settings alone, without data. A class overrides those that differ.
 
-    Each has a field `name`, its name in a configuration. What needs data is asked of the stage (train/stages/base.py).
+    The field `name` is its name in a configuration. The stage knows what depends on data (train/stages/base.py).
     """
 
     section: ClassVar = "objective"
     name: str
-    generates_text: ClassVar = True  # whether what is trained predicts tokens in the end, and can be asked questions
-    is_language_modelling: ClassVar = False  # whether its held-out loss is nats per token, for which scaling laws hold
-    # How much larger the learning rate of adapters is than that of whole weights. What adapters add begins at zero and
-    # is a matmul of two small matrices, so the same rate moves the model less: at a whole model's rate DPO with
-    # adapters learned next to nothing (docs/log.md).
+    generates_text: ClassVar = True  # whether the trained model predicts tokens, so that it can answer questions
+    is_language_modelling: ClassVar = False  # whether its held-out loss is nats per token, as scaling laws require
+    # Learning rate of adapters over that of full fine-tuning. An adapter's update begins at zero and is a product of
+    # two small matrices, so the same rate moves the model less: at the rate of full fine-tuning, DPO with adapters
+    # learned next to nothing (docs/log.md).
     adapter_rate_factor: ClassVar[float] = 10
 
     @property
     def stage(self) -> str:
-        """Its line in the table of stages (train/stages/__init__.py)."""
+        """The name of its stage (train/stages/__init__.py)."""
         return self.name
 
     @property
     def indivisible_units(self) -> int:
-        """Units that one forward pass must hold together."""
+        """Units that must be in the same forward pass."""
         return 1
 
     @property
     def varying_shapes(self) -> bool:
-        """Whether each step's batches have another shape, so that no static graph serves all of them."""
+        """Whether the batches' shape changes from step to step, so that no static graph fits all."""
         return False
 
     @property
     def compares_passes(self) -> bool:
-        """Whether the loss compares two forward passes, which must then not differ by dropout or rounding."""
+        """Whether the loss compares two forward passes, which then must not differ by dropout or rounding."""
         return False
 
     @property
-    def compares_with_start(self) -> bool:
-        """Whether a resumed run needs its start weights again, beside those of its checkpoint."""
+    def needs_start_weights(self) -> bool:
+        """Whether a resumed run needs its start weights in addition to its checkpoint."""
         return False
 
     @property
-    def vocabulary_of(self) -> str:
-        """A model whose vocabulary a model that is trained from nothing must have; empty: none."""
+    def vocab_source(self) -> str:
+        """The model whose vocabulary a model trained from scratch must have; empty: none."""
         return ""
 
     @property
     def sampling(self) -> Rollout | None:
-        """How the model samples the answers that it learns from; None: it learns from given ones."""
+        """How the model samples the answers that it learns from; None: it learns from the data's answers."""
         return None
 
     def unit_lengths(self, seq_len: int) -> UnitLengths:
-        """Full rows, the most there can be."""
+        """Full rows, the largest possible size."""
         return UnitLengths(tokens=seq_len, keys=(seq_len + 1) / 2)
 
 
 class Objective(Protocol):
-    """Sums over units (tokens, pairs, answers), never means.
+    """Returns sums over units (tokens, pairs, answers), never means.
 
-    The loop adds `weight` over micro-batches and ranks and divides once, so that accumulation, ragged masks, packing
-    and data parallelism are exact for every objective at the same time.
+    The loop sums `weight` over micro-batches and ranks and divides once, so gradient accumulation, ragged masks,
+    packing and data parallelism are exact for every objective.
     """
 
     unit: str
 
     def weight(self, batch: Any) -> Tensor:
-        """How many units the batch counts, before any forward pass."""
+        """The batch's number of units, computed without a forward pass."""
         ...
 
     def __call__(self, model: Callable[..., Tensor], batch: Any) -> Loss: ...

@@ -1,4 +1,4 @@
-"""Distillation: a student learns to predict as its teacher does, token by token."""
+"""Distillation: a student learns its teacher's next-token predictions."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ from penjing.kernels.fused_distillation_loss import (
 from penjing.loader.batch import Batch
 from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.model.transformer import Transformer
-from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths, refuse_unused
-from penjing.objective.next_token import FIGURE
+from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths, reject_unused
+from penjing.objective.next_token import LOSS_METRIC
 from penjing.objective.router import RouterSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distill(ObjectiveSettings):
-    """Learn from another model that has the same vocabulary. Formulas: `penjing.kernels.fused_distillation_loss`."""
+    """Learn from another model with the same vocabulary. Formulas: `penjing.kernels.fused_distillation_loss`."""
 
     name: Literal["distill"] = "distill"
     is_language_modelling: ClassVar = True
     teacher: str = ""  # run, checkpoint, Hugging Face directory or hub name
-    # logits: the teacher reads every batch too. top_k: it reads the data once, and its likeliest ids stay on disk.
-    # on_policy: it scores what the student itself writes (arXiv:2306.13649).
+    # logits: the teacher runs on every batch. top_k: it runs on the data once, and its top-k log-probabilities are
+    # stored on disk. on_policy: it scores the student's own answers (arXiv:2306.13649).
     mode: Literal["logits", "top_k", "on_policy"] = "logits"
-    # forward: KL(teacher || student), which covers all the teacher might say. reverse: KL(student || teacher), which
-    # keeps to what it likes best. mixed: both. jsd: each against a mixture of the two, never infinite.
+    # forward: KL(teacher || student), mode-covering. reverse: KL(student || teacher), mode-seeking. mixed: a weighted
+    # sum of both. jsd: generalised Jensen-Shannon divergence from a mixture of the two, never infinite.
     divergence: Divergence = "forward"
-    # of mixed: how much is reverse; of jsd: how much of the mixture is the teacher
+    # mixed: the weight of reverse; jsd: the teacher's weight in the mixture
     jsd_beta: Annotated[float, Gt(0), Lt(1)] = 0.5
     temperature: PositiveFloat = 1.0  # divides both models' logits; above 1, unlikely tokens weigh more
-    ce_weight: Fraction = 0.0  # of the loss, how much is the cross-entropy of the data as in SFT
-    top_k: PositiveInt = 16  # of mode=top_k: ids kept per position; 4 bytes each on disk
-    store: str = ""  # of mode=top_k: folder of the teacher's predictions, which several runs may share; empty: in out
-    # of mode=on_policy: share of prompts that the student answers; the others, the data
+    ce_weight: Fraction = 0.0  # weight of the data's cross-entropy (as in SFT) in the loss
+    top_k: PositiveInt = 16  # mode=top_k: ids stored per position; 4 bytes each on disk
+    store: str = ""  # mode=top_k: folder of the teacher's predictions, which runs may share; empty: in out
+    # mode=on_policy: fraction of prompts that the student answers; the others have the data's answers
     on_policy_fraction: Fraction = 1.0
-    sample_temperature: NonNegativeFloat = 1.0  # of mode=on_policy: of the student's answers
-    max_new_tokens: PositiveInt = 128  # of mode=on_policy: longest answer of the student
+    sample_temperature: NonNegativeFloat = 1.0  # mode=on_policy: of the student's answers
+    max_new_tokens: PositiveInt = 128  # mode=on_policy: longest answer of the student
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_unused(self, ("top_k", "store"), self.mode == "top_k", "objective.mode=top_k")
-        own_answers = ("on_policy_fraction", "sample_temperature", "max_new_tokens")
-        refuse_unused(self, own_answers, self.mode == "on_policy", "objective.mode=on_policy")
-        weighs = self.divergence in ("mixed", "jsd")
-        refuse_unused(self, ("jsd_beta",), weighs, "objective.divergence=mixed or jsd")
+        reject_unused(self, ("top_k", "store"), self.mode == "top_k", "objective.mode=top_k")
+        on_policy_settings = ("on_policy_fraction", "sample_temperature", "max_new_tokens")
+        reject_unused(self, on_policy_settings, self.mode == "on_policy", "objective.mode=on_policy")
+        uses_beta = self.divergence in ("mixed", "jsd")
+        reject_unused(self, ("jsd_beta",), uses_beta, "objective.divergence=mixed or jsd")
         if self.mode == "on_policy" and self.on_policy_fraction == 1 and self.ce_weight:
             raise UserError(
                 "must be 0 when on_policy_fraction is 1",
@@ -78,15 +78,15 @@ class Distill(ObjectiveSettings):
         return self.mode == "on_policy"
 
     @property
-    def vocabulary_of(self) -> str:
+    def vocab_source(self) -> str:
         return self.teacher
 
     def unit_lengths(self, seq_len: int) -> UnitLengths:
-        note = "the teacher is taken to be as large as the student"
+        note = "the teacher is assumed to be as large as the student"
         return replace(super().unit_lengths(seq_len), extra_forwards=1.0, note=note)
 
     @property
-    def measure(self) -> DivergenceConfig:
+    def divergence_config(self) -> DivergenceConfig:
         return DivergenceConfig(
             divergence=self.divergence,
             mixture=self.jsd_beta,
@@ -107,11 +107,11 @@ class Distillation:
     """sum_n w_n ((1 - a) T^2 D(p_n, q_n) - a log q_n(target_n)), in nats; a is `ce_weight`.
 
     p, q: the teacher's and the student's prediction at temperature T (1 in the second term). Forward KL with T^2 after
-    arXiv:1503.02531, generalised Jensen-Shannon divergence and the student's own answers after arXiv:2306.13649. In an
-    `AnswerBatch`, tokens of value `given` 1 come from the data; those that the student wrote have no second term.
+    arXiv:1503.02531, generalised Jensen-Shannon divergence and on-policy answers after arXiv:2306.13649. In an
+    `AnswerBatch`, value `from_data` is 1 for the data's tokens; the student's own tokens have no second term.
 
-    teacher: frozen, on the batch's device; None where batches bring its predictions along (`TaughtBatch`) of the
-    `num_ids` ids it chose from. A mixture of experts adds its router's losses.
+    teacher: frozen, on the batch's device; None if batches contain its predictions (`DistillBatch`), over `num_ids`
+    ids. A mixture of experts adds its router's losses.
     """
 
     unit = "token"
@@ -130,43 +130,43 @@ class Distillation:
         return batch.weight_N.sum()
 
     def __call__(self, model: Callable[..., Any], batch: Batch | AnswerBatch) -> Loss:
-        given_N, branches = batch.weight_N, dict[str, Any]()
+        data_weight_N, branches = batch.weight_N, dict[str, Any]()
         if isinstance(batch, AnswerBatch):
             branches = {"branch_BT": batch.branch_BT, "position_BT": batch.position_BT}
-            given_N = batch.weight_N * batch.values["given"]
+            data_weight_N = batch.weight_N * batch.values["from_data"]
         score = partial(
             _score,
             target_N=batch.target_N,
             weight_N=batch.weight_N,
-            given_N=given_N,
+            given_N=data_weight_N,
             teacher=self._teacher(batch, branches),
-            measure=self.settings.measure,
+            measure=self.settings.divergence_config,
         )
         scored = model(batch.ids_BT, batch.document_BT, scored_N=batch.scored_N, score=score, **branches)
         sums_5, means = (scored, None) if isinstance(scored, Tensor) else scored
         sums = Sums(*sums_5.unbind())
         parts = {
-            FIGURE: sums.nats.detach(),
+            LOSS_METRIC: sums.nats.detach(),
             "kl": sums.kl.detach(),
             "agreement": sums.agreement.detach(),
         }
         if isinstance(batch, AnswerBatch) and self.settings.on_policy_fraction > 0:
-            del parts[FIGURE]  # over all units it would be the mean of a part of them
+            del parts[LOSS_METRIC]  # only the data's tokens have it, but the loop divides by all units
         if self.settings.divergence != "forward":
             parts["divergence"] = sums.divergence.detach()
         units_B = batch.units_B if isinstance(batch, Batch) else lambda: batch.units_B(batch.length_A())
-        return self.router.added_to(Loss(sums.total, parts), means, units_B)
+        return self.router.add_to(Loss(sums.total, parts), means, units_B)
 
     def _teacher(self, batch: Batch | AnswerBatch, branches: dict[str, Any]) -> Teacher:
         if isinstance(batch, DistillBatch):
             return StoredTeacher(batch.top_id_NK, batch.top_logp_NJ, self.num_ids)
-        assert self.teacher is not None, "the batch does not say what the teacher predicts"
-        return ask_teacher(self.teacher, batch, **branches)
+        assert self.teacher is not None, "neither a teacher nor its predictions in the batch"
+        return run_teacher(self.teacher, batch, **branches)
 
 
 @torch.no_grad()
-def ask_teacher(teacher: Transformer, batch: Batch | AnswerBatch, **branches: Any) -> LiveTeacher:
-    """What a teacher makes of a batch's scored positions. branches: of an `AnswerBatch`."""
+def run_teacher(teacher: Transformer, batch: Batch | AnswerBatch, **branches: Any) -> LiveTeacher:
+    """A teacher's hidden states at a batch's scored positions. branches: of an `AnswerBatch`."""
     hidden_ND = teacher.hidden(batch.ids_BT, batch.document_BT, **branches).flatten(0, 1)
     if batch.scored_N is not None:
         hidden_ND = hidden_ND[batch.scored_N]
@@ -174,5 +174,5 @@ def ask_teacher(teacher: Transformer, batch: Batch | AnswerBatch, **branches: An
     return LiveTeacher(hidden_ND, weight_VD, teacher.compute_dtype or weight_VD.dtype)
 
 
-def _score(hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype, **given: Any) -> Tensor:
-    return distilled(hidden_ND, weight_VD, dtype=dtype, **given)
+def _score(hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype, **kwargs: Any) -> Tensor:
+    return distilled(hidden_ND, weight_VD, dtype=dtype, **kwargs)

@@ -1,4 +1,4 @@
-"""Next-token prediction, for pretraining and for SFT: only the weights of the targets differ."""
+"""Next-token prediction, for pretraining and SFT, which differ only in the targets' weights."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from penjing.model.score import CrossEntropy
 from penjing.objective.base import Loss, ObjectiveSettings
 from penjing.objective.router import RouterSettings
 
-FIGURE = "loss"
+LOSS_METRIC = "loss"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NextTokenSettings(ObjectiveSettings):
-    """Learn to predict each next token: pretraining, and SFT where only answers count."""
+    """Learn to predict the next token: pretraining, and SFT, where only answers have a loss."""
 
     name: Literal["next_token"] = "next_token"
     is_language_modelling: ClassVar = True
 
 
 class NextToken:
-    """-sum_n w_n log p(target_n | what stands before it in its own document), in nats.
+    """-sum_n w_n log p(target_n | earlier tokens of its document), in nats.
 
-    A mixture of experts adds its router's losses; the reported loss is without them.
+    A mixture of experts adds its router's losses; the reported loss does not include them.
     """
 
     unit = "token"
@@ -39,13 +39,13 @@ class NextToken:
         return batch.weight_N.sum()
 
     def __call__(self, model: Callable[..., Any], batch: Batch) -> Loss:
-        more = {} if batch.edge_S is None else {"edge_S": batch.edge_S}
+        kwargs = {} if batch.edge_S is None else {"edge_S": batch.edge_S}
         scored = model(
             batch.ids_BT,
             batch.document_BT,
             score=CrossEntropy(batch.target_N, batch.weight_N),
             scored_N=batch.scored_N,
-            **more,
+            **kwargs,
         )
         nats, means = (scored, None) if isinstance(scored, Tensor) else scored
-        return self.router.added_to(Loss(nats, {FIGURE: nats.detach()}), means, batch.units_B)
+        return self.router.add_to(Loss(nats, {LOSS_METRIC: nats.detach()}), means, batch.units_B)

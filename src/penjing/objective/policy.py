@@ -1,24 +1,24 @@
 """Policy gradients on sampled answers: GRPO and its family, and PPO's policy loss, as options of one objective.
 
-An answer of tokens y_t was sampled by an earlier state of the policy (`behaviour`) and got an advantage A. With
-r_t = pi(y_t) / behaviour(y_t), the ratio of the policy as it is now to what it was, every loss is a sum over tokens of
--g(r_t, A) + kl_coef * KL_t; they differ in g and in what a token counts:
+An answer of tokens y_t was sampled by an earlier policy (`behaviour`) and got an advantage A. With the ratio
+r_t = pi(y_t) / behaviour(y_t) of the current policy to the earlier one, every loss is a sum over tokens of
+-g(r_t, A) + kl_coef * KL_t. The losses differ in g and in the weight of a token:
 
 grpo     (arXiv:2402.03300, eq. 3): g = min(r A, clip(r, 1 - low, 1 + high) A); mean over the tokens of an answer, then
          over answers.
 dr_grpo  (arXiv:2503.20783, sec. 3): the same g; the sum over an answer's tokens divided by a constant, the longest
-         answer allowed; advantages are centred, not divided by their spread.
+         answer allowed; advantages are centred, not divided by their standard deviation.
 dapo     (arXiv:2503.14476, eq. 8): the same g with high > low; mean over all tokens of all answers.
-gspo     (arXiv:2507.18071, eq. 5-7): g of one ratio for the whole answer, exp(mean_t log r_t); mean over answers.
+gspo     (arXiv:2507.18071, eq. 5-7): g of one ratio per answer, exp(mean_t log r_t); mean over answers.
 cispo    (arXiv:2506.13585, eq. 4-5): g = stop_gradient(min(r, 1 + high)) A log pi(y_t), a clipped weight, so that no
          token loses its gradient; mean over all tokens.
-ppo      (arXiv:1707.06347, eq. 7): the g of grpo with an advantage of each token (objective/value.py); mean over all
+ppo      (arXiv:1707.06347, eq. 7): the g of grpo with an advantage per token (objective/value.py); mean over all
          tokens.
 
 The divergence from a reference model is estimated from the sampled token alone. With d = log reference(y_t) -
 log pi(y_t) (J. Schulman, "Approximating KL Divergence", 2020): k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1. k2 and k3
-are the KL_t of the sum above. k1 would not do there, as its gradient does not know the reference and is 0 on average;
-as a number, kl_coef * k1 is taken off each token's A instead, which gives the divergence's own (arXiv:2510.01555).
+serve as KL_t in the sum above. k1 cannot: its gradient does not depend on the reference and is 0 on average. Instead,
+kl_coef * k1 is subtracted from each token's A as a constant, which gives the divergence's gradient (arXiv:2510.01555).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from penjing.agent_tools.base import ToolSettings
 from penjing.base.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Settings
 from penjing.base.errors import UserError
 from penjing.loader.shared_prompt_batch import AnswerBatch
-from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths, refuse_unused
+from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths, reject_unused
 from penjing.objective.rollout import Rollout
 from penjing.objective.router import RouterSettings
 from penjing.objective.run_model import run_model
@@ -43,7 +43,7 @@ from penjing.objective.value import value_loss
 
 PolicyLoss = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo"]
 KLEstimator = Literal["k1", "k2", "k3"]
-# What each paper clips the ratio to, below and above 1.
+# Each paper's clip range of the ratio, below and above 1.
 PAPER_CLIP: dict[str, tuple[float, float]] = {
     "grpo": (0.2, 0.2),
     "dr_grpo": (0.2, 0.2),
@@ -52,52 +52,52 @@ PAPER_CLIP: dict[str, tuple[float, float]] = {
     "cispo": (math.inf, 4.0),
     "ppo": (0.2, 0.2),
 }
-PER_TOKEN = ("dapo", "cispo", "ppo")  # a unit is a token; of the others an answer
-LARGEST_LOG_RATIO = 20.0  # beyond it the ratio is noise, and a clipped infinity times 0 would be no number
-COUNTS = "counts"  # figure of each answer: 0 where it is in the batch but not learned from
+PER_TOKEN = ("dapo", "cispo", "ppo")  # losses whose unit is a token; of the others it is an answer
+MAX_LOG_RATIO = 20.0  # a larger ratio is noise, and an infinite one times 0 would be NaN
+COUNTS = "counts"  # key in a batch's figures: 0 for answers in the batch that have no loss
 ADVANTAGE = "advantage"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardSettings(Settings):
-    """What the rewards need to know. Each reads only its own settings (rl/rewards/)."""
+    """Settings of the rewards. Each reward reads only its own (rl/rewards/)."""
 
     section: ClassVar = "objective.reward"
 
     answer_after: str = ""  # text that the final answer follows, such as `####`; empty: the whole answer counts
     pattern: str = ""  # regex: the whole answer without its thoughts must match it
     format_pattern: str = ""  # format: the same, thoughts included; empty: an answer in <think>...</think> form
-    # length: tokens up to which nothing is taken off; 0 = three quarters of the longest
+    # length: longest answer in tokens without a penalty; 0 = three quarters of the longest
     soft_length: NonNegativeInt = 0
-    repeated_words: PositiveInt = 3  # repetition: length of the runs of words that should not come twice
-    most_calls: PositiveInt = 4  # tools: calls in one answer that cost nothing; each one more takes 1/4 off
-    code_seconds: PositiveFloat = 5.0  # code: CPU time of one answer
-    code_mebibytes: PositiveInt = 512  # code: memory of one answer
-    code_workers: PositiveInt = 2  # code: answers run at once
+    repeated_words: PositiveInt = 3  # repetition: length in words of the n-grams that should not repeat
+    most_calls: PositiveInt = 4  # tools: calls in one answer without a penalty; each further call costs 1/4
+    code_seconds: PositiveFloat = 5.0  # code: CPU time limit of one answer
+    code_mebibytes: PositiveInt = 512  # code: memory limit of one answer
+    code_workers: PositiveInt = 2  # code: answers executed at once
     model: str = ""  # model: a run of `penjing train reward`, or a Hugging Face sequence classifier
     judge_url: str = ""  # judge: an OpenAI-compatible server, such as http://localhost:8000/v1
     judge_model: str = ""  # judge: the model's name there
-    judge_key_variable: str = "OPENAI_API_KEY"  # judge: environment variable that holds its key, if it wants one
-    judge_prompt: str = ""  # judge: what it is asked, with {question}, {answer} and {truth}; empty: ours
-    judge_workers: PositiveInt = 4  # judge: questions asked at once
-    judge_seconds: PositiveFloat = 60.0  # judge: longest wait for one reply
-    judge_tries: PositiveInt = 3  # judge: how often a question is asked before the run stops
+    judge_key_variable: str = "OPENAI_API_KEY"  # judge: environment variable of its API key, if it needs one
+    judge_prompt: str = ""  # judge: its prompt, with {question}, {answer} and {truth}; empty: the built-in prompt
+    judge_workers: PositiveInt = 4  # judge: concurrent requests
+    judge_seconds: PositiveFloat = 60.0  # judge: timeout of one request
+    judge_tries: PositiveInt = 3  # judge: attempts of a request before the run stops
 
     def unused(self, rewards: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """(setting, the reward that reads it) of those changed for a reward that is not asked for.
+        """(setting, the reward that reads it) of the changed settings whose reward is not in use.
 
-        None where a reward is somebody's own, MODULE:CLASS, which may read any of them.
+        Nothing if a reward is user-defined (MODULE:CLASS), because it may read any setting.
         """
         if any(":" in name for name in rewards):
             return
         for setting in fields(self):
-            part = setting.name.partition("_")[0]
-            reader = READ_BY.get(setting.name, part if part in ("code", "judge") else None)
+            prefix = setting.name.partition("_")[0]
+            reader = READ_BY.get(setting.name, prefix if prefix in ("code", "judge") else None)
             if reader and reader not in rewards and getattr(self, setting.name) != setting.default:
                 yield setting.name, reader
 
 
-# answer_after is read by the exact match on held-out prompts too, whatever the rewards are.
+# The reward that reads a setting. answer_after is missing: validation's exact match always reads it.
 READ_BY = {
     "pattern": "regex",
     "format_pattern": "format",
@@ -110,14 +110,14 @@ READ_BY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Value(Settings):
-    """PPO's learned value of each state, a head on the policy's own hidden states (objective/value.py)."""
+    """PPO's learned value of each state, a head on the policy's hidden states (objective/value.py)."""
 
     section: ClassVar = "objective.value"
 
-    gamma: Fraction = 1.0  # gamma: what a reward one token later is worth
-    gae_lambda: Fraction = 0.95  # lambda: 1 trusts the rewards alone, 0 the value alone
-    weight: NonNegativeFloat = 0.1  # of the value's loss beside the policy's
-    clip: NonNegativeFloat = 0.2  # how far a value may move from what it was at sampling before the loss holds it
+    gamma: Fraction = 1.0  # discount per token
+    gae_lambda: Fraction = 0.95  # lambda: 1 uses the rewards alone, 0 the value alone
+    weight: NonNegativeFloat = 0.1  # of the value loss, relative to the policy loss
+    clip: NonNegativeFloat = 0.2  # change of a value since sampling above which the loss is clipped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,21 +126,21 @@ class Policy(ObjectiveSettings):
 
     name: Literal["policy"] = "policy"
     loss: PolicyLoss = "grpo"
-    clip_low: NonNegativeFloat = 0.0  # how far below 1 a ratio still counts; 0 = the paper's own
-    clip_high: NonNegativeFloat = 0.0  # how far above 1; 0 = the paper's own
-    kl_coef: NonNegativeFloat = 0.0  # of the divergence from the reference, nats; 0 = no reference is kept
-    kl_estimator: KLEstimator = "k3"  # k2, k3: added to the loss; k1: taken off each token's advantage
-    # The model at the start of the run, as a copy or as the base under its adapters; auto: that where there are some.
+    clip_low: NonNegativeFloat = 0.0  # clip range of the ratio below 1; 0 = the paper's
+    clip_high: NonNegativeFloat = 0.0  # clip range above 1; 0 = the paper's
+    kl_coef: NonNegativeFloat = 0.0  # of the divergence from the reference, nats; 0 = no reference model
+    kl_estimator: KLEstimator = "k3"  # k2, k3: added to the loss; k1: subtracted from each token's advantage
+    # The model at the start of the run: a copy, or the base without its adapters; auto: adapter_off if there are any.
     reference: Literal["auto", "copy", "adapter_off"] = "auto"
-    # Of the answers to one prompt: reward minus mean, over the spread; without the division; or minus the others' mean.
-    # auto: centred for dr_grpo, else normalised.
+    # Over the answers to one prompt. normalised: (reward - mean) / std. centred: reward - mean. leave_one_out: reward -
+    # mean of the others. auto: centred for dr_grpo, else normalised.
     advantage: Literal["auto", "normalised", "centred", "leave_one_out"] = "auto"
-    # Groups whose answers all got the same reward teach nothing: counted as they are, left out, or sampled anew from
-    # further prompts (arXiv:2503.14476, eq. 11). auto: resample for dapo, else keep.
+    # Groups whose answers all got the same reward have no gradient: keep them, drop them, or resample from further
+    # prompts (arXiv:2503.14476, eq. 11). auto: resample for dapo, else keep.
     degenerate: Literal["auto", "keep", "drop", "resample"] = "auto"
-    resample_rounds: PositiveInt = 3  # further rounds of sampling at most, with `resample`
+    resample_rounds: PositiveInt = 3  # with `resample`: most further rounds of sampling
     rewards: tuple[str, ...] = ("exact",)  # see `penjing.rl.rewards`
-    reward_weights: tuple[float, ...] = ()  # of each; empty: 1 for all
+    reward_weights: tuple[float, ...] = ()  # one per reward; empty: 1 for all
     rollout: Rollout = field(default_factory=Rollout)
     reward: RewardSettings = field(default_factory=RewardSettings)
     value: Value = field(default_factory=Value)
@@ -190,11 +190,11 @@ class Policy(ObjectiveSettings):
         for name, reader in self.reward.unused(self.rewards):
             raise UserError(f"has no effect without {reader} in objective.rewards", where=f"objective.reward.{name}")
         steps = "objective.rollout.steps_per_rollout or num_epochs above 1"
-        refuse_unused(self.rollout, ("old_logprobs",), not self.strictly_on_policy, steps)
-        refuse_unused(self, ("clip_low", "clip_high"), not self.strictly_on_policy, steps)
-        refuse_unused(self, ("kl_estimator", "reference"), self.kl_coef > 0, "objective.kl_coef above 0")
+        reject_unused(self.rollout, ("old_logprobs",), not self.strictly_on_policy, steps)
+        reject_unused(self, ("clip_low", "clip_high"), not self.strictly_on_policy, steps)
+        reject_unused(self, ("kl_estimator", "reference"), self.kl_coef > 0, "objective.kl_coef above 0")
         resamples = self.degenerate_kind == "resample"
-        refuse_unused(self, ("resample_rounds",), resamples, "objective.degenerate=resample")
+        reject_unused(self, ("resample_rounds",), resamples, "objective.degenerate=resample")
 
     @property
     def varying_shapes(self) -> bool:
@@ -205,7 +205,7 @@ class Policy(ObjectiveSettings):
         return True
 
     @property
-    def compares_with_start(self) -> bool:
+    def needs_start_weights(self) -> bool:
         return self.kl_coef > 0
 
     @property
@@ -214,26 +214,25 @@ class Policy(ObjectiveSettings):
 
     def unit_lengths(self, seq_len: int) -> UnitLengths:
         """Half of the longest prompt and of the longest answer."""
-        how = self.rollout
-        prompt, answer = (seq_len - how.max_new_tokens) / 2, how.max_new_tokens / 2
-        extra = float(self.kl_coef > 0) + float(how.old_logprobs == "recomputed")
-        note = f"prompts are taken to have {prompt:.0f} tokens and answers {answer:.0f}, half of the most"
-        return UnitLengths(
-            tokens=prompt + how.num_generations * answer, keys=prompt + answer / 2, extra_forwards=extra, note=note
-        )
+        rollout = self.rollout
+        prompt, answer = (seq_len - rollout.max_new_tokens) / 2, rollout.max_new_tokens / 2
+        extra = float(self.kl_coef > 0) + float(rollout.old_logprobs == "recomputed")
+        note = f"prompts are assumed to have {prompt:.0f} tokens and answers {answer:.0f}, half of the longest"
+        tokens = prompt + rollout.num_generations * answer
+        return UnitLengths(tokens=tokens, keys=prompt + answer / 2, extra_forwards=extra, note=note)
 
     @property
     def strictly_on_policy(self) -> bool:
-        """Whether each answer serves one step alone, so that the policy that learns from it is the one that wrote it.
+        """Whether each answer is used in one step only, so that the policy that sampled it also learns from it.
 
-        Then the ratio is 1 by its definition, whatever rounding lies between writing and scoring: of bfloat16 it is
-        wider than gspo's clip of 3e-4, and would cut off answers by chance.
+        The ratio is then 1 by definition, whatever the rounding difference between sampling and scoring. In bfloat16
+        that difference is larger than gspo's clip of 3e-4 and would clip answers at random.
         """
         return self.rollout.steps_per_round == 1
 
     @property
     def clip(self) -> tuple[float, float]:
-        """How far below and above 1 a ratio still counts."""
+        """The clip range of the ratio below and above 1."""
         low, high = PAPER_CLIP[self.loss]
         return self.clip_low or low, self.clip_high or high
 
@@ -251,8 +250,8 @@ class Policy(ObjectiveSettings):
 
 
 def divergence(logp_N: Tensor, reference_N: Tensor, estimator: KLEstimator) -> Tensor:
-    """KL(policy || reference) in nats, estimated from each sampled token; see the file's docstring."""
-    difference_N = (reference_N - logp_N).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    """KL(policy || reference) in nats, estimated from each sampled token; see the module docstring."""
+    difference_N = (reference_N - logp_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if estimator == "k1":
         return -difference_N
     if estimator == "k2":
@@ -263,11 +262,10 @@ def divergence(logp_N: Tensor, reference_N: Tensor, estimator: KLEstimator) -> T
 class PolicyObjective:
     """The loss of `Policy.loss` over a batch of sampled answers, as a sum over answers or over tokens.
 
-    batch.figures: `advantage` of each answer, unless batch.values has one of each token; `counts`, 0 for answers that
-    are left out; all others are shown as they are, as means over units. batch.values: `behaviour`, log-probabilities
-    when the tokens were sampled (without it, and where each answer serves one step, the policy as it is now, so that
-    every ratio is 1); `reference`; for ppo `advantage`, and `value` and `return`, which ask for a model with a value
-    head (model/value_head.py).
+    batch.figures: `advantage` of each answer, unless batch.values has one of each token; `counts`, 0 for answers
+    without a loss; means over units of all other figures are reported. batch.values: `behaviour`, log-probabilities at
+    sampling (if missing, or if each answer is used in one step only, the current policy's, so that every ratio is 1);
+    `reference`; for ppo `advantage`, `value` and `return`, which need a model with a value head (model/value_head.py).
     """
 
     def __init__(self, settings: Policy, router: RouterSettings = RouterSettings()) -> None:
@@ -278,13 +276,13 @@ class PolicyObjective:
         return self._units_A(batch).sum()
 
     def _units_A(self, batch: AnswerBatch) -> Tensor:
-        """Units of each answer: 1, or its number of sampled tokens."""
+        """Units of each answer: 1, or its number of generated tokens."""
         length_A = batch.length_A()
         counts_A = batch.figures[COUNTS] if COUNTS in batch.figures else torch.ones_like(length_A)
         return counts_A * (length_A if self.unit == "token" else (length_A > 0).to(length_A.dtype))
 
     def _units_N(self, batch: AnswerBatch) -> Tensor:
-        """Units of each token, which add up to those of its answer."""
+        """Units of each token; their sum is that of the answer."""
         length_A = batch.length_A().clamp(min=1)
         return (self._units_A(batch) / length_A)[batch.answer_N] * batch.weight_N
 
@@ -293,39 +291,41 @@ class PolicyObjective:
         temperature = self.settings.rollout.temperature
         scored = run_model(model, batch, temperature=temperature, scalar_N=batch.scored_N if has_values else None)
         logp_2N, *others = scored if isinstance(scored, tuple) else (scored,)
-        total, parts = self.of_log_probs(logp_2N[0], logp_2N[1], batch)
+        total, parts = self.loss_from_log_probs(logp_2N[0], logp_2N[1], batch)
         if has_values:
-            loss, value_parts = self._of_values(others.pop(0), batch)
+            loss, value_parts = self._value_loss(others.pop(0), batch)
             total, parts = total + loss, {**parts, **value_parts}
         means = others[0] if others else None
-        return self.router.added_to(Loss(total, parts), means, lambda: batch.units_B(self._units_A(batch)))
+        return self.router.add_to(Loss(total, parts), means, lambda: batch.units_B(self._units_A(batch)))
 
-    def _of_values(self, value_N: Tensor, batch: AnswerBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The value's weighted loss as a sum over units, and its figures."""
-        how, units_N, return_N = self.settings.value, self._units_N(batch), batch.values["return"]
-        loss_N, clipped_N = value_loss(value_N, batch.values["value"], return_N, clip=how.clip)
+    def _value_loss(self, value_N: Tensor, batch: AnswerBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted value loss as a sum over units, and its metrics."""
+        settings, units_N, return_N = self.settings.value, self._units_N(batch), batch.values["return"]
+        loss_N, clipped_N = value_loss(value_N, batch.values["value"], return_N, clip=settings.clip)
         parts = {
             "value_loss": loss_N,
             "value": value_N,
             "return": return_N,
             "value_clipped_fraction": clipped_N.float(),
         }
-        sums = {name: (units_N * each_N.detach()).sum() for name, each_N in parts.items()}
-        return how.weight * (units_N * loss_N).sum(), sums
+        sums = {name: (units_N * token_value_N.detach()).sum() for name, token_value_N in parts.items()}
+        return settings.weight * (units_N * loss_N).sum(), sums
 
-    def of_log_probs(self, logp_N: Tensor, entropy_N: Tensor, batch: AnswerBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum over units, and the figures, given what the model says of each token."""
+    def loss_from_log_probs(
+        self, logp_N: Tensor, entropy_N: Tensor, batch: AnswerBatch
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss as a sum over units, and its metrics, from each token's log-probability and entropy."""
         settings, units_N = self.settings, self._units_N(batch)
         low, high = settings.clip
         behaviour_N = batch.values.get("behaviour", logp_N.detach())
         advantage_N = batch.values.get(ADVANTAGE)
         if advantage_N is None:
             advantage_N = batch.figures[ADVANTAGE][batch.answer_N]
-        own_advantage_N, reference_N = advantage_N, batch.values.get("reference")
+        reward_advantage_N, reference_N = advantage_N, batch.values.get("reference")
         if reference_N is not None and settings.kl_estimator == "k1":
-            advantage_N = own_advantage_N - settings.kl_coef * divergence(logp_N.detach(), reference_N, "k1")
+            advantage_N = reward_advantage_N - settings.kl_coef * divergence(logp_N.detach(), reference_N, "k1")
         old_N = logp_N.detach() if settings.strictly_on_policy else behaviour_N
-        log_ratio_N = (logp_N - old_N).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+        log_ratio_N = (logp_N - old_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         if settings.loss == "gspo":
             mean_A = batch.sum_A(log_ratio_N) / batch.length_A().clamp(min=1)
             ratio_N = mean_A.exp()[batch.answer_N]
@@ -347,15 +347,15 @@ class PolicyObjective:
             total = (counted_N * loss_N).sum() / settings.rollout.max_new_tokens
         else:
             total = (units_N * loss_N).sum()
-        cut_low_N = (ratio_N < 1 - low) & (advantage_N < 0)
-        cut_high_N = (ratio_N > 1 + high) & ((advantage_N > 0) | (settings.loss == "cispo"))
+        clipped_low_N = (ratio_N < 1 - low) & (advantage_N < 0)
+        clipped_high_N = (ratio_N > 1 + high) & ((advantage_N > 0) | (settings.loss == "cispo"))
         parts |= {
             "ratio": ratio_N,
-            "clipped_low_fraction": cut_low_N.float(),
-            "clipped_high_fraction": cut_high_N.float(),
+            "clipped_low_fraction": clipped_low_N.float(),
+            "clipped_high_fraction": clipped_high_N.float(),
             "entropy": entropy_N,
             "kl_old_new": divergence(behaviour_N, logp_N, "k3"),
-            "advantage_square": own_advantage_N**2,
+            "advantage_square": reward_advantage_N**2,
         }
         sums = {name: (units_N * value_N.detach()).sum() for name, value_N in parts.items()}
         units_A = self._units_A(batch)

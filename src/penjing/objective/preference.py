@@ -1,8 +1,8 @@
-"""Preference tuning: make wanted answers likelier than unwanted ones, and stay near the model one began with.
+"""Preference tuning: make chosen answers likelier than rejected ones, and stay near the reference model.
 
-Written with c and r for the log-probabilities of a pair's chosen and rejected answer, c0 and r0 for the reference's,
-and h = beta ((c - c0) - (r - r0)); sigma is the logistic function. Answers' log-probabilities are sums over tokens, or
-where the loss says so means over them.
+Notation: c and r are the log-probabilities of a pair's chosen and rejected answer, c0 and r0 the reference's, and
+h = beta ((c - c0) - (r - r0)); sigma is the logistic function. An answer's log-probability is a sum over its tokens,
+for some losses the mean.
 """
 
 from __future__ import annotations
@@ -20,70 +20,70 @@ from torch import Tensor
 from penjing.base.config import NonNegativeFloat, NonNegativeInt, PositiveInt
 from penjing.base.errors import UserError
 from penjing.loader.shared_prompt_batch import AnswerBatch
-from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths, refuse_unused
+from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths, reject_unused
 from penjing.objective.router import RouterSettings
 from penjing.objective.run_model import run_model
 
 Kind = Literal["dpo", "cdpo", "robust", "ipo", "hinge", "simpo", "orpo", "kto"]
 WITHOUT_REFERENCE = ("simpo", "orpo")
-PER_TOKEN = ("ipo", "simpo", "orpo")  # what is compared are means over tokens, as published or in the authors' code
-USUAL_BETA = {"simpo": 2.0}
-REFERENCE = "reference"  # name among a batch's values: the reference's log-probability of each answer token
-WANTED, MISMATCHED = "wanted", "mismatched"  # names among a batch's figures
+PER_TOKEN = ("ipo", "simpo", "orpo")  # losses of means over tokens, as published or in the authors' code
+DEFAULT_BETA = {"simpo": 2.0}
+REFERENCE = "reference"  # key in a batch's values: the reference's log-probability of each answer token
+DESIRABLE, MISMATCHED = "desirable", "mismatched"  # keys in a batch's figures
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preference(ObjectiveSettings):
-    """Learn from preference data: pairs (all losses), or single answers called good or bad (kto)."""
+    """Learn from preference data: pairs (all losses), or single answers labelled good or bad (kto)."""
 
     name: Literal["preference"] = "preference"
-    # At 1e-4 the quickstart's model kept its 40 tool calls, of which the pairs have none; at 3e-4 it lost 13, at 1e-3
-    # all (docs/methods/dpo.md).
+    # The pairs contain no tool calls. Of its 40 correct tool calls, the quickstart's model lost none at 1e-4, 13 at
+    # 3e-4, and all at 1e-3 (docs/methods/dpo.md).
     adapter_rate_factor: ClassVar[float] = 2
-    # dpo: the plain one. cdpo, robust: some pairs are the wrong way round. ipo: a margin to reach, not to stretch.
-    # hinge: no more pull once the margin is there. simpo, orpo: no reference. kto: needs no pairs.
+    # dpo: the original. cdpo, robust: some labels are flipped. ipo: a target margin. hinge: no gradient beyond the
+    # margin. simpo, orpo: no reference. kto: needs no pairs.
     loss: Kind = "dpo"
-    # how closely the model is held to the reference, larger is closer; 0 = 0.1, of simpo 2.0
+    # strength of the pull towards the reference; 0 = 0.1, for simpo 2.0
     beta: NonNegativeFloat = 0.0
-    # of the pairs thought to be the wrong way round; cdpo and robust only, below 0.5
+    # assumed fraction of flipped pairs; cdpo and robust only, below 0.5
     label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
-    simpo_gamma: float = 0.5  # simpo: by how much the chosen answer's reward is to be higher (gamma)
+    simpo_gamma: float = 0.5  # simpo: target margin between the rewards (gamma)
     # An answer's log-probability as the sum over its tokens or their mean; auto: mean for ipo, simpo and orpo. `mean`
-    # with dpo is length-normalised DPO, which then wants a beta some ten times larger.
+    # with dpo is length-normalised DPO, which needs a beta about ten times larger.
     length: Literal["auto", "sum", "mean"] = "auto"
-    # of the chosen answer's nats per token beside the loss: keeps it likely. ORPO has 1 of it
+    # weight of the chosen answer's nats per token, which keeps it likely; orpo includes it with weight 1
     nll_weight: NonNegativeFloat = 0.0
-    desirable_weight: NonNegativeFloat = 1.0  # kto: of an answer called good
-    # kto: of an answer called bad; wanted / unwanted counts turned round even them out
+    desirable_weight: NonNegativeFloat = 1.0  # kto: of an answer labelled good
+    # kto: of an answer labelled bad; weights inverse to the labels' counts balance them
     undesirable_weight: NonNegativeFloat = 1.0
-    # kto: groups that share one estimate of the divergence. Fixed, so that no split of a batch changes what is learned.
+    # kto: groups that share one estimate of the divergence. Fixed, so that the result does not depend on micro-batches.
     kl_groups: PositiveInt = 8
-    # Where c0 and r0 come from. copy: a frozen copy computes them in every step. adapter_off: the base of an adapter
-    # does. precomputed: once, before step 1, kept in the run's folder. auto: precomputed if every pair is used at
-    # least once, else adapter_off or copy.
+    # Source of c0 and r0. copy: a frozen copy computes them in every step. adapter_off: the base without its adapter
+    # does. precomputed: computed once before step 1 and stored in the run's folder. auto: precomputed if every pair is
+    # used at least once, else adapter_off or copy.
     reference: Literal["auto", "copy", "adapter_off", "precomputed"] = "auto"
-    # Held-out questions, at most, that the model answers itself in an evaluation, to measure its divergence from
-    # the model it began with on what it says (train/kl_to_reference.py); 0 = none.
+    # Most held-out questions that the model answers in an evaluation, to measure its divergence from its start weights
+    # on its own answers (train/kl_to_reference.py); 0 = none.
     own_answers: NonNegativeInt = 128
-    own_answer_tokens: PositiveInt = 64  # longest of these
+    own_answer_tokens: PositiveInt = 64  # longest of these answers
 
     def __post_init__(self) -> None:
         super().__post_init__()
         noisy = self.loss in ("cdpo", "robust")
         if noisy and not self.label_smoothing:
-            raise self._wrong("label_smoothing", "more than 0, less than 0.5")
+            raise self._error("label_smoothing", "more than 0, less than 0.5")
         if self.label_smoothing and not noisy:
-            raise self._wrong("label_smoothing", "0", "Only cdpo and robust know of it.")
-        refuse_unused(self, ("simpo_gamma",), self.loss == "simpo", "objective.loss=simpo")
+            raise self._error("label_smoothing", "0", "Only cdpo and robust use it.")
+        reject_unused(self, ("simpo_gamma",), self.loss == "simpo", "objective.loss=simpo")
         of_kto = ("desirable_weight", "undesirable_weight", "kl_groups")
-        refuse_unused(self, of_kto, self.loss == "kto", "objective.loss=kto")
+        reject_unused(self, of_kto, self.loss == "kto", "objective.loss=kto")
         if self.loss == "kto" and (self.nll_weight or self.length == "mean"):
-            raise self._wrong("nll_weight" if self.nll_weight else "length", "it left out", "kto has none of it.")
+            raise self._error("nll_weight" if self.nll_weight else "length", "it left out", "kto does not use it.")
         if self.loss == "orpo" and self.length == "sum":
-            raise self._wrong("length", "mean", "The odds of a whole answer are zero to all digits.")
-        refuse_unused(self, ("reference",), self.needs_reference, "an objective.loss other than simpo and orpo")
+            raise self._error("length", "mean", "The odds of a full answer underflow to zero.")
+        reject_unused(self, ("reference",), self.needs_reference, "an objective.loss other than simpo and orpo")
 
-    def _wrong(self, name: str, wanted: str, next_step: str | None = None) -> UserError:
+    def _error(self, name: str, wanted: str, next_step: str | None = None) -> UserError:
         return UserError(
             f"not with objective.loss={self.loss}",
             where=f"objective.{name}",
@@ -109,7 +109,7 @@ class Preference(ObjectiveSettings):
         return self.needs_reference
 
     @property
-    def compares_with_start(self) -> bool:
+    def needs_start_weights(self) -> bool:
         return self.needs_reference
 
     def unit_lengths(self, seq_len: int) -> UnitLengths:
@@ -118,9 +118,9 @@ class Preference(ObjectiveSettings):
         return replace(super().unit_lengths(seq_len), extra_forwards=extra, note=note)
 
     @property
-    def strength(self) -> float:
+    def resolved_beta(self) -> float:
         """beta, with 0 resolved."""
-        return self.beta or USUAL_BETA.get(self.loss, 0.1)
+        return self.beta or DEFAULT_BETA.get(self.loss, 0.1)
 
     @property
     def per_token(self) -> bool:
@@ -133,18 +133,18 @@ def pair_losses(
 ) -> tuple[Tensor, Tensor]:
     """loss_P of each pair, and the implicit rewards of its two answers, reward_P2 (detached).
 
-    logp_P2, reference_P2: summed log-probabilities of (chosen, rejected); the reference's do not matter where the
-    loss needs none. length_P2: tokens of each.
+    logp_P2, reference_P2: summed log-probabilities of (chosen, rejected); losses without a reference ignore the second.
+    length_P2: tokens of each answer.
 
     - dpo, arXiv:2305.18290 eq. 7: -log sigma(h)
-    - cdpo, the note beside it: -(1 - e) log sigma(h) - e log sigma(-h), with e the share of flipped pairs
+    - cdpo, the note beside it: -(1 - e) log sigma(h) - e log sigma(-h), with e the fraction of flipped pairs
     - robust, arXiv:2403.00409 eq. 10: (-(1 - e) log sigma(h) + e log sigma(-h)) / (1 - 2 e), unbiased under flips
     - ipo, arXiv:2310.12036 eq. 17: (h / beta - 1 / (2 beta))^2
     - hinge, arXiv:2305.10425: max(0, 1 - h)
     - simpo, arXiv:2405.14734 eq. 6: -log sigma(beta (c - r) - gamma), c and r means over tokens
     - orpo, arXiv:2403.07691 eq. 6 and 7: -c - beta log sigma(log odds(c) - log odds(r)), odds(c) = e^c / (1 - e^c)
     """
-    beta, flipped = settings.strength, settings.label_smoothing
+    beta, smoothing = settings.resolved_beta, settings.label_smoothing
     mean_P2 = logp_P2 / length_P2
     ratio_P2 = logp_P2 - reference_P2 if settings.needs_reference else logp_P2
     if settings.per_token:
@@ -155,10 +155,10 @@ def pair_losses(
         case "dpo":
             loss_P = -functional.logsigmoid(h_P)
         case "cdpo":
-            loss_P = -(1 - flipped) * functional.logsigmoid(h_P) - flipped * functional.logsigmoid(-h_P)
+            loss_P = -(1 - smoothing) * functional.logsigmoid(h_P) - smoothing * functional.logsigmoid(-h_P)
         case "robust":
-            loss_P = -(1 - flipped) * functional.logsigmoid(h_P) + flipped * functional.logsigmoid(-h_P)
-            loss_P = loss_P / (1 - 2 * flipped)
+            loss_P = -(1 - smoothing) * functional.logsigmoid(h_P) + smoothing * functional.logsigmoid(-h_P)
+            loss_P = loss_P / (1 - 2 * smoothing)
         case "ipo":
             loss_P = (gap_P - 1 / (2 * beta)).square()
         case "hinge":
@@ -169,37 +169,37 @@ def pair_losses(
             odds_P2 = mean_P2 - _log_one_minus_exp(mean_P2)
             loss_P = -mean_P2[:, 0] - beta * functional.logsigmoid(odds_P2[:, 0] - odds_P2[:, 1])
         case other:
-            raise AssertionError(f"{other} is no loss of pairs")
+            raise AssertionError(f"{other} is not a loss of pairs")
     if settings.nll_weight:
         loss_P = loss_P - settings.nll_weight * mean_P2[:, 0]
     return loss_P, beta * ratio_P2.detach()
 
 
 def _log_one_minus_exp(x: Tensor) -> Tensor:
-    """log(1 - e^x) for x < 0, exact at both ends; an x that rounded to 0 is taken as a little less."""
+    """log(1 - e^x) for x < 0, accurate at both ends; an x that rounded to 0 is replaced by -1e-7."""
     x = x.clamp(max=-1e-7)
-    # Either form is taken where it loses no digits; the other must not make a NaN in the gradient.
+    # Each form is used where it loses no digits; the unused form must not put a NaN into the gradient.
     near = x > -math.log(2)
     close = torch.log(-torch.expm1(torch.where(near, x, torch.full_like(x, -1.0))))
     far = torch.log1p(-torch.exp(torch.where(near, torch.full_like(x, -1.0), x)))
     return torch.where(near, close, far)
 
 
-def kto_losses(settings: Preference, ratio_A: Tensor, wanted_A: Tensor, divergence_A: Tensor) -> Tensor:
+def kto_losses(settings: Preference, ratio_A: Tensor, desirable_A: Tensor, kl_A: Tensor) -> Tensor:
     """loss_A of single answers, arXiv:2402.01306 eq. 8: weight (1 - sigma(+-(beta (log-ratio - z))).
 
-    ratio_A: log-probability less the reference's; wanted_A: which are called good; divergence_A: z of each, the
-    estimate of the divergence from the reference, without a gradient.
+    ratio_A: log-probability minus the reference's; desirable_A: which are labelled good; kl_A: z of each, the estimate
+    of the divergence from the reference, without a gradient.
     """
-    sign_A = torch.where(wanted_A, 1.0, -1.0)
-    weight_A = torch.where(wanted_A, settings.desirable_weight, settings.undesirable_weight)
-    return weight_A * torch.sigmoid(-sign_A * settings.strength * (ratio_A - divergence_A))
+    sign_A = torch.where(desirable_A, 1.0, -1.0)
+    weight_A = torch.where(desirable_A, settings.desirable_weight, settings.undesirable_weight)
+    return weight_A * torch.sigmoid(-sign_A * settings.resolved_beta * (ratio_A - kl_A))
 
 
 class PreferenceObjective:
-    """A sum over pairs (of kto: answers) of one of the losses above.
+    """A sum over pairs (for kto: answers) of one of the losses above.
 
-    reference: gives the reference's logp_N of a batch that does not bring it as values.
+    reference: computes the reference's logp_N of a batch whose values do not contain it.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class PreferenceObjective:
         return self._units_A(batch).sum()
 
     def _units_A(self, batch: AnswerBatch) -> Tensor:
-        """What each answer counts: half a pair, or one single answer; nothing if it belongs to another prompt."""
+        """Units of each answer: half a pair, or 1 for a single answer, or 0 if it belongs to another prompt."""
         if self.settings.loss == "kto":
             return 1 - batch.figures[MISMATCHED]
         return torch.full((batch.num_answers,), 0.5, device=batch.ids_BT.device)
@@ -226,7 +226,7 @@ class PreferenceObjective:
         reference_N = self._reference(batch, logp_2N[0])
         make = self._kto if self.settings.loss == "kto" else self._pairs
         loss = make(batch, logp_2N[0], reference_N)
-        return self.router.added_to(loss, means, lambda: batch.units_B(self._units_A(batch)))
+        return self.router.add_to(loss, means, lambda: batch.units_B(self._units_A(batch)))
 
     def _reference(self, batch: AnswerBatch, logp_N: Tensor) -> Tensor:
         if not self.settings.needs_reference:
@@ -242,11 +242,11 @@ class PreferenceObjective:
         length_P2 = batch.length_A().view(-1, 2).clamp(min=1)
         loss_P, reward_P2 = pair_losses(self.settings, logp_P2, reference_P2, length_P2)
         total = loss_P.sum()
-        plain_P2 = logp_P2.detach() / (length_P2 if self.settings.per_token else 1)
+        compared_P2 = logp_P2.detach() / (length_P2 if self.settings.per_token else 1)
         parts = {
             "preference_loss": total.detach(),
-            "reward_accuracy": _share_first(reward_P2),
-            "logp_accuracy": _share_first(plain_P2),
+            "reward_accuracy": _count_first_higher(reward_P2),
+            "logp_accuracy": _count_first_higher(compared_P2),
             "reward_margin": (reward_P2[:, 0] - reward_P2[:, 1]).sum(),
             "chosen_reward": reward_P2[:, 0].sum(),
             "rejected_reward": reward_P2[:, 1].sum(),
@@ -260,40 +260,40 @@ class PreferenceObjective:
         return Loss(total, parts)
 
     def _kto(self, batch: AnswerBatch, logp_N: Tensor, reference_N: Tensor) -> Loss:
-        own_A = batch.figures[MISMATCHED] == 0
-        wanted_A = batch.figures[WANTED] > 0
+        matched_A = batch.figures[MISMATCHED] == 0
+        desirable_A = batch.figures[DESIRABLE] > 0
         ratio_A = batch.sum_A(logp_N) - batch.sum_A(reference_N)
-        # z: what the model gained on answers to other questions, on average over a block of groups; never negative.
+        # z: the mean log-ratio of answers to other questions, over a block of groups, clamped to at least 0.
         block_A = batch.group_A // self.settings.kl_groups
         zeros_K = ratio_A.new_zeros(int(block_A[-1]) + 1)
-        other_A = (~own_A).to(ratio_A.dtype)
-        sum_K = zeros_K.index_add(0, block_A, ratio_A.detach() * other_A)
-        count_K = zeros_K.index_add(0, block_A, other_A)
+        mismatched_A = (~matched_A).to(ratio_A.dtype)
+        sum_K = zeros_K.index_add(0, block_A, ratio_A.detach() * mismatched_A)
+        count_K = zeros_K.index_add(0, block_A, mismatched_A)
         z_A = (sum_K / count_K.clamp(min=1)).clamp(min=0)[block_A]
-        loss_A = torch.where(own_A, kto_losses(self.settings, ratio_A, wanted_A, z_A), 0.0)
+        loss_A = torch.where(matched_A, kto_losses(self.settings, ratio_A, desirable_A, z_A), 0.0)
         total = loss_A.sum()
-        reward_A = self.settings.strength * ratio_A.detach()
-        signed_A = torch.where(wanted_A, 1.0, -1.0) * (reward_A - self.settings.strength * z_A) * own_A
-        right_A = (signed_A > 0).float() + 0.5 * ((signed_A == 0) & own_A).float()
+        reward_A = self.settings.resolved_beta * ratio_A.detach()
+        signed_A = torch.where(desirable_A, 1.0, -1.0) * (reward_A - self.settings.resolved_beta * z_A) * matched_A
+        correct_A = (signed_A > 0).float() + 0.5 * ((signed_A == 0) & matched_A).float()
         kl_A = batch.sum_A(_kl_to_reference(logp_N, reference_N)) / batch.length_A().clamp(min=1)
         parts = {
             "preference_loss": total.detach(),
-            "reward_accuracy": right_A.sum(),
+            "reward_accuracy": correct_A.sum(),
             "signed_reward": signed_A.sum(),
-            "kto_z": (z_A * own_A).sum(),
-            "answer_tokens": (batch.length_A() * own_A).sum(),
-            "answer_kl_to_reference": (kl_A * own_A).sum(),
+            "kto_z": (z_A * matched_A).sum(),
+            "answer_tokens": (batch.length_A() * matched_A).sum(),
+            "answer_kl_to_reference": (kl_A * matched_A).sum(),
         }
         return Loss(total, parts)
 
 
-def _share_first(value_P2: Tensor) -> Tensor:
-    """How many pairs have the higher value first; a tie is half of one."""
+def _count_first_higher(value_P2: Tensor) -> Tensor:
+    """The number of pairs whose first value is higher; a tie counts half."""
     return (value_P2[:, 0] > value_P2[:, 1]).float().sum() + 0.5 * (value_P2[:, 0] == value_P2[:, 1]).float().sum()
 
 
 def _kl_to_reference(logp_N: Tensor, reference_N: Tensor) -> Tensor:
-    """(log p - log q)^2 / 2 of each token, p the model's and q the reference's probability: what the divergence comes
-    to while the two are near. Tokens are the data's and not the model's own, so it is a measure and not an estimate;
-    the estimators that take e^(log q - log p) are ruled by the few tokens that the model has given up."""
+    """(log p - log q)^2 / 2 of each token, with the model's probability p and the reference's q: the divergence to
+    second order. The tokens come from the data, not from the model, so this is a distance and no estimate of the KL
+    divergence. Estimators with e^(log q - log p) would be dominated by the few tokens that became unlikely."""
     return (logp_N.detach() - reference_N).square() / 2

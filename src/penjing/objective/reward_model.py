@@ -1,4 +1,4 @@
-"""Reward models: a number for each answer, higher for those that people chose."""
+"""Reward models: a score for each answer, higher for answers that people prefer."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from penjing.model.value_head import answer_places
 from penjing.objective.base import Loss, ObjectiveSettings
 from penjing.objective.router import RouterSettings
 
-MARGIN = "margin"  # name among a batch's figures: by how much a pair's first answer is better, on both of its answers
+MARGIN = "margin"  # key in a batch's figures: how much better a pair's first answer is; stored for both answers
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModel(ObjectiveSettings):
-    """Learn to score answers from pairs."""
+    """Learn to score answers from preference pairs."""
 
     name: Literal["reward"] = "reward"
     generates_text: ClassVar = False
-    # Of the squared sum of a pair's rewards: keeps them around zero, which pairs alone leave open; 0.01 is usual.
+    # Weight of a pair's squared sum of rewards, which centres them around zero (pairs alone do not); 0.01 is usual.
     center_rewards_coefficient: NonNegativeFloat = 0.01
-    # data: a pair's own `margin` is asked for between its rewards. none: no margin is asked for.
+    # data: the rewards should differ by at least the pair's `margin`. none: no margin.
     margin: Literal["data", "none"] = "data"
 
     @property
@@ -48,7 +48,7 @@ def ranking_losses(settings: RewardModel, reward_P2: Tensor, margin_P: Tensor) -
 
 
 class RewardObjective:
-    """A sum over pairs. An answer's number is read where its last token, the end of its turn, is predicted."""
+    """A sum over pairs. The reward is read at the position that predicts the answer's last token, the end of turn."""
 
     unit = "pair"
 
@@ -63,20 +63,20 @@ class RewardObjective:
         reward_A, means = scored if isinstance(scored, tuple) else (scored, None)
         reward_P2 = reward_A.view(-1, 2)
         total = ranking_losses(self.settings, reward_P2, batch.figures[MARGIN].view(-1, 2)[:, 0]).sum()
-        known_P2 = reward_P2.detach()
-        gap_P = known_P2[:, 0] - known_P2[:, 1]
+        detached_P2 = reward_P2.detach()
+        gap_P = detached_P2[:, 0] - detached_P2[:, 1]
         parts = {
             "ranking_loss": total.detach(),
             "reward_accuracy": (gap_P > 0).float().sum() + 0.5 * (gap_P == 0).float().sum(),
             "reward_margin": gap_P.sum(),
-            "chosen_reward": known_P2[:, 0].sum(),
-            "rejected_reward": known_P2[:, 1].sum(),
+            "chosen_reward": detached_P2[:, 0].sum(),
+            "rejected_reward": detached_P2[:, 1].sum(),
         }
-        return self.router.added_to(Loss(total, parts), means, lambda: batch.units_B(torch.full_like(reward_A, 0.5)))
+        return self.router.add_to(Loss(total, parts), means, lambda: batch.units_B(torch.full_like(reward_A, 0.5)))
 
 
 def score_answers(model: Callable[..., Any], batch: AnswerBatch) -> Any:
-    """reward_A of a batch, read where each answer's last token is predicted; of a mixture with its routers."""
+    """reward_A of a batch, read where each answer's last token is predicted; for a mixture also router statistics."""
     return model(
         batch.ids_BT,
         batch.document_BT,

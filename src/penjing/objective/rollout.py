@@ -1,4 +1,4 @@
-"""How answers are sampled that a policy learns from."""
+"""How a policy samples the answers that it learns from."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class Rollout(Settings):
 
     section: ClassVar = "objective.rollout"
 
-    num_generations: PositiveInt = 8  # to each prompt
-    max_new_tokens: PositiveInt = 64  # longest answer; of several turns all together, with what tools say between them
-    temperature: PositiveFloat = 1.0  # of sampling, and of the policy that is trained
-    # below 1, answers are drawn from another distribution than the one that is trained
+    num_generations: PositiveInt = 8  # answers to each prompt
+    max_new_tokens: PositiveInt = 64  # longest answer; with several turns, all turns and tool results together
+    temperature: PositiveFloat = 1.0  # of sampling, and of the trained policy
+    # nucleus sampling; below 1, answers are not drawn from the distribution that is trained
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    top_k: NonNegativeInt = 0  # the same; 0 = all
-    # optimizer steps that one round of sampling serves, each with prompts of its own
+    top_k: NonNegativeInt = 0  # top-k sampling, with the same effect; 0 = all
+    # optimizer steps per round of sampling, each with its own prompts
     steps_per_rollout: PositiveInt = 1
-    num_epochs: PositiveInt = 1  # times those steps are gone through
-    max_concurrent: NonNegativeInt = 0  # answers written at once on one device; 0 = 64 on a CPU, else 256
-    # Whether old log-probabilities are the sampler's own, or taken by the training pass before the first step.
+    num_epochs: PositiveInt = 1  # passes over the steps of a round
+    max_concurrent: NonNegativeInt = 0  # answers sampled at once on one device; 0 = 64 on a CPU, else 256
+    # Old log-probabilities: the sampler's, or recomputed by a training forward pass before the first step.
     old_logprobs: Literal["sampled", "recomputed"] = "sampled"
-    # Whether answers begin inside a thought (on) or behind an empty one (off); auto: as the model likes.
+    # Whether answers begin inside a thought (on) or after an empty one (off); auto: the model decides.
     thinking: Switch = "auto"
-    # of the model in one answer; after a turn that calls tools it reads their results and goes on
+    # turns of the model in one answer; after a turn with tool calls it reads their results and continues
     max_turns: PositiveInt = 1
-    # On offer, see `penjing.agent_tools`; NAME=TOOL under another name, MODULE:CLASS your own.
+    # Available tools, see `penjing.agent_tools`; NAME=TOOL renames one, MODULE:CLASS is your own.
     tools: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -56,5 +56,5 @@ class Rollout(Settings):
 
     @property
     def steps_per_round(self) -> int:
-        """Optimizer steps that one round of sampling serves."""
+        """Optimizer steps per round of sampling."""
         return self.steps_per_rollout * self.num_epochs

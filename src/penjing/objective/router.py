@@ -1,4 +1,4 @@
-"""What a mixture of experts adds to any objective so that its experts are used evenly."""
+"""The load-balancing losses that a mixture of experts adds to any objective."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from penjing.objective.base import Loss
 
 @dataclass(frozen=True, kw_only=True)
 class RouterSettings(Settings):
-    """How the experts of a mixture are kept evenly used. Without effect on a dense model."""
+    """Load balancing of a mixture of experts. Without effect on a dense model."""
 
     section: ClassVar = "router"
 
-    # batch: the classic balance loss, over all rows of a forward pass. sequence: over each row alone, stricter, and
-    # the same however a step is cut up. auto: none where the router is balanced by bias (glm4_moe), else batch.
+    # batch: the classic balance loss, over all rows of a forward pass. sequence: over each row, which is stricter and
+    # does not depend on the micro-batch size. auto: none if the router is balanced by bias (glm4_moe), else batch.
     balance: Literal["auto", "batch", "sequence", "none"] = "auto"
-    aux_loss_coef: NonNegativeFloat = 0.01  # of that loss, beside one unit of the objective
-    # of the router's logsumexp squared, which keeps its logits small; 0.001 is usual
+    aux_loss_coef: NonNegativeFloat = 0.01  # weight of the balance loss, per unit of the objective
+    # weight of the router's squared logsumexp, which keeps its logits small; 0.001 is usual
     z_loss_coef: NonNegativeFloat = 0.0
-    # glm4_moe: how far a step moves an expert's bias, up if it had too few tokens
+    # glm4_moe: change of an expert's bias in a step, upwards if it had too few tokens
     bias_update_rate: NonNegativeFloat = 0.001
 
     def for_model(self, model: ModelConfig) -> RouterSettings:
-        """The same with what `auto` comes to for this model, whose router may be balanced by bias."""
+        """These settings with `auto` resolved for this model."""
         if self.balance != "auto":
             return self
         return replace(self, balance="none" if model.architecture == "glm4_moe" else "batch")
 
     def loss(self, means: RouterStats, units_B: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum to be added over these rows, and its parts by name; a row weighs as many units as it has."""
+        """The routers' loss, summed over these rows weighted by their units, and its parts by name."""
         units_B = units_B.to(means.z_B.dtype)
         over_pass = self.balance in ("auto", "batch")
         balance = means.batch * units_B.sum() if over_pass else (means.sequence_B * units_B).sum()
@@ -44,8 +44,8 @@ class RouterSettings(Settings):
         total = self.z_loss_coef * z + (0.0 if self.balance == "none" else self.aux_loss_coef * balance)
         return total, {"router_balance": balance.detach(), "router_z": z.detach()}
 
-    def added_to(self, loss: Loss, means: RouterStats | None, units_B: Callable[[], Tensor]) -> Loss:
-        """An objective's loss with that of the routers. means: None of a dense model, which has none."""
+    def add_to(self, loss: Loss, means: RouterStats | None, units_B: Callable[[], Tensor]) -> Loss:
+        """An objective's loss plus the routers' loss. means: None for a dense model."""
         if means is None:
             return loss
         total, parts = self.loss(means, units_B())

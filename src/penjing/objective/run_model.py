@@ -1,4 +1,4 @@
-"""The forward pass of the objectives that learn from whole answers."""
+"""The forward pass of objectives that score answers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from penjing.model.score import LogProbs
 
 def run_model(model: Any, batch: AnswerBatch, *, temperature: float = 1.0, scalar_N: Tensor | None = None) -> Any:
     """logp_2N of the answers' tokens (model/score.py); with `scalar_N` also value_N (model/value_head.py); of a mixture
-    of experts with what its routers did."""
-    more = {} if scalar_N is None else {"scalar_N": scalar_N}
+    of experts also its router statistics."""
+    kwargs = {} if scalar_N is None else {"scalar_N": scalar_N}
     return model(
         batch.ids_BT,
         batch.document_BT,
@@ -21,5 +21,5 @@ def run_model(model: Any, batch: AnswerBatch, *, temperature: float = 1.0, scala
         position_BT=batch.position_BT,
         score=LogProbs(batch.target_N, temperature),
         scored_N=batch.scored_N,
-        **more,
+        **kwargs,
     )

@@ -1,4 +1,4 @@
-"""AdamW (arXiv:1711.05101): torch's own fused kernel, and ours where its state is kept in less than float32."""
+"""AdamW (arXiv:1711.05101): torch's fused kernel for float32 state, our own for state in fewer bits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import nn
 from penjing.base.config import BelowOne, NonNegativeFloat, PositiveFloat, Settings
 from penjing.optim.adamw_low_precision import LowPrecisionAdamW
 from penjing.optim.adamw_no_dynamo import FusedAdamW
-from penjing.optim.low_precision_state import BYTES, StateDtype, is_small
-from penjing.optim.param_groups import embeddings, group
+from penjing.optim.low_precision_state import BYTES, StateDtype, uses_low_precision
+from penjing.optim.param_groups import embeddings, group_parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,62 +27,62 @@ class AdamW(Settings):
     beta2: BelowOne = 0.95
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.1  # of block matrices only; gains, embedding and head do not decay
-    # How both moments are kept between steps: 8, 4 or 2 bytes a parameter. bfloat16 is rounded up or down by chance;
-    # int8 has a scale for every 256, and leaves the embedding in float32. Both leave what is below 4096 elements.
+    # Format of both moments between steps: 8, 4 or 2 bytes per parameter. bfloat16 uses stochastic rounding. int8 has
+    # a scale for every 256 numbers and keeps the embedding in float32. Parameters below 4096 elements stay float32.
     state_dtype: StateDtype = "float32"
 
     @property
     def state_bytes(self) -> int:
-        """Of a parameter, about."""
+        """Bytes of state per parameter, approximately."""
         return 2 * BYTES[self.state_dtype]
 
     def warnings(self) -> list[str]:
-        """What to tell the user about settings that were hardly meant so."""
+        """Warnings about settings that are probably mistakes."""
         return []
 
     def build(self, model: nn.Module, seed: int = 0) -> list[torch.optim.Optimizer]:
-        """seed: of chance in rounding the state."""
-        groups = group(model)
-        parts: list[dict[str, Any]] = [
+        """seed: of stochastic rounding."""
+        groups = group_parameters(model)
+        param_groups: list[dict[str, Any]] = [
             {"params": groups.matrices, "weight_decay": self.weight_decay},
             {"params": groups.tables + groups.gains, "weight_decay": 0.0},
         ]
         betas = (self.beta1, self.beta2)
-        return adamw(parts, embeddings(model), self.learning_rate, betas, self.eps, self.state_dtype, seed)
+        return adamw(param_groups, embeddings(model), self.learning_rate, betas, self.eps, self.state_dtype, seed)
 
 
-Parts = list[dict[str, Any]]  # parameter groups
+GroupList = list[dict[str, Any]]  # parameter groups
 
 
-def split(parts: Parts, how: StateDtype, tables: set[nn.Parameter]) -> tuple[Parts, Parts]:
-    """The same groups twice: with what is kept in float32, and with what is kept as `how` says. tables: embeddings."""
-    small = {p for part in parts for p in part["params"] if is_small(p, how, embedding=p in tables)}
+def split_groups(groups: GroupList, dtype: StateDtype, embeddings: set[nn.Parameter]) -> tuple[GroupList, GroupList]:
+    """The groups split in two: parameters with float32 state, and those with state in `dtype`."""
+    low = {p for group in groups for p in group["params"] if uses_low_precision(p, dtype, embedding=p in embeddings)}
     return (
-        [{**part, "params": [p for p in part["params"] if p not in small]} for part in parts],
-        [{**part, "params": [p for p in part["params"] if p in small]} for part in parts],
+        [{**group, "params": [p for p in group["params"] if p not in low]} for group in groups],
+        [{**group, "params": [p for p in group["params"] if p in low]} for group in groups],
     )
 
 
 def adamw(
-    parts: Parts,
-    tables: set[nn.Parameter],
+    param_groups: GroupList,
+    embeddings: set[nn.Parameter],
     learning_rate: float,
     betas: tuple[float, float],
-    epsilon: float,
-    how: StateDtype,
+    eps: float,
+    state_dtype: StateDtype,
     seed: int,
 ) -> list[torch.optim.Optimizer]:
-    """torch's AdamW and ours where less than float32 is kept, each where it has parameters; each remembers its peak
-    rate as `peak`. tables: embeddings."""
+    """torch's AdamW for float32 state and ours for low-precision state, each only if it has parameters. Each parameter
+    group stores its peak learning rate as `peak`."""
     optimizers: list[torch.optim.Optimizer] = []
-    whole, small = split(parts, how, tables)
-    if filled := _with_peak(whole, learning_rate):
-        optimizers.append(FusedAdamW(filled, learning_rate, betas, epsilon))
-    if filled := _with_peak(small, learning_rate):
-        optimizers.append(LowPrecisionAdamW(filled, learning_rate, betas, epsilon, how, seed))
+    full, low = split_groups(param_groups, state_dtype, embeddings)
+    if groups := _with_peak(full, learning_rate):
+        optimizers.append(FusedAdamW(groups, learning_rate, betas, eps))
+    if groups := _with_peak(low, learning_rate):
+        optimizers.append(LowPrecisionAdamW(groups, learning_rate, betas, eps, state_dtype, seed))
     return optimizers
 
 
-def _with_peak(parts: Parts, learning_rate: float) -> Parts:
-    """Those that are not empty, which torch would refuse."""
-    return [{**part, "peak": learning_rate} for part in parts if part["params"]]
+def _with_peak(param_groups: GroupList, learning_rate: float) -> GroupList:
+    """The groups that are not empty (torch refuses empty ones), each with `peak`."""
+    return [{**group, "peak": learning_rate} for group in param_groups if group["params"]]

@@ -1,5 +1,5 @@
-"""torch's optimizers without torch's compiler, which they import at their first call (70 MiB, 2 seconds) only to tell
-it to stand aside."""
+"""torch's optimizers without torch's compiler. torch's versions import it at their first call (70 MiB, 2 seconds), only
+to disable it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NoDynamoOptimizer(torch.optim.Optimizer):
 
 
 class FusedAdamW(NoDynamoOptimizer, torch.optim.AdamW):
-    """`torch.optim.AdamW(fused=True)` (arXiv:1711.05101), the same steps to the last bit.
+    """`torch.optim.AdamW(fused=True)` (arXiv:1711.05101), bit-identical.
 
     params: groups, each with its own `weight_decay`. Raises ValueError for what torch refuses.
     """
@@ -40,10 +40,10 @@ class FusedAdamW(NoDynamoOptimizer, torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step from the gradients that are there; a closure is not taken."""
+        """One step from the existing gradients. Closures are not supported."""
         for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
             if parameter.device.type == "cpu" and parameter.grad is not None and not self.state[parameter]:
-                # As torch makes it, but where a step's other large tensors are.
+                # The state that torch would make, but allocated in the arena of a step's other large tensors.
                 self.state[parameter] = {
                     "step": torch.zeros((), dtype=torch.float32),
                     "exp_avg": arena.empty_like(parameter).zero_(),

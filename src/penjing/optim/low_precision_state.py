@@ -1,7 +1,7 @@
-"""How an optimizer's state is kept between steps: as it is, in bfloat16, or in 8 bits with a scale for each block.
+"""Formats of optimizer state between steps: float32, bfloat16, or int8 with a scale for each block.
 
-A state is read into float32, changed and written back, piece by piece, so that what is there in float32 at one time
-does not grow with the model. bfloat16 forgets nothing on average: it is rounded up or down by chance.
+State is read into float32, changed and written back chunk by chunk, so that the float32 copy does not grow with the
+model. bfloat16 uses stochastic rounding, which is unbiased.
 """
 
 from __future__ import annotations
@@ -17,162 +17,162 @@ from penjing.base.seeds import derive
 from penjing.optim.adamw_no_dynamo import NoDynamoOptimizer
 
 StateDtype = Literal["float32", "bfloat16", "int8"]
-BYTES: dict[StateDtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1}  # of one kept number; scales add 1/64 byte
-BLOCK = 256  # numbers that share a scale: one large one spoils no more than these
-PIECE = 1 << 22  # numbers worked on at once: 16 MiB for each temporary in float32; a multiple of BLOCK
-LEAST = 4096  # elements of a parameter whose state is worth making small
-_DECADES = 7  # of magnitude, below the largest of a block
-_LOW_BITS = 1 << 16  # of float32's mantissa that bfloat16 has not
+BYTES: dict[StateDtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1}  # per number; scales add 1/64 byte
+BLOCK = 256  # numbers that share a scale; an outlier costs only these numbers precision
+CHUNK = 1 << 22  # numbers processed at once: 16 MiB for each float32 temporary; a multiple of BLOCK
+MIN_ELEMENTS = 4096  # smallest parameter whose state is compressed
+_DECADES = 7  # of magnitude, below a block's largest number
+_LOW_BITS = 1 << 16  # range of the float32 mantissa bits that bfloat16 lacks
 
 
-def is_small(parameter: Tensor, how: StateDtype, *, embedding: bool) -> bool:
-    """Whether this parameter's state is kept in less than float32.
+def uses_low_precision(parameter: Tensor, state_dtype: StateDtype, *, embedding: bool) -> bool:
+    """Whether this parameter's state is stored in fewer bits than float32.
 
-    In 8 bits an embedding's is not: its rows are seen seldom and at very different rates (arXiv:2110.02861, section
-    2.3, which found it to need 32 bits).
+    int8 excludes embeddings: their rows are updated rarely and at very different rates, and need 32 bits
+    (arXiv:2110.02861, section 2.3).
     """
-    return how != "float32" and parameter.numel() >= LEAST and not (how == "int8" and embedding)
+    return state_dtype != "float32" and parameter.numel() >= MIN_ELEMENTS and not (state_dtype == "int8" and embedding)
 
 
-def pieces(count: int) -> Iterator[slice]:
-    """Slices of at most PIECE that make up `count` elements."""
-    return (slice(first, min(first + PIECE, count)) for first in range(0, count, PIECE))
+def chunks(count: int) -> Iterator[slice]:
+    """Slices of at most CHUNK elements that cover `count` elements."""
+    return (slice(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK))
 
 
 def stochastic_round(value: Tensor, generator: torch.Generator) -> Tensor:
-    """float32 to bfloat16, up with the probability of how far it is on the way (arXiv:1502.02551, section 3.1).
+    """Stochastic rounding of float32 to bfloat16, unbiased (arXiv:1502.02551, section 3.1).
 
-    Rounded to nearest, a running mean with weight 0.05 stands still once its changes are below 1/256 of it.
+    With rounding to nearest, a running mean of weight 0.05 would stop once its changes are below 1/256 of it.
     """
     bits = value.float().contiguous().view(torch.int32)
-    chance = torch.randint(_LOW_BITS, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
-    # What is added overflows from the low half into the high one as often as it should; the low half is then dropped.
-    return ((bits + chance) & -_LOW_BITS).view(torch.float32).to(torch.bfloat16)
+    noise = torch.randint(_LOW_BITS, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
+    # The sum carries into the high half with the required probability; the mask then drops the low half.
+    return ((bits + noise) & -_LOW_BITS).view(torch.float32).to(torch.bfloat16)
 
 
 class QuantCodebook:
-    """256 numbers between -1 or 0 and 1, dense near zero: seven decades, each with twice as many as the one below.
+    """256 levels from -1 (unsigned: 0) to 1, dense near zero: seven decades, each twice as fine as the one below.
 
-    arXiv:2110.02861, section 1.3 (dynamic tree quantisation) and 2.2 (without a sign for second moments). Other than
-    there the codes without a sign have no zero, but 1e-7: a second moment that is rounded to zero makes a step of the
-    size of m / epsilon (arXiv:2309.01507).
+    arXiv:2110.02861, section 1.3 (dynamic tree quantisation) and 2.2 (unsigned, for second moments). Unlike in the
+    paper, the unsigned codebook has 1e-7 instead of zero: a second moment rounded to zero would make a step of size
+    m / epsilon (arXiv:2309.01507).
     """
 
     def __init__(self, device: torch.device, *, signed: bool) -> None:
-        above: list[float] = []
+        positive: list[float] = []
         for decade in range(_DECADES):
             count = 2**decade if signed else 2 ** (decade + 1)
-            above += [10.0 ** (decade - _DECADES + 1) * (0.1 + 0.9 * (at + 0.5) / count) for at in range(count)]
-        below = [-value for value in reversed(above)] + [0.0] if signed else [1e-7]
-        levels = [*below, *above, 1.0]
+            positive += [10.0 ** (decade - _DECADES + 1) * (0.1 + 0.9 * (i + 0.5) / count) for i in range(count)]
+        negative = [-value for value in reversed(positive)] + [0.0] if signed else [1e-7]
+        levels = [*negative, *positive, 1.0]
         assert len(levels) == 256
-        middles = [(one + next_one) / 2 for one, next_one in pairwise(levels)]
+        midpoints = [(lower + upper) / 2 for lower, upper in pairwise(levels)]
         self.levels_256 = torch.tensor(levels, dtype=torch.float32, device=device)
-        self.middles_255 = torch.tensor(middles, dtype=torch.float32, device=device)
+        self.midpoints_255 = torch.tensor(midpoints, dtype=torch.float32, device=device)
 
     def encode(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest codes (uint8, N) and each block's largest magnitude (float32, N / BLOCK rounded up)."""
         blocks = nn.functional.pad(value_N, (0, -len(value_N) % BLOCK)).view(-1, BLOCK)
         scale = blocks.abs().amax(dim=1)
-        share = blocks / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
-        codes = torch.bucketize(share, self.middles_255, out_int32=True).to(torch.uint8)
+        normalized = blocks / scale.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+        codes = torch.bucketize(normalized, self.midpoints_255, out_int32=True).to(torch.uint8)
         return codes.view(-1)[: len(value_N)], scale
 
     def decode(self, codes_N: Tensor, scale: Tensor) -> Tensor:
-        """float32, N."""
-        share_N = self.levels_256.index_select(0, codes_N.int())
-        return share_N.mul_(scale.repeat_interleave(BLOCK)[: len(codes_N)])
+        """The values, float32, N."""
+        value_N = self.levels_256.index_select(0, codes_N.int())
+        return value_N.mul_(scale.repeat_interleave(BLOCK)[: len(codes_N)])
 
 
 class LowPrecisionOptimizer(NoDynamoOptimizer):
-    """A parameter-wise optimizer of ours: keeps its state as `how` says, and frees each gradient once it is consumed.
+    """Base of our parameter-wise optimizers: stores state in `state_dtype`, and frees each gradient after its use.
 
-    It is not run inside the backward pass, where gradients could be freed even sooner: clipping by the global norm and
-    the guard against bad steps (train/nonfinite_guard.py) both need all gradients before the first weight may change.
+    It does not run inside the backward pass, which would free gradients sooner: clipping by the global norm and the
+    guard against bad steps (train/nonfinite_guard.py) need all gradients before the first weight changes.
 
-    Chance is drawn anew from (seed, step, parameter), so that a run that was taken up again goes on bit for bit, and
-    all ranks round alike. Where `found_inf` is set to 1, as torch's scalers set it, a step changes nothing.
+    Stochastic rounding is seeded by (seed, step, parameter), so that a resumed run is bit-identical and all ranks round
+    alike. If `found_inf` is 1, which torch's grad scalers set, a step changes nothing.
     """
 
     _step_supports_amp_scaling = True
 
-    def __init__(self, params: list[dict[str, Any]], defaults: dict[str, Any], how: StateDtype, seed: int) -> None:
+    def __init__(self, params: list[dict[str, Any]], defaults: dict[str, Any], dtype: StateDtype, seed: int) -> None:
         super().__init__(params, defaults)
-        self.how, self.seed = how, seed
-        everyone = chain.from_iterable(part["params"] for part in self.param_groups)
-        self._number = {parameter: number for number, parameter in enumerate(everyone)}
-        self._codes: dict[bool, QuantCodebook] = {}
+        self.state_dtype, self.seed = dtype, seed
+        parameters = chain.from_iterable(group["params"] for group in self.param_groups)
+        self._index = {parameter: index for index, parameter in enumerate(parameters)}
+        self._codebooks: dict[bool, QuantCodebook] = {}
 
     @property
     def bad(self) -> Tensor | None:
-        """1 on the device where this step must change nothing; None: nobody asks, or it is known that it need not."""
-        found: Tensor | None = getattr(self, "found_inf", None)
-        if found is not None and found.device.type == "cpu" and not bool(found > 0):  # no device to wait for
+        """A tensor on the device, 1 if this step must change nothing. None if that is already known not to be so."""
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        if found_inf is not None and found_inf.device.type == "cpu" and not bool(found_inf > 0):  # nothing to wait for
             return None
-        return found
+        return found_inf
 
-    def begin(self, parameter: Tensor, *moments: str) -> torch.Generator | None:
-        """Make what is kept of a parameter where it is not there; returns this step's chance, if any is needed."""
+    def init_state(self, parameter: Tensor, *moments: str) -> torch.Generator | None:
+        """Make a parameter's state if it is missing; return this step's generator for bfloat16 state, else None."""
         state = self.state[parameter]
         for name in moments:
             if name in state:
                 continue
-            if self.how == "int8":
+            if self.state_dtype == "int8":
                 state[name] = torch.zeros_like(parameter, dtype=torch.uint8)
                 num_blocks = -(-parameter.numel() // BLOCK)
                 state[f"{name}_scale"] = torch.zeros(num_blocks, dtype=torch.float32, device=parameter.device)
             else:
-                state[name] = torch.zeros_like(parameter, dtype=getattr(torch, self.how))
-        if self.how != "bfloat16":
+                state[name] = torch.zeros_like(parameter, dtype=getattr(torch, self.state_dtype))
+        if self.state_dtype != "bfloat16":
             return None
-        state["draws"] = state.get("draws", 0) + 1  # counted on the host, which knows of no bad steps
-        seed = derive(self.seed, state["draws"], self._number[parameter])
+        state["draws"] = state.get("draws", 0) + 1  # counted on the host, bad steps included
+        seed = derive(self.seed, state["draws"], self._index[parameter])
         return torch.Generator(device=parameter.device).manual_seed(seed)
 
-    def recall(self, parameter: Tensor, name: str, piece: slice, *, signed: bool) -> Tensor:
-        """A piece of what is kept, in float32: of float32 state the very memory, else a copy."""
+    def read_state(self, parameter: Tensor, name: str, chunk: slice, *, signed: bool) -> Tensor:
+        """A chunk of a state in float32: a view of float32 state, a copy of other state."""
         state = self.state[parameter]
-        stored_N: Tensor = state[name].view(-1)[piece]
-        if self.how == "int8":
-            return self._coded(parameter.device, signed).decode(stored_N, state[f"{name}_scale"][_blocks(piece)])
+        stored_N: Tensor = state[name].view(-1)[chunk]
+        if self.state_dtype == "int8":
+            return self._codebook(parameter.device, signed).decode(stored_N, state[f"{name}_scale"][_blocks(chunk)])
         return stored_N.float()
 
-    def keep(
+    def write_state(
         self,
         parameter: Tensor,
         name: str,
-        piece: slice,
+        chunk: slice,
         value_N: Tensor,
-        chance: torch.Generator | None,
+        generator: torch.Generator | None,
         *,
         signed: bool,
     ) -> None:
-        """Put a piece back. In a bad step it must be as it was recalled, and what is kept then stays bit for bit."""
+        """Write a chunk back. In a bad step the caller must not have changed it; the stored bits then stay the same."""
         state = self.state[parameter]
-        stored_N: Tensor = state[name].view(-1)[piece]
-        if self.how == "float32":
+        stored_N: Tensor = state[name].view(-1)[chunk]
+        if self.state_dtype == "float32":
             assert value_N.data_ptr() == stored_N.data_ptr(), "changed in place"
-        elif self.how == "bfloat16":
-            assert chance is not None
-            stored_N.copy_(stochastic_round(value_N, chance))  # of what bfloat16 holds there is only one rounding
+        elif self.state_dtype == "bfloat16":
+            assert generator is not None
+            stored_N.copy_(stochastic_round(value_N, generator))  # a bfloat16 value rounds to itself
         else:
-            codes_N, scale = self._coded(parameter.device, signed).encode(value_N)
-            scale_before = state[f"{name}_scale"][_blocks(piece)]
-            if self.bad is not None:  # codes of what was decoded need not be the same ones
+            codes_N, scale = self._codebook(parameter.device, signed).encode(value_N)
+            scale_before = state[f"{name}_scale"][_blocks(chunk)]
+            if self.bad is not None:  # encoding decoded values need not give the same codes
                 codes_N = torch.where(self.bad > 0, stored_N, codes_N)
                 scale = torch.where(self.bad > 0, scale_before, scale)
             stored_N.copy_(codes_N)
             scale_before.copy_(scale)
 
-    def _coded(self, device: torch.device, signed: bool) -> QuantCodebook:
-        if signed not in self._codes:
-            self._codes[signed] = QuantCodebook(device, signed=signed)
-        return self._codes[signed]
+    def _codebook(self, device: torch.device, signed: bool) -> QuantCodebook:
+        if signed not in self._codebooks:
+            self._codebooks[signed] = QuantCodebook(device, signed=signed)
+        return self._codebooks[signed]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but every tensor stays in the dtype it was kept in: torch's makes all of the weights' dtype."""
+        """As torch's, but every tensor keeps its stored dtype; torch converts all to the weights' dtype."""
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        parameters = list(self._number)
+        parameters = list(self._index)
         for number, values in state_dict["state"].items():
             parameter = parameters[number]
             self.state[parameter] = {
@@ -181,5 +181,5 @@ class LowPrecisionOptimizer(NoDynamoOptimizer):
             }
 
 
-def _blocks(piece: slice) -> slice:
-    return slice(piece.start // BLOCK, -(-piece.stop // BLOCK))
+def _blocks(chunk: slice) -> slice:
+    return slice(chunk.start // BLOCK, -(-chunk.stop // BLOCK))

@@ -1,8 +1,8 @@
-"""Muon for block matrices, AdamW for the rest (K. Jordan, 2024, "Muon: an optimizer for hidden layers";
+"""Muon for block matrices, AdamW for other parameters (K. Jordan, 2024, "Muon: an optimizer for hidden layers";
 arXiv:2502.16982).
 
-The momentum of each matrix is replaced by the nearest orthogonal one, found in three rounds of Newton and Schulz, so
-that all its directions are learned at the same speed.
+Each matrix's momentum is replaced by the nearest orthogonal matrix, computed in three Newton-Schulz iterations, so that
+all its directions are learned at the same speed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from penjing.base.config import BelowOne, NonNegativeFloat, PositiveFloat, Settings
 from penjing.base.seeds import derive
 from penjing.kernels import ops, reference
-from penjing.optim.adamw import adamw, split
-from penjing.optim.low_precision_state import BYTES, LowPrecisionOptimizer, StateDtype, pieces
-from penjing.optim.param_groups import embeddings, group
+from penjing.optim.adamw import adamw, split_groups
+from penjing.optim.low_precision_state import BYTES, LowPrecisionOptimizer, StateDtype, chunks
+from penjing.optim.param_groups import embeddings, group_parameters
 
-LOWEST_RATE = 2e-3  # at and below which a rate is taken to be meant for AdamW
+MAX_ADAMW_RATE = 2e-3  # a learning rate up to this was probably meant for AdamW
 
 
 class _MuonOptimizer(LowPrecisionOptimizer):
@@ -33,62 +33,62 @@ class _MuonOptimizer(LowPrecisionOptimizer):
         momentum: float,
         weight_decay: float,
         dtype: torch.dtype | None,
-        how: StateDtype = "float32",
+        state_dtype: StateDtype = "float32",
         seed: int = 0,
     ) -> None:
-        """dtype: of the orthogonalization's matmuls. how: how the momentum is kept. seed: of stochastic rounding."""
+        """dtype: of the orthogonalization's matmuls. state_dtype: of the momentum. seed: of stochastic rounding."""
         defaults = {"lr": learning_rate, "momentum": momentum, "weight_decay": weight_decay}
-        super().__init__(params, defaults, how, seed)
+        super().__init__(params, defaults, state_dtype, seed)
         self.orthogonalize = ops.Orthogonalize(dtype)
 
     def compile_update(self) -> None:
-        """Compile the orthogonalization, once for each shape of a stack, when it is first met."""
+        """Compile the orthogonalization, once for each shape of a stack, at its first use."""
         self.orthogonalize.compile()
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step from the gradients that are there, which are freed; a closure is not taken."""
-        for part in self.param_groups:
+        """One step from the existing gradients, which are freed. Closures are not supported."""
+        for group in self.param_groups:
             by_shape: dict[torch.Size, list[nn.Parameter]] = {}
-            for parameter in part["params"]:
+            for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape.setdefault(parameter.shape, []).append(parameter)
-            # Matrices of one shape are worked on as one stack: 28 small matmuls become 5 batched ones.
+            # Matrices of one shape are stacked: 28 small matmuls become 5 batched ones.
             for parameters in by_shape.values():
                 height = ops.stack_height(len(parameters), parameters[0])
                 for first in range(0, len(parameters), height):
-                    self._step_stack(part, parameters[first : first + height])
+                    self._step_stack(group, parameters[first : first + height])
 
-    def _step_stack(self, part: dict[str, Any], parameters: list[nn.Parameter]) -> None:
+    def _step_stack(self, group: dict[str, Any], parameters: list[nn.Parameter]) -> None:
         like = parameters[0]
         stack_EMN = torch.empty((len(parameters), *like.shape), dtype=torch.float32, device=like.device)
         for parameter, direction_MN in zip(parameters, stack_EMN, strict=True):
-            self._direction(part["momentum"], parameter, direction_MN)
+            self._nesterov_direction(group["momentum"], parameter, direction_MN)
             parameter.grad = None
         scale = max(1.0, like.shape[-2] / like.shape[-1]) ** 0.5
-        decay = 1 - part["lr"] * part["weight_decay"]
-        ops.decayed_update(parameters, self.orthogonalize(stack_EMN), decay, part["lr"], scale, self.bad)
+        decay = 1 - group["lr"] * group["weight_decay"]
+        ops.decayed_update(parameters, self.orthogonalize(stack_EMN), decay, group["lr"], scale, self.bad)
 
-    def _direction(self, momentum: float, parameter: nn.Parameter, into: Tensor) -> None:
-        """Take the gradient into the momentum, and write Nesterov's mean of the two."""
+    def _nesterov_direction(self, momentum: float, parameter: nn.Parameter, out: Tensor) -> None:
+        """Update the momentum with the gradient, and write Nesterov's mean of the two to `out`."""
         assert parameter.grad is not None
-        chance, bad = self.begin(parameter, "momentum"), self.bad
-        gradient_N, into_N = parameter.grad.reshape(-1), into.view(-1)
-        if self.how == "float32" and bad is None:
-            ops.nesterov_update(gradient_N, self.state[parameter]["momentum"].view(-1), into_N, momentum)
+        generator, bad = self.init_state(parameter, "momentum"), self.bad
+        gradient_N, out_N = parameter.grad.reshape(-1), out.view(-1)
+        if self.state_dtype == "float32" and bad is None:
+            ops.nesterov_update(gradient_N, self.state[parameter]["momentum"].view(-1), out_N, momentum)
             return
-        for piece in pieces(parameter.numel()):
-            mean = self.recall(parameter, "momentum", piece, signed=True)
-            gradient = gradient_N[piece].float()
-            if bad is not None:  # a mean of the momentum with itself is itself
+        for chunk in chunks(parameter.numel()):
+            mean = self.read_state(parameter, "momentum", chunk, signed=True)
+            gradient = gradient_N[chunk].float()
+            if bad is not None:  # averaging the momentum with itself leaves it unchanged
                 gradient = torch.where(bad > 0, mean, gradient)
-            reference.nesterov_update(gradient, mean, into_N[piece], momentum)
-            self.keep(parameter, "momentum", piece, mean, chance, signed=True)
+            reference.nesterov_update(gradient, mean, out_N[chunk], momentum)
+            self.write_state(parameter, "momentum", chunk, mean, generator, signed=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(Settings):
-    """Muon for the blocks' matrices, AdamW for embedding, head and gains."""
+    """Muon for the blocks' matrices, AdamW for embedding, head and norm gains."""
 
     section: ClassVar = "optimizer"
 
@@ -100,34 +100,35 @@ class Muon(Settings):
     beta1: BelowOne = 0.9
     beta2: BelowOne = 0.95
     eps: PositiveFloat = 1e-8
-    # How the momentum (4, 2 or 1 bytes a parameter) and AdamW's moments are kept between steps; as in adamw.py.
+    # Format of the momentum (4, 2 or 1 bytes per parameter) and of AdamW's moments between steps; see adamw.py.
     state_dtype: StateDtype = "float32"
 
     @property
     def state_bytes(self) -> int:
-        """Of a parameter of the matrices, about."""
+        """Bytes of state per parameter of the matrices, approximately."""
         return BYTES[self.state_dtype]
 
     def warnings(self) -> list[str]:
-        """What to tell the user about settings that were hardly meant so."""
-        if self.learning_rate > LOWEST_RATE:
+        """Warnings about settings that are probably mistakes."""
+        if self.learning_rate > MAX_ADAMW_RATE:
             return []
         return [
-            f"optimizer.learning_rate={self.learning_rate:g} is small for Muon, whose steps have one size whatever the "
-            "gradient's; its usual rate is 0.02. optimizer=adamw learns with AdamW"
+            f"optimizer.learning_rate={self.learning_rate:g} is small for Muon, whose step size does not depend on the "
+            "gradient's; its usual rate is 0.02. Use optimizer=adamw for AdamW"
         ]
 
     def build(self, model: nn.Module, seed: int = 0) -> list[torch.optim.Optimizer]:
-        """seed: of chance in rounding the state."""
-        groups = group(model)
-        dtype = getattr(model, "compute_dtype", None)  # the orthogonalisation runs in what the model's matmuls run in
+        """seed: of stochastic rounding."""
+        groups = group_parameters(model)
+        dtype = getattr(model, "compute_dtype", None)  # the dtype of the model's matmuls
         optimizers: list[torch.optim.Optimizer] = []
-        plain, small = split([{"params": groups.matrices, "peak": self.learning_rate}], self.state_dtype, set())
+        matrices = [{"params": groups.matrices, "peak": self.learning_rate}]
+        full, low = split_groups(matrices, self.state_dtype, set())
         settings = (self.learning_rate, self.momentum, self.weight_decay, dtype)
-        hows: tuple[tuple[list[dict[str, Any]], StateDtype], ...] = ((plain, "float32"), (small, self.state_dtype))
-        for parts, how in hows:
-            if parts[0]["params"]:  # with frozen weights either may be empty, which torch refuses
-                optimizers.append(_MuonOptimizer(parts, *settings, how, derive(seed, "matrices")))
-        rest = [{"params": groups.tables + groups.gains, "weight_decay": 0.0}]
+        variants: tuple[tuple[list[dict[str, Any]], StateDtype], ...] = ((full, "float32"), (low, self.state_dtype))
+        for param_groups, state_dtype in variants:
+            if param_groups[0]["params"]:  # either may be empty (torch refuses empty groups)
+                optimizers.append(_MuonOptimizer(param_groups, *settings, state_dtype, derive(seed, "matrices")))
+        others = [{"params": groups.tables + groups.gains, "weight_decay": 0.0}]
         rate, betas, seed = self.adamw_learning_rate, (self.beta1, self.beta2), derive(seed, "rest")
-        return optimizers + adamw(rest, embeddings(model), rate, betas, self.eps, self.state_dtype, seed)
+        return optimizers + adamw(others, embeddings(model), rate, betas, self.eps, self.state_dtype, seed)

@@ -1,4 +1,4 @@
-"""Which parameter gets what: gains and embeddings never decay."""
+"""Sorts parameters into groups; norm gains and embeddings have no weight decay."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class ParamGroups:
-    """The trainable parameters of a model by their part: block matrices, tables (embedding and head), gains.
+    """A model's trainable parameters: block matrices, tables (embedding and head), and norm gains.
 
-    Adapters' A and B are block matrices like any other, and DoRA's magnitudes are gains.
+    Adapters' A and B count as block matrices, and DoRA's magnitudes as gains.
     """
 
     matrices: list[nn.Parameter]
@@ -19,8 +19,8 @@ class ParamGroups:
     gains: list[nn.Parameter]
 
 
-def group(model: nn.Module) -> ParamGroups:
-    """Sort trainable parameters; a shared (tied) one is listed once."""
+def group_parameters(model: nn.Module) -> ParamGroups:
+    """Sort the trainable parameters; a tied one is listed once."""
     groups = ParamGroups([], [], [])
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -35,5 +35,5 @@ def group(model: nn.Module) -> ParamGroups:
 
 
 def embeddings(model: nn.Module) -> set[nn.Parameter]:
-    """Those that ids are looked up in, shared with a head or not."""
+    """The parameters of the input embedding, tied to the head or not."""
     return {parameter for name, parameter in model.named_parameters() if name.endswith("embed.weight")}

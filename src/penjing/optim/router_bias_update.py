@@ -1,4 +1,4 @@
-"""Balance without a loss: experts that had too few tokens are preferred a little more from the next step on
+"""Load balancing without a loss: the router's bias of experts with too few tokens is raised after each step
 (arXiv:2408.15664)."""
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from penjing.model.moe import mixtures
 
 
 class RouterBalance:
-    """Stands among the optimizers: after each step it reads and clears every router's load, and moves its bias.
+    """One of a run's optimizers. Each step reads and clears every router's load, and changes the router's bias.
 
-    bias_e += rate sign(mean load - load_e), over the tokens of all ranks. Routers without a bias are only watched.
-    Where `found_inf` is set to 1, as torch's scalers set it, a step moves nothing.
+    bias_e += rate sign(mean load - load_e), over the tokens of all ranks. Of routers without a bias only the load is
+    measured. If `found_inf` is 1, which torch's grad scalers set, a step changes nothing.
     """
 
     _step_supports_amp_scaling = True
     found_inf: Tensor | None = None
 
-    def __init__(self, model: nn.Module, rate: float, add: Callable[[Tensor], Tensor]) -> None:
-        """add: sums a tensor over ranks."""
-        self.layers, self.rate, self._add = mixtures(model), rate, add
-        self.param_groups: list[dict[str, Any]] = []  # nothing here follows the learning rate
+    def __init__(self, model: nn.Module, rate: float, all_reduce: Callable[[Tensor], Tensor]) -> None:
+        """all_reduce: sums a tensor over ranks."""
+        self.layers, self.rate, self._all_reduce = mixtures(model), rate, all_reduce
+        self.param_groups: list[dict[str, Any]] = []  # empty: the learning rate does not apply
         self._load_LE = torch.zeros(len(self.layers), 1)
 
     @torch.no_grad()
     def step(self) -> None:
-        load_LE = self._add(torch.stack([layer.load_E for layer in self.layers]))
+        load_LE = self._all_reduce(torch.stack([layer.load_E for layer in self.layers]))
         rate = self.rate if self.found_inf is None else self.rate * (1 - self.found_inf)
         for layer, load_E in zip(self.layers, load_LE, strict=True):
             if layer.router.correction is not None:
@@ -42,10 +42,10 @@ class RouterBalance:
         for layer in self.layers:
             layer.load_E.zero_()
 
-    def figures(self) -> dict[str, float]:
-        """The last step's load of the busiest expert over the mean load, in the worst layer and in the mean of all."""
-        over_L = self._load_LE.amax(dim=1) / self._load_LE.mean(dim=1).clamp(min=1e-9)
-        return {"max_expert_load_ratio": float(over_L.max()), "mean_expert_load_ratio": float(over_L.mean())}
+    def metrics(self) -> dict[str, float]:
+        """The busiest expert's load in the last step over the mean load: the largest and the mean of all layers."""
+        ratio_L = self._load_LE.amax(dim=1) / self._load_LE.mean(dim=1).clamp(min=1e-9)
+        return {"max_expert_load_ratio": float(ratio_L.max()), "mean_expert_load_ratio": float(ratio_L.mean())}
 
     def state_dict(self) -> dict[str, Any]:
         """Empty: the biases are part of the model."""

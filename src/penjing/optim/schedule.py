@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions from a step to a factor of the peak rate."""
+"""Learning-rate schedules: pure functions from a step to a fraction of the peak rate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Cosine(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupStableDecay(Settings):
-    """Warm up, hold, then fall in a straight line over the last part (arXiv:2404.06395, arXiv:2405.18392)."""
+    """Warm up, hold, then decay linearly at the end (arXiv:2404.06395, arXiv:2405.18392)."""
 
     section: ClassVar = "schedule"
 
@@ -59,8 +59,8 @@ class WarmupStableDecay(Settings):
         num_decay = round(self.decay_ratio * num_steps)
         if step < num_warmup:
             return _warm_up(step, num_warmup)
-        left = (num_steps - step) / num_decay if num_decay else 1.0
-        return self.min_lr_ratio + (1 - self.min_lr_ratio) * min(1.0, max(0.0, left))
+        remaining = (num_steps - step) / num_decay if num_decay else 1.0
+        return self.min_lr_ratio + (1 - self.min_lr_ratio) * min(1.0, max(0.0, remaining))
 
 
 @dataclass(frozen=True, kw_only=True)

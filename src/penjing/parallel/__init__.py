@@ -1,4 +1,4 @@
-"""Floor 3: strategies. One device, or many; nobody outside reaches into a wrapped model."""
+"""Floor 3: strategies for one device or several. Only a strategy reaches into the model that it wrapped."""
 
 STRATEGIES = {
     "single": "penjing.parallel.single:Single",

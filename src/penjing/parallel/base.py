@@ -18,35 +18,35 @@ from penjing.parallel.grad_scaler import LossScaler
 class Strategy(ABC):
     """Runs a model on its devices. `rank` of `world` processes; `device` is this one's.
 
-    One that is given a `scaler` (parallel/grad_scaler.py) scales the loss and unscales the gradients.
+    With a `scaler` (parallel/grad_scaler.py) it scales the loss and unscales the gradients.
     """
 
     rank: int
     world: int
     device: torch.device
-    scaler: LossScaler | None = None  # where matmuls are in float16
-    _model: nn.Module  # as it was wrapped
+    scaler: LossScaler | None = None  # set when matmuls are in float16
+    _model: nn.Module  # the wrapped model
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
-        """The model as a callable whose gradients are summed over all ranks."""
+        """Return a callable model whose gradients are summed over all ranks."""
 
     @abstractmethod
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
-        """Around one forward and backward; gradients travel between ranks in the last one only."""
+        """Context of one forward and backward pass. Ranks exchange gradients in the last pass of a step only."""
 
     def backward(self, total: Tensor) -> None:
-        """Add the gradient of `total`, summed over ranks, to the parameters."""
-        scaled = total if self.scaler is None else self.scaler.scaled(total)
+        """Add the gradient of `total`, summed over ranks, to the parameters' gradients."""
+        scaled = total if self.scaler is None else self.scaler.scale_loss(total)
         scaled.backward()  # type: ignore[no-untyped-call]
 
-    def clip(self, largest_norm: float) -> Tensor:
-        """Scale all gradients so that their joint norm is at most `largest_norm` (0: leave them); returns the norm."""
-        return clip_gradients(self._model, largest_norm, self.scaler)
+    def clip(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their global norm is at most `max_norm` (0: no clipping); return the norm."""
+        return clip_gradients(self._model, max_norm, self.scaler)
 
     @abstractmethod
-    def add(self, value: Tensor) -> Tensor:
-        """`value` summed over ranks, wherever it lies."""
+    def all_reduce(self, value: Tensor) -> Tensor:
+        """Sum `value` over ranks; it may be on the CPU or on the device."""
 
     @abstractmethod
     def any(self, flag: bool) -> bool:
@@ -54,31 +54,31 @@ class Strategy(ABC):
 
     @abstractmethod
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's `value`, on every rank. Before `wrap` the others wait as long as it takes, here and in `any`."""
+        """Return rank 0's `value` on every rank. Before `wrap`, this method and `any` wait without a limit."""
 
     @abstractmethod
     def close(self) -> None: ...
 
 
-def clip_gradients(model: nn.Module, largest_norm: float, scaler: LossScaler | None = None) -> Tensor:
-    """Clip by the global norm; returns the norm before clipping. With a scaler, gradients are first divided by it."""
+def clip_gradients(model: nn.Module, max_norm: float, scaler: LossScaler | None = None) -> Tensor:
+    """Clip by the global norm; return the norm before clipping. A scaler first divides the gradients by its scale."""
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if scaler is not None:
         scaler.unscale(gradients)
-    if largest_norm > 0:
-        norm = torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
+    if max_norm > 0:
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     else:
         norm = torch.nn.utils.get_total_norm(gradients)
     if scaler is not None:
-        scaler.observe(norm)
+        scaler.update(norm)
     return norm
 
 
 def local_device(name: str) -> torch.device:
-    """The device called `name` for this process: `auto` takes CUDA, then Apple's, then the CPU.
+    """The device called `name` for this process; `auto` takes CUDA if available, else MPS, else the CPU.
 
-    Raises UserError if the named device is not there.
+    Raises UserError if the named device is not available.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if name == "auto":
@@ -110,12 +110,12 @@ def local_device(name: str) -> torch.device:
 
 
 def launched_world() -> int:
-    """How many processes torchrun started; 1 without it."""
+    """The number of processes that torchrun started; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def make_strategy(device_name: str) -> Strategy:
-    """The strategy for how this process was launched: torchrun with several processes makes it data parallel."""
+    """The strategy for this launch: data parallel if torchrun started several processes, else a single device."""
     from penjing.base.registry import look_up
     from penjing.parallel import STRATEGIES
 

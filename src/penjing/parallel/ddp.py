@@ -1,4 +1,4 @@
-"""Data parallelism under torchrun: every rank holds the whole model and a share of each batch (NCCL; gloo on CPUs)."""
+"""Data parallelism under torchrun: every rank holds the full model and a share of each batch (NCCL; gloo on CPUs)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from penjing.parallel.base import Strategy
 
-# A rank that waits longer than this for the others ends with an error instead of hanging (torch's own is 10-30 min).
+# A rank that waits longer than this for the others ends with an error (torch's default is 10-30 min).
 TIMEOUT = timedelta(minutes=5)
-# Until there is a model: rank 0 may tokenize a large text for hours meanwhile. train/watchdog.py sees whether it lives.
-PATIENCE = timedelta(days=30)
+# Before the model is wrapped: rank 0 may tokenize a large text for hours. train/watchdog.py checks that it is alive.
+SETUP_TIMEOUT = timedelta(days=30)
 
 
 class DataParallel(Strategy):
@@ -32,17 +32,17 @@ class DataParallel(Strategy):
             torch.cuda.set_device(device)
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
-        # Over gloo, whatever the gradients use: for what lies on the host no GPU is made to wait.
-        self._control = distributed.new_group(backend="gloo", timeout=PATIENCE)
+        # Always gloo, also beside NCCL: exchanging values on the host does not make a GPU wait.
+        self._control = distributed.new_group(backend="gloo", timeout=SETUP_TIMEOUT)
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         self._control = distributed.new_group(backend="gloo", timeout=TIMEOUT)
         ids = [self.device.index] if self.device.type == "cuda" else None
-        # Buffers (the routers' loads and biases) are kept equal by who changes them; a broadcast would lose the loads.
-        known = inspect.signature(DistributedDataParallel).parameters
-        name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.13
-        more: dict[str, Any] = {name: False}
-        self._model = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **more)
+        # The code that changes a buffer (a router's load or bias) keeps ranks equal; a broadcast would lose the loads.
+        options = inspect.signature(DistributedDataParallel).parameters
+        name = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"  # before torch 2.13
+        kwargs: dict[str, Any] = {name: False}
+        self._model = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **kwargs)
         return self._model
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
@@ -51,10 +51,10 @@ class DataParallel(Strategy):
     def backward(self, total: Tensor) -> None:
         super().backward(total * self.world)
 
-    def add(self, value: Tensor) -> Tensor:
+    def all_reduce(self, value: Tensor) -> Tensor:
         value = value.clone()
         on_device = value.device.type == self.device.type
-        distributed.all_reduce(value, group=None if on_device else self._control)  # NCCL takes no tensor of a CPU
+        distributed.all_reduce(value, group=None if on_device else self._control)  # NCCL takes no CPU tensors
         return value
 
     def any(self, flag: bool) -> bool:
@@ -63,9 +63,9 @@ class DataParallel(Strategy):
         return bool(value.item())
 
     def broadcast(self, value: Any) -> Any:
-        box = [value]
-        distributed.broadcast_object_list(box, src=0, group=self._control)
-        return box[0]
+        objects = [value]
+        distributed.broadcast_object_list(objects, src=0, group=self._control)
+        return objects[0]
 
     def close(self) -> None:
         distributed.destroy_process_group()

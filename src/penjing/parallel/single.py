@@ -13,14 +13,14 @@ from penjing.parallel.base import Strategy
 
 
 class Single(Strategy):
-    """The strategy without neighbours: every operation is the plain one."""
+    """The strategy of a single process: nothing is exchanged."""
 
     rank, world = 0, 1
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         if device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)  # what names no device, such as an event, means the current one
+            torch.cuda.set_device(device)  # calls without a device argument, such as events, use the current device
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         self._model = model
@@ -29,7 +29,7 @@ class Single(Strategy):
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def add(self, value: Tensor) -> Tensor:
+    def all_reduce(self, value: Tensor) -> Tensor:
         return value
 
     def any(self, flag: bool) -> bool:

@@ -33,7 +33,7 @@ from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, Policy
 from penjing.objective.value import advantages as token_advantages
-from penjing.objective.value import whitened
+from penjing.objective.value import whiten
 from penjing.parallel.base import Strategy
 from penjing.rl.advantages import advantages, degenerate
 from penjing.rl.prompts import Prompt
@@ -240,7 +240,7 @@ class RolloutSampler:
             return
         for name in SHARED:
             array = getattr(one, name)
-            setattr(one, name, self.strategy.add(torch.from_numpy(array).to(self.strategy.device)).cpu().numpy())
+            setattr(one, name, self.strategy.all_reduce(torch.from_numpy(array).to(self.strategy.device)).cpu().numpy())
 
     def _foresee(self, one: RolloutBuffer) -> None:
         """Advantages of tokens from values; an answer's reward comes with its last token. Whitened over the round.
@@ -253,8 +253,8 @@ class RolloutSampler:
         reward_N = torch.from_numpy((last_PAM * one.reward_PA[..., None])[sampled_PAM]).float()
         answer_N = torch.from_numpy(np.repeat(np.arange(one.length_PA.size), sampled_PAM.sum(-1).reshape(-1)))
         value_N = torch.from_numpy(one.value_PAM[sampled_PAM])
-        gain_N, return_N = token_advantages(reward_N, value_N, answer_N, discount=how.gamma, decay=how.gae_lambda)
-        one.gain_PAM[sampled_PAM] = whitened(gain_N, torch.ones_like(gain_N)).numpy()
+        gain_N, return_N = token_advantages(reward_N, value_N, answer_N, gamma=how.gamma, gae_lambda=how.gae_lambda)
+        one.gain_PAM[sampled_PAM] = whiten(gain_N, torch.ones_like(gain_N)).numpy()
         one.return_PAM[sampled_PAM] = return_N.numpy()
 
     @torch.no_grad()
@@ -382,10 +382,10 @@ class RolloutSource(Source):
 
     def state(self) -> dict[str, Any]:
         """A position, and in the middle of a round what was sampled: the weights that did it are gone."""
-        place = self.place()
+        place = self.position()
         return {**place, "round": "" if self._round is None else self._round.to_text()}
 
-    def place(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         """The same with the round itself, which is not compressed: for use in this process."""
         slots = {"slots": self.sampler.slots} if self.sampler.has_fewer_slots else {}
         return {"next_place": self._next_place, "unit": self._unit, "round": self._round, **slots}

@@ -1,4 +1,4 @@
-"""Floor 3: where figures go while a run goes on. A tracker that fails warns once and never stops training."""
+"""Floor 3: trackers, which receive a run's metrics. A tracker that fails warns once and never stops training."""
 
 TRACKERS = {
     "wandb": "penjing.track.wandb:Wandb",

@@ -1,4 +1,4 @@
-"""The contract of a tracker, and the group that keeps their troubles away from training."""
+"""The interface of a tracker, and a group of trackers whose failures do not stop training."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Protocol
 
 
 class Tracker(Protocol):
-    """Takes figures by name at a step."""
+    """Receives a step's metrics, by name."""
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None: ...
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...
 
 
 class Trackers:
-    """Several trackers as one. The first failure of each is a warning; after that it is left alone."""
+    """Several trackers as one. A tracker that fails gives one warning and is not called again."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self._working = list(trackers)
+        self._active = list(trackers)
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        self._each(lambda tracker: tracker.log(step, figures))
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._call_all(lambda tracker: tracker.log(step, metrics))
 
     def rewind(self, step: int) -> None:
-        """The run goes back to `step`: what was said of later ones is about to be said again."""
-        self._each(lambda tracker: getattr(tracker, "rewind", lambda step: None)(step))
+        """The run rolls back to `step`: later steps will be logged again."""
+        self._call_all(lambda tracker: getattr(tracker, "rewind", lambda step: None)(step))
 
     def close(self) -> None:
-        self._each(lambda tracker: tracker.close())
+        self._call_all(lambda tracker: tracker.close())
 
-    def _each(self, call: Callable[[Tracker], None]) -> None:
-        for tracker in list(self._working):
+    def _call_all(self, call: Callable[[Tracker], None]) -> None:
+        for tracker in list(self._active):
             try:
                 call(tracker)
             except Exception as error:  # whatever a tracker's library raises, training goes on
-                self._working.remove(tracker)
+                self._active.remove(tracker)
                 name = type(tracker).__name__
                 warnings.warn(f"{name} failed and is left out from here on: {error}", stacklevel=3)

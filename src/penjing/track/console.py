@@ -1,4 +1,4 @@
-"""The terminal: a progress bar with the main figures, and a line for each validation."""
+"""The terminal: a progress bar with the main metrics, and a line for each validation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penjing.base import formatting as units
 
 
 class ConsoleTracker:
-    """A live bar on a terminal; a plain line for each logged step where the output is a file or a pipe."""
+    """A progress bar on a terminal; one line for each logged step if the output is a file or a pipe."""
 
     def __init__(self, console: Console, *, name: str, num_steps: int, start_step: int) -> None:
         self.console, self.name, self.num_steps = console, name, num_steps
@@ -20,26 +20,26 @@ class ConsoleTracker:
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             TaskProgressColumn(),
-            TextColumn("{task.fields[figures]}", markup=False),
+            TextColumn("{task.fields[metrics]}", markup=False),
             TimeRemainingColumn(compact=True),
             console=console,
             disable=not self._live,
         )
-        self._task = self._progress.add_task(name, total=num_steps, completed=start_step, figures="")
+        self._task = self._progress.add_task(name, total=num_steps, completed=start_step, metrics="")
         self._progress.start()
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        text = describe(figures)
-        if any(name.startswith("val_") for name in figures):
-            self._say(f"  {self.name} step {step}/{self.num_steps}: {text}")
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        text = describe(metrics)
+        if any(name.startswith("val_") for name in metrics):
+            self._print(f"  {self.name} step {step}/{self.num_steps}: {text}")
             return
-        self._progress.update(self._task, completed=step, figures=text)
+        self._progress.update(self._task, completed=step, metrics=text)
         if not self._live:
-            left = figures.get("seconds_left")
+            left = metrics.get("seconds_left")
             ending = f", {units.duration(left)} left" if left is not None else ""
-            self._say(f"  {self.name} step {step}/{self.num_steps}: {text}{ending}")
+            self._print(f"  {self.name} step {step}/{self.num_steps}: {text}{ending}")
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False)
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ class ConsoleTracker:
 
 
 LATE = 0.08  # fraction over a step's planned time above which a line names the cause
-# Shown of a step, in this order; validation figures have the prefix `val_`. The rest is in metrics.jsonl.
+# Metrics shown for a step, in this order; validation metrics have the prefix `val_`. All are in metrics.jsonl.
 SHOWN = (
     ("loss", "loss {:.3f}"),
     ("bits_per_byte", "{:.3f} bits/byte"),
@@ -65,23 +65,23 @@ SHOWN = (
 )
 
 
-def describe(figures: Mapping[str, float]) -> str:
-    """The figures of one step in one short line; absent ones are left out."""
-    is_validation = any(name.startswith("val_") for name in figures)
-    before = "val_" if is_validation else ""
-    parts = [form.format(figures[before + name]) for name, form in SHOWN if before + name in figures]
+def describe(metrics: Mapping[str, float]) -> str:
+    """The metrics of one step in one short line, without those that are absent."""
+    is_validation = any(name.startswith("val_") for name in metrics)
+    prefix = "val_" if is_validation else ""
+    parts = [template.format(metrics[prefix + name]) for name, template in SHOWN if prefix + name in metrics]
     if is_validation and parts:
         parts[0] = f"validation {parts[0]}"
-    if "learning_rate" in figures:
-        parts.append(f"lr {figures['learning_rate']:.1e}")
-    if "tokens_per_second" in figures:
-        parts.append(f"{units.count(figures['tokens_per_second'])} tok/s")
-    if figures.get("mfu"):
-        parts.append(f"MFU {figures['mfu']:.0%} causal")
-    if "memory_bytes" in figures:
-        parts.append(units.gibibytes(figures["memory_bytes"]))
-    over = figures.get("seconds_over_plan", 1.0) - 1
+    if "learning_rate" in metrics:
+        parts.append(f"lr {metrics['learning_rate']:.1e}")
+    if "tokens_per_second" in metrics:
+        parts.append(f"{units.count(metrics['tokens_per_second'])} tok/s")
+    if metrics.get("mfu"):
+        parts.append(f"MFU {metrics['mfu']:.0%} causal")
+    if "memory_bytes" in metrics:
+        parts.append(units.gibibytes(metrics["memory_bytes"]))
+    over = metrics.get("seconds_over_plan", 1.0) - 1
     if over > LATE:
-        waits = figures.get("wait_over_plan", 0.0) > over / 2
+        waits = metrics.get("wait_over_plan", 0.0) > over / 2
         parts.append(f"{over:.0%} slower than planned: {'waits for data' if waits else 'computation'}")
     return "  ".join(parts)

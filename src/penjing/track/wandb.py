@@ -13,7 +13,7 @@ from penjing.base.files import read_json, write_json
 
 
 class Wandb:
-    """One wandb run per training run; a resumed run continues the same curve (its id is kept in the run's folder)."""
+    """One wandb run per training run; a resumed run continues it (the run's folder stores its id)."""
 
     def __init__(self, folder: Path, *, project: str, name: str, config: dict[str, Any]) -> None:
         try:
@@ -26,14 +26,14 @@ class Wandb:
         run_id = read_json(id_file)["id"] if id_file.exists() else secrets.token_hex(4)
         write_json(id_file, {"id": run_id})
         mode: Any = os.environ.get("WANDB_MODE")
-        if not mode:  # neither asks for a key nor talks to the server
+        if not mode:  # `login` then neither prompts for a key nor contacts the server
             mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
         self._run = wandb.init(
             project=project, name=name or folder.name, id=run_id, resume="allow", dir=folder, config=config, mode=mode
         )
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        self._run.log(dict(figures), step=step)
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
         self._run.finish()

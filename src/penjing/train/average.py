@@ -23,25 +23,25 @@ from penjing.model.lora import Lora
 from penjing.train.load_model import LoadedModel, load_trained, read_settings
 from penjing.train.run_dir import RunDir, is_run, stage_folder
 
-Input = tuple[str, Callable[[], dict[str, Tensor]]]  # one model of an average: its name, and what reads its weights
+Input = tuple[str, Callable[[], dict[str, Tensor]]]  # one model of an average: its name, and a function to read it
 
 
 def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float] = (), last: int = 0) -> list[str]:
-    """Write the average as a run's folder, which chat, eval, export and `init_from=` take; returns the inputs' names.
+    """Write the average as a run's folder, which chat, eval, export and `init_from=` accept; return the inputs' names.
 
-    paths: runs, checkpoints, or models from outside. weights: of each; empty: equal. last: of one run,
-    its newest so many checkpoints instead of the newest alone.
-    Raises UserError if shapes or tokenizers differ, or `out` is there already.
+    paths: runs, checkpoints, or external models. weights: one per input; empty: equal. last: average this many newest
+    checkpoints of one run.
+    Raises UserError if shapes or tokenizers differ, or `out` exists.
     """
     if out.exists():
-        raise UserError("is there already", where=out, next_step="Choose another --out.")
+        raise UserError("exists already", where=out, next_step="Choose another --out.")
     if last and len(paths) != 1:
         raise UserError("takes one run", where="--last", got=f"{len(paths)} models")
     first = load_trained(paths[0], adapters="merged")
     if not (last or first.run.objective.generates_text):
         next_step = "Average checkpoints of one run: --last N."
         raise UserError("a reward model's head is not averaged", where=paths[0], next_step=next_step)
-    inputs = _newest(paths[0], last) if last else [_member(path, first) for path in paths]
+    inputs = _newest(paths[0], last) if last else [_input(path, first) for path in paths]
     if len(inputs) < 2:
         raise UserError("nothing to average", got=f"{len(inputs)} model", wanted="at least two, or --last N")
     state = mean(inputs, weights)
@@ -49,8 +49,8 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
     names = [name for name, _ in inputs]
     step = first.checkpoint.step
     try:
-        made = replace(first.run, out=str(out), stage="average", init_from="", lora=Lora())
-        write_text(folder.settings, config.to_toml(made))
+        run = replace(first.run, out=str(out), stage="average", init_from="", lora=Lora())
+        write_text(folder.settings, config.to_toml(run))
         first.tokenizer.save(folder.tokenizer)
         about = {"data": "averaged", "averaged": names, "weights": list(weights)}
         save(folder.checkpoints, step, weights=state, optimizers=[], state=about, texts={}, keep=1)
@@ -61,10 +61,10 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
 
 
 def mean(inputs: Sequence[Input], weights: Sequence[float] = ()) -> dict[str, Tensor]:
-    """The mean of the inputs' weights, added up in float64, in the dtype of the first.
+    """The mean of the inputs' weights, summed in float64, in the dtype of the first.
 
-    One input is held at a time besides the sum. weights: what each counts, in any scale; empty: all the same.
-    Raises UserError if the weights are not one positive sum.
+    Only one input is in memory at a time, besides the sum. weights: one per input, in any scale; empty: equal.
+    Raises UserError for a wrong number of weights, a negative weight, or a sum of 0.
     """
     if weights and len(weights) != len(inputs):
         raise UserError("not one weight each", where="--weights", got=len(weights), wanted=len(inputs))
@@ -84,45 +84,46 @@ def mean(inputs: Sequence[Input], weights: Sequence[float] = ()) -> dict[str, Te
 
 
 def _newest(path: Path, last: int) -> list[Input]:
-    """The newest `last` checkpoints of a run. Raises UserError if there are fewer, or one is damaged."""
+    """The newest `last` checkpoints of a run. Raises UserError if there are fewer or one is damaged."""
     if not is_run(path):
         raise UserError("--last takes the folder of a run", where=path)
     folder = RunDir(stage_folder(path))
     if read_settings(folder.path).lora.rank:
         raise UserError("the checkpoints of this run hold an adapter only", where=path)
-    there = steps(folder.checkpoints)[:last]
-    if len(there) < last:
+    newest = steps(folder.checkpoints)[:last]
+    if len(newest) < last:
         raise UserError(
             "the run has fewer checkpoints",
             where=folder.path,
-            got=len(there),
+            got=len(newest),
             wanted=last,
             next_step="Train with checkpoint.keep_last=N to keep more.",
         )
     inputs: list[Input] = []
-    for step in there:
-        place = folder.checkpoints / folder_name(step)
-        wrong = damage(place)
-        if wrong is not None:
-            raise UserError(f"this checkpoint is damaged: {wrong}", where=place)
-        inputs.append((str(place), Checkpoint(place, step, ()).weights))
+    for step in newest:
+        checkpoint = folder.checkpoints / folder_name(step)
+        problem = damage(checkpoint)
+        if problem is not None:
+            raise UserError(f"this checkpoint is damaged: {problem}", where=checkpoint)
+        inputs.append((str(checkpoint), Checkpoint(checkpoint, step, ()).weights))
     return inputs
 
 
-def _member(path: Path, first: LoadedModel) -> Input:
+def _input(path: Path, first: LoadedModel) -> Input:
     def read() -> dict[str, Tensor]:
         trained = load_trained(path, adapters="merged")
-        _check_alike(path, trained, first)
+        _check_compatible(path, trained, first)
         return trained.model.state_dict()
 
     return str(path), read
 
 
-def _check_alike(path: Path, trained: LoadedModel, first: LoadedModel) -> None:
-    """Raise UserError where the same numbers would mean something else."""
-    mine, other = config.to_dict(trained.run.model), config.to_dict(first.run.model)
-    name = next((key for key in mine if key != "preset" and mine[key] != other[key]), None)
+def _check_compatible(path: Path, trained: LoadedModel, first: LoadedModel) -> None:
+    """Raise UserError unless both models have the same shape and vocabulary."""
+    shape, expected = config.to_dict(trained.run.model), config.to_dict(first.run.model)
+    name = next((key for key in shape if key != "preset" and shape[key] != expected[key]), None)
     if name:
-        raise UserError("not the shape of the first model", where=path, got=f"{name} {mine[name]}", wanted=other[name])
+        got = f"{name} {shape[name]}"
+        raise UserError("not the shape of the first model", where=path, got=got, wanted=expected[name])
     if trained.tokenizer.vocabulary_hash != first.tokenizer.vocabulary_hash:
         raise UserError("not the tokenizer of the first model: its ids mean other tokens", where=path)

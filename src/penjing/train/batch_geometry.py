@@ -1,4 +1,4 @@
-"""How an optimizer step is cut into forward passes. One pure function, asked by training, plans and benchmarks."""
+"""How an optimizer step is split into forward passes. One pure function for training, plans and benchmarks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class BatchGeometry:
     micro_size: int  # of one forward pass on one device
     accumulation: int  # forward passes of one step on each device
     world: int  # devices
-    indivisible: int = 1  # units that one forward pass must hold together
-    exact: bool = True  # whether gradients are the same however a step is cut, rounding aside
+    indivisible: int = 1  # units that must be in the same forward pass
+    exact: bool = True  # whether gradients do not depend on the split, except for rounding
 
 
 def batch_geometry(run: Run, world: int, device: torch.device) -> BatchGeometry:
     """The step of a run on `world` devices like `device`. Raises UserError if its units do not divide evenly.
 
-    Unless batch.micro_size is set, a pass is a device's whole share; but on one CPU half of it, where that is even. In
-    bfloat16 every pass rounds its gradients, so only the same passes give the same bits: this way two processes learn
-    exactly what one does.
+    Unless batch.micro_size is set, a pass is a device's full share; on one CPU half of it, if even. In bfloat16 every
+    pass rounds its gradients, so equal bits need equal passes: with this rule two processes on CPUs learn exactly what
+    one does.
     """
     size, micro = run.batch.size, run.batch.micro_size
     if not micro:
@@ -38,12 +38,12 @@ def batch_geometry(run: Run, world: int, device: torch.device) -> BatchGeometry:
         raise UserError(
             "the rows of a step do not divide evenly", where="batch.size", got=size, wanted=f"a multiple of {share}"
         )
-    together = run.objective.indivisible_units
-    if micro % together:
+    indivisible = run.objective.indivisible_units
+    if micro % indivisible:
         raise UserError(
-            "a forward pass must hold whole blocks of groups that share an estimate",
+            "a forward pass must contain complete blocks of groups that share an estimate",
             where="objective.kl_groups",
-            got=together,
+            got=indivisible,
             wanted=f"a divisor of {micro}, the groups of one forward pass (batch.micro_size)",
         )
     return BatchGeometry(
@@ -51,7 +51,7 @@ def batch_geometry(run: Run, world: int, device: torch.device) -> BatchGeometry:
         micro_size=micro,
         accumulation=size // (micro * world),
         world=world,
-        indivisible=together,
+        indivisible=indivisible,
         exact=not run.model.is_mixture or run.router.for_model(run.model).balance != "batch",
     )
 

@@ -1,4 +1,4 @@
-"""A run put together: `prepare_run` is the order of the steps, each of which stands where it belongs."""
+"""Assembles a run: `prepare_run` calls the parts in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penjing.train.compile_policy import compile_run, compiled_seconds
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, TrainState
 from penjing.train.precision import Precision
-from penjing.train.resume import ConfigDifference, begun_dtype, check_same_run, run_facts, with_known_batch
+from penjing.train.resume import ConfigDifference, check_same_run, run_fingerprints, saved_dtype, with_saved_batch
 from penjing.train.run_dir import RunDir
 from penjing.train.small_data import fit_batch
 from penjing.train.stages.base import DatasetSize, make_stage
@@ -32,16 +32,16 @@ from penjing.train.step_timing import ProbeHooks
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun(BuiltRun):
-    """A run put together: `context` and `state` for the loop, and what to tell the user."""
+    """An assembled run: `context` and `state` for the loop, and lines for the user."""
 
     context: TrainingContext
     state: TrainState
     size: DatasetSize
     folder: RunDir
     estimate: RunEstimate
-    resumed_from: int | None  # step of the checkpoint it goes on from
-    resumed: int  # how often it was taken up again
-    notes: list[str]
+    resumed_from: int | None  # step of the checkpoint that it resumes from
+    resumed: int  # how often it was resumed
+    notes: list[str]  # lines for the user
 
 
 def num_steps(run: Run, size: DatasetSize) -> int:
@@ -57,7 +57,7 @@ def prepare_run(
 ) -> PreparedRun:
     """Build every part of a run, or restore it from its newest checkpoint; write run.toml and plan.json before step 1.
 
-    allow_change: fields in which a continued run may differ from what it was.
+    allow_change: fields that may change when the run is resumed.
     """
     folder = RunDir(Path(run.out))
     checkpoint = newest(folder.checkpoints)
@@ -67,18 +67,18 @@ def prepare_run(
     run = stage.run = fit_batch(stage.run, stage.size().units_per_epoch, strategy.world)
     size = stage.size()
     built = build_run(stage, strategy, precision, checkpoint)
-    facts = run_facts(stage, precision)
-    changes = [] if checkpoint is None else check_same_run(run, facts, checkpoint, allow_change)
-    instruments = make_instruments(built, size, folder, checkpoint, facts)
+    fingerprints = run_fingerprints(stage, precision)
+    changes = [] if checkpoint is None else check_same_run(run, fingerprints, checkpoint, allow_change)
+    instruments = make_instruments(built, size, folder, checkpoint, fingerprints)
     if checkpoint is not None:
         _restore(instruments, checkpoint, changes, strategy)
     context = make_context(built, instruments, folder, hooks, num_steps(run, size))
-    skipped = [] if checkpoint is None else [f"damaged checkpoint passed over: {each}" for each in checkpoint.skipped]
-    notes = [*skipped, *(f"allowed to change: {each}" for each in changes)]
+    skipped = [] if checkpoint is None else [f"damaged checkpoint skipped: {name}" for name in checkpoint.skipped]
+    notes = [*skipped, *(f"allowed to change: {change}" for change in changes)]
     with ExitStack() as undo:
         undo.callback(context.trackers.close)
         notes += _choose_kernels(built)
-        estimate, compile_notes = _probe(built, size, context, instruments, hooks, begun=checkpoint is not None)
+        estimate, compile_notes = _probe(built, size, context, instruments, hooks, resuming=checkpoint is not None)
         if strategy.rank == 0:
             write_text(folder.settings, config.to_toml(run))
         undo.pop_all()
@@ -98,17 +98,17 @@ def prepare_run(
 def _resolve(
     run: Run, strategy: Strategy, checkpoint: Checkpoint | None, allow_change: Sequence[str]
 ) -> tuple[Run, Precision]:
-    """The run as it was begun, before anything is built, and with the precision that rank 0 decided on.
+    """The run with the batch it was started with, and the precision that rank 0 decided on.
 
-    From here on its settings say both, also in its run.toml. The data and the tokenizer are compared once they are
+    The returned settings, and run.toml, contain both. The data and the tokenizer are compared later, once they are
     read.
     """
-    begun = ""
+    dtype = ""
     if checkpoint is not None:
-        run = with_known_batch(run, checkpoint)
+        run = with_saved_batch(run, checkpoint)
         check_same_run(run, {}, checkpoint, allow_change)
-        begun = begun_dtype(checkpoint, allow_change)
-    precision = Precision.resolve(run.compute, strategy.device, begun=begun, agree=strategy.broadcast)
+        dtype = saved_dtype(checkpoint, allow_change)
+    precision = Precision.resolve(run.compute, strategy.device, resumed_dtype=dtype, agree=strategy.broadcast)
     precision.require(strategy.device)
     precision.switch_tf32()
     strategy.scaler = precision.loss_scaler(strategy.device)
@@ -118,14 +118,14 @@ def _resolve(
 def _restore(
     instruments: Instruments, checkpoint: Checkpoint, changes: Sequence[ConfigDifference], strategy: Strategy
 ) -> None:
-    """Everything but the weights; optimizers of another kind begin afresh."""
-    same_kind = not any(each.field in ("optimizer.name", "optimizer.state_dtype") for each in changes)
+    """Restore everything but the weights; optimizers of another kind start with empty state."""
+    same_kind = not any(change.field in ("optimizer.name", "optimizer.state_dtype") for change in changes)
     instruments.checkpointer.restore(checkpoint, optimizers=same_kind)
     instruments.state.restore(checkpoint.state()["progress"], strategy)
 
 
 def _choose_kernels(built: BuiltRun) -> list[str]:
-    """Choose the kernels of the model; a line for each choice worth knowing."""
+    """Choose the model's kernels; return a line for each noteworthy choice."""
     model, device, dtype = built.model, built.strategy.device, built.precision.dtype
     check_expert_sizes(model, device, dtype)
     kernels = check_kernels(model, device, dtype)
@@ -142,20 +142,20 @@ def _probe(
     instruments: Instruments,
     hooks: RunHooks,
     *,
-    begun: bool,
+    resuming: bool,
 ) -> tuple[RunEstimate, list[str]]:
-    """Compile where it pays, time a few steps, and make the plan of the run; lines about both."""
+    """Compile if it pays, time a few steps, and estimate the run. Returns the estimate and lines for the user."""
     run, stage, strategy, meter = built.run, built.stage, built.strategy, instruments.meter
     units = context.num_steps * run.batch.size / strategy.world
     flops = units * size.tokens_per_unit * meter.flops_per_token
     compiling = compile_run(built, flops, meter.peak_flops_per_second)
     malloc_trim()
     probe_hooks = ProbeHooks(
-        save=lambda place: instruments.checkpointer.time_save(place, instruments.state.state(strategy)),
+        save=lambda folder: instruments.checkpointer.time_save(folder, instruments.state.state(strategy)),
         sample=lambda: hooks.sample(built.model, stage.tokenizer, -1),
-        began=hooks.began,
+        start_time=hooks.start_time,
     )
-    estimate = plan(built, size, context, begun=begun, hooks=probe_hooks)
+    estimate = plan(built, size, context, resuming=resuming, hooks=probe_hooks)
     meter.expected, meter.flops_per_token_full_square = expected(estimate), estimate.flops_per_token_full_square
     if compiling.how == "off":
         return estimate, []

@@ -1,4 +1,4 @@
-"""What the loop works with around a built run: batches, meter, guard, checkpoints, and what happens between steps."""
+"""Builds the loop's context from a built run: batches, meter, guard, checkpoints, and the work between steps."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ Sample = Callable[[Transformer, Tokenizer, int], list[dict[str, Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class RunHooks:
-    """What a command adds to a run; by default it is silent."""
+    """A command's callbacks for a run; by default they do nothing."""
 
-    report: Report = lambda text: None  # says what takes long
-    # Further trackers, of (the run with the batch that its data allow, number of steps, first step).
+    report: Report = lambda text: None  # prints what takes long
+    # Further trackers, from (the run with its final batch size, number of steps, first step).
     trackers: Callable[[Run, int, int], Sequence[Tracker]] = lambda run, steps, first: ()
-    sample: Sample = lambda model, tokenizer, step: []  # what the model writes; step -1: a trial that nobody sees
-    began: float = 0.0  # time.time() when the run was asked for; 0: not known
+    sample: Sample = lambda model, tokenizer, step: []  # samples from the model; step -1: a trial that is not shown
+    start_time: float = 0.0  # time.time() at the start of the command; 0: unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instruments:
-    """What has state beside the model, and who saves it."""
+    """The run's stateful parts besides the model, and the checkpointer that saves them."""
 
     source: ResizableBatchSource
     meter: Meter
     guard: NonFiniteGuard
     checkpointer: Checkpointer
     state: TrainState
-    resumed: int  # how often the run was taken up again
+    resumed: int  # how often the run was resumed
 
 
 def make_instruments(
-    built: BuiltRun, size: DatasetSize, folder: RunDir, checkpoint: Checkpoint | None, facts: Mapping[str, str]
+    built: BuiltRun, size: DatasetSize, folder: RunDir, checkpoint: Checkpoint | None, fingerprints: Mapping[str, str]
 ) -> Instruments:
-    """All of it at its beginning. facts: what a checkpoint says of the run beside the settings."""
+    """All parts in their initial state. fingerprints: of the run, for its checkpoints."""
     run, stage, scaler = built.run, built.stage, built.strategy.scaler
     source = ResizableBatchSource(
         lambda micro_size: _batches(built, micro_size),
@@ -78,7 +78,7 @@ def make_instruments(
 
     stage.record = lambda incident: record({"step": state.step + 1, **incident})
     guard = NonFiniteGuard(record, scaler)
-    # Whatever else has state of its own, such as a loss scaler, gets a line here, and is saved and restored with it.
+    # Everything with state, such as a loss scaler, must be listed here to be saved and restored.
     stateful: dict[str, Stateful] = {"source": source, "meter": meter, "guard": guard}
     if scaler is not None:
         stateful["scaler"] = scaler
@@ -94,52 +94,52 @@ def make_instruments(
         record=record,
         label=Label(
             texts={"run.toml": settings},
-            about={**facts, "resumed": resumed, "base": built.base},
-            fingerprints={**facts, "config": sha256_text(settings)},
+            about={**fingerprints, "resumed": resumed, "base": built.base},
+            fingerprints={**fingerprints, "config": sha256_text(settings)},
         ),
-        only_trained=bool(run.lora.rank),
+        trainable_only=bool(run.lora.rank),
     )
     return Instruments(source=source, meter=meter, guard=guard, checkpointer=checkpointer, state=state, resumed=resumed)
 
 
 def _batches(built: BuiltRun, micro_size: int) -> Source:
-    """A stage's batches on the device, made ready ahead where the stage allows it."""
+    """A stage's batches on the device, prefetched if the stage allows it."""
     strategy = built.strategy
     source = built.stage.source(micro_size, strategy.rank, strategy.world)
-    ahead = built.run.data.prefetch if built.stage.runs_ahead else 0
-    return Prefetch(source, strategy.device, ahead) if ahead else DeviceSource(source, strategy.device)
+    depth = built.run.data.prefetch if built.stage.runs_ahead else 0
+    return Prefetch(source, strategy.device, depth) if depth else DeviceSource(source, strategy.device)
 
 
 def _meter(built: BuiltRun, size: DatasetSize) -> Meter:
-    """What is frozen costs fewer FLOPs, and the peak is that of the run's dtype."""
+    """The meter counts fewer FLOPs for frozen weights, and takes the peak of the run's dtype."""
     run, strategy = built.run, built.strategy
     trainable = trainable_of(built.trainable, run.model)
     return Meter(
         training_flops_per_token(run.model, size.num_keys, trainable=trainable, extra_forwards=size.extra_forwards),
         hardware.peak(strategy.device, built.precision.dtype).flops_per_second,
         peak_memory_bytes=lambda: hardware.peak_memory_bytes(strategy.device),
-        sum_ranks=lambda count: int(strategy.add(torch.tensor(count))),
+        sum_ranks=lambda count: int(strategy.all_reduce(torch.tensor(count))),
     )
 
 
 def make_context(
     built: BuiltRun, instruments: Instruments, folder: RunDir, hooks: RunHooks, num_steps: int
 ) -> TrainingContext:
-    """Everything the loop knows."""
+    """The loop's context."""
     run, stage, strategy = built.run, built.stage, built.strategy
     scaler, step = strategy.scaler, instruments.state.step
-    more = hooks.trackers(run, num_steps, step)
+    trackers = hooks.trackers(run, num_steps, step)
     metrics, samples = (JsonLines(path, resume_step=step) for path in (folder.metrics, folder.samples))
     if strategy.rank == 0:
-        metrics.rewind(step)  # the file is there from the start
-    figures = [each.figures for each in built.optimizers if isinstance(each, RouterBalance)]
+        metrics.rewind(step)  # creates the file
+    extra_metrics = [optimizer.metrics for optimizer in built.optimizers if isinstance(optimizer, RouterBalance)]
 
     def sample(index: int) -> None:
-        written = hooks.sample(built.model, stage.tokenizer, index)
-        if strategy.rank == 0 and written:
-            samples.rewind(index - 1)  # of this step only the last ones stay
-            for each in written:
-                samples.log(index, each)
+        new_samples = hooks.sample(built.model, stage.tokenizer, index)
+        if strategy.rank == 0 and new_samples:
+            samples.rewind(index - 1)  # replaces earlier samples of this step
+            for one in new_samples:
+                samples.log(index, one)
 
     return TrainingContext(
         strategy=strategy,
@@ -148,7 +148,7 @@ def make_context(
         source=instruments.source,
         optimizers=built.optimizers,
         schedule=run.schedule,
-        trackers=Trackers([metrics, *more] if strategy.rank == 0 else []),
+        trackers=Trackers([metrics, *trackers] if strategy.rank == 0 else []),
         meter=instruments.meter,
         num_steps=num_steps,
         accumulate=built.geometry.accumulation,
@@ -160,7 +160,7 @@ def make_context(
         validate=lambda: validate_with_retry(stage),
         sample=sample,
         save=instruments.checkpointer.save,
-        go_back=instruments.checkpointer.go_back,
+        roll_back=instruments.checkpointer.roll_back,
         guard=instruments.guard,
-        figures=[*figures, *([scaler.figures] if scaler is not None else [])],
+        extra_metrics=[*extra_metrics, *([scaler.metrics] if scaler is not None else [])],
     )

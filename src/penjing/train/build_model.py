@@ -27,16 +27,16 @@ from penjing.train.stages.base import Stage
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltModel:
-    """What is trained, with the weights that a run begins with."""
+    """The trained module, with the run's start weights."""
 
     model: Transformer
-    trainable: nn.Module  # the model, or a module that holds it as `model` beside a head of its own
-    base: dict[str, str]  # what a run's adapter sits on, `init_from` and `sha256`; empty without one
+    trainable: nn.Module  # the model, or a module that contains it as `model` and has another head
+    base: dict[str, str]  # the base model of a run's adapter, `init_from` and `sha256`; empty without an adapter
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltRun(BuiltModel):
-    """A run that could take a step, if it had batches."""
+    """A run that is ready to take a step, except for its batches."""
 
     run: Run
     stage: Stage[Any]
@@ -45,16 +45,16 @@ class BuiltRun(BuiltModel):
     geometry: BatchGeometry
     wrapped: Callable[..., Tensor]  # `trainable` as the strategy calls it
     objective: Objective
-    optimizers: list[Any]  # torch optimizers and what else takes a step
+    optimizers: list[Any]  # torch optimizers, and other objects with a `step`
 
 
 def build_run(
     stage: Stage[Any], strategy: Strategy, precision: Precision, checkpoint: Checkpoint | None = None
 ) -> BuiltRun:
-    """Model, objective and optimizers of `stage.run`, ready for a first step; nothing is trained.
+    """Model, objective and optimizers of `stage.run`, ready for a first step.
 
-    checkpoint: what the run goes on from; its weights are loaded here, the rest by the Checkpointer. The order of what
-    is done here and in the two parts fixes all random draws and the order of the state dict: it must stay.
+    checkpoint: to resume from; its weights are loaded here, other state by the Checkpointer. The order of operations
+    here and in the two parts fixes the random draws and the order of the state dict: do not change it.
     """
     return complete(build_model(stage, precision, strategy.device, checkpoint), stage, strategy, precision, checkpoint)
 
@@ -62,7 +62,7 @@ def build_run(
 def build_model(
     stage: Stage[Any], precision: Precision, device: torch.device, checkpoint: Checkpoint | None = None
 ) -> BuiltModel:
-    """The first part. On the meta device no weights are read or drawn, and only shapes are right."""
+    """The first part. On the meta device the model has shapes, but no weights are read or drawn."""
     run = stage.run
     model, base = _shape_only(run) if device.type == "meta" else _with_weights(run, checkpoint)
     freeze(model, run.freeze)
@@ -82,7 +82,7 @@ def complete(
     precision: Precision,
     checkpoint: Checkpoint | None = None,
 ) -> BuiltRun:
-    """The second part: what a step needs beside the model."""
+    """The second part: what a step needs besides the model."""
     run, trainable = stage.run, built.trainable
     stage.setup(trainable)
     if checkpoint is not None:
@@ -91,7 +91,7 @@ def complete(
     optimizers: list[Any] = run.optimizer.build(trainable, derive(run.seed, "optimizer"))
     if run.model.is_mixture:
         rate = 0.0 if run.lora.rank else run.router.bias_update_rate  # a frozen base's routers stay as they are
-        optimizers.append(RouterBalance(built.model, rate, strategy.add))
+        optimizers.append(RouterBalance(built.model, rate, strategy.all_reduce))
     return BuiltRun(
         **vars(built),
         run=run,
@@ -114,13 +114,13 @@ def _shape_only(run: Run) -> tuple[Transformer, dict[str, str]]:
 
 
 def _with_weights(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, dict[str, str]]:
-    """The weights a run begins with, those of `init_from` or fresh ones; with adapters, what they sit on.
+    """A model with the run's start weights, of `init_from` or newly initialised; and the base of its adapters.
 
-    A run that goes on reads its start again only where its objective compares with it.
+    A resumed run reads its start weights again only if its objective needs them.
     """
     if run.lora.rank:
         return build_adapted(run, checkpoint)
-    if run.init_from and (checkpoint is None or run.objective.compares_with_start):
+    if run.init_from and (checkpoint is None or run.objective.needs_start_weights):
         return load_start(run), {}
     model = Transformer(run.model)
     if checkpoint is None:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: what goes into one, written beside training, and what happens when the disk refuses."""
+"""Checkpoints of a run: their contents, writing them during training, and what happens if the disk refuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penjing.train.nonfinite_guard import Record
 
 
 class Stateful(Protocol):
-    """Something of a run whose state is more than weights: a place in the data, a meter, a loss scaler."""
+    """A part of a run with state besides weights: a data source, a meter, a loss scaler."""
 
     def state(self) -> dict[str, Any]:
         """JSON values."""
@@ -36,19 +36,18 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """What a checkpoint says of its run."""
+    """Information about the run that each checkpoint contains."""
 
-    texts: Mapping[str, str] = field(default_factory=dict)  # files to put beside, by name
+    texts: Mapping[str, str] = field(default_factory=dict)  # further text files, by name
     about: Mapping[str, Any] = field(default_factory=dict)  # further JSON values of its state
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # for the manifest
 
 
 class Checkpointer:
-    """Makes a run's checkpoints, and restores one.
+    """Writes a run's checkpoints, and restores one.
 
-    stateful: by name, everything that has state beside weights and optimizers. This is the one place to add to: what
-    stands here is in every checkpoint from then on, and comes back from it; a checkpoint from before leaves it as it
-    is.
+    stateful: by name, every part with state besides weights and optimizers. To save further state, add it here only:
+    every new checkpoint then contains it and restores it. A checkpoint without it leaves the part unchanged.
     """
 
     def __init__(
@@ -62,54 +61,54 @@ class Checkpointer:
         stateful: Mapping[str, Stateful],
         record: Record,
         label: Label = Label(),
-        only_trained: bool = False,
+        trainable_only: bool = False,
     ) -> None:
-        """only_trained: of adapters, not the base they sit on."""
+        """trainable_only: save adapters without their base model."""
         self.folder, self.settings, self.strategy = folder, settings, strategy
-        self.model, self.only_trained, self.optimizers = model, only_trained, optimizers
+        self.model, self.trainable_only, self.optimizers = model, trainable_only, optimizers
         self.stateful, self.label, self.record = stateful, label, record
         self._background = Background()
-        self._step = 0  # of the checkpoint under way
-        self._other_optimizers = -1  # step of a checkpoint whose optimizers are of another kind than the run's
+        self._step = 0  # of the pending checkpoint
+        self._mismatched_step = -1  # step of a checkpoint with another kind of optimizers than the run's
 
     def save(self, progress: dict[str, Any], wait: bool) -> bool:
-        """Save the run as it is now; False if the disk refused, which is told and leaves what was there.
+        """Save the run's current state; False if the disk refused, which gives a warning and keeps older checkpoints.
 
-        progress: the loop's. wait: until it is on the disk; else a thread writes a copy, and a refusal is told at the
-        next save. Rank 0 writes; with `wait` the others wait for it.
+        progress: the loop's state. wait: return once it is on the disk; else a thread writes a copy, and the next save
+        reports a failure. Rank 0 writes; with `wait` the others wait for it.
         """
         saved = True
         if self.strategy.rank == 0:
-            self.wait()  # before anything is copied: two copies at once would take twice the memory
-            self._background.start(self._prepared(progress))
+            self.wait()  # before copying: two copies at once would take twice the memory
+            self._background.start(self._prepare_save(progress))
             if wait or not self.settings.async_:
                 saved = self.wait()
         else:
-            for each in self.stateful.values():
-                each.state()  # some ask all ranks
+            for part in self.stateful.values():
+                part.state()  # some need all ranks
         return not self.strategy.any(not saved) if wait else saved
 
     def time_save(self, folder: Path, progress: dict[str, Any]) -> float:
-        """Save into another folder and wait for it, to see how long it takes; the seconds that training stood still."""
-        own, self.folder = self.folder, folder
+        """Save into another folder and wait for it; return the seconds for which training was blocked."""
+        original, self.folder = self.folder, folder
         try:
             start = time.perf_counter()
             self.save(progress, False)
-            held = time.perf_counter() - start
+            blocked = time.perf_counter() - start
             self.wait()
         finally:
-            self.folder = own
-        return held
+            self.folder = original
+        return blocked
 
-    def _prepared(self, progress: dict[str, Any]) -> Callable[[], object]:
-        """A call that writes the state of this instant, whatever becomes of the run meanwhile."""
-        tensors = trainable_state_dict(self.model) if self.only_trained else self.model.state_dict()
+    def _prepare_save(self, progress: dict[str, Any]) -> Callable[[], object]:
+        """Copy the current state; return a function that writes the copy."""
+        tensors = trainable_state_dict(self.model) if self.trainable_only else self.model.state_dict()
         weights: dict[str, Tensor] = snapshot(tensors)
         optimizers = snapshot([optimizer.state_dict() for optimizer in self.optimizers])
         random_state = torch.get_rng_state().clone()
         state = {
             **self.label.about,
-            **{name: each.state() for name, each in self.stateful.items()},
+            **{name: part.state() for name, part in self.stateful.items()},
             "progress": progress,
         }
         self._step = progress["step"]
@@ -127,7 +126,7 @@ class Checkpointer:
         )
 
     def wait(self) -> bool:
-        """Until no checkpoint is under way; False if the disk refused it."""
+        """Wait for the pending checkpoint; False if the disk refused it."""
         try:
             self._background.wait()
         except DiskError as error:
@@ -136,39 +135,39 @@ class Checkpointer:
             return False
         return True
 
-    def go_back(self) -> dict[str, Any] | None:
-        """Load the newest checkpoint's weights and optimizers into the run; returns its progress, None without one.
+    def roll_back(self) -> dict[str, Any] | None:
+        """Load the newest checkpoint's weights and optimizers into the run; return its progress, or None without one.
 
-        The place in the data, the meter and the rest stay as they are, and optimizers whose kind was changed since.
+        All other state stays: the position in the data, the meter, and optimizers of another kind.
         """
         self.wait()
-        self.strategy.any(False)  # the others read what rank 0 has written
+        self.strategy.any(False)  # a barrier: the other ranks read what rank 0 has written
         checkpoint = newest(self.folder)
         if checkpoint is None:
             return None
         load_weights(self.model, checkpoint)
-        if checkpoint.step != self._other_optimizers:
+        if checkpoint.step != self._mismatched_step:
             restore_optimizers(self.optimizers, checkpoint)
         progress: dict[str, Any] = checkpoint.state()["progress"]
         return progress
 
     def restore(self, checkpoint: Checkpoint, *, optimizers: bool) -> None:
-        """Everything but the weights. optimizers: not where their kind was allowed to change."""
+        """Restore everything but the weights. optimizers: False if their kind was changed."""
         if optimizers:
             restore_optimizers(self.optimizers, checkpoint)
         else:
-            self._other_optimizers = checkpoint.step
+            self._mismatched_step = checkpoint.step
         saved = checkpoint.state()
-        for name, each in self.stateful.items():
+        for name, part in self.stateful.items():
             if name in saved:
-                each.restore(saved[name])
+                part.restore(saved[name])
 
 
 def restore_optimizers(optimizers: Sequence[Any], checkpoint: Checkpoint) -> None:
-    """Put optimizers and torch's random numbers back to a checkpoint's. Raises UserError if they do not fit.
+    """Restore optimizers and torch's random state from a checkpoint. Raises UserError if they do not fit.
 
-    Peak rates, decays and the like stay as they are set now: torch would take the saved ones, also where a change was
-    allowed.
+    Peak rates, weight decays and similar settings keep their current values; torch would restore the saved ones, even
+    if the user changed them.
     """
     states, random_state = checkpoint.optimizers()
     try:
@@ -178,8 +177,8 @@ def restore_optimizers(optimizers: Sequence[Any], checkpoint: Checkpoint) -> Non
                 for group in optimizer.param_groups
             ]
             optimizer.load_state_dict(state)
-            for group, now in zip(optimizer.param_groups, settings, strict=True):
-                group.update(now)
+            for group, current in zip(optimizer.param_groups, settings, strict=True):
+                group.update(current)
     except (ValueError, KeyError) as error:
         raise UserError(f"the optimizers' state does not fit: {error}", where=checkpoint.folder) from None
     torch.set_rng_state(random_state)

@@ -25,27 +25,27 @@ from penjing.train.stages import settings_classes
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings(Settings):
-    """What is read."""
+    """Training data."""
 
     section: ClassVar = "data"
 
-    train: tuple[str, ...] = ()  # files or folders of text or chats, or one folder of ready token shards
-    # Whole texts are learned; or of conversations what an assistant says; or pairs of answers; or prompts are answered.
+    train: tuple[str, ...] = ()  # files or folders of text or chats, or one folder of token shards
+    # documents: learn full texts. chats: learn the assistant's turns. preferences: pairs. prompts: the model answers.
     format: Literal["documents", "chats", "preferences", "prompts"] = "documents"
     seq_len: Annotated[int, Ge(8)] = 512  # T, positions of one packed row (the classic script's max_seq_len)
-    # Where conversations are few: `seq_len` is the most, and rows become shorter, down to this and to the longest
-    # conversation, until an epoch has 25 of them and a run batch.min_steps. 0 = `seq_len` as it is.
+    # For few conversations: rows are shortened below `seq_len`, at most to this length and to the longest conversation,
+    # until an epoch has 25 rows and the run batch.min_steps steps. 0 = always `seq_len`.
     min_seq_len: NonNegativeInt = 0
-    # Of documents (chats always stay whole): `best_fit` keeps each in one row where it can, `concat` cuts every T
-    # tokens and costs nothing to lay out, for corpora of many millions of documents.
+    # Documents (chats are never cut): `best_fit` keeps each in one row if it fits, `concat` cuts every T tokens and has
+    # no packing cost, for corpora of many millions of documents.
     packing: Literal["best_fit", "concat"] = "best_fit"
-    # Of documents: `as_given` keeps to the order of the files, for a curriculum; `shuffled` draws one each epoch.
+    # Documents: `as_given` keeps the order of the files, for a curriculum; `shuffled` draws a new order each epoch.
     order: Literal["shuffled", "as_given"] = "shuffled"
-    # Of chats: `switch` writes answers without a thought with an empty one, so that thinking can be switched off later.
+    # Chats: `switch` adds an empty thought to answers without one, so that thinking can be switched off later.
     thinking: Literal["as_given", "switch"] = "as_given"
     val_fraction: Annotated[float, Gt(0), Lt(1)] = 0.01  # of the texts, held out by hash
-    prefetch: NonNegativeInt = 2  # batches made ready in a background thread; 0 makes them in line
-    # share of records that may be broken: they are left out and listed in bad_records.jsonl
+    prefetch: NonNegativeInt = 2  # batches prepared ahead in a background thread; 0 = no thread
+    # largest fraction of broken records, which are skipped and listed in bad_records.jsonl
     max_bad_fraction: Fraction = 0.01
 
     def __post_init__(self) -> None:
@@ -67,37 +67,37 @@ class TokenizerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings(Settings):
-    """How much is learned from at once."""
+    """Batch size."""
 
     section: ClassVar = "batch"
 
     size: PositiveInt = 32  # rows (pairs, prompts) of one optimizer step, over all devices and accumulation
-    # Rows of one forward pass on one device; 0 = a device's whole share, on one CPU half of it. Fewer take less memory.
-    # Gradients are the same but for rounding, and to the last bit where a step's passes are the same ones. Only where a
-    # softmax router has router.balance=batch (its default) they are not: that loss is taken over each pass.
+    # Rows of one forward pass on one device; 0 = a device's full share, on one CPU half of it. Fewer take less memory.
+    # Gradients are equal except for rounding; equal passes give equal bits. Exception: with a softmax router and
+    # router.balance=batch (its default), that loss is computed over each pass.
     micro_size: NonNegativeInt = 0
-    # Where the data are few: `size` is the most, and becomes smaller until the run takes so many optimizer steps and an
-    # epoch 25, where that is possible. 0 = `size` as it is, as where batch.size or max_steps is set.
+    # For little data: `size` is reduced until the run takes this many optimizer steps and an epoch 25, if possible. 0 =
+    # always `size`, also if batch.size or max_steps is set.
     min_steps: NonNegativeInt = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeSettings(Settings):
-    """Where and in which precision."""
+    """Device and precision."""
 
     section: ClassVar = "compute"
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
-    # Of matmuls; weights and optimizer stay float32. float16 has loss scaling, for cards without bfloat16.
+    # Of matmuls; weights and optimizer state stay float32. float16 uses loss scaling, for GPUs without bfloat16.
     dtype: Literal["auto", "bfloat16", "float16", "tf32", "float32"] = "auto"
-    # Matmuls of the blocks' linear layers in float8, a scale for each tensor (kernels/fp8.py). For models from about
-    # 700M parameters on, on cards of compute capability 8.9 or later; below that it is slower.
+    # Matmuls of the blocks' linear layers in float8, with a scale per tensor (kernels/fp8.py). Needs compute capability
+    # 8.9 or later; faster for models from about 700M parameters on, slower for smaller ones.
     fp8: Float8 = "off"
     # torch.compile. auto: each block, in runs long enough to pay for it (train/compile_policy.py); `whole`: one graph
-    # with the loss; `graphs`: that as CUDA graphs, for very short passes.
+    # with the loss; `graphs`: as `whole`, with CUDA graphs, for very short passes.
     compile: Literal["auto", "off", "blocks", "whole", "graphs"] = "auto"
-    # Activations that are made again in the backward pass instead of kept: those of MLPs, or of whole blocks. Takes
-    # less memory and more time; what is learned is the same.
+    # Activations to recompute in the backward pass instead of storing them: of MLPs, or of blocks. Takes less memory
+    # and more time; the result is the same.
     activation_checkpointing: Recompute = "none"
     threads: NonNegativeInt = 0  # CPU threads of one process; 0 = physical cores / processes
 
@@ -111,19 +111,19 @@ class EvalSettings(Settings):
     every: NonNegativeInt = 200  # steps; 0 = never. Always once at the end
     sequences: PositiveInt = 128  # of the held-out rows (pairs, prompts), at most
     at_start: bool = False  # also before the first step, to see what training changed
-    # A file of questions by which the model is known (`penjing eval --questions`). With at_start=true they are asked
-    # before the first step and after the last, and what was lost is named. Empty: those of `init_from`; none: no file.
+    # A file of questions that the model can answer (`penjing eval --questions`). With at_start=true they are asked
+    # before the first step and after the last, and lost answers are listed. Empty: those of `init_from`; none: no file.
     questions: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSettings(Settings):
-    """What the model writes while it learns."""
+    """Samples from the model during training."""
 
     section: ClassVar = "sample"
 
     every: NonNegativeInt = 0  # steps; 0 = never
-    prompts: tuple[str, ...] = ()  # continued by a base model, answered by a chat model; empty: nothing is written
+    prompts: tuple[str, ...] = ()  # a base model continues them, a chat model answers them; empty: no samples
     max_new_tokens: PositiveInt = 64  # longest continuation
 
 
@@ -134,38 +134,38 @@ class CheckpointSettings(Settings):
     section: ClassVar = "checkpoint"
 
     every: PositiveInt = 500  # steps
-    keep_last: PositiveInt = 2  # newest checkpoints that stay
-    keep_every: NonNegativeInt = 0  # every so many steps one stays for good, beside the newest; 0 = none
-    # true: copy what is to be saved (weights and optimizer state) and write it while training goes on.
+    keep_last: PositiveInt = 2  # newest checkpoints to keep
+    keep_every: NonNegativeInt = 0  # also keep every checkpoint whose step is a multiple of this; 0 = none
+    # true: copy weights and optimizer state, and write the copy while training goes on.
     async_: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings(Settings):
-    """Where the figures go besides the terminal and metrics.jsonl."""
+    """Where metrics are logged, besides the terminal and metrics.jsonl."""
 
     section: ClassVar = "log"
 
-    every: PositiveInt = 10  # steps between logged figures
-    trackers: tuple[str, ...] = ()  # besides the terminal and metrics.jsonl, such as wandb
+    every: PositiveInt = 10  # steps between logged metrics
+    trackers: tuple[str, ...] = ()  # further trackers, such as wandb
     project: str = "penjing"  # of wandb
     run_name: str = ""  # of wandb; empty: the folder's name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Settings):
-    """One training run: a stage is a recipe that fills this in."""
+    """One training run; a recipe fills in the settings."""
 
     renamed: ClassVar = RENAMED
 
     stage: str = "pretrain"  # name of the recipe
-    out: str = "runs/pretrain"  # folder of the run; the same command again continues what is there
-    init_from: str = ""  # run or checkpoint whose weights to begin with; empty: from nothing
+    out: str = "runs/pretrain"  # folder of the run; the same command again resumes it
+    init_from: str = ""  # run or checkpoint with the start weights; empty: train from scratch
     seed: Annotated[int, Ge(-(2**63)), Lt(2**63)] = 1  # of initial weights, order of data and samples
     epochs: NonNegativeFloat = 1.0  # times through the training rows
     max_steps: NonNegativeInt = 0  # optimizer steps; 0 = as many as `epochs` takes
     max_grad_norm: NonNegativeFloat = 1.0  # largest gradient norm; 0 = no clipping
-    freeze: tuple[str, ...] = ()  # patterns of parameters that do not learn, such as embed.* or blocks.[0-3].*
+    freeze: tuple[str, ...] = ()  # patterns of frozen parameters, such as embed.* or blocks.[0-3].*
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveSettings = field(default_factory=NextTokenSettings, metadata={"choices": settings_classes})
     lora: Lora = field(default_factory=Lora)
@@ -189,18 +189,18 @@ class Run(Settings):
             raise UserError(
                 "has no effect on a dense model",
                 where="router",
-                next_step="Take a mixture of experts, such as model=tiny-moe, or leave router.* out.",
+                next_step="Use a mixture of experts, such as model=tiny-moe, or leave router.* out.",
             )
         if self.compute.activation_checkpointing != "none" and (self.model.is_mixture or self.lora.dropout):
             raise UserError(
-                "what a forward pass counts or draws would be counted or drawn twice",
+                "recomputing a forward pass would repeat its counts and random draws",
                 where="compute.activation_checkpointing",
                 got="a mixture of experts" if self.model.is_mixture else "lora.dropout",
                 wanted="none",
             )
         if self.compute.compile in ("whole", "graphs") and self.data.format == "chats":
             raise UserError(
-                "answers differ in length, and each pass would be compiled anew",
+                "answers differ in length, so every pass would be recompiled",
                 where="compute.compile",
                 got=f"{self.compute.compile} with data.format=chats",
                 wanted="blocks, auto or off",
@@ -208,7 +208,7 @@ class Run(Settings):
         objective = self.objective
         if self.lora.dropout and objective.compares_passes:
             raise UserError(
-                "what is learned compares two passes, of which only one would have its inputs left out",
+                "the loss compares two forward passes, of which only one would have dropout",
                 where="lora.dropout",
                 got=f"{self.lora.dropout} with objective.name={objective.name}",
                 wanted="0",
@@ -216,11 +216,11 @@ class Run(Settings):
         if self.compute.fp8 != "off":
             if self.compute.dtype not in ("auto", "bfloat16"):
                 raise UserError(
-                    "goes with bfloat16 only", where="compute.fp8", got=f"compute.dtype={self.compute.dtype}"
+                    "works with bfloat16 only", where="compute.fp8", got=f"compute.dtype={self.compute.dtype}"
                 )
             if objective.compares_passes:
                 raise UserError(
-                    "what is learned compares two passes, of which only one would be rounded",
+                    "the loss compares two forward passes, of which only one would be rounded",
                     where="compute.fp8",
                     got=f"objective.name={objective.name}",
                     wanted="off",

@@ -1,4 +1,4 @@
-"""Models that were not made by a run of ours: a Hugging Face directory or hub name, or MiniMind's `.pth`."""
+"""Models from other projects: a Hugging Face directory or hub name, or MiniMind's `.pth`."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from penjing.model.config import ModelConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExternalModel:
-    """A model of somebody else's form. The weights are read when they are asked for."""
+    """A model in another project's format. The weights are read lazily."""
 
     path: Path  # the directory, or the .pth file
     config: ModelConfig
-    tokenizer_folder: Path | None  # None where none was found; a .pth file has none of its own
-    read_weights: Callable[[], dict[str, Tensor]]  # by our names, float32, on the CPU
+    tokenizer_folder: Path | None  # None if none was found; a .pth file does not contain one
+    read_weights: Callable[[], dict[str, Tensor]]  # by Penjing's names, float32, on the CPU
 
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer; a UserError says what to give where there is none."""
+        """Its tokenizer. Raises UserError if there is none."""
         if self.tokenizer_folder is None:
             raise UserError(
-                "no tokenizer.json beside these weights",
+                "no tokenizer.json next to these weights",
                 where=self.path,
-                next_step="Give tokenizer.path=DIR in training, or put the tokenizer's files beside the weights.",
+                next_step="Give tokenizer.path=DIR in training, or put the tokenizer's files next to the weights.",
             )
         return Tokenizer.load(self.tokenizer_folder)
 
 
 def read_external_model(name: str | Path, hints: Mapping[str, Any] | None = None) -> ExternalModel | None:
-    """The model that `name` means if it is in another's form, else None; a hub name is fetched.
+    """The model called `name` if it is in another project's format, else None; a hub name is downloaded.
 
-    hints: settings of `model.*` that were asked for, for weights that do not show their whole shape.
+    hints: requested settings of `model.*`, for weights that do not determine their full shape.
     """
     path = Path(name)
     if path.is_file():

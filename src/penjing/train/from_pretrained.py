@@ -1,4 +1,4 @@
-"""Begin with a model that is there: its shape, its tokenizer, and what may be set otherwise; the rate of adapters."""
+"""Settings of a run that starts from an existing model: its shape, its vocabulary, its questions; adapters' rate."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from penjing.train.load_model import read_settings, start_shape, start_tokenizer
 from penjing.train.run_dir import is_run_or_checkpoint, stage_folder
 from penjing.train.stages import settings_classes
 
-# What may be set beside `init_from`: none of it changes a weight's shape, and all of it is meant for longer texts.
 NONE = "none"  # eval.questions=none: no questions are asked
+# Settings that may differ from those of `init_from`: they serve longer texts and do not change a weight's shape.
 FREE = ("preset", "max_position_embeddings", "sliding_window", "sliding_window_layers")
 FREE_PREFIX = "rope_"
-LARGEST_RATE = 0.01  # a reward model with adapters learned at 0.01 and fell apart at 0.03
+LARGEST_RATE = 0.01  # a reward model with adapters learned at 0.01 and diverged at 0.03
 
 
-def begin_from(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
-    """The settings of a run that begins with `start`: that model's shape, room for its tokenizer's tokens, and the
-    questions it is known by.
+def start_from_pretrained(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
+    """The settings of a run that starts from the model `start`: that model's shape, a vocabulary of at least its
+    tokenizer's size, and its questions.
 
-    base: the recipe; layers: what was asked for, the last first in rank. Raises UserError naming the setting if one
-    contradicts the weights.
+    base: the recipe; layers: the requested settings, of which the last has priority. Raises UserError naming a setting
+    that contradicts the weights.
     """
     requested = _requested(layers)
     shape = start_shape(start, requested)
-    begun = [base, {"model": config.to_dict(shape)}, *layers]
-    # Rows too long for the model come second: what contradicts the weights is the mistake to name.
-    _check(config.resolve(Run, *begun, {"data": {"seq_len": 8}}).model, shape, start)
-    run = config.resolve(Run, *begun)
+    all_layers = [base, {"model": config.to_dict(shape)}, *layers]
+    # A short seq_len, so that a setting that contradicts the weights is reported before rows that are too long.
+    _check(config.resolve(Run, *all_layers, {"data": {"seq_len": 8}}).model, shape, start)
+    run = config.resolve(Run, *all_layers)
     tokenizer = start_tokenizer(run)
     if "vocab_size" not in requested and tokenizer is not None:
         size = max(shape.vocab_size, tokenizer.size)
@@ -49,19 +49,19 @@ def begin_from(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
 
 
 def with_vocabulary(run: Run, layers: Sequence[Layer]) -> Run:
-    """The settings of a run that begins from nothing: where its objective compares with another model's predictions,
-    it has as many ids as that one, unless a layer says how many."""
+    """The settings of a run trained from scratch. If its objective compares with another model's predictions, it gets
+    that model's vocabulary size, unless a layer sets one."""
     named = any("vocab_size" in _table(layer, "model") for layer in layers)
-    if named or not run.objective.vocabulary_of:
+    if named or not run.objective.vocab_source:
         return run
-    size = start_shape(run.objective.vocabulary_of).vocab_size
+    size = start_shape(run.objective.vocab_source).vocab_size
     return replace(run, model=replace(run.model, vocab_size=size))
 
 
 def adapter_rate(base: Layer, layers: Sequence[Layer]) -> Layer:
-    """The recipe `base` with a rate for adapters, where the layers ask for them and name no optimizer or rate.
+    """The recipe `base` with a learning rate for adapters, if the layers request adapters and no optimizer or rate.
 
-    A recipe that has adapters of its own knows its rate, and Muon's steps have one size whatever the gradient's.
+    Unchanged if the recipe itself has adapters, or uses Muon, whose step size does not depend on the gradient's.
     """
     ranks = [_table(layer, "lora").get("rank") for layer in layers]
     rank = next((rank for rank in reversed(ranks) if rank is not None), 0)
@@ -71,19 +71,19 @@ def adapter_rate(base: Layer, layers: Sequence[Layer]) -> Layer:
         return base
     kind = base.get("objective", {}).get("name", "next_token")
     objective = next(settings() for settings in settings_classes() if settings().name == kind)
-    whole = float(optimizer["learning_rate"])
-    rate = max(whole, min(objective.adapter_rate_factor * whole, LARGEST_RATE))
+    full_rate = float(optimizer["learning_rate"])
+    rate = max(full_rate, min(objective.adapter_rate_factor * full_rate, LARGEST_RATE))
     return {**base, "optimizer": {**optimizer, "learning_rate": float(f"{rate:.3g}")}}
 
 
 def _table(layer: Layer, name: str) -> Mapping[str, Any]:
-    """What a layer says of a group of settings; a lone value, such as that of `model=26m`, under the empty name."""
+    """A layer's settings of one group; a single value, such as in `model=26m`, has the empty name."""
     table = layer.get(name, {})
     return table if isinstance(table, Mapping) else {"": table}
 
 
 def _requested(layers: Sequence[Layer]) -> dict[str, Any]:
-    """The settings of `model.*` that the layers name, a preset's among them, as values of their types."""
+    """The settings of `model.*` in the layers, including a preset's, converted to their types."""
     types, requested = typing.get_type_hints(ModelConfig), dict[str, Any]()
     for layer in layers:
         table = _table(layer, "model")
@@ -97,24 +97,24 @@ def _requested(layers: Sequence[Layer]) -> dict[str, Any]:
 
 
 def _check(model: ModelConfig, shape: ModelConfig, start: str) -> None:
-    """Raise UserError for the first setting that contradicts the weights to begin with."""
-    wanted, got = config.to_dict(shape), config.to_dict(model)
-    for name, value in wanted.items():
+    """Raise UserError for the first setting that contradicts the start weights."""
+    expected, got = config.to_dict(shape), config.to_dict(model)
+    for name, value in expected.items():
         if got[name] == value or name in FREE or name.startswith(FREE_PREFIX):
             continue
         if name == "vocab_size" and got[name] > value:
-            continue  # rows are added
+            continue  # rows are added to the embedding
         raise UserError(
             f"contradicts the shape of {start}",
             where=f"model.{name}",
             got=got[name],
             wanted=f"at least {value}" if name == "vocab_size" else value,
-            next_step="Leave it out: a run that begins with weights has their shape.",
+            next_step="Leave it out: a run has the shape of its start weights.",
         )
 
 
 def questions_of_start(start: str) -> str:
-    """The file of questions by which the model of a run is known; empty where it names none, or is no run."""
+    """The file of questions that a run's model can answer; empty if it has none or `start` is not a run."""
     if not start or not is_run_or_checkpoint(Path(start)):
         return ""
     folder = stage_folder(Path(start))
@@ -122,9 +122,9 @@ def questions_of_start(start: str) -> str:
     named = run.eval.questions
     if named in ("", NONE):
         return named
-    beside = folder / os.path.relpath(named, run.out)  # where the run was moved together with its data
-    for file in (beside, Path(named)):
+    moved = folder / os.path.relpath(named, run.out)  # if the run was moved together with its data
+    for file in (moved, Path(named)):
         if file.is_file():
             return os.path.normpath(file)
-    warnings.warn(f"the questions that {folder} is known by are not there, and are not asked: {named}", stacklevel=2)
+    warnings.warn(f"the questions of {folder} are missing and will not be asked: {named}", stacklevel=2)
     return ""

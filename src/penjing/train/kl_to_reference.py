@@ -1,4 +1,4 @@
-"""How far a model has gone from the one it began with, measured on what it says itself."""
+"""The KL divergence of a model from its start weights, on the model's own answers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from penjing.train.stages.held_out import summed_over_ranks
 
 
 class BaseModelView:
-    """A model as it is while its adapters are switched off, to be asked as a teacher is."""
+    """A model with its adapters switched off, with the interface of a teacher."""
 
     def __init__(self, model: Transformer) -> None:
         self._model = model
 
-    def hidden(self, *given: Any, **named: Any) -> Tensor:
+    def hidden(self, *args: Any, **kwargs: Any) -> Tensor:
         with adapter_scope(self._model, None):
-            return self._model.hidden(*given, **named)
+            return self._model.hidden(*args, **kwargs)
 
     @property
     def head_weight_VD(self) -> Tensor:
-        return self._model.head_weight_VD  # no adapter sits there
+        return self._model.head_weight_VD  # the head has no adapter
 
     @property
     def compute_dtype(self) -> torch.dtype | None:
@@ -48,20 +48,20 @@ def kl_to_reference(
     strategy: Strategy,
     size: int,
 ) -> dict[str, float]:
-    """KL(model || reference) on one drawn answer to each prompt, in nats for a token and for an answer.
+    """KL(model || reference) on one sampled answer to each prompt, in nats per token and per answer.
 
-    Over the next token the expectation is taken in full, over whole answers by the sample: sum_t KL(model(.|y<t) ||
-    reference(.|y<t)) with y drawn from the model has the divergence of whole answers as its mean, is never negative,
-    and varies less than estimates from the drawn tokens alone (k1, k3). Each rank answers its share, `size` at a time.
+    The expectation over the next token is exact, that over answers is sampled: sum_t KL(model(.|y<t) ||
+    reference(.|y<t)) with y sampled from the model. Its mean is the divergence of answers, it is never negative, and it
+    varies less than estimates from the sampled tokens alone (k1, k3). Each rank answers its share, `size` at a time.
     """
-    objective = Distillation(Distill(divergence="reverse"), reference)  # type: ignore[arg-type]  # asked the same way
+    objective = Distillation(Distill(divergence="reverse"), reference)  # type: ignore[arg-type]  # the same interface
     nats = tokens = number = 0.0
     for first in range(strategy.rank * size, len(prompts), strategy.world * size):
-        part = slice(first, min(first + size, len(prompts)))
-        answers = write(model, prompts[part], seeds[part], stop)
+        chunk = slice(first, min(first + size, len(prompts)))
+        answers = write(model, prompts[chunk], seeds[chunk], stop)
         groups = [
-            Group(prompt=prompt, answers=[Answer(ids=answer, values={"given": [0.0] * len(answer)})])
-            for prompt, answer in zip(prompts[part], answers, strict=True)
+            Group(prompt=prompt, answers=[Answer(ids=answer, values={"from_data": [0.0] * len(answer)})])
+            for prompt, answer in zip(prompts[chunk], answers, strict=True)
         ]
         batch = pack_tight(groups).to(strategy.device)
         nats += float(objective(model, batch).parts["divergence"])

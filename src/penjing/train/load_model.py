@@ -30,40 +30,40 @@ from penjing.train.external_models import ExternalModel, read_external_model
 from penjing.train.precision import SLOW_FLOAT16, Precision
 from penjing.train.run_dir import RunDir, is_run, is_run_or_checkpoint, stage_folder
 
-EXTERNAL_TOKENS = 2048  # that a model from outside is taken to read together, where its positions allow
+EXTERNAL_TOKENS = 2048  # assumed context length of an external model, unless it has fewer positions
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A trained model, ready to use: weights in float32 on the CPU, tokenizer, and where both came from."""
+    """A trained model, ready to use: weights in float32 on the CPU, tokenizer, and their origin."""
 
     model: Transformer
     tokenizer: Tokenizer
-    run: Run  # of a model from outside: its shape, where it lies, and defaults
-    checkpoint: Checkpoint  # of a model from outside: its folder, step 0
+    run: Run  # of an external model: its shape and path, and defaults
+    checkpoint: Checkpoint  # of an external model: its folder, step 0
 
     @property
     def answers(self) -> bool:
-        """Whether it was trained on conversations, and does not only continue texts."""
+        """Whether it was trained to answer, and not only to continue texts."""
         return self.run.data.format != "documents"
 
     @property
     def context_tokens(self) -> int:
-        """Tokens that it has learned to read together."""
+        """The context length that it was trained on, in tokens."""
         return context_tokens(self.checkpoint.folder.parent.parent, self.run)
 
 
-def whole_checkpoint(path: Path) -> Checkpoint | None:
-    """The checkpoint meant by `path`, if it is the folder of one (RUN/checkpoints/step-00000500), else None.
+def checkpoint_at(path: Path) -> Checkpoint | None:
+    """The checkpoint at `path`, if that is the folder of one (RUN/checkpoints/step-00000500), else None.
 
-    Raises UserError if it is damaged, or does not lie in a run.
+    Raises UserError if it is damaged or not inside a run's folder.
     """
     path = path.resolve()
     if not (path / MANIFEST).is_file():
         return None
-    wrong = damage(path)
-    if wrong is not None:
-        raise UserError(f"this checkpoint is damaged: {wrong}", where=path)
+    problem = damage(path)
+    if problem is not None:
+        raise UserError(f"this checkpoint is damaged: {problem}", where=path)
     if not RunDir(path.parent.parent).settings.is_file():
         raise UserError("this checkpoint is not in the folder of a run", where=path, wanted="RUN/checkpoints/step-...")
     return Checkpoint(path, int(path.name.removeprefix("step-")), ())
@@ -75,15 +75,15 @@ def read_settings(path: Path) -> Run:
 
 
 def context_tokens(folder: Path, run: Run) -> int:
-    """Tokens that a model has learned to read: rows of the run in `folder` or of those it began with, as rows are made
-    shorter for few conversations."""
+    """The context length that a model was trained on, in tokens: the longest rows of the run in `folder` and of the
+    runs that it started from (rows are shortened for few conversations)."""
     longest = run.data.seq_len
     if run.init_from:
-        beside = folder / os.path.relpath(run.init_from, run.out)  # where the runs were moved together
-        began = next((each for each in (beside, Path(run.init_from)) if is_run_or_checkpoint(each)), None)
-        if began is None:
+        moved = folder / os.path.relpath(run.init_from, run.out)  # if the runs were moved together
+        start = next((path for path in (moved, Path(run.init_from)) if is_run_or_checkpoint(path)), None)
+        if start is None:
             return max(longest, min(EXTERNAL_TOKENS, run.model.max_position_embeddings))
-        longest = max(longest, context_tokens(stage_folder(began), read_settings(stage_folder(began))))
+        longest = max(longest, context_tokens(stage_folder(start), read_settings(stage_folder(start))))
     return min(longest, run.model.max_position_embeddings)
 
 
@@ -94,11 +94,11 @@ def load_trained(
     hints: Mapping[str, Any] | None = None,
     tokenizer_folder: Path | None = None,
 ) -> LoadedModel:
-    """Read a model: a run's newest whole checkpoint, one checkpoint's folder, or a model from outside.
+    """Read a model: a run's newest undamaged checkpoint, one checkpoint's folder, or an external model.
 
-    adapters: of a run that trained one, whether it stays beside the base, in use, or is worked into plain weights.
-    hints, tokenizer_folder: for MiniMind's weights, what they do not show of their shape, and where their tokenizer is.
-    Raises UserError if there is none, or it does not fit its settings.
+    adapters: a run's adapters stay active beside the base, or are merged into its weights. hints, tokenizer_folder: for
+    MiniMind's weights, settings that they do not determine, and the folder of their tokenizer.
+    Raises UserError if there is no model, or it does not fit its settings.
     """
     chosen, external = _find(path, hints)
     if external is not None:
@@ -113,7 +113,7 @@ def load_trained(
     else:
         check_size(run.model, (checkpoint.folder / WEIGHTS).stat().st_size, checkpoint.folder)
         model = Transformer(run.model)
-    _fill(model, _of_model(checkpoint.weights()), checkpoint.folder)
+    _fill(model, _decoder_weights(checkpoint.weights()), checkpoint.folder)
     if run.lora.rank and adapters == "merged":
         merge(model, DEFAULT)
     return LoadedModel(model.eval(), Tokenizer.load(folder.tokenizer), run, checkpoint)
@@ -123,37 +123,37 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
 def use_device(model: torch.nn.Module, device: str = "auto", dtype: str = "auto") -> tuple[torch.device, torch.dtype]:
-    """Move a model to where it answers or is measured, and set the dtype of its matmuls; the one rule for all callers.
+    """Move a model to the device of inference, and set the dtype of its matmuls; one rule for all callers.
 
-    device: as `compute.device` (auto: a GPU where there is one). dtype: as `compute.dtype`, but that `auto` stays at
-    float32 on a CPU, so that figures do not depend on the processor. Raises UserError if it is not there.
+    device: as `compute.device` (auto: a GPU if available). dtype: as `compute.dtype`, but `auto` is float32 on a CPU,
+    so that metrics do not depend on the processor. Raises UserError if the device or dtype is not available.
     """
-    place = local_device(device)
+    target = local_device(device)
     if dtype not in DTYPES:
         raise UserError("no such dtype", where="--dtype", got=repr(dtype), wanted=", ".join(DTYPES))
-    setting = "float32" if dtype == "auto" and place.type == "cpu" else dtype
-    precision = Precision.resolve(ComputeSettings(dtype=setting), place)  # type: ignore[arg-type]  # one of DTYPES
-    if place.type == "cpu" and precision.dtype == torch.float16:
+    setting = "float32" if dtype == "auto" and target.type == "cpu" else dtype
+    precision = Precision.resolve(ComputeSettings(dtype=setting), target)  # type: ignore[arg-type]  # one of DTYPES
+    if target.type == "cpu" and precision.dtype == torch.float16:
         warnings.warn(f"{SLOW_FLOAT16}; use --dtype float32", stacklevel=2)
-    model.to(place)
+    model.to(target)
     precision.apply(model)
-    return place, precision.dtype
+    return target, precision.dtype
 
 
 def check_size(config: ModelConfig, num_bytes: int, where: object) -> None:
-    """Raise UserError for a shape that asks for more weights than there are bytes, before any memory is taken for it.
+    """Raise UserError for a shape with more parameters than the file has bytes, before memory is allocated for it.
 
-    The least that such a model has: its embedding, and of each layer the queries' matrix and the gains.
+    Lower bound of the parameters: the embedding, and each layer's query matrix and norm gains.
     """
     width = config.hidden_size
-    least = config.vocab_size * width + config.num_hidden_layers * width * (
+    min_parameters = config.vocab_size * width + config.num_hidden_layers * width * (
         2 + config.num_attention_heads * config.head_dim
     )
-    if least > num_bytes:
+    if min_parameters > num_bytes:
         raise UserError(
             "the shape does not fit the weights",
             where=where,
-            got=f"a shape of at least {least:,} parameters",
+            got=f"a shape of at least {min_parameters:,} parameters",
             wanted=f"at most one for each of the {num_bytes:,} bytes of weights",
         )
 
@@ -175,24 +175,24 @@ def _load_external(external: ExternalModel, tokenizer_folder: Path | None) -> Lo
 
 
 def start_shape(start: str, hints: Mapping[str, Any] | None = None) -> ModelConfig:
-    """The shape of what a run begins with: another run, one of its checkpoints, or a model from outside.
+    """The shape of a run's start model: another run, one of its checkpoints, or an external model.
 
-    hints: settings of `model.*` that were asked for, for weights that do not show their whole shape.
+    hints: requested settings of `model.*`, for weights that do not determine their full shape.
     """
     _, external = _find(start, hints)
     return external.config if external else read_settings(stage_folder(Path(start))).model
 
 
 def _find(name: str | Path, hints: Mapping[str, Any] | None) -> tuple[Checkpoint | None, ExternalModel | None]:
-    """The checkpoint that `name` is the folder of, or the model from outside that it means; of a run neither."""
-    checkpoint = whole_checkpoint(Path(name))
+    """The checkpoint in the folder `name`, or the external model called `name`; neither for a run."""
+    checkpoint = checkpoint_at(Path(name))
     return checkpoint, None if checkpoint or is_run(Path(name)) else read_external_model(name, hints)
 
 
 def start_tokenizer(run: Run) -> Tokenizer | None:
-    """The tokenizer that a new run takes along: the one it names, or that of `init_from`; None if it is to train one.
+    """The tokenizer of a new run: the named one, or that of `init_from`; None if the run trains one.
 
-    One without a chat template gets ours where conversations are learned, and the control tokens for it.
+    If the run learns conversations, a tokenizer without a chat template gets ChatML and its control tokens.
     """
     if run.tokenizer.path:
         tokenizer = Tokenizer.load(Path(run.tokenizer.path))
@@ -216,100 +216,99 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
 
 
 def load_start(run: Run) -> Transformer:
-    """The model that `init_from` names, adapters merged, in the shape that the run asks for.
+    """The model of `init_from` with merged adapters, in the run's shape.
 
-    Rows are added to embedding and head where the run's vocabulary is larger.
+    Rows are added to embedding and head if the run's vocabulary is larger.
     """
     folder = Path(run.tokenizer.path) if run.tokenizer.path else RunDir(Path(run.out)).tokenizer
-    known = folder if (folder / "tokenizer.json").is_file() else None
-    begun = load_trained(
-        Path(run.init_from), adapters="merged", hints=config.to_dict(run.model), tokenizer_folder=known
-    )
-    if begun.model.config == run.model:
-        return begun.model.train()
+    existing = folder if (folder / "tokenizer.json").is_file() else None
+    hints = config.to_dict(run.model)
+    start = load_trained(Path(run.init_from), adapters="merged", hints=hints, tokenizer_folder=existing)
+    if start.model.config == run.model:
+        return start.model.train()
     model = Transformer(run.model)
-    _fill(model, resize_embeddings(begun.model.state_dict(), run.model.vocab_size), run.init_from)
+    _fill(model, resize_embeddings(start.model.state_dict(), run.model.vocab_size), run.init_from)
     return model
 
 
 def build_adapted(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, dict[str, str]]:
-    """The base that `init_from` names with a fresh adapter in use, and what a checkpoint says of the base (`init_from`,
+    """The base model of `init_from` with a new, active adapter, and the base's identity for checkpoints (`init_from`,
     `sha256`).
 
-    checkpoint: what the run goes on from. Raises UserError if there is no base, or it is not the one that the adapter
-    was begun on.
+    checkpoint: to resume from. Raises UserError if there is no base, or it is not the one that the adapter was trained
+    on.
     """
     if not run.init_from:
         raise UserError(
-            "adapters need a trained model to sit on",
+            "adapters need a trained base model",
             where="init_from",
             wanted="a run, or a Hugging Face directory",
             next_step="Give init_from=RUN, or lora.rank=0 to train all weights.",
         )
-    known = dict(checkpoint.state().get("base", {})) if checkpoint is not None else {}
+    saved = dict(checkpoint.state().get("base", {})) if checkpoint is not None else {}
     where: object = run.init_from if checkpoint is None else checkpoint.folder
-    if "init_from" in known and not Path(run.init_from).exists() and Path(known["init_from"]).exists():
-        run = replace(run, init_from=known["init_from"])  # it was named from another working folder
+    if "init_from" in saved and not Path(run.init_from).exists() and Path(saved["init_from"]).exists():
+        run = replace(run, init_from=saved["init_from"])  # a relative path from another working directory
     try:
         model = load_start(run)
     except UserError as error:
         if checkpoint is None:
             raise
         raise UserError(
-            f"the base of this adapter is not there ({error.line()})",
+            f"the base model of this adapter is missing ({error.line()})",
             where=where,
-            wanted=known.get("init_from"),
-            next_step="Put it back, or train anew.",
+            wanted=saved.get("init_from"),
+            next_step="Restore it, or train anew.",
         ) from None
     start = Path(run.init_from)  # or a hub name
     base = {"init_from": str(start.resolve()) if start.exists() else run.init_from, "sha256": fingerprint(model)}
-    if known and known["sha256"] != base["sha256"]:
+    if saved and saved["sha256"] != base["sha256"]:
         raise UserError(
-            "the base of this adapter has changed since",
+            "the base model of this adapter has changed",
             where=where,
             got=f"{run.init_from} with hash {base['sha256'][:12]}",
-            wanted=known["sha256"][:12],
-            next_step="Put the old weights back, or train anew with another out=.",
+            wanted=saved["sha256"][:12],
+            next_step="Restore the old weights, or train anew with another out=.",
         )
     add_adapter(model, run.lora, seed=derive(run.seed, "lora"))
     return model, base
 
 
 def load_weights(module: nn.Module, checkpoint: Checkpoint) -> None:
-    """Copy a checkpoint's weights into what was trained; every name and shape must match, a frozen base apart."""
+    """Copy a checkpoint's weights into the trained module; every name and shape must match, except a frozen base's."""
     _fill(module, checkpoint.weights(), checkpoint.folder)
 
 
-def _of_model(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The model's weights alone, where it was trained inside a module with a head of its own."""
+def _decoder_weights(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The decoder's weights, without those of a module around it that has another head."""
     inner = {name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")}
     return inner or weights
 
 
 def _fill(model: nn.Module, weights: dict[str, torch.Tensor], where: object) -> None:
-    """Copy weights into a model. Where adapters are among them, they are all that there is beside a frozen base."""
+    """Copy weights into a model. If they contain adapters, they contain only what is trained, without a frozen base."""
     adapters = any(".adapters." in name for name in weights)
-    wanted = trainable_state_dict(model) if adapters else model.state_dict()
-    expected_shapes = {name: tuple(value.shape) for name, value in wanted.items()}
-    found = {name: tuple(value.shape) for name, value in weights.items()}
-    if expected_shapes != found:
-        names = expected_shapes.keys() | found.keys()
-        first = min(name for name in names if expected_shapes.get(name) != found.get(name))
+    expected = trainable_state_dict(model) if adapters else model.state_dict()
+    expected_shapes = {name: tuple(value.shape) for name, value in expected.items()}
+    shapes = {name: tuple(value.shape) for name, value in weights.items()}
+    if expected_shapes != shapes:
+        names = expected_shapes.keys() | shapes.keys()
+        first = min(name for name in names if expected_shapes.get(name) != shapes.get(name))
         raise UserError(
-            "the weights are of another shape of model",
+            "the weights have another shape than the model",
             where=where,
-            got=f"{first} {found.get(first)}",
+            got=f"{first} {shapes.get(first)}",
             wanted=f"{first} {expected_shapes.get(first)}",
         )
     model.load_state_dict(weights, strict=not adapters)
 
 
 def set_threads(setting: int, world: int) -> int:
-    """Set torch's CPU threads for this process; returns how many.
+    """Set torch's CPU threads for this process; return their number.
 
-    0: OMP_NUM_THREADS where it is set (torchrun sets it to 1), else the physical cores shared among local ranks. More
-    threads than cores is slower by far: 100 steps took 15 s on two free cores and 143 s on two busy ones.
-    Raises UserError where OMP_NUM_THREADS is no number.
+    0: OMP_NUM_THREADS if set (torchrun sets it to 1), else the physical cores divided by the local ranks. More threads
+    than free cores are much slower: 100 steps took 15 s on two free cores and 143 s on two busy ones.
+    Raises UserError if OMP_NUM_THREADS is not a number.
     """
     count = setting or _openmp_threads() or max(1, physical_cores() // world)
     torch.set_num_threads(count)
@@ -318,7 +317,7 @@ def set_threads(setting: int, world: int) -> int:
 
 
 def _openmp_threads() -> int:
-    """The first number of OMP_NUM_THREADS, which may list one for each level of nesting; 0 where it says nothing."""
+    """The first number of OMP_NUM_THREADS, which may list one per nesting level; 0 if it is not set."""
     setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if setting and not setting.isdecimal():
         raise UserError("not a number of threads", where="OMP_NUM_THREADS", got=repr(setting), wanted="such as 4")

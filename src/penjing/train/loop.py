@@ -1,6 +1,6 @@
-"""The loop. It knows a model callable, a source of batches, an objective, optimizers, a strategy and trackers.
+"""The training loop. It knows a model callable, a source of batches, an objective, optimizers, a strategy and trackers.
 
-It has no branch for a stage, a model or a strategy: what a step is stands in `step`, what happens between in `train`.
+It has no branch for a stage, a model or a strategy. `step` is one optimizer step; `train` does the work between steps.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from penjing.train.throughput import Meter
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingContext:
-    """Everything one run is made of. `prepare_run` makes it; tests make smaller ones."""
+    """All parts of a run. `prepare_run` makes it; tests make smaller ones."""
 
     strategy: Strategy
     model: Callable[..., Tensor]  # wrapped by the strategy
     objective: Objective
     source: Source
-    optimizers: list[Any]  # torch optimizers and what else takes a step, such as optim/router_bias_update.py
+    optimizers: list[Any]  # torch optimizers, and other objects with a `step`, such as optim/router_bias_update.py
     schedule: Schedule
     trackers: Trackers
     meter: Meter
@@ -49,34 +49,34 @@ class TrainingContext:
     save_every: int = 0
     validate: Callable[[], dict[str, float]] = dict
     sample: Callable[[int], None] = lambda step: None
-    # Makes the state durable, waiting for it if told to; says whether it is.
+    # Saves a checkpoint of (state), and waits for the disk if (wait); returns whether it succeeded.
     save: Callable[[dict[str, Any], bool], bool] = lambda state, wait: True
-    go_back: Callable[[], dict[str, Any] | None] = lambda: None  # loads the last checkpoint but for the place in data
+    roll_back: Callable[[], dict[str, Any] | None] = lambda: None  # loads the last checkpoint, except the data position
     guard: NonFiniteGuard = field(default_factory=NonFiniteGuard)
-    figures: Sequence[Callable[[], dict[str, float]]] = ()  # further ones of a logged step
-    # Told how many steps are done, and for how long at most the next may take; 0 s: what comes may take any time.
-    at_edge: Callable[[int, float], None] = lambda step, longest_seconds: None
+    extra_metrics: Sequence[Callable[[], dict[str, float]]] = ()  # further metrics of a logged step
+    # Called with the number of completed steps and the longest expected time until the next call; 0 s: unlimited.
+    report_progress: Callable[[int, float], None] = lambda step, longest_seconds: None
 
 
 @dataclass
 class TrainState:
-    """How far a run is, with what is summed since the last logged step. Saved with every checkpoint."""
+    """A run's progress, with the sums since the last logged step. Saved in every checkpoint."""
 
     step: int = 0
     sums: dict[str, Tensor] = field(default_factory=dict)  # `total`, and the objective's parts, on this rank
     units: Tensor | float = 0.0  # units, over all ranks
 
     def add(self, taken: Step) -> None:
-        """One more step is done; of a bad one nothing is summed. Tensors stay on the device: nothing waits here."""
+        """Count a completed step; a bad one adds nothing to the sums. Tensors stay on the device, without a wait."""
         self.step += 1
         good = taken.bad == 0
         self.units = self.units + torch.where(good, taken.units, torch.zeros_like(taken.units))
         add_sums(self.sums, {name: torch.where(good, sum, torch.zeros_like(sum)) for name, sum in taken.sums.items()})
 
     def means(self, strategy: Strategy) -> dict[str, float]:
-        """The sums over all ranks, each divided by the units, since this was last asked. The host waits here.
+        """The sums since the last call over all ranks, each divided by the units. The host waits for the device.
 
-        Empty where all steps since then were bad.
+        Empty if all steps since then were bad.
         """
         totals, units = self._totals(strategy), float(self.units)
         self.sums, self.units = {}, 0.0
@@ -84,7 +84,7 @@ class TrainState:
 
     def _totals(self, strategy: Strategy) -> dict[str, float]:
         names = sorted(self.sums)
-        totals = strategy.add(torch.stack([self.sums[name].float() for name in names])).tolist() if names else []
+        totals = strategy.all_reduce(torch.stack([self.sums[name].float() for name in names])).tolist() if names else []
         return dict(zip(names, totals, strict=True))
 
     def state(self, strategy: Strategy) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class TrainState:
         return {"step": self.step, "sums": self._totals(strategy), "units": float(self.units)}
 
     def restore(self, state: dict[str, Any], strategy: Strategy) -> None:
-        """Become the progress of a checkpoint. What was summed over ranks goes on in rank 0."""
+        """Restore a checkpoint's progress. Rank 0 gets the sums of all ranks."""
         share = 1.0 if strategy.rank == 0 else 0.0
         self.step, self.units = state["step"], state["units"]
         self.sums = {name: torch.tensor(total * share, device=strategy.device) for name, total in state["sums"].items()}
@@ -100,26 +100,26 @@ class TrainState:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What an optimizer step came to: this rank's sums and tokens, all ranks' units and loss, the gradients' norm."""
+    """The result of an optimizer step: this rank's sums and tokens, all ranks' units and loss, the gradients' norm."""
 
     sums: dict[str, Tensor]
     units: Tensor
     loss: Tensor  # per unit
     norm: Tensor
-    bad: Tensor  # 1.0 where loss or gradients were not finite and nothing was learned, else 0.0
+    bad: Tensor  # 1.0 if loss or gradients were not finite and nothing was learned, else 0.0
     tokens: int
-    samples: Callable[[], dict[str, Any]]  # what it was made of, for a step worth writing down
+    samples: Callable[[], dict[str, Any]]  # the step's samples, for a record of an incident
 
 
-def add_sums(into: dict[str, Tensor], more: dict[str, Tensor]) -> None:
-    """What is kept is a copy: a pass's figures may stand where a CUDA graph's next replay writes its own."""
+def add_sums(totals: dict[str, Tensor], more: dict[str, Tensor]) -> None:
+    """Add `more` to `totals`, which holds copies: the next replay of a CUDA graph may overwrite a pass's metrics."""
     for name, value in more.items():
-        into[name] = into[name] + value if name in into else value.clone()
+        totals[name] = totals[name] + value if name in totals else value.clone()
 
 
 def step(context: TrainingContext, index: int) -> Step:
-    """One optimizer step, in smaller passes if memory does not suffice. Nothing changes if its gradients are bad."""
-    source, before = context.source, context.source.place()
+    """One optimizer step, in smaller passes if memory runs out. Nothing changes if its gradients are not finite."""
+    source, before = context.source, context.source.position()
 
     def halve(message: str) -> None:
         for optimizer in context.optimizers:
@@ -128,13 +128,13 @@ def step(context: TrainingContext, index: int) -> Step:
         context.guard.record({"step": index + 1, "kind": "out of memory", "micro_size": source.micro_size})
 
     sums, units, tokens = retry_on_oom(lambda: _gradients(context), halve)
-    after = source.place()
+    after = source.position()
     norm = context.strategy.clip(context.max_grad_norm)
     factor = context.schedule.factor(index, context.num_steps)
     for optimizer in context.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * factor
-    loss = context.strategy.add(sums["total"]) / units.clamp(min=1)
+    loss = context.strategy.all_reduce(sums["total"]) / units.clamp(min=1)
     bad = guarded_step(context.optimizers, norm, loss)
     return Step(sums, units, loss, norm, bad, tokens, lambda: source.samples(before, after))
 
@@ -145,57 +145,57 @@ def _gradients(context: TrainingContext) -> tuple[dict[str, Tensor], Tensor, int
     for _ in range(context.accumulate * context.source.split):
         with context.meter.waiting_for_data():
             batches.append(next(context.source))
-    units = context.strategy.add(torch.stack([context.objective.weight(batch) for batch in batches]).sum())
+    units = context.strategy.all_reduce(torch.stack([context.objective.weight(batch) for batch in batches]).sum())
     sums: dict[str, Tensor] = {}
     for number, batch in enumerate(batches, start=1):
         with context.strategy.micro_step(last=number == len(batches)):
             loss = context.objective(context.model, batch)
-            # Sums over the global number of units: exact for ragged micro-batches and ranks alike.
+            # Sums divided by the global number of units: exact also for ragged micro-batches and ranks.
             context.strategy.backward(loss.total / units.clamp(min=1))
         add_sums(sums, {"total": loss.total.detach(), **loss.parts})
     return sums, units, sum(batch.num_tokens for batch in batches)
 
 
 def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
-    """Take the steps that are left; log, validate, sample and save as due. Returns what the last validation found.
+    """Take the remaining steps; log, validate, sample and save when due. Returns the last validation's metrics.
 
-    Raises Stopped after a signal, with everything saved; UserError when going back does not make the loss a number.
+    Raises Stopped after a signal, with everything saved; UserError if the loss is not finite after rolling back.
     """
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     alone = context.strategy.world == 1
-    put_off, saved = False, True  # a checkpoint that was due at a bad step; whether the last one is on the disk
+    save_deferred, saved = False, True  # a save was due at a bad step; the last save succeeded
     with gc_frozen(), Signals() as signals:
         while state.step < context.num_steps:
-            context.at_edge(state.step, context.meter.longest_seconds)
+            context.report_progress(state.step, context.meter.longest_seconds)
             with context.meter.step(context.strategy.world):
                 taken = step(context, state.step)
                 context.meter.count(taken.tokens)
                 state.add(taken)
                 verdict = context.guard.observe(state.step, taken.bad, taken.loss, taken.norm, taken.samples)
                 log_now = _due(state.step, context.log_every, context.num_steps)
-                figures_now = _step_figures(context, state, taken.norm) if log_now else {}
+                step_metrics = _step_metrics(context, state, taken.norm) if log_now else {}
             if verdict == "roll back":
-                _go_back(context, state)
+                _roll_back(context, state)
                 continue
             if log_now:
                 speed = context.meter.interval(context.num_steps - state.step)
-                context.trackers.log(state.step, {**figures_now, **speed})
+                context.trackers.log(state.step, {**step_metrics, **speed})
             hurry = alone and signals.received is not None
             if _due(state.step, context.validate_every, context.num_steps) and not hurry:
-                figures = {}  # of earlier weights: they do not stand for these
-                with _between(context, state, "validation"), signals.cuts_short(alone):
-                    figures = context.validate()
-                if figures:
-                    context.trackers.log(state.step, {"tokens": context.meter.all_tokens(), **figures})
+                metrics = {}  # those of earlier weights are not returned if this validation is interrupted
+                with _between(context, state, "validation"), signals.interruptible(alone):
+                    metrics = context.validate()
+                if metrics:
+                    context.trackers.log(state.step, {"tokens": context.meter.all_tokens(), **metrics})
             if _due(state.step, context.sample_every, context.num_steps) and not hurry:
-                with _between(context, state, "sample"), signals.cuts_short(alone):
+                with _between(context, state, "sample"), signals.interruptible(alone):
                     context.sample(state.step)
             stop = context.strategy.any(signals.received is not None)
             ends = stop or state.step == context.num_steps
-            if put_off or ends or _due(state.step, context.save_every, context.num_steps):
+            if save_deferred or ends or _due(state.step, context.save_every, context.num_steps):
                 context.guard.flush()
-                put_off = not (ends or context.guard.calm)
-                if not put_off:
+                save_deferred = not (ends or context.guard.last_step_finite)
+                if not save_deferred:
                     with _between(context, state, "checkpoint"):
                         saved = context.save(state.state(context.strategy), ends)
             if stop:
@@ -206,19 +206,19 @@ def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
             where=f"step {state.step}",
             next_step="Free disk space; the same command repeats the steps since the last one.",
         )
-    return figures
+    return metrics
 
 
 def _between(context: TrainingContext, state: TrainState, name: str) -> AbstractContextManager[None]:
-    """Around work between steps, which is timed as `name` and may take any time."""
-    context.at_edge(state.step, 0.0)
+    """Context of work between steps, which is timed as `name` and may take any time."""
+    context.report_progress(state.step, 0.0)
     return context.meter.share(name)
 
 
-def _go_back(context: TrainingContext, state: TrainState) -> None:
-    """To the last checkpoint's weights, with the samples that come next: those in between are skipped."""
-    context.at_edge(state.step, 0.0)
-    saved = context.go_back()
+def _roll_back(context: TrainingContext, state: TrainState) -> None:
+    """Go back to the last checkpoint's weights, but not in the data: samples since then are skipped."""
+    context.report_progress(state.step, 0.0)
+    saved = context.roll_back()
     context.guard.rolled_back(state.step, None if saved is None else saved["step"])
     assert saved is not None
     state.restore(saved, context.strategy)
@@ -230,14 +230,14 @@ def _due(step: int, every: int, num_steps: int) -> bool:
     return every > 0 and (step % every == 0 or step == num_steps)
 
 
-def _step_figures(context: TrainingContext, state: TrainState, norm: Tensor) -> dict[str, float]:
-    """Figures since the last logged step. The one place where the host waits for the device."""
-    figures = state.means(context.strategy)
-    figures.pop("total", None)
+def _step_metrics(context: TrainingContext, state: TrainState, norm: Tensor) -> dict[str, float]:
+    """Metrics since the last logged step. The only place where the host waits for the device."""
+    metrics = state.means(context.strategy)
+    metrics.pop("total", None)
     rate = max(group["lr"] for optimizer in context.optimizers for group in optimizer.param_groups)
-    figures |= {"learning_rate": rate, "grad_norm": float(norm)}
+    metrics |= {"learning_rate": rate, "grad_norm": float(norm)}
     if context.guard.num_bad:
-        figures["skipped_steps"] = context.guard.num_bad
-    for more in context.figures:
-        figures |= more()
-    return figures
+        metrics["skipped_steps"] = context.guard.num_bad
+    for extra in context.extra_metrics:
+        metrics |= extra()
+    return metrics

@@ -1,4 +1,4 @@
-"""When memory does not suffice: the same samples in the same order, in smaller passes."""
+"""Recovery from out-of-memory errors: the same samples in the same order, in smaller passes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Result = TypeVar("Result")
 
 
 class ResizableBatchSource(WrappedSource):
-    """A source whose batches can become smaller on the way: the same samples in the same order."""
+    """A source whose batches can shrink during a run: the same samples in the same order."""
 
     micro_size: int
 
     def __init__(
         self, make: Callable[[int], Source], micro_size: int, *, indivisible: int = 1, exact: bool = True
     ) -> None:
-        """make: the source with so many units (rows, pairs, prompts) in a batch, at the beginning.
+        """make: returns the source at its beginning, with this many units (rows, pairs, prompts) in a batch.
 
-        indivisible: units that stay in one batch.
+        indivisible: units that must stay in one batch.
         """
         super().__init__(make(micro_size))
         self._make, self.micro_size = make, micro_size
@@ -40,8 +40,8 @@ class ResizableBatchSource(WrappedSource):
         other.split = self.split
         return other
 
-    def shrink(self, at: dict[str, Any]) -> bool:
-        """Of an odd number of units: the largest part that divides it."""
+    def shrink(self, position: dict[str, Any]) -> bool:
+        """The new size is the largest proper divisor that `indivisible` divides."""
         smaller = smaller_micro_size(self.micro_size, self.indivisible)
         if smaller is None:
             return False
@@ -49,26 +49,23 @@ class ResizableBatchSource(WrappedSource):
         self.split *= self.micro_size // smaller
         self.micro_size = smaller
         self.source = self._make(smaller)
-        self.source.restore(at)
+        self.source.restore(position)
         return True
 
 
 class SmallestPass(UserError):
-    """Memory does not suffice for a pass that cannot become smaller."""
+    """Out of memory in a pass that cannot become smaller."""
 
     def __init__(self, micro_size: int, message: str) -> None:
         super().__init__(
             f"out of memory even with a micro-batch of {micro_size}: {message}",
             where="batch.micro_size",
-            next_step="Take a smaller model or data.seq_len.",
+            next_step="Use a smaller model or data.seq_len.",
         )
 
 
 def retry_on_oom(work: Callable[[], Result], reduce_memory: Callable[[str], None]) -> Result:
-    """The result of `work`; where memory does not suffice, `reduce_memory(message)` is called, and `work` again.
-
-    What no tensor holds any more is given back first.
-    """
+    """The result of `work`. After an out-of-memory error, free cached memory, call `reduce_memory(message)`, retry."""
     while True:
         try:
             return work()
@@ -76,38 +73,37 @@ def retry_on_oom(work: Callable[[], Result], reduce_memory: Callable[[str], None
             if not is_out_of_memory(error):
                 raise
             message = " ".join(str(error).split())[:200]
-        # Outside of the handler: the error holds the frames, and those hold what filled the memory.
+        # Outside the handler: the error references the frames, and these the tensors that filled the memory.
         empty_cache()
         reduce_memory(message)
 
 
 def empty_cache() -> None:
-    """Give back what no tensor holds any more."""
+    """Free cached memory that no tensor uses."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def halve_micro_batch(source: Source, at: dict[str, Any], message: str, world: int) -> None:
-    """Make the passes of a step smaller and put its source back to where the step began.
+def halve_micro_batch(source: Source, position: dict[str, Any], message: str, world: int) -> None:
+    """Make the passes of a step smaller and set its source back to the step's start.
 
-    Raises UserError with several ranks, which would no longer take the same number of passes, and where a pass is as
-    small as can be already.
+    Raises UserError with several ranks, whose numbers of passes would differ, and if the passes cannot become smaller.
     """
     if world > 1 or source.micro_size is None:
         raise UserError(f"out of memory: {message}", where="batch.micro_size", next_step="Halve it.")
-    if not source.shrink(at):
+    if not source.shrink(position):
         raise SmallestPass(source.micro_size, message)
-    same = "gradients unchanged" if source.exact else "the routers' balance loss is taken over each pass"
+    effect = "gradients unchanged" if source.exact else "the routers' balance loss is computed over each pass"
     warnings.warn(
-        f"out of memory: micro-batch is now {source.micro_size}, accumulation {source.split} times as much; {same}",
+        f"out of memory: micro-batch is now {source.micro_size}, accumulation {source.split} times as much; {effect}",
         stacklevel=2,
     )
 
 
-def in_smaller_passes(stage: Stage[Any], work: Callable[[], Result]) -> Result:
-    """The result of `work`, which passes the stage's micro-batches through a model: smaller ones where memory does not
-    suffice. Raises SmallestPass where it never does, and UserError with several ranks."""
+def with_smaller_passes(stage: Stage[Any], work: Callable[[], Result]) -> Result:
+    """The result of `work`, which runs the stage's micro-batches through a model, with smaller ones after an
+    out-of-memory error. Raises SmallestPass if none is small enough, and UserError with several ranks."""
     strategy = stage.strategy
 
     def halve(message: str) -> None:
@@ -123,9 +119,10 @@ def in_smaller_passes(stage: Stage[Any], work: Callable[[], Result]) -> Result:
 
 
 def validate_with_retry(stage: Stage[Any]) -> dict[str, float]:
-    """A stage's figures, in smaller passes where memory does not suffice; none if it never does: training goes on."""
+    """A stage's validation metrics, with smaller passes after an out-of-memory error; none if no pass is small enough,
+    so that training goes on."""
     try:
-        return in_smaller_passes(stage, stage.validate)
+        return with_smaller_passes(stage, stage.validate)
     except SmallestPass as error:
         warnings.warn(f"no validation, {error.what}", stacklevel=2)
         return {}

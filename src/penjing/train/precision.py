@@ -1,4 +1,4 @@
-"""The number formats of a run: decided once here, from `compute.dtype` and `compute.fp8`, and applied from here."""
+"""The number formats of a run: decided once from `compute.dtype` and `compute.fp8`, and applied here."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ TF32_CAPABILITY = (8, 0)  # of the first NVIDIA cards with tf32 units
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Formats of matmuls. Weights that learn, their gradients and the optimizer's state are float32 in all of them."""
+    """Formats of matmuls. Trainable weights, their gradients and optimizer state are float32 in all of them."""
 
-    matmul: Format  # what compute.dtype came to
-    fp8: Float8 = "off"  # of the linear layers of the blocks, where gradients are taken
+    matmul: Format  # the resolved compute.dtype
+    fp8: Float8 = "off"  # of the blocks' linear layers, in training passes
 
     @classmethod
     def resolve(
@@ -37,27 +37,27 @@ class Precision:
         device: torch.device,
         *,
         capability: tuple[int, int] | None = None,
-        begun: str = "",
+        resumed_dtype: str = "",
         agree: Callable[[str], str] = str,
     ) -> Precision:
-        """What the settings come to on `device`.
+        """Resolve the settings on `device`.
 
-        capability: of a CUDA device that is only planned for; None = the device is here, and is asked. begun: what
-        `auto` means for a run that goes on; empty = what is fastest. agree: what rank 0 took for `auto`.
+        capability: of a CUDA device that is only planned for; None = query the device. resumed_dtype: what `auto` means
+        for a resumed run; empty = the fastest. agree: returns rank 0's choice for `auto`.
         """
         setting = str(compute.dtype)
         if setting == "auto":
-            lost = begun == "tf32" and device.type != "cuda"
-            setting = agree("float32" if lost else begun or _fastest(device, capability))
+            unavailable = resumed_dtype == "tf32" and device.type != "cuda"
+            setting = agree("float32" if unavailable else resumed_dtype or _fastest(device, capability))
         return cls(setting, compute.fp8)  # type: ignore[arg-type]  # one of the names
 
     def require(self, device: torch.device, capability: tuple[int, int] | None = None) -> None:
-        """Raise UserError for a format that `device` does not have. capability: as in `resolve`."""
+        """Raise UserError for a format that `device` does not support. capability: as in `resolve`."""
         if device.type == "cuda" and capability is None and (self.matmul == "tf32" or self.fp8 != "off"):
             capability = torch.cuda.get_device_capability(device)
         if self.matmul == "tf32" and (device.type != "cuda" or capability is None or capability < TF32_CAPABILITY):
             raise UserError(
-                "needs an NVIDIA card of compute capability 8.0 or later",
+                "needs an NVIDIA GPU of compute capability 8.0 or later",
                 where="compute.dtype",
                 got="tf32",
                 next_step="Use compute.dtype=auto.",
@@ -66,33 +66,33 @@ class Precision:
             require_float8(device.type, capability or (0, 0), self.dtype)
 
     def resolved(self, compute: ComputeSettings) -> ComputeSettings:
-        """The settings with `auto` replaced by what it came to: nothing decides again."""
+        """The settings with the resolved dtype instead of `auto`."""
         return replace(compute, dtype=self.matmul)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the inputs of matmuls; tf32 is float32 that tensor cores round."""
+        """The dtype of matmul inputs; for tf32, which tensor cores round, it is float32."""
         return compute_dtype(self.matmul, torch.device("cpu"))
 
     @property
     def name(self) -> str:
-        """Of the dtype, as checkpoints and plans have it: tf32 is float32 there."""
+        """The dtype's name in checkpoints and plans; for tf32 it is float32."""
         return str(self.dtype).removeprefix("torch.")
 
     def switch_tf32(self) -> None:
-        """Let float32 matmuls of this process run on tensor cores in tf32 (10 bits of mantissa), or not."""
+        """Enable or disable tf32 (10 bits of mantissa) for float32 matmuls of this process."""
         torch.backends.cuda.matmul.allow_tf32 = self.matmul == "tf32"
 
     def loss_scaler(self, device: torch.device) -> LossScaler | None:
-        """float16 needs one: its smallest steps would swallow small gradients."""
+        """A scaler for float16, in which small gradients underflow; else None."""
         return LossScaler(device) if self.matmul == "float16" else None
 
     def cast_frozen(self, model: nn.Module) -> None:
-        """Hold frozen weights of matmuls in the dtype that they are multiplied in."""
+        """Store frozen matmul weights in the dtype of the matmuls."""
         cast_frozen_base(model, self.dtype)
 
     def apply(self, trained: nn.Module, model: Transformer | None = None) -> None:
-        """Set the format of all matmuls of `trained`; of `model`, its decoder, those of fp8."""
+        """Set the dtype of all matmuls of `trained`, and fp8 in `model`, its decoder."""
         set_compute_dtype(trained, None if self.dtype == torch.float32 else self.dtype)
         if self.fp8 != "off" and model is not None:
             use_float8(model)

@@ -1,4 +1,4 @@
-"""Settings of version 0.1 and their names today. An old one is an error that names the new one (CHANGELOG.md)."""
+"""Settings of version 0.1 and their new names. Using an old name is an error that gives the new one (CHANGELOG.md)."""
 
 RENAMED = {
     "model.vocabulary_size": "model.vocab_size",

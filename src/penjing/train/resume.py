@@ -1,4 +1,4 @@
-"""A continued run must be the run that was begun: what differs is named, field by field, unless it was allowed."""
+"""Checks that a resumed run has the settings it was started with; every difference that is not allowed is an error."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penjing.train.config import Run
 from penjing.train.precision import Precision
 from penjing.train.stages.base import Stage
 
-# Settings that may differ when a run is continued: they do not change what is computed.
+# Settings that may change when a run is resumed: they do not change the result.
 FREE_TO_CHANGE = (
     "compute.device",
     "compute.threads",
-    "compute.dtype",  # what it comes to is compared, as `precision`; `auto` is what the run was begun in
+    "compute.dtype",  # its resolved value is compared, as `precision`; `auto` is the dtype the run was started with
     "log",
     "checkpoint",
     "sample",
@@ -27,44 +27,44 @@ FREE_TO_CHANGE = (
     "out",
     "batch.micro_size",
     "data.prefetch",
-    "data.train",  # what the files hold is compared, as `data`
+    "data.train",  # the files' contents are compared, as `data`
     "data.max_bad_fraction",
 )
-# What a checkpoint knows beside the settings, by the names they are allowed under.
-FACTS = ("data", "tokenizer", "template", "precision")
+# What a checkpoint stores in addition to the settings; the names are valid for --allow-change.
+FINGERPRINTS = ("data", "tokenizer", "template", "precision")
 _SHOWN = 12  # differences in one error line
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigDifference:
-    """A field and its two values; `known` is what the checkpoint has."""
+    """A field with two values: the checkpoint's (`saved`) and the run's (`now`)."""
 
     field: str
-    known: Any
+    saved: Any
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.field} was {_shown(self.known)}, is {_shown(self.now)}"
+        return f"{self.field} was {_shown(self.saved)}, is {_shown(self.now)}"
 
 
-def differences(run: Run, facts: Mapping[str, str], checkpoint: Checkpoint) -> list[ConfigDifference]:
-    """Every field in which `run` and its facts differ from what the checkpoint was made with, by name."""
+def differences(run: Run, fingerprints: Mapping[str, str], checkpoint: Checkpoint) -> list[ConfigDifference]:
+    """Every field in which `run` and its fingerprints differ from the checkpoint's."""
     before, now = _settings_of(checkpoint), _flat_settings(run)
-    found = [
+    changes = [
         ConfigDifference(key, before.get(key), now.get(key))
         for key in sorted(before.keys() | now.keys())
         if before.get(key) != now.get(key) and not _is_one_of(key, FREE_TO_CHANGE)
     ]
-    saved = checkpoint.state()
-    for name in FACTS:
-        known = saved.get(name)  # checkpoints from before it was written down say nothing
-        if known is not None and name in facts and known != facts[name]:
-            found.append(ConfigDifference(name, known, facts[name]))
-    return found
+    state = checkpoint.state()
+    for name in FINGERPRINTS:
+        saved = state.get(name)  # None in checkpoints of older versions
+        if saved is not None and name in fingerprints and saved != fingerprints[name]:
+            changes.append(ConfigDifference(name, saved, fingerprints[name]))
+    return changes
 
 
-def run_facts(stage: Stage[Any], precision: Precision) -> dict[str, str]:
-    """What a checkpoint knows of a run beside its settings."""
+def run_fingerprints(stage: Stage[Any], precision: Precision) -> dict[str, str]:
+    """What a checkpoint stores about a run in addition to its settings."""
     return {
         "data": stage.fingerprint,
         "tokenizer": stage.tokenizer.vocabulary_hash,
@@ -73,10 +73,10 @@ def run_facts(stage: Stage[Any], precision: Precision) -> dict[str, str]:
     }
 
 
-def with_known_batch(run: Run, checkpoint: Checkpoint) -> Run:
-    """A run whose batch follows the data goes on with the batch it was begun with."""
-    known = _settings_of(checkpoint)
-    rows, length = known.get("batch.size"), known.get("data.seq_len")
+def with_saved_batch(run: Run, checkpoint: Checkpoint) -> Run:
+    """A run whose batch depends on the data is resumed with the batch it was started with."""
+    saved = _settings_of(checkpoint)
+    rows, length = saved.get("batch.size"), saved.get("data.seq_len")
     if run.batch.min_steps and isinstance(rows, int):
         run = replace(run, batch=replace(run.batch, size=rows, min_steps=0))
     if run.data.min_seq_len and isinstance(length, int):
@@ -85,49 +85,49 @@ def with_known_batch(run: Run, checkpoint: Checkpoint) -> Run:
 
 
 def check_same_run(
-    run: Run, facts: Mapping[str, str], checkpoint: Checkpoint, allowed: Sequence[str]
+    run: Run, fingerprints: Mapping[str, str], checkpoint: Checkpoint, allowed: Sequence[str]
 ) -> list[ConfigDifference]:
-    """The differences that were allowed. Raises UserError with all that were not.
+    """The allowed differences. Raises UserError that lists the others.
 
-    allowed: names of fields, or of groups of them such as `optimizer`.
+    allowed: names of fields, or of groups of fields such as `optimizer`.
     """
-    found = differences(run, facts, checkpoint)
-    choices = {*_flat_settings(run), *FACTS}
+    changes = differences(run, fingerprints, checkpoint)
+    choices = {*_flat_settings(run), *FINGERPRINTS}
     for name in allowed:
         if not any(_is_one_of(choice, [name]) for choice in choices):
             raise UserError("no such field", where="--allow-change", got=name, next_step=suggest(name, choices))
-    refused = [difference for difference in found if not _is_one_of(difference.field, allowed)]
+    refused = [difference for difference in changes if not _is_one_of(difference.field, allowed)]
     if refused:
         more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
         raise UserError(
             "settings differ from those that the run was started with: " + "; ".join(map(str, refused[:_SHOWN])) + more,
             where=run.out,
-            next_step="Put it back to continue, choose another out= to start anew, or allow it: "
+            next_step="Restore them to continue, choose another out= to start anew, or allow the change: "
             + " ".join(f"--allow-change {difference.field}" for difference in refused[:3]),
         )
-    return found
+    return changes
 
 
-def begun_dtype(checkpoint: Checkpoint, allowed: Sequence[str]) -> str:
-    """The `compute.dtype` a run was begun in, which `auto` means when it goes on; empty if that may change or is not
-    known."""
+def saved_dtype(checkpoint: Checkpoint, allowed: Sequence[str]) -> str:
+    """The `compute.dtype` a run was started with, which `auto` means when it is resumed; empty if it may change or is
+    unknown."""
     if _is_one_of("precision", allowed):
         return ""
-    for known in (_settings_of(checkpoint).get("compute.dtype"), checkpoint.state().get("precision")):
-        if known in ("bfloat16", "float16", "tf32", "float32"):
-            return str(known)
+    for saved in (_settings_of(checkpoint).get("compute.dtype"), checkpoint.state().get("precision")):
+        if saved in ("bfloat16", "float16", "tf32", "float32"):
+            return str(saved)
     return ""
 
 
 def _settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The settings a checkpoint was made with; those it did not know yet have their defaults."""
+    """A checkpoint's settings; those that are newer than the checkpoint have their defaults."""
     path = checkpoint.folder / "run.toml"
     if not path.is_file():
         return {}
     table = config.read_toml(path)
     try:
         return _flat_settings(config.resolve(Run, table))
-    except UserError:  # a setting that is no more: it shows as a difference
+    except UserError:  # a setting that no longer exists: it shows as a difference
         return dict(flat(table))
 
 

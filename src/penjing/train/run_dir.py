@@ -1,4 +1,4 @@
-"""The folder of a run: what lies where. Imports no torch."""
+"""The paths in a run's folder. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ class RunDir:
         self.settings = path / "run.toml"
         self.plan = path / "plan.json"
         self.outcome = path / "outcome.json"
-        self.ended = path / "ended.json"  # of a run that did not reach its last step: how far it came, and why
+        self.ended = path / "ended.json"  # of a run that did not reach its last step: its progress, and the reason
         self.metrics = path / "metrics.jsonl"
         self.samples = path / "samples.jsonl"
-        # What the model answered to the questions it is known by, before the first step and after the last.
+        # The model's answers to eval.questions before the first step and after the last.
         self.questions = path / "questions.json"
         self.incidents = path / "incidents.jsonl"  # bad steps, spikes, what the disk refused
-        self.bad_records = path / "bad_records.jsonl"  # those that were left out: file, line and reason
+        self.bad_records = path / "bad_records.jsonl"  # skipped records: file, line and reason
         self.checkpoints = path / "checkpoints"
         self.tokenizer = path / "tokenizer"
         self.shards = path / "shards"
 
 
 def _run_at(path: Path) -> Path | None:
-    """`path` where it is a run's folder; of a quickstart's folder the one of its last stage; None of any other."""
+    """`path` if it is a run's folder; for a quickstart's folder that of its last stage; else None."""
     folders = map(RunDir, (path, path / "sft", path / "pretrain"))
-    return next((each.path for each in folders if each.settings.is_file() and each.checkpoints.is_dir()), None)
+    return next((run.path for run in folders if run.settings.is_file() and run.checkpoints.is_dir()), None)
 
 
 def stage_folder(path: Path) -> Path:
-    """The run folder meant by `path`: itself, or for a quickstart's folder its last stage.
+    """The run's folder at `path`: itself, or for a quickstart's folder that of its last stage.
 
     Raises UserError if there is no run.
     """
-    found = _run_at(path)
-    if found is not None:
-        return found
+    run = _run_at(path)
+    if run is not None:
+        return run
     if (path / MANIFEST).is_file() and RunDir(path.resolve().parent.parent).settings.is_file():
         return path.resolve().parent.parent
     what = "no such folder" if not path.exists() else "not the folder of a run"
@@ -58,5 +58,5 @@ def is_run(path: Path) -> bool:
 
 
 def is_run_or_checkpoint(path: Path) -> bool:
-    """Whether `path` is that, or the folder of one checkpoint."""
+    """Whether `path` is a run's folder, a quickstart's, or that of one checkpoint."""
     return is_run(path) or (path / MANIFEST).is_file()

@@ -1,4 +1,4 @@
-"""Predicted and actual of a run that has ended, for `penjing plan verify` and `penjing plan history`."""
+"""Records the predicted and actual cost of a run, for `penjing plan verify` and `penjing plan history`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPENT = ("training_seconds", "validation_seconds", "checkpoint_seconds", "sample
 
 
 def append_history(prepared: PreparedRun, seconds: float, error: BaseException | None = None) -> None:
-    """Add the run's prediction and outcome to the history; of a run that stopped, write ended.json. Never raises."""
+    """Add the run's prediction and outcome to the history; for a run that stopped, write ended.json. Never raises."""
     strategy = prepared.context.strategy
     if strategy.rank != 0 or prepared.state.step == prepared.resumed_from:
         return
@@ -33,8 +33,8 @@ def append_history(prepared: PreparedRun, seconds: float, error: BaseException |
         plan = read_json(folder.plan)
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         history.append(history.entry(str(folder.path.resolve()), now, plan, outcome))
-    except (OSError, UserError) as wrong:  # a full disk, a read-only home: no reason to fail the run
-        warnings.warn(f"not in the prediction history: {wrong}", stacklevel=2)
+    except (OSError, UserError) as failure:  # a full disk or a read-only home must not fail the run
+        warnings.warn(f"not in the prediction history: {failure}", stacklevel=2)
 
 
 def _stopped(prepared: PreparedRun, seconds: float, error: BaseException) -> dict[str, Any]:

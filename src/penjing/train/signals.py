@@ -1,4 +1,4 @@
-"""Ctrl-C, `kill` and a closed terminal: noted for the edge of the step, so that the step and its work are kept."""
+"""Ctrl-C, `kill` and a closed terminal: handled after the current step, so that its work is not lost."""
 
 from __future__ import annotations
 
@@ -16,62 +16,63 @@ ECHO_SECONDS = 1.0
 
 
 class Stopped(Exception):
-    """A signal ended the run at the edge of a step, after a checkpoint. `exit_code` is 128 + signal."""
+    """A signal ended the run after a step and a checkpoint. `exit_code` is 128 + signal."""
 
     def __init__(self, number: int, step: int, *, saved: bool = True) -> None:
         self.exit_code = 128 + number
-        kept = "the same command continues" if saved else "the disk refused a checkpoint: it continues from the last"
-        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}; {kept}")
+        outcome = "the same command continues" if saved else "the disk refused a checkpoint: it continues from the last"
+        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}; {outcome}")
 
 
-class _CutShort(BaseException):
-    """Raised by the handler inside work that may be broken off."""
+class _Interrupt(BaseException):
+    """Raised by the handler inside interruptible work."""
 
 
 class Signals:
-    """Notes the first signal as `received`; a second one ends the process at once, which harms nothing: every file is
-    written beside the one it replaces.
+    """Stores the first signal as `received`. A second one ends the process at once; this is safe, because files are
+    replaced atomically.
 
-    The same one within a second is an echo of the first: a shell passes the end of its terminal on and so does the
-    system, and `timeout` signals a program and its group. A terminal ends but once, so SIGHUP again is always that.
+    The same signal within a second is ignored as an echo: both the shell and the system report a closed terminal, and
+    `timeout` signals a program and its group. A repeated SIGHUP is always an echo, because a terminal closes only once.
     """
 
     def __enter__(self) -> Signals:
         self.received: int | None = None
-        self._may_cut = False
-        self._at = 0.0
-        self._before: dict[int, Any] = {}
+        self._interruptible = False
+        self._received_at = 0.0
+        self._old_handlers: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in NUMBERS:
-                # Who started us may have wanted one ignored: nohup does that with SIGHUP.
+                # The parent process may have set a signal to be ignored, as nohup does with SIGHUP.
                 if signal.getsignal(number) != signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._note)
+                    self._old_handlers[number] = signal.signal(number, self._handle)
         return self
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            if number == self.received and (number == signal.SIGHUP or time.monotonic() - self._at < ECHO_SECONDS):
+            age = time.monotonic() - self._received_at
+            if number == self.received and (number == signal.SIGHUP or age < ECHO_SECONDS):
                 return
             os._exit(128 + number)
-        self.received, self._at = number, time.monotonic()
-        if self._may_cut:
-            raise _CutShort
+        self.received, self._received_at = number, time.monotonic()
+        if self._interruptible:
+            raise _Interrupt
 
     @contextmanager
-    def cuts_short(self, allowed: bool) -> Iterator[None]:
-        """Work inside that changes nothing, such as a validation, is broken off by a signal instead of awaited.
+    def interruptible(self, allowed: bool) -> Iterator[None]:
+        """A signal interrupts the work inside, which must not change anything, such as a validation.
 
-        allowed: not where other ranks take part in it.
+        allowed: False if other ranks take part in the work.
         """
-        self._may_cut = allowed
+        self._interruptible = allowed
         try:
             try:
                 yield
             finally:
-                self._may_cut = False
-        except _CutShort:  # raised inside, or on the way out
-            self._may_cut = False
+                self._interruptible = False
+        except _Interrupt:  # raised inside or on leaving
+            self._interruptible = False
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._old_handlers.items():
             signal.signal(number, handler)

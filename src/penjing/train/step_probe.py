@@ -1,4 +1,4 @@
-"""The plan of a run before step 1, from a few timed micro-batches of the real thing (level L2)."""
+"""The plan of a run before step 1, from a few timed micro-batches of the run itself (level L2)."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from penjing.train.step_timing import ProbeHooks, probe
 from penjing.train.throughput import Expected
 
 FORECAST = "scale.json"  # in the run's folder: the loss that `penjing plan forecast` predicted
-FORECAST_TOLERANCE = 0.05  # of the tokens: those of full rows are foreseen, and rows have some padding
+FORECAST_TOLERANCE = 0.05  # of the tokens: the forecast assumes full rows, and rows have some padding
 
 
 def plan(
-    built: BuiltRun, size: DatasetSize, context: TrainingContext, *, begun: bool, hooks: ProbeHooks
+    built: BuiltRun, size: DatasetSize, context: TrainingContext, *, resuming: bool, hooks: ProbeHooks
 ) -> RunEstimate:
-    """Read back if the run was begun before, else made from a probe and written, once for so many steps and rows."""
+    """Read a resumed run's plan if its steps and rows are the same, else estimate the run from a probe and write it."""
     run, strategy, folder = built.run, built.strategy, RunDir(Path(built.run.out))
-    if begun and folder.plan.is_file():
-        known = RunEstimate.from_dict(read_json(folder.plan))
-        sizes = known.steps, known.rows_per_step, known.rows_per_epoch
+    if resuming and folder.plan.is_file():
+        saved = RunEstimate.from_dict(read_json(folder.plan))
+        sizes = saved.steps, saved.rows_per_step, saved.rows_per_epoch
         if sizes == (context.num_steps, run.batch.size, size.units_per_epoch):
-            return known
+            return saved
     timings = probe(built.stage, size, built.trainable, context, hooks)
     machine = _machine(strategy)
     estimate = estimate_run(
@@ -65,7 +65,7 @@ def plan(
         estimate,
         warnings=[
             *data_warnings(estimate.steps, estimate.rows_per_step, size.units_per_epoch, size.unit),
-            *(start_warnings(timings.start_loss, run.model.vocab_size) if run.init_from and not begun else []),
+            *(start_warnings(timings.start_loss, run.model.vocab_size) if run.init_from and not resuming else []),
         ],
     )
     if strategy.rank == 0:
@@ -74,16 +74,16 @@ def plan(
 
 
 def predicted_loss(file: Path, estimate: RunEstimate) -> dict[str, float]:
-    """The loss that `penjing plan forecast` predicted, if for so many parameters and about so many tokens."""
-    found = read_json(file) if file.is_file() else {}
-    tokens, planned = found.get("tokens", 0), estimate.tokens
-    if found.get("parameters") != estimate.parameters or abs(tokens - planned) > FORECAST_TOLERANCE * planned:
+    """The loss that `penjing plan forecast` predicted, if for the same parameters and about the same tokens."""
+    forecast = read_json(file) if file.is_file() else {}
+    tokens, planned = forecast.get("tokens", 0), estimate.tokens
+    if forecast.get("parameters") != estimate.parameters or abs(tokens - planned) > FORECAST_TOLERANCE * planned:
         return {}
-    return {name: value for name, value in found.items() if name.startswith("predicted_loss")}
+    return {name: value for name, value in forecast.items() if name.startswith("predicted_loss")}
 
 
 def expected(estimate: RunEstimate) -> Expected:
-    """What the meter holds the run against while it runs."""
+    """The plan's figures that the meter compares the run with."""
     wait = sum(seconds for name, seconds in estimate.step_parts_seconds.items() if name != "compute")
     return Expected(
         steps=estimate.steps,

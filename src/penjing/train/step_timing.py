@@ -1,8 +1,8 @@
 """Times a few micro-batches of the real training step, leaving model, optimizer and data exactly as they were.
 
-A step is `accumulate` forward and backward passes and what comes once: clipping, the optimizer. The probe takes short
-steps of at most two passes and estimates the others. Where even one pass of a CPU takes seconds, it takes passes of a
-few rows: time and memory grow with the rows in a straight line (26M parameters, 4 -> 32 rows: both within 1 %).
+A step is `accumulate` forward and backward passes, and clipping and the optimizer once. The probe takes short steps of
+at most two passes and estimates the others. If one pass takes seconds on a CPU, it takes passes of a few rows: time and
+memory grow linearly with the rows (26M parameters, 4 -> 32 rows: both within 1 %).
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ from penjing.train.loop import TrainingContext, step
 from penjing.train.stages.base import DatasetSize, Stage
 from penjing.train.throughput import Meter
 
-BUDGET_SECONDS, BUDGET_SHARE = 10.0, 0.05  # a probe takes at most so long, and at most this share of the run
-LEAST_BUDGET = 1.0  # seconds that even the probe of a short run may take
-STEPS_SHARE = 0.8  # of it, for steps; validation, a checkpoint and a sample are tried in the rest
-# of a short step: the first leaves its gradients, and the last adds to them and sends them to other ranks
+BUDGET_SECONDS, BUDGET_SHARE = 10.0, 0.05  # limits of the probe: seconds, and fraction of the run
+MIN_BUDGET = 1.0  # seconds that the probe of even a short run may take
+STEPS_SHARE = 0.8  # fraction of the budget for steps; the rest is for validation, a checkpoint and a sample
+# Passes of a short step: the first stores its gradients; the last adds to them and sends them to other ranks.
 MAX_PASSES = 2
-LEAST_STEPS, SHORT_RUN_SHARE = 4, 0.5  # steps that are timed at most, where a run has few
-SLOW_SECONDS = 0.5  # of a step beside which compiling new GEMM shapes, 0.4 ms each, is nothing
-# Passes of few rows: how many of them the probe takes, optimizer steps and cold caches included; how many times as many
-# rows the run's passes must have; how much longer the first one takes (26M parameters: 1.42 s, then 0.80 s).
-SMALL_PASSES, MANY_TIMES, COLD_FACTOR = 12, 3, 1.5
-FORWARD_SHARE = 1 / 3  # of a pass, where validation takes too long to be tried
-# Of a CPU run's resident memory after the probe, as blocks of other sizes come and go (4 to 5 % in three runs): what is
-# always added, and the most that growth within the probe may add.
-RISE, MOST_GROWTH = 0.03, 0.03
-# Bytes that code for further GEMM shapes takes where those come up only later: once routers prefer some experts, as
-# answers become shorter or longer. 59 to 86 MiB in four runs of two small models.
+LEAST_STEPS, SHORT_RUN_SHARE = 4, 0.5  # timed steps: at most the larger of these (steps, fraction of the run's)
+SLOW_STEP_SECONDS = 0.5  # compiling new GEMM shapes, 0.4 ms each, is negligible in a longer step
+# Passes of few rows: their number in the probe, including optimizer steps and cold caches; the least ratio of the run's
+# rows per pass to theirs; the slowdown of the first one (26M parameters: 1.42 s, then 0.80 s).
+SMALL_PASSES, MIN_RATIO, COLD_FACTOR = 12, 3, 1.5
+FORWARD_SHARE = 1 / 3  # forward part of a pass, to estimate a validation that takes too long
+# Growth of a CPU run's resident memory after the probe, because block sizes vary (4 to 5 % in three runs): a fraction
+# that is always added, and the largest fraction for growth within the probe.
+RISE, MAX_GROWTH = 0.03, 0.03
+# Bytes of code for GEMM shapes that occur only later: once routers prefer some experts, or as answers change in length.
+# 59 to 86 MiB in four runs of two small models.
 LATE_SHAPES_BYTES = 70 << 20
-SLOWEST_DECAY = 0.75  # of memory's growth from one half of the probe to the next, beyond which it is not believed
-MAX_SAVED_BYTES = 2 << 30  # of a checkpoint that is tried; larger ones are estimated from WRITE_RATE
-SAVE_SECONDS = 0.02  # of a checkpoint, whatever its size
-WRITE_RATE = 300e6  # bytes per second of a checkpoint, hashes and syncing included
+SLOWEST_DECAY = 0.75  # largest credible ratio of memory's growth in the second half of the probe to the first
+MAX_SAVED_BYTES = 2 << 30  # largest checkpoint that is timed; larger ones are estimated from WRITE_RATE
+SAVE_SECONDS = 0.02  # of a checkpoint, independent of its size
+WRITE_RATE = 300e6  # bytes per second of a checkpoint, including hashing and syncing
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeHooks:
-    """What the probe can try besides steps. Each does once what the run does many times, and leaves nothing behind."""
+    """What the probe times besides steps. Each call does the work once, without lasting effects."""
 
-    save: Callable[[Path], float]  # a checkpoint into this folder; the seconds that training stood still for it
-    sample: Callable[[], object]  # what the model writes
-    began: float  # time.time() when the run's process took it up; 0 = not known
+    save: Callable[[Path], float]  # writes a checkpoint into this folder; returns the seconds that training was blocked
+    sample: Callable[[], object]  # samples from the model
+    start_time: float  # time.time() at the start of the command; 0 = unknown
 
 
 class ZeroLR(Constant):
-    """A schedule of rate 0: the optimizer does all its work, and no weight moves."""
+    """A schedule of rate 0: the optimizer does its full work, but no weight changes."""
 
     def factor(self, step: int, num_steps: int) -> float:
         return 0.0
@@ -76,31 +76,31 @@ class ZeroLR(Constant):
 
 @dataclass(frozen=True, kw_only=True)
 class StepTiming:
-    """One optimizer step of the probe, or the mean of the steps that a round of sampling serves. Seconds."""
+    """One optimizer step of the probe, or the mean of the steps of a round of sampling. Seconds."""
 
     seconds: float
     data_wait: float = 0.0
     threads: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # see hardware.thread_seconds
-    passes: tuple[float, ...] = ()  # each forward and backward pass, where they were timed apart
+    passes: tuple[float, ...] = ()  # each forward and backward pass, if they were timed separately
 
     @property
     def pass_seconds(self) -> float:
-        """One more pass: not the last, which with several ranks sends the gradients too."""
+        """Seconds of one further pass. Excludes the last pass, which with several ranks also sends the gradients."""
         counted = self.passes[:-1] or self.passes
         return sum(counted) / len(counted) if counted else 0.0
 
     def full_seconds(self, passes: float) -> float:
-        """The step, had it so many passes; as it was where they were not timed apart."""
-        more = passes - len(self.passes) if self.passes else 0
-        return self.seconds + more * self.pass_seconds + self.full_wait(passes) - self.data_wait
+        """Estimated seconds of a step with this many passes; the measured seconds if passes were not timed."""
+        further = passes - len(self.passes) if self.passes else 0
+        return self.seconds + further * self.pass_seconds + self.full_wait(passes) - self.data_wait
 
     def full_wait(self, passes: float) -> float:
-        """Of it, the wait for data."""
+        """The wait for data within `full_seconds`."""
         return self.data_wait * passes / len(self.passes) if self.passes else self.data_wait
 
 
 class PassTimer:
-    """The run's strategy, which notes how long each forward and backward pass takes."""
+    """The run's strategy, which also times each forward and backward pass."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
@@ -121,7 +121,7 @@ class PassTimer:
 
 @dataclass
 class ProbeSteps:
-    """Short steps at rate 0 on the run's own first batches, from a source of their own."""
+    """Short steps at rate 0 on the run's first batches, from a separate source."""
 
     context: TrainingContext
     source: Source
@@ -131,7 +131,7 @@ class ProbeSteps:
     meter: Meter = field(default_factory=lambda: Meter(0.0, None))
 
     def take(self) -> StepTiming:
-        """One round of steps, waited for."""
+        """One round of steps, including the wait for the device."""
         timer = PassTimer(self.context.strategy)
         trial = replace(
             self.context,
@@ -156,17 +156,16 @@ class ProbeSteps:
 def probe(
     stage: Stage[Any], size: DatasetSize, model: nn.Module, context: TrainingContext, hooks: ProbeHooks
 ) -> ProbeTimings:
-    """What a step, a validation, a checkpoint and a sample of this run take on this machine, and the peak of memory.
+    """Time a step, a validation, a checkpoint and a sample of this run on this machine, and measure peak memory.
 
-    The steps run at rate 0, so no copy of the weights is needed and the peak of memory is the run's own. A round of
-    sampling serves `size.round_steps` steps: whole rounds are timed.
+    The steps run at rate 0, so no copy of the weights is needed and peak memory is the run's. Full rounds are timed.
     """
-    began, start, run, strategy = time.time(), time.perf_counter(), stage.run, context.strategy
+    probe_start, start, run, strategy = time.time(), time.perf_counter(), stage.run, context.strategy
     geometry = batch_geometry(run, strategy.world, strategy.device)
     units = small = geometry.micro_size
     if stage.runs_ahead and not any(module._compiled_call_impl for module in model.modules()):
         small = _small_pass_units(size, context, geometry)
-    with _at_rest(model, context):
+    with _state_restored(model, context):
         if small < units:
             timings, peak, small = _time_small_passes(stage, context, geometry, small)
         else:
@@ -174,25 +173,25 @@ def probe(
         passes = context.accumulate * units / small
         noise = _noise(strategy, timings)
         lasting = noise.lasting_slowdown / noise.slowdown
-        seconds = [each.full_seconds(passes) * lasting for each in timings]
-        if strategy.world > 1:  # all ranks plan with the same figures
-            seconds = [one / strategy.world for one in strategy.add(torch.tensor(seconds)).tolist()]
+        seconds = [timing.full_seconds(passes) * lasting for timing in timings]
+        if strategy.world > 1:  # all ranks plan with the same values
+            seconds = [one / strategy.world for one in strategy.all_reduce(torch.tensor(seconds)).tolist()]
         mean = _mean(seconds)
-        left = _budget(mean * context.num_steps) - (time.perf_counter() - start)
-        pass_seconds = _mean([each.pass_seconds for each in timings]) * lasting * units / small
-        validation, start_loss = _try_validation(size, context, pass_seconds / units, left)
-        saving, last_saving, sampling = _try(run, model, strategy, hooks, left)
+        budget = _budget(mean * context.num_steps) - (time.perf_counter() - start)
+        pass_seconds = _mean([timing.pass_seconds for timing in timings]) * lasting * units / small
+        validation, start_loss = _time_validation(size, context, pass_seconds / units, budget)
+        saving, last_saving, sampling = _time_save_and_sample(run, model, strategy, hooks, budget)
     late_shapes = run.model.is_mixture or (not stage.runs_ahead and len(seconds) * size.round_steps <= size.probe_steps)
-    start_up = began - hooks.began if hooks.began else 0.0
+    start_up = probe_start - hooks.start_time if hooks.start_time else 0.0
     return ProbeTimings(
         step_seconds=mean,
-        wait_seconds=_mean([each.full_wait(passes) for each in timings]),
+        wait_seconds=_mean([timing.full_wait(passes) for timing in timings]),
         waits_for="data_wait" if stage.runs_ahead else "generation",
         validation_seconds=validation,
         checkpoint_seconds=saving,
         last_checkpoint_seconds=last_saving,
         sample_seconds=sampling,
-        startup_seconds=start_up + time.time() - began,
+        startup_seconds=start_up + time.time() - probe_start,
         noise=noise,
         line=LinearFit(mean - context.accumulate * pass_seconds, pass_seconds) if pass_seconds else None,
         start_loss=start_loss,
@@ -201,8 +200,8 @@ def probe(
 
 
 def _noise(strategy: Strategy, timings: list[StepTiming]) -> ProbeNoise:
-    """How unsteady the timings were, and how busy the machine is."""
-    timed = [one for each in timings for one in each.passes] or [each.seconds for each in timings]
+    """The spread of the timings, and the load of the machine."""
+    timed = [seconds for timing in timings for seconds in timing.passes] or [timing.seconds for timing in timings]
     spread = (quantile(timed, 0.9) - quantile(timed, 0.1)) / 2 * len(timed) / sum(timed)
     noise = ProbeNoise(spread=spread, num_timed=len(timed))
     if strategy.device.type != "cpu":
@@ -210,7 +209,7 @@ def _noise(strategy: Strategy, timings: list[StepTiming]) -> ProbeNoise:
     threads = torch.get_num_threads() * strategy.world
     return replace(
         noise,
-        slowdown=slowdown([each.threads for each in timings]),
+        slowdown=slowdown([timing.threads for timing in timings]),
         crowding=crowding(hardware.load_averages(), threads, os.cpu_count() or 1),
         all_cores=threads >= hardware.physical_cores(),
     )
@@ -218,103 +217,103 @@ def _noise(strategy: Strategy, timings: list[StepTiming]) -> ProbeNoise:
 
 def _budget(run_seconds: float) -> float:
     """Seconds that the probe of a run may take."""
-    return max(LEAST_BUDGET, min(BUDGET_SECONDS, BUDGET_SHARE * run_seconds))
+    return max(MIN_BUDGET, min(BUDGET_SECONDS, BUDGET_SHARE * run_seconds))
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
 def _time_passes(stage: Stage[Any], size: DatasetSize, context: TrainingContext) -> tuple[list[StepTiming], list[int]]:
-    """Timed steps with passes as large as the run's, and the peak of memory after each step of the first round."""
+    """Timed steps with passes as large as the run's, and peak memory after each step of the first round."""
     passes = min(context.accumulate, MAX_PASSES) if stage.runs_ahead else context.accumulate
     steps = ProbeSteps(
         context,
         context.source.fresh(),
         passes,
         round_steps=size.round_steps,
-        # Waiting for a device after each pass costs a little: only where passes are to be estimated.
+        # Waiting for the device after each pass costs a little, so only if passes must be estimated.
         times_passes=stage.runs_ahead and (context.strategy.device.type == "cpu" or passes < context.accumulate),
     )
-    timed = _time_ready if stage.runs_ahead else _time_sampled
+    timed = _time_steps if stage.runs_ahead else _time_sampled_steps
     try:
         return timed(steps, size)
     finally:
         steps.source.close()
 
 
-def _time_ready(steps: ProbeSteps, size: DatasetSize) -> tuple[list[StepTiming], list[int]]:
+def _time_steps(steps: ProbeSteps, size: DatasetSize) -> tuple[list[StepTiming], list[int]]:
     """Steps whose batches need no sampling.
 
-    The same batches come twice where steps are quick: the first time each new GEMM shape is compiled, which is soon
-    over in a run; the second time is timed.
+    Quick steps run twice on the same batches: the first time compiles new GEMM shapes, which a run soon stops doing;
+    the second time is used.
     """
-    context, strategy, begin = steps.context, steps.context.strategy, steps.source.place()
+    context, strategy, start = steps.context, steps.context.strategy, steps.source.position()
     first = steps.take()
-    most = max(LEAST_STEPS, round(SHORT_RUN_SHARE * context.num_steps))
-    held: list[int] = []
-    taken: list[StepTiming] = []
+    max_steps = max(LEAST_STEPS, round(SHORT_RUN_SHARE * context.num_steps))
+    peaks: list[int] = []
+    timings: list[StepTiming] = []
 
     def enough() -> bool:
-        spent = sum(each.seconds for each in taken)
-        mean = spent / len(taken)
+        spent = sum(timing.seconds for timing in timings)
+        mean = spent / len(timings)
         allowed = STEPS_SHARE * _budget(
-            _mean([each.full_seconds(context.accumulate) for each in taken]) * context.num_steps
+            _mean([timing.full_seconds(context.accumulate) for timing in timings]) * context.num_steps
         )
-        if mean >= SLOW_SECONDS:
+        if mean >= SLOW_STEP_SECONDS:
             return min(first.seconds, mean) + spent + mean > allowed
-        return len(taken) >= 2 and (spent + mean > allowed / 2 or len(taken) >= most)
+        return len(timings) >= 2 and (spent + mean > allowed / 2 or len(timings) >= max_steps)
 
-    while not taken or not strategy.any(enough()):
-        taken.append(steps.take())
-        held.append(hardware.peak_memory_bytes(strategy.device))
-    if strategy.any(_mean([each.seconds for each in taken]) < SLOW_SECONDS):
-        steps.source.restore(begin)
-        steps.take()  # waits for the first batch, which later ones do not
-        taken = [steps.take() for _ in taken]
-    return taken, held
+    while not timings or not strategy.any(enough()):
+        timings.append(steps.take())
+        peaks.append(hardware.peak_memory_bytes(strategy.device))
+    if strategy.any(_mean([timing.seconds for timing in timings]) < SLOW_STEP_SECONDS):
+        steps.source.restore(start)
+        steps.take()  # only the first batch has to be waited for
+        timings = [steps.take() for _ in timings]
+    return timings, peaks
 
 
-def _time_sampled(steps: ProbeSteps, size: DatasetSize) -> tuple[list[StepTiming], list[int]]:
-    """Steps on answers: no two rounds of sampling are the same, and the first ones compile; half are not counted."""
-    context, each, least = steps.context, size.round_steps, max(1, size.probe_steps // size.round_steps)
-    most = max(LEAST_STEPS, min(20, round(SHORT_RUN_SHARE * context.num_steps)))
+def _time_sampled_steps(steps: ProbeSteps, size: DatasetSize) -> tuple[list[StepTiming], list[int]]:
+    """Steps on sampled answers. Rounds of sampling differ and the first ones compile, so half are not used."""
+    context, round_steps, min_rounds = steps.context, size.round_steps, max(1, size.probe_steps // size.round_steps)
+    max_steps = max(LEAST_STEPS, min(20, round(SHORT_RUN_SHARE * context.num_steps)))
     steps.take()
-    taken: list[StepTiming] = []
+    timings: list[StepTiming] = []
 
     def enough() -> bool:
-        spent = sum(one.seconds for one in taken) * each
-        allowed = STEPS_SHARE * _budget(taken[-1].seconds * context.num_steps)
-        return spent > allowed or len(taken) * each >= most
+        spent = sum(timing.seconds for timing in timings) * round_steps
+        allowed = STEPS_SHARE * _budget(timings[-1].seconds * context.num_steps)
+        return spent > allowed or len(timings) * round_steps >= max_steps
 
-    while len(taken) < least or not context.strategy.any(enough()):
-        taken.append(steps.take())
-    skipped = max(0, min(len(taken) // 2, len(taken) - least))
-    return taken[skipped:], []
+    while len(timings) < min_rounds or not context.strategy.any(enough()):
+        timings.append(steps.take())
+    skipped = max(0, min(len(timings) // 2, len(timings) - min_rounds))
+    return timings[skipped:], []
 
 
 def _small_pass_units(size: DatasetSize, context: TrainingContext, geometry: BatchGeometry) -> int:
-    """Units of the passes that are timed: those of the run's, but on a CPU fewer, where even one takes long."""
+    """Units of the timed passes: as in the run, or fewer if one pass takes long on a CPU."""
     rate, units = context.meter.peak_flops_per_second, geometry.micro_size
     if context.strategy.device.type != "cpu" or geometry.world > 1 or not rate:
         return units
     unit_seconds = size.tokens_per_unit * context.meter.flops_per_token / (EAGER_SHARE["cpu"] * rate)
-    few = _affordable(_budget(unit_seconds * geometry.global_size * context.num_steps), unit_seconds, geometry)
-    return few if few <= units // MANY_TIMES else units
+    small = _affordable(_budget(unit_seconds * geometry.global_size * context.num_steps), unit_seconds, geometry)
+    return small if small <= units // MIN_RATIO else units
 
 
 def _affordable(seconds: float, unit_seconds: float, geometry: BatchGeometry) -> int:
-    """Units of a pass with which the probe keeps within `seconds`."""
-    together = geometry.indivisible
-    return max(1, int(STEPS_SHARE * seconds / SMALL_PASSES / unit_seconds) // together) * together
+    """Units of a pass with which the probe takes at most `seconds`."""
+    indivisible = geometry.indivisible
+    return max(1, int(STEPS_SHARE * seconds / SMALL_PASSES / unit_seconds) // indivisible) * indivisible
 
 
 def _time_small_passes(
-    stage: Stage[Any], context: TrainingContext, geometry: BatchGeometry, few: int
+    stage: Stage[Any], context: TrainingContext, geometry: BatchGeometry, small: int
 ) -> tuple[list[StepTiming], list[int], int]:
-    """A timed step of few units, the peak of memory that the run's passes will have, and how many the few are.
+    """A timed step with small passes, the predicted peak memory of the run's passes, and the units of a small pass.
 
-    The first step, on a guess, says how many units may be timed. Peaks of so many and of twice as many lie on a line;
-    the times are those of the last step, when all memory was touched and all code compiled.
+    small: first guess of these units; the first step corrects it. Peak memory is extrapolated linearly from passes of
+    that size and twice that size. The timing is the last step's, when memory is allocated and code compiled.
     """
     device, units, passes = context.strategy.device, geometry.micro_size, min(context.accumulate, MAX_PASSES)
 
@@ -322,26 +321,26 @@ def _time_small_passes(
         source = DeviceSource(stage.source(units, 0, 1), device)
         return ProbeSteps(context, source, passes).take(), hardware.peak_memory_bytes(device)
 
-    first, _ = take(few)
-    unit_seconds = first.pass_seconds / few / COLD_FACTOR
+    first, _ = take(small)
+    unit_seconds = first.pass_seconds / small / COLD_FACTOR
     budget = _budget(unit_seconds * geometry.global_size * context.num_steps) - first.seconds
-    most = units // MANY_TIMES // geometry.indivisible * geometry.indivisible
-    few = max(few, min(most, _affordable(budget, unit_seconds, geometry)))
-    _, low = take(few)
-    _, high = take(2 * few)
-    return [take(few)[0]], [round(fit_two_points((few, low), (2 * few, high)).at(units))], few
+    largest = units // MIN_RATIO // geometry.indivisible * geometry.indivisible
+    small = max(small, min(largest, _affordable(budget, unit_seconds, geometry)))
+    _, low = take(small)
+    _, high = take(2 * small)
+    return [take(small)[0]], [round(fit_two_points((small, low), (2 * small, high)).at(units))], small
 
 
-def extrapolate_growth(held: list[int]) -> int:
-    """Bytes that memory will grow by after the probe, from how its growth slowed down within.
+def extrapolate_growth(peaks: list[int]) -> int:
+    """Predicted growth of memory after the probe, in bytes, from its growth within the probe.
 
-    On a CPU each new GEMM shape is compiled and kept, so memory grows with every length of document first seen, ever
-    more slowly. Growth of the second half over the first is taken for the ratio of a geometric series.
+    On a CPU each new GEMM shape is compiled and cached, so memory grows with every new document length, ever more
+    slowly. The growth is extrapolated as a geometric series, whose ratio is the second half's growth over the first's.
     """
-    if len(held) < 4:
+    if len(peaks) < 4:
         return 0
-    middle = len(held) // 2
-    early, late = held[middle] - held[0], held[-1] - held[middle]
+    middle = len(peaks) // 2
+    early, late = peaks[middle] - peaks[0], peaks[-1] - peaks[middle]
     if late <= 0 or early <= 0:
         return max(0, late)
     ratio = min(SLOWEST_DECAY, late / early)
@@ -349,7 +348,7 @@ def extrapolate_growth(held: list[int]) -> int:
 
 
 def _mean(seconds: list[float]) -> float:
-    """The mean without the slowest and fastest tenth: a run has hiccups too, but one in five steps is too many."""
+    """The mean without the slowest and fastest tenth, so that one outlier among few steps has no effect."""
     ordered = sorted(seconds)
     cut = len(ordered) // 10
     middle = ordered[cut : len(ordered) - cut]
@@ -357,11 +356,11 @@ def _mean(seconds: list[float]) -> float:
 
 
 @contextmanager
-def _at_rest(model: nn.Module, context: TrainingContext) -> Iterator[None]:
-    """Whatever a step at rate 0 changes is put back: buffers, the optimizers' state, the random numbers.
+def _state_restored(model: nn.Module, context: TrainingContext) -> Iterator[None]:
+    """On exit, restore what a step at rate 0 changes: buffers, optimizer state, random state.
 
-    So is what modules count for themselves, such as how many masks an adapter has drawn: how many steps are timed
-    depends on the clock, and what a run learns must not.
+    This includes the modules' own counters, such as the masks that an adapter has drawn: the number of timed steps
+    depends on the clock, and the result of a run must not.
     """
     saved = model.state_dict().keys()
     buffers: dict[str, Tensor] = {name: value.clone() for name, value in model.named_buffers() if name in saved}
@@ -390,47 +389,49 @@ def _at_rest(model: nn.Module, context: TrainingContext) -> Iterator[None]:
 # --- what is not a step -----------------------------------------------------------------------------------------------
 
 
-def _try_validation(
-    size: DatasetSize, context: TrainingContext, unit_seconds: float, left: float
+def _time_validation(
+    size: DatasetSize, context: TrainingContext, unit_seconds: float, budget: float
 ) -> tuple[float, float | None]:
-    """Seconds of a validation, estimated where it takes too long to be tried; and the loss it found."""
+    """(seconds of a validation, its loss); estimated seconds and None if it would exceed the budget."""
     estimated = size.held_out_units * unit_seconds * FORWARD_SHARE / context.strategy.world
-    if context.strategy.any(estimated > max(LEAST_BUDGET, left)):
+    if context.strategy.any(estimated > max(MIN_BUDGET, budget)):
         return estimated, None
     start = time.perf_counter()
-    figures = context.validate()
-    return time.perf_counter() - start, figures.get("val_loss")
+    metrics = context.validate()
+    return time.perf_counter() - start, metrics.get("val_loss")
 
 
-def _try(run: Run, model: nn.Module, strategy: Strategy, hooks: ProbeHooks, left: float) -> tuple[float, float, float]:
-    """Seconds that a checkpoint holds up training, on the way and at the end; seconds of one sample."""
+def _time_save_and_sample(
+    run: Run, model: nn.Module, strategy: Strategy, hooks: ProbeHooks, budget: float
+) -> tuple[float, float, float]:
+    """Seconds that a checkpoint blocks training, during the run and at its end; seconds of one sample."""
     saved_bytes = 12 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     estimated = SAVE_SECONDS + saved_bytes / WRITE_RATE
     start = time.perf_counter()
     if run.sample.every:
         hooks.sample()
     sampling = time.perf_counter() - start
-    if saved_bytes > MAX_SAVED_BYTES or strategy.any(estimated > max(LEAST_BUDGET, left - sampling)):
+    if saved_bytes > MAX_SAVED_BYTES or strategy.any(estimated > max(MIN_BUDGET, budget - sampling)):
         return estimated, estimated, sampling
-    place = Path(run.out) / ".probe"
+    folder = Path(run.out) / ".probe"
     start = time.perf_counter()
     try:
-        held = hooks.save(place)
-        return held, time.perf_counter() - start, sampling
+        blocked = hooks.save(folder)
+        return blocked, time.perf_counter() - start, sampling
     finally:
         if strategy.rank == 0:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _with_growth(run: Run, size: DatasetSize, context: TrainingContext, held: list[int], *, late_shapes: bool) -> int:
-    """The most memory so far, which holds all a run does; on a CPU, and the pages of token files still to be read.
+def _with_growth(run: Run, size: DatasetSize, context: TrainingContext, peaks: list[int], *, late_shapes: bool) -> int:
+    """Peak memory so far, which covers all work of a run; on a CPU plus later growth and the pages of token files.
 
-    held: peaks seen or estimated in the probe's steps. late_shapes: whether many more GEMM shapes are to come.
+    peaks: measured or estimated in the probe's steps. late_shapes: whether many further GEMM shapes are expected.
     """
-    peak = max([hardware.peak_memory_bytes(context.strategy.device), *held])
+    peak = max([hardware.peak_memory_bytes(context.strategy.device), *peaks])
     if context.strategy.device.type != "cpu":
         return peak
-    peak += round(peak * RISE) + min(extrapolate_growth(held), round(peak * MOST_GROWTH))
+    peak += round(peak * RISE) + min(extrapolate_growth(peaks), round(peak * MAX_GROWTH))
     if late_shapes:
         peak += LATE_SHAPES_BYTES
     if size.unit != "rows":

@@ -1,4 +1,4 @@
-"""The one place where speed, utilisation and time shares are computed. One clock, which a test may replace."""
+"""Computes throughput, MFU and time shares, all in one place. One clock, which a test may replace."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 SHARES = ("training", "validation", "checkpoint", "sample")
-REFIT_SHARE = 0.02  # of the steps, after which the time of the whole run is reckoned anew
-REFIT_LEAST = 5  # steps at least
+REFIT_SHARE = 0.02  # fraction of the steps after which the run's duration is estimated again
+MIN_REFIT_STEPS = 5  # but at least after this many steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What was planned, in seconds: a step, of it the wait for data, and all that is not training."""
+    """The plan, in seconds: a step, the wait for data within it, and everything that is not training."""
 
     steps: int
     step_seconds: float
@@ -24,7 +24,7 @@ class Expected:
 
 
 class Refit(NamedTuple):
-    """The time of the whole run as seen after its first steps (level L3)."""
+    """The run's duration, estimated after its first steps (level L3)."""
 
     step: int
     seconds: float
@@ -32,13 +32,13 @@ class Refit(NamedTuple):
 
 @dataclass
 class Meter:
-    """Counts tokens and seconds. Tokens are positions that hold a token; padding is never counted.
+    """Counts tokens and seconds. Padding is not counted.
 
-    flops_per_token, peak: for MFU = tokens/s x flops_per_token / (peak x ranks); None peak gives no MFU. The peak
-    is one device's, the tokens are all ranks'. sum_ranks: adds a count up over ranks, which all ask together.
-    peak_memory_bytes: asked at each logged step, where given. flops_per_token counts the keys really seen; the same
-    with T keys for every query, as PaLM and nanoGPT count, is flops_per_token_full_square (0: not known).
-    expected: the plan, which the figures of each interval are set beside.
+    flops_per_token, peak: for MFU = tokens/s x flops_per_token / (peak x ranks); without a peak there is no MFU. The
+    peak is one device's, the tokens are all ranks'. sum_ranks: sums a count over ranks; all ranks call it together.
+    peak_memory_bytes: called at each logged step, if given. flops_per_token counts the keys that queries attend to;
+    flops_per_token_full_square counts T keys for every query, as PaLM and nanoGPT do (0: unknown). expected: the plan,
+    with which the metrics of each interval are compared.
     """
 
     flops_per_token: float
@@ -48,18 +48,18 @@ class Meter:
     flops_per_token_full_square: float = 0.0
     expected: Expected | None = None
     sum_ranks: Callable[[int], int] = lambda count: count
-    tokens: int = 0  # of all ranks, when they were last summed
+    tokens: int = 0  # of all ranks, at the last sum over ranks
     steps: int = 0
     slowest_seconds: float = 0.0  # of the run's steps so far
     refit: Refit | None = None
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SHARES, 0.0))
     data_wait_seconds: float = 0.0
-    _own_tokens: int = 0  # of this rank, since then
-    _world: int = 0  # ranks of the last step; 0: this process has not taken one
+    _local_tokens: int = 0  # of this rank, since that sum
+    _world: int = 0  # ranks of the last step; 0: no step in this process yet
     _interval_tokens: int = 0
     _interval_seconds: float = 0.0
     _interval_steps: int = 0
-    _interval_wait_start: float = 0.0  # data_wait_seconds when the interval began
+    _interval_wait_start: float = 0.0  # data_wait_seconds at the start of the interval
 
     @contextmanager
     def share(self, name: str) -> Iterator[None]:
@@ -72,7 +72,7 @@ class Meter:
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
-        """Inside training: the part of it spent waiting for the next batch."""
+        """Time spent inside counts as the wait for data, a part of training."""
         start = self.clock()
         try:
             yield
@@ -81,7 +81,7 @@ class Meter:
 
     @contextmanager
     def step(self, world: int) -> Iterator[None]:
-        """One optimizer step, within which the caller counts this rank's tokens."""
+        """Context of one optimizer step, inside which the caller counts this rank's tokens."""
         start = self.clock()
         with self.share("training"):
             yield
@@ -91,74 +91,74 @@ class Meter:
         self._interval_steps += 1
         self.steps += 1
         self.slowest_seconds = max(self.slowest_seconds, seconds)
-        self._fit_again()
+        self._refit_if_due()
 
     @property
     def longest_seconds(self) -> float:
-        """What a step took at most so far, or takes by plan; 0 in a process that has yet to take, and compile, one.
+        """The slowest step so far, but at least the planned time; 0 before this process has taken (compiled) a step.
 
-        By plan too: a GPU's host is soon done with the first steps of an interval, before the GPU is.
+        The planned time matters on a GPU, where the host finishes the first steps of an interval before the GPU does.
         """
         planned = self.expected.step_seconds if self.expected else 0.0
         return max(self.slowest_seconds, planned) if self._world else 0.0
 
     def count(self, tokens: int) -> None:
-        """More tokens of this rank."""
-        self._own_tokens += tokens
+        """Add tokens of this rank."""
+        self._local_tokens += tokens
 
     def all_tokens(self) -> int:
-        """Tokens of all ranks so far; they ask together, as they do for `interval` and `state`."""
-        more, self._own_tokens = self.sum_ranks(self._own_tokens), 0
-        self.tokens += more
-        self._interval_tokens += more
+        """Tokens of all ranks so far. All ranks call this, `interval` and `state` together."""
+        new_tokens, self._local_tokens = self.sum_ranks(self._local_tokens), 0
+        self.tokens += new_tokens
+        self._interval_tokens += new_tokens
         return self.tokens
 
-    def _fit_again(self) -> None:
-        """Once, early in the run: what all of it will take, from the steps so far and the plan of the rest."""
+    def _refit_if_due(self) -> None:
+        """Once, early in the run: estimate its duration from the steps so far and the plan of the other work."""
         plan = self.expected
-        if plan is None or self.refit is not None or self.steps < max(REFIT_LEAST, REFIT_SHARE * plan.steps):
+        if plan is None or self.refit is not None or self.steps < max(MIN_REFIT_STEPS, REFIT_SHARE * plan.steps):
             return
         self.refit = Refit(self.steps, self.seconds["training"] / self.steps * plan.steps + plan.other_seconds)
 
     def interval(self, steps_left: int) -> dict[str, float]:
-        """Speed figures since the last call."""
+        """Throughput metrics since the last call."""
         if not self._interval_seconds or not self._interval_steps:
             return {}
         tokens = self.all_tokens()
         rate = self._interval_tokens / self._interval_seconds
-        figures = {
+        metrics = {
             "tokens": tokens,
             "seconds": self.total_seconds,
             "tokens_per_second": rate,
             "seconds_left": steps_left * self._interval_seconds / self._interval_steps,
         }
         if self.peak_memory_bytes:
-            figures["memory_bytes"] = self.peak_memory_bytes()
+            metrics["memory_bytes"] = self.peak_memory_bytes()
         if self.peak_flops_per_second:
             peak = self.peak_flops_per_second * self._world
-            figures["mfu"] = rate * self.flops_per_token / peak
+            metrics["mfu"] = rate * self.flops_per_token / peak
             if self.flops_per_token_full_square:
                 full = self.flops_per_token_full_square
-                figures["mfu_full_square"] = rate * full / peak
+                metrics["mfu_full_square"] = rate * full / peak
         if self.expected is not None and self.expected.step_seconds:
             step, wait = self._interval_seconds, self.data_wait_seconds - self._interval_wait_start
             planned = self._interval_steps * self.expected.step_seconds
-            figures["seconds_over_plan"] = step / planned
-            # The part of the difference that is a longer wait for data; the rest is computation.
-            late = wait - self._interval_steps * self.expected.wait_seconds
-            figures["wait_over_plan"] = late / planned
+            metrics["seconds_over_plan"] = step / planned
+            # The part of the difference due to a longer wait for data; the remainder is computation.
+            extra_wait = wait - self._interval_steps * self.expected.wait_seconds
+            metrics["wait_over_plan"] = extra_wait / planned
         self._interval_tokens, self._interval_seconds, self._interval_steps = 0, 0.0, 0
         self._interval_wait_start = self.data_wait_seconds
-        return figures
+        return metrics
 
     @property
     def total_seconds(self) -> float:
         return sum(self.seconds.values())
 
     def totals(self) -> dict[str, float | None]:
-        """Figures of the whole run so far; tokens that were not summed yet are taken for as many on every rank."""
+        """Metrics of the run so far; tokens not yet summed over ranks are assumed to be equal on all ranks."""
         training, world = self.seconds["training"], max(1, self._world)
-        tokens = self.tokens + self._own_tokens * world
+        tokens = self.tokens + self._local_tokens * world
         rate, peak = tokens / training if training else 0.0, self.peak_flops_per_second
         mfu = rate * self.flops_per_token / (peak * world) if peak else None
         return {

@@ -1,7 +1,7 @@
-"""No rank waits in silence for one that is dead or stuck: the run ends within a minute and says which, where and why.
+"""Ends a run within a minute if a rank is dead or stuck, with a message that names the rank, its step and the reason.
 
-Beside training every rank has a thread that tells the others once a second how far it is, through a small store in
-rank 0, and looks at what they tell. It does not take part in the ranks' own exchanges, so it sees what hangs in them.
+Every rank has a thread that reports its progress to the others once a second, through a small store in rank 0, and
+reads their reports. It does not use the collectives of training, so it detects hangs in them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from penjing.parallel.base import Strategy
 from penjing.train.signals import Stopped
 
 BEAT_SECONDS = 1.0
-SILENT_SECONDS = 20.0  # a rank of which nothing is heard for so long is dead or stopped
-STUCK_SECONDS = 45.0  # a run whose step takes so long is stuck, if none took a fifth of it before
-SLOWEST_TIMES = 5.0  # times the slowest step so far, that the next may take
-LINGER_SECONDS = 3.0  # a rank that fails waits so long, so that the others can read why
-LEAVE_SECONDS = 0.05  # between two looks at whether all ranks are done
+SILENT_SECONDS = 20.0  # a rank without a message for this long is dead or stopped
+STUCK_SECONDS = 45.0  # a run is stuck if a step takes this long, unless SLOWDOWN_FACTOR allows more
+SLOWDOWN_FACTOR = 5.0  # a step may take this many times the slowest step so far
+FAILURE_WAIT_SECONDS = 3.0  # a failing rank waits this long, so that the others can read the reason
+POLL_SECONDS = 0.05  # interval of checks whether all ranks are done
 _FAILED, _DONE, _LEFT = "failed", "done ", "left "
 
 
 class Watchdog:
-    """Told by `edge` where the run is. `fail` is for the last words of a rank that ends with an error."""
+    """The loop calls `report_progress`; a rank that ends with an error calls `fail`."""
 
     def __init__(
         self,
@@ -43,54 +43,54 @@ class Watchdog:
         silent_seconds: float = SILENT_SECONDS,
         stuck_seconds: float = STUCK_SECONDS,
     ) -> None:
-        """Begins to watch. All ranks call it together."""
+        """Start watching. All ranks call it together."""
         self.rank, self.world = strategy.rank, strategy.world
         self.silent_seconds, self.stuck_seconds = silent_seconds, stuck_seconds
         self._step, self._longest_seconds = 0, 0.0
-        self._edge = self._unlimited = time.monotonic()
+        self._last_progress = self._last_unlimited = time.monotonic()
         self._stop = threading.Event()
         self._store = _make_store(strategy)
         self._store.set(str(self.rank), "")
-        strategy.any(False)  # every rank has said something: nobody asks for what is not there
-        self._heard = {rank: (b"", time.monotonic()) for rank in range(self.world) if rank != self.rank}
+        strategy.any(False)  # a barrier: every rank's key exists before another rank reads it
+        self._last_messages = {rank: (b"", time.monotonic()) for rank in range(self.world) if rank != self.rank}
         self._beat = 0
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
-    def edge(self, step: int, longest_seconds: float) -> None:
-        """So many steps are done, and what comes next takes at most about so long; 0 seconds: nobody knows how long."""
-        self._edge = time.monotonic()
+    def report_progress(self, step: int, longest_seconds: float) -> None:
+        """`step` steps are done, and the next call comes after about `longest_seconds` at most; 0: unlimited."""
+        self._last_progress = time.monotonic()
         self._step, self._longest_seconds = step, longest_seconds
 
     def fail(self, error: BaseException) -> None:
-        """Tell the other ranks that this one ends, and why; the first to do so is the one that counts."""
+        """Tell the other ranks that this one ends, and why. Only the first failure is reported."""
         bug = not isinstance(error, UserError)
         message = "\n" + "".join(traceback.format_exception(error))[-4000:] if bug else f" {error}"
         try:
             about = json.dumps({"rank": self.rank, "step": self._step, "why": message, "bug": bug})
             first = self._store.compare_set(_FAILED, "", about)
             if json.loads(first)["rank"] == self.rank:
-                time.sleep(LINGER_SECONDS)
-        except Exception:  # the store went with rank 0
+                time.sleep(FAILURE_WAIT_SECONDS)
+        except Exception:  # the store ended with rank 0
             pass
 
-    def leave(self) -> None:
-        """Wait until all ranks are done: rank 0, which hashes and writes, would soon take one that left for dead. And
-        rank 0 goes last, as the store goes with it."""
+    def finish(self) -> None:
+        """Wait until all ranks are done: rank 0, which hashes and writes, would report a rank that has ended as dead.
+        Rank 0 ends last, because the store ends with it."""
         try:
             self._store.set(f"{_DONE}{self.rank}", "")
             self._wait_for_all(_DONE)
-            self.close()  # its thread asks the store too
+            self.close()  # its thread uses the store too
             self._store.set(f"{_LEFT}{self.rank}", "")
             if self.rank == 0:
-                self._wait_for_all(_LEFT, at_most=self.silent_seconds)
-        except Exception:  # a store that is gone has nothing more to say
+                self._wait_for_all(_LEFT, timeout=self.silent_seconds)
+        except Exception:  # the store has ended
             pass
 
-    def _wait_for_all(self, message: str, at_most: float = math.inf) -> None:
-        until = time.monotonic() + at_most
+    def _wait_for_all(self, message: str, timeout: float = math.inf) -> None:
+        until = time.monotonic() + timeout
         while not self._store.check([f"{message}{rank}" for rank in range(self.world)]) and time.monotonic() < until:
-            time.sleep(LEAVE_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
         self._stop.set()
@@ -98,18 +98,18 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stop.wait(BEAT_SECONDS):
-            self._look()
+            self._check()
 
-    def _look(self) -> None:
-        """Tell the others how far this rank is, and look at what they tell; end the process if something is wrong."""
+    def _check(self) -> None:
+        """Report this rank's progress and read the others'; end the process if something is wrong."""
         self._beat += 1
         try:
             state = {"beat": self._beat, "step": self._step, "limited": self._longest_seconds > 0}
             self._store.set(str(self.rank), json.dumps(state))
             failed = self._store.get(_FAILED) if self._store.check([_FAILED]) else b""
-            for rank, (before, since) in self._heard.items():
+            for rank, (before, since) in self._last_messages.items():
                 text = self._store.get(str(rank))
-                self._heard[rank] = (text, time.monotonic() if text != before else since)
+                self._last_messages[rank] = (text, time.monotonic() if text != before else since)
         except Exception as error:
             if self._stop.wait(BEAT_SECONDS):
                 return
@@ -117,65 +117,65 @@ class Watchdog:
             return
         if failed and json.loads(failed)["rank"] != self.rank:
             about = json.loads(failed)
-            why = f"rank {about['rank']} failed {_after(about['step'])}:{about['why']}"
+            why = f"rank {about['rank']} failed {_location(about['step'])}:{about['why']}"
             self._end(why, about["rank"], stacks=about["bug"])
-        for rank, (last_text, since) in self._heard.items():
+        for rank, (last_text, since) in self._last_messages.items():
             if time.monotonic() - since > self.silent_seconds:
-                where = _after(json.loads(last_text)["step"]) if last_text else "before its first message"
+                where = _location(json.loads(last_text)["step"]) if last_text else "before its first message"
                 self._end(f"rank {rank} is silent since {self.silent_seconds:g} s, {where}", rank)
-        others = {rank: json.loads(last_text) for rank, (last_text, _) in self._heard.items() if last_text}
-        # While one rank writes or judges, the others may be waiting for it inside their next step.
-        if len(others) < len(self._heard) or not all(each["limited"] for each in others.values()):
-            self._unlimited = time.monotonic()
-        allowed = max(self.stuck_seconds, SLOWEST_TIMES * self._longest_seconds)
-        if self._longest_seconds and time.monotonic() - max(self._edge, self._unlimited) > allowed:
-            steps = {rank: each["step"] for rank, each in others.items()}
+        others = {rank: json.loads(last_text) for rank, (last_text, _) in self._last_messages.items() if last_text}
+        # While one rank does work without a limit, the others may be waiting for it inside their next step.
+        if len(others) < len(self._last_messages) or not all(state["limited"] for state in others.values()):
+            self._last_unlimited = time.monotonic()
+        allowed = max(self.stuck_seconds, SLOWDOWN_FACTOR * self._longest_seconds)
+        if self._longest_seconds and time.monotonic() - max(self._last_progress, self._last_unlimited) > allowed:
+            steps = {rank: state["step"] for rank, state in others.items()}
             self._end(f"no step since {allowed:.0f} s; the others are after step {steps}", None)
 
-    def _end(self, why: str, blamed: int | None, *, stacks: bool = True) -> None:
-        """End this process with what is known: why, this rank's step, and what every thread was doing.
+    def _end(self, why: str, culprit: int | None, *, stacks: bool = True) -> None:
+        """End this process with a message: the reason, this rank's step, and every thread's stack.
 
-        stacks: not where the user has to change something, which the rank to blame says in one line.
+        stacks: False for a user error, which the failed rank reports in one line.
         """
         if self._stop.is_set():
             return
-        sys.stderr.write(f"\npenjing: rank {self.rank}, {_after(self._step)}, gives up: {why}\n")
+        sys.stderr.write(f"\npenjing: rank {self.rank}, {_location(self._step)}, gives up: {why}\n")
         sys.stderr.flush()
         if stacks:
             faulthandler.dump_traceback(all_threads=True)
-        # The rank that is to blame ends first, so that the launcher names it, unless it cannot.
-        time.sleep(LINGER_SECONDS + 1 if blamed is not None else 0)
+        # The culprit ends first, so that the launcher names it, unless it hangs.
+        time.sleep(FAILURE_WAIT_SECONDS + 1 if culprit is not None else 0)
         os._exit(1)
 
 
-def _after(step: int) -> str:
+def _location(step: int) -> str:
     return f"after step {step}" if step else "before step 1"
 
 
 def _make_store(strategy: Strategy) -> TCPStore:
-    """One store in rank 0, on a port that the system chooses."""
+    """The store in rank 0, on a port that the system chooses."""
     host = os.environ.get("MASTER_ADDR", "localhost")
-    patience = timedelta(seconds=10)
+    timeout = timedelta(seconds=10)
     if strategy.rank == 0:
-        store = TCPStore(host, 0, None, True, timeout=patience, wait_for_workers=False)
+        store = TCPStore(host, 0, None, True, timeout=timeout, wait_for_workers=False)
         strategy.broadcast(store.port)
         return store
-    return TCPStore(host, strategy.broadcast(None), None, False, timeout=patience, wait_for_workers=False)
+    return TCPStore(host, strategy.broadcast(None), None, False, timeout=timeout, wait_for_workers=False)
 
 
 @contextmanager
 def watched(strategy: Strategy) -> Iterator[Callable[[int, float], None]]:
-    """Watch over the ranks while what is inside runs, which calls what is yielded as `Watchdog.edge`. An error inside
-    ends all ranks with its traceback. One process has nobody to wait for."""
+    """Watch the ranks while the work inside runs; yields `Watchdog.report_progress` for it. An error inside ends all
+    ranks with its traceback. A single process is not watched."""
     if strategy.world == 1:
         yield lambda step, longest_seconds: None
         return
     watchdog = Watchdog(strategy)
     try:
-        yield watchdog.edge
-        watchdog.leave()
+        yield watchdog.report_progress
+        watchdog.finish()
     except Stopped:  # on all ranks alike
-        watchdog.leave()
+        watchdog.finish()
         raise
     except BaseException as error:
         watchdog.fail(error)

@@ -17,7 +17,7 @@ from penjing.data.formats import Message
 from penjing.objective.policy import RewardSettings
 from penjing.rl.rewards.base import Reward, RewardInput, Setting
 from penjing.train.run_dir import is_run
-from penjing.train.stages.reward import load_judge
+from penjing.train.stages.reward import load_reward_model
 
 
 class ModelReward(Reward):
@@ -25,7 +25,7 @@ class ModelReward(Reward):
         if not settings.model:
             raise UserError("the reward model needs one", where="objective.reward.model", wanted="a run or a directory")
         if is_run(Path(settings.model)):
-            judge = load_judge(Path(settings.model))
+            judge = load_reward_model(Path(settings.model))
             judge.model.to(setting.device)
             self.score = judge.rewards
         else:

@@ -1,1 +1,1 @@
-"""The memory of a training step, traced on no device."""
+"""The memory of a training step, traced without a device."""

@@ -1,4 +1,4 @@
-"""What stands in for the rest of a run while its step is traced: values, batches and strategy."""
+"""Stand-ins for a run's values, batches and strategy while its step is traced."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from penjing.plan.memory.sharded_memory import GradientBuckets, Layout
 from penjing.plan.memory.trace import Tracer
 
 META = torch.device("meta")
-_attention: Any = attention_metadata  # modules that are written to here
+_attention: Any = attention_metadata  # modules that are patched here
 _experts: Any = experts
 
 
 @contextmanager
 def on_target(target: Target) -> Iterator[None]:
-    """Run as on the target; on a CPU also without the values that the model looks at there."""
+    """Run as on the target; for a CPU also without the values that the model reads there."""
     if target.kind == "cuda":
         with FakeDeviceMode(target):
             yield
         return
     with _without_values(), FakeDeviceMode(target):
         try:
-            _forget()
+            _clear_caches()
             yield
         finally:
-            _forget()
+            _clear_caches()
 
 
-def _forget() -> None:
-    """Empty the caches of model code, which must not hold on to tensors without values, nor give others here."""
+def _clear_caches() -> None:
+    """Clear the caches of model code, so that tensors with and without values do not mix."""
     for name, module in list(sys.modules.items()):
         if name.startswith(("penjing.model.", "penjing.kernels.")):
             for value in vars(module).values():
@@ -53,11 +53,11 @@ def _forget() -> None:
 
 @contextmanager
 def _without_values() -> Iterator[None]:
-    """On a CPU the model looks at values: where documents end, and which expert got how many rows. All get the same."""
-    plain_dispatch, plain_groups = experts.dispatch_to_experts, group_tiles
+    """On a CPU the model reads values: document boundaries, and each expert's number of rows. Assume equal shares."""
+    real_dispatch, real_groups = experts.dispatch_to_experts, group_tiles
 
     def even_experts(expert_Nk: Tensor, num_experts: int, *, on_host: bool) -> experts.ExpertDispatch:
-        dispatch = plain_dispatch(expert_Nk, num_experts, on_host=False)
+        dispatch = real_dispatch(expert_Nk, num_experts, on_host=False)
         if not on_host:
             return dispatch
         tile = experts.rows_per_tile(expert_Nk.numel(), num_experts)
@@ -72,14 +72,14 @@ def _without_values() -> Iterator[None]:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             number_T = torch.zeros(tokens, dtype=torch.long, device="cpu")
             seen = None if mask_B1TS is None else torch.ones(rows, 1, tokens, tokens, dtype=torch.bool).tril()
-            groups = plain_groups(number_T.repeat(rows, 1), seen, window, dtype)
-        return [TileGroup(each.tile_N.to(META), each.key_tile_NM.to(META), each.bias_NTS.to(META)) for each in groups]
+            groups = real_groups(number_T.repeat(rows, 1), seen, window, dtype)
+        return [TileGroup(one.tile_N.to(META), one.key_tile_NM.to(META), one.bias_NTS.to(META)) for one in groups]
 
     _experts.dispatch_to_experts, _attention.group_tiles = even_experts, even_documents
     try:
         yield
     finally:
-        _experts.dispatch_to_experts, _attention.group_tiles = plain_dispatch, plain_groups
+        _experts.dispatch_to_experts, _attention.group_tiles = real_dispatch, real_groups
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
@@ -88,12 +88,12 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 class DummySource(Source):
-    """Batches out of nothing, as many made ahead as the run prefetches."""
+    """Batches without values; as many exist in advance as the run prefetches."""
 
-    def __init__(self, make: Callable[[], Any], tracer: Tracer, ahead: int) -> None:
-        """make: a batch. ahead: how many are there before they are asked for."""
+    def __init__(self, make: Callable[[], Any], tracer: Tracer, depth: int) -> None:
+        """make: returns a batch. depth: prefetched batches."""
         self._make, self._tracer = make, tracer
-        self._ahead = [self._new() for _ in range(ahead)]
+        self._prefetched = [self._new() for _ in range(depth)]
 
     def _new(self) -> Any:
         batch = self._make()
@@ -101,8 +101,8 @@ class DummySource(Source):
         return batch
 
     def __next__(self) -> Any:
-        self._ahead.append(self._new())
-        return self._ahead.pop(0)
+        self._prefetched.append(self._new())
+        return self._prefetched.pop(0)
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -112,7 +112,7 @@ class DummySource(Source):
 
 
 class TraceStrategy(Single):
-    """A strategy that tells the tracer where the step is. With several ranks it keeps DDP's buckets."""
+    """A strategy that tells the tracer the phase of the step. With several ranks it allocates DDP's buckets."""
 
     def __init__(self, tracer: Tracer, device: torch.device, layout: Layout, ranks: int) -> None:
         self.device, self.rank, self.world = device, 0, ranks
@@ -136,9 +136,9 @@ class TraceStrategy(Single):
         (total * self.world if self._buckets is not None else total).backward()  # type: ignore[no-untyped-call]
         self._tracer.tag_gradients(self._model)
 
-    def clip(self, largest_norm: float) -> Tensor:
+    def clip(self, max_norm: float) -> Tensor:
         self._tracer.phase = "optimizer"
-        return clip_gradients(self._model, largest_norm)
+        return clip_gradients(self._model, max_norm)
 
-    def add(self, value: Tensor) -> Tensor:
+    def all_reduce(self, value: Tensor) -> Tensor:
         return value.clone() if self.world > 1 else value

@@ -1,7 +1,7 @@
-"""What a run's step needs of memory, before anything is there: its real parts on the meta device, its real step.
+"""Predicts the memory of a run's step by running the real step on the meta device.
 
-The model, the objective and the optimizers are the run's own, and the step is that of `loop.py`; the data are batches
-of the largest shape (`Stage.example_batch`), the device a fake one (`penjing/plan/memory/fake_device_mode.py`).
+The model, the objective, the optimizers and the step (`loop.py`) are the run's. The batches have the largest shape
+(`Stage.example_batch`), and the device is fake (`penjing/plan/memory/fake_device_mode.py`).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from penjing.train.stages.base import make_stage
 from penjing.train.throughput import Meter
 
 META = torch.device("meta")
-# Lines of these files are the head's and the loss's.
+# Allocations in these files count as the head's and the loss's.
 LOSS_FILES = ("penjing/kernels/fused_", "penjing/objective/")
-STEPS = 2  # the first makes the optimizer's state, the second has it from its first line on
+STEPS = 2  # the first step allocates the optimizer state, the second has it from the start
 CPU_ROWS = (4, 8)
-NOT_TRACED_ON_CPU = "data files that are mapped are not counted; the heap's waste is an estimate"
+NOT_TRACED_ON_CPU = "memory-mapped data files are not counted; heap fragmentation is an estimate"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceShape:
-    """What of a run's step its trace depends on beside the settings."""
+    """The quantities besides the settings that a trace of a run's step depends on."""
 
     micro_size: int  # rows (pairs, prompts) of one forward pass on one device
-    accumulate: int = 1  # forward passes of a step that are traced; more than two change nothing
+    accumulate: int = 1  # traced forward passes of a step; more than two change nothing
     ranks: int = 1
     layout: Layout = "single"
 
@@ -55,11 +55,11 @@ def predict_memory(
     engine: Layout = "single",
     process_bytes: int | None = None,
 ) -> MemoryPlan:
-    """What the run's step takes of `target`, per rank. No device, no data and no weights are needed.
+    """The memory of the run's step on `target`, per rank. Needs no device, no data and no weights.
 
-    micro_size: rows of one forward pass; None = as the run says. engine: how `ranks` share the work. process_bytes: of
-    a CPU, what the process holds without tensors; None = measured in a process of its own.
-    Raises UserError for what cannot be traced, or if the rows do not divide evenly.
+    micro_size: rows of one forward pass; None = from the run's settings. engine: how `ranks` share the work.
+    process_bytes: on a CPU, memory of the process without tensors; None = measured in a separate process.
+    Raises UserError for a run that cannot be traced, or if the rows do not divide evenly.
     """
     rows = micro_size or batch_geometry(run, ranks, torch.device(target.kind)).micro_size
     shape = TraceShape(
@@ -78,7 +78,7 @@ def predict_memory(
 
 
 def _on_cpu(run: Run, target: Target, shape: TraceShape, process_bytes: int) -> MemoryPlan:
-    """On a CPU the model works piece by piece, and tracing takes time in proportion to the rows: few are traced."""
+    """On a CPU the model works in chunks, so that tracing time grows with the rows: few rows are traced."""
 
     def traced(rows: int) -> tuple[Trace, tuple[str, ...]]:
         return trace_run(run, target, replace(shape, micro_size=rows))
@@ -96,18 +96,18 @@ def _on_cpu(run: Run, target: Target, shape: TraceShape, process_bytes: int) -> 
     low, high = CPU_ROWS
     if shape.micro_size <= high:
         return plan(*traced(shape.micro_size))
-    few, more = traced(low), traced(high)
-    first, second = extrapolate_peak(few[0], more[0], CPU_ROWS, shape.micro_size)
-    found = extrapolate_plan(plan(*few, first), plan(*more, second), CPU_ROWS, shape.micro_size)
-    fits = found.total_bytes <= target.memory_bytes if target.memory_bytes else None
-    return replace(found, fits=fits)
+    at_low, at_high = traced(low), traced(high)
+    first, second = extrapolate_peak(at_low[0], at_high[0], CPU_ROWS, shape.micro_size)
+    extrapolated = extrapolate_plan(plan(*at_low, first), plan(*at_high, second), CPU_ROWS, shape.micro_size)
+    fits = extrapolated.total_bytes <= target.memory_bytes if target.memory_bytes else None
+    return replace(extrapolated, fits=fits)
 
 
 def _copied_bytes(run: Run, trace: Trace) -> int:
-    """What a checkpoint written in the background is copied into first: trained weights and optimizer state."""
+    """The size of the copy for a background checkpoint: trained weights and optimizer state."""
     if not run.checkpoint.async_:
         return 0
-    # Weights are born when they are named; what else is called weights are copies in another dtype.
+    # A weight's operation is its component's name; other storages of these components are copies in another dtype.
     return sum(
         storage.num_bytes
         for storage in trace.storages
@@ -117,7 +117,7 @@ def _copied_bytes(run: Run, trace: Trace) -> int:
 
 
 def largest_block_bytes(config: ModelConfig) -> tuple[int, int]:
-    """Parameters of the largest part that is gathered at once: (of a block, of the largest of blocks and tables)."""
+    """Parameters that are gathered at once: (of the largest block, of the largest block or embedding)."""
     with torch.device(META):
         model = Transformer(config)
     block = max(sum(p.numel() for p in part.parameters()) for part in model.blocks)
@@ -128,8 +128,8 @@ def largest_block_bytes(config: ModelConfig) -> tuple[int, int]:
 
 
 def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple[str, ...]]:
-    """The trace of STEPS steps and a validation between them, and what had to be assumed."""
-    notes = ["every position is assumed to be a target, the most there can be"]
+    """The trace of STEPS steps with a validation between them, and the assumptions."""
+    notes = ["every position is assumed to be a target, the largest possible number"]
     device = torch.device(target.kind)
     precision = Precision.resolve(run.compute, device, capability=target.capability)
     precision.require(device, target.capability)
@@ -146,7 +146,7 @@ def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple
         for frozen in stage.frozen_models():
             tracer.tag_model(frozen)
         context = _context(built, shape, tracer)
-        # On a CPU, where freed memory has no history, the optimizer's state is made by itself and one step is enough.
+        # On a CPU there is no caching allocator: the optimizer state is made separately, and one step is enough.
         if target.kind == "cpu":
             _make_state(built, tracer)
         for index in range(1 if target.kind == "cpu" else STEPS):
@@ -156,9 +156,9 @@ def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple
             if index == 0:
                 _validate(built, shape, tracer)
     if target.kind == "cuda" and run.compute.compile != "off":
-        notes.append("traced as it runs without torch.compile, which mostly takes less")
+        notes.append("traced without torch.compile, which usually takes less memory")
     if run.model.is_mixture:
-        notes.append("tokens are taken to spread evenly over experts")
+        notes.append("tokens are assumed to spread evenly over experts")
     return tracer.trace, tuple(notes)
 
 
@@ -183,7 +183,7 @@ def _context(built: BuiltRun, shape: TraceShape, tracer: Tracer) -> TrainingCont
 
 
 def _make_state(built: BuiltRun, tracer: Tracer) -> None:
-    """Let the optimizers make their state, from gradients of no origin."""
+    """Let the optimizers allocate their state, with dummy gradients."""
     with tracer.during("optimizer"):
         for parameter in built.trainable.parameters():
             if parameter.requires_grad:
@@ -195,7 +195,7 @@ def _make_state(built: BuiltRun, tracer: Tracer) -> None:
 
 
 def _validate(built: BuiltRun, shape: TraceShape, tracer: Tracer) -> None:
-    """A forward pass on held-out rows, as the stage does it."""
+    """A forward pass on held-out rows, as in the stage's validation."""
     size = min(built.stage.validation_size(shape.micro_size), built.run.eval.sequences)
     if not size:
         return

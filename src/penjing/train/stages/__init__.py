@@ -1,4 +1,4 @@
-"""Stages: each owns what is its own of a run. A new objective is two files and a line in this table."""
+"""Stages: data, source, objective and validation of each kind of training. A new objective adds a line to the table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penjing.base.registry import look_up
 if TYPE_CHECKING:
     from penjing.train.stages.base import Stage
 
-# objective -> (its settings, its stage). `Run.objective` has its choices from here.
+# objective -> (its settings, its stage). The choices of `Run.objective`.
 STAGES = {
     "next_token": ("penjing.objective.next_token:NextTokenSettings", "penjing.train.stages.next_token:NextTokenStage"),
     "distill": ("penjing.objective.distill:Distill", "penjing.train.stages.distill:DistillStage"),
@@ -21,12 +21,13 @@ STAGES = {
 
 
 def settings_classes() -> list[type[Any]]:
-    """The settings of every objective, the usual one first."""
+    """The settings of every objective, the default one first."""
     table = {name: settings for name, (settings, _) in STAGES.items()}
     return list(dict.fromkeys(look_up(table, name, what="objective") for name in table))
 
 
 def stage_class(name: str) -> type[Stage[Any]]:
     """The stage of an objective (`ObjectiveSettings.stage`)."""
-    found: type[Stage[Any]] = look_up({each: stage for each, (_, stage) in STAGES.items()}, name, what="objective")
-    return found
+    stages = {objective: stage for objective, (_, stage) in STAGES.items()}
+    stage: type[Stage[Any]] = look_up(stages, name, what="objective")
+    return stage

@@ -1,4 +1,4 @@
-"""The contract of a stage: what an objective brings to a run. train/build.py does the rest."""
+"""The interface of a stage: an objective's data, source and validation. train/build.py assembles the run."""
 
 from __future__ import annotations
 
@@ -31,39 +31,39 @@ S = TypeVar("S", bound=ObjectiveSettings)
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSize:
-    """How much there is to learn from, in units of `batch.size`."""
+    """The size of the training data, in units of `batch.size`."""
 
-    unit: str  # what batch.size counts: rows, pairs, prompts
+    unit: str  # the unit of batch.size: rows, pairs, prompts
     units_per_epoch: int
-    tokens_per_unit: float  # positions that hold a token, of one unit's forward pass, on average
+    tokens_per_unit: float  # mean positions of one unit's forward pass, without padding
     seq_len: int  # positions of the longest row
-    num_keys: float  # keys a query sees on average
+    num_keys: float  # keys that a query attends to on average
     padding_fraction: float  # of all positions
-    extra_forwards: float = 0.0  # forward passes of other models (a reference, a teacher), beside the model's own
-    probe_steps: int = 2  # steps on answers that are timed before step 1, at least
-    held_out_units: int = 0  # that a validation looks at, where that is known beforehand
-    round_steps: int = 1  # steps that one round of sampling serves; they are timed together
+    extra_forwards: float = 0.0  # forward passes of other models (a reference, a teacher), per pass of the model
+    probe_steps: int = 2  # least steps on sampled answers that are timed before step 1
+    held_out_units: int = 0  # units of a validation; 0 if unknown
+    round_steps: int = 1  # steps per round of sampling, which are timed together
 
 
 class Stage(ABC, Generic[S]):
     """Data, source, objective and validation of one kind of training.
 
-    A run calls, in this order: the constructor, which is light; `prepare_data`, or `assume_data` on the meta device;
-    `trainable`; `setup`; then all others. A class overrides what is its own. What follows from the settings alone
-    stands in them (`penjing.objective.base.ObjectiveSettings`).
+    A run calls, in this order: the constructor, which is cheap; `prepare_data`, or `assume_data` on the meta device;
+    `trainable`; `setup`; then the other methods. Properties that follow from the settings alone are in
+    `penjing.objective.base.ObjectiveSettings`.
     """
 
-    runs_ahead = True  # whether batches may be made before the weights of their step are there
+    runs_ahead = True  # whether batches may be prefetched; False if they depend on the current weights
     tokenizer: Tokenizer  # set by prepare_data
 
     def __init__(self, run: Run, strategy: Strategy, report: Report = lambda text: None) -> None:
-        """report: says what takes long."""
-        self.run = run  # `batch.micro_size` becomes smaller where memory does not suffice for a validation
+        """report: prints what takes long."""
+        self.run = run  # `batch.micro_size` is reduced if a validation runs out of memory
         self.strategy, self.report = strategy, report
         self.settings: S = run.objective  # type: ignore[assignment]  # the table of stages pairs them
-        self.fingerprint = ""  # SHA-256 of the data, by which a resumed run tells other data; empty before prepare_data
+        self.fingerprint = ""  # SHA-256 of the data, which a resumed run compares; empty before prepare_data
         self.notes: list[str] = []  # lines for the user before step 1
-        self.record: Record = lambda incident: None  # takes down what went wrong on the way
+        self.record: Record = lambda incident: None  # logs an incident during training
 
     @property
     def folder(self) -> RunDir:
@@ -76,41 +76,41 @@ class Stage(ABC, Generic[S]):
 
     @property
     def precision(self) -> Precision:
-        """Of the run's matmuls; its settings say it by now."""
+        """Of the run's matmuls; the settings are resolved by now."""
         return Precision.resolve(self.run.compute, self.strategy.device)
 
     @property
     def router(self) -> RouterSettings:
-        """What a mixture of experts adds to the loss."""
+        """Settings of the routers' losses of a mixture of experts."""
         return self.run.router.for_model(self.run.model)
 
     def need_format(self, what: str, *formats: str) -> None:
         """Raise UserError unless `data.format` is one of these."""
-        given = self.run.data.format
-        if given not in formats:
-            raise UserError(what, where="data.format", got=given, wanted=" or ".join(formats))
+        data_format = self.run.data.format
+        if data_format not in formats:
+            raise UserError(what, where="data.format", got=data_format, wanted=" or ".join(formats))
 
     @abstractmethod
     def prepare_data(self) -> None:
-        """Read the data: rank 0 makes what is not there yet, the others wait. May fit `run` to them."""
+        """Read the data: rank 0 makes missing files, the others wait. May adapt `run` to the data."""
 
     def assume_data(self) -> list[str]:
-        """Stand in for prepare_data where nothing is read or computed; returns what was taken for granted."""
+        """Replaces prepare_data if no data may be read or computed; returns the assumptions."""
         return []
 
     @abstractmethod
     def size(self) -> DatasetSize: ...
 
     def trainable(self, model: Transformer) -> nn.Module:
-        """What is trained and saved: the model, or a module that holds it as `model` beside a head of its own."""
+        """The module that is trained and saved: the model, or a module with another head that contains the model."""
         return model
 
     def setup(self, model: nn.Module) -> None:
-        """Called once, with the start weights in place and before a checkpoint's are: references are copied here."""
+        """Called once with the start weights, before a checkpoint's weights are loaded: copy references here."""
         self.model: Any = model
 
     def frozen_models(self) -> list[nn.Module]:
-        """Models held beside the one that is trained: a reference, a teacher."""
+        """Further models in memory: a reference, a teacher."""
         return []
 
     @abstractmethod
@@ -122,21 +122,21 @@ class Stage(ABC, Generic[S]):
 
     @abstractmethod
     def example_batch(self, micro_size: int, device: torch.device) -> Any:
-        """The largest batch that a run can meet, without values: every position is learned from."""
+        """The largest possible batch, without values; every position is a target."""
 
     def validation_size(self, micro_size: int) -> int:
-        """Units of a forward pass of `validate`; 0 if it has none of a batch."""
+        """Units of a forward pass of `validate`; 0 if it has no such pass."""
         return micro_size
 
     @abstractmethod
     def validate(self) -> dict[str, float]:
-        """Figures of the model as it is now, the same for any number of ranks."""
+        """Metrics of the current model on held-out data, the same for any number of ranks."""
 
     def describe(self) -> list[tuple[str, str]]:
-        """Further lines of the plan, (name, value)."""
+        """Further lines of the printed plan, as (name, value)."""
         return []
 
 
 def make_stage(run: Run, strategy: Strategy, report: Report = lambda text: None) -> Stage[Any]:
-    """The stage of a run's objective. Its data are not read yet."""
+    """The stage of a run's objective, before its data are read."""
     return stage_class(run.objective.stage)(run, strategy, report)

@@ -1,4 +1,4 @@
-"""Distillation on data: the rows of pretraining or SFT beside a frozen teacher, or its predictions on disk."""
+"""Distillation on data: rows of pretraining or SFT, with a frozen teacher or its predictions on disk."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from penjing.data.token_shards import TokenShards
 from penjing.kernels.fused_distillation_loss import likeliest
 from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
-from penjing.objective.distill import DistillBatch, ask_teacher
-from penjing.objective.next_token import FIGURE
+from penjing.objective.distill import DistillBatch, run_teacher
+from penjing.objective.next_token import LOSS_METRIC
 from penjing.train.stages.base import DatasetSize
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.next_token import NextTokenStage
 from penjing.train.stages.run_data import on_rank_0
 from penjing.train.stages.teacher_model import TeacherStage, relative_cost
 
-SYNC_BATCHES = 64  # of a teacher's reading, after which ranks wait for each other and note how far they are
+SYNC_BATCHES = 64  # batches of the teacher after which ranks synchronise and store their progress
 
 
 class DistillStage(TeacherStage):
-    """Rows of packed text or conversations, each with what the teacher makes of it: asked anew, or read from disk."""
+    """Rows of packed text or conversations with the teacher's predictions, computed in each step or read from disk."""
 
     def prepare_data(self) -> None:
-        """Makes tokenizer and shards where they are not there yet, and with mode=top_k the store."""
-        what = "the teacher reads texts or conversations; prompts are for objective.mode=on_policy"
+        """Makes the tokenizer and shards if missing, and with mode=top_k the store."""
+        what = "the teacher needs texts or conversations; prompts are for objective.mode=on_policy"
         self.need_format(what, "documents", "chats")
         teacher = self.read_teacher()
         self._data = NextTokenStage(self.run, self.strategy, self.report)
         self._data.prepare_data()
-        self.run = self._data.run  # whose rows may be shorter
+        self.run = self._data.run  # its rows may be shorter
         self.tokenizer, self.fingerprint, self.notes = self._data.tokenizer, self._data.fingerprint, self._data.notes
         self.set_teacher(teacher)
         self._cost = relative_cost(self.run, teacher.model, self._data.size().num_keys)
         self._stores: list[TeacherLogitsCache] = []
         if self.settings.mode == "top_k":
-            self._stores = [self._store(half) for half in (self._data.rows, self._data.held_out)]
+            self._stores = [self._store(rows) for rows in (self._data.rows, self._data.held_out)]
             self.teacher = None
 
     def _store(self, rows: Rows) -> TeacherLogitsCache:
@@ -72,10 +72,10 @@ class DistillStage(TeacherStage):
         return TeacherLogitsCache(folder / key.name, key)
 
     def _make_store(self, rows: FixedRows, folder: Path, key: CacheKey) -> None:
-        """Have the teacher read every row once and keep its predictions; each rank reads its share. A stop loses
-        little.
+        """Run the teacher on every row once and store its predictions; each rank takes its share. Progress is stored,
+        so that an interruption loses little.
 
-        rows: in an order that is always the same one.
+        rows: in a fixed order.
         """
         strategy, micro_size, teacher, slots = self.strategy, self.micro_size, self.teacher, PositionSlots(rows.shards)
         assert teacher is not None
@@ -83,16 +83,16 @@ class DistillStage(TeacherStage):
         done = on_rank_0(strategy, writer.begin)
         writer.open()
         self.report(f"the teacher reads {max(0, rows.rows_per_epoch - done):,} rows, once")
-        places = with_positions(rows)
+        positions = with_positions(rows)
         stride = strategy.world * micro_size
         for number, first in enumerate(range(done, rows.rows_per_epoch, stride), start=1):
-            mine = range(first, min(first + stride, rows.rows_per_epoch))[strategy.rank * micro_size :][:micro_size]
-            if mine:
-                batch = collate([rows.row(index) for index in mine]).to(strategy.device)
+            local = range(first, min(first + stride, rows.rows_per_epoch))[strategy.rank * micro_size :][:micro_size]
+            if local:
+                batch = collate([rows.row(index) for index in local]).to(strategy.device)
                 id_NK, logp_NJ = likeliest(
-                    *ask_teacher(teacher, batch), count=key.count, num_ids=key.num_ids, temperature=key.temperature
+                    *run_teacher(teacher, batch), count=key.count, num_ids=key.num_ids, temperature=key.temperature
                 )
-                slot_N = np.concatenate([slots.of(places.row(index)) for index in mine])
+                slot_N = np.concatenate([slots.of(positions.row(index)) for index in local])
                 writer.write(slot_N, id_NK.cpu().numpy(), logp_NJ.cpu().numpy())
             if number % SYNC_BATCHES == 0:
                 writer.flush()
@@ -127,10 +127,10 @@ class DistillStage(TeacherStage):
         )
 
     def validate(self) -> dict[str, float]:
-        """Cross-entropy, KL and agreement on the held-out rows, every row on one rank only."""
-        names = (FIGURE, "kl", "agreement")
-        figures = held_out_means(self.objective(), self.model, self._held_out(), self.strategy, names)
-        return self._data.with_bits_per_byte(figures)
+        """Cross-entropy, KL and agreement on the held-out rows, each row on one rank."""
+        names = (LOSS_METRIC, "kl", "agreement")
+        metrics = held_out_means(self.objective(), self.model, self._held_out(), self.strategy, names)
+        return self._data.with_bits_per_byte(metrics)
 
     def _held_out(self) -> Iterator[Batch]:
         rows = self._data.held_out
@@ -147,11 +147,11 @@ class DistillStage(TeacherStage):
 
 
 def _fixed(rows: Rows) -> FixedRows:
-    """The rows, if they are the same ones in every epoch. Raises UserError if not."""
+    """The rows, if they are the same in every epoch. Raises UserError if not."""
     if isinstance(rows, FixedRows):
         return rows
     raise UserError(
-        "packing=concat cuts the text anew in each epoch, so the teacher's predictions cannot be kept",
+        "packing=concat cuts the text differently in each epoch, so the teacher's predictions cannot be stored",
         where="data.packing",
         got="concat",
         wanted="best_fit, or objective.mode=logits",

@@ -1,7 +1,7 @@
-"""Batches without values, of the largest shape that a run can meet, for tracing.
+"""Batches without values, of the largest possible shape, for tracing.
 
-What a batch weighs depends on the data, which a plan may not have. Every position holds a token and every token is
-learned from, which is the most there can be.
+A plan may not have the data that determine a batch's size. So every position holds a token and every token is a target,
+the largest possible number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures on held-out data, the same for any number of ranks."""
+"""Metrics on held-out data, the same for any number of ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from penjing.parallel.base import Strategy
 
 
 def summed_over_ranks(values: Sequence[float], strategy: Strategy) -> list[float]:
-    """Each value, added up over all ranks in float64."""
+    """Each value summed over all ranks in float64."""
     totals = torch.tensor(values, dtype=torch.float64)
-    if strategy.device.type != "mps":  # which knows no float64, and has no neighbours
-        totals = strategy.add(totals.to(strategy.device))
+    if strategy.device.type != "mps":  # MPS has no float64, and only one rank
+        totals = strategy.all_reduce(totals.to(strategy.device))
     summed: list[float] = totals.tolist()
     return summed
 
@@ -27,9 +27,9 @@ def held_out_means(
     strategy: Strategy,
     names: Sequence[str] | None = None,
 ) -> dict[str, float]:
-    """Means of an objective's parts over all ranks' batches, each on one rank; named `val_...`.
+    """Means of an objective's parts over the batches of all ranks, named `val_...`.
 
-    names: which parts; None: all of them.
+    batches: each on one rank only. names: of the parts; None: all.
     """
     sums: dict[str, float] = {}
     units = 0.0
@@ -39,6 +39,6 @@ def held_out_means(
             for name, value in objective(model, on_device).parts.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
             units += float(objective.weight(on_device))
-    found: Sequence[str] = strategy.broadcast(names or sorted(sums))  # rank 0 has a batch, whoever else may have none
-    units, *values = summed_over_ranks([units, *(sums.get(name, 0.0) for name in found)], strategy)
-    return {f"val_{name}": value / max(1.0, units) for name, value in zip(found, values, strict=True)}
+    parts: Sequence[str] = strategy.broadcast(names or sorted(sums))  # rank 0 has a batch; other ranks may have none
+    units, *values = summed_over_ranks([units, *(sums.get(name, 0.0) for name in parts)], strategy)
+    return {f"val_{name}": value / max(1.0, units) for name, value in zip(parts, values, strict=True)}

@@ -1,4 +1,4 @@
-"""Next-token training, of texts (pretraining) and of conversations (SFT): tokenizer, shards, rows, held-out loss."""
+"""Next-token training on texts (pretraining) or conversations (SFT): tokenizer, shards, rows, held-out loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penjing.data.token_shards import META, TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
-from penjing.objective.next_token import FIGURE, NextToken, NextTokenSettings
+from penjing.objective.next_token import LOSS_METRIC, NextToken, NextTokenSettings
 from penjing.plan.flops import mean_keys
 from penjing.train.config import Run
 from penjing.train.run_dir import RunDir
@@ -32,7 +32,7 @@ from penjing.train.stages.run_data import build_if_stale, on_rank_0, run_tokeniz
 
 
 class NextTokenStage(Stage[NextTokenSettings]):
-    """Rows of packed text or conversations, and the loss on those that were held out by hash."""
+    """Rows of packed text or conversations, and the loss on those held out by hash."""
 
     def prepare_data(self) -> None:
         run, folder = self.run, self.folder
@@ -57,11 +57,11 @@ class NextTokenStage(Stage[NextTokenSettings]):
         self.targets_per_byte = targets / max(1, validation.num_bytes)
         self._num_keys = mean_keys(train.end_D - train.start_D, run.data.seq_len)
         if counts.get("bad"):
-            self.notes.append(f"{counts['bad']} broken records were left out: {folder.bad_records}")
+            self.notes.append(f"{counts['bad']} broken records were skipped: {folder.bad_records}")
         skipped, shortened = counts.get("skipped", 0), counts.get("shortened", 0)
         if skipped or shortened:
             self.notes.append(
-                f"{skipped} conversations were left out, too long for a row or with nothing to learn from; "
+                f"{skipped} conversations were skipped, too long for a row or with nothing to learn from; "
                 f"{shortened} lost their last turns"
             )
 
@@ -93,25 +93,24 @@ class NextTokenStage(Stage[NextTokenSettings]):
             collate([self.held_out.row(index) for index in indices])
             for indices in self.held_out_indices(self.micro_size)
         )
-        return self.with_bits_per_byte(held_out_means(NextToken(), self.model, batches, self.strategy, [FIGURE]))
+        return self.with_bits_per_byte(held_out_means(NextToken(), self.model, batches, self.strategy, [LOSS_METRIC]))
 
     def held_out_indices(self, size: int) -> Iterator[range]:
         """The held-out rows of each of this rank's batches."""
-        mine = range(
-            self.strategy.rank, min(self.run.eval.sequences, self.held_out.rows_per_epoch), self.strategy.world
-        )
-        return (mine[first : first + size] for first in range(0, len(mine), size))
+        count, strategy = min(self.run.eval.sequences, self.held_out.rows_per_epoch), self.strategy
+        local = range(strategy.rank, count, strategy.world)
+        return (local[first : first + size] for first in range(0, len(local), size))
 
-    def with_bits_per_byte(self, figures: dict[str, float]) -> dict[str, float]:
-        """The figures, and of texts what does not depend on the tokenizer."""
+    def with_bits_per_byte(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics, for texts with bits per byte, which do not depend on the tokenizer."""
         if self.run.data.format != "documents":
-            return figures
-        nats = figures[f"val_{FIGURE}"]
-        return {**figures, "val_bits_per_byte": nats / math.log(2) * self.targets_per_byte}
+            return metrics
+        nats = metrics[f"val_{LOSS_METRIC}"]
+        return {**metrics, "val_bits_per_byte": nats / math.log(2) * self.targets_per_byte}
 
 
 def make_rows(run: Run, shards: TokenShards, tokenizer: Tokenizer, *, validation: bool = False) -> Rows:
-    """Pack shards as the run says; held-out rows come in a fixed order, and may be shorter if there is little text."""
+    """Pack shards by the run's settings; held-out rows have a fixed order, and are shorter if there is little text."""
     seq_len = run.data.seq_len
     if shards.kind != run.data.format:
         raise UserError("token shards of another kind", where="data.train", got=shards.kind, wanted=run.data.format)
@@ -125,7 +124,7 @@ def make_rows(run: Run, shards: TokenShards, tokenizer: Tokenizer, *, validation
 
 
 def make_shards(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, dict[str, int]]:
-    """The folder with `train` and `validation` shards: the given one, this run's from before, or newly made."""
+    """The folder with `train` and `validation` shards: that of data.train, this run's existing ones, or new ones."""
     if len(run.data.train) == 1 and (Path(run.data.train[0]) / "train" / META).is_file():
         return _ready(run, Path(run.data.train[0])), {}
     folder = RunDir(Path(run.out))
@@ -161,12 +160,12 @@ def make_shards(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, d
 
 
 def _ready(run: Run, shards: Path) -> Path:
-    """Shards that are there. Raises UserError if their answers were written otherwise than the run says."""
+    """Existing shards. Raises UserError if they were made with another data.thinking."""
     done = shards / "done.json"
     thinking = read_json(done)["made_from"].get("thinking", "as_given") if done.is_file() else run.data.thinking
     if thinking != run.data.thinking:
         raise UserError(
-            "these token shards were made otherwise",
+            "these token shards were made with another setting",
             where="data.thinking",
             got=run.data.thinking,
             wanted=f"{thinking}, as in {done}, or the text itself as data.train",

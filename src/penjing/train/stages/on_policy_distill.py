@@ -1,4 +1,4 @@
-"""On-policy distillation: the student answers, and the teacher judges its tokens (arXiv:2306.13649)."""
+"""On-policy distillation: the student answers, and the teacher scores its tokens (arXiv:2306.13649)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penjing.loader.batch_source import OrderedSource, Source
 from penjing.loader.group_sampler import EpochOrder
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group, pack
 from penjing.objective.distill import Distill, Distillation
-from penjing.objective.next_token import FIGURE
+from penjing.objective.next_token import LOSS_METRIC
 from penjing.train.config import Run
 from penjing.train.stages.base import DatasetSize
 from penjing.train.stages.example_batches import example_answers
@@ -31,7 +31,7 @@ from penjing.train.stages.teacher_model import TeacherStage, relative_cost
 
 @dataclass(frozen=True, slots=True)
 class StudentPrompt:
-    """What is asked, and what the data answer (empty where they do not)."""
+    """A prompt, and the data's answer (empty if there is none)."""
 
     ids: list[int]
     answer: list[int]
@@ -44,24 +44,24 @@ class StudentPrompt:
 def encode_prompts(
     run: Run, settings: Distill, tokenizer: Tokenizer, bad_records: records.BadRecords
 ) -> tuple[list[StudentPrompt], list[StudentPrompt], int]:
-    """(to learn from, held out, left out as too long). Of a conversation the last answer is asked for again.
+    """(training prompts, held-out prompts, number too long). A conversation is cut before its last answer that fits.
 
-    bad_records: where a conversation goes that is broken, or that the template refuses.
+    bad_records: receives conversations that are broken, or that the template refuses.
     """
     paths, answered = data_paths(run), run.data.format == "chats"
     prompts = (chat for chat, _ in records.read_prompts(paths, bad_records=bad_records))
     chats = records.read_chats(paths, bad_records=bad_records) if answered else prompts
     fitting: list[tuple[StudentPrompt, str]] = []
-    left_out = 0
+    skipped = 0
     for chat in chats:
         try:
-            expanded = _prompts(chat, tokenizer, answered=answered)
-            fits = next((each for each in expanded if _max_new_tokens_for(each, settings) <= run.data.seq_len), None)
+            candidates = _prompts(chat, tokenizer, answered=answered)
+            fits = next((one for one in candidates if _longest_row(one, settings) <= run.data.seq_len), None)
         except UserError as error:
             bad_records.reject(error, chat.source, chat.line)
             continue
         if fits is None:
-            left_out += 1
+            skipped += 1
         else:
             fitting.append((fits, prepare.split_key(chat)))
     below = prepare.held_out_below((key for _, key in fitting), run.data.val_fraction)
@@ -71,21 +71,21 @@ def encode_prompts(
     for half, what in zip(halves, ("to learn from", "held out"), strict=True):
         if not half:
             raise UserError(
-                f"no prompt {what} leaves room for an answer",
+                f"no prompt {what} leaves enough positions for an answer",
                 where="data.seq_len",
                 got=f"{run.data.seq_len}, of which objective.max_new_tokens={settings.max_new_tokens} for the answer",
                 next_step="Give more prompts, longer rows or shorter answers.",
             )
-    return *halves, left_out
+    return *halves, skipped
 
 
-def _max_new_tokens_for(prompt: StudentPrompt, settings: Distill) -> int:
-    """Positions of a row that it takes with the longest answer."""
+def _longest_row(prompt: StudentPrompt, settings: Distill) -> int:
+    """Positions of a prompt with the longest answer."""
     return max(len(prompt.ids) + settings.max_new_tokens - 1, prompt.num_tokens)
 
 
 def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Iterator[StudentPrompt]:
-    """What a conversation asks: with answers, its last question, and then those before, each shorter to read."""
+    """A conversation's prompts: with answers, that of its last answer first, then the earlier and shorter ones."""
     if not answered:
         yield StudentPrompt(render(tokenizer, chat.messages, chat.tools, ask=True).ids, [])
         return
@@ -93,9 +93,9 @@ def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Ite
         if chat.messages[number - 1].role != "assistant":
             continue
         rendered = render(tokenizer, chat.messages[:number], chat.tools)
-        if not any(rendered.weights):  # there are templates that show no tool calls
+        if not any(rendered.weights):  # some templates do not render tool calls
             continue
-        # The last run of target tokens is what the assistant said last.
+        # The last run of target tokens is the assistant's last turn.
         end = len(rendered.weights) - rendered.weights[::-1].index(1)
         start = end
         while start > 0 and rendered.weights[start - 1]:
@@ -105,9 +105,9 @@ def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Ite
 
 
 class OnPolicyStage(TeacherStage):
-    """Prompts that the student answers with the weights of the step, for the teacher to judge token by token.
+    """Prompts that the student answers with its current weights, and that the teacher scores token by token.
 
-    What is drawn depends on the run's seed and the prompt's place in the order alone, for any number of ranks.
+    Samples depend only on the run's seed and the prompt's index in the order, for any number of ranks.
     """
 
     runs_ahead = False
@@ -124,27 +124,27 @@ class OnPolicyStage(TeacherStage):
             run.data.max_bad_fraction, self.folder.bad_records if self.strategy.rank == 0 else None
         )
         self.set_teacher(teacher)
-        self._prompts, self._held_out, left_out = encode_prompts(run, self.settings, self.tokenizer, bad)
+        self._prompts, self._held_out, skipped = encode_prompts(run, self.settings, self.tokenizer, bad)
         self._order = EpochOrder(len(self._prompts), run.seed, run.stage, "order")
         self.fingerprint = sha256_text(repr([(prompt.ids, prompt.answer) for prompt in self._prompts]))
         self.notes += [note] if (note := bad.note()) else []
-        if left_out:
-            self.notes.append(f"{left_out} prompts that leave no room for an answer were left out")
+        if skipped:
+            self.notes.append(f"{skipped} prompts that are too long for an answer were skipped")
 
     def _check(self) -> None:
-        """Raise UserError for data that cannot be answered, or that have no answers where those are wanted."""
+        """Raise UserError for data without prompts, or without answers where the settings need them."""
         data = self.run.data
         self.need_format("nothing to answer", "chats", "prompts")
         if data.format == "prompts" and self.settings.on_policy_fraction < 1:
             raise UserError(
-                "prompts have no answers of the data's own",
+                "data.format=prompts has no answers",
                 where="objective.on_policy_fraction",
                 got=self.settings.on_policy_fraction,
                 wanted="1, or data.format=chats",
             )
         if data.thinking != "as_given":
             raise UserError(
-                "has no effect on answers of the student's own",
+                "has no effect on the student's answers",
                 where="data.thinking",
                 got=data.thinking,
                 wanted="it left out, or objective.mode=logits or top_k",
@@ -163,7 +163,7 @@ class OnPolicyStage(TeacherStage):
             seq_len=self.run.data.seq_len,
             num_keys=tokens / 2,
             padding_fraction=0.0,
-            # The student's writing is about one forward pass more, a token at a time.
+            # The student's sampling costs about one forward pass, one token at a time.
             extra_forwards=relative_cost(self.run, self.teacher, tokens / 2) + self.settings.on_policy_fraction,
         )
 
@@ -171,28 +171,28 @@ class OnPolicyStage(TeacherStage):
         return OrderedSource(self.batch, "next_prompt", micro_size, rank, world)
 
     def example_batch(self, micro_size: int, device: torch.device) -> AnswerBatch:
-        return example_answers((micro_size, 1, self.run.data.seq_len), device, values=("given",))
+        return example_answers((micro_size, 1, self.run.data.seq_len), device, values=("from_data",))
 
     def batch(self, indices: Sequence[int]) -> AnswerBatch:
-        """The prompts at these places of the endless order, with the student's answers or the data's."""
-        chosen = [self._prompts[self._order[index]] for index in indices]
+        """The prompts at these indices of the endless order, with the student's answers or the data's."""
+        prompts = [self._prompts[self._order[index]] for index in indices]
         seed = derive(self.run.seed, self.run.stage, "own")
-        own = [fraction(seed, index) < self.settings.on_policy_fraction for index in indices]
-        numbers = [number for number, mine in enumerate(own) if mine]
+        on_policy = [fraction(seed, index) < self.settings.on_policy_fraction for index in indices]
+        numbers = [number for number, sampled in enumerate(on_policy) if sampled]
         seeds = [derive(self.run.seed, self.run.stage, "answer", indices[number]) for number in numbers]
-        prompt_ids = [chosen[number].ids for number in numbers]
-        written = self._sampler(self.settings.sample_temperature)(self.model, prompt_ids, seeds, self.tokenizer.stop)
-        answers = [prompt.answer for prompt in chosen]
-        for number, answer in zip(numbers, written, strict=True):
+        prompt_ids = [prompts[number].ids for number in numbers]
+        samples = self._sampler(self.settings.sample_temperature)(self.model, prompt_ids, seeds, self.tokenizer.stop)
+        answers = [prompt.answer for prompt in prompts]
+        for number, answer in zip(numbers, samples, strict=True):
             answers[number] = answer
-        return self._pack(chosen, answers, [not mine for mine in own])
+        return self._pack(prompts, answers, [not sampled for sampled in on_policy])
 
     def _pack(
-        self, prompts: Sequence[StudentPrompt], answers: Sequence[list[int]], given: Sequence[bool]
+        self, prompts: Sequence[StudentPrompt], answers: Sequence[list[int]], from_data: Sequence[bool]
     ) -> AnswerBatch:
         groups = [
-            Group(prompt=prompt.ids, answers=[Answer(ids=answer, values={"given": [float(by_data)] * len(answer)})])
-            for prompt, answer, by_data in zip(prompts, answers, given, strict=True)
+            Group(prompt=prompt.ids, answers=[Answer(ids=answer, values={"from_data": [float(data)] * len(answer)})])
+            for prompt, answer, data in zip(prompts, answers, from_data, strict=True)
         ]
         return pack(groups, self.run.data.seq_len)
 
@@ -200,22 +200,22 @@ class OnPolicyStage(TeacherStage):
         return make_sampler(self.settings.max_new_tokens, Sampling(temperature=temperature))
 
     def validate(self) -> dict[str, float]:
-        """KL and agreement on held-out prompts: with the data's answers, and their cross-entropy; where there are none,
-        with the student's likeliest ones."""
+        """KL and agreement on held-out prompts: with the data's answers, and their cross-entropy; without such answers,
+        with the student's greedy ones."""
         names: tuple[str, ...] = ("kl", "agreement")
         settings = self.settings
         if self.run.data.format == "chats":
-            names, settings = (FIGURE, *names), replace(settings, on_policy_fraction=0.0)
+            names, settings = (LOSS_METRIC, *names), replace(settings, on_policy_fraction=0.0)
         objective = Distillation(settings, self.teacher)
         return held_out_means(objective, self.model, self._held_out_batches(), self.strategy, names)
 
     def _held_out_batches(self) -> Iterator[AnswerBatch]:
         held_out = self._held_out[: self.run.eval.sequences][self.strategy.rank :: self.strategy.world]
-        size, by_data = self.micro_size, self.run.data.format == "chats"
+        size, from_data = self.micro_size, self.run.data.format == "chats"
         for first in range(0, len(held_out), size):
             prompts = held_out[first : first + size]
             answers = [prompt.answer for prompt in prompts]
-            if not by_data:
+            if not from_data:
                 prompt_ids, seeds = [prompt.ids for prompt in prompts], [0] * len(prompts)
                 answers = self._sampler(0.0)(self.model, prompt_ids, seeds, self.tokenizer.stop)
-            yield self._pack(prompts, answers, [by_data] * len(prompts))
+            yield self._pack(prompts, answers, [from_data] * len(prompts))

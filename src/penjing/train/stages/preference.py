@@ -1,4 +1,4 @@
-"""Preference tuning as a stage: pairs from files, a reference to stay near, and how held-out pairs are judged."""
+"""The stage of preference tuning: pairs from files, a reference model, and metrics on held-out pairs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from penjing.model.linear import set_compute_dtype
 from penjing.model.lora import fingerprint
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Objective
-from penjing.objective.preference import MISMATCHED, REFERENCE, WANTED, Preference, PreferenceObjective
+from penjing.objective.preference import DESIRABLE, MISMATCHED, REFERENCE, Preference, PreferenceObjective
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.kl_to_reference import BaseModelView, kl_to_reference
 from penjing.train.load_model import load_start
-from penjing.train.oom_recovery import in_smaller_passes
+from penjing.train.oom_recovery import with_smaller_passes
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.preference_data import PreferenceDataStage, PreferenceGroups, need_pairs
@@ -40,40 +40,40 @@ Reference = Literal["none", "copy", "adapter_off", "precomputed"]
 REFERENCE_LINES = {
     "copy": "a frozen copy of the start model",
     "adapter_off": "the model without its adapter",
-    "precomputed": "the start model, asked once",
+    "precomputed": "the start model, computed once",
 }
 
 
 class PreferenceStage(PreferenceDataStage[Preference]):
-    """Pairs (or judged answers), the reference, and the figures on the questions that were held out by hash."""
+    """Pairs (or labelled answers), the reference, and metrics on the questions held out by hash."""
 
-    train: _Half
-    held_out: _Half
+    train: _PreferenceSplit
+    held_out: _PreferenceSplit
 
-    def groups(self, tokens: PreferenceShards) -> _Half:
+    def groups(self, tokens: PreferenceShards) -> _PreferenceSplit:
         if self.settings.loss != "kto":
             need_pairs(tokens, f"objective.loss={self.settings.loss}")
-        return _Half(tokens, self.run, mismatched=self.settings.loss == "kto")
+        return _PreferenceSplit(tokens, self.run, mismatched=self.settings.loss == "kto")
 
     def prepare_data(self) -> None:
         if self.settings.needs_reference and not self.run.init_from:
             raise UserError(
-                "preferences are learned by a model that already answers",
+                "preference tuning needs a model that already answers",
                 where="init_from",
                 next_step="Give init_from=RUN, the folder of a run that was trained on conversations.",
             )
-        batch_geometry(self.run, self.strategy.world, self.strategy.device)  # raises where kl_groups does not fit
+        batch_geometry(self.run, self.strategy.world, self.strategy.device)  # raises if kl_groups does not fit
         super().prepare_data()
         run, number = self.run, len(self.train)
         uses = run.max_steps * run.batch.size if run.max_steps else run.epochs * number
         self.reference = self._choose_reference(every_pair_is_used=uses >= number)
 
     def assume_data(self) -> list[str]:
-        # `epochs`: a whole one or more
+        # With `epochs`, every pair is used at least once.
         self.reference = self._choose_reference(every_pair_is_used=not self.run.max_steps)
         if not self.settings.needs_reference or self.settings.reference != "auto":
             return []
-        return [f"the reference is taken to be {self.reference.replace('_', ' ')} (objective.reference)"]
+        return [f"the reference is assumed to be {self.reference.replace('_', ' ')} (objective.reference)"]
 
     def _choose_reference(self, *, every_pair_is_used: bool) -> Reference:
         settings, has_adapter = self.settings, bool(self.run.lora.rank)
@@ -113,7 +113,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         return [] if self._copied is None else [self._copied]
 
     def _precompute(self, model: Transformer, dtype: str) -> None:
-        """Read the reference's log-probabilities back, or compute them: each rank its share, then all of them."""
+        """Read the reference's log-probabilities from disk, or compute and write them; each rank computes its share."""
         file = self.folder.path / "reference.safetensors"
         about = {
             "model": fingerprint(model),
@@ -122,28 +122,28 @@ class PreferenceStage(PreferenceDataStage[Preference]):
             "dtype": dtype,
             "form": f"{self.settings.loss == 'kto'} {self.run.data.seq_len} {self.run.seed}",
         }
-        known = self.strategy.broadcast(self.strategy.rank == 0 and _written_for(file, about))
+        exists = self.strategy.broadcast(self.strategy.rank == 0 and _written_for(file, about))
         halves = {"train": self.train, "validation": self.held_out}
-        if known:
-            found = safetensors.torch.load_file(file)
+        if exists:
+            stored = safetensors.torch.load_file(file)
             for name, half in halves.items():
-                half.reference_N = found[name].numpy()
+                half.reference_N = stored[name].numpy()
             return
-        self.report(f"asking the reference about {len(self.train):,} {self.size().unit}")
+        self.report(f"computing the reference's log-probabilities of {len(self.train):,} {self.size().unit}")
         for half in halves.values():
-            half.reference_N = in_smaller_passes(self, partial(self._ask, model, half))
+            half.reference_N = with_smaller_passes(self, partial(self._reference_log_probs, model, half))
         if self.strategy.rank == 0:
             tensors = {name: torch.from_numpy(half.reference_N) for name, half in halves.items()}
             write_tensors(file, tensors, about)
-        self.strategy.any(False)  # the others wait until the file is whole
+        self.strategy.any(False)  # a barrier: the others wait until the file is complete
 
-    def _ask(self, model: Transformer, half: _Half) -> npt.NDArray[np.float32]:
-        found_N = torch.zeros(half.first[-1])
-        for indices, batch in self.chunks(half, len(half), self.pass_without_gradient):
+    def _reference_log_probs(self, model: Transformer, half: _PreferenceSplit) -> npt.NDArray[np.float32]:
+        all_logp_N = torch.zeros(half.first[-1])
+        for indices, batch in self.chunks(half, len(half), self.no_grad_size):
             logp_N = base_log_probs(model, batch.to(self.strategy.device)).cpu()
-            found_N[half.first[indices.start] : half.first[indices.stop]] = logp_N
-        # Each value comes from one rank and is zero on the others: the sum is exact.
-        return self.strategy.add(found_N.to(self.strategy.device)).cpu().numpy()
+            all_logp_N[half.first[indices.start] : half.first[indices.stop]] = logp_N
+        # Each value is from one rank and zero on the others, so the sum is exact.
+        return self.strategy.all_reduce(all_logp_N.to(self.strategy.device)).cpu().numpy()
 
     def objective(self) -> Objective:
         return PreferenceObjective(self.settings, self._log_probs, self.router)
@@ -153,79 +153,79 @@ class PreferenceStage(PreferenceDataStage[Preference]):
             (micro_size, 2, self.run.data.seq_len),
             device,
             values=(REFERENCE,) if self.reference == "precomputed" else (),
-            figures=(WANTED, MISMATCHED),
+            figures=(DESIRABLE, MISMATCHED),
         )
 
     def validate(self) -> dict[str, float]:
         objective = PreferenceObjective(self.settings, self._log_probs)
-        # Whole blocks that share an estimate.
-        batches = self.held_out_batches(max(self.pass_without_gradient, self.settings.indivisible_units))
-        figures = held_out_means(objective, self.model, batches, self.strategy)
+        # Batches of complete blocks that share an estimate.
+        batches = self.held_out_batches(max(self.no_grad_size, self.settings.indivisible_units))
+        metrics = held_out_means(objective, self.model, batches, self.strategy)
         return {
-            **figures,
-            **self._kl_figures(min(self.run.eval.sequences, len(self.held_out), self.settings.own_answers)),
+            **metrics,
+            **self._kl_metrics(min(self.run.eval.sequences, len(self.held_out), self.settings.own_answers)),
         }
 
-    def _kl_figures(self, number: int) -> dict[str, float]:
-        """How far the model has gone from its start, on its own answers to held-out questions."""
+    def _kl_metrics(self, number: int) -> dict[str, float]:
+        """The KL divergence from the start weights, on the model's own answers to held-out questions."""
         if not (number and self.run.init_from):
             return {}
         prompts = [self.tokens["validation"][index].prompt for index in range(number)]
         seeds = [derive(self.run.seed, self.run.stage, "own", index) for index in range(number)]
         write = make_sampler(self.settings.own_answer_tokens, Sampling(temperature=1.0))
-        stop, size = self.tokenizer.stop, self.pass_without_gradient
-        return kl_to_reference(self.model, self._as_begun(), prompts, seeds, write, stop, self.strategy, size)
+        stop, size = self.tokenizer.stop, self.no_grad_size
+        return kl_to_reference(self.model, self._start_model(), prompts, seeds, write, stop, self.strategy, size)
 
-    def _as_begun(self) -> Transformer | BaseModelView:
-        """The model as it was before step 1. Read again where no copy is kept: a look needs it, and the steps' memory
-        should not hold it."""
+    def _start_model(self) -> Transformer | BaseModelView:
+        """The model before step 1. Without a copy it is read again for each validation, so that it takes no memory
+        during steps."""
         if self._copied is not None:
             return self._copied
         if self.run.lora.rank:
             return BaseModelView(self.model)
-        begun = load_start(self.run).requires_grad_(False).eval()
-        set_compute_dtype(begun, self.model.compute_dtype)
-        return begun.to(self.strategy.device)
+        start = load_start(self.run).requires_grad_(False).eval()
+        set_compute_dtype(start, self.model.compute_dtype)
+        return start.to(self.strategy.device)
 
     def describe(self) -> list[tuple[str, str]]:
-        loss = f"objective.loss={self.settings.loss}, beta={self.settings.strength:g}"
+        loss = f"objective.loss={self.settings.loss}, beta={self.settings.resolved_beta:g}"
         lines = [("preferences", f"{loss}; {len(self.held_out):,} held out by question")]
         return lines if self.reference == "none" else [*lines, ("reference", REFERENCE_LINES[self.reference])]
 
 
-class _Half(PreferenceGroups):
-    """With `mismatched`, each group also gets the answers of another one, always the same: the estimate of KTO. What
-    does not fit a row of those is cut off."""
+class _PreferenceSplit(PreferenceGroups):
+    """With `mismatched`, each group also gets the answers of one fixed other group, for KTO's estimate of the
+    divergence. Those answers are truncated to fit into a row."""
 
     def __init__(self, tokens: PreferenceShards, run: Run, *, mismatched: bool) -> None:
         super().__init__(tokens)
         self.seq_len = run.data.seq_len
         self._partner_G: npt.NDArray[np.int64] | None = None
         if mismatched:
-            # One cycle through all groups in a drawn order: nobody is their own partner.
+            # One cycle through all groups in a random order, so that no group is its own partner.
             generator = np.random.Generator(np.random.PCG64(derive(run.seed, "mismatched")))
             order_G = generator.permutation(len(tokens))
             self._partner_G = np.empty_like(order_G)
             self._partner_G[order_G] = np.roll(order_G, 1)
         self.reference_N = np.zeros(0, dtype=np.float32)
         lengths = (sum(len(ids) for ids, _, _ in self._answers(index)) for index in range(len(tokens)))
-        self.first = list(accumulate(lengths, initial=0))  # of each group: where its answers' values begin; and the end
+        self.first = list(accumulate(lengths, initial=0))  # start of each group's values in reference_N; and the end
 
     def _answers(self, index: int) -> Iterator[tuple[list[int], list[int], bool]]:
-        """ids, weights and whether they answer another question."""
-        own = self.tokens[index]
-        for answer in own.answers:
+        """(ids, weights, whether it answers another question) of each answer."""
+        record = self.tokens[index]
+        for answer in record.answers:
             yield answer.ids, answer.weights, False
         if self._partner_G is None or len(self.tokens) < 2:
             return
-        free = self.seq_len - own.num_tokens
+        free = self.seq_len - record.num_tokens
         for answer in self.tokens[int(self._partner_G[index])].answers:
             if free > 0:
                 yield answer.ids[:free], answer.weights[:free], True
                 free -= len(answer.ids)
 
     def group(self, index: int) -> Group:
-        own = self.tokens[index]
+        record = self.tokens[index]
         first = self.first[index]
         answers, mismatched = [], []
         for ids, weights, other in self._answers(index):
@@ -239,12 +239,12 @@ class _Half(PreferenceGroups):
                 )
             )
             mismatched.append(float(other))
-        wanted = [float(value) for value in own.is_chosen]
+        desirable = [float(value) for value in record.is_chosen]
         figures: dict[str, Sequence[float]] = {
-            WANTED: wanted + [0.0] * (len(answers) - len(wanted)),
+            DESIRABLE: desirable + [0.0] * (len(answers) - len(desirable)),
             MISMATCHED: mismatched,
         }
-        return Group(prompt=own.prompt, answers=answers, figures=figures)
+        return Group(prompt=record.prompt, answers=answers, figures=figures)
 
 
 def _written_for(file: Path, about: dict[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""What the stages share that learn from preferences: files, groups of tokens, and what is held out by question."""
+"""Base of the stages that learn from preferences: files, groups of tokens, and held-out questions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from penjing.train.run_dir import RunDir
 from penjing.train.stages.base import DatasetSize, Report, S, Stage
 from penjing.train.stages.run_data import build_if_stale, on_rank_0, run_tokenizer
 
-CHUNK = 32  # groups of a forward pass without gradients, at most; the same for any number of ranks
+CHUNK = 32  # most groups of a forward pass without gradients; the same for any number of ranks
 
 
 class PreferenceGroups(ABC):
-    """One half of the data: prompts with their answers, by number."""
+    """Training or held-out data: prompts with their answers, by index."""
 
     def __init__(self, tokens: PreferenceShards) -> None:
         self.tokens = tokens
@@ -37,23 +37,23 @@ class PreferenceGroups(ABC):
 
 
 class PreferenceDataStage(Stage[S]):
-    """Prompts with judged answers, learned from and held out."""
+    """Prompts with labelled answers, for training and held out."""
 
     train: PreferenceGroups
     held_out: PreferenceGroups
 
     @abstractmethod
     def groups(self, tokens: PreferenceShards) -> PreferenceGroups:
-        """One half of the data as groups for batches. Raises UserError for groups that the objective cannot take."""
+        """Training or held-out data as groups for batches. Raises UserError for groups that the objective rejects."""
 
     def prepare_data(self) -> None:
         run = self.run
         self.need_format(f"objective.name={run.objective.name} learns from preferences", "preferences")
-        made, counts = on_rank_0(self.strategy, lambda: _make_groups(run, run_tokenizer(run, self.report), self.report))
+        path, counts = on_rank_0(self.strategy, lambda: _make_groups(run, run_tokenizer(run, self.report), self.report))
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
-        self.tokens = {half: self._checked(PreferenceShards(made / half)) for half in ("train", "validation")}
+        self.tokens = {half: self._checked(PreferenceShards(path / half)) for half in ("train", "validation")}
         self.fingerprint = self.tokens["train"].fingerprint
-        self.notes += [f"{number} left out: {reason}" for reason, number in sorted(counts.items()) if number]
+        self.notes += [f"{number} skipped: {reason}" for reason, number in sorted(counts.items()) if number]
         self.train, self.held_out = (self.groups(half) for half in self.tokens.values())
 
     def _checked(self, tokens: PreferenceShards) -> PreferenceShards:
@@ -74,7 +74,7 @@ class PreferenceDataStage(Stage[S]):
 
     @property
     def extra_forwards(self) -> float:
-        """Forward passes of a reference in each step."""
+        """Forward passes of a reference model, per pass of the model."""
         return 0.0
 
     def size(self) -> DatasetSize:
@@ -94,15 +94,15 @@ class PreferenceDataStage(Stage[S]):
         return group_source(self.train.group, order, micro_size, rank, world)
 
     def validation_size(self, micro_size: int) -> int:
-        return self.pass_without_gradient
+        return self.no_grad_size
 
     @property
-    def pass_without_gradient(self) -> int:
-        """Groups of a forward pass without gradients: no more than of one with them, where its size is set."""
+    def no_grad_size(self) -> int:
+        """Groups of a forward pass without gradients: CHUNK, or batch.micro_size if that is smaller."""
         return min(CHUNK, self.run.batch.micro_size or CHUNK)
 
     def chunks(self, half: PreferenceGroups, number: int, size: int) -> Iterator[tuple[range, AnswerBatch]]:
-        """The first `number` groups, this rank's only, `size` at a time whatever the number of ranks."""
+        """This rank's share of the first `number` groups, `size` at a time for any number of ranks."""
         for first in range(self.strategy.rank * size, number, self.strategy.world * size):
             indices = range(first, min(first + size, number))
             yield indices, pack_tight([half.group(index) for index in indices])
@@ -113,7 +113,7 @@ class PreferenceDataStage(Stage[S]):
 
 
 def _make_groups(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, dict[str, int]]:
-    """The folder with `train` and `validation` groups: the given one, this run's from before, or newly made."""
+    """The folder with `train` and `validation` groups: that of data.train, this run's existing ones, or new ones."""
     if len(run.data.train) == 1 and (Path(run.data.train[0]) / "train" / META).is_file():
         return Path(run.data.train[0]), {}
     folder = RunDir(Path(run.out))
@@ -137,10 +137,10 @@ def _make_groups(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, 
 
 
 def need_pairs(groups: PreferenceShards, what: str) -> None:
-    """Raise UserError if some group is not a pair."""
+    """Raise UserError unless every group is a pair."""
     if not groups.has_pairs:
         raise UserError(
-            "single answers with a label are no pairs",
+            "labelled single answers are not pairs",
             where=groups.folder,
             wanted=f"chosen and rejected in every record, for {what}",
             next_step="objective.loss=kto learns from single answers.",
@@ -148,7 +148,7 @@ def need_pairs(groups: PreferenceShards, what: str) -> None:
 
 
 def measure(make: Callable[[int], Group], num_groups: int, batch_groups: int) -> tuple[float, float, float]:
-    """Of groups drawn evenly: tokens of one, keys that a query sees, and the share of padding in batches."""
+    """Means over evenly spaced groups: tokens of a group, keys that a query attends to, padding fraction of batches."""
     sample = [make(index) for index in range(0, num_groups, max(1, num_groups // 512))]
     tokens = sum(group.num_tokens for group in sample)
     keys = 0.0

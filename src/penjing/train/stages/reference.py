@@ -1,4 +1,4 @@
-"""The frozen model that a run compares with: the one it began with."""
+"""The frozen reference model of a run: its start weights."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from penjing.objective.run_model import run_model
 from penjing.train.precision import Precision
 
 LogProbs = Callable[[AnswerBatch], Tensor]
-"""logp_N of a batch under some model, without a gradient."""
+"""Computes logp_N of a batch, without a gradient."""
 
 
 def frozen_copy(model: Transformer, precision: Precision) -> Transformer:
-    """A copy without adapters that does not learn, its matrices held in the dtype that they are multiplied in."""
+    """A frozen copy without adapters, with its matrices stored in the dtype of the matmuls."""
     copied = copy.deepcopy(model)
     remove_adapters(copied)
     copied.requires_grad_(False).eval()
@@ -30,7 +30,7 @@ def frozen_copy(model: Transformer, precision: Precision) -> Transformer:
 
 @torch.no_grad()
 def answer_log_probs(model: Callable[..., Any], batch: AnswerBatch, temperature: float = 1.0) -> Tensor:
-    """logp_N of a batch. Without gradients no dropout is drawn, and a mixture's routers are left out."""
+    """logp_N of a batch. Without gradients there is no dropout, and a mixture returns no router statistics."""
     logp_2N: Tensor = run_model(model, batch, temperature=temperature)
     return logp_2N[0]
 

@@ -1,8 +1,8 @@
-"""Training of a reward model as a stage, and reading a trained one.
+"""The stage that trains a reward model, and the scorer that uses a trained one.
 
-The number is read where the answer is all said and the end of its turn comes next. SFT has taught that position to
-look at the whole answer, as it must say that it is over; at the end of the turn itself nothing was ever taught, and
-reading there orders fewer held-out pairs (docs/log.md).
+The reward is read at the answer's last token before the end of turn. SFT has trained that position to attend to the
+full answer, because it must predict the end. The end-of-turn token itself was never trained to predict anything, and
+reading there orders fewer held-out pairs correctly (docs/log.md).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from penjing.train.stages.preference_data import CHUNK, PreferenceDataStage, Pre
 
 
 class PairsWithMargin(PreferenceGroups):
-    """By how much the chosen answer is better goes with each pair."""
+    """Pairs with the margin by which the chosen answer is better."""
 
     def group(self, index: int) -> Group:
-        known = self.tokens[index]
-        answers = [Answer(ids=answer.ids) for answer in known.answers]
-        return Group(prompt=known.prompt, answers=answers, figures={MARGIN: [known.margin] * len(answers)})
+        pair = self.tokens[index]
+        answers = [Answer(ids=answer.ids) for answer in pair.answers]
+        return Group(prompt=pair.prompt, answers=answers, figures={MARGIN: [pair.margin] * len(answers)})
 
 
 class RewardStage(PreferenceDataStage[RewardModel]):
-    """Pairs, a decoder with a head of one number, and how often it puts held-out pairs in order."""
+    """Pairs, a decoder with a scalar head, and its accuracy on held-out pairs."""
 
     def groups(self, tokens: PreferenceShards) -> PairsWithMargin:
         need_pairs(tokens, "a reward model")
@@ -48,7 +48,7 @@ class RewardStage(PreferenceDataStage[RewardModel]):
 
     def trainable(self, model: Transformer) -> nn.Module:
         if model.head is not None:
-            model.head.requires_grad_(False)  # no word is predicted here
+            model.head.requires_grad_(False)  # no token is predicted
         return ScalarHead(model)
 
     def objective(self) -> Objective:
@@ -58,7 +58,7 @@ class RewardStage(PreferenceDataStage[RewardModel]):
         return example_answers((micro_size, 2, self.run.data.seq_len), device, figures=(MARGIN,))
 
     def validate(self) -> dict[str, float]:
-        batches = self.held_out_batches(self.pass_without_gradient)
+        batches = self.held_out_batches(self.no_grad_size)
         return held_out_means(RewardObjective(self.settings), self.model, batches, self.strategy)
 
     def describe(self) -> list[tuple[str, str]]:
@@ -66,36 +66,36 @@ class RewardStage(PreferenceDataStage[RewardModel]):
 
 
 class RewardScorer:
-    """A trained reward model: `rewards` of whole conversations, each ending with an answer."""
+    """A trained reward model: `rewards` of conversations that end with an answer."""
 
     def __init__(self, model: ScalarHead, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model, tokenizer
 
     @torch.no_grad()
     def rewards(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
-        """One number each, higher for better answers; only differences mean something."""
+        """One reward per conversation, higher for better answers; only differences are meaningful."""
         groups = []
         for messages in conversations:
             rendered = render(self.tokenizer, messages)
             end = max((index for index, weight in enumerate(rendered.weights) if weight), default=0)
             if not end:
-                raise UserError("nothing to judge", where="messages", wanted="a conversation that ends with an answer")
+                raise UserError("nothing to score", where="messages", wanted="a conversation that ends with an answer")
             longest = self.model.model.config.max_position_embeddings
             if end > longest:
                 raise UserError("too long", where="messages", got=f"{end} tokens", wanted=f"at most {longest}")
             groups.append(Group(prompt=rendered.ids[:end], answers=[Answer(ids=[rendered.ids[end]])]))
-        found: list[float] = []
+        rewards: list[float] = []
         for first in range(0, len(groups), CHUNK):
             batch = pack_tight(groups[first : first + CHUNK]).to(self.model.scalar.device)
-            found += score_answers(self.model, batch).tolist()
-        return found
+            rewards += score_answers(self.model, batch).tolist()
+        return rewards
 
 
-def load_judge(path: Path) -> RewardScorer:
+def load_reward_model(path: Path) -> RewardScorer:
     """The reward model of a run made by `penjing train reward`. Raises UserError if the run is of another kind."""
-    known = load_trained(path, adapters="merged")
-    if known.run.objective.name != "reward":
-        raise UserError("no reward model", where=path, got=f"a run of {known.run.stage}", wanted="penjing train reward")
-    model = ScalarHead(known.model)
-    model.scalar.data.copy_(known.checkpoint.weights()["scalar"])
-    return RewardScorer(model.eval(), known.tokenizer)
+    saved = load_trained(path, adapters="merged")
+    if saved.run.objective.name != "reward":
+        raise UserError("no reward model", where=path, got=f"a run of {saved.run.stage}", wanted="penjing train reward")
+    model = ScalarHead(saved.model)
+    model.scalar.data.copy_(saved.checkpoint.weights()["scalar"])
+    return RewardScorer(model.eval(), saved.tokenizer)

@@ -1,4 +1,4 @@
-"""What the data of every stage need: the run's tokenizer, its files, and a way to make what follows from them once."""
+"""Data of all stages: the run's tokenizer, its files, and derived files that are made once."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from penjing.train.run_dir import RunDir
 from penjing.train.stages.base import Report
 
 T = TypeVar("T")
-TOKENIZER_TRAINING_BYTES = 64 << 20  # of text a tokenizer is trained on; more changes few merges
+TOKENIZER_TRAINING_BYTES = 64 << 20  # of training text for a tokenizer; more changes few merges
 
 
 def on_rank_0(strategy: Strategy, make: Callable[[], T]) -> T:
-    """What `make` returns on rank 0, which the other ranks wait for."""
-    made: T = strategy.broadcast(make() if strategy.rank == 0 else None)
-    return made
+    """The result of `make` on rank 0, for which the other ranks wait."""
+    result: T = strategy.broadcast(make() if strategy.rank == 0 else None)
+    return result
 
 
 def run_tokenizer(run: Run, report: Report) -> Tokenizer:
-    """The run's tokenizer: its own from before, the named one, that of `init_from`, or a new one trained on the text.
+    """The run's tokenizer: its existing one, the named one, that of `init_from`, or a new one trained on the text.
 
-    One that an attempt without a checkpoint left behind gives way to a named one, or that of `init_from`: it may have
-    been another's.
+    If the run has no checkpoint yet, a named tokenizer or that of `init_from` replaces an existing one, which may be
+    that of an earlier attempt with other settings.
     """
     folder = RunDir(Path(run.out))
     existing = Tokenizer.load(folder.tokenizer) if (folder.tokenizer / "tokenizer.json").is_file() else None
@@ -48,7 +48,7 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
             "no tokenizer: one is trained on texts and conversations only",
             where="init_from",
             got=f"data.format={run.data.format}",
-            wanted="a model that is there, or tokenizer.path",
+            wanted="an existing model, or tokenizer.path",
         )
     if given is None:
         size = run.tokenizer.vocab_size or run.model.vocab_size
@@ -67,19 +67,20 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
 
 
 def _training_texts(run: Run) -> Iterator[str]:
-    """The training half's texts, up to the share a tokenizer needs."""
-    paths, share = data_paths(run), run.data.val_fraction
+    """The training texts, up to TOKENIZER_TRAINING_BYTES."""
+    paths, val_fraction = data_paths(run), run.data.val_fraction
     read = records.read_chats if run.data.format == "chats" else records.read_documents
-    # What is broken is listed and counted when the shards are made.
-    below = prepare.held_out_below((prepare.split_key(each) for each in read(paths, bad_records=_uncounted())), share)
-    left = TOKENIZER_TRAINING_BYTES
+    # Broken records are listed and counted later, when the shards are made.
+    keys = (prepare.split_key(record) for record in read(paths, bad_records=_uncounted()))
+    below = prepare.held_out_below(keys, val_fraction)
+    remaining = TOKENIZER_TRAINING_BYTES
     for record in read(paths, bad_records=_uncounted()):
-        if left <= 0:
+        if remaining <= 0:
             return
         if prepare.is_held_out(prepare.split_key(record), below):
             continue
         text = record.text if isinstance(record, records.Document) else "\n".join(m.content for m in record.messages)
-        left -= len(text.encode())
+        remaining -= len(text.encode())
         yield text
 
 
@@ -88,7 +89,7 @@ def _uncounted() -> records.BadRecords:
 
 
 def data_paths(run: Run) -> list[Path]:
-    """The files that data.train names. Raises UserError if it names none."""
+    """The files of data.train. Raises UserError if it is empty."""
     if not run.data.train:
         raise UserError("no data", where="data.train", next_step="Give data.train=FILE, or see `penjing data list`.")
     return records.list_files([Path(name) for name in run.data.train])
@@ -102,13 +103,13 @@ def build_if_stale(
     make: Callable[[list[Path], dict[str, Any]], dict[str, int]],
     report: Report,
 ) -> dict[str, int]:
-    """The counts of what `make(files, about)` wrote into `folder`, or wrote there before from the same files.
+    """The counts of `make(files, about)`, which writes into `folder`; not repeated if made before from the same files.
 
-    seq_len: what the result depends on of `data.seq_len`; 0 if it does not. `folder/done.json` is written last.
+    seq_len: `data.seq_len` if the result depends on it, else 0. `folder/done.json` is written last.
     """
     paths = data_paths(run)
     files = {printable(path): [path.stat().st_size, sha256_file(path)] for path in paths}
-    wanted = {
+    made_from = {
         "source": sha256_text(json.dumps(list(files.values()))),
         "tokenizer": tokenizer.fingerprint,
         "kind": run.data.format,
@@ -117,10 +118,10 @@ def build_if_stale(
         **({"thinking": run.data.thinking} if run.data.thinking != "as_given" else {}),
     }
     done = folder / "done.json"
-    if done.is_file() and read_json(done)["made_from"] == wanted:
+    if done.is_file() and read_json(done)["made_from"] == made_from:
         return dict(read_json(done)["counts"])
     report(f"tokenizing {len(paths)} file{'s' if len(paths) > 1 else ''}")
-    done.unlink(missing_ok=True)  # it does not vouch for halves of which one is new and the other old
-    counts = make(paths, {"source_files": files, "source": wanted["source"]})
-    write_json(done, {"made_from": wanted, "counts": counts})
+    done.unlink(missing_ok=True)  # not valid while some files are new and others old
+    counts = make(paths, {"source_files": files, "source": made_from["source"]})
+    write_json(done, {"made_from": made_from, "counts": counts})
     return counts

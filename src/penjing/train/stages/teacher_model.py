@@ -1,4 +1,4 @@
-"""What the stages of distillation share: a frozen teacher, read and checked, beside the student."""
+"""Base of the distillation stages: reads and checks the frozen teacher."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ META = torch.device("meta")
 
 
 class TeacherStage(Stage[Distill]):
-    """A stage whose objective asks a teacher. A class says what of the data it is asked about."""
+    """A stage whose objective uses a teacher. Subclasses provide the data."""
 
-    teacher: Transformer | None = None  # None: batches bring its predictions along
-    num_ids = 0  # the teacher's ids that the student has too
-    teacher_sha256 = ""  # of its weights as they lie on disk; set by read_teacher
+    teacher: Transformer | None = None  # None: batches contain its predictions
+    num_ids = 0  # ids that teacher and student share
+    teacher_sha256 = ""  # of its weights on disk; set by read_teacher
 
     def read_teacher(self) -> LoadedModel:
-        """The teacher on the CPU, adapters merged; a student without a tokenizer of its own has its from here on.
+        """The teacher on the CPU with merged adapters; a student without a tokenizer gets the teacher's.
 
-        Raises UserError if there is none, or it reads shorter rows.
+        Raises UserError if there is no teacher, or the student's rows are too long for it.
         """
         if not self.settings.teacher:
             wanted = "a run, a Hugging Face directory or a hub name"
             raise UserError("no teacher", where="objective.teacher", wanted=wanted)
-        found = load_trained(Path(self.settings.teacher), adapters="merged")
-        longest, seq_len = found.model.config.max_position_embeddings, self.run.data.seq_len
+        teacher = load_trained(Path(self.settings.teacher), adapters="merged")
+        longest, seq_len = teacher.model.config.max_position_embeddings, self.run.data.seq_len
         if seq_len > longest:
             raise UserError(
                 "rows longer than the teacher's longest sequence",
@@ -46,14 +46,14 @@ class TeacherStage(Stage[Distill]):
                 got=seq_len,
                 wanted=f"at most {longest}",
             )
-        found.model.requires_grad_(False)
-        self.teacher_sha256 = fingerprint(found.model)
+        teacher.model.requires_grad_(False)
+        self.teacher_sha256 = fingerprint(teacher.model)
         if self.strategy.rank == 0:
-            self._adopt_tokenizer(found.tokenizer)
-        return found
+            self._adopt_tokenizer(teacher.tokenizer)
+        return teacher
 
     def _adopt_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """A student that begins from nothing, without a tokenizer of its own, takes the teacher's."""
+        """A student that is trained from scratch and has no tokenizer gets the teacher's."""
         run, folder = self.run, self.folder.tokenizer
         if run.init_from or run.tokenizer.path or (folder / "tokenizer.json").is_file():
             return
@@ -66,38 +66,38 @@ class TeacherStage(Stage[Distill]):
             )
         tokenizer.save(folder)
 
-    def set_teacher(self, found: LoadedModel) -> None:
-        """Note which it is, and move it to the run's device.
+    def set_teacher(self, teacher: LoadedModel) -> None:
+        """Record the teacher's identity, and move it to the run's device.
 
-        Raises UserError where the same id would mean different texts to student and teacher.
+        Raises UserError if student and teacher have different vocabularies.
         """
-        if self.tokenizer.vocabulary_hash != found.tokenizer.vocabulary_hash:
+        if self.tokenizer.vocabulary_hash != teacher.tokenizer.vocabulary_hash:
             name = self.settings.teacher
             raise UserError(
-                "the teacher cuts text into other tokens than the student, so their predictions cannot be compared",
+                "teacher and student have different vocabularies, so their predictions cannot be compared",
                 where="objective.teacher",
-                got=f"{name} with {found.tokenizer.size} ids",
+                got=f"{name} with {teacher.tokenizer.size} ids",
                 wanted=f"the student's vocabulary of {self.tokenizer.size} ids",
                 next_step=f"Learn from its answers instead: penjing generate {name} --prompts FILE --out ANSWERS, "
                 "then penjing train sft data.train=ANSWERS.",
             )
         if self.strategy.rank == 0:
             self._pin_teacher()
-        self.num_ids = min(found.model.config.vocab_size, self.run.model.vocab_size)
-        self.teacher = self._in_compute_dtype(found.model).to(self.strategy.device)
-        self._teacher_size = sum(value.numel() for value in found.model.parameters())
+        self.num_ids = min(teacher.model.config.vocab_size, self.run.model.vocab_size)
+        self.teacher = self._in_compute_dtype(teacher.model).to(self.strategy.device)
+        self._teacher_size = sum(value.numel() for value in teacher.model.parameters())
 
     def _pin_teacher(self) -> None:
-        """Write which teacher a run has; a run that goes on must have the same one. Raises UserError if it has not."""
+        """Write the teacher's identity. Raises UserError if a resumed run had another teacher."""
         path, name = self.folder.path / "teacher.json", self.settings.teacher
-        begun = self.folder.checkpoints.is_dir()
-        if begun and path.is_file() and (known := read_json(path)["sha256"]) != self.teacher_sha256:
+        resuming = self.folder.checkpoints.is_dir()
+        if resuming and path.is_file() and (saved := read_json(path)["sha256"]) != self.teacher_sha256:
             raise UserError(
-                "the teacher has changed since this run was begun",
+                "the teacher has changed since this run was started",
                 where=name,
                 got=self.teacher_sha256[:12],
-                wanted=known[:12],
-                next_step="Put the old weights back, or train anew with another out=.",
+                wanted=saved[:12],
+                next_step="Restore the old weights, or train anew with another out=.",
             )
         write_json(path, {"teacher": name, "sha256": self.teacher_sha256})
 
@@ -113,7 +113,7 @@ class TeacherStage(Stage[Distill]):
         shape = start_shape(self.settings.teacher) if self.settings.teacher else self.run.model
         with META:
             self.teacher = self._in_compute_dtype(Transformer(shape).requires_grad_(False).eval())
-        return [] if self.settings.teacher else ["no teacher is named: it is taken to be of the student's shape"]
+        return [] if self.settings.teacher else ["no teacher is named: it is assumed to have the student's shape"]
 
     def frozen_models(self) -> list[nn.Module]:
         return [] if self.teacher is None else [self.teacher]
@@ -122,10 +122,10 @@ class TeacherStage(Stage[Distill]):
         return Distillation(self.settings, self.teacher, self.router, num_ids=self.num_ids)
 
     def describe(self) -> list[tuple[str, str]]:
-        how, size = self.settings, units.count(self._teacher_size)
-        return [("teacher", f"{how.teacher}, {size} parameters, {how.mode}, divergence {how.divergence}")]
+        distill, size = self.settings, units.count(self._teacher_size)
+        return [("teacher", f"{distill.teacher}, {size} parameters, {distill.mode}, divergence {distill.divergence}")]
 
 
 def relative_cost(run: Run, teacher: Transformer, num_keys: float) -> float:
-    """The teacher's forward pass, in forward passes of the student."""
+    """The cost of the teacher's forward pass, in forward passes of the student."""
     return training_flops_per_token(teacher.config, num_keys) / training_flops_per_token(run.model, num_keys)
