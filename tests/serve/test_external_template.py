@@ -15,6 +15,7 @@ from penjing.convert.hf_config import hf_config
 from penjing.convert.names import to_hf
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS
 from penjing.data.tokenizer.train import train_tokenizer
+from penjing.serve import chat
 from penjing.serve.chat import _message, _turn
 from penjing.serve.generation import Target
 from penjing.serve.schema import ChatRequest
@@ -149,14 +150,26 @@ def test_a_template_that_refuses_swells_or_loops_costs_one_request(theirs, words
     theirs.idle()
 
 
-def test_nobody_waits_for_a_template_that_loops(theirs):
-    asked = {**ASK, "messages": [{"role": "user", "content": "loop"}]}
-    refused = threading.Thread(target=lambda: theirs.http.post("/v1/chat/completions", json=asked))
+def test_nobody_waits_for_a_template_that_loops(theirs, monkeypatch):
+    """/health is answered while the template runs."""
+    started, finished = threading.Event(), threading.Event()
+
+    def render(*arguments, **settings):
+        started.set()
+        try:
+            return original(*arguments, **settings)
+        finally:
+            finished.set()
+
+    original = chat.render
+    monkeypatch.setattr(chat, "render", render)
+    body = {**ASK, "messages": [{"role": "user", "content": "loop"}]}
+    refused = threading.Thread(target=lambda: theirs.http.post("/v1/chat/completions", json=body))
     refused.start()
-    served = 0
-    while refused.is_alive():
-        served += theirs.http.get("/health").status_code == 200
-    assert served > 5  # one, if the server did nothing else meanwhile
+    assert started.wait(10)
+    assert theirs.http.get("/health").status_code == 200
+    assert not finished.is_set()
+    refused.join()
 
 
 @pytest.mark.parametrize(
