@@ -14,13 +14,13 @@ from torch import Tensor
 from penjing.base.config import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from penjing.base.errors import UserError
 from penjing.kernels.fused_distillation_loss import (
+    DistillationSums,
     Divergence,
     DivergenceConfig,
     LiveTeacher,
     StoredTeacher,
-    Sums,
     Teacher,
-    distilled,
+    fused_distillation_loss,
 )
 from penjing.loader.batch import Batch
 from penjing.loader.shared_prompt_batch import AnswerBatch
@@ -130,21 +130,21 @@ class Distillation:
         return batch.weight_N.sum()
 
     def __call__(self, model: Callable[..., Any], batch: Batch | AnswerBatch) -> Loss:
-        given_N, branches = batch.weight_N, dict[str, Any]()
+        ce_weight_N, branches = batch.weight_N, dict[str, Any]()
         if isinstance(batch, AnswerBatch):
             branches = {"branch_BT": batch.branch_BT, "position_BT": batch.position_BT}
-            given_N = batch.weight_N * batch.values["given"]
+            ce_weight_N = batch.weight_N * batch.values["given"]
         score = partial(
             _score,
             target_N=batch.target_N,
             weight_N=batch.weight_N,
-            given_N=given_N,
+            ce_weight_N=ce_weight_N,
             teacher=self._teacher(batch, branches),
             measure=self.settings.measure,
         )
         scored = model(batch.ids_BT, batch.document_BT, scored_N=batch.scored_N, score=score, **branches)
         sums_5, means = (scored, None) if isinstance(scored, Tensor) else scored
-        sums = Sums(*sums_5.unbind())
+        sums = DistillationSums(*sums_5.unbind())
         parts = {
             FIGURE: sums.nats.detach(),
             "kl": sums.kl.detach(),
@@ -175,4 +175,4 @@ def ask_teacher(teacher: Transformer, batch: Batch | AnswerBatch, **branches: An
 
 
 def _score(hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype, **given: Any) -> Tensor:
-    return distilled(hidden_ND, weight_VD, dtype=dtype, **given)
+    return fused_distillation_loss(hidden_ND, weight_VD, dtype=dtype, **given)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penjing.model.moe import mixtures
+from penjing.model.moe import moe_layers
 
 
 class RouterBalance:
@@ -24,7 +24,7 @@ class RouterBalance:
 
     def __init__(self, model: nn.Module, rate: float, add: Callable[[Tensor], Tensor]) -> None:
         """add: sums a tensor over ranks."""
-        self.layers, self.rate, self._add = mixtures(model), rate, add
+        self.layers, self.rate, self._add = moe_layers(model), rate, add
         self.param_groups: list[dict[str, Any]] = []  # nothing here follows the learning rate
         self._load_LE = torch.zeros(len(self.layers), 1)
 

@@ -77,7 +77,7 @@ class FakeDeviceMode(TorchFunctionMode):
         # What a checkpoint saves is looked at below Python, without this mode; what it recomputes, with it.
         _recomputed_checks["default"] = lambda x: {"shape": x.shape, "dtype": x.dtype}
         self._has_triton, gpu.has_triton = gpu.has_triton, self.target.own_kernels
-        self._aside = arena.set_aside()
+        self._aside = arena.disabled()
         self._aside.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
