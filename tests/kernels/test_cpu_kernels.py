@@ -431,9 +431,9 @@ def test_what_they_do_not_take():
     assert not cpu.supports(x.half())
     assert not cpu.supports(x.T)
     assert not cpu.supports(x.to("meta"))
-    assert cpu.supports(x.bfloat16(), wide=[x]) and not cpu.supports(x, wide=[x.bfloat16()])
+    assert cpu.supports(x.bfloat16(), float32=[x]) and not cpu.supports(x, float32=[x.bfloat16()])
     before = x.clone()
-    with arena.set_aside():  # stand-ins without memory: what is made has its shape, and nothing is called
+    with arena.disabled():  # stand-ins without memory: what is made has its shape, and nothing is called
         assert cpu.add(x, x, x) is x
         assert cpu.swiglu(x, x).shape == x.shape
     assert torch.equal(x, before)

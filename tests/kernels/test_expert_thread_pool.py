@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penjing.kernels.cpu import tensor_arena as arena
-from penjing.kernels.cpu.expert_thread_pool import PIECES, side_by_side
+from penjing.kernels.cpu.expert_thread_pool import MIN_ITEMS, run_in_threads
 from penjing.model.config import ModelConfig
 from penjing.model.moe import MoELayer
 
@@ -33,7 +33,7 @@ def test_every_piece_is_done_once_by_threads_of_their_own(two_threads):
             done.append(piece)
         seen.add((threading.current_thread().name, torch.get_num_threads(), torch.is_grad_enabled()))
 
-    side_by_side(work, list(range(100)))
+    run_in_threads(work, list(range(100)))
     assert sorted(done) == list(range(100))
     assert len(seen) == 2 and {(threads, grad) for _, threads, grad in seen} == {(1, False)}
     assert torch.get_num_threads() == 2
@@ -46,7 +46,7 @@ def test_few_pieces_stay_in_the_thread_that_asks(two_threads):
         here.add(threading.get_ident())
         list(pieces)
 
-    side_by_side(work, list(range(2 * PIECES - 1)))
+    run_in_threads(work, list(range(2 * MIN_ITEMS - 1)))
     assert here == {threading.get_ident()}
 
 
@@ -57,8 +57,8 @@ def test_stand_ins_stay_there_too(two_threads):
         here.add(threading.get_ident())
         list(pieces)
 
-    with arena.set_aside():
-        side_by_side(work, list(range(100)))
+    with arena.disabled():
+        run_in_threads(work, list(range(100)))
     assert here == {threading.get_ident()}
 
 
@@ -69,15 +69,15 @@ def test_an_error_in_a_piece_reaches_the_caller(two_threads):
                 raise ValueError("piece 7")
 
     with pytest.raises(ValueError, match="piece 7"):
-        side_by_side(work, list(range(100)))
+        run_in_threads(work, list(range(100)))
 
 
 def test_a_forked_child_makes_threads_of_its_own(two_threads):
-    side_by_side(list, list(range(100)))
+    run_in_threads(list, list(range(100)))
     child = os.fork()
     if child == 0:
         done: list[int] = []
-        side_by_side(done.extend, list(range(100)))
+        run_in_threads(done.extend, list(range(100)))
         os._exit(0 if sorted(done) == list(range(100)) else 1)
     assert os.waitpid(child, 0)[1] == 0
 

@@ -17,7 +17,7 @@ from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands.train import execute, resolve_run
 from penjing.kernels import fp8 as float8
-from penjing.kernels.fp8 import BACKWARD, FORWARD, fp8_warnings, linear_float8, require_float8, rounded
+from penjing.kernels.fp8 import BACKWARD, FORWARD, fp8_warnings, linear_float8, quantize, require_float8
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import Linear, set_compute_dtype, use_float8
@@ -51,7 +51,7 @@ def assert_rounds_to(got, exact):
 @pytest.mark.parametrize("dtype", [FORWARD, BACKWARD])
 def test_rounding_is_to_the_nearest_number_of_the_format_and_never_overflows(dtype):
     values = random(64, 48)
-    numbers, scale = rounded(values, dtype)
+    numbers, scale = quantize(values, dtype)
     assert numbers.dtype == dtype and numbers.float().abs().max() == torch.finfo(dtype).max
     assert torch.allclose(numbers.double() * scale, back(values, dtype), rtol=1e-6, atol=0)
     mantissa_bits = 3 if dtype == FORWARD else 2
@@ -59,11 +59,11 @@ def test_rounding_is_to_the_nearest_number_of_the_format_and_never_overflows(dty
     share = ((numbers.float() * scale - values).abs() / values.abs())[large]
     assert share.max() <= 2.0 ** -(mantissa_bits + 1)
     for size in (1e-20, 1e20):
-        assert torch.isfinite(rounded(values * size, dtype)[0].float()).all()
+        assert torch.isfinite(quantize(values * size, dtype)[0].float()).all()
 
 
 def test_zeros_stay_zeros_and_what_is_not_finite_stays_visible():
-    numbers, scale = rounded(torch.zeros(16, 16), FORWARD)
+    numbers, scale = quantize(torch.zeros(16, 16), FORWARD)
     assert not numbers.float().any() and torch.isfinite(scale)
     for bad in (float("nan"), float("inf")):
         x = random(16, 32)

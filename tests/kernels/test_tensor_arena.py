@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from penjing.kernels.cpu import tensor_arena as arena
-from penjing.kernels.cpu.tensor_arena import LINE, SMALLEST, Arena
+from penjing.kernels.cpu.tensor_arena import LINE, MIN_BYTES, Arena
 from penjing.kernels.dispatch import saves_memory, uses_manual_backward
 from penjing.kernels.ops import residual_add
 from penjing.model.config import ModelConfig
@@ -25,7 +25,7 @@ from penjing.model.norm import RMSNorm
 from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 
-SLAB = 64 * SMALLEST
+SLAB = 64 * MIN_BYTES
 
 
 def take(room: Arena, num_bytes: int) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_no_two_tensors_share_a_byte(seed):
             assert (tensor == value).all()
             del tensor
         else:
-            tensor = take(room, draw.randint(SMALLEST, SLAB // 4)).fill_(number % 251)
+            tensor = take(room, draw.randint(MIN_BYTES, SLAB // 4)).fill_(number % 251)
             assert tensor.data_ptr() % LINE == 0
             held.append((tensor, number % 251))
             del tensor
@@ -61,12 +61,12 @@ def test_what_was_freed_is_taken_again_however_often():
 
 def test_a_view_keeps_its_memory():
     room = Arena(SLAB)
-    view = room.empty((4, SMALLEST), torch.float32)[1:2, :7]
+    view = room.empty((4, MIN_BYTES), torch.float32)[1:2, :7]
     view.fill_(3)
-    others = [take(room, SMALLEST).fill_(255) for _ in range(40)]
+    others = [take(room, MIN_BYTES).fill_(255) for _ in range(40)]
     assert (view == 3).all()
     del view
-    assert room.taken_bytes == len(others) * SMALLEST
+    assert room.taken_bytes == len(others) * MIN_BYTES
 
 
 def test_what_is_larger_than_a_slab_gets_one_of_its_own():
@@ -96,8 +96,8 @@ def test_threads_take_and_free_side_by_side():
     def work(number: int) -> None:
         draw = random.Random(number)
         for _ in range(200):
-            tensor = take(room, draw.randint(SMALLEST, 4 * SMALLEST)).fill_(number)
-            other = take(room, SMALLEST).fill_(number + 100)
+            tensor = take(room, draw.randint(MIN_BYTES, 4 * MIN_BYTES)).fill_(number)
+            other = take(room, MIN_BYTES).fill_(number + 100)
             if not (tensor == number).all() or not (other == number + 100).all():
                 wrong.append(number)
 

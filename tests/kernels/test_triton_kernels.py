@@ -312,7 +312,7 @@ def test_activations_are_made_again_by_kernels(what, monkeypatch):
 def test_kernels_are_tried_before_they_are_used(architecture, monkeypatch):
     monkeypatch.setattr(gpu, "has_kernels", lambda device: gpu._is_on)
     monkeypatch.setattr(gpu, "_is_on", True)
-    monkeypatch.setattr(kernel_selection, "TRIED_TOKENS", 200 if HAS_GPU else 70)
+    monkeypatch.setattr(kernel_selection, "TEST_TOKENS", 200 if HAS_GPU else 70)
     model = Transformer(Way(architecture, monkeypatch).config)
     assert kernel_selection.check_kernels(model, DEVICE, torch.float64) == ""
     assert "attention" in kernel_selection.check_kernels(model, DEVICE, torch.float16)
@@ -330,7 +330,7 @@ def test_kernels_that_a_card_has_something_against_are_not_used(monkeypatch):
     monkeypatch.setattr(gpu, "has_kernels", lambda device: gpu._is_on)
     monkeypatch.setattr(gpu, "_is_on", True)
     monkeypatch.setattr(gpu, "cross_entropy_inplace", refuse)
-    monkeypatch.setattr(kernel_selection, "TRIED_TOKENS", 200 if HAS_GPU else 10)
+    monkeypatch.setattr(kernel_selection, "TEST_TOKENS", 200 if HAS_GPU else 10)
     with pytest.warns(UserWarning, match="RuntimeError: out of resource"):
         kernel_selection.check_kernels(Transformer(Way("qwen3", monkeypatch).config), DEVICE, torch.float16)
     assert not gpu._is_on

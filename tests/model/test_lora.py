@@ -75,7 +75,7 @@ def test_only_adapters_learn_and_the_base_stays_bitwise(make_model, settings):
     assert all(".adapters.default." in name for name in learned)
 
 
-def plain(model, settings, ids_BT):
+def base_layer(model, settings, ids_BT):
     """The model with W + s B A (and DoRA's rows) written into a copy of its weights, differentiable in A, B and m."""
     weights = {}
     for name, layer in lora.adapted(model).items():
@@ -100,7 +100,7 @@ def test_loss_and_gradients_equal_the_formula(make_model, settings, architecture
     add_adapter(model, settings)
     model.double()
     teach(model, "default")
-    expected = plain(model, settings, IDS_BT)
+    expected = base_layer(model, settings, IDS_BT)
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     expected_grads = torch.autograd.grad(expected, learned)
     got = nats(model)
@@ -281,7 +281,7 @@ def test_dropout_keeps_the_mean_and_has_matching_gradients(make_model):
     adapter = layer.adapters["default"]
     x = torch.randn(2, 5, layer.in_features, generator=torch.Generator().manual_seed(3), requires_grad=True)
     grads = []
-    for compute in (lambda: layer(x), lambda: adapter.change(x, x @ layer.weight.T, layer.weight)):
+    for compute in (lambda: layer(x), lambda: adapter.adapted_output(x, x @ layer.weight.T, layer.weight)):
         adapter.draws = 0
         out = compute()
         grads.append((out, *torch.autograd.grad(out.square().sum(), (x, adapter.A, adapter.B))))
@@ -430,7 +430,9 @@ def test_side_by_side_without_adapters_the_base_speaks(make_model):
     layers = (model.blocks[0].mlp.gate_proj, model.blocks[0].mlp.up_proj)
     x = torch.randn(3, layers[0].in_features)
     set_adapter(model, None)
-    torch.testing.assert_close(packed_linear(x, *layers), torch.cat([layer.plain()(x) for layer in layers], dim=-1))
+    torch.testing.assert_close(
+        packed_linear(x, *layers), torch.cat([layer.base_layer()(x) for layer in layers], dim=-1)
+    )
 
 
 @pytest.mark.parametrize("settings", [Lora(rank=4, use_dora=True), Lora(rank=4, dropout=0.5)], ids=["dora", "dropout"])
@@ -442,7 +444,7 @@ def test_side_by_side_what_has_its_own_way_keeps_it(make_model, settings):
     layers, x = (attention.k_proj, attention.v_proj), torch.randn(3, attention.k_proj.in_features)
     assert lora.AdaptedLinear.packed(x, *layers) is None
     assert packed_linear(x, *layers).shape == (3, 2 * attention.k_proj.out_features)
-    assert lora.AdaptedLinear.packed(x, attention.k_proj, layers[1].plain()) is None
+    assert lora.AdaptedLinear.packed(x, attention.k_proj, layers[1].base_layer()) is None
 
 
 @pytest.mark.parametrize(("use_rslora", "scale"), [(False, 2.0), (True, 8.0)])

@@ -39,7 +39,7 @@ def test_ragged_prompts_and_dropped_rows(make_model):
     for drop in (None, 1, None, 0, 3, None):
         if drop is not None:
             place_N = torch.tensor([place for place, row in enumerate(rows) if row != drop])
-            cache.keep(place_N)
+            cache.select_rows(place_N)
             rows.remove(drop)
         next_B = torch.tensor([IDS_BT[row, lengths[row]] for row in rows])
         logits_BV = model(next_B[:, None], cache=cache)[:, 0]
@@ -61,7 +61,7 @@ def test_keep_takes_rows_in_any_order(make_model, order):
     row_N = torch.tensor(order, dtype=torch.long)
     key, value, length = cache.key_LBGSK[:, row_N], cache.value_LBGSK[:, row_N], cache.length_B[row_N]
     storage = cache.key_LBGSK.data_ptr()
-    cache.keep(row_N)
+    cache.select_rows(row_N)
     assert torch.equal(cache.key_LBGSK, key)
     assert torch.equal(cache.value_LBGSK, value)
     assert torch.equal(cache.length_B, length)

@@ -72,7 +72,7 @@ MIXTURE = {"architecture": "qwen3_moe", "num_experts": 4, "num_experts_per_tok":
         ),
         (
             {"rope_scaling": "llama3", "rope_original_max_position_embeddings": 8, "rope_high_freq_factor": 1.0},
-            "model.rope_high_freq_factor: leaves nothing between the borders; got 1.0",
+            "model.rope_high_freq_factor: must exceed the low factor; got 1.0",
         ),
         ({"rope_attention_factor": -1.0}, "model.rope_attention_factor: out of range"),
         (

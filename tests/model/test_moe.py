@@ -13,7 +13,7 @@ from penjing.model import moe
 from penjing.model.config import ModelConfig
 from penjing.model.kernel_selection import check_expert_sizes
 from penjing.model.linear import set_compute_dtype
-from penjing.model.moe import MoELayer, mixtures
+from penjing.model.moe import MoELayer, moe_layers
 from penjing.objective.next_token import NextToken
 from penjing.objective.router import RouterSettings
 
@@ -35,7 +35,7 @@ IDS_BT = torch.randint(0, 61, (3, 20), generator=torch.Generator().manual_seed(3
 @pytest.fixture(params=KINDS)
 def model(request, make_model):
     made = make_model(architecture=request.param, **KINDS[request.param])
-    for layer in mixtures(made):
+    for layer in moe_layers(made):
         layer.down_proj.data.normal_(0, 0.2, generator=torch.Generator().manual_seed(5))
         if layer.router.correction is not None:
             layer.router.correction += torch.linspace(-0.3, 0.3, 6)
@@ -51,11 +51,11 @@ def gradients(model):
 @pytest.mark.parametrize("grouped", [False, True], ids=["by-expert", "with-gaps"])
 def test_grouped_products_equal_the_plain_twin(model, monkeypatch, grouped):
     plain = {}
-    for layer in mixtures(model):
-        layer.plain = True
+    for layer in moe_layers(model):
+        layer.run_all_experts = True
     plain["logits"], plain["gradients"] = model(IDS_BT).detach(), gradients(model)
-    for layer in mixtures(model):
-        layer.plain = False
+    for layer in moe_layers(model):
+        layer.run_all_experts = False
     monkeypatch.setattr(
         experts,
         "dispatch_to_experts",
@@ -94,7 +94,7 @@ def test_tiles_are_no_larger_than_what_an_expert_gets():
 
 def test_an_expert_without_tokens_gets_a_zero_gradient(make_model):
     model = make_model(architecture="glm4_moe", **EXPERTS)
-    for layer in mixtures(model):
+    for layer in moe_layers(model):
         layer.router.correction[:] = torch.tensor([9.0, 9.0, 0, 0, 0, 0])
     grads = gradients(model)
     assert grads["blocks.0.mlp.gate_proj"][2:].abs().max() == 0
@@ -105,7 +105,7 @@ def test_an_expert_without_tokens_gets_a_zero_gradient(make_model):
 @pytest.mark.parametrize("frozen", ["gate_proj", "up_proj", "down_proj"])
 def test_one_frozen_matrix_leaves_the_others_their_gradients(make_model, monkeypatch, frozen, grouped):
     model = make_model(architecture="qwen3_moe", **KINDS["qwen3_moe"])
-    for layer in mixtures(model):
+    for layer in moe_layers(model):
         layer.down_proj.data.normal_(0, 0.2, generator=torch.Generator().manual_seed(5))
     wanted = gradients(model)
     monkeypatch.setattr(
@@ -113,11 +113,11 @@ def test_one_frozen_matrix_leaves_the_others_their_gradients(make_model, monkeyp
         "dispatch_to_experts",
         lambda expert, num, on_host: dispatch_to_experts(expert, num, on_host=not grouped),
     )
-    for layer in mixtures(model):
+    for layer in moe_layers(model):
         getattr(layer, frozen).requires_grad_(False)
     model.zero_grad(set_to_none=True)
     model(IDS_BT).square().mean().backward()
-    for layer in mixtures(model):
+    for layer in moe_layers(model):
         assert getattr(layer, frozen).grad is None
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -125,7 +125,7 @@ def test_one_frozen_matrix_leaves_the_others_their_gradients(make_model, monkeyp
 
 
 def test_the_correction_changes_the_choice_and_not_the_weight(make_model):
-    router = mixtures(make_model(architecture="glm4_moe", **EXPERTS))[0].router
+    router = moe_layers(make_model(architecture="glm4_moe", **EXPERTS))[0].router
     x_ND = torch.randn(40, 24, generator=torch.Generator().manual_seed(1))
     router.correction[:] = torch.tensor([5.0, 0, 0, 0, 0, 0])
     routed = router(x_ND)
@@ -136,7 +136,7 @@ def test_the_correction_changes_the_choice_and_not_the_weight(make_model):
 
 
 def test_balance_means_against_counting(make_model):
-    layer = mixtures(make_model(architecture="qwen3_moe", **EXPERTS))[0]
+    layer = moe_layers(make_model(architecture="qwen3_moe", **EXPERTS))[0]
     x_BTD = torch.randn(2, 10, 24, generator=torch.Generator().manual_seed(2))
     document_BT = torch.zeros(2, 10, dtype=torch.long)
     document_BT[1, 6:] = -1
@@ -161,7 +161,7 @@ def test_balance_means_against_counting(make_model):
 
 def test_batch_balance_is_that_of_transformers(make_model):
     modeling = pytest.importorskip("transformers.models.qwen3_moe.modeling_qwen3_moe")
-    layer = mixtures(make_model(architecture="qwen3_moe", **EXPERTS))[0]
+    layer = moe_layers(make_model(architecture="qwen3_moe", **EXPERTS))[0]
     x_BTD = torch.randn(2, 10, 24, generator=torch.Generator().manual_seed(2))
     _, means = layer(x_BTD)
     theirs = modeling.load_balancing_loss_func((x_BTD.flatten(0, 1) @ layer.router.weight.T,), 6, 2)
@@ -208,8 +208,8 @@ def test_the_sequence_loss_does_not_depend_on_how_a_step_is_cut(make_model):
 
 def test_bfloat16_is_near_float32(model):
     exact = model(IDS_BT).detach()
-    for layer in mixtures(model):
-        layer.plain = False
+    for layer in moe_layers(model):
+        layer.run_all_experts = False
     set_compute_dtype(model, torch.bfloat16)
     rough = model(IDS_BT).detach()
     # A token on the border between two experts may take the other one; most do not.
@@ -220,7 +220,7 @@ def test_bfloat16_is_near_float32(model):
 def test_nothing_is_counted_without_gradients(model):
     with torch.no_grad():
         model(IDS_BT)
-    assert all(layer.load_E.sum() == 0 for layer in mixtures(model))
+    assert all(layer.load_E.sum() == 0 for layer in moe_layers(model))
     assert isinstance(model.blocks[0].mlp, MoELayer) or isinstance(model.blocks[1].mlp, MoELayer)
 
 
@@ -247,5 +247,5 @@ def test_several_layers_count_as_their_mean():
 def test_weights_of_the_chosen_add_up_to_the_scaling(make_model, scaling, total):
     """Renormalised, then scaled: `norm_topk_prob` and `routed_scaling_factor` of GLM-4.5 and DeepSeek-V3."""
     model = make_model(architecture="glm4_moe", **EXPERTS, routed_scaling_factor=scaling)
-    routed = mixtures(model)[0].router(torch.randn(20, 24, generator=torch.Generator().manual_seed(1)))
+    routed = moe_layers(model)[0].router(torch.randn(20, 24, generator=torch.Generator().manual_seed(1)))
     torch.testing.assert_close(routed.weight_Nk.sum(dim=1), torch.full((20,), total))

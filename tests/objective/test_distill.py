@@ -14,14 +14,14 @@ from user_errors import raises_user_error
 from penjing.data.packing.concat import Row
 from penjing.kernels import fused_distillation_loss as head_distill
 from penjing.kernels.fused_distillation_loss import (
+    DistillationSums,
     DivergenceConfig,
     LiveTeacher,
     StoredTeacher,
-    Sums,
-    chances,
     compare,
-    distilled,
-    likeliest,
+    fused_distillation_loss,
+    softmax,
+    top_k_log_probs,
 )
 from penjing.kernels.fused_linear_cross_entropy import fused_linear_cross_entropy
 from penjing.loader.batch import collate
@@ -46,7 +46,7 @@ def case(seed=0, more_student=0, more_teacher=0):
         "weight_VD": draw(V + more_student, D).requires_grad_(),
         "target_N": torch.randint(0, V, (N,), generator=generator),
         "weight_N": torch.rand(N, generator=generator) * (draw(N) > -0.5),
-        "given_N": torch.rand(N, generator=generator) * (draw(N) > 0),
+        "ce_weight_N": torch.rand(N, generator=generator) * (draw(N) > 0),
         "teacher": LiveTeacher(draw(N, WIDER), draw(V + more_teacher, WIDER) * 0.7, torch.float32),
     }
 
@@ -78,16 +78,18 @@ def plain(made, measure, logp_logq=None):
         logp, logq = logp_logq(logp, logq)
     nats = functional.cross_entropy(logits, made["target_N"], reduction="none")
     divergence = plain_divergence(logp, logq, measure)
-    weight, given, share = made["weight_N"], made["given_N"], measure.ce_weight
+    weight, given, share = made["weight_N"], made["ce_weight_N"], measure.ce_weight
     total = ((1 - share) * heat**2 * divergence * weight + share * nats * given).sum()
     agreed = (logits[:, :ids].argmax(-1) == teacher_logits[:, :ids].argmax(-1)).float()
     forward = plain_divergence(logp, logq, replace(measure, divergence="forward"))
-    return Sums(*(x.sum() for x in (total, nats * given, forward * weight, divergence * weight, agreed * weight)))
+    return DistillationSums(
+        *(x.sum() for x in (total, nats * given, forward * weight, divergence * weight, agreed * weight))
+    )
 
 
 def check(made, measure, expected, factor=0.37):
-    found = Sums(*distilled(**made, dtype=torch.float32, measure=measure).unbind())
-    for name, one, other in zip(Sums._fields, found, expected, strict=True):
+    found = DistillationSums(*fused_distillation_loss(**made, dtype=torch.float32, measure=measure).unbind())
+    for name, one, other in zip(DistillationSums._fields, found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
     inputs = (made["hidden_ND"], made["weight_VD"])
     ours = torch.autograd.grad(found.total * factor, inputs)
@@ -124,7 +126,9 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn():
     made = case(seed=3)
     made["teacher"] = LiveTeacher(made["hidden_ND"].detach(), made["weight_VD"].detach(), torch.float32)
     for kind in KINDS:
-        sums = Sums(*distilled(**made, dtype=torch.float32, measure=DivergenceConfig(divergence=kind)).unbind())
+        sums = DistillationSums(
+            *fused_distillation_loss(**made, dtype=torch.float32, measure=DivergenceConfig(divergence=kind)).unbind()
+        )
         assert sums.total.item() == pytest.approx(0, abs=1e-4)
         assert sums.agreement == made["weight_N"].sum()
         assert torch.autograd.grad(sums.total, made["weight_VD"])[0].abs().max() < 1e-5
@@ -133,7 +137,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn():
 def test_jsd_becomes_forward_and_reverse_at_its_ends():
     """arXiv:2306.13649, section 3: divided by the mixture (or its rest) it goes to a KL."""
     generator = torch.Generator().manual_seed(0)
-    p, q = map(chances, torch.randn(2, 5, 11, generator=generator, dtype=torch.float64))
+    p, q = map(softmax, torch.randn(2, 5, 11, generator=generator, dtype=torch.float64))
     for mixture, kind in ((1e-6, "forward"), (1 - 1e-6, "reverse")):
         found = compare(p, q, DivergenceConfig(divergence="jsd", mixture=mixture))[0] / min(mixture, 1 - mixture)
         torch.testing.assert_close(found, compare(p, q, DivergenceConfig(divergence=kind))[0], rtol=1e-4, atol=1e-6)
@@ -144,7 +148,7 @@ def test_huge_logits_stay_finite(kind):
     made = case(seed=4)
     made["hidden_ND"] = (made["hidden_ND"].detach() * 1e3).requires_grad_()
     for teacher in (made["teacher"], stored(made, DivergenceConfig(), 5)):
-        sums = distilled(
+        sums = fused_distillation_loss(
             **{**made, "teacher": teacher},
             dtype=torch.float32,
             measure=DivergenceConfig(divergence=kind, ce_weight=0.5),
@@ -155,9 +159,9 @@ def test_huge_logits_stay_finite(kind):
 
 def test_data_alone_is_the_plain_cross_entropy():
     made = case(seed=5)
-    sums = distilled(**made, dtype=torch.float32, measure=DivergenceConfig(ce_weight=1.0))
+    sums = fused_distillation_loss(**made, dtype=torch.float32, measure=DivergenceConfig(ce_weight=1.0))
     nats = fused_linear_cross_entropy(
-        made["hidden_ND"], made["weight_VD"], made["target_N"], made["given_N"], torch.float32
+        made["hidden_ND"], made["weight_VD"], made["target_N"], made["ce_weight_N"], torch.float32
     )
     torch.testing.assert_close(sums[0], nats)
 
@@ -165,9 +169,9 @@ def test_data_alone_is_the_plain_cross_entropy():
 def test_no_gradient_is_made_where_none_is_asked():
     made = case(seed=6)
     with torch.no_grad():
-        assert not distilled(**made, dtype=torch.float32, measure=DivergenceConfig()).requires_grad
+        assert not fused_distillation_loss(**made, dtype=torch.float32, measure=DivergenceConfig()).requires_grad
     made["weight_VD"].requires_grad_(False)
-    distilled(**made, dtype=torch.float32, measure=DivergenceConfig())[0].backward()
+    fused_distillation_loss(**made, dtype=torch.float32, measure=DivergenceConfig())[0].backward()
     assert made["hidden_ND"].grad is not None
     assert made["weight_VD"].grad is None
 
@@ -175,7 +179,7 @@ def test_no_gradient_is_made_where_none_is_asked():
 def test_bfloat16_matmuls_give_float32_sums_and_gradients():
     made, measure = case(seed=7), DivergenceConfig(divergence="jsd", ce_weight=0.3)
     made["teacher"] = made["teacher"]._replace(dtype=torch.bfloat16)
-    sums = distilled(**made, dtype=torch.bfloat16, measure=measure)
+    sums = fused_distillation_loss(**made, dtype=torch.bfloat16, measure=measure)
     expected = plain(made, measure)
     assert sums.dtype == torch.float32
     inputs = (made["hidden_ND"], made["weight_VD"])
@@ -190,7 +194,7 @@ def test_bfloat16_matmuls_give_float32_sums_and_gradients():
 def stored(made, measure, count):
     teacher = made["teacher"]
     num_ids = min(V, teacher.num_ids)
-    ids, logps = likeliest(
+    ids, logps = top_k_log_probs(
         teacher.hidden_ND,
         teacher.weight_VD,
         torch.float32,
@@ -235,7 +239,7 @@ def test_the_divergence_of_few_ids_is_a_lower_bound_that_rises():
     made = case(seed=10)
     whole = plain(made, DivergenceConfig()).kl
     few = [
-        distilled(
+        fused_distillation_loss(
             **{**made, "teacher": stored(made, DivergenceConfig(), k)}, dtype=torch.float32, measure=DivergenceConfig()
         )[2]
         for k in (1, 4, 16)
@@ -250,7 +254,9 @@ def test_the_students_order_among_the_others_is_left_to_itself():
     logits = (made["hidden_ND"] @ made["weight_VD"].T).detach().requires_grad_()
     eye = torch.eye(V)
     ones = torch.ones(N)
-    total = distilled(logits, eye, made["target_N"], ones, ones, torch.float32, teacher, DivergenceConfig())[0]
+    total = fused_distillation_loss(
+        logits, eye, made["target_N"], ones, ones, torch.float32, teacher, DivergenceConfig()
+    )[0]
     (slope,) = torch.autograd.grad(total, logits)
     ratio = slope / logits.softmax(-1).detach()
     others = torch.ones(N, V, dtype=torch.bool).scatter_(1, teacher.id_NK, False)
@@ -310,7 +316,7 @@ def groups():
 def with_teacher(batch, teacher, settings, count=6):
     with torch.no_grad():
         hidden = teacher.hidden(batch.ids_BT, batch.document_BT).flatten(0, 1)[batch.scored_N]
-    ids, logps = likeliest(
+    ids, logps = top_k_log_probs(
         hidden,
         teacher.head_weight_VD,
         torch.float32,
@@ -473,7 +479,9 @@ def test_the_generalised_jsd_is_trls(monkeypatch):
         measure = DivergenceConfig(divergence=kind, temperature=1.7, mixture=beta if kind == "jsd" else 0.5)
         eye, ones = torch.eye(V), torch.ones(21)
         flat = LiveTeacher(teacher.flatten(0, 1), eye, torch.float32)
-        sums = distilled(student.flatten(0, 1), eye, ones.long(), ones, ones, torch.float32, flat, measure)
+        sums = fused_distillation_loss(
+            student.flatten(0, 1), eye, ones.long(), ones, ones, torch.float32, flat, measure
+        )
         ours = sums[0] / 1.7**2
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
         one, other = (torch.autograd.grad(value, student, retain_graph=True)[0] for value in (ours, theirs))

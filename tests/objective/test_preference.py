@@ -11,7 +11,7 @@ from user_errors import raises_user_error
 
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.model.score import LogProbs
-from penjing.model.value_head import ScalarHead, answer_places
+from penjing.model.value_head import ScalarHead, last_token_indices
 from penjing.objective.preference import (
     DESIRABLE,
     MISMATCHED,
@@ -240,7 +240,7 @@ def test_log_probabilities_and_values_come_from_one_pass(model):
     batch = pack(groups("pairs"), 64)
     shown = {"branch_BT": batch.branch_BT, "position_BT": batch.position_BT}
     asked = {"scored_N": batch.scored_N, "score": LogProbs(batch.target_N)}
-    places = answer_places(batch.scored_N, batch.answer_N, batch.num_answers)
+    places = last_token_indices(batch.scored_N, batch.answer_N, batch.num_answers)
     logp_2N, value_N = head(batch.ids_BT, batch.document_BT, scalar_N=places, **asked, **shown)
     torch.testing.assert_close(logp_2N, model(batch.ids_BT, batch.document_BT, **asked, **shown))
     torch.testing.assert_close(logp_2N, head(batch.ids_BT, batch.document_BT, **asked, **shown))

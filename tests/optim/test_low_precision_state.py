@@ -154,7 +154,7 @@ def test_pieces_and_stacks_change_nothing(monkeypatch, kind):
     model, twin = make_model(), make_model()
     take_steps(model, SETTINGS[kind](state_dtype="int8").build(model), [1, 2, 3])
     monkeypatch.setattr(kept, "CHUNK", BLOCK * 5)
-    monkeypatch.setitem(orthogonalize.STACK, "cpu", 64 * 64)
+    monkeypatch.setitem(orthogonalize.MAX_ELEMENTS, "cpu", 64 * 64)
     take_steps(twin, SETTINGS[kind](state_dtype="int8").build(twin), [1, 2, 3])
     for (name, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5, msg=name)
@@ -165,7 +165,7 @@ def test_pieces_and_stacks_change_nothing(monkeypatch, kind):
     [(36, 200, 4), (3, 200, 3), (7, 300, 1), (7, 5000, 1)],  # 4, not 5: the last stack would be another shape
 )
 def test_stacks_are_of_one_height(monkeypatch, count, numel, height):
-    monkeypatch.setitem(orthogonalize.STACK, "cpu", 1000)
+    monkeypatch.setitem(orthogonalize.MAX_ELEMENTS, "cpu", 1000)
     assert orthogonalize.stack_height(count, torch.empty(numel)) == height
 
 

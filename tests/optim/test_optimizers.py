@@ -12,7 +12,7 @@ from small_models import small_model
 from user_errors import raises_user_error
 
 from penjing.kernels.cpu import library
-from penjing.kernels.orthogonalize import ABOVE_NORM, ROUNDS, orthogonalize
+from penjing.kernels.orthogonalize import NORM_MARGIN, ROUNDS, orthogonalize
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 from penjing.optim.param_groups import group_parameters
@@ -138,7 +138,7 @@ def test_a_zero_matrix_stays_zero(dtype):
 def plain_muon_update(momentum, gradient, share):
     """Matrix by matrix, as the paper writes it."""
     direction = (1 - share) * gradient + share * momentum
-    x = direction / (ABOVE_NORM * torch.linalg.svdvals(direction).pow(8).sum() ** 0.125)
+    x = direction / (NORM_MARGIN * torch.linalg.svdvals(direction).pow(8).sum() ** 0.125)
     flipped = x.shape[0] > x.shape[1]
     x = x.T if flipped else x
     for a, b, c in ROUNDS:

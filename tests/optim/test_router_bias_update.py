@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from small_models import small_model
 
-from penjing.model.moe import mixtures
+from penjing.model.moe import moe_layers
 from penjing.optim.router_bias_update import RouterBalance
 
 
@@ -17,7 +17,7 @@ def made(architecture):
 def test_a_busy_expert_is_chosen_less():
     model = made("glm4_moe")
     keeper = RouterBalance(model, 0.01, lambda value: 2 * value)  # as if another rank had seen the same
-    layers = mixtures(model)
+    layers = moe_layers(model)
     layers[0].load_E[:] = torch.tensor([9.0, 1.0, 4.0, 2.0])
     layers[1].load_E[:] = 4.0
     keeper.step()
@@ -42,7 +42,7 @@ def test_uneven_routing_becomes_even():
     """A router that prefers one expert by far spreads its tokens after some steps of moving biases alone."""
     torch.manual_seed(0)
     model = made("glm4_moe")
-    layer = mixtures(model)[0]
+    layer = moe_layers(model)[0]
     keeper = RouterBalance(model, 0.02, lambda value: value)
     with torch.no_grad():
         layer.router.weight.normal_(0, 0.05)
@@ -61,9 +61,9 @@ def test_a_step_that_is_found_to_be_bad_moves_nothing():
     """As torch's scalers say it: `found_inf` is a tensor that is 1."""
     model = made("glm4_moe")
     keeper = RouterBalance(model, 0.01, lambda value: value)
-    bias = mixtures(model)[0].router.correction
+    bias = moe_layers(model)[0].router.correction
     for found, moved in ((1.0, [0.0] * 4), (0.0, [-0.01, 0.01, 0.01, -0.01])):
-        mixtures(model)[0].load_E[:] = torch.tensor([9.0, 1.0, 1.0, 9.0])
+        moe_layers(model)[0].load_E[:] = torch.tensor([9.0, 1.0, 1.0, 9.0])
         keeper.found_inf = torch.tensor(found)
         keeper.step()
         keeper.zero_grad()
@@ -74,6 +74,6 @@ def test_the_load_is_that_of_all_ranks():
     """Here the first expert is the busy one, on all ranks together it is the idle one."""
     model = made("glm4_moe")
     keeper = RouterBalance(model, 0.01, lambda value: value + torch.tensor([0.0, 10.0, 10.0, 0.0]))
-    mixtures(model)[0].load_E[:] = torch.tensor([4.0, 0.0, 1.0, 3.0])
+    moe_layers(model)[0].load_E[:] = torch.tensor([4.0, 0.0, 1.0, 3.0])
     keeper.step()
-    torch.testing.assert_close(mixtures(model)[0].router.correction, torch.tensor([0.01, -0.01, -0.01, 0.01]))
+    torch.testing.assert_close(moe_layers(model)[0].router.correction, torch.tensor([0.01, -0.01, -0.01, 0.01]))

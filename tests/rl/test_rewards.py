@@ -21,12 +21,12 @@ from penjing.objective.policy import Policy, RewardSettings
 from penjing.rl.reward_mix import RewardMix
 from penjing.rl.rewards import REWARDS, judge
 from penjing.rl.rewards import code as code_reward
-from penjing.rl.rewards.base import RewardInput, Setting
-from penjing.rl.rewards.code import program
+from penjing.rl.rewards.base import RewardInput, RewardRuntime
+from penjing.rl.rewards.code import extract_code
 from penjing.rl.rewards.numeric import last_number
 from penjing.rl.rewards.repetition import repeated_fraction
 
-SETTING = Setting(device=torch.device("cpu"), max_tokens=40)
+SETTING = RewardRuntime(device=torch.device("cpu"), max_tokens=40)
 
 
 def answer(text, *truths, **changes):
@@ -35,7 +35,7 @@ def answer(text, *truths, **changes):
             "messages": (Message(role="user", content="What is 6 x 7?"),),
             "text": text,
             "num_tokens": len(text.split()),
-            "cut_off": False,
+            "truncated": False,
             "truths": truths,
             "where": "prompts.jsonl:3",
             **changes,
@@ -86,7 +86,7 @@ def test_exact_after_a_mark_and_cut_off():
     assert score("exact", answer("so #### 41 #### 42", "42"), answer("42", "42"), answer_after="####") == [1, 0]
     solved = "He has 40 and 2 more. #### 42"  # a reference as GSM8K writes it
     assert score("exact", answer("#### 42", solved), answer("#### 40", solved), answer_after="####") == [1, 0]
-    assert score("exact", answer("42", "42", cut_off=True)) == [0]
+    assert score("exact", answer("42", "42", truncated=True)) == [0]
     assert score("exact", answer("<think>#### 42", "42"), answer_after="####") == [0]
 
 
@@ -132,14 +132,14 @@ def test_numeric():
     answers = [answer(text, "42.0") for text in ("6 x 7 = 42", "42.00001", "42.1", "forty-two")]
     assert score("numeric", *answers) == [1, 1, 0, 0]
     assert score("numeric", answer("0", "6.674e-11"), answer("6.674e-11", "6.674e-11"), answer("0.0", "0")) == [0, 1, 1]
-    assert score("numeric", answer("The answer is 1", "1", cut_off=True)) == [0]
+    assert score("numeric", answer("The answer is 1", "1", truncated=True)) == [0]
     assert score("numeric", answer("<think>6 x 7 = 42", "42")) == [0]
     assert score("numeric", answer("<think>6</think><think>42", "42")) == [0]
 
 
 def test_regex_and_format():
     assert score("regex", answer("ab\nc"), answer("abx"), pattern=r"a.*c") == [1, 0]
-    assert score("regex", answer("<think>b</think>ab", cut_off=True), answer("<think>b</think>ab"), pattern="ab") == [
+    assert score("regex", answer("<think>b</think>ab", truncated=True), answer("<think>b</think>ab"), pattern="ab") == [
         0,
         1,
     ]
@@ -150,7 +150,7 @@ def test_regex_and_format():
     good = answer("<think>\nhm\n</think>\n\n42")
     assert score("format", good, answer("hm\n</think>42"), answer("42"), answer("<think></think>42")) == [1, 1, 0, 0]
     assert score("format", answer("<think>a</think>b</think>c"), answer("<think>a</think>")) == [0, 0]
-    assert score("format", answer("<think>a</think>b", cut_off=True)) == [0]
+    assert score("format", answer("<think>a</think>b", truncated=True)) == [0]
     assert score("format", answer("#42"), good, format_pattern=r"#\d+") == [1, 0]
 
 
@@ -186,7 +186,7 @@ def test_of_several_turns_the_last_is_judged():
 def test_length():
     lengths = [answer("", num_tokens=number) for number in (0, 30, 35, 40)]
     assert score("length", *lengths) == pytest.approx([0, 0, -0.5, -1])
-    assert score("length", answer("", num_tokens=40, cut_off=True)) == [-1]
+    assert score("length", answer("", num_tokens=40, truncated=True)) == [-1]
     assert score("length", answer("", num_tokens=20), soft_length=10) == pytest.approx([-1 / 3])
     with raises_user_error(where="objective.reward.soft_length", got=40):
         score("length", soft_length=40)
@@ -210,7 +210,7 @@ os._exit(0)
 
 
 def test_code_runs_tests():
-    assert program("text\n```python\nx = 1\n```\nmore\n```\ny = 2\n```") == "y = 2\n"
+    assert extract_code("text\n```python\nx = 1\n```\nmore\n```\ny = 2\n```") == "y = 2\n"
     tests = {"record": {"tests": ["assert double(4) == 8", "assert double(-1) == -2"]}}
     good = "```python\ndef double(x):\n    return 2 * x\n```"
     try:
@@ -245,7 +245,7 @@ def test_a_sandbox_that_is_not_there_is_found_before_the_first_answer(monkeypatc
 @pytest.fixture
 def server(monkeypatch):
     """A local judge that says what it is told to; remembers what it was asked."""
-    monkeypatch.setattr(judge, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(judge, "RETRY_SECONDS", 0.001)
     replies, asked = [], []
 
     class Handler(BaseHTTPRequestHandler):

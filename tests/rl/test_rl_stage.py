@@ -87,7 +87,7 @@ def make_source(
         strategy=strategy or Single(CPU),
         seq_len=64,
         reference=reference,
-        turns=turns or (GivesNumbers() if settings.rollout.max_turns > 1 else None),
+        tool_loop=turns or (GivesNumbers() if settings.rollout.max_turns > 1 else None),
     )
     return RolloutSource(sampler, make_prompts(), seed=5, prompts_per_step=4, micro_units=micro, rank=rank, world=world)
 
@@ -176,7 +176,7 @@ def test_what_the_model_was_given_is_read_and_not_learned():
     assert (one.calls_PA >= one.turns_PA - 1).all()  # the calls of a last turn are counted, and nobody answers them
     assert (one.failed_PA <= one.calls_PA).all()
     assert one.calls_PA.any()
-    figures = one.figures(range(2), ["even"], 1, turns=True)
+    figures = one.metrics(range(2), ["even"], 1, turns=True)
     assert figures["answer_turns"] == one.turns_PA.mean()
     assert figures["answer_tokens"] == one.sampled_PAM.sum() / 6
     for loss in ("grpo", "dr_grpo", "dapo", "gspo", "cispo"):
@@ -244,10 +244,10 @@ def test_rewards_see_the_whole_trajectory():
     ):
         assert len(answer.turns) == turns
         assert sum(len(turn.turn.calls) for turn in answer.turns) == calls
-        assert answer.num_tokens == said - (not answer.cut_off)
+        assert answer.num_tokens == said - (not answer.truncated)
         last = answer.turns[-1].turn.content.split()
         assert answer.text.split() == last[: len(answer.text.split())]
-        assert answer.text_written == answer.turns[-1].turn.content
+        assert answer.answer_text == answer.turns[-1].turn.content
     assert max(len(answer.turns) for answer in seen) > 1
 
 
@@ -428,15 +428,15 @@ def test_only_answers_that_were_ended_count_as_right():
     """As their reward is 0 otherwise: half of `120` is not 1."""
 
     class Says:
-        style = None
+        sampling = None
 
-        def answer(self, prompts, seeds, sampling):
+        def generate(self, prompts, seeds, sampling):
             return [[None]] * len(prompts)
 
         def reward_input(self, prompt, written):
-            cut_off = prompt.kind == "cut off"
+            truncated = prompt.kind == "cut off"
             return RewardInput(
-                messages=prompt.messages, text="1", num_tokens=1, cut_off=cut_off, truths=prompt.truths, where=""
+                messages=prompt.messages, text="1", num_tokens=1, truncated=truncated, truths=prompt.truths, where=""
             )
 
     stage = object.__new__(PolicyStage)
@@ -628,20 +628,20 @@ def test_prompts_are_read_and_held_out(toy, base, tmp_path):
     from penjing.data.tokenizer.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(base / "tokenizer")
-    made = read([toy / "rl.jsonl"], tokenizer, longest=200, held_out_fraction=0.3)
+    made = read([toy / "rl.jsonl"], tokenizer, max_prompt_tokens=200, held_out_fraction=0.3)
     assert made.train
     assert made.held_out
     assert all(prompt.truths for prompt in made.train)
     texts = {prompt.messages[-1].content for prompt in made.train}
     assert not texts & {prompt.messages[-1].content for prompt in made.held_out}
-    short = read([toy / "rl.jsonl"], tokenizer, longest=40, held_out_fraction=0.3)
+    short = read([toy / "rl.jsonl"], tokenizer, max_prompt_tokens=40, held_out_fraction=0.3)
     assert short.skipped > 0
     with raises_user_error(where="data.seq_len", wanted="prompts of at most 2 tokens, or longer rows"):
-        read([toy / "rl.jsonl"], tokenizer, longest=2, held_out_fraction=0.3)
+        read([toy / "rl.jsonl"], tokenizer, max_prompt_tokens=2, held_out_fraction=0.3)
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"conversations": [{"role": "user", "content": "a"}], "gt": {"x": 1}}\n')
     with raises_user_error(where="broken.jsonl:1", got="{'x': 1}"):
-        read([broken], tokenizer, longest=200, held_out_fraction=0.3)
+        read([broken], tokenizer, max_prompt_tokens=200, held_out_fraction=0.3)
 
 
 def test_a_prompt_that_turns_out_broken_is_set_aside_with_the_others(base, tmp_path, monkeypatch):
@@ -661,12 +661,12 @@ def test_a_prompt_that_turns_out_broken_is_set_aside_with_the_others(base, tmp_p
     rows = [{"conversations": [{"role": "user", "content": name}], "gt": truth} for name, truth in asked]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer, bad_records = Tokenizer.load(base / "tokenizer"), BadRecords(0.5, listed)
-    made = read([path], tokenizer, longest=200, held_out_fraction=0.3, bad_records=bad_records)
+    made = read([path], tokenizer, max_prompt_tokens=200, held_out_fraction=0.3, bad_records=bad_records)
     assert len(made.train) + len(made.held_out) == 6
     assert (bad_records.good, bad_records.bad) == (6, 2)
     assert [json.loads(line)["line"] for line in listed.read_text().splitlines()] == [1, 2]
     with raises_user_error(got="25.00%"):
-        read([path], tokenizer, longest=200, held_out_fraction=0.3, bad_records=BadRecords(0.1))
+        read([path], tokenizer, max_prompt_tokens=200, held_out_fraction=0.3, bad_records=BadRecords(0.1))
 
 
 @pytest.mark.parametrize(
@@ -743,8 +743,10 @@ def test_prompts_show_their_tools_or_those_of_the_run(base, tmp_path):
     ]
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({**row, "gt": ["1"]}) + "\n" for row in rows))
-    offered = [{"name": "calculator", "parameters": {}}]
-    made = read([path], tokenizer, longest=500, held_out_fraction=0.5, offered=offered, thinking=True)
+    default_tools = [{"name": "calculator", "parameters": {}}]
+    made = read(
+        [path], tokenizer, max_prompt_tokens=500, held_out_fraction=0.5, default_tools=default_tools, thinking=True
+    )
     texts = sorted(tokenizer.decode(prompt.ids) for prompt in (*made.train, *made.held_out))
     assert any('"weather"' in text and '"calculator"' not in text for text in texts)
     assert any('"calculator"' in text and "b?" in text for text in texts)

@@ -16,7 +16,7 @@ from penjing.objective.policy import Policy, RewardSettings, Rollout
 from penjing.parallel.single import Single
 from penjing.rl.prompts import Prompt
 from penjing.rl.reward_mix import RewardMix
-from penjing.rl.rewards.base import RewardInput, Setting
+from penjing.rl.rewards.base import RewardInput, RewardRuntime
 from penjing.rl.rollout_source import RolloutSampler
 from penjing.rl.stage import PolicyStage
 
@@ -96,7 +96,7 @@ def test_rewards_are_added_up_by_their_weights(model):
     settings = Policy(
         rewards=("length", "repetition"), reward_weights=(2.0, -3.0), reward=RewardSettings(repeated_words=1)
     )
-    scorer = RewardMix(settings, Setting(device=CPU, max_tokens=8))
+    scorer = RewardMix(settings, RewardRuntime(device=CPU, max_tokens=8))
     one = round_of(model, scorer=scorer)
     np.testing.assert_allclose(one.reward_PA, 2 * one.score_RPA[0] - 3 * one.score_RPA[1])
     assert one.score_RPA[0].any() and one.score_RPA[1].any()
@@ -117,7 +117,7 @@ def test_a_length_is_what_was_said_before_the_stop(model):
         one.id_PAM.reshape(16, -1), one.length_PA.flat, one.cut_off_PA.flat, seen, strict=True
     ):
         stopped = ids[length - 1] == 0
-        assert cut_off == answer.cut_off == (not stopped)
+        assert cut_off == answer.truncated == (not stopped)
         assert answer.num_tokens == length - stopped == len(answer.text.split())
 
 
@@ -133,7 +133,7 @@ def test_groups_are_degenerate_where_all_rewards_are_equal(model):
     assert (one.sampled, one.degenerate) == (4, 2)
     kept = round_of(model, scorer=Little())
     assert kept.counts_P.tolist() == [1, 1, 1, 1]
-    shown = replace(one, seconds=6.0, tokens=30).figures(range(4), ["first"], 3)
+    shown = replace(one, seconds=6.0, tokens=30).metrics(range(4), ["first"], 3)
     assert shown["frac_zero_reward_std"] == 0.5
     assert shown["rollout_seconds"] == 2.0
     assert shown["rollout_tokens_per_second"] == 5.0
@@ -143,16 +143,16 @@ def test_held_out_prompts_are_answered_greedily_and_counted_where_they_can_be_ri
     """Of four prompts two have a reference answer, and one of these is met; drawn answers meet both."""
 
     class Says:
-        style = object()
+        sampling = object()
 
-        def answer(self, prompts, seeds, sampling):
+        def generate(self, prompts, seeds, sampling):
             return [[sampling]] * len(prompts)
 
         def reward_input(self, prompt, written):
-            drawn = written is Says.style
+            drawn = written is Says.sampling
             assert drawn or written.temperature == 0
             text = "right" if drawn or prompt.kind == "a" else "wrong"
-            more = {"truths": prompt.truths, "where": "", "cut_off": False}
+            more = {"truths": prompt.truths, "where": "", "truncated": False}
             return RewardInput(messages=prompt.messages, text=text, num_tokens=3, **more)
 
     stage = object.__new__(PolicyStage)

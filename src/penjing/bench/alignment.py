@@ -201,7 +201,7 @@ class Grpo(_Alignment):
         prompts = read(
             [Path(name) for name in run.data.train],
             Tokenizer.load(work / "model"),
-            longest=run.data.seq_len - settings.rollout.max_new_tokens,
+            max_prompt_tokens=run.data.seq_len - settings.rollout.max_new_tokens,
             held_out_fraction=run.data.val_fraction,
         )
         rows = []

@@ -29,7 +29,7 @@ from penjing.export.equivalence_check import (
     row_logits,
 )
 from penjing.export.hf import token_ids
-from penjing.model.moe import mixtures
+from penjing.model.moe import moe_layers
 from penjing.model.transformer import Transformer
 
 TYPES = ("f32", "int8")
@@ -89,8 +89,8 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = 
 
 
 def _write(model: Transformer, folder: Path, kind: str) -> None:
-    for mixture in mixtures(model):
-        mixture.plain = True
+    for mixture in moe_layers(model):
+        mixture.run_all_experts = True
     # Any sizes above 1 will do for tracing: both dimensions are dynamic.
     example_BT = torch.zeros(2, 5, dtype=torch.long)
     with _quiet(), torch.no_grad():

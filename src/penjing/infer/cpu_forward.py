@@ -26,7 +26,7 @@ from penjing.model.block import Block
 from penjing.model.linear import Linear
 from penjing.model.lora import AdaptedLinear
 from penjing.model.mlp import MLP
-from penjing.model.moe import MoELayer, mixtures
+from penjing.model.moe import MoELayer, moe_layers
 from penjing.model.norm import RMSNorm
 from penjing.model.rope import rotary_table
 from penjing.model.transformer import Transformer
@@ -43,7 +43,7 @@ def supports(model: Transformer) -> str:
         return f"the C kernels take float32 and bfloat16, not {str(dtypes.pop()).removeprefix('torch.')}"
     if any(type(parameter) is not nn.Parameter for parameter in model.parameters()):
         return "the weights are not plain tensors"
-    if any(isinstance(layer.shared_gate, AdaptedLinear) for layer in mixtures(model)):
+    if any(isinstance(layer.shared_gate, AdaptedLinear) for layer in moe_layers(model)):
         return "there is an adapter on the shared expert's gate"
     return ""
 

@@ -1,3 +1,3 @@
-"""Floor 1: operations with more than one implementation. `ops.py` is their one front; plain torch is the reference."""
+"""Floor 1: operations with several backends. `ops.py` is the only entry point; plain torch is the reference."""
 
-SWITCH = "PENJING_KERNELS"  # environment variable; off: torch's own operations only, to find out what causes a fault
+SWITCH = "PENJING_KERNELS"  # environment variable; off: torch's own operations only, for debugging

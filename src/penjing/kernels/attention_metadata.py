@@ -1,4 +1,4 @@
-"""Which keys a query sees: as a mask, as ranges of keys, or in whatever form the kernel that is chosen here takes."""
+"""Which keys each query attends to: as a mask, as key ranges, or in the form that the selected kernel takes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from penjing.kernels.varlen_attention import supports_varlen
 
 
 def document_mask(document_BT: Tensor, window: int = 0) -> Tensor:
-    """mask_B1TS, True where query T sees key S: not later, in its document, within the window (0: none)."""
+    """mask_B1TS, True where query T attends to key S: not later, same document, within the window (0: no window)."""
     same_BTS = document_BT[:, :, None] == document_BT[:, None, :]
     return (same_BTS & _causal(document_BT.shape[1], window, document_BT.device))[:, None]
 
 
 def branch_mask(document_BT: Tensor, branch_BT: Tensor, position_BT: Tensor, window: int = 0) -> Tensor:
-    """mask_B1TS for documents that part into branches after a common beginning, which is branch 0.
+    """mask_B1TS for documents that branch after a shared prefix, which is branch 0.
 
-    A query sees the common beginning and its own branch, up to itself. Windows are measured in positions: the branches
-    stand one after another in the row, but each continues where the beginning ends.
+    A query attends to the prefix and its own branch, up to itself. Windows are measured in positions: branches are one
+    after another in the row, but the positions of each continue from the end of the prefix.
     """
     same_BTS = document_BT[:, :, None] == document_BT[:, None, :]
     same_BTS &= (branch_BT[:, None, :] == 0) | (branch_BT[:, :, None] == branch_BT[:, None, :])
@@ -40,7 +40,7 @@ def _causal(num_tokens: int, window: int, device: torch.device) -> Tensor:
 
 
 def cache_mask(position_BT: Tensor, max_tokens: int, window: int = 0) -> Tensor:
-    """mask_B1TS for cached keys: True where key S stands at or before the query's position, within the window."""
+    """mask_B1TS for cached keys: True where key S is at or before the query's position, within the window."""
     key_S = torch.arange(max_tokens, device=position_BT.device)
     mask_BTS = key_S <= position_BT[..., None]
     if window:
@@ -49,37 +49,37 @@ def cache_mask(position_BT: Tensor, max_tokens: int, window: int = 0) -> Tensor:
 
 
 def key_ranges(document_BT: Tensor, window: int = 0) -> tuple[Tensor, Tensor]:
-    """first_BT, last_BT, int32: the first key that each position sees, and one past the last query that sees it.
+    """first_BT, last_BT, int32: each position's first key, and one past the last query that attends to it.
 
-    Equal neighbours in document_BT are one document; with a window at most so many keys are seen.
+    Equal neighbours in document_BT are one document; a window limits the number of keys.
     """
-    place_T = torch.arange(document_BT.shape[1], device=document_BT.device)
+    position_T = torch.arange(document_BT.shape[1], device=document_BT.device)
     new_BT = functional.pad(document_BT[:, 1:] != document_BT[:, :-1], (1, 0), value=True)
-    first_BT = torch.where(new_BT, place_T, 0).cummax(dim=1).values
-    ends_BT = torch.where(new_BT.roll(-1, dims=1), place_T + 1, len(place_T))
+    first_BT = torch.where(new_BT, position_T, 0).cummax(dim=1).values
+    ends_BT = torch.where(new_BT.roll(-1, dims=1), position_T + 1, len(position_T))
     last_BT = ends_BT.flip(1).cummin(dim=1).values.flip(1)
     if window:
-        first_BT = first_BT.maximum(place_T + 1 - window)
-        last_BT = last_BT.minimum(place_T + window)
+        first_BT = first_BT.maximum(position_T + 1 - window)
+        last_BT = last_BT.minimum(position_T + window)
     return first_BT.int(), last_BT.int()
 
 
 def first_keys(document_BT: Tensor, window: int) -> Tensor:
-    """first_BT of `key_ranges`, rows padded to whole tiles with positions that see themselves."""
+    """first_BT of `key_ranges`, rows padded to full tiles with positions that attend to themselves only."""
     num_tokens = document_BT.shape[1]
     first_BT, _ = key_ranges(functional.pad(document_BT, (0, -num_tokens % TILE)), window)
-    place_T = torch.arange(first_BT.shape[1], dtype=torch.int32)
-    return torch.where(place_T < num_tokens, first_BT, place_T)
+    position_T = torch.arange(first_BT.shape[1], dtype=torch.int32)
+    return torch.where(position_T < num_tokens, first_BT, position_T)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
-    """Which keys the queries of layers with one window see, in the form that the chosen kernel takes.
+    """Which keys the queries of layers with this window attend to, in the form that the selected kernel takes.
 
-    Nothing set: each row is one document, and a query sees its past (torch's attention, causal).
+    Nothing set: each row is one document, and attention is causal (torch's attention).
     """
 
-    mask_B1TS: Tensor | None = None  # for torch's attention, and for documents that branch
+    mask_B1TS: Tensor | None = None  # for torch's attention, and for branching documents
     document_BT: Tensor | None = None  # for `tiled_attention`
     groups: list[TileGroup] | None = None
     first_BT: Tensor | None = None  # for the C kernel
@@ -89,7 +89,7 @@ class AttentionMetadata:
 
     @property
     def packed(self) -> bool:
-        """Whether the kernel takes queries, keys and values side by side in one tensor."""
+        """Whether the kernel takes queries, keys and values concatenated in one tensor."""
         return self.ranges is not None
 
 
@@ -104,19 +104,19 @@ def make_attention_metadata(
     cu_seqlens_S: Tensor | None = None,
     cache_tokens: int = 0,
 ) -> AttentionMetadata:
-    """Choose the attention kernel for layers with this window, and make what it needs.
+    """Select the attention kernel for layers with this window, and make its inputs.
 
-    position_BT, document_BT, branch_BT: of each token (see `branch_mask`). heads: key heads of a row and the dimensions
-    of each. dtype: of queries and keys. cu_seqlens_S: see `cu_seqlens`. cache_tokens: length of the key/value cache, if
-    there is one.
+    position_BT, document_BT, branch_BT: of each token (see `branch_mask`). heads: number of key heads, and the
+    dimensions of each. dtype: of queries and keys. cu_seqlens_S: see `cu_seqlens`. cache_tokens: length of the
+    key/value cache; 0: none.
     """
     num_key_value_heads, head_dim = heads
     num_tokens, device = position_BT.shape[1], position_BT.device
     if cache_tokens:
         return AttentionMetadata(mask_B1TS=cache_mask(position_BT, cache_tokens, window))
     if document_BT is None:
-        is_cut = 0 < window < num_tokens
-        return AttentionMetadata(mask_B1TS=_causal(num_tokens, window, device)[None, None] if is_cut else None)
+        is_windowed = 0 < window < num_tokens
+        return AttentionMetadata(mask_B1TS=_causal(num_tokens, window, device)[None, None] if is_windowed else None)
     if branch_BT is None and gpu.supports_attention(device, dtype, head_dim) and not torch.compiler.is_exporting():
         return AttentionMetadata(ranges=key_ranges(document_BT, window))
     if branch_BT is None and cu_seqlens_S is not None and supports_varlen(device, dtype, head_dim):

@@ -1,6 +1,6 @@
-"""Ops on a CPU with their gradients written out: fewer passes over memory than autograd's, and less kept for the
-backward pass. Each part is a C kernel where the tensors are such that there is one (`cpu.ops`), else torch's operations
-on chunks that stay in cache."""
+"""CPU ops with manual backward passes: fewer passes over memory than autograd, and less saved for the backward pass.
+Each part is a C kernel if it supports the tensors (`cpu.ops`), else torch's operations on chunks that stay in
+cache."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.autograd.function import once_differentiable
 from penjing.kernels import reference
 from penjing.kernels.cpu import ops as cpu
 from penjing.kernels.cpu import tensor_arena as arena
-from penjing.kernels.cpu.chunking import PIECE, pieces, row_pieces
+from penjing.kernels.cpu.chunking import CHUNK, chunks, row_chunks
 from penjing.kernels.dispatch import uses_manual_backward
 
 
 class RMSNormFunction(torch.autograd.Function):
-    """x, and its RMSNorm in `dtype`. The gradient that comes to x is added to the norm's where that is made.
+    """Returns x and its RMSNorm in `dtype`. The backward pass adds both gradients of x in one pass.
 
     With n = x / rms(x) and g = gain * upstream: dx = (g - n mean(g n)) / rms(x), d gain = sum of upstream * n.
     """
@@ -27,13 +27,13 @@ class RMSNormFunction(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         x_ND, wide = x.reshape(-1, x.shape[-1]), torch.promote_types(x.dtype, torch.float32)
         ctx.set_materialize_grads(False)
-        if dtype in cpu.TYPES and cpu.supports(x_ND, wide=[gain]):
+        if dtype in cpu.TYPES and cpu.supports(x_ND, float32=[gain]):
             out_ND, scale_N1 = cpu.rms_norm(x_ND, gain, epsilon, dtype)
             ctx.save_for_backward(x_ND, scale_N1, gain)
             return x, out_ND.view(x.shape)
         out_ND = arena.empty(x, x_ND.shape, dtype)
         scale_N1 = torch.empty(len(x_ND), 1, dtype=wide)
-        parts = list(row_pieces(out_ND, scale_N1, x_ND))
+        parts = list(row_chunks(out_ND, scale_N1, x_ND))
         buffer_CD = arena.empty(x, parts[0][0].shape, wide) if parts else x
         for out_CD, scale_C1, x_CD in parts:
             wide_CD = buffer_CD[: len(x_CD)].copy_(x_CD)
@@ -52,57 +52,57 @@ class RMSNormFunction(torch.autograd.Function):
             return residual, None, None, None
         grad_out_ND = grad_out.reshape(x_ND.shape)
         residual_ND = x_ND if residual is None else residual.reshape(x_ND.shape)
-        if cpu.supports(x_ND, grad_out_ND, residual_ND, wide=[gain, scale_N1]) and residual_ND.dtype == x_ND.dtype:
-            given_ND = None if residual is None else residual_ND
-            grad_ND, grad_gain = cpu.rms_norm_backward(x_ND, scale_N1, gain, grad_out_ND, given_ND)
+        if cpu.supports(x_ND, grad_out_ND, residual_ND, float32=[gain, scale_N1]) and residual_ND.dtype == x_ND.dtype:
+            optional_ND = None if residual is None else residual_ND
+            grad_ND, grad_gain = cpu.rms_norm_backward(x_ND, scale_N1, gain, grad_out_ND, optional_ND)
             return grad_ND.view(grad_out.shape), grad_gain if ctx.needs_input_grad[1] else None, None, None
         grad_ND, grad_gain = arena.empty_like(x_ND), torch.zeros_like(gain)
-        parts = list(row_pieces(grad_ND, x_ND, scale_N1, grad_out_ND, residual_ND))
+        parts = list(row_chunks(grad_ND, x_ND, scale_N1, grad_out_ND, residual_ND))
         buffers = arena.empty(x_ND, (3, *parts[0][0].shape), scale_N1.dtype) if parts else x_ND
         for grad_CD, x_CD, scale_C1, grad_out_CD, residual_CD in parts:
-            normal_CD, norm_grad_CD, product_CD = buffers[:, : len(x_CD)]
+            normal_CD, grad_norm_CD, product_CD = buffers[:, : len(x_CD)]
             normal_CD.copy_(x_CD).mul_(scale_C1)
-            norm_grad_CD.copy_(grad_out_CD)
-            torch.mul(norm_grad_CD, normal_CD, out=product_CD)
+            grad_norm_CD.copy_(grad_out_CD)
+            torch.mul(grad_norm_CD, normal_CD, out=product_CD)
             grad_gain += product_CD.sum(dim=0)
-            share_C1 = (product_CD @ gain).div_(x_ND.shape[-1])[:, None]
-            norm_grad_CD.mul_(gain).addcmul_(normal_CD, share_C1, value=-1).mul_(scale_C1)
-            grad_CD.copy_(norm_grad_CD if residual is None else norm_grad_CD.add_(residual_CD))
+            mean_C1 = (product_CD @ gain).div_(x_ND.shape[-1])[:, None]
+            grad_norm_CD.mul_(gain).addcmul_(normal_CD, mean_C1, value=-1).mul_(scale_C1)
+            grad_CD.copy_(grad_norm_CD if residual is None else grad_norm_CD.add_(residual_CD))
         return grad_ND.view(grad_out.shape), grad_gain if ctx.needs_input_grad[1] else None, None, None
 
 
 def apply_rope(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate each pair of dimensions (i, i + n) by its position's angle (arXiv:2104.09864, equation 34), in float32:
-    `reference.apply_rope`, with its gradient written out where one is recorded."""
+    `reference.apply_rope`, with a manual backward pass."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return ApplyRope.apply(x_BTHK, cosine, sine)  # type: ignore[no-any-return,no-untyped-call]
-    return rotated(x_BTHK, cosine, sine)
+        return ApplyRopeFunction.apply(x_BTHK, cosine, sine)  # type: ignore[no-any-return,no-untyped-call]
+    return rope_forward(x_BTHK, cosine, sine)
 
 
-class ApplyRope(torch.autograd.Function):
-    """`reference.apply_rope`. Its gradient is the rotation back: a third of what autograd would record. On any
+class ApplyRopeFunction(torch.autograd.Function):
+    """`reference.apply_rope`. Its gradient is the inverse rotation: autograd would record three times as much. On any
     device."""
 
     @staticmethod
     def forward(ctx: Any, x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.save_for_backward(cosine, sine)
-        return rotated(x_BTHK, cosine, sine)
+        return rope_forward(x_BTHK, cosine, sine)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         cosine, sine = ctx.saved_tensors
-        return rotated(upstream[0], cosine, -sine), None, None
+        return rope_forward(upstream[0], cosine, -sine), None, None
 
 
-def rotated(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def rope_forward(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """`reference.apply_rope`, chunk by chunk on a CPU; no gradient is recorded."""
     if not uses_manual_backward(x_BTHK):
         return reference.apply_rope(x_BTHK, cosine, sine)
     size = 2 * cosine.shape[-1]
     out_BTHK = arena.empty_like(x_BTHK)
     cosine, sine = (each.expand(*x_BTHK.shape[:2], -1, -1).flatten(0, 1) for each in (cosine, sine))
-    parts = row_pieces(out_BTHK.flatten(0, 1), x_BTHK.flatten(0, 1), torch.cat((cosine, cosine), dim=-1), sine)
+    parts = row_chunks(out_BTHK.flatten(0, 1), x_BTHK.flatten(0, 1), torch.cat((cosine, cosine), dim=-1), sine)
     for out_CHK, x_CHK, cosine_C1R, sine_C1P in parts:
         wide = arena.cast(x_CHK[..., :size], torch.float32)
         out_CHK[..., :size] = reference.rotate_pairs(wide, cosine_C1R, sine_C1P, arena.empty_like(wide))
@@ -111,7 +111,7 @@ def rotated(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 class SwiGLUFunction(torch.autograd.Function):
-    """silu(gate) * up; silu(gate) is not kept for the backward pass."""
+    """silu(gate) * up; silu(gate) is recomputed in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
@@ -125,8 +125,8 @@ class SwiGLUFunction(torch.autograd.Function):
 
 
 class SwiGLULinearFunction(torch.autograd.Function):
-    """(silu(gate) * up) W^T, in the dtype of gate and up. What stands in brackets and the weight's cast are not kept
-    but made again."""
+    """(silu(gate) * up) W^T, in the dtype of gate and up. The product in brackets and the weight's cast are recomputed
+    in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight_DF: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     if cpu.supports(gate, up) and gate.dtype == up.dtype:
         return cpu.swiglu(gate, up)
     inner = arena.empty_like(gate)
-    for inner_C, gate_C, up_C in pieces(inner, gate, up):
+    for inner_C, gate_C, up_C in chunks(inner, gate, up):
         torch.ops.aten.silu.out(gate_C, out=inner_C).mul_(up_C)
     return inner
 
@@ -169,17 +169,17 @@ def _swiglu_backward(grad_out: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor
     if cpu.supports(grad_out, gate, up) and grad_out.dtype == gate.dtype == up.dtype:
         return cpu.swiglu_backward(grad_out, gate, up)[:2]
     grad_gate, grad_up = arena.empty_like(gate), arena.empty_like(up)
-    buffer_C = arena.empty(gate, (min(PIECE, gate.numel()),), gate.dtype)
-    for grad_gate_C, grad_up_C, grad_out_C, gate_C, up_C in pieces(grad_gate, grad_up, grad_out, gate, up):
+    buffer_C = arena.empty(gate, (min(CHUNK, gate.numel()),), gate.dtype)
+    for grad_gate_C, grad_up_C, grad_out_C, gate_C, up_C in chunks(grad_gate, grad_up, grad_out, gate, up):
         torch.ops.aten.silu.out(gate_C, out=grad_up_C).mul_(grad_out_C)
         grad_silu_C = torch.mul(grad_out_C, up_C, out=buffer_C[: len(gate_C)])
         torch.ops.aten.silu_backward.grad_input(grad_silu_C, gate_C, grad_input=grad_gate_C)
     return grad_gate, grad_up
 
 
-class Linears(torch.autograd.Function):
-    """x W^T for several W. Gradients of x are summed where they are made, and the weights' casts are not kept but made
-    again: of a 26M model 45 MB less, for up to 4 % of the time."""
+class LinearsFunction(torch.autograd.Function):
+    """x W^T for several W. Each gradient of x is added by its matmul, and the weights' casts are recomputed: 45 MB less
+    for a 26M model, for up to 4 % of the time."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype, *weights_ON: Tensor) -> tuple[Tensor, ...]:
@@ -199,11 +199,11 @@ class Linears(torch.autograd.Function):
         for number, (weight_ON, each) in enumerate(zip(weights_ON, upstream, strict=True)):
             grad_out_BO = each.reshape(len(x_BN), -1)
             if ctx.needs_input_grad[0]:
-                matrix_ON = arena.cast(weight_ON, x_BN.dtype)
+                cast_ON = arena.cast(weight_ON, x_BN.dtype)
                 if grad_BN is None:
-                    grad_BN = arena.matmul(grad_out_BO, matrix_ON)
+                    grad_BN = arena.matmul(grad_out_BO, cast_ON)
                 else:
-                    torch.addmm(grad_BN, grad_out_BO, matrix_ON, out=grad_BN)  # a FLOP counter does not know `addmm_`
+                    torch.addmm(grad_BN, grad_out_BO, cast_ON, out=grad_BN)  # FLOP counters do not count `addmm_`
             if ctx.needs_input_grad[2 + number]:
                 grads_ON[number] = weight_grad(grad_out_BO, x_BN, weight_ON.dtype)
         grad_x = None if grad_BN is None else arena.cast(grad_BN, ctx.dtype).view(ctx.shape)
@@ -217,13 +217,13 @@ def weight_grad(grad_out_BO: Tensor, x_BN: Tensor, dtype: torch.dtype) -> Tensor
     return arena.cast(arena.matmul(grad_out_BO.T, x_BN), dtype)
 
 
-class ResidualAdd(torch.autograd.Function):
-    """x + y without a copy of one in the other's dtype."""
+class ResidualAddFunction(torch.autograd.Function):
+    """x + y without casting one to the other's dtype first."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
         ctx.dtypes = x.dtype, y.dtype
-        if cpu.supports(y, wide=[x]):
+        if cpu.supports(y, float32=[x]):
             return cpu.add(x, y, arena.empty_like(x))
         return arena.empty(x, x.shape, torch.promote_types(x.dtype, y.dtype)).copy_(y).add_(x)
 

@@ -1,6 +1,6 @@
-"""The output head of a student beside its teacher's: divergence, cross-entropy and their gradients, a block at a time.
+"""A student's output head with its teacher's: divergence, cross-entropy and their gradients, in blocks of positions.
 
-Neither model's logits are ever held for all positions: with 32 rows of 512 positions and 6,400 ids they would be
+Neither model's logits exist for all positions at once: with 32 rows of 512 positions and 6,400 ids they would be
 420 MB each in float32, and as much again for every distribution made of them.
 """
 
@@ -15,20 +15,20 @@ from torch.autograd.function import once_differentiable
 
 Divergence = Literal["forward", "reverse", "mixed", "jsd"]
 
-# A block holds about six arrays of this many float32 values at once. On a CPU 128 x 2,048 of them stay in cache: a pass
-# took 86 ms against 125 ms with four times as many. Elsewhere a block is to keep the device busy (400 MB in all).
+# A block holds about six arrays of this many float32 values. On a CPU 128 x 2,048 of them stay in cache: a pass took
+# 86 ms, and 125 ms with four times as many. On a GPU a block must keep the device busy (400 MB in all).
 CHUNK_LOGITS = 1 << 18
-CHUNK_LOGITS_ELSEWHERE = 1 << 24
+CHUNK_LOGITS_GPU = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DivergenceConfig:
-    """How two predictions are compared. p is the teacher's, q the student's, both at `temperature`.
+    """The divergence between the teacher's prediction p and the student's q, both at `temperature`.
 
     forward: KL(p || q). reverse: KL(q || p). mixed: (1 - mixture) forward + mixture reverse.
     jsd: mixture KL(p || m) + (1 - mixture) KL(q || m), with m = mixture p + (1 - mixture) q (arXiv:2306.13649, equation
     1); as the mixture goes to 0 or 1 its gradient becomes that of forward or reverse, times a factor that vanishes.
-    ce_weight: how much of the loss is the data's own cross-entropy; the divergence gets the rest.
+    ce_weight: weight of the cross-entropy with the data; the divergence has weight 1 - ce_weight.
     """
 
     divergence: Divergence = "forward"
@@ -50,8 +50,8 @@ class LiveTeacher(NamedTuple):
 
 
 class StoredTeacher(NamedTuple):
-    """The teacher's k likeliest ids, likeliest first, [N, k], and the log-probabilities of each and of all others
-    together, [N, k + 1], at the measure's temperature. num_ids: of how many ids they were the likeliest."""
+    """The teacher's top k ids in order, [N, k], and the log-probabilities of each and of all other ids together,
+    [N, k + 1], at the configured temperature. num_ids: the size of the vocabulary they are the top k of."""
 
     id_NK: Tensor
     logp_NJ: Tensor
@@ -61,11 +61,11 @@ class StoredTeacher(NamedTuple):
 Teacher = LiveTeacher | StoredTeacher
 
 
-class Sums(NamedTuple):
+class DistillationSums(NamedTuple):
     """Weighted sums over positions, each a scalar.
 
-    total: to be made small; the only one with a gradient. nats: cross-entropy of the data. kl: KL(p || q), whatever
-    is minimised. divergence: that which is. agreement: positions where both models' likeliest id is the same.
+    total: the loss; the only one with a gradient. nats: cross-entropy with the data. kl: KL(p || q), also if another
+    divergence is minimised. divergence: the minimised one. agreement: positions where both models' top ids are equal.
     """
 
     total: Tensor
@@ -75,81 +75,81 @@ class Sums(NamedTuple):
     agreement: Tensor
 
 
-def _rows_at_once(hidden_ND: Tensor, vocabulary: int) -> int:
-    return max(1, (CHUNK_LOGITS if hidden_ND.device.type == "cpu" else CHUNK_LOGITS_ELSEWHERE) // vocabulary)
+def _chunk_rows(hidden_ND: Tensor, vocabulary: int) -> int:
+    return max(1, (CHUNK_LOGITS if hidden_ND.device.type == "cpu" else CHUNK_LOGITS_GPU) // vocabulary)
 
 
 class Distribution(NamedTuple):
-    """A distribution over J outcomes: logarithms, and the chances themselves, [C, J]."""
+    """A distribution over J outcomes: log-probabilities and probabilities, [C, J]."""
 
     log_CJ: Tensor
-    share_CJ: Tensor
+    prob_CJ: Tensor
 
 
-def chances(logits_CJ: Tensor) -> Distribution:
-    """Softmax and its logarithm by one pass of exp."""
-    low_CJ = logits_CJ - logits_CJ.amax(dim=-1, keepdim=True)
-    share_CJ = low_CJ.exp()
-    sum_C1 = share_CJ.sum(dim=-1, keepdim=True)
-    return Distribution(low_CJ.sub_(sum_C1.log()), share_CJ.div_(sum_C1))
+def softmax(logits_CJ: Tensor) -> Distribution:
+    """Softmax and log-softmax with one exp."""
+    log_CJ = logits_CJ - logits_CJ.amax(dim=-1, keepdim=True)
+    prob_CJ = log_CJ.exp()
+    sum_C1 = prob_CJ.sum(dim=-1, keepdim=True)
+    return Distribution(log_CJ.sub_(sum_C1.log()), prob_CJ.div_(sum_C1))
 
 
 def compare(p: Distribution, q: Distribution, measure: DivergenceConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """divergence_C, KL(p || q)_C and h_CJ = q dD/dq up to a multiple of q, which a softmax's gradient does not see.
+    """divergence_C, KL(p || q)_C and h_CJ = q dD/dq up to a multiple of q, to which a softmax's gradient is invariant.
 
     The gradient for logits z with q = softmax(z) is h - q sum(h).
     """
     gap_CJ = p.log_CJ - q.log_CJ
-    kl_C = (p.share_CJ * gap_CJ).sum(dim=-1)
+    kl_C = (p.prob_CJ * gap_CJ).sum(dim=-1)
     if measure.divergence == "forward":
-        return kl_C, kl_C, -p.share_CJ
+        return kl_C, kl_C, -p.prob_CJ
     beta = measure.mixture
     if measure.divergence == "jsd":
-        # Where both chances round to 0, so does their mixture; its logarithm must stay a number.
-        m_CJ = torch.lerp(q.share_CJ, p.share_CJ, beta).clamp_(min=torch.finfo(torch.float32).tiny)
+        # If both probabilities round to 0, so does their mixture; its logarithm must stay finite.
+        m_CJ = torch.lerp(q.prob_CJ, p.prob_CJ, beta).clamp_(min=torch.finfo(torch.float32).tiny)
         logm_CJ = m_CJ.log_()
-        from_p_C = (p.share_CJ * (p.log_CJ - logm_CJ)).sum(dim=-1)
-        h_CJ = (q.log_CJ - logm_CJ).mul_(q.share_CJ)
-        return beta * from_p_C + (1 - beta) * h_CJ.sum(dim=-1), kl_C, h_CJ.mul_(1 - beta)
-    h_CJ = gap_CJ.neg_().mul_(q.share_CJ)
+        kl_pm_C = (p.prob_CJ * (p.log_CJ - logm_CJ)).sum(dim=-1)
+        h_CJ = (q.log_CJ - logm_CJ).mul_(q.prob_CJ)
+        return beta * kl_pm_C + (1 - beta) * h_CJ.sum(dim=-1), kl_C, h_CJ.mul_(1 - beta)
+    h_CJ = gap_CJ.neg_().mul_(q.prob_CJ)
     reverse_C = h_CJ.sum(dim=-1)
     if measure.divergence == "reverse":
         return reverse_C, kl_C, h_CJ
-    return (1 - beta) * kl_C + beta * reverse_C, kl_C, h_CJ.mul_(beta).sub_(p.share_CJ, alpha=1 - beta)
+    return (1 - beta) * kl_C + beta * reverse_C, kl_C, h_CJ.mul_(beta).sub_(p.prob_CJ, alpha=1 - beta)
 
 
-def _against_live(teacher: LiveTeacher, part: slice, q: Distribution, measure: DivergenceConfig) -> tuple[Tensor, ...]:
-    """divergence_C, kl_C, the teacher's likeliest id_C, and the gradient for the student's logits / temperature."""
+def _compare_live(teacher: LiveTeacher, part: slice, q: Distribution, measure: DivergenceConfig) -> tuple[Tensor, ...]:
+    """divergence_C, kl_C, the teacher's top id_C, and the gradient for the student's logits / temperature."""
     num_ids = q.log_CJ.shape[1]
     hidden_CD, matrix_VD = teacher.hidden_ND[part].to(teacher.dtype), teacher.weight_VD[:num_ids].to(teacher.dtype)
     logits_CV = (hidden_CD @ matrix_VD.T).float()
-    p = chances(logits_CV / measure.temperature if measure.temperature != 1 else logits_CV)
+    p = softmax(logits_CV / measure.temperature if measure.temperature != 1 else logits_CV)
     divergence_C, kl_C, h_CV = compare(p, q, measure)
-    grad_CV = h_CV.addcmul_(q.share_CJ, h_CV.sum(dim=-1, keepdim=True), value=-1)
+    grad_CV = h_CV.addcmul_(q.prob_CJ, h_CV.sum(dim=-1, keepdim=True), value=-1)
     return divergence_C, kl_C, logits_CV.argmax(dim=-1), grad_CV
 
 
-def _against_stored(
+def _compare_stored(
     teacher: StoredTeacher, part: slice, q: Distribution, measure: DivergenceConfig
 ) -> tuple[Tensor, ...]:
-    """As `_against_live`, over k + 1 outcomes: each of the k ids, and "another one".
+    """As `_compare_live`, over k + 1 outcomes: each of the k ids, and "another one".
 
-    Within the others only their joint chance is compared, so the divergence is a lower bound of the whole one (data
-    processing), and the student keeps its own order there.
+    Of the other ids only their total probability is compared. So the divergence is a lower bound of the full one (data
+    processing inequality), and the student keeps its own ranking of them.
     """
     id_CK = teacher.id_NK[part].long()
     logq_C1 = q.log_CJ.scatter(1, id_CK, -torch.inf).logsumexp(dim=-1, keepdim=True)
     logq_CJ = torch.cat((q.log_CJ.gather(1, id_CK), logq_C1), dim=-1)
-    p = chances(teacher.logp_NJ[part].float())  # rounded when stored: made to sum to 1 again
+    p = softmax(teacher.logp_NJ[part].float())  # rounded when stored: normalised again
     divergence_C, kl_C, h_CJ = compare(p, Distribution(logq_CJ, logq_CJ.exp()), measure)
-    # dD/dz_i = h_i - q_i sum(h), and the others share their h as they share their chance.
+    # dD/dz_i = h_i - q_i sum(h), and the others divide their h in proportion to their probabilities.
     sum_C1 = h_CJ.sum(dim=-1, keepdim=True)
-    grad_CV = (q.log_CJ - logq_C1).exp_().mul_(h_CJ[:, -1:]).addcmul_(q.share_CJ, sum_C1, value=-1)
+    grad_CV = (q.log_CJ - logq_C1).exp_().mul_(h_CJ[:, -1:]).addcmul_(q.prob_CJ, sum_C1, value=-1)
     top_CK = h_CJ[:, :-1] - logq_CJ[:, :-1].exp() * sum_C1
     return divergence_C, kl_C, id_CK[:, 0], grad_CV.scatter_(1, id_CK, top_CK)
 
 
-class _Distilled(torch.autograd.Function):
+class _FusedDistillationLoss(torch.autograd.Function):
     """The sums; gradients are taken in the forward pass, per block."""
 
     @staticmethod
@@ -159,7 +159,7 @@ class _Distilled(torch.autograd.Function):
         weight_VD: Tensor,
         target_N: Tensor,
         weight_N: Tensor,
-        given_N: Tensor,
+        ce_weight_N: Tensor,
         dtype: torch.dtype,
         teacher: Teacher,
         measure: DivergenceConfig,
@@ -169,32 +169,32 @@ class _Distilled(torch.autograd.Function):
         vocabulary, temperature = weight_VD.shape[0], measure.temperature
         num_ids = min(vocabulary, teacher.num_ids)
         scale, share = (1 - measure.ce_weight) * temperature**2, measure.ce_weight
-        sums_5 = torch.zeros(len(Sums._fields), dtype=torch.float32, device=hidden_ND.device)
+        sums_5 = torch.zeros(len(DistillationSums._fields), dtype=torch.float32, device=hidden_ND.device)
         grad_hidden_ND = torch.empty_like(hidden_ND) if needs_hidden else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
-        size = _rows_at_once(hidden_ND, vocabulary)
+        size = _chunk_rows(hidden_ND, vocabulary)
         for start in range(0, hidden_ND.shape[0], size):
             part = slice(start, start + size)
             hidden_CD, target_C1 = hidden_ND[part].to(dtype), target_N[part, None]
-            weight_C, given_C = weight_N[part].float(), given_N[part].float()
+            weight_C, ce_weight_C = weight_N[part].float(), ce_weight_N[part].float()
             logits_CV = (hidden_CD @ matrix_VD.T).float()
-            plain = chances(logits_CV)
-            nats_C = -plain.log_CJ.gather(1, target_C1)[:, 0]
-            same = temperature == 1 and num_ids == vocabulary
-            q = plain if same else chances(logits_CV[:, :num_ids] / temperature)
-            against = _against_live if isinstance(teacher, LiveTeacher) else _against_stored
-            divergence_C, kl_C, likeliest_C, grad_CV = against(teacher, part, q, measure)  # type: ignore[arg-type]
-            agreement_C = (logits_CV[:, :num_ids].argmax(dim=-1) == likeliest_C).float()
-            nats, divergence = (nats_C * given_C).sum(), (divergence_C * weight_C).sum()
+            full = softmax(logits_CV)
+            nats_C = -full.log_CJ.gather(1, target_C1)[:, 0]
+            is_same = temperature == 1 and num_ids == vocabulary
+            q = full if is_same else softmax(logits_CV[:, :num_ids] / temperature)
+            compare_fn = _compare_live if isinstance(teacher, LiveTeacher) else _compare_stored
+            divergence_C, kl_C, top_id_C, grad_CV = compare_fn(teacher, part, q, measure)  # type: ignore[arg-type]
+            agreement_C = (logits_CV[:, :num_ids].argmax(dim=-1) == top_id_C).float()
+            nats, divergence = (nats_C * ce_weight_C).sum(), (divergence_C * weight_C).sum()
             total = scale * divergence + share * nats
-            here = (total, nats, (kl_C * weight_C).sum(), divergence, (agreement_C * weight_C).sum())
-            sums_5 = sums_5 + torch.stack(here)  # in place, torch 2.11 would compile a loss without gradients
+            sums = (total, nats, (kl_C * weight_C).sum(), divergence, (agreement_C * weight_C).sum())
+            sums_5 = sums_5 + torch.stack(sums)  # in place, torch 2.11 would compile a loss without gradients
             if grad_hidden_ND is None and grad_weight_VD is None:
                 continue
             grad_CV.mul_(weight_C[:, None] * (scale / temperature))
             if share:  # d nats / d logits = softmax - one_hot, over all of the student's ids
-                wide_CV = plain.share_CJ.mul_(given_C[:, None] * share)
-                wide_CV.scatter_add_(1, target_C1, -share * given_C[:, None])
+                wide_CV = full.prob_CJ.mul_(ce_weight_C[:, None] * share)
+                wide_CV.scatter_add_(1, target_C1, -share * ce_weight_C[:, None])
                 wide_CV[:, :num_ids] += grad_CV
                 grad_CV = wide_CV
             rounded_CV, width = grad_CV.to(dtype), grad_CV.shape[1]
@@ -214,43 +214,43 @@ class _Distilled(torch.autograd.Function):
         return grad_hidden_ND, grad_weight_VD, None, None, None, None, None, None
 
 
-def distilled(
+def fused_distillation_loss(
     hidden_ND: Tensor,
     weight_VD: Tensor,
     target_N: Tensor,
     weight_N: Tensor,
-    given_N: Tensor,
+    ce_weight_N: Tensor,
     dtype: torch.dtype,
     teacher: Teacher,
     measure: DivergenceConfig,
 ) -> Tensor:
-    """The `Sums` of a student's predictions beside its teacher's, as one float32 tensor, [5].
+    """The `DistillationSums` of a student's predictions against its teacher's, as one float32 tensor, [5].
 
-    total = sum_n w_n (1 - ce_weight) T^2 D_n + given_n ce_weight nats_n; T^2 keeps the gradient's size when the
+    total = sum_n w_n (1 - ce_weight) T^2 D_n + v_n ce_weight nats_n; T^2 keeps the gradient's size when the
     temperature T divides both models' logits (arXiv:1503.02531, section 2.1).
-    hidden_ND, weight_VD: the student's last hidden states and head; target_N: what the data say; weight_N, given_N:
-    what each position counts, in the divergence and in the cross-entropy (no gradient flows to them).
-    Where the models have different numbers of ids (rows of no token at the end), both predictions are taken over those
-    that both have; the cross-entropy is over all of the student's. Matmuls in `dtype`, all else in float32.
+    hidden_ND, weight_VD: the student's last hidden states and head; target_N: the data's ids; weight_N, ce_weight_N:
+    each position's weight w_n in the divergence and v_n in the cross-entropy (no gradient).
+    If the vocabularies differ in size (padding rows at the end), both predictions are over the ids that both have; the
+    cross-entropy is over all of the student's. Matmuls in `dtype`, all else in float32.
     """
     if not torch.is_grad_enabled():
-        # A Function is told of `requires_grad` even under no_grad, and would make the head's gradient for nothing.
+        # An autograd Function sees `requires_grad` even under no_grad, and would compute gradients that nobody uses.
         hidden_ND, weight_VD = hidden_ND.detach(), weight_VD.detach()
-    return _Distilled.apply(  # type: ignore[no-any-return,no-untyped-call]
-        hidden_ND, weight_VD, target_N, weight_N, given_N, dtype, teacher, measure
+    return _FusedDistillationLoss.apply(  # type: ignore[no-any-return,no-untyped-call]
+        hidden_ND, weight_VD, target_N, weight_N, ce_weight_N, dtype, teacher, measure
     )
 
 
 @torch.no_grad()
-def likeliest(
+def top_k_log_probs(
     hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype, *, count: int, num_ids: int, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """What `StoredTeacher` holds of a teacher's predictions over its first `num_ids` ids: id_NK, logp_NJ in float32."""
+    """A teacher's predictions over its first `num_ids` ids for `StoredTeacher`: id_NK, and logp_NJ in float32."""
     assert count < num_ids
     matrix_VD, rows = weight_VD[:num_ids].to(dtype), hidden_ND.shape[0]
     id_NK = torch.empty(rows, count, dtype=torch.long, device=hidden_ND.device)
     logp_NJ = torch.empty(rows, count + 1, dtype=torch.float32, device=hidden_ND.device)
-    size = _rows_at_once(hidden_ND, num_ids)
+    size = _chunk_rows(hidden_ND, num_ids)
     for start in range(0, rows, size):
         part = slice(start, start + size)
         logits_CV = (hidden_ND[part].to(dtype) @ matrix_VD.T).float().div_(temperature)

@@ -1,4 +1,4 @@
-"""The output head: hidden states to logits, or straight to the summed loss without ever holding all logits."""
+"""The output head: hidden states to logits, or directly to the summed loss without materialising all logits."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch.autograd.function import once_differentiable
 
 from penjing.kernels.cpu import ops as cpu
 from penjing.kernels.cpu import tensor_arena as arena
-from penjing.kernels.cpu.chunking import row_pieces
+from penjing.kernels.cpu.chunking import row_chunks
 from penjing.kernels.dispatch import uses_manual_backward
 from penjing.kernels.triton import ops as gpu
 
-# The matmul is taken of a block of positions at a time: 2^23 logits are 16 MB in bfloat16. On a GPU, where every block
-# is a launch of its own and memory is faster, 2^27.
+# Logits of one block of positions, the unit of the matmul: 2^23 logits are 16 MB in bfloat16. On a GPU 2^27, as each
+# block is a kernel launch and memory is faster.
 BLOCK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}
-# Within a block the softmax goes chunk by chunk on a CPU: 4 MB in float32 stay in cache, several times 32 do not.
+# On a CPU the softmax of a block goes chunk by chunk: 4 MB in float32 stay in cache, several times 32 MB do not.
 CHUNK_LOGITS = 1 << 20
-ROW_MULTIPLE = 32  # on a CPU, scored positions are rounded up to this many
+ROW_MULTIPLE = 32  # on a CPU, the number of scored positions is rounded up to a multiple of this
 
 
 class _FusedLinearCrossEntropy(torch.autograd.Function):
@@ -39,16 +39,16 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         for block in _blocks(hidden_ND, weight_VD.shape[0]):
             hidden_CD, target_C, weight_C = hidden_ND[block].to(dtype), target_N[block], weight_N[block].float()
             logits_CV = arena.matmul(hidden_CD, matrix_VD.T)
-            by_gpu = gpu.supports(hidden_ND.device, dtype)
-            by_kernel = by_gpu or cpu.supports(logits_CV)
-            if by_kernel:
-                cross_entropy_inplace = gpu.cross_entropy_inplace if by_gpu else cpu.cross_entropy_inplace
+            on_gpu = gpu.supports(hidden_ND.device, dtype)
+            has_kernel = on_gpu or cpu.supports(logits_CV)
+            if has_kernel:
+                cross_entropy_inplace = gpu.cross_entropy_inplace if on_gpu else cpu.cross_entropy_inplace
                 total = total + cross_entropy_inplace(logits_CV, target_C, weight_C, needs_hidden or needs_weight).sum()
-            for part in () if by_kernel else _chunks(logits_CV):
+            for part in () if has_kernel else _chunks(logits_CV):
                 loss, grad_CV = _cross_entropy(logits_CV[part], target_C[part, None], weight_C[part, None])
                 total = total + loss  # in place, torch 2.11 would compile a loss without gradients
                 if needs_hidden or needs_weight:
-                    logits_CV[part] = grad_CV  # in place of the logits: never more than one block
+                    logits_CV[part] = grad_CV  # overwrites the logits: never more than one block
             if grad_hidden_ND is not None:
                 grad_hidden_ND[block] = (logits_CV @ matrix_VD).to(grad_hidden_ND.dtype)
             if grad_weight_VD is not None:
@@ -66,23 +66,23 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
 
 
 def _add_matmul(into_VD: Tensor, grad_CV: Tensor, hidden_CD: Tensor) -> None:
-    """into += grad^T hidden, into a wider dtype: by kernels in the matmul itself, else on a CPU without a copy in the
-    sum's dtype of all that is added."""
+    """into += grad^T hidden, in a wider dtype: inside the matmul with kernels, else on a CPU without casting the whole
+    update first."""
     if gpu.supports(into_VD.device, grad_CV.dtype):
         gpu.add_matmul(into_VD, grad_CV.T, hidden_CD)
         return
-    if cpu.supports_weight_grad(grad_CV, hidden_CD) and cpu.supports(wide=[into_VD]):
+    if cpu.supports_weight_grad(grad_CV, hidden_CD) and cpu.supports(float32=[into_VD]):
         cpu.weight_grad(grad_CV, hidden_CD, into_VD, adds=True)
         return
-    more_VD = arena.matmul(grad_CV.T, hidden_CD)
+    update_VD = arena.matmul(grad_CV.T, hidden_CD)
     if not uses_manual_backward(into_VD):
-        into_VD += more_VD
+        into_VD += update_VD
         return
-    if cpu.supports(more_VD, wide=[into_VD]):
-        cpu.add(into_VD, more_VD, into_VD)
+    if cpu.supports(update_VD, float32=[into_VD]):
+        cpu.add(into_VD, update_VD, into_VD)
         return
-    for into_CD, more_CD in row_pieces(into_VD, more_VD):
-        into_CD += arena.cast(more_CD, into_CD.dtype)
+    for into_CD, update_CD in row_chunks(into_VD, update_VD):
+        into_CD += arena.cast(update_CD, into_CD.dtype)
 
 
 def _cross_entropy(logits_CV: Tensor, target_C1: Tensor, weight_C1: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,7 +96,7 @@ def _cross_entropy(logits_CV: Tensor, target_C1: Tensor, weight_C1: Tensor) -> t
 
 
 def _padding(hidden_ND: Tensor) -> int:
-    """Rows to add on a CPU so that few GEMM shapes come up: each is compiled when it is first seen (0.4 ms)."""
+    """Padding rows on a CPU, so that there are few GEMM shapes: oneDNN compiles each new one (0.4 ms)."""
     return -hidden_ND.shape[0] % ROW_MULTIPLE if hidden_ND.device.type == "cpu" and torch.is_grad_enabled() else 0
 
 
@@ -105,15 +105,15 @@ def fused_linear_cross_entropy(
 ) -> Tensor:
     """Weighted sum of the next-token losses in nats, a float32 scalar.
 
-    hidden_ND: final hidden states; weight_VD: the head; target_N: token ids; weight_N: what each position counts (no
-    gradient flows to it). Never holds more than `BLOCK_LOGITS` logits, or one position's where V is larger. The
-    matmuls are in `dtype`, the softmax in float32. Gradients are made here, and only where one is asked for.
+    hidden_ND: final hidden states; weight_VD: the head; target_N: token ids; weight_N: each position's weight (no
+    gradient). Never holds more than `BLOCK_LOGITS` logits, or one position's if V is larger. Matmuls are in `dtype`,
+    the softmax in float32. Gradients are computed here, and only if required.
 
-    `torch.nn.functional.linear_cross_entropy` (2.13) knows no weights; without them one thread took 1.3 times as long
-    with it and 3.6 times in its chunked form, for 4,096 positions, D 512 and V 6,400 in bfloat16.
+    `torch.nn.functional.linear_cross_entropy` (2.13) supports no weights; without weights it took 1.3 times as long on
+    one thread, 3.6 times in its chunked form, for 4,096 positions, D 512 and V 6,400 in bfloat16.
     """
     if not torch.is_grad_enabled():
-        # A Function is told of `requires_grad` even under no_grad, and would make the head's gradient for nothing.
+        # An autograd Function sees `requires_grad` even under no_grad, and would compute gradients that nobody uses.
         hidden_ND, weight_VD = hidden_ND.detach(), weight_VD.detach()
     padding = _padding(hidden_ND)
     if padding:
@@ -123,7 +123,7 @@ def fused_linear_cross_entropy(
 
 
 class _LogProbs(torch.autograd.Function):
-    """logp_n = (hidden_n W^T)[target_n] - logsumexp(hidden_n W^T), in blocks; logits are made twice, never kept."""
+    """logp_n = (hidden_n W^T)[target_n] - logsumexp(hidden_n W^T), in blocks; the backward pass recomputes logits."""
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, dtype: torch.dtype) -> Tensor:
@@ -169,16 +169,16 @@ class _LogProbs(torch.autograd.Function):
 
 
 def _blocks(hidden_ND: Tensor, vocabulary: int, cpu_logits: int = BLOCK_LOGITS["cpu"]) -> Iterator[slice]:
-    """Positions that reach the head together; one at least."""
-    most = cpu_logits if hidden_ND.device.type == "cpu" else BLOCK_LOGITS["cuda"]
-    return _slices(hidden_ND.shape[0], most // vocabulary)
+    """Blocks of positions for one matmul of the head; at least one position each."""
+    max_logits = cpu_logits if hidden_ND.device.type == "cpu" else BLOCK_LOGITS["cuda"]
+    return _slices(hidden_ND.shape[0], max_logits // vocabulary)
 
 
 def _chunks(logits_CV: Tensor) -> Iterator[slice]:
-    """Positions whose softmax is taken together: all of them on a GPU, and where a compiler cuts the work anyway."""
+    """Chunks of positions for one softmax: all positions on a GPU or under a compiler, which does its own tiling."""
     rows, vocabulary = logits_CV.shape
-    small = logits_CV.device.type == "cpu" and not torch.compiler.is_compiling()
-    return _slices(rows, CHUNK_LOGITS // vocabulary if small else rows)
+    in_chunks = logits_CV.device.type == "cpu" and not torch.compiler.is_compiling()
+    return _slices(rows, CHUNK_LOGITS // vocabulary if in_chunks else rows)
 
 
 def _slices(rows: int, size: int) -> Iterator[slice]:

@@ -1,4 +1,4 @@
-"""The front of all ops with more than one implementation: here, and only here, a backend is chosen for each call.
+"""The entry point of all ops with several backends. Only this file selects a backend for each call.
 
 | op | backends, in this order | reference |
 |---|---|---|
@@ -7,7 +7,7 @@
 | experts | expert by expert in C (CPU), grouped with Triton, grouped (CUDA) | reference.experts |
 | fused_linear_cross_entropy, log_probs | C, Triton, torch in blocks | torch's cross_entropy |
 | nesterov_update, decayed_update | C, torch | reference.py |
-| decode (a whole pass that writes text) | C (CPU: cpu/decode.py), torch | model/transformer.py |
+| decode (a forward pass of generation) | C (CPU: cpu/decode.py), torch | model/transformer.py |
 
 `backends(device, dtype)` says which of them this machine uses. Ops take tensors and numbers, never modules.
 """
@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from penjing.kernels import autograd_functions as written
+from penjing.kernels import autograd_functions as autograd
 from penjing.kernels import reference
 from penjing.kernels.attention_metadata import AttentionMetadata, make_attention_metadata
 from penjing.kernels.autograd_functions import apply_rope
@@ -76,16 +76,16 @@ def rms_norm(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> Ten
 
 
 def rms_norm_with_residual(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x and its norm, for a residual stream: on a CPU both gradients of x are added where they are made."""
+    """x and its norm, for a residual stream: on a CPU one kernel adds both gradients of x."""
     if not uses_manual_backward(x):
         return x, reference.rms_norm(x, gain, epsilon, dtype)
-    return written.RMSNormFunction.apply(x, gain, epsilon, dtype)  # type: ignore[no-any-return,no-untyped-call]
+    return autograd.RMSNormFunction.apply(x, gain, epsilon, dtype)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def residual_add(x: Tensor, y: Tensor) -> Tensor:
     """x + y, in the wider dtype of the two."""
-    if saves_memory(x) or (uses_manual_backward(x) and cpu.supports(y, wide=[x])):
-        return written.ResidualAdd.apply(x, y)  # type: ignore[no-any-return,no-untyped-call]
+    if saves_memory(x) or (uses_manual_backward(x) and cpu.supports(y, float32=[x])):
+        return autograd.ResidualAddFunction.apply(x, y)  # type: ignore[no-any-return,no-untyped-call]
     return x + y
 
 
@@ -98,15 +98,15 @@ def linear(
     cast_OI: Tensor | None = None,
     fp8: bool = False,
 ) -> Tensor:
-    """x W^T + b in `dtype`. cast_OI: the weight in `dtype`, used where no gradient is taken. fp8: multiply in float8
-    where gradients are (see fp8.py)."""
+    """x W^T + b in `dtype`. cast_OI: the weight in `dtype`, used where no gradient is taken. fp8: use float8 when
+    gradients are taken (see fp8.py)."""
     bias_O = None if bias_O is None else bias_O.to(dtype)
     if cast_OI is not None and not torch.is_grad_enabled():
         return functional.linear(x.to(dtype), cast_OI, bias_O)
     if fp8 and torch.is_grad_enabled():
         out = linear_float8(x.to(dtype), weight_OI)
     elif saves_memory(x):
-        (out,) = written.Linears.apply(x, dtype, weight_OI)  # type: ignore[no-untyped-call]
+        (out,) = autograd.LinearsFunction.apply(x, dtype, weight_OI)  # type: ignore[no-untyped-call]
     else:
         return functional.linear(x.to(dtype), weight_OI.to(dtype), bias_O)
     return out if bias_O is None else out + bias_O
@@ -120,14 +120,14 @@ def shares_input(x: Tensor) -> bool:
 def shared_input_linears(
     x: Tensor, dtype: torch.dtype, weights_OI: Sequence[Tensor], biases_O: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
-    """x W^T + b for each of several layers; the gradients of x are summed where they are made."""
-    outs = written.Linears.apply(x, dtype, *weights_OI)  # type: ignore[no-untyped-call]
+    """x W^T + b for each of several layers; each gradient of x is added by its matmul."""
+    outs = autograd.LinearsFunction.apply(x, dtype, *weights_OI)  # type: ignore[no-untyped-call]
     return tuple(out if bias is None else out + bias.to(dtype) for out, bias in zip(outs, biases_O, strict=True))
 
 
 def packs_gate_and_up(x: Tensor, dtype: torch.dtype | None) -> bool:
-    """Whether `swiglu` takes gate and up side by side in one tensor. Not where no gradient is taken: generation has few
-    tokens in a pass, and would concatenate the weights anew for each."""
+    """Whether `swiglu` takes gate and up concatenated in one tensor. Not without gradients: generation has few tokens
+    in a pass, and would concatenate the weights for each pass."""
     return torch.is_grad_enabled() and gpu.supports(x.device, dtype)
 
 
@@ -137,16 +137,16 @@ def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
         inner: Tensor = gpu.swiglu(gate)
         return inner
     if uses_manual_backward(gate):
-        return written.SwiGLUFunction.apply(gate, up)  # type: ignore[no-any-return,no-untyped-call]
+        return autograd.SwiGLUFunction.apply(gate, up)  # type: ignore[no-any-return,no-untyped-call]
     return reference.swiglu(gate, up)
 
 
 def swiglu_linear(
     gate_and_up: Sequence[Tensor], down: Callable[[Tensor], Tensor], weight_DF: Tensor | None = None
 ) -> Tensor:
-    """down(silu(gate) * up). gate_and_up: as `swiglu` takes them. weight_DF: where down(x) is x W^T and no more."""
+    """down(silu(gate) * up). gate_and_up: as `swiglu` takes them. weight_DF: W if down(x) is just x W^T."""
     if weight_DF is not None and len(gate_and_up) == 2 and saves_memory(gate_and_up[0]):
-        return written.SwiGLULinearFunction.apply(*gate_and_up, weight_DF)  # type: ignore[no-any-return,no-untyped-call]
+        return autograd.SwiGLULinearFunction.apply(*gate_and_up, weight_DF)  # type: ignore[no-any-return,no-untyped-call]
     return down(swiglu(*gate_and_up))
 
 
@@ -167,10 +167,10 @@ def attention(
     metadata: AttentionMetadata,
     cache: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
-    """out_BTHK = softmax(rope(norm(q)) rope(norm(k))^T / sqrt(K)) v over the keys that `metadata` lets a query see
+    """out_BTHK = softmax(rope(norm(q)) rope(norm(k))^T / sqrt(K)) v over the keys that `metadata` allows for a query
     (arXiv:1706.03762, equation 1).
 
-    qkv: q, k and v, [B, T, heads x K] each, or all side by side in one where `metadata.packed`. cache: stores new keys
+    qkv: q, k and v, [B, T, heads x K] each, or all concatenated in one if `metadata.packed`. cache: stores new keys
     and values, and returns all, block_BGSK.
     """
     if metadata.ranges is not None:
@@ -185,8 +185,8 @@ def attention(
         q_BTHK = rms_norm(q_BTHK, norm.q_gain_K, norm.epsilon, q_BTHK.dtype)
         k_BTGK = rms_norm(k_BTGK, norm.k_gain_K, norm.epsilon, k_BTGK.dtype)
     if metadata.document_BT is not None:
-        given = (metadata.document_BT, metadata.mask_B1TS, metadata.window, metadata.groups, rotary, metadata.first_BT)
-        return tiled_attention(q_BTHK, k_BTGK, v_BTGK, *given)
+        args = (metadata.document_BT, metadata.mask_B1TS, metadata.window, metadata.groups, rotary, metadata.first_BT)
+        return tiled_attention(q_BTHK, k_BTGK, v_BTGK, *args)
     q_BTHK, k_BTGK = apply_rope(q_BTHK, *rotary), apply_rope(k_BTGK, *rotary)
     if cache is not None:
         k_BGSK, v_BGSK = (x.to(q_BTHK.dtype) for x in cache(k_BTGK, v_BTGK))
@@ -199,7 +199,7 @@ def attention(
 def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float) -> None:
     """mean <- momentum mean + (1 - momentum) gradient; out <- momentum mean + (1 - momentum) gradient of the new
     mean."""
-    if cpu.supports(wide=[gradient, mean, out]):
+    if cpu.supports(float32=[gradient, mean, out]):
         cpu.nesterov_update(gradient, mean, out, momentum)
     else:
         reference.nesterov_update(gradient, mean, out, momentum)
@@ -209,19 +209,19 @@ def decayed_update(
     parameters: Sequence[Tensor], update_EMN: Tensor, decay: float, rate: float, scale: float, bad: Tensor | None = None
 ) -> None:
     """w <- decay w - rate scale update, for each parameter and its matrix of a stack of updates in any dtype. bad: 1 on
-    the device where nothing may change; None: it is known that it may."""
-    if bad is None and cpu.supports(update_EMN, wide=parameters):
+    the device if the update must be skipped; None: never skip."""
+    if bad is None and cpu.supports(update_EMN, float32=parameters):
         for parameter, update_MN in zip(parameters, update_EMN, strict=True):
             cpu.add_scaled(parameter, update_MN, float(decay), -rate * scale)
         return
     update_EMN = update_EMN.to(parameters[0].dtype)  # in two steps: the stack in half precision is freed between them
     update_EMN = update_EMN * scale
-    kept: float | Tensor = decay
+    decay_factor: float | Tensor = decay
     if bad is not None:
         update_EMN = torch.where(bad > 0, torch.zeros_like(update_EMN), update_EMN)
-        kept = torch.where(bad > 0, 1.0, decay)
+        decay_factor = torch.where(bad > 0, 1.0, decay)
     for parameter, update_MN in zip(parameters, update_EMN, strict=True):
-        parameter.mul_(kept).sub_(update_MN, alpha=rate)
+        parameter.mul_(decay_factor).sub_(update_MN, alpha=rate)
 
 
 class Backend(NamedTuple):
@@ -233,7 +233,7 @@ class Backend(NamedTuple):
 
 
 def backends(device: torch.device, dtype: torch.dtype) -> list[Backend]:
-    """Which op runs on what in training on `device`, in matmuls of `dtype` and with heads of 64 dimensions."""
+    """The backend of each op in training on `device`, with matmuls in `dtype` and heads of 64 dimensions."""
     if device.type == "cpu":
         return _on_cpu(dtype)
     if gpu.supports(device, dtype):
@@ -261,17 +261,17 @@ def _on_cpu(dtype: torch.dtype) -> list[Backend]:
     if not missing and dtype not in cpu.TYPES:
         missing = f"the C kernels take float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
     name, why = ("torch, in chunks", missing) if missing else ("C", "built for this processor")
-    attends = cpu.supports_attention(dtype, 64, 8)
+    has_attention = cpu.supports_attention(dtype, 64, 8)
     tiles = missing or "the C kernel does not take this dtype on this processor or these threads"
-    decodes = library.unavailable_decode_reason() or missing
-    units = not missing and cpu.supports_weight_grad_in(dtype)
-    amx = "matrix units (AMX)" if units else "the C kernel is for bfloat16 on processors with AMX"
+    no_decode = library.unavailable_decode_reason() or missing
+    has_amx = not missing and cpu.supports_weight_grad_in(dtype)
+    amx = "matrix units (AMX)" if has_amx else "the C kernel is for bfloat16 on processors with AMX"
     return [
         *(Backend(op, name, why) for op in ("rms_norm", "swiglu", "residual_add", "cross_entropy", "muon update")),
-        Backend("attention", *(("C", why) if attends else ("torch, in tiles", tiles))),
+        Backend("attention", *(("C", why) if has_attention else ("torch, in tiles", tiles))),
         Backend("rope", name, missing or "fused with attention"),
         Backend("linear", "torch", "oneDNN or MKL"),
-        Backend("decode", *(("torch", decodes) if decodes else ("C", "one call a pass"))),
-        Backend("weight gradients", "C" if units else "torch", amx),
+        Backend("decode", *(("torch", no_decode) if no_decode else ("C", "one call a pass"))),
+        Backend("weight gradients", "C" if has_amx else "torch", amx),
         Backend("experts", "expert by expert", "one core each; SwiGLU as above"),
     ]

@@ -1,4 +1,4 @@
-"""Every op in plain torch: what a backend must compute, and what is used where no backend takes the tensors."""
+"""Every op in plain torch: what a backend must compute, and the fallback for tensors that no backend supports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rotate_pairs(wide: Tensor, cosine: Tensor, sine: Tensor, out: Tensor | None 
 
 
 def attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: Tensor | None) -> Tensor:
-    """out_BTHK = softmax(q k^T / sqrt(K)) v. mask_B1TS: True where a query sees a key; None: causal."""
+    """out_BTHK = softmax(q k^T / sqrt(K)) v. mask_B1TS: True where a query attends to a key; None: causal."""
     out_BHTK = functional.scaled_dot_product_attention(
         q_BTHK.transpose(1, 2),
         k_BGSK,
@@ -54,7 +54,7 @@ def experts(
     matrices: tuple[Tensor, Tensor, Tensor],
     dtype: torch.dtype,
 ) -> Tensor:
-    """All E experts on all tokens; experts that were not chosen have weight 0. Used by exporters too: no shape here
+    """All E experts on all tokens; experts that were not selected have weight 0. Also for exporters: no shape
     depends on the data. logit_NE: any tensor of that shape. matrices: gate_EFD, up_EFD, down_EDF."""
     x_1ND, (gate_EFD, up_EFD, down_EDF) = x_ND.to(dtype)[None], matrices
     inner_ENF = functional.silu(x_1ND @ gate_EFD.to(dtype).transpose(1, 2)) * (x_1ND @ up_EFD.to(dtype).transpose(1, 2))
@@ -64,6 +64,6 @@ def experts(
 
 
 def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float) -> None:
-    """mean <- the running mean of gradients; out <- Nesterov's step, a mean of the gradient and that."""
+    """mean <- the running mean of gradients; out <- Nesterov's update, between the gradient and that mean."""
     mean.lerp_(gradient, 1 - momentum)
     torch.lerp(gradient, mean, momentum, out=out)

@@ -1,8 +1,8 @@
-"""Attention over packed rows on a CPU, document by document: keys that no query may see are hardly computed.
+"""Attention over packed rows on a CPU, document by document: few keys of other documents are computed.
 
-By the C kernel (kernels/cpu/attention.c), which keeps no scores, where it takes the tensors. Elsewhere queries are
-taken in tiles of 64 positions. A tile needs the keys from where its first query's document begins to its own end, in
-whole tiles too; tiles that need equally many go through one batched matmul. Scores are rounded to the matmuls' dtype
+If the C kernel (kernels/cpu/attention.c) supports the tensors, it is used; it saves no scores. Otherwise queries are in
+tiles of 64 positions. A tile needs the tiles of keys from the start of its first query's document to its own end; tiles
+that need equally many are batched in one matmul. Scores are rounded to the matmuls' dtype
 before the softmax, as in an eager `transformers` model. The reference is `reference.attention` with a mask.
 """
 
@@ -24,67 +24,67 @@ from penjing.kernels.cpu import ops as cpu
 from penjing.kernels.cpu import tensor_arena as arena
 from penjing.kernels.cpu.ops import TILE
 
-# Matrices of one batched matmul: each GEMM shape is compiled when first seen, and takes 0.5 MiB from then on.
+# Matrices of one batched matmul: oneDNN compiles each new GEMM shape and keeps 0.5 MiB for it.
 BATCHES = (8, 2, 1)
-MIN_MATRIX = 1 << 14  # values, below which all go through one matmul: calls would take longer than what they call
-# Tiles with up to this many keys keep their probabilities for the backward pass (2 x H x keys bytes a token in
-# bfloat16); those of others are recomputed: a third more time in attention, and memory in proportion to the tokens.
+MIN_MATRIX = 1 << 14  # values; smaller matrices go through one matmul, as call overhead would dominate
+# Tiles with up to this many keys save their probabilities for the backward pass (2 x H x keys bytes per token in
+# bfloat16). Others recompute them: attention takes a third longer, and memory is linear in tokens.
 MAX_KEPT_KEYS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class TileGroup:
-    """Tiles that need equally many keys. Tiles are numbered through all rows."""
+    """Tiles of queries that need equally many tiles of keys. Tiles are numbered over all rows."""
 
     tile_N: Tensor  # of queries
-    key_tile_NM: Tensor  # the M tiles of keys that each needs
-    bias_NTS: Tensor  # 0 where the query may look, -inf where not; T positions of a tile, S = M x T
-    _places: dict[int, Tensor] = field(default_factory=dict)
+    key_tile_NM: Tensor  # the M tiles of keys of each
+    bias_NTS: Tensor  # 0 for visible keys, -inf for masked ones; T positions of a tile, S = M x T
+    _indices: dict[int, Tensor] = field(default_factory=dict)
 
-    def tile_places(self, num_groups: int) -> Tensor:
-        """Which tiles of which key head are needed, heads counted through: N x G x M. Every layer asks alike."""
-        if num_groups not in self._places:
+    def key_tile_indices(self, num_groups: int) -> Tensor:
+        """The indices of the needed key tiles of all heads, N x G x M; cached, as every layer uses the same."""
+        if num_groups not in self._indices:
             group_G1 = torch.arange(num_groups)[:, None]
-            self._places[num_groups] = (self.key_tile_NM[:, None] * num_groups + group_G1).flatten()
-        return self._places[num_groups]
+            self._indices[num_groups] = (self.key_tile_NM[:, None] * num_groups + group_G1).flatten()
+        return self._indices[num_groups]
 
 
 def group_tiles(document_BT: Tensor, mask_B1TS: Tensor | None, window: int, dtype: torch.dtype) -> list[TileGroup]:
-    """Which tiles of keys each tile of queries needs. Equal neighbours in document_BT are one document.
+    """Group query tiles by the number of key tiles that they need. Equal neighbours in document_BT are one document.
 
-    mask_B1TS: True where a query may look, for documents that branch; None: at its document's past, of it at the last
-    `window` positions, its own included (0: all).
+    mask_B1TS: True where a query attends to a key, for branching documents; None: to its document's past, or the last
+    `window` positions of it, its own included (0: all).
     """
     document_BT = functional.pad(document_BT, (0, -document_BT.shape[1] % TILE), value=-2)
     rows, num_tokens = document_BT.shape
-    place_T, num_tiles = torch.arange(num_tokens), num_tokens // TILE
-    new_BT = document_BT[:, 1:] != document_BT[:, :-1]
-    start_BT = functional.pad(new_BT * place_T[1:], (1, 0)).cummax(dim=1).values
-    nearest_BN = start_BT[:, ::TILE]
+    position_T, num_tiles = torch.arange(num_tokens), num_tokens // TILE
+    is_start_BT = document_BT[:, 1:] != document_BT[:, :-1]
+    start_BT = functional.pad(is_start_BT * position_T[1:], (1, 0)).cummax(dim=1).values
+    first_key_BN = start_BT[:, ::TILE]
     if window:
-        nearest_BN = nearest_BN.maximum(place_T[::TILE] + 1 - window)
-    first_N = (nearest_BN // TILE + torch.arange(rows)[:, None] * num_tiles).flatten()
+        first_key_BN = first_key_BN.maximum(position_T[::TILE] + 1 - window)
+    first_tile_N = (first_key_BN // TILE + torch.arange(rows)[:, None] * num_tiles).flatten()
     tile_N = torch.arange(rows * num_tiles)
-    needs_N = tile_N - first_N + 1
-    tiles_NT, place_NT = document_BT.view(-1, TILE), place_T.repeat(rows).view(-1, TILE)
+    needed_N = tile_N - first_tile_N + 1
+    tiles_NT, position_NT = document_BT.view(-1, TILE), position_T.repeat(rows).view(-1, TILE)
     groups = []
-    for needed in sorted(set(needs_N.tolist())):
-        mine_N = (needs_N == needed).nonzero()[:, 0]
-        keys_NM = first_N[mine_N, None] + torch.arange(needed)
-        query_NT1, key_N1S = place_NT[mine_N][:, :, None], place_NT[keys_NM].flatten(1)[:, None]
-        hidden_NTS = key_N1S > query_NT1
+    for needed in sorted(set(needed_N.tolist())):
+        group_N = (needed_N == needed).nonzero()[:, 0]
+        key_tile_NM = first_tile_N[group_N, None] + torch.arange(needed)
+        query_NT1, key_N1S = position_NT[group_N][:, :, None], position_NT[key_tile_NM].flatten(1)[:, None]
+        masked_NTS = key_N1S > query_NT1
         if mask_B1TS is None:
-            hidden_NTS |= tiles_NT[mine_N][:, :, None] != tiles_NT[keys_NM].flatten(1)[:, None]
+            masked_NTS |= tiles_NT[group_N][:, :, None] != tiles_NT[key_tile_NM].flatten(1)[:, None]
             if window:
-                hidden_NTS |= key_N1S <= query_NT1 - window
+                masked_NTS |= key_N1S <= query_NT1 - window
         else:
-            last = mask_B1TS.shape[-1] - 1  # what was added at the end looks at itself only
-            seen_NTS = mask_B1TS[
-                mine_N[:, None, None] // num_tiles, 0, query_NT1.clamp(max=last), key_N1S.clamp(max=last)
+            last = mask_B1TS.shape[-1] - 1  # padding positions attend to themselves only
+            visible_NTS = mask_B1TS[
+                group_N[:, None, None] // num_tiles, 0, query_NT1.clamp(max=last), key_N1S.clamp(max=last)
             ]
-            hidden_NTS |= torch.where((query_NT1 > last) | (key_N1S > last), query_NT1 != key_N1S, ~seen_NTS)
-        bias_NTS = torch.zeros(hidden_NTS.shape, dtype=dtype).masked_fill_(hidden_NTS, -math.inf)
-        groups.append(TileGroup(mine_N, keys_NM, bias_NTS))
+            masked_NTS |= torch.where((query_NT1 > last) | (key_N1S > last), query_NT1 != key_N1S, ~visible_NTS)
+        bias_NTS = torch.zeros(masked_NTS.shape, dtype=dtype).masked_fill_(masked_NTS, -math.inf)
+        groups.append(TileGroup(group_N, key_tile_NM, bias_NTS))
     return groups
 
 
@@ -99,12 +99,12 @@ def tiled_attention(
     rotary: tuple[Tensor, Tensor] | None = None,
     first_BT: Tensor | None = None,
 ) -> Tensor:
-    """out_BTHK = softmax(q k^T / sqrt(K)) v. groups: `group_tiles` of the three before it, where known; rotary: cosines
-    and sines, where q and k are still to be rotated; first_BT: `first_keys` of the documents, for the C kernel."""
-    in_c = cpu.supports(q_BTHK, k_BTGK, v_BTGK, wide=rotary or ())
-    if in_c and first_BT is not None and q_BTHK.dtype == k_BTGK.dtype == v_BTGK.dtype:
+    """out_BTHK = softmax(q k^T / sqrt(K)) v. groups: `group_tiles` of the three arguments before it, if known; rotary:
+    cosines and sines, if q and k are not yet rotated; first_BT: `first_keys` of the documents, for the C kernel."""
+    use_c = cpu.supports(q_BTHK, k_BTGK, v_BTGK, float32=rotary or ())
+    if use_c and first_BT is not None and q_BTHK.dtype == k_BTGK.dtype == v_BTGK.dtype:
         return _KernelAttention.apply(q_BTHK, k_BTGK, v_BTGK, first_BT, rotary)  # type: ignore[no-any-return,no-untyped-call]
-    if rotary is not None and not in_c:
+    if rotary is not None and not use_c:
         q_BTHK, k_BTGK, rotary = apply_rope(q_BTHK, *rotary), apply_rope(k_BTGK, *rotary), None
     if torch.compiler.is_compiling():
         num_groups = k_BTGK.shape[2]
@@ -118,8 +118,8 @@ def tiled_attention(
 
 
 def _to_tiles(x_BTHK: Tensor, num_groups: int, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """[tiles of all rows, G, H / G x tile, K]; rows are filled up to whole tiles with zeros. rotary: to be turned by,
-    where kernels serve."""
+    """[tiles of all rows, G, H / G x tile, K]; rows are padded to full tiles with zeros. rotary: applied if the
+    C kernels support x."""
     if cpu.supports(x_BTHK):
         x_NHTK = cpu.tiles_of(x_BTHK, rotary)
         return x_NHTK.view(len(x_NHTK), num_groups, -1, x_BTHK.shape[-1])
@@ -132,14 +132,14 @@ def _to_tiles(x_BTHK: Tensor, num_groups: int, rotary: tuple[Tensor, Tensor] | N
 
 
 def _contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same values one after another in memory."""
+    """A contiguous copy in `dtype`."""
     return x.to(dtype).contiguous() if torch.compiler.is_compiling() else arena.empty(x, x.shape, dtype).copy_(x)
 
 
 def _to_rows(
     tile_NGQK: Tensor, num_tokens: int, dtype: torch.dtype, rotary: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """The way back of `_to_tiles`: rows of so many positions."""
+    """The inverse of `_to_tiles`: rows of `num_tokens` positions."""
     _, num_groups, num_queries, size = tile_NGQK.shape
     if dtype in cpu.TYPES and cpu.supports(tile_NGQK):
         return cpu.rows_of(tile_NGQK.view(len(tile_NGQK), -1, TILE, size), num_tokens, dtype, rotary)
@@ -149,7 +149,7 @@ def _to_rows(
 
 
 def _gather_queries(tile_NGQK: Tensor, group: TileGroup) -> Tensor:
-    """[N x G, Q, K]: the heads that share a key head side by side; Q is their number times the tile."""
+    """[N x G, Q, K]: the query heads that share a key head are concatenated; Q is their number times the tile."""
     buffer = arena.empty(tile_NGQK, (len(group.tile_N), *tile_NGQK.shape[1:]), tile_NGQK.dtype)
     return torch.index_select(tile_NGQK, 0, group.tile_N, out=buffer).flatten(0, 1)
 
@@ -157,26 +157,26 @@ def _gather_queries(tile_NGQK: Tensor, group: TileGroup) -> Tensor:
 def _gather_keys(tile_NGTK: Tensor, group: TileGroup) -> Tensor:
     """[N x G, S, K]."""
     num_groups, size = tile_NGTK.shape[1], tile_NGTK.shape[-1]
-    place = group.tile_places(num_groups)
-    buffer = arena.empty(tile_NGTK, (len(place), *tile_NGTK.shape[2:]), tile_NGTK.dtype)
-    return torch.index_select(tile_NGTK.flatten(0, 1), 0, place, out=buffer).view(
+    index = group.key_tile_indices(num_groups)
+    buffer = arena.empty(tile_NGTK, (len(index), *tile_NGTK.shape[2:]), tile_NGTK.dtype)
+    return torch.index_select(tile_NGTK.flatten(0, 1), 0, index, out=buffer).view(
         len(group.tile_N) * num_groups, -1, size
     )
 
 
 def _scatter_add_keys(into_NGTK: Tensor, group: TileGroup, value: Tensor) -> None:
-    """The way back of `_gather_keys`; a tile of keys may be needed by several of queries."""
+    """The adjoint of `_gather_keys`; several query tiles may need one key tile."""
     num_groups, *tile = into_NGTK.shape[1:]
-    if cpu.supports(value, wide=[into_NGTK]):
-        cpu.add_tiles(into_NGTK.flatten(0, 1), group.tile_places(num_groups), value)
+    if cpu.supports(value, float32=[into_NGTK]):
+        cpu.add_tiles(into_NGTK.flatten(0, 1), group.key_tile_indices(num_groups), value)
         return
     into_NGTK.flatten(0, 1).index_add_(
-        0, group.tile_places(num_groups), arena.cast(value, into_NGTK.dtype).view(-1, *tile)
+        0, group.key_tile_indices(num_groups), arena.cast(value, into_NGTK.dtype).view(-1, *tile)
     )
 
 
 def _batches(matrices: Tensor) -> Iterator[slice]:
-    """Those that one matmul takes."""
+    """Slices of matrices for one matmul each."""
     count, start = len(matrices), 0
     if matrices[:1].numel() < MIN_MATRIX:
         yield slice(0, count)
@@ -190,11 +190,11 @@ def _batches(matrices: Tensor) -> Iterator[slice]:
 def _bmm(left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
     """left @ right * scale, matrix by matrix."""
     out = arena.empty(left, (*left.shape[:2], right.shape[2]), left.dtype)
-    for run in _batches(left):
+    for batch in _batches(left):
         if scale == 1.0:
-            torch.bmm(left[run], right[run], out=out[run])
+            torch.bmm(left[batch], right[batch], out=out[batch])
         else:
-            torch.baddbmm(left.new_empty(1, 1, 1), left[run], right[run], beta=0, alpha=scale, out=out[run])
+            torch.baddbmm(left.new_empty(1, 1, 1), left[batch], right[batch], beta=0, alpha=scale, out=out[batch])
     return out
 
 
@@ -203,20 +203,20 @@ def _probs(q: Tensor, k: Tensor, group: TileGroup, out: Tensor | None = None) ->
     scores = _bmm(q, k.mT, 1 / math.sqrt(q.shape[-1]))
     if cpu.supports(scores, group.bias_NTS) and group.bias_NTS.dtype == scores.dtype:
         return cpu.softmax(scores, group.bias_NTS, scores if out is None else out)
-    num_tiles, *each = group.bias_NTS.shape
-    scores.view(num_tiles, -1, *each).add_(group.bias_NTS[:, None])
+    num_tiles, *shape = group.bias_NTS.shape
+    scores.view(num_tiles, -1, *shape).add_(group.bias_NTS[:, None])
     return torch.softmax(scores, dim=-1, out=arena.empty_like(scores) if out is None else out)
 
 
 def _probs_buffer(q_NGQK: Tensor, groups: list[TileGroup]) -> Tensor:
-    """Room for all probabilities that are kept."""
+    """Memory for all saved probabilities."""
     keys = [group.bias_NTS.shape[-1] for group in groups]
-    kept = sum(len(group.tile_N) * each for group, each in zip(groups, keys, strict=True) if each <= MAX_KEPT_KEYS)
+    kept = sum(len(group.tile_N) * count for group, count in zip(groups, keys, strict=True) if count <= MAX_KEPT_KEYS)
     return arena.empty(q_NGQK, (kept * q_NGQK[0, :, :, 0].numel(),), q_NGQK.dtype)
 
 
 def _group_probs(probs_P: Tensor, q_NGQK: Tensor, groups: list[TileGroup]) -> Iterator[Tensor | None]:
-    """Of each group the part of `_probs_buffer` that takes its probabilities; None if they are too many, or probs_P is
+    """Each group's part of `_probs_buffer`; None if the group has too many probabilities to save, or probs_P is
     empty."""
     start, num_groups, num_queries = 0, *q_NGQK.shape[1:3]
     for group in groups:
@@ -230,7 +230,7 @@ def _group_probs(probs_P: Tensor, q_NGQK: Tensor, groups: list[TileGroup]) -> It
 
 
 def _forward(q_NGQK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, groups: list[TileGroup], probs_P: Tensor) -> Tensor:
-    """out_NGQK. probs_P: of `_probs_buffer` or larger, filled for the backward pass; empty: nothing is kept."""
+    """out_NGQK. probs_P: of `_probs_buffer` or larger, filled for the backward pass; empty: nothing is saved."""
     out_NGQK = arena.empty_like(q_NGQK)
     for group, part in zip(groups, _group_probs(probs_P, q_NGQK, groups), strict=True):
         probs = _probs(_gather_queries(q_NGQK, group), _gather_keys(k_NGTK, group), group, part)
@@ -249,16 +249,16 @@ def _backward(
     """The gradients of q, k and v, those of k and v in float32.
 
     With P the probabilities and U the upstream gradient: dv = P^T U; dS = P (dP - sum P dP) with dP = U v^T, which
-    torch has as the softmax's backward; dq = dS k / sqrt(K); dk = dS^T q / sqrt(K). dk and dv of a tile are summed over
-    the tiles that looked at it in float32.
+    is torch's softmax backward; dq = dS k / sqrt(K); dk = dS^T q / sqrt(K). dk and dv of a tile are summed over
+    the query tiles that attend to it, in float32.
     """
     scale = 1 / math.sqrt(q_NGQK.shape[-1])
     grad_q_NGQK, wide = arena.empty_like(q_NGQK), torch.promote_types(k_NGTK.dtype, torch.float32)
     grad_k_NGTK, grad_v_NGTK = (arena.empty(k_NGTK, k_NGTK.shape, wide).zero_() for _ in range(2))
-    for group, kept in zip(groups, _group_probs(probs_P, q_NGQK, groups), strict=True):
+    for group, saved_probs in zip(groups, _group_probs(probs_P, q_NGQK, groups), strict=True):
         q, upstream = _gather_queries(q_NGQK, group), _gather_queries(grad_out_NGQK, group)
         k = _gather_keys(k_NGTK, group)
-        probs = _probs(q, k, group) if kept is None else kept
+        probs = _probs(q, k, group) if saved_probs is None else saved_probs
         _scatter_add_keys(grad_v_NGTK, group, _bmm(probs.mT, upstream))
         grad_scores = _bmm(upstream, _gather_keys(v_NGTK, group).mT)
         torch.ops.aten._softmax_backward_data.out(grad_scores, probs, -1, probs.dtype, grad_input=grad_scores)
@@ -268,7 +268,7 @@ def _backward(
 
 
 class _KernelAttention(torch.autograd.Function):
-    """Attention that keeps no probabilities: scores are made again, tile by tile (kernels/cpu/attention.c)."""
+    """Attention that saves no probabilities: scores are recomputed tile by tile (kernels/cpu/attention.c)."""
 
     @staticmethod
     def forward(
@@ -293,9 +293,9 @@ class _KernelAttention(torch.autograd.Function):
         q_NHTK, k_NGTK, v_NGTK, out_BTHK, norm_NHT, first_BT = ctx.saved_tensors
         num_tokens, dtype = out_BTHK.shape[1], out_BTHK.dtype
         grad_out_NHTK, out_NHTK = (cpu.tiles_of(x, None) for x in (upstream[0].contiguous(), out_BTHK))
-        found = cpu.attention_backward(grad_out_NHTK, q_NHTK, k_NGTK, v_NGTK, out_NHTK, norm_NHT, first_BT)
-        rotaries = zip(found, (ctx.rotary, ctx.rotary, None), strict=True)
-        return (*(cpu.rows_of(each, num_tokens, dtype, rotary) for each, rotary in rotaries), None, None)
+        grads = cpu.attention_backward(grad_out_NHTK, q_NHTK, k_NGTK, v_NGTK, out_NHTK, norm_NHT, first_BT)
+        rotaries = zip(grads, (ctx.rotary, ctx.rotary, None), strict=True)
+        return (*(cpu.rows_of(x, num_tokens, dtype, rotary) for x, rotary in rotaries), None, None)
 
 
 class _TiledAttention(torch.autograd.Function):
@@ -320,39 +320,39 @@ class _TiledAttention(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         q_NGQK, k_NGTK, v_NGTK, probs_P = ctx.saved_tensors
         grad_out_NGQK = _to_tiles(upstream[0].contiguous(), k_NGTK.shape[1])
-        found = _backward(grad_out_NGQK, q_NGQK, k_NGTK, v_NGTK, ctx.groups, probs_P)
-        rotaries = zip(found, (ctx.rotary, ctx.rotary, None), strict=True)
-        return (*(_to_rows(each, upstream[0].shape[1], q_NGQK.dtype, rotary) for each, rotary in rotaries), None, None)
+        grads = _backward(grad_out_NGQK, q_NGQK, k_NGTK, v_NGTK, ctx.groups, probs_P)
+        rotaries = zip(grads, (ctx.rotary, ctx.rotary, None), strict=True)
+        return (*(_to_rows(x, upstream[0].shape[1], q_NGQK.dtype, rotary) for x, rotary in rotaries), None, None)
 
 
 class _GroupCache:
-    """`group_tiles` for operators that each layer and its backward pass call with the same documents: the last answers.
+    """Caches `group_tiles` for the last documents: each layer and its backward pass needs the same groups.
 
-    Documents are compared by what they are, which takes no time beside finding groups.
+    Documents are compared by value, which takes little time compared with `group_tiles`.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # backward passes have a thread of their own
+        self._lock = threading.Lock()  # backward passes run in another thread
         self._document_BT, self._mask_B1TS = torch.empty(0), torch.empty(0)
-        self._lots: dict[tuple[int, torch.dtype], list[TileGroup]] = {}
+        self._groups: dict[tuple[int, torch.dtype], list[TileGroup]] = {}
 
     def __call__(
         self, document_BT: Tensor, mask_B1TS: Tensor | None, window: int, dtype: torch.dtype
     ) -> list[TileGroup]:
-        mask_given = torch.empty(0) if mask_B1TS is None else mask_B1TS
+        mask_or_empty = torch.empty(0) if mask_B1TS is None else mask_B1TS
         with self._lock:
-            if not torch.equal(document_BT, self._document_BT) or not torch.equal(mask_given, self._mask_B1TS):
-                self._document_BT, self._mask_B1TS, self._lots = document_BT.clone(), mask_given.clone(), {}
-            if (window, dtype) not in self._lots:
-                self._lots[window, dtype] = group_tiles(document_BT, mask_B1TS, window, dtype)
-            return self._lots[window, dtype]
+            if not torch.equal(document_BT, self._document_BT) or not torch.equal(mask_or_empty, self._mask_B1TS):
+                self._document_BT, self._mask_B1TS, self._groups = document_BT.clone(), mask_or_empty.clone(), {}
+            if (window, dtype) not in self._groups:
+                self._groups[window, dtype] = group_tiles(document_BT, mask_B1TS, window, dtype)
+            return self._groups[window, dtype]
 
 
 _cached_groups = _GroupCache()
 
 
-# The same as two operators that `torch.compile` takes as they are: which tiles are needed is data, which would break
-# its graph. An operator's outputs have known shapes: the buffer is that for MAX_KEPT_KEYS keys of every query.
+# The same as two custom operators for `torch.compile`: the needed tiles depend on data, which would break its graph.
+# An operator's outputs have known shapes, so the buffer is for MAX_KEPT_KEYS keys of every query.
 @torch.library.custom_op("penjing::tiled_attention", mutates_args=())
 def _tiled_op(
     q_NGQK: Tensor,
@@ -399,14 +399,14 @@ def _(_: Tensor, q_NGQK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, *__: Any) -> tu
     return torch.empty_like(q_NGQK), torch.empty_like(k_NGTK), torch.empty_like(v_NGTK)
 
 
-def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q_NGQK, k_NGTK, v_NGTK, document_BT, mask_B1TS, ctx.window, _ = inputs
     ctx.save_for_backward(q_NGQK, k_NGTK, v_NGTK, output[1], document_BT, mask_B1TS)
 
 
-def _gradients(ctx: Any, grad_out_NGQK: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    found = _tiled_backward_op(grad_out_NGQK.contiguous(), *ctx.saved_tensors, ctx.window)
-    return (*found, None, None, None, None)
+def _autograd_backward(ctx: Any, grad_out_NGQK: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    grads = _tiled_backward_op(grad_out_NGQK.contiguous(), *ctx.saved_tensors, ctx.window)
+    return (*grads, None, None, None, None)
 
 
-_tiled_op.register_autograd(_gradients, setup_context=_keep_inputs)
+_tiled_op.register_autograd(_autograd_backward, setup_context=_setup_context)

@@ -1,5 +1,5 @@
 """Grouped-query attention (arXiv:1706.03762, equation 1; arXiv:2305.13245): softmax(q k^T / sqrt(K)) v, with rotary
-positions, over packed rows: a position sees its own document's past and no more."""
+positions, over packed rows: a position attends to the past of its own document only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if normalised else nn.Identity()
 
     def tie_key_init(self) -> None:
-        """Copy into each key head the first of the query heads that it serves, so that like attends to like."""
+        """Copy the first query head of each group into its key head, so that a token attends to similar tokens."""
         q_GRKD = self.q_proj.weight.view(self.num_key_value_heads, -1, self.head_dim, self.q_proj.in_features)
         self.k_proj.weight.copy_(q_GRKD[:, 0].flatten(0, 1))
 
@@ -48,9 +48,9 @@ class Attention(nn.Module):
         cache: Cache | None = None,
         position_BT: Tensor | None = None,
     ) -> Tensor:
-        """x_BTD -> x_BTD. rotary: `rotary_table` of the positions; metadata: which keys each query sees.
+        """x_BTD -> x_BTD. rotary: see `rotary_table`; metadata: which keys each query attends to.
 
-        With a cache, keys run over all its positions and `position_BT` says where these T tokens are written.
+        With a cache, attention is over all its positions, and these T tokens are written at `position_BT`.
         """
         qkv = shared_input_linears(x_BTD, self.q_proj, self.k_proj, self.v_proj, packed=metadata.packed)
         write = None if cache is None or position_BT is None else partial(cache.write, self.layer, position_BT)

@@ -16,7 +16,7 @@ from penjing.model.norm import RMSNorm
 
 
 class Block(nn.Module):
-    """x_BTD -> x_BTD, and in a layer of experts what its router did."""
+    """x_BTD -> x_BTD, and the router's statistics in an MoE layer."""
 
     recompute_mlp: bool = False  # whether the MLP's activations are recomputed in the backward pass instead of kept
 

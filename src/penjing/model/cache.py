@@ -1,4 +1,4 @@
-"""The key/value cache: one static block per layer, every row at its own length."""
+"""The key/value cache: one static block per layer; each row has its own length."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from penjing.model.config import ModelConfig
 
 
 class Cache:
-    """Keys and values of what was read so far, for `rows` sequences of up to `max_tokens` each.
+    """Keys and values of the tokens so far, for `rows` sequences of up to `max_tokens` each.
 
-    Rows may have different lengths: `length_B` says how many positions of each are real. A prompt shorter than its
-    neighbours leaves rubbish behind its end; no later query looks there before it has been overwritten.
+    Rows may have different lengths: `length_B` counts the valid positions of each. Positions after a shorter prompt
+    hold garbage; they are overwritten before any query attends to them.
 
     key_LBGSK, value_LBGSK: [layers, B, G, max_tokens, K] each, 4 x layers x B x G x max_tokens x K bytes in bfloat16.
     """
@@ -34,21 +34,21 @@ class Cache:
         return self.length_B[:, None] + torch.arange(num_tokens, device=self.length_B.device)
 
     def write(self, layer: int, position_BT: Tensor, key_BTGK: Tensor, value_BTGK: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one layer's new keys and values at their positions; returns that layer's whole block_BGSK of each."""
+        """Store one layer's new keys and values at their positions; returns all of the layer's, block_BGSK each."""
         rows_B1 = torch.arange(position_BT.shape[0], device=position_BT.device)[:, None]
         self.key_LBGSK[layer][rows_B1, :, position_BT] = key_BTGK.to(self.key_LBGSK.dtype)
         self.value_LBGSK[layer][rows_B1, :, position_BT] = value_BTGK.to(self.value_LBGSK.dtype)
         return self.key_LBGSK[layer], self.value_LBGSK[layer]
 
-    def keep(self, row_N: Tensor) -> None:
-        """Drop all rows but these, in the order given: row i is now what row row_N[i] was.
+    def select_rows(self, row_N: Tensor) -> None:
+        """Keep only these rows, in this order: row i becomes the old row row_N[i].
 
-        Rows move within the block that is already there: a second cache is never held, only one layer's moved rows.
+        Rows move within the existing blocks. Extra memory is needed for one layer's moved rows only.
         """
         rows = row_N.tolist()
-        unmoved = next((place for place, row in enumerate(rows) if place != row), len(rows))
+        first_moved = next((index for index, row in enumerate(rows) if index != row), len(rows))
         for block_BGSK in (*self.key_LBGSK, *self.value_LBGSK):
-            block_BGSK[unmoved : len(rows)] = block_BGSK[row_N[unmoved:]]
+            block_BGSK[first_moved : len(rows)] = block_BGSK[row_N[first_moved:]]
         self.key_LBGSK = self.key_LBGSK[:, : len(rows)]
         self.value_LBGSK = self.value_LBGSK[:, : len(rows)]
         self.length_B = self.length_B[row_N]

@@ -1,4 +1,4 @@
-"""The shape of a model, as numbers. Every architecture equals a stock `transformers` class."""
+"""The configuration of a model. Every architecture equals a stock `transformers` class."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Settings):
-    """Shape of a decoder: pre-norm RMSNorm, grouped-query attention, SwiGLU or a mixture of them, rotary positions."""
+    """Shape of a decoder: pre-norm RMSNorm, grouped-query attention, rotary positions, SwiGLU or mixture of experts."""
 
     section: ClassVar = "model"
 
-    preset: str = "26m"  # named shape this one started from; see penjing/model/presets.py
-    # What sets them apart: qwen3 and glm4_moe normalise each query and key head, llama and mixtral do not, qwen2 has
-    # biases there instead. Mixtures: glm4_moe has shared experts, a sigmoid router and balances it by bias; qwen3_moe
-    # and mixtral have a softmax router and no shared expert; qwen2_moe has one behind a gate.
+    preset: str = "26m"  # the named shape that the other settings start from; see penjing/model/presets.py
+    # Differences: qwen3 and glm4_moe have an RMSNorm on each query and key head; llama and mixtral have none; qwen2 has
+    # q, k and v biases instead. Mixtures of experts: glm4_moe has shared experts and a sigmoid router balanced by bias;
+    # qwen3_moe and mixtral have a softmax router and no shared expert; qwen2_moe has one gated shared expert.
     architecture: Literal["qwen3", "qwen2", "llama", "qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe"] = "qwen3"
     vocab_size: PositiveInt = 6400  # V, token ids; at least as many as the tokenizer has
     hidden_size: PositiveInt = 512  # D, width of the residual stream
@@ -36,25 +36,25 @@ class ModelConfig(Settings):
     attention_bias: Literal["auto", "qkv", "none"] = "auto"  # added to queries, keys, values; auto: as the class
 
     rope_theta: PositiveFloat = 1e6  # base of the rotary frequencies (arXiv:2104.09864)
-    partial_rotary_factor: float = 1.0  # share of each head that is turned; the rest carries no position
-    rope_scaling: Literal["none", "linear", "llama3", "yarn"] = "none"  # how positions beyond the original reach fit in
-    rope_factor: PositiveFloat = 1.0  # longer by how much
+    partial_rotary_factor: float = 1.0  # fraction of each head that is rotated; the rest carries no position
+    rope_scaling: Literal["none", "linear", "llama3", "yarn"] = "none"  # for positions beyond the original length
+    rope_factor: PositiveFloat = 1.0  # new length / original length
     rope_original_max_position_embeddings: NonNegativeInt = 0  # longest sequence before scaling (yarn, llama3)
-    rope_beta_fast: PositiveFloat = 32.0  # yarn: frequencies that turn more often than this in the original length stay
-    rope_beta_slow: PositiveFloat = 1.0  # yarn: those that turn less often than this are divided by the factor
-    rope_low_freq_factor: PositiveFloat = 1.0  # llama3: the same two borders, under its names
+    rope_beta_fast: PositiveFloat = 32.0  # yarn: frequencies with more rotations in the original length are unchanged
+    rope_beta_slow: PositiveFloat = 1.0  # yarn: frequencies with fewer rotations are divided by the factor
+    rope_low_freq_factor: PositiveFloat = 1.0  # llama3: its names for the same two bounds
     rope_high_freq_factor: PositiveFloat = 4.0
     rope_attention_factor: NonNegativeFloat = 0.0  # yarn: scale of queries and keys; 0 = 0.1 ln(factor) + 1
 
-    sliding_window: NonNegativeInt = 0  # keys that a query of a windowed layer sees, its own included; 0 = all
-    sliding_window_layers: tuple[int, ...] = ()  # which layers those are, from 0; empty with a window: every layer
+    sliding_window: NonNegativeInt = 0  # keys that a query of a windowed layer attends to, its own included; 0 = all
+    sliding_window_layers: tuple[int, ...] = ()  # the windowed layers, from 0; empty: every layer if there is a window
 
     num_experts: int = 0  # E, routed experts of a layer; 0 = dense
-    num_experts_per_tok: int = 0  # k, routed experts that each token goes through
+    num_experts_per_tok: int = 0  # k, routed experts of each token
     moe_intermediate_size: int = 0  # inner width of one routed expert
-    # inner width of the shared experts together, which every token goes through; 0 = none
+    # total inner width of the shared experts, which process every token; 0 = none
     shared_expert_intermediate_size: NonNegativeInt = 0
-    mlp_only_layers: tuple[int, ...] = ()  # layers, from 0, with an MLP of intermediate_size instead of experts
+    mlp_only_layers: tuple[int, ...] = ()  # layers, from 0, that have an MLP of intermediate_size instead of experts
     norm_topk_prob: bool = True  # whether the k experts' weights are divided by their sum
     routed_scaling_factor: PositiveFloat = 1.0  # glm4_moe: the routed experts' sum is multiplied by this
 
@@ -65,7 +65,7 @@ class ModelConfig(Settings):
             what = "query heads must be a whole multiple of key/value heads"
             raise self.error("num_attention_heads", what, got=f"{heads} over {self.num_key_value_heads}")
         if self.architecture == "llama" and self.hidden_size % heads:
-            what = "the stock llama class wants a width that its heads divide"
+            what = "the stock llama class wants a width that is divisible by its heads"
             raise self.error("hidden_size", what, wanted=f"a multiple of model.num_attention_heads = {heads}")
         if self.head_dim % 2:
             raise self.error("head_dim", "rotary positions need an even width")
@@ -75,10 +75,10 @@ class ModelConfig(Settings):
     def _check_positions(self) -> None:
         if not 0 < self.partial_rotary_factor <= 1 or self.rotary_size % 2:
             got = f"{self.partial_rotary_factor} of {self.head_dim}"
-            raise self.error("partial_rotary_factor", "must leave an even number of turned dimensions", got=got)
+            raise self.error("partial_rotary_factor", "must give an even number of rotated dimensions", got=got)
         if self.rope_scaling == "none" and self.rope_factor != 1:
             next_step = "Set model.rope_scaling=yarn (or linear, llama3)."
-            raise self.error("rope_factor", "has no effect without a way of scaling", next_step=next_step)
+            raise self.error("rope_factor", "has no effect without model.rope_scaling", next_step=next_step)
         if self.rope_scaling in ("yarn", "llama3") and self.rope_original_max_position_embeddings < 1:
             raise self.error(
                 "rope_original_max_position_embeddings",
@@ -89,10 +89,10 @@ class ModelConfig(Settings):
             raise self.error("sliding_window_layers", "has no effect without model.sliding_window")
         if self.rope_scaling == "llama3" and self.rope_high_freq_factor <= self.rope_low_freq_factor:
             wanted = f"more than model.rope_low_freq_factor = {self.rope_low_freq_factor}"
-            raise self.error("rope_high_freq_factor", "leaves nothing between the borders", wanted=wanted)
+            raise self.error("rope_high_freq_factor", "must exceed the low factor", wanted=wanted)
         if self.sliding_window and self.architecture in ("llama", "glm4_moe"):
             next_step = "Use model.architecture=qwen3, qwen3_moe, qwen2, qwen2_moe or mixtral."
-            raise self._no_such("sliding_window", "sliding window", next_step=next_step)
+            raise self._unsupported("sliding_window", "sliding window", next_step=next_step)
         self._check_layers("sliding_window_layers")
 
     def _check_layers(self, name: str) -> None:
@@ -100,7 +100,7 @@ class ModelConfig(Settings):
             if not 0 <= layer < self.num_hidden_layers:
                 raise self.error(name, "no such layer", got=layer, wanted=f"0..{self.num_hidden_layers - 1}")
 
-    def _no_such(self, name: str, thing: str, **more: Any) -> UserError:
+    def _unsupported(self, name: str, thing: str, **more: Any) -> UserError:
         return self.error(name, f"the stock {self.architecture} class has no {thing}", **more)
 
     def _check_mixture(self) -> None:
@@ -121,23 +121,23 @@ class ModelConfig(Settings):
         self._check_stock_class()
 
     def _check_stock_class(self) -> None:
-        """Raise UserError for what the `transformers` class of a mixture cannot be told."""
-        shared, own = self.shared_expert_intermediate_size, self.moe_intermediate_size
+        """Raise UserError for settings that the `transformers` class of a mixture does not have."""
+        shared, routed = self.shared_expert_intermediate_size, self.moe_intermediate_size
         if shared and self.architecture in ("qwen3_moe", "mixtral"):
             next_step = "Set model.architecture=glm4_moe."
-            raise self._no_such("shared_expert_intermediate_size", "shared expert", next_step=next_step)
+            raise self._unsupported("shared_expert_intermediate_size", "shared expert", next_step=next_step)
         if not shared and self.architecture == "qwen2_moe":
             raise self.error("shared_expert_intermediate_size", "qwen2_moe has one", wanted="at least 1")
         if self.routed_scaling_factor != 1 and self.architecture != "glm4_moe":
-            raise self._no_such("routed_scaling_factor", "such factor", wanted=1)
+            raise self._unsupported("routed_scaling_factor", "such factor", wanted=1)
         if self.architecture == "mixtral":
             if not self.norm_topk_prob:
                 raise self.error("norm_topk_prob", "mixtral always renormalises", got="false", wanted="true")
             if self.mlp_only_layers:
                 raise self.error("mlp_only_layers", "mixtral has none")
         if self.architecture == "glm4_moe":
-            if shared % own:
-                wanted = f"a multiple of model.moe_intermediate_size = {own}"
+            if shared % routed:
+                wanted = f"a multiple of model.moe_intermediate_size = {routed}"
                 what = "shared experts are as wide as routed ones"
                 raise self.error("shared_expert_intermediate_size", what, wanted=wanted)
             leading = tuple(range(len(self.mlp_only_layers)))
@@ -162,14 +162,14 @@ class ModelConfig(Settings):
 
     @property
     def rotary_size(self) -> int:
-        """Dimensions of each head that are turned."""
+        """Rotated dimensions of each head."""
         return int(self.head_dim * self.partial_rotary_factor)
 
     def is_dense_layer(self, layer: int) -> bool:
         return not self.is_mixture or layer in self.mlp_only_layers
 
     def window(self, layer: int) -> int:
-        """Keys that a query of this layer sees, its own included; 0 = all before it."""
+        """Keys that a query of this layer attends to, its own included; 0 = all before it."""
         windowed = not self.sliding_window_layers or layer in self.sliding_window_layers
         return self.sliding_window if windowed else 0
 
@@ -178,11 +178,11 @@ class ModelConfig(Settings):
         """The settings of a preset, by name. Raises UserError if there is none of that name."""
         from penjing.model import presets
 
-        if not name:  # a shape that was read from weights and started from no preset
+        if not name:  # a shape that was read from weights, not from a preset
             return {"preset": ""}
-        found = presets.named(name)
-        if found is None:
+        preset = presets.named(name)
+        if preset is None:
             raise UserError(
                 f"no model preset is called {name!r}", where="model.preset", next_step=suggest(name, presets.names())
             )
-        return {"preset": name, **found}
+        return {"preset": name, **preset}

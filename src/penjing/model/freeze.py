@@ -1,4 +1,4 @@
-"""Freezing by pattern: weights that a run leaves as they are."""
+"""Freezes weights by name pattern."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from penjing.base.errors import UserError, suggest
 
 
 def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
-    """Let no parameter learn whose dotted name matches a pattern (`embed.*`, `blocks.[0-3].*`, `*norm.weight`).
+    """Freeze parameters whose dotted name matches a pattern (`embed.*`, `blocks.[0-3].*`, `*norm.weight`).
 
-    Raises UserError for a pattern that matches nothing, or if nothing is left that learns.
+    Raises UserError for a pattern that matches nothing, or if no parameter stays trainable.
     """
     parameters = dict(model.named_parameters())
     patterns = tuple(patterns)
     for pattern in patterns:
-        found = [name for name in parameters if fnmatchcase(name, pattern)]
-        if not found:
+        matches = [name for name in parameters if fnmatchcase(name, pattern)]
+        if not matches:
             raise UserError("matches no parameter", where="freeze", got=pattern, next_step=suggest(pattern, parameters))
-        for name in found:
+        for name in matches:
             parameters[name].requires_grad_(False)
     if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
-        raise UserError("nothing is left that learns", where="freeze", got=", ".join(patterns))
+        raise UserError("no parameter is trainable", where="freeze", got=", ".join(patterns))

@@ -1,4 +1,4 @@
-"""Starting weights, drawn in a fixed order from one seed."""
+"""Initial weights, drawn in a fixed order from one seed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from penjing.model.transformer import Transformer
 def initialise(model: Transformer, seed: int) -> None:
     """Normal weights of standard deviation 0.02 (GPT-2), residual outputs at zero, keys equal to queries, gains at one.
 
-    0.02 is for widths of 625 and more; narrower models get 0.5/sqrt(D), which is larger there, so that a 128-wide
-    model does not start with near-zero attention scores. The embedding keeps 0.02. With o_proj and down_proj at zero
-    every block begins as the identity and the embedding is not drowned; with each key head a copy of the first query
-    head that it serves, a token begins by looking at where it stood before (after arXiv:2305.09828). Together they
-    brought copying from context forward by a third (docs/log.md). The global random state is neither read nor changed.
+    0.02 is for widths of 625 and more. Narrower models get 0.5/sqrt(D), which is larger, so that a 128-wide model does
+    not start with near-zero attention scores; their embedding keeps 0.02. With o_proj and down_proj at zero every block
+    starts as the identity. With each key head a copy of its first query head, a token first attends to its earlier
+    occurrences (after arXiv:2305.09828). With both, copying from context is learned a third sooner (docs/log.md). The
+    global random state is neither read nor changed.
     """
     generator = torch.Generator().manual_seed(seed)
-    wide = max(0.02, 0.5 / math.sqrt(model.config.hidden_size))
+    matrix_std = max(0.02, 0.5 / math.sqrt(model.config.hidden_size))
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
             nn.init.zeros_(parameter)
@@ -31,8 +31,8 @@ def initialise(model: Transformer, seed: int) -> None:
         elif name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
             nn.init.zeros_(parameter)
         else:
-            spread = 0.02 if name == "embed.weight" else wide
-            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, spread, generator=generator))
+            std = 0.02 if name == "embed.weight" else matrix_std
+            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
     for block in model.blocks:
         assert isinstance(block, Block)
         block.attention.tie_key_init()

@@ -1,5 +1,5 @@
-"""Tries kernels on a small case before a run uses them: those that fail on this machine or compute something else are
-switched off, with a warning. Sizes that no kernel takes are an error."""
+"""Tests kernels on a small case before a run uses them: kernels that fail on this machine, or give wrong results, are
+switched off with a warning. Unsupported expert sizes are an error."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from penjing.kernels.cpu import library
 from penjing.kernels.cpu import ops as cpu
 from penjing.kernels.triton import ops as gpu
 from penjing.model.config import ModelConfig
-from penjing.model.moe import mixtures
+from penjing.model.moe import moe_layers
 from penjing.model.rope import rotary_table
 from penjing.model.transformer import Transformer
 
-TRIED_TOKENS = 200  # of each of two rows
+TEST_TOKENS = 200  # of each of two rows
 MAX_DIFFERENCE = 0.05  # in bfloat16, of values and gradients of size 1
 
 
 def check_expert_sizes(model: Transformer, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise UserError where grouped matmuls do not take experts of these sizes: on CUDA rows must be whole 16 bytes."""
+    """Raise UserError if grouped matmuls do not support the expert sizes: on CUDA rows are multiples of 16 bytes."""
     multiple = 16 // dtype.itemsize
-    for layer in mixtures(model) if device.type == "cuda" else ():
+    for layer in moe_layers(model) if device.type == "cuda" else ():
         _, inner, width = layer.gate_proj.shape
         for where, size in (("model.moe_intermediate_size", inner), ("model.hidden_size", width)):
             if size % multiple:
@@ -36,36 +36,36 @@ def check_expert_sizes(model: Transformer, device: torch.device, dtype: torch.dt
 
 
 def check_kernels(model: Transformer, device: torch.device, dtype: torch.dtype) -> str:
-    """Try the kernels for the model's heads and vocabulary on this device. A line that says what they are used for, or
-    on a CPU why they are not; empty: nothing to say."""
+    """Test the kernels with the model's heads and vocabulary on this device. Returns a line on what they are used for,
+    or on a CPU why they are not; empty where there are no kernels."""
     config, on_cpu = model.config, _on_cpu(device, dtype)
     if not (dtype in cpu.TYPES if on_cpu else gpu.supports(device, dtype)):
         return ""
     if on_cpu and (why := library.unavailable_reason()):
-        return f"steps take longer than they could: the C kernels for this CPU are missing, {why}"
+        return f"the C kernels for this CPU are missing, so steps are slower: {why}"
     try:
-        wrong = max(_attention_difference(config, device, dtype), _head_difference(config.vocab_size, device, dtype))
+        diff = max(_attention_difference(config, device, dtype), _head_difference(config.vocab_size, device, dtype))
         if on_cpu:
-            wrong = max(wrong, _layer_difference(dtype))
-    except Exception as error:  # whatever a compiler or a card has against them
+            diff = max(diff, _layer_difference(dtype))
+    except Exception as error:  # from a compiler or a driver
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
     else:
-        if wrong <= MAX_DIFFERENCE:
-            used = ["attention"] if _attends(config.head_dim, device, dtype) else []
+        if diff <= MAX_DIFFERENCE:
+            used = ["attention"] if _uses_attention_kernel(config.head_dim, device, dtype) else []
             used += ["norms"] if on_cpu else []
             used += ["weight gradients"] if on_cpu and cpu.supports_weight_grad_in(dtype) else []
             return f"kernels of our own for {', '.join([*used, 'SwiGLU'])} and the head's softmax"
-        reason = f"off by {wrong:.2g}"
+        reason = f"off by {diff:.2g}"
     warnings.warn(f"kernels of our own are not used, torch's are: {reason}", stacklevel=2)
     (library if on_cpu else gpu).switch_off()
     return ""
 
 
 def _on_cpu(device: torch.device, dtype: torch.dtype) -> bool:
-    return device.type == "cpu" and not gpu.supports(device, dtype)  # it does where Triton interprets
+    return device.type == "cpu" and not gpu.supports(device, dtype)  # with Triton's interpreter it does
 
 
-def _attends(head_dim: int, device: torch.device, dtype: torch.dtype) -> bool:
+def _uses_attention_kernel(head_dim: int, device: torch.device, dtype: torch.dtype) -> bool:
     if _on_cpu(device, dtype):
         return cpu.supports_attention(dtype, head_dim, torch.get_num_threads())
     return gpu.supports_attention(device, dtype, head_dim)
@@ -73,64 +73,66 @@ def _attends(head_dim: int, device: torch.device, dtype: torch.dtype) -> bool:
 
 def _difference(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
     """The largest difference between tensors that should be equal, relative to the largest value."""
-    return max(float((one.float() - other).abs().max() / other.abs().max()) for one, other in pairs)
+    return max(float((actual.float() - expected).abs().max() / expected.abs().max()) for actual, expected in pairs)
 
 
 def _attention_difference(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> float:
-    """Of values and gradients from the reference in float32."""
+    """Difference of values and gradients from the reference in float32."""
     heads, groups, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-    if not _attends(size, device, dtype):
+    if not _uses_attention_kernel(size, device, dtype):
         return 0.0
-    generator, shape = torch.Generator().manual_seed(1), (2, TRIED_TOKENS)
+    generator, shape = torch.Generator().manual_seed(1), (2, TEST_TOKENS)
     document_BT = (torch.rand(shape, generator=generator) < 0.02).long().cumsum(1).to(device)
     packed_BTJ = torch.randn(*shape, (heads + 2 * groups) * size, generator=generator).to(device, dtype)
     upstream_BTHK = torch.randn(*shape, heads, size, generator=generator).to(device, dtype)
-    rotary = rotary_table(torch.arange(TRIED_TOKENS, device=device)[None], config)
+    rotary = rotary_table(torch.arange(TEST_TOKENS, device=device)[None], config)
     if _on_cpu(device, dtype):
         metadata = ops.AttentionMetadata(document_BT=document_BT, first_BT=first_keys(document_BT, 0))
     else:
         metadata = ops.AttentionMetadata(ranges=key_ranges(document_BT))
 
-    def run(kind: torch.dtype, kernel: bool) -> list[Tensor]:
-        given_BTJ = packed_BTJ.to(kind).requires_grad_()
+    def run(dtype: torch.dtype, kernel: bool) -> list[Tensor]:
+        input_BTJ = packed_BTJ.to(dtype).requires_grad_()
         gains = [torch.ones(size, device=device).requires_grad_() for _ in range(2 * config.normalises_heads)]
-        parts = torch.split(given_BTJ, [heads * size, groups * size, groups * size], dim=-1)
+        parts = torch.split(input_BTJ, [heads * size, groups * size, groups * size], dim=-1)
         if kernel:
             norm = ops.QKNorm(gains[0], gains[1], config.rms_norm_eps) if gains else None
-            qkv = [given_BTJ] if metadata.packed else [x.contiguous() for x in parts]
+            qkv = [input_BTJ] if metadata.packed else [x.contiguous() for x in parts]
             out = ops.attention(qkv, heads, groups, norm, rotary, metadata)
         else:
             q, k, v = (x.reshape(*shape, -1, size) for x in parts)
             if gains:
-                q, k = (reference.rms_norm(x, g, config.rms_norm_eps, kind) for x, g in zip((q, k), gains, strict=True))
+                q, k = (
+                    reference.rms_norm(x, g, config.rms_norm_eps, dtype) for x, g in zip((q, k), gains, strict=True)
+                )
             q, k = ops.apply_rope(q, *rotary), ops.apply_rope(k, *rotary)
             out = reference.attention(q, k.transpose(1, 2), v.transpose(1, 2), document_mask(document_BT))
-        return [out.detach(), *torch.autograd.grad(out, (given_BTJ, *gains), upstream_BTHK.to(kind))]
+        return [out.detach(), *torch.autograd.grad(out, (input_BTJ, *gains), upstream_BTHK.to(dtype))]
 
     return _difference(zip(run(dtype, True), run(torch.float32, False), strict=True))
 
 
 def _head_difference(vocab_size: int, device: torch.device, dtype: torch.dtype) -> float:
-    """The same of the cross-entropy and its gradients."""
+    """The same for the cross-entropy and its gradients."""
     generator = torch.Generator().manual_seed(1)
     logits_CV = (4 * torch.randn(16, vocab_size, generator=generator)).to(device, dtype)
     target_C = torch.randint(vocab_size, (16,), generator=generator).to(device)
     wide_CV = logits_CV.to(torch.float32, copy=True).requires_grad_()
-    wanted_C = functional.cross_entropy(wide_CV, target_C, reduction="none")
-    (grad_CV,) = torch.autograd.grad(wanted_C.sum(), wide_CV)
+    expected_C = functional.cross_entropy(wide_CV, target_C, reduction="none")
+    (grad_CV,) = torch.autograd.grad(expected_C.sum(), wide_CV)
     cross_entropy_inplace = cpu.cross_entropy_inplace if _on_cpu(device, dtype) else gpu.cross_entropy_inplace
-    got_C = cross_entropy_inplace(logits_CV, target_C, torch.ones(16, device=device), True)
-    return _difference(((got_C, wanted_C.detach()), (logits_CV, grad_CV)))
+    actual_C = cross_entropy_inplace(logits_CV, target_C, torch.ones(16, device=device), True)
+    return _difference(((actual_C, expected_C.detach()), (logits_CV, grad_CV)))
 
 
 def _layer_difference(dtype: torch.dtype) -> float:
-    """The same of a norm, SwiGLU and a weight's gradient on a CPU."""
+    """The same for a norm, SwiGLU and a weight gradient on a CPU."""
     generator = torch.Generator().manual_seed(1)
     x_ND, upstream_ND = torch.randn(2, 40, 96, generator=generator)
 
-    def run(plain: bool) -> list[Tensor]:
+    def run(use_reference: bool) -> list[Tensor]:
         x, gain = x_ND.clone().requires_grad_(), torch.ones(96).requires_grad_()
-        if plain:
+        if use_reference:
             y = reference.rms_norm(x, gain, 1e-6, torch.float32)
             out = reference.swiglu(y, y)
         else:

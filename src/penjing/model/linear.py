@@ -1,6 +1,6 @@
 """Linear layers with explicit precision: float32 master weights; inputs and weights are cast at the matmul.
 
-No autocast: what is computed in which dtype can be read here, is the same on every device, and costs no look-ups.
+No autocast: the dtype of each matmul is visible in the code and the same on every device, without look-ups.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Linear(nn.Linear):
     """y = x W^T (+ b), the matmul in `compute_dtype` (None: the weight's own)."""
 
     compute_dtype: torch.dtype | None = None
-    float8: bool = False  # whether matmuls that gradients are taken of run in float8 (see `use_float8`)
+    float8: bool = False  # whether matmuls with gradients run in float8 (see `use_float8`)
     cast: Tensor | None = None  # the weight in `compute_dtype`, for matmuls without gradients (see `cast_cache.py`)
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
@@ -29,53 +29,53 @@ class Linear(nn.Linear):
 
 
 def plain_weight(layer: nn.Module) -> Tensor | None:
-    """The weight of a layer that is x W^T in `compute_dtype` and no more: no bias, no adapter, no float8."""
+    """The weight of a layer that computes only x W^T in `compute_dtype`; None with a bias, an adapter or float8."""
     is_plain = type(layer) is Linear and not layer.float8 and layer.bias is None
     return layer.weight if is_plain else None  # type: ignore[return-value]  # mypy does not narrow by type()
 
 
 def shared_input_linears(x: Tensor, *layers: nn.Module, packed: bool = False) -> tuple[Tensor, ...]:
-    """Each layer's output for the same x, [..., N] -> [..., O] each, in its `compute_dtype`; packed: all of them side
-    by side in one tensor."""
+    """Each layer's output for the same x, [..., N] -> [..., O] each, in its `compute_dtype`; packed: all
+    concatenated in one tensor."""
     if packed:
         return (packed_linear(x, *layers),)
-    plain, dtype = _alike(*layers) if ops.shares_input(x) else ([], None)
+    plain, dtype = _plain_linears(*layers) if ops.shares_input(x) else ([], None)
     if dtype is None:
         return tuple(layer(x) for layer in layers)
     return ops.shared_input_linears(x, dtype, [layer.weight for layer in plain], [layer.bias for layer in plain])
 
 
 def packed_linear(x: Tensor, *layers: nn.Module) -> Tensor:
-    """The layers' outputs side by side in each row, [..., N] -> [..., sum of O]: one matmul where it can be."""
-    plain, dtype = _alike(*layers)
+    """The layers' outputs concatenated, [..., N] -> [..., sum of O]: in one matmul if possible."""
+    plain, dtype = _plain_linears(*layers)
     biases: list[Tensor] = [layer.bias for layer in plain if layer.bias is not None]
     if dtype is None or 0 < len(biases) < len(plain):
-        pack = getattr(layers[0], "packed", lambda *_: None)  # layers with adapters know how
+        pack = getattr(layers[0], "packed", lambda *_: None)  # layers with adapters have a method for it
         out: Tensor | None = pack(x, *layers)
         return torch.cat([layer(x) for layer in layers], dim=-1) if out is None else out
     weight = torch.cat([layer.weight.to(dtype) for layer in plain])
     return functional.linear(x.to(dtype), weight, torch.cat(biases).to(dtype) if biases else None)
 
 
-def _alike(*layers: nn.Module) -> tuple[list[Linear], torch.dtype | None]:
-    """The layers and the dtype of their matmuls, where all are plain ones of one dtype; else None."""
+def _plain_linears(*layers: nn.Module) -> tuple[list[Linear], torch.dtype | None]:
+    """The plain layers, and the dtype of their matmuls if all layers are plain and share one; else None."""
     plain = [layer for layer in layers if type(layer) is Linear and not layer.float8]
     dtypes = {layer.compute_dtype or layer.weight.dtype for layer in plain}
     return plain, dtypes.pop() if len(plain) == len(layers) and len(dtypes) == 1 else None
 
 
 def set_compute_dtype(model: nn.Module, dtype: torch.dtype | None) -> None:
-    """Set the dtype of every matmul in `model`; the parameters stay as they are."""
+    """Set the dtype of every matmul in `model`; parameters keep theirs."""
     for module in model.modules():
         if hasattr(module, "compute_dtype"):
             setattr(module, "compute_dtype", dtype)  # noqa: B010 (typed as a tensor or a module by torch)
 
 
 def use_float8(model: nn.Module) -> None:
-    """Run the matmuls of the linear layers of a decoder's blocks in float8 (kernels/fp8.py) where gradients are taken.
+    """Run the linear layers of a decoder's blocks in float8 (kernels/fp8.py) when gradients are taken.
 
-    Embedding, head and routers stay as they are, and so do routed experts and layers with a side that is no multiple
-    of 16. `compute_dtype` must be bfloat16.
+    Not in float8: embedding, head, routers, routed experts, and layers with a side that is not a multiple of 16.
+    `compute_dtype` must be bfloat16.
     """
     for name, module in model.named_modules():
         if isinstance(module, Linear) and name.startswith("blocks."):

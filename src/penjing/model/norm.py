@@ -12,7 +12,7 @@ class RMSNorm(nn.Module):
     """Normalise the last dimension to unit root mean square, then scale by a learned gain.
 
     The statistics are in float32 whatever the input. The output comes in `compute_dtype` (None: the input's dtype, as
-    in `transformers`), so that the several matmuls that follow share it.
+    in `transformers`), so that all matmuls that follow share it.
     """
 
     compute_dtype: torch.dtype | None = None
@@ -26,5 +26,5 @@ class RMSNorm(nn.Module):
         return ops.rms_norm(x, self.weight, self.epsilon, self.compute_dtype or x.dtype)
 
     def forward_with_residual(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x and its norm, for a residual stream: their gradients meet in one kernel."""
+        """x and its norm, for a residual stream: one kernel adds their gradients."""
         return ops.rms_norm_with_residual(x, self.weight, self.epsilon, self.compute_dtype or x.dtype)

@@ -1,4 +1,4 @@
-"""Shapes people know, by name, and a ladder of our own. `penjing show models` prints them with their exact counts."""
+"""Known model shapes by name, and a ladder of sizes. `penjing show models` prints them with their exact counts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 from penjing.base.errors import UserError
 
 _LLAMA: dict[str, object] = {"architecture": "llama"}
-# One wide head a layer instead of four narrow ones: as wide as the model, it can match any token with itself, and
-# copying from context forms far sooner (docs/log.md).
+# One wide head per layer instead of four narrow ones: as wide as the model, it can match any token with itself, and
+# copying from context is learned far sooner (docs/log.md).
 _TINY: dict[str, object] = {
     "vocab_size": 2048,
     "hidden_size": 128,
@@ -31,9 +31,9 @@ _MINIMIND_3: dict[str, object] = {
 
 # Each entry lists what differs from ModelConfig's defaults.
 PRESETS: dict[str, dict[str, object]] = {
-    # The quickstart's, for two CPU cores.
+    # For the quickstart, on two CPU cores.
     "tiny": {**_TINY, "intermediate_size": 352},
-    # The same as a mixture: every token goes through as much as in `tiny`, a third of it the shared expert.
+    # The same as a mixture of experts: each token uses an inner width as in `tiny`, a third of it in the shared expert.
     "tiny-moe": {
         **_TINY,
         "architecture": "glm4_moe",
@@ -67,8 +67,8 @@ PRESETS: dict[str, dict[str, object]] = {
         "head_dim": 96,
         "intermediate_size": 2048,
     },
-    # MiniMind 2 MoE: 145.03 M, four routed experts (two a token) and a shared one. Its router was a softmax; this one
-    # has a sigmoid and is balanced by bias, as the stock class that vLLM and llama.cpp run has.
+    # MiniMind 2 MoE: 145.03 M, four routed experts (two a token) and a shared one. Its router is a softmax; this one
+    # is a sigmoid balanced by bias, as in the stock class that vLLM and llama.cpp support.
     "145m-moe": {
         "architecture": "glm4_moe",
         "qk_norm": "none",
@@ -156,27 +156,27 @@ PRESETS: dict[str, dict[str, object]] = {
 LADDER = ("1m", "3m", "10m", "30m", "100m", "300m", "1b")
 _LADDER_PREFIX = "ladder-"
 _SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9}
-# Larger models pay for larger vocabularies, but more slowly than they grow (arXiv:2407.13623: as N^0.83): up to this
-# many parameters, this vocabulary.
+# (largest number of parameters, vocabulary). The best vocabulary grows with the model, but more slowly
+# (arXiv:2407.13623: as N^0.83).
 _VOCABULARIES = ((2e6, 2048), (5e6, 4096), (2e8, 6400), (6e8, 16384), (math.inf, 32768))
-_ASPECT = 64  # width over depth; measured better than 128 on small models (nanochat's log)
-_SHALLOWEST = 4
+_ASPECT = 64  # width / depth; better than 128 on small models (nanochat's log)
+_MIN_LAYERS = 4
 
 
 def named(name: str) -> dict[str, object] | None:
-    """What a preset or a rung of the ladder sets; None if there is none of that name."""
+    """The settings of a preset or a ladder size; None if the name is unknown."""
     if name.startswith(_LADDER_PREFIX):
         return ladder(read_size(name.removeprefix(_LADDER_PREFIX)))
     return PRESETS.get(name)
 
 
 def names() -> list[str]:
-    """All names, the ladder's rungs last; `ladder-45m` and the like exist too."""
+    """All names, the ladder's last; other ladder sizes, such as `ladder-45m`, are valid too."""
     return [*PRESETS, *(_LADDER_PREFIX + rung for rung in LADDER)]
 
 
 def read_size(text: str) -> float:
-    """`30m` -> 30 million parameters. Raises UserError if it is no size from 500k to 3b."""
+    """`30m` -> 30 million parameters. Raises UserError unless it is a size from 500k to 3b."""
     try:
         size = float(text[:-1]) * _SUFFIXES[text[-1:].lower()]
     except (ValueError, KeyError):
@@ -187,12 +187,12 @@ def read_size(text: str) -> float:
 
 
 def ladder(num_parameters: float) -> dict[str, object]:
-    """The shape of a model of about so many parameters in all: one dial, the rest follows.
+    """The shape of a model of about this total number of parameters.
 
-    Width is 64 times depth, from 4 layers up; the MLP 8/3 times the width; heads of 128 (64 in narrow models), up to
-    four of them on one key/value head. The nearest such shape is taken; it is within 8 % of the size asked for.
+    Width is 64 times depth, with at least 4 layers; the MLP is 8/3 times the width; heads have 128 dimensions (64 in
+    narrow models), and up to four share a key/value head. The nearest such shape is within 8 % of the requested size.
     """
-    vocabulary = next(size for largest, size in _VOCABULARIES if num_parameters <= largest)
+    vocabulary = next(size for limit, size in _VOCABULARIES if num_parameters <= limit)
 
     def shape(layers: int, width: int) -> dict[str, object]:
         head = 128 if width >= 512 else 64
@@ -210,16 +210,16 @@ def ladder(num_parameters: float) -> dict[str, object]:
         }
 
     def count(layers: int, width: int) -> float:
-        found = shape(layers, width)
-        heads, kv = int(str(found["num_attention_heads"])), int(str(found["num_key_value_heads"]))
+        config = shape(layers, width)
+        heads, kv = int(str(config["num_attention_heads"])), int(str(config["num_key_value_heads"]))
         attention = 2 * width * (heads + kv) * (128 if width >= 512 else 64)
-        return vocabulary * width + layers * (attention + 3 * width * int(str(found["intermediate_size"])))
+        return vocabulary * width + layers * (attention + 3 * width * int(str(config["intermediate_size"])))
 
-    def miss(choice: tuple[int, int]) -> float:
-        layers, width = choice
-        off = abs(math.log(count(layers, width) / num_parameters))
-        return 8 * off + abs(math.log(width / layers / _ASPECT))
+    def distance(candidate: tuple[int, int]) -> float:
+        layers, width = candidate
+        error = abs(math.log(count(layers, width) / num_parameters))
+        return 8 * error + abs(math.log(width / layers / _ASPECT))
 
     widths = [*range(64, 512, 64), *range(512, 4096, 128)]
-    layers, width = min(((layers, width) for layers in range(_SHALLOWEST, 49) for width in widths), key=miss)
+    layers, width = min(((layers, width) for layers in range(_MIN_LAYERS, 49) for width in widths), key=distance)
     return shape(layers, width)

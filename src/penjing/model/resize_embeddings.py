@@ -1,4 +1,4 @@
-"""More rows for a vocabulary that has grown."""
+"""Adds embedding rows for a larger vocabulary."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from torch import Tensor
 
 from penjing.base.errors import UserError
 
-TABLES = ("embed.weight", "head.weight")
+EMBEDDINGS = ("embed.weight", "head.weight")
 
 
 @torch.no_grad()
 def resize_embeddings(state: dict[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
-    """A state dict with `vocab_size` rows of embedding and head; all else, and the old rows, as they are.
+    """A state dict with `vocab_size` rows of embedding and head; all else, and the old rows, unchanged.
 
-    Each new row is the mean of the old ones: a new token begins as likely as the average one, and the loss on old text
-    barely moves (after Hewitt, 2021, "Initializing New Word Embeddings for Pretrained Language Models").
-    Raises UserError if there are more rows than that already: a vocabulary never shrinks here.
+    Each new row is the mean of the old ones: a new token starts as likely as the average one, and the loss on old text
+    hardly changes (after Hewitt, 2021, "Initializing New Word Embeddings for Pretrained Language Models").
+    Raises UserError if there are already more rows: a vocabulary is never shrunk.
     """
-    grown = dict(state)
-    for name in TABLES:
+    resized = dict(state)
+    for name in EMBEDDINGS:
         if name not in state:
             continue
         old_VD = state[name]
-        missing = vocab_size - old_VD.shape[0]
-        if missing < 0:
+        num_new = vocab_size - old_VD.shape[0]
+        if num_new < 0:
             raise UserError(
-                "smaller than that of the weights to begin with",
+                "smaller than the vocabulary of the initial weights",
                 where="model.vocab_size",
                 got=vocab_size,
                 wanted=f"at least {old_VD.shape[0]}",
             )
-        if missing:
+        if num_new:
             mean_1D = old_VD.double().mean(dim=0, keepdim=True).to(old_VD.dtype)
-            grown[name] = torch.cat((old_VD, mean_1D.expand(missing, -1)))
-    return grown
+            resized[name] = torch.cat((old_VD, mean_1D.expand(num_new, -1)))
+    return resized

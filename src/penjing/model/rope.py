@@ -1,9 +1,9 @@
 """Rotary position embedding (arXiv:2104.09864, equation 15), in the rotate-half layout of `transformers` and llama.cpp.
 
 At position p the pair of dimensions (i, i + n) of queries and keys is rotated by the angle p * theta^(-i / n)
-(`ops.apply_rope`). Longer sequences than a model was trained with fit in by rotating its slow dimensions slower:
-`linear` divides every frequency by the factor (arXiv:2306.15595), `llama3` and `yarn` (arXiv:2309.00071) leave the fast
-ones alone and part the rest each in its own way; yarn also sharpens attention.
+(`ops.apply_rope`). RoPE scaling lowers frequencies for sequences longer than those in training: `linear` divides every
+frequency by the factor (arXiv:2306.15595); `llama3` and `yarn` (arXiv:2309.00071) keep high frequencies, divide low
+ones, and interpolate between, each by its own formula; yarn also scales the attention scores.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ def frequencies(config: ModelConfig, device: torch.device | str = "cpu") -> Tens
     """Angle per position of each rotated pair of dimensions, [rotary_size / 2] in float32."""
     size = config.rotary_size
     exponent = torch.arange(0, size, 2, dtype=torch.float32, device=device) / size
-    plain = 1.0 / config.rope_theta**exponent
+    base = 1.0 / config.rope_theta**exponent
     if config.rope_scaling == "linear":
-        return plain / config.rope_factor
+        return base / config.rope_factor
     if config.rope_scaling == "llama3":
-        return _llama3(config, plain)
+        return _llama3(config, base)
     if config.rope_scaling == "yarn":
-        kept = _yarn_unscaled_fraction(config, size, plain.device)
-        return plain / config.rope_factor * (1 - kept) + plain * kept
-    return plain
+        unscaled = _yarn_unscaled_fraction(config, size, base.device)
+        return base / config.rope_factor * (1 - unscaled) + base * unscaled
+    return base
 
 
-def _llama3(config: ModelConfig, plain: Tensor) -> Tensor:
-    """Above the high border as they were, below the low one divided by the factor, on a line between.
+def _llama3(config: ModelConfig, base: Tensor) -> Tensor:
+    """High frequencies are unchanged, low ones divided by the factor, those between interpolated.
 
-    In the order of operations of `transformers`: at position 100,000 the last bit of a frequency is seen in the logits.
+    The order of operations is that of `transformers`: at position 100,000 a frequency's last bit changes the logits.
     """
     low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
     length = config.rope_original_max_position_embeddings
-    wave = 2 * math.pi / plain
-    share = (length / wave - low) / (high - low)
-    between = (1 - share) * plain / config.rope_factor + share * plain
-    slow = torch.where(wave > length / low, plain / config.rope_factor, plain)
-    return torch.where((wave >= length / high) & (wave <= length / low), between, slow)
+    wavelength = 2 * math.pi / base
+    smooth = (length / wavelength - low) / (high - low)
+    smoothed = (1 - smooth) * base / config.rope_factor + smooth * base
+    scaled = torch.where(wavelength > length / low, base / config.rope_factor, base)
+    return torch.where((wavelength >= length / high) & (wavelength <= length / low), smoothed, scaled)
 
 
 def _yarn_unscaled_fraction(config: ModelConfig, size: int, device: torch.device) -> Tensor:
-    """How much of each frequency stays as it was, 1 for the fast ones to 0 for the slow ones, by dimension."""
+    """The unscaled fraction of each frequency, from 1 for high ones to 0 for low ones."""
 
     def dimension(rotations: float) -> float:
-        """Where a pair rotates so many times within the original length."""
+        """The pair that makes this many rotations within the original length."""
         length = config.rope_original_max_position_embeddings
         return size * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(config.rope_theta))
 
@@ -60,7 +60,7 @@ def _yarn_unscaled_fraction(config: ModelConfig, size: int, device: torch.device
 
 
 def attention_factor(config: ModelConfig) -> float:
-    """What cosines and sines are multiplied by; their product scales the attention scores by its square."""
+    """The factor of cosines and sines; it scales attention scores by its square."""
     if config.rope_scaling != "yarn":
         return 1.0
     return config.rope_attention_factor or 0.1 * math.log(max(config.rope_factor, 1.0)) + 1.0

@@ -1,5 +1,5 @@
-"""What an objective wants of the model's last hidden states, taken inside `forward` so that a wrapped (DDP, FSDP) model
-stays one callable, and a position at a time so that all logits never exist at once."""
+"""What an objective computes from the last hidden states. It runs inside `forward`, so that a wrapped model (DDP, FSDP)
+stays one callable, and in blocks of positions, so that all logits never exist at once."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class CrossEntropy(NamedTuple):
 
 
 class LogProbs(NamedTuple):
-    """logp_2N in float32: the log-probability of each target, and beside it the entropy of that prediction in nats,
-    without a gradient. temperature: logits are divided by it before."""
+    """logp_2N in float32: the log-probability of each target, and the entropy of its prediction in nats (no
+    gradient). temperature: logits are divided by it before."""
 
     target_N: Tensor
     temperature: float = 1.0

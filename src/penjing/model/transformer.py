@@ -1,4 +1,4 @@
-"""The decoder (arXiv:1706.03762, the decoder half; arXiv:2302.13971, section 2.2), in a straight line: embed, L blocks,
+"""The decoder (arXiv:1706.03762, the decoder half; arXiv:2302.13971, section 2.2), in order: embedding, L blocks,
 norm, head."""
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """hidden_BTD after the last norm.
 
-        ids_BT: token ids. document_BT: which document each position belongs to (None: each row is one document).
+        ids_BT: token ids. document_BT: the document of each position (None: each row is one document).
         cache: keys and values of earlier positions; these tokens are appended to every row, each of which is one
-        document, and must fit there.
-        branch_BT, position_BT: where documents part into branches after a common beginning (see `branch_mask`); the
-        position of each token in its own branch.
+        document, and must fit.
+        branch_BT, position_BT: for documents that branch after a shared prefix (see `branch_mask`); the position of
+        each token in its own branch.
         """
         return self._hidden(ids_BT, document_BT, cache, branch_BT, position_BT)[0]
 
@@ -72,7 +72,7 @@ class Transformer(nn.Module):
         position_BT: Tensor | None,
         edge_S: Tensor | None = None,
     ) -> tuple[Tensor, RouterStats | None]:
-        """hidden_BTD, and what the routers of all layers did together."""
+        """hidden_BTD, and the router statistics of all layers."""
         assert cache is None or document_BT is None, "a cached row is one document"
         assert (branch_BT is None) == (position_BT is None), "branches have positions of their own"
         num_tokens = ids_BT.shape[1]
@@ -99,12 +99,12 @@ class Transformer(nn.Module):
         x_BTD = self.embed(ids_BT)
         routers: list[RouterStats] = []
         for window, block in zip(windows, self.blocks, strict=True):
-            given = (x_BTD, rotary, metadata[window], cache, position_BT, document_BT)
+            inputs = (x_BTD, rotary, metadata[window], cache, position_BT, document_BT)
             if self.recompute == "block" and torch.is_grad_enabled():
-                # A block draws nothing (runs with adapters' dropout are refused): no random state need be kept.
-                x_BTD, router = checkpoint(block, *given, use_reentrant=False, preserve_rng_state=False)
+                # A block has no dropout (adapters with dropout are refused): the random state need not be saved.
+                x_BTD, router = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
             else:
-                x_BTD, router = block(*given)
+                x_BTD, router = block(*inputs)
             if router is not None:
                 routers.append(router)
         if cache is not None:
@@ -132,11 +132,11 @@ class Transformer(nn.Module):
         position_BT: Tensor | None = None,
         edge_S: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, RouterStats]:
-        """logits_BTV in float32; given a `score` (model/score.py), what it makes of the hidden states.
+        """logits_BTV in float32; with a `score` (model/score.py), its result instead.
 
-        scored_N: flat indices (row * T + position) of what is scored, the same one more than once where branches part;
-        None: all. edge_S: where documents begin, for CUDA's variable-length kernel (loader/batch.py); without it a
-        mask does. A mixture of experts that is being trained returns beside the score what its routers did.
+        scored_N: flat indices (row * T + position) of the scored positions, repeated where branches start; None: all.
+        edge_S: `cu_seqlens` of CUDA's variable-length kernel (loader/batch.py); None: a mask is used. With gradients, a
+        mixture of experts returns (score, router statistics).
         """
         hidden_BTD, routers = self._hidden(ids_BT, document_BT, cache, branch_BT, position_BT, edge_S)
         if score is None:
@@ -149,8 +149,8 @@ class Transformer(nn.Module):
 
 
 def recompute_activations(model: Transformer, what: Recompute) -> None:
-    """Make activations again in the backward pass instead of keeping them: of every MLP (half of a dense block's
-    memory for a fifth of its time), or of whole blocks (all but their inputs, for a third)."""
+    """Activation checkpointing: of every MLP (saves half of a dense block's activation memory, costs a fifth of its
+    time), or of whole blocks (saves all but their inputs, costs a third)."""
     model.recompute = what
     for block in model.blocks:
         assert isinstance(block, Block)

@@ -1,4 +1,4 @@
-"""One number for each token: a reward or a value, read off the hidden states of a decoder."""
+"""One number for each token, a reward or a value, from the hidden states of a decoder."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penjing.model.transformer import Transformer
 
 
 class ScalarHead(nn.Module):
-    """A decoder (`model`) with a head that gives one number for a position: v = w . hidden.
+    """A decoder (`model`) with a head that gives one number per position: v = w . hidden.
 
-    w begins at zero, so that every answer starts out equal; it is a vector, and decays as little as gains do.
+    w starts at zero, so that all answers start equal. It is a vector, so it has no weight decay, like norm gains.
     """
 
     def __init__(self, model: Transformer) -> None:
@@ -34,26 +34,26 @@ class ScalarHead(nn.Module):
     ) -> Any:
         """value_N in float32 of the positions scalar_N; with a score too, (the score, value_N), in one pass.
 
-        scalar_N, scored_N: flat indices (row * T + position); without scalar_N the decoder alone answers. branches:
-        `branch_BT` and `position_BT` as it takes them. A mixture of experts that is being trained returns at the end
-        what its routers did.
+        scalar_N, scored_N: flat indices (row * T + position); without scalar_N only the decoder runs. branches:
+        `branch_BT` and `position_BT` of the decoder. With gradients, a mixture of experts also returns its router
+        statistics, at the end.
         """
         if scalar_N is None:
             return self.model(ids_BT, document_BT, score=score, scored_N=scored_N, **branches)
 
         def values(hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Any:
-            # In float32 whatever the matmuls are in: one vector costs nothing, and rewards differ in small digits.
+            # In float32 whatever the matmuls' dtype: one vector costs nothing, and rewards differ in their last digits.
             value_N = (hidden_ND[scalar_N].float() * self.scalar).sum(dim=-1)
             if score is None:
                 return value_N
             return score(hidden_ND if scored_N is None else hidden_ND[scored_N], weight_VD, dtype), value_N
 
-        found = self.model(ids_BT, document_BT, score=values, **branches)
-        if score is not None and isinstance(found[0], tuple):  # with what the routers did
-            return (*found[0], found[1])
-        return found
+        output = self.model(ids_BT, document_BT, score=values, **branches)
+        if score is not None and isinstance(output[0], tuple):  # with router statistics
+            return (*output[0], output[1])
+        return output
 
 
-def answer_places(scored_N: Tensor, answer_N: Tensor, num_answers: int) -> Tensor:
-    """The position that predicts each answer's last token, [A]: answers' tokens stand one after the other."""
+def last_token_indices(scored_N: Tensor, answer_N: Tensor, num_answers: int) -> Tensor:
+    """The position that predicts each answer's last token, [A]; an answer's tokens are contiguous."""
     return scored_N[torch.bincount(answer_N, minlength=num_answers).cumsum(0) - 1]

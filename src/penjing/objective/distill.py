@@ -14,13 +14,13 @@ from torch import Tensor
 from penjing.base.config import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
 from penjing.base.errors import UserError
 from penjing.kernels.fused_distillation_loss import (
+    DistillationSums,
     Divergence,
     DivergenceConfig,
     LiveTeacher,
     StoredTeacher,
-    Sums,
     Teacher,
-    distilled,
+    fused_distillation_loss,
 )
 from penjing.loader.batch import Batch
 from penjing.loader.shared_prompt_batch import AnswerBatch
@@ -130,21 +130,21 @@ class Distillation:
         return batch.weight_N.sum()
 
     def __call__(self, model: Callable[..., Any], batch: Batch | AnswerBatch) -> Loss:
-        data_weight_N, branches = batch.weight_N, dict[str, Any]()
+        ce_weight_N, branches = batch.weight_N, dict[str, Any]()
         if isinstance(batch, AnswerBatch):
             branches = {"branch_BT": batch.branch_BT, "position_BT": batch.position_BT}
-            data_weight_N = batch.weight_N * batch.values["from_data"]
+            ce_weight_N = batch.weight_N * batch.values["from_data"]
         score = partial(
             _score,
             target_N=batch.target_N,
             weight_N=batch.weight_N,
-            given_N=data_weight_N,
+            ce_weight_N=ce_weight_N,
             teacher=self._teacher(batch, branches),
             measure=self.settings.divergence_config,
         )
         scored = model(batch.ids_BT, batch.document_BT, scored_N=batch.scored_N, score=score, **branches)
         sums_5, means = (scored, None) if isinstance(scored, Tensor) else scored
-        sums = Sums(*sums_5.unbind())
+        sums = DistillationSums(*sums_5.unbind())
         parts = {
             LOSS_METRIC: sums.nats.detach(),
             "kl": sums.kl.detach(),
@@ -174,5 +174,5 @@ def run_teacher(teacher: Transformer, batch: Batch | AnswerBatch, **branches: An
     return LiveTeacher(hidden_ND, weight_VD, teacher.compute_dtype or weight_VD.dtype)
 
 
-def _score(hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype, **kwargs: Any) -> Tensor:
-    return distilled(hidden_ND, weight_VD, dtype=dtype, **kwargs)
+def _score(hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype, **given: Any) -> Tensor:
+    return fused_distillation_loss(hidden_ND, weight_VD, dtype=dtype, **given)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penjing.base.config import NonNegativeFloat
 from penjing.loader.shared_prompt_batch import AnswerBatch
-from penjing.model.value_head import answer_places
+from penjing.model.value_head import last_token_indices
 from penjing.objective.base import Loss, ObjectiveSettings
 from penjing.objective.router import RouterSettings
 
@@ -82,5 +82,5 @@ def score_answers(model: Callable[..., Any], batch: AnswerBatch) -> Any:
         batch.document_BT,
         branch_BT=batch.branch_BT,
         position_BT=batch.position_BT,
-        scalar_N=answer_places(batch.scored_N, batch.answer_N, batch.num_answers),
+        scalar_N=last_token_indices(batch.scored_N, batch.answer_N, batch.num_answers),
     )

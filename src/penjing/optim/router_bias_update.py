@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penjing.model.moe import mixtures
+from penjing.model.moe import moe_layers
 
 
 class RouterBalance:
@@ -24,7 +24,7 @@ class RouterBalance:
 
     def __init__(self, model: nn.Module, rate: float, all_reduce: Callable[[Tensor], Tensor]) -> None:
         """all_reduce: sums a tensor over ranks."""
-        self.layers, self.rate, self._all_reduce = mixtures(model), rate, all_reduce
+        self.layers, self.rate, self._all_reduce = moe_layers(model), rate, all_reduce
         self.param_groups: list[dict[str, Any]] = []  # empty: the learning rate does not apply
         self._load_LE = torch.zeros(len(self.layers), 1)
 

@@ -1,1 +1,1 @@
-"""Floor 5: reinforcement learning. Sampling answers is a source of batches that asks the model; rewards are a table."""
+"""Floor 5: reinforcement learning. `RolloutSource` samples the batches; rewards are in a registry."""

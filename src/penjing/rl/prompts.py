@@ -1,4 +1,4 @@
-"""Prompts with their reference answers, read and held out, in an order of their own each epoch."""
+"""Reads prompts with their reference answers, and splits them into training and held-out prompts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRUTH_FIELDS = ("gt", "answer", "truth")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt(RewardContext):
-    """One conversation that waits for an answer."""
+    """One conversation to be answered."""
 
     ids: tuple[int, ...]
     kind: str
@@ -29,9 +29,9 @@ class Prompt(RewardContext):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """train, held_out: the two halves, apart by hash of the conversation. skipped: too long for a row.
+    """train, held_out: split by a hash of the conversation. skipped: prompts that are too long for a row.
 
-    tools: the names of all tools that some prompt has on offer.
+    tools: names of all tools that any prompt offers.
     """
 
     train: list[Prompt]
@@ -45,21 +45,21 @@ def read(
     paths: Sequence[Path],
     tokenizer: Tokenizer,
     *,
-    longest: int,
+    max_prompt_tokens: int,
     held_out_fraction: float,
     thinking: bool | None = None,
-    offered: Sequence[dict[str, Any]] = (),
+    default_tools: Sequence[dict[str, Any]] = (),
     bad_records: BadRecords | None = None,
 ) -> Prompts:
-    """Prompts of at most `longest` tokens. Raises UserError where no prompt is left, and for broken records, which
-    go to `bad_records` where there is one.
+    """Prompts of at most `max_prompt_tokens` tokens. Raises UserError if none is left, and for broken records; these
+    are collected in `bad_records` instead if it is given.
 
-    offered: the tools of prompts whose records name none. thinking: as `render` is told.
+    default_tools: the tools of prompts whose records name none. thinking: see `render`.
     """
-    found: list[tuple[Prompt, str]] = []
-    named: set[str] = set()
+    parsed: list[tuple[Prompt, str]] = []
+    tool_names: set[str] = set()
     for chat, record in read_prompts(list_files(paths), bad_records=bad_records):
-        tools, where = chat.tools or tuple(offered), f"{chat.source}:{chat.line}"
+        tools, where = chat.tools or tuple(default_tools), f"{chat.source}:{chat.line}"
         try:
             prompt = Prompt(
                 ids=tuple(render(tokenizer, chat.messages, tools, ask=True, thinking=thinking).ids),
@@ -74,27 +74,27 @@ def read(
                 raise
             bad_records.reject(error, chat.source, chat.line)
             continue
-        named.update(tool["name"] for tool in tools)
-        found.append((prompt, split_key(chat)))
-    below = held_out_below((key for _, key in found), held_out_fraction)
-    halves: dict[bool, list[Prompt]] = {False: [], True: []}
-    for prompt, key in found:
-        if len(prompt.ids) <= longest:
-            halves[is_held_out(key, below)].append(prompt)
-    skipped = len(found) - sum(map(len, halves.values()))
-    if not halves[False]:
+        tool_names.update(tool["name"] for tool in tools)
+        parsed.append((prompt, split_key(chat)))
+    threshold = held_out_below((key for _, key in parsed), held_out_fraction)
+    splits: dict[bool, list[Prompt]] = {False: [], True: []}
+    for prompt, key in parsed:
+        if len(prompt.ids) <= max_prompt_tokens:
+            splits[is_held_out(key, threshold)].append(prompt)
+    skipped = len(parsed) - sum(map(len, splits.values()))
+    if not splits[False]:
         raise UserError(
             "no prompt fits",
             where="data.seq_len",
-            wanted=f"prompts of at most {longest} tokens, or longer rows",
+            wanted=f"prompts of at most {max_prompt_tokens} tokens, or longer rows",
         )
-    text = json.dumps([[prompt.ids, prompt.truths] for half in halves.values() for prompt in half])
+    text = json.dumps([[prompt.ids, prompt.truths] for split in splits.values() for prompt in split])
     return Prompts(
-        train=halves[False],
-        held_out=halves[True],
+        train=splits[False],
+        held_out=splits[True],
         skipped=skipped,
         fingerprint=sha256_text(text),
-        tools=frozenset(named),
+        tools=frozenset(tool_names),
     )
 
 
@@ -103,7 +103,7 @@ def _truths(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
     if name is None:
         return ()
     value = record[name]
-    listed = value if isinstance(value, list) else [value]
-    if not all(isinstance(one, str | int | float) and not isinstance(one, bool) for one in listed):
-        raise UserError(f"field {name} is no reference answer", where=where, got=repr(value)[:80], wanted="texts")
-    return tuple(map(str, listed))
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in items):
+        raise UserError(f"field {name} is not a reference answer", where=where, got=repr(value)[:80], wanted="texts")
+    return tuple(map(str, items))

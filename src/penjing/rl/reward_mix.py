@@ -1,4 +1,4 @@
-"""Several rewards as one: the weighted sum, and each for the curves."""
+"""Combines several rewards: their weighted sum, and each reward alone for the metrics."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from penjing.base.errors import UserError
 from penjing.base.registry import look_up
 from penjing.objective.policy import Policy
 from penjing.rl.rewards import REWARDS
-from penjing.rl.rewards.base import Reward, RewardContext, RewardInput, Setting
+from penjing.rl.rewards.base import Reward, RewardContext, RewardInput, RewardRuntime
 
 
 class RewardMix:
-    """The rewards of a run, made once."""
+    """The rewards of a run, built once."""
 
-    def __init__(self, settings: Policy, setting: Setting) -> None:
+    def __init__(self, settings: Policy, runtime: RewardRuntime) -> None:
         if len(set(settings.rewards)) < len(settings.rewards):
             raise UserError("named twice", where="objective.rewards", got=", ".join(settings.rewards))
         self.names = settings.rewards
         self.weights = settings.reward_weights or (1.0,) * len(settings.rewards)
         self.rewards: list[Reward] = [
-            look_up(REWARDS, name, what="reward")(settings.reward, setting) for name in settings.rewards
+            look_up(REWARDS, name, what="reward")(settings.reward, runtime) for name in settings.rewards
         ]
 
     def check(self, prompts: Sequence[RewardContext]) -> None:
-        """Raises UserError, before any is answered, if there are prompts whose answers a reward could not judge."""
+        """Raises UserError, before sampling starts, if a reward cannot score the answers to some prompt."""
         for reward in self.rewards:
             broken: list[UserError] = []
             for prompt in prompts:

@@ -1,5 +1,5 @@
-"""One round of sampling: prompts, the answers to each, what they were worth; as arrays, so that ranks can exchange it
-and a checkpoint can hold it."""
+"""The prompts, answers and rewards of one rollout, as arrays: ranks can exchange them, and a checkpoint can store
+them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ FloatArray = npt.NDArray[np.float64]
 class RolloutBuffer:
     """P prompts with A answers of up to M tokens each.
 
-    prompt_P: index of each prompt among those that are learned from. id_PAM, length_PA: the answers, stop ids included.
-    behaviour_PAM, reference_PAM: log-probabilities. value_PAM, gain_PAM, return_PAM: what ppo's value foresaw before
-    each token, the token's advantage, and what should have been foreseen; empty for the others. sampled_PAM: 1 for
-    tokens that the model said, 0 for those that it was given between two turns. turns_PA, calls_PA, failed_PA: of the
-    model, of tools, and of these those that did not work. cut_off_PA: not ended
-    by the model. score_RPA: each reward; reward_PA: their weighted sum; advantage_PA; counts_P: 0 for prompts that are
-    not learned from.
-    sampled, degenerate: prompts that were answered for this round, and those whose answers were all worth the same.
-    seconds: of sampling; scoring_seconds: of rewards and references; tokens: that were sampled, on all ranks.
+    prompt_P: index of each prompt among the training prompts. id_PAM, length_PA: the answers, stop ids included.
+    behaviour_PAM, reference_PAM: log-probabilities under the sampling and the reference policy. value_PAM, gain_PAM,
+    return_PAM: ppo's value before each token, its advantage and its return; empty for other losses. sampled_PAM: 1 for
+    tokens that the model generated, 0 for tool results and other tokens between its turns. turns_PA, calls_PA,
+    failed_PA: number of model turns, of tool calls, and of calls that failed. cut_off_PA: 1 for truncated answers.
+    score_RPA: each reward; reward_PA: their weighted sum. counts_P: 0 for prompts that are not trained on.
+    sampled, degenerate: prompts answered in this rollout, and those of them whose answers all got the same reward.
+    seconds: of sampling; scoring_seconds: of rewards and references; tokens: sampled on all ranks.
     """
 
     prompt_P: npt.NDArray[np.int64]
@@ -70,8 +69,8 @@ class RolloutBuffer:
             values = {name: arrays[name] for name in arrays.files}
         return cls(**{name: value if value.ndim else value.item() for name, value in values.items()})
 
-    def group(self, place: int, prompts: Sequence[Prompt], values: Sequence[str]) -> Group:
-        """One prompt and its answers. values: which log-probabilities its tokens carry."""
+    def group(self, index: int, prompts: Sequence[Prompt], values: Sequence[str]) -> Group:
+        """Prompt number `index` with its answers. values: which arrays its tokens carry."""
         arrays = {
             "behaviour": self.behaviour_PAM,
             "reference": self.reference_PAM,
@@ -82,29 +81,29 @@ class RolloutBuffer:
         num_answers = self.length_PA.shape[1]
         answers = []
         for answer in range(num_answers):
-            length = int(self.length_PA[place, answer])
-            sampled = self.sampled_PAM[place, answer, :length]
+            length = int(self.length_PA[index, answer])
+            sampled = self.sampled_PAM[index, answer, :length]
             answers.append(
                 Answer(
-                    ids=self.id_PAM[place, answer, :length].tolist(),
+                    ids=self.id_PAM[index, answer, :length].tolist(),
                     weights=None if sampled.all() else sampled.astype(float).tolist(),
-                    values={name: arrays[name][place, answer, :length].tolist() for name in values},
+                    values={name: arrays[name][index, answer, :length].tolist() for name in values},
                 )
             )
         figures = {
-            ADVANTAGE: self.advantage_PA[place].tolist(),
-            COUNTS: [float(self.counts_P[place])] * num_answers,
+            ADVANTAGE: self.advantage_PA[index].tolist(),
+            COUNTS: [float(self.counts_P[index])] * num_answers,
         }
-        return Group(prompt=prompts[int(self.prompt_P[place])].ids, answers=answers, figures=figures)
+        return Group(prompt=prompts[int(self.prompt_P[index])].ids, answers=answers, figures=figures)
 
-    def figures(self, places: range, names: Sequence[str], steps: int, *, turns: bool = False) -> dict[str, float]:
-        """What the curves show of these prompts; the round's seconds are shared evenly by its optimizer steps.
+    def metrics(self, indices: range, names: Sequence[str], steps: int, *, turns: bool = False) -> dict[str, float]:
+        """The logged metrics of these prompts; the rollout's seconds are divided evenly among its optimizer steps.
 
-        turns: answers may have several, so that turns and calls are shown, also of a round that called nothing.
+        turns: answers may have several turns, so turns and calls are included even if nothing was called.
         """
-        part = slice(places.start, places.stop)
+        part = slice(indices.start, indices.stop)
         reward = self.reward_PA[part]
-        shown = {
+        metrics = {
             "reward": float(reward.mean()),
             "reward_std": float(reward.std()),
             "frac_zero_reward_std": self.degenerate / max(1, self.sampled),
@@ -115,26 +114,26 @@ class RolloutBuffer:
             "rollout_tokens_per_second": self.tokens / self.seconds if self.seconds else 0.0,
         }
         if turns:
-            shown |= {
+            metrics |= {
                 "answer_turns": float(self.turns_PA[part].mean()),
                 "tool_calls": float(self.calls_PA[part].mean()),
                 "tool_failed_fraction": float(self.failed_PA[part].sum() / max(1, self.calls_PA[part].sum())),
             }
         if len(names) > 1:
-            shown |= {f"reward_{name}": float(self.score_RPA[row, part].mean()) for row, name in enumerate(names)}
-        return shown
+            metrics |= {f"reward_{name}": float(self.score_RPA[row, part].mean()) for row, name in enumerate(names)}
+        return metrics
 
 
 def split(group: Group, seq_len: int) -> list[Group]:
-    """The same answers in as many groups as it takes for each to fit a row; the prompt is read in each of them."""
+    """Split a group so that each part fits a row; the prompt is repeated in each part."""
     parts: list[list[int]] = [[]]
-    left = seq_len - len(group.prompt)
+    free_tokens = seq_len - len(group.prompt)
     for index, answer in enumerate(group.answers):
-        if parts[-1] and len(answer.ids) - 1 > left:
+        if parts[-1] and len(answer.ids) - 1 > free_tokens:
             parts.append([])
-            left = seq_len - len(group.prompt)
+            free_tokens = seq_len - len(group.prompt)
         parts[-1].append(index)
-        left -= len(answer.ids) - 1
+        free_tokens -= len(answer.ids) - 1
     return [
         Group(
             prompt=group.prompt,
@@ -146,39 +145,39 @@ def split(group: Group, seq_len: int) -> list[Group]:
 
 
 def collate(groups: Sequence[Group], seq_len: int, figures: dict[str, float]) -> AnswerBatch:
-    """Groups in rows, without those that do not count (one is kept if none does); `figures` stand at every answer."""
+    """Pack the groups that count into rows (the shortest if none counts); every answer carries `figures`."""
     counting = [group for group in groups if group.figures[COUNTS][0]]
-    kept = counting or [min(groups, key=lambda group: group.num_tokens)]
-    shown = [
+    selected = counting or [min(groups, key=lambda group: group.num_tokens)]
+    parts = [
         Group(
             prompt=part.prompt,
             answers=part.answers,
             figures={**part.figures, **{name: [value] * len(part.answers) for name, value in figures.items()}},
         )
-        for group in kept
+        for group in selected
         for part in split(group, seq_len)
     ]
-    return pack(shown, seq_len)
+    return pack(parts, seq_len)
 
 
 def concat(first: RolloutBuffer, second: RolloutBuffer) -> RolloutBuffer:
     """The prompts of both, one after the other, and their counters added."""
     values: dict[str, Any] = {}
     for field in fields(RolloutBuffer):
-        one, other = getattr(first, field.name), getattr(second, field.name)
-        if isinstance(one, np.ndarray):
-            values[field.name] = np.concatenate([one, other], axis=1 if field.name == "score_RPA" else 0)
+        a, b = getattr(first, field.name), getattr(second, field.name)
+        if isinstance(a, np.ndarray):
+            values[field.name] = np.concatenate([a, b], axis=1 if field.name == "score_RPA" else 0)
         else:
-            values[field.name] = one + other
+            values[field.name] = a + b
     return RolloutBuffer(**values)
 
 
-def select(one: RolloutBuffer, places: Sequence[int]) -> RolloutBuffer:
+def select(buffer: RolloutBuffer, indices: Sequence[int]) -> RolloutBuffer:
     """Only these prompts, in this order."""
     values: dict[str, Any] = {}
     for field in fields(RolloutBuffer):
-        value = getattr(one, field.name)
+        value = getattr(buffer, field.name)
         if isinstance(value, np.ndarray):
-            value = value[:, list(places)] if field.name == "score_RPA" else value[list(places)]
+            value = value[:, list(indices)] if field.name == "score_RPA" else value[list(indices)]
         values[field.name] = value
     return RolloutBuffer(**values)

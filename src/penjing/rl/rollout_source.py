@@ -1,8 +1,8 @@
-"""Reinforcement learning's source of batches: it asks the model, with the weights as they are now.
+"""Reinforcement learning's source of batches: it samples answers from the current weights.
 
-A round answers the prompts of `updates` optimizer steps; every rank samples its share, and then all know the whole
-round. Which prompt comes when, and what random numbers each answer draws, follows from the run's seed and the global
-position alone: a run may stop in the middle of a round and go on with another number of ranks.
+A round is one rollout: the answers to the prompts of `steps_per_rollout` optimizer steps. Every rank samples its share,
+and then the ranks exchange them. The order of prompts and each answer's random numbers depend only on the run's seed
+and the global position, so a run may stop in the middle of a round and resume with another number of ranks.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from penjing.rl.rollout_buffer import RolloutBuffer, collate, concat, select, sp
 from penjing.train.oom_recovery import retry_on_oom
 from penjing.train.stages.reference import LogProbs, answer_log_probs
 
-SCORED_ROWS = 8  # rows of one pass of a reference
-# What each rank fills in for its own prompts; the rest follows from it.
-SHARED = (
+SCORED_ROWS = 8  # rows of one scoring pass (reference, value)
+# What each rank fills in for its own prompts; all other fields are computed from these.
+EXCHANGED_FIELDS = (
     "id_PAM", "length_PA", "sampled_PAM", "turns_PA", "calls_PA", "failed_PA", "behaviour_PAM", "reference_PAM",
     "value_PAM", "cut_off_PA", "score_RPA",
 )  # fmt: skip
@@ -53,12 +53,12 @@ SHARED = (
 
 @dataclass(kw_only=True)
 class RolloutSampler:
-    """Answers prompts and judges the answers.
+    """Samples answers to prompts and scores them.
 
-    reference: gives log-probabilities to compare with, where asked for. values: the model with its value head, for ppo.
-    turns: reads what was said and runs the tools that it calls; None where answers are taken as they come.
-    slots: answers written at once; halved where memory does not suffice, and so for the rest of the run.
-    scored_rows: rows of one pass of a reference; the same. record: takes down that this happened.
+    reference: log-probabilities of the reference policy, if the loss needs them. values: the model with its value head,
+    for ppo. tool_loop: parses turns and runs their tool calls; None: answers are not parsed.
+    slots: answers generated at once; halved for the rest of the run when memory runs out. scored_rows: rows of one
+    scoring pass; halved likewise. record: called with an incident when this happens.
     """
 
     settings: Policy
@@ -69,7 +69,7 @@ class RolloutSampler:
     seq_len: int
     reference: LogProbs | None = None
     values: ScalarHead | None = None
-    turns: ToolLoop | None = None
+    tool_loop: ToolLoop | None = None
     record: Callable[[dict[str, Any]], None] = lambda incident: None
     slots: int = field(init=False)
     scored_rows: int = SCORED_ROWS
@@ -82,39 +82,39 @@ class RolloutSampler:
         return self.settings.rollout.max_concurrent or default_slots(self.model, self.seq_len)
 
     @property
-    def style(self) -> Sampling:
-        """How answers are drawn in training."""
-        how = self.settings.rollout
-        return Sampling(temperature=how.temperature, top_p=how.top_p, top_k=how.top_k)
+    def sampling(self) -> Sampling:
+        """The sampling settings of training."""
+        rollout = self.settings.rollout
+        return Sampling(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
 
-    def answer(
+    def generate(
         self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], sampling: Sampling
     ) -> list[list[Completion]]:
-        """Answers to each prompt, one for each of its seeds."""
-        how, slots = self.settings.rollout, self.slots
+        """Completions of each prompt, one for each of its seeds."""
+        rollout, slots = self.settings.rollout, self.slots
         requests = [Request(prompt=prompt.ids, seeds=own) for prompt, own in zip(prompts, seeds, strict=True)]
         num_answers = sum(map(len, seeds))
 
-        def write() -> list[list[Completion]]:
+        def attempt() -> list[list[Completion]]:
             return sample_batch(
                 self.model,
                 requests,
-                max_new_tokens=how.max_new_tokens,
+                max_new_tokens=rollout.max_new_tokens,
                 stop=self.tokenizer.stop,
                 sampling=sampling,
                 slots=self.slots,
-                score_temperature=how.temperature,
-                on_turn_end=self.turns if how.max_turns > 1 else None,
+                score_temperature=rollout.temperature,
+                on_turn_end=self.tool_loop if rollout.max_turns > 1 else None,
             )
 
-        answers = retry_on_oom(write, lambda message: self._halve_slots(num_answers, message))
+        answers = retry_on_oom(attempt, lambda message: self._halve_slots(num_answers, message))
         if self.slots < slots:
             warnings.warn(f"out of memory while sampling: max_concurrent is now {self.slots}", stacklevel=2)
             self.record({"kind": "out of memory", "slots": self.slots})
         return answers
 
     def _halve_slots(self, num_answers: int, message: str) -> None:
-        """Each answer draws from its own seed, so fewer at once are the same answers."""
+        """Fewer at once gives the same answers, since each answer has its own seed."""
         self.slots = min(self.slots, num_answers) // 2
         if not self.slots:
             raise UserError(
@@ -135,94 +135,95 @@ class RolloutSampler:
         self.scored_rows //= 2
 
     @property
-    def has_fewer_slots(self) -> bool:
-        """Than the run asked for, as memory did not suffice."""
+    def slots_were_halved(self) -> bool:
+        """Whether there are fewer slots than the run requested, because memory ran out."""
         return self.slots < self._slots_requested
 
-    def reward_input(self, prompt: Prompt, written: Completion) -> RewardInput:
-        """What rewards see of an answer."""
-        stopped = written.finish_reason == "stop"
-        last = last_turn(written)
+    def reward_input(self, prompt: Prompt, completion: Completion) -> RewardInput:
+        """An answer as rewards see it."""
+        stopped = completion.finish_reason == "stop"
+        last = last_turn(completion)
         return RewardInput(
             messages=prompt.messages,
             text=self.tokenizer.decode(last[:-1] if stopped else last).strip(),
-            num_tokens=(len(written.ids) if written.is_sampled is None else sum(written.is_sampled)) - stopped,
-            cut_off=written.finish_reason == "length",
+            num_tokens=(len(completion.ids) if completion.is_sampled is None else sum(completion.is_sampled)) - stopped,
+            truncated=completion.finish_reason == "length",
             truths=prompt.truths,
             record=prompt.record,
             where=prompt.where,
-            turns=self.turns.exchanges(written) if self.turns is not None else (),
+            turns=self.tool_loop.exchanges(completion) if self.tool_loop is not None else (),
         )
 
     def sample(
         self, prompts: Sequence[Prompt], indices: Sequence[int], seeds: Sequence[Sequence[int]]
     ) -> RolloutBuffer:
-        """Answer and judge prompts, all ranks together: of prompt number i rank i mod world takes care.
+        """Sample and score answers, on all ranks together: rank i mod world takes prompt number i.
 
-        prompts: all that there are; indices: which of them are asked. Every rank gets the whole round.
+        prompts: all training prompts; indices: those to answer. Every rank returns the whole round.
         """
-        strategy, how = self.strategy, self.settings.rollout
-        mine = range(strategy.rank, len(indices), strategy.world)
-        own_prompts = [prompts[indices[place]] for place in mine]
+        strategy, rollout = self.strategy, self.settings.rollout
+        local_indices = range(strategy.rank, len(indices), strategy.world)
+        local_prompts = [prompts[indices[index]] for index in local_indices]
         began = time.perf_counter()
-        written = self.answer(own_prompts, [seeds[place] for place in mine], self.style)
+        completions = self.generate(local_prompts, [seeds[index] for index in local_indices], self.sampling)
         seconds = time.perf_counter() - began
-        one = self._empty(indices)
+        buffer = self._empty(indices)
         inputs: list[RewardInput] = []
-        for place, prompt, answers in zip(mine, own_prompts, written, strict=True):
-            for number, each in enumerate(answers):
-                at, length = (place, number), len(each.ids)
-                one.id_PAM[at][:length] = each.ids
-                one.length_PA[at] = length
-                one.behaviour_PAM[at][:length] = each.logp
-                one.sampled_PAM[at][:length] = 1 if each.is_sampled is None else each.is_sampled
-                one.cut_off_PA[at] = each.finish_reason == "length"
-                answer = self.reward_input(prompt, each)
+        for index, prompt, answers in zip(local_indices, local_prompts, completions, strict=True):
+            for number, completion in enumerate(answers):
+                cell, length = (index, number), len(completion.ids)
+                buffer.id_PAM[cell][:length] = completion.ids
+                buffer.length_PA[cell] = length
+                buffer.behaviour_PAM[cell][:length] = completion.logp
+                buffer.sampled_PAM[cell][:length] = 1 if completion.is_sampled is None else completion.is_sampled
+                buffer.cut_off_PA[cell] = completion.finish_reason == "length"
+                answer = self.reward_input(prompt, completion)
                 inputs.append(answer)
                 results = [result for turn in answer.turns for result in turn.results]
-                one.turns_PA[at] = max(1, len(answer.turns))
-                one.calls_PA[at] = sum(len(turn.turn.calls) for turn in answer.turns)
-                one.failed_PA[at] = one.calls_PA[at] - sum(result.worked for result in results)
-        scores = self.scorer(inputs).reshape(len(self.scorer.names), len(own_prompts), how.num_generations)
-        one.score_RPA[:, list(mine)] = scores
+                buffer.turns_PA[cell] = max(1, len(answer.turns))
+                buffer.calls_PA[cell] = sum(len(turn.turn.calls) for turn in answer.turns)
+                buffer.failed_PA[cell] = buffer.calls_PA[cell] - sum(result.worked for result in results)
+        scores = self.scorer(inputs).reshape(len(self.scorer.names), len(local_prompts), rollout.num_generations)
+        buffer.score_RPA[:, list(local_indices)] = scores
         values: dict[str, LogProbs] = {}
         if self.reference is not None:
             values["reference"] = self.reference
-        if how.old_logprobs == "recomputed":
-            values["behaviour"] = partial(answer_log_probs, self.model, temperature=how.temperature)
+        if rollout.old_logprobs == "recomputed":
+            values["behaviour"] = partial(answer_log_probs, self.model, temperature=rollout.temperature)
         if self.values is not None:
-            values["value"] = partial(state_values, self.values)
-        for name, scored_by in values.items():
-            retry_on_oom(partial(self._score, one, mine, prompts, name, scored_by), self._halve_scored_rows)
-        one.seconds, one.scoring_seconds = seconds, time.perf_counter() - began - seconds
-        self._exchange(one)
-        one.tokens = int(one.sampled_PAM.sum())
-        one.reward_PA = self.scorer.total(one.score_RPA.reshape(len(self.scorer.names), -1)).reshape(
-            len(indices), how.num_generations
+            values["value"] = partial(predict_values, self.values)
+        for name, score_fn in values.items():
+            score = partial(self._score, buffer, local_indices, prompts, name, score_fn)
+            retry_on_oom(score, self._halve_scored_rows)
+        buffer.seconds, buffer.scoring_seconds = seconds, time.perf_counter() - began - seconds
+        self._exchange(buffer)
+        buffer.tokens = int(buffer.sampled_PAM.sum())
+        buffer.reward_PA = self.scorer.total(buffer.score_RPA.reshape(len(self.scorer.names), -1)).reshape(
+            len(indices), rollout.num_generations
         )
-        one.advantage_PA = advantages(one.reward_PA, self.settings.advantage_kind)
+        buffer.advantage_PA = advantages(buffer.reward_PA, self.settings.advantage_kind)
         if self.values is not None:
-            self._foresee(one)
-        same_P = degenerate(one.reward_PA)
-        one.sampled, one.degenerate = len(indices), int(same_P.sum())
+            self._compute_gae(buffer)
+        same_P = degenerate(buffer.reward_PA)
+        buffer.sampled, buffer.degenerate = len(indices), int(same_P.sum())
         if self.settings.degenerate_kind != "keep":
-            one.counts_P = (~same_P).astype(np.float64)
-        return one
+            buffer.counts_P = (~same_P).astype(np.float64)
+        return buffer
 
     def _empty(self, indices: Sequence[int]) -> RolloutBuffer:
-        how = self.settings.rollout
-        answers = (len(indices), how.num_generations)
-        tokens = (*answers, how.max_new_tokens)
-        valued = (*answers, 0 if self.values is None else how.max_new_tokens)
+        rollout = self.settings.rollout
+        answers = (len(indices), rollout.num_generations)
+        tokens = (*answers, rollout.max_new_tokens)
+        value_shape = (*answers, 0 if self.values is None else rollout.max_new_tokens)
         return RolloutBuffer(
             prompt_P=np.asarray(indices, dtype=np.int64),
             id_PAM=np.zeros(tokens, np.int64),
             length_PA=np.zeros(answers, np.int64),
             behaviour_PAM=np.zeros(tokens, np.float32),
             reference_PAM=np.zeros(tokens, np.float32),
-            value_PAM=np.zeros(valued, np.float32),
-            gain_PAM=np.zeros(valued, np.float32),
-            return_PAM=np.zeros(valued, np.float32),
+            value_PAM=np.zeros(value_shape, np.float32),
+            gain_PAM=np.zeros(value_shape, np.float32),
+            return_PAM=np.zeros(value_shape, np.float32),
             sampled_PAM=np.zeros(tokens, np.int64),
             turns_PA=np.zeros(answers, np.int64),
             calls_PA=np.zeros(answers, np.int64),
@@ -234,70 +235,71 @@ class RolloutSampler:
             counts_P=np.ones(len(indices)),
         )
 
-    def _exchange(self, one: RolloutBuffer) -> None:
-        """Every rank filled in its own prompts and left zeros elsewhere: the sum is the whole round."""
+    def _exchange(self, buffer: RolloutBuffer) -> None:
+        """All-reduce by sum: every rank filled in its own prompts and left zeros elsewhere."""
         if self.strategy.world == 1:
             return
-        for name in SHARED:
-            array = getattr(one, name)
-            setattr(one, name, self.strategy.all_reduce(torch.from_numpy(array).to(self.strategy.device)).cpu().numpy())
+        for name in EXCHANGED_FIELDS:
+            local = torch.from_numpy(getattr(buffer, name)).to(self.strategy.device)
+            setattr(buffer, name, self.strategy.all_reduce(local).cpu().numpy())
 
-    def _foresee(self, one: RolloutBuffer) -> None:
-        """Advantages of tokens from values; an answer's reward comes with its last token. Whitened over the round.
+    def _compute_gae(self, buffer: RolloutBuffer) -> None:
+        """GAE: advantages of tokens from values, whitened over the round. An answer's reward is at its last token.
 
-        Tokens that the model was given do not count: the one before them is followed by the first of the next turn.
+        Tokens that the model did not generate are skipped: a turn's last token is followed by the next turn's first.
         """
-        how = self.settings.value
-        sampled_PAM = one.sampled_PAM.astype(bool)
-        last_PAM = np.arange(one.value_PAM.shape[2]) == one.length_PA[..., None] - 1
-        reward_N = torch.from_numpy((last_PAM * one.reward_PA[..., None])[sampled_PAM]).float()
-        answer_N = torch.from_numpy(np.repeat(np.arange(one.length_PA.size), sampled_PAM.sum(-1).reshape(-1)))
-        value_N = torch.from_numpy(one.value_PAM[sampled_PAM])
-        gain_N, return_N = token_advantages(reward_N, value_N, answer_N, gamma=how.gamma, gae_lambda=how.gae_lambda)
-        one.gain_PAM[sampled_PAM] = whiten(gain_N, torch.ones_like(gain_N)).numpy()
-        one.return_PAM[sampled_PAM] = return_N.numpy()
+        value = self.settings.value
+        sampled_PAM = buffer.sampled_PAM.astype(bool)
+        last_PAM = np.arange(buffer.value_PAM.shape[2]) == buffer.length_PA[..., None] - 1
+        reward_N = torch.from_numpy((last_PAM * buffer.reward_PA[..., None])[sampled_PAM]).float()
+        answer_N = torch.from_numpy(np.repeat(np.arange(buffer.length_PA.size), sampled_PAM.sum(-1).reshape(-1)))
+        value_N = torch.from_numpy(buffer.value_PAM[sampled_PAM])
+        gain_N, return_N = token_advantages(reward_N, value_N, answer_N, gamma=value.gamma, gae_lambda=value.gae_lambda)
+        buffer.gain_PAM[sampled_PAM] = whiten(gain_N, torch.ones_like(gain_N)).numpy()
+        buffer.return_PAM[sampled_PAM] = return_N.numpy()
 
     @torch.no_grad()
     def _score(
-        self, one: RolloutBuffer, mine: Sequence[int], prompts: Sequence[Prompt], name: str, scored_by: LogProbs
+        self, buffer: RolloutBuffer, indices: Sequence[int], prompts: Sequence[Prompt], name: str, score_fn: LogProbs
     ) -> None:
-        """Fill in log-probabilities of this rank's answers, a few rows at a time; on a CPU each prompt's alone.
+        """Fill in the scores (log-probabilities or values) of this rank's answers, a few rows at a time.
 
-        There the rounding of a pass depends on its size, and which prompts a rank has is not to be seen in a value.
+        On a CPU each prompt has a pass of its own: there rounding depends on the size of a pass, and a score must not
+        depend on which other prompts the rank has.
         """
-        array = {"reference": one.reference_PAM, "behaviour": one.behaviour_PAM, "value": one.value_PAM}[name]
-        for waiting in self._passes(one, mine, prompts):
-            batch = pack([group for _, _, group in waiting], self.seq_len)
-            logp = scored_by(batch.to(self.strategy.device)).float().cpu().numpy()
+        array = {"reference": buffer.reference_PAM, "behaviour": buffer.behaviour_PAM, "value": buffer.value_PAM}[name]
+        for pending in self._scoring_passes(buffer, indices, prompts):
+            batch = pack([group for _, _, group in pending], self.seq_len)
+            logp = score_fn(batch.to(self.strategy.device)).float().cpu().numpy()
             first = 0
-            for place, number, group in waiting:
+            for index, number, group in pending:
                 for offset, answer in enumerate(group.answers):
-                    array[place, number + offset, : len(answer.ids)] = logp[first : first + len(answer.ids)]
+                    array[index, number + offset, : len(answer.ids)] = logp[first : first + len(answer.ids)]
                     first += len(answer.ids)
 
-    def _passes(
-        self, one: RolloutBuffer, mine: Sequence[int], prompts: Sequence[Prompt]
+    def _scoring_passes(
+        self, buffer: RolloutBuffer, indices: Sequence[int], prompts: Sequence[Prompt]
     ) -> Iterator[list[tuple[int, int, Group]]]:
-        """The groups that are scored together, each with its place and the number of its first answer."""
-        alone, most_tokens = self.strategy.device.type == "cpu", self.scored_rows * self.seq_len
-        waiting: list[tuple[int, int, Group]] = []
+        """Groups that are scored together, each with its prompt's index and the number of its first answer."""
+        separate, max_tokens = self.strategy.device.type == "cpu", self.scored_rows * self.seq_len
+        pending: list[tuple[int, int, Group]] = []
         tokens = 0
-        for place in mine:
+        for index in indices:
             number = 0
-            for group in split(one.group(place, prompts, ()), self.seq_len):
-                if waiting and (tokens + group.num_tokens > most_tokens or (alone and not number)):
-                    yield waiting
-                    waiting, tokens = [], 0
-                waiting.append((place, number, group))
+            for group in split(buffer.group(index, prompts, ()), self.seq_len):
+                if pending and (tokens + group.num_tokens > max_tokens or (separate and not number)):
+                    yield pending
+                    pending, tokens = [], 0
+                pending.append((index, number, group))
                 number += len(group.answers)
                 tokens += group.num_tokens
-        if waiting:
-            yield waiting
+        if pending:
+            yield pending
 
 
 @torch.no_grad()
-def state_values(head: ScalarHead, batch: AnswerBatch) -> Tensor:
-    """value_N of the state before each of the answers' tokens. Without gradients no dropout is drawn."""
+def predict_values(head: ScalarHead, batch: AnswerBatch) -> Tensor:
+    """value_N of the state before each token of the answers. Without gradients there is no dropout."""
     value_N: Tensor = head(
         batch.ids_BT,
         batch.document_BT,
@@ -309,7 +311,7 @@ def state_values(head: ScalarHead, batch: AnswerBatch) -> Tensor:
 
 
 class RolloutSource(Source):
-    """Batches of sampled answers, `micro_units` prompts on each rank; see the file's docstring."""
+    """Batches of sampled answers to `micro_units` prompts on each rank; see the file's docstring."""
 
     def __init__(
         self,
@@ -325,27 +327,26 @@ class RolloutSource(Source):
         self.sampler, self.prompts, self.seed = sampler, prompts, seed
         self.order = EpochOrder(len(prompts), seed, "prompts")
         self.prompts_per_step, self.micro_units, self.rank, self.world = prompts_per_step, micro_units, rank, world
-        how = sampler.settings.rollout
-        self.round_prompts = prompts_per_step * how.steps_per_rollout
-        self.round_units = self.round_prompts * how.num_epochs
-        self._next_place = 0  # in the stream of prompts
-        self._unit = 0  # of the round that is under way, over all ranks
+        rollout = sampler.settings.rollout
+        self.round_prompts = prompts_per_step * rollout.steps_per_rollout
+        self.round_units = self.round_prompts * rollout.num_epochs
+        self._next_index = 0  # in the stream of prompts
+        self._unit = 0  # of the current round, over all ranks
         self._round: RolloutBuffer | None = None
 
     def __next__(self) -> AnswerBatch:
         if self._round is None:
             self._round = self._sample_round()
-        one, how = self._round, self.sampler.settings.rollout
+        buffer, rollout = self._round, self.sampler.settings.rollout
         first = (self._unit + self.rank * self.micro_units) % self.round_prompts
         step = first // self.prompts_per_step
-        places = range(step * self.prompts_per_step, (step + 1) * self.prompts_per_step)
+        indices = range(step * self.prompts_per_step, (step + 1) * self.prompts_per_step)
         values = ["behaviour", *(["reference"] if self.sampler.reference is not None else [])]
         if self.sampler.values is not None:
             values += ["value", ADVANTAGE, "return"]
-        groups = [one.group(place, self.prompts, values) for place in range(first, first + self.micro_units)]
-        figures = one.figures(
-            places, self.sampler.scorer.names, how.steps_per_rollout * how.num_epochs, turns=how.max_turns > 1
-        )
+        groups = [buffer.group(index, self.prompts, values) for index in range(first, first + self.micro_units)]
+        steps = rollout.steps_per_rollout * rollout.num_epochs
+        figures = buffer.metrics(indices, self.sampler.scorer.names, steps, turns=rollout.max_turns > 1)
         batch = collate(groups, self.sampler.seq_len, figures)
         self._unit += self.world * self.micro_units
         if self._unit >= self.round_units:
@@ -353,48 +354,48 @@ class RolloutSource(Source):
         return batch
 
     def _sample_round(self) -> RolloutBuffer:
-        """The next prompts' answers; with `resample`, further prompts take the places of those that teach nothing."""
+        """Answers to the next prompts; with `resample`, further prompts replace those whose advantages are all 0."""
         settings = self.sampler.settings
-        one = self._sample(self.round_prompts)
+        buffer = self._sample(self.round_prompts)
         if settings.degenerate_kind == "resample":
             for _ in range(settings.resample_rounds):
-                missing = self.round_prompts - int(one.counts_P.sum())
-                if not missing:
+                num_missing = self.round_prompts - int(buffer.counts_P.sum())
+                if not num_missing:
                     break
-                one = concat(one, self._sample(missing))
-            teaching = np.flatnonzero(one.counts_P).tolist()[: self.round_prompts]
-            silent = np.flatnonzero(one.counts_P == 0).tolist()
-            one = select(one, [*teaching, *silent[: self.round_prompts - len(teaching)]])
-        if not one.counts_P.any() and self.rank == 0:
+                buffer = concat(buffer, self._sample(num_missing))
+            informative = np.flatnonzero(buffer.counts_P).tolist()[: self.round_prompts]
+            uninformative = np.flatnonzero(buffer.counts_P == 0).tolist()
+            buffer = select(buffer, [*informative, *uninformative[: self.round_prompts - len(informative)]])
+        if not buffer.counts_P.any() and self.rank == 0:
             warnings.warn(
-                "no prompt of a round had answers of unlike reward: its steps teach nothing and show no rewards; "
-                "the prompts are too hard or too easy, or the reward knows no difference",
+                "each prompt of a round had answers of equal reward: its steps teach nothing and show no rewards; "
+                "the prompts are too hard or too easy, or the reward does not tell answers apart",
                 stacklevel=2,
             )
-        return one
+        return buffer
 
     def _sample(self, num_prompts: int) -> RolloutBuffer:
-        places = range(self._next_place, self._next_place + num_prompts)
-        self._next_place += num_prompts
+        indices = range(self._next_index, self._next_index + num_prompts)
+        self._next_index += num_prompts
         answers = range(self.sampler.settings.rollout.num_generations)
-        seeds = [[derive(self.seed, "answer", place, answer) for answer in answers] for place in places]
-        return self.sampler.sample(self.prompts, [self.order[place] for place in places], seeds)
+        seeds = [[derive(self.seed, "answer", index, answer) for answer in answers] for index in indices]
+        return self.sampler.sample(self.prompts, [self.order[index] for index in indices], seeds)
 
     def state(self) -> dict[str, Any]:
-        """A position, and in the middle of a round what was sampled: the weights that did it are gone."""
-        place = self.position()
-        return {**place, "round": "" if self._round is None else self._round.to_text()}
+        """The position, and in the middle of a round its samples: the weights that drew them are gone."""
+        position = self.position()
+        return {**position, "round": "" if self._round is None else self._round.to_text()}
 
     def position(self) -> dict[str, Any]:
-        """The same with the round itself, which is not compressed: for use in this process."""
-        slots = {"slots": self.sampler.slots} if self.sampler.has_fewer_slots else {}
-        return {"next_place": self._next_place, "unit": self._unit, "round": self._round, **slots}
+        """The same with the uncompressed round, for use in this process."""
+        slots = {"slots": self.sampler.slots} if self.sampler.slots_were_halved else {}
+        return {"next_place": self._next_index, "unit": self._unit, "round": self._round, **slots}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Of a state or a place. Slots that were found to be too many stay away."""
-        self._next_place, self._unit = int(state["next_place"]), int(state["unit"])
-        one = state["round"]
-        self._round = RolloutBuffer.from_text(one) if isinstance(one, str) and one else one or None
+        """From `state` or `position`. The number of slots is not raised again."""
+        self._next_index, self._unit = int(state["next_place"]), int(state["unit"])
+        saved = state["round"]
+        self._round = RolloutBuffer.from_text(saved) if isinstance(saved, str) and saved else saved or None
         self.sampler.slots = min(self.sampler.slots, int(state.get("slots", self.sampler.slots)))
         if self._unit % (self.world * self.micro_units):
             raise UserError("the checkpoint was not written at the end of a step", where="batch.micro_size")

@@ -26,8 +26,8 @@ from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, COUNTS, Policy, PolicyObjective
 from penjing.rl import prompts as prompt_files
 from penjing.rl.reward_mix import RewardMix
-from penjing.rl.rewards.base import Setting
-from penjing.rl.rewards.exact import is_right
+from penjing.rl.rewards.base import RewardRuntime
+from penjing.rl.rewards.exact import is_correct
 from penjing.rl.rollout_source import RolloutSampler, RolloutSource
 from penjing.train.load_model import start_tokenizer
 from penjing.train.stages.base import DatasetSize, Stage
@@ -40,87 +40,90 @@ EXACT_MATCH = "val_exact_match"
 
 
 class PolicyStage(Stage[Policy]):
-    """Prompts are answered, answers judged, and the policy moves towards what was judged better than its siblings."""
+    """Samples answers to prompts, scores them, and trains the policy towards those that score above their group."""
 
-    runs_ahead = False  # answers come from the weights of their own step
+    runs_ahead = False  # answers are sampled from the weights of their own step
 
     def prepare_data(self) -> None:
-        run, how = self.run, self.settings.rollout
+        run, rollout = self.run, self.settings.rollout
         self.need_format("reinforcement learning needs prompts", "prompts")
         if not run.data.train:
             raise UserError("no prompts", where="data.train", next_step="Give data.train=FILE.")
         on_rank_0(self.strategy, self._save_tokenizer)
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
-        longest = run.data.seq_len - how.max_new_tokens
-        if longest < 1:
+        max_prompt_tokens = run.data.seq_len - rollout.max_new_tokens
+        if max_prompt_tokens < 1:
             raise UserError(
                 "the longest answer leaves no tokens for a prompt",
                 where="data.seq_len",
                 got=run.data.seq_len,
-                wanted=f"more than objective.rollout.max_new_tokens = {how.max_new_tokens}",
+                wanted=f"more than objective.rollout.max_new_tokens = {rollout.max_new_tokens}",
             )
-        self.toolbox = Toolbox(how.tools, self.settings.tool)
-        thinking = parse_switch(how.thinking)
+        self.toolbox = Toolbox(rollout.tools, self.settings.tool)
+        thinking = parse_switch(rollout.thinking)
         bad_records = BadRecords(run.data.max_bad_fraction, None if self.strategy.rank else self.folder.bad_records)
-        read = prompt_files.read(
+        prompts = prompt_files.read(
             [Path(name) for name in run.data.train],
             self.tokenizer,
-            longest=longest,
+            max_prompt_tokens=max_prompt_tokens,
             held_out_fraction=run.data.val_fraction,
             thinking=thinking,
-            offered=self.toolbox.schemas,
+            default_tools=self.toolbox.schemas,
             bad_records=bad_records,
         )
-        # Thoughts have to be told from the answer even where no tool is on offer.
-        self.turns = (
-            ToolLoop(self.tokenizer, self.toolbox, max_turns=how.max_turns, thinking=thinking)
+        # Thoughts must be separated from the answer even without tools.
+        self.tool_loop = (
+            ToolLoop(self.tokenizer, self.toolbox, max_turns=rollout.max_turns, thinking=thinking)
             if self.toolbox or thinking is not None
             else None
         )
-        self.prompts, self.held_out = read.train, read.held_out[: run.eval.sequences]
-        self.fingerprint = read.fingerprint
-        self.scorer = RewardMix(self.settings, Setting(device=self.strategy.device, max_tokens=how.max_new_tokens))
+        self.prompts, self.held_out = prompts.train, prompts.held_out[: run.eval.sequences]
+        self.fingerprint = prompts.fingerprint
+        runtime = RewardRuntime(device=self.strategy.device, max_tokens=rollout.max_new_tokens)
+        self.scorer = RewardMix(self.settings, runtime)
         self.scorer.check([*self.prompts, *self.held_out])
         self.notes += [note] if (note := bad_records.note()) else []
-        if read.skipped:
-            self.notes.append(f"{read.skipped} prompts of more than {longest} tokens were left out")
-        if how.top_p < 1 or how.top_k:
-            self.notes.append("top_p and top_k draw from another distribution than the one that learns")
-        absent = sorted(read.tools - self.toolbox.tools.keys())
-        if absent and self.toolbox:
-            self.notes.append(f"prompts offer tools that nobody runs, so calls of them fail: {', '.join(absent[:8])}")
+        if prompts.skipped:
+            self.notes.append(f"{prompts.skipped} prompts of more than {max_prompt_tokens} tokens were skipped")
+        if rollout.top_p < 1 or rollout.top_k:
+            self.notes.append("top_p and top_k sample from another distribution than the policy that is trained")
+        unknown = sorted(prompts.tools - self.toolbox.tools.keys())
+        if unknown and self.toolbox:
+            self.notes.append(
+                f"calls of these tools fail, as rollout.tools does not list them: {', '.join(unknown[:8])}"
+            )
 
     def _save_tokenizer(self) -> None:
-        """That of the start, unless a checkpoint was written with the one that is there."""
+        """Save the tokenizer of `init_from`, unless a checkpoint already uses the saved one."""
         if (self.folder.tokenizer / "tokenizer.json").is_file() and steps(self.folder.checkpoints):
             return
-        given = start_tokenizer(self.run)
-        if given is None or not given.template:
+        tokenizer = start_tokenizer(self.run)
+        if tokenizer is None or not tokenizer.template:
             raise UserError(
-                "the start must be a chat model",
+                "must be a chat model",
                 where="init_from",
                 got=repr(self.run.init_from),
                 wanted="a run of `penjing train sft`, or another chat model",
             )
-        given.save(self.folder.tokenizer)
+        tokenizer.save(self.folder.tokenizer)
 
     def assume_data(self) -> list[str]:
-        return ["the step is traced, the writing of answers is not"]
+        return ["the training step is traced, the sampling of answers is not"]
 
     def size(self) -> DatasetSize:
-        """A unit is a prompt with its answers; how long those become is a guess, a quarter of the longest."""
-        how = self.settings.rollout
+        """A unit is a prompt with its answers, whose length is a guess: a quarter of the maximum."""
+        rollout = self.settings.rollout
         lengths = [len(prompt.ids) for prompt in self.prompts]
-        mean_prompt, mean_answer = sum(lengths) / len(lengths), how.max_new_tokens / 4
+        mean_prompt, mean_answer = sum(lengths) / len(lengths), rollout.max_new_tokens / 4
         return DatasetSize(
             unit="prompts",
             units_per_epoch=len(self.prompts),
-            tokens_per_unit=mean_prompt + how.num_generations * mean_answer,
+            tokens_per_unit=mean_prompt + rollout.num_generations * mean_answer,
             seq_len=self.run.data.seq_len,
             num_keys=(mean_prompt + mean_answer) / 2,
             padding_fraction=0.1,
-            extra_forwards=float(self.settings.kl_coef > 0) + float(how.old_logprobs == "recomputed"),
-            round_steps=how.steps_per_round,
+            extra_forwards=float(self.settings.kl_coef > 0) + float(rollout.old_logprobs == "recomputed"),
+            round_steps=rollout.steps_per_round,
         )
 
     def trainable(self, model: Transformer) -> nn.Module:
@@ -129,10 +132,10 @@ class PolicyStage(Stage[Policy]):
     def setup(self, model: nn.Module) -> None:
         values = model if isinstance(model, ScalarHead) else None
         policy = cast(Transformer, values.model if values is not None else model)
-        self._copied: Transformer | None = None
+        self._reference_model: Transformer | None = None
         reference = self._reference(policy) if self.settings.kl_coef else None
         if not self.fingerprint:
-            return  # nothing is sampled
+            return  # plans and traces sample nothing
         self.sampler = RolloutSampler(
             settings=self.settings,
             model=policy,
@@ -142,7 +145,7 @@ class PolicyStage(Stage[Policy]):
             seq_len=self.run.data.seq_len,
             reference=reference,
             values=values,
-            turns=self.turns,
+            tool_loop=self.tool_loop,
             record=lambda incident: self.record(incident),
         )
 
@@ -155,11 +158,11 @@ class PolicyStage(Stage[Policy]):
             )
         if has_adapters and kind != "copy":
             return partial(base_log_probs, model, temperature=temperature)
-        self._copied = frozen_copy(model, self.precision)
-        return partial(answer_log_probs, self._copied, temperature=temperature)
+        self._reference_model = frozen_copy(model, self.precision)
+        return partial(answer_log_probs, self._reference_model, temperature=temperature)
 
     def frozen_models(self) -> list[nn.Module]:
-        return [] if self._copied is None else [self._copied]
+        return [] if self._reference_model is None else [self._reference_model]
 
     def source(self, micro_size: int, rank: int, world: int) -> RolloutSource:
         return RolloutSource(
@@ -186,27 +189,27 @@ class PolicyStage(Stage[Policy]):
         return 0  # held-out prompts are answered
 
     def validate(self) -> dict[str, float]:
-        """The held-out prompts: exact match of greedy answers, whole and by kind, and their mean reward.
+        """On held-out prompts: exact match of greedy answers, in all and by kind, and their mean reward.
 
-        Also the exact match of one answer each, drawn as in training, from the same random numbers every time.
+        Also the exact match of one answer each, sampled as in training, with the same seeds every time.
         """
         strategy, after = self.strategy, self.settings.reward.answer_after
         kinds = sorted({prompt.kind for prompt in self.held_out if prompt.truths and prompt.kind})
-        mine = self.held_out[strategy.rank :: strategy.world]
-        answers = self.sampler.answer(mine, [[0]] * len(mine), Sampling())
-        inputs = [self.sampler.reward_input(prompt, one[0]) for prompt, one in zip(mine, answers, strict=True)]
+        prompts = self.held_out[strategy.rank :: strategy.world]
+        answers = self.sampler.generate(prompts, [[0]] * len(prompts), Sampling())
+        inputs = [self.sampler.reward_input(prompt, group[0]) for prompt, group in zip(prompts, answers, strict=True)]
         sums: dict[str, float] = defaultdict(float)
         sums["reward"] = float(self.scorer.total(self.scorer(inputs)).sum())
         sums["answers"], sums["tokens"] = len(inputs), sum(answer.num_tokens for answer in inputs)
-        for prompt, answer in zip(mine, inputs, strict=True):
+        for prompt, answer in zip(prompts, inputs, strict=True):
             for kind in {"", prompt.kind} if prompt.truths else ():
-                sums[f"asked {kind}"] += 1
-                sums[f"right {kind}"] += is_right(answer, after)
-        seeds = [[derive(self.run.seed, "validation", place)] for place in range(len(self.held_out))]
-        sampled = self.sampler.answer(mine, seeds[strategy.rank :: strategy.world], self.sampler.style)
-        for prompt, one in zip(mine, sampled, strict=True):
-            sums["drawn"] += is_right(self.sampler.reward_input(prompt, one[0]), after)
-        counters = [f"{what} {kind}" for kind in ["", *kinds] for what in ("asked", "right")]
+                sums[f"graded {kind}"] += 1
+                sums[f"right {kind}"] += is_correct(answer, after)
+        seeds = [[derive(self.run.seed, "validation", index)] for index in range(len(self.held_out))]
+        sampled = self.sampler.generate(prompts, seeds[strategy.rank :: strategy.world], self.sampler.sampling)
+        for prompt, group in zip(prompts, sampled, strict=True):
+            sums["drawn"] += is_correct(self.sampler.reward_input(prompt, group[0]), after)
+        counters = [f"{what} {kind}" for kind in ["", *kinds] for what in ("graded", "right")]
         names = ["reward", "drawn", "answers", "tokens", *counters]
         total = dict(zip(names, summed_over_ranks([sums[name] for name in names], strategy), strict=True))
         if not total["answers"]:
@@ -215,19 +218,19 @@ class PolicyStage(Stage[Policy]):
             "val_reward": total["reward"] / total["answers"],
             "val_answer_tokens": total["tokens"] / total["answers"],
         }
-        if total["asked "]:
-            figures[EXACT_MATCH] = total["right "] / total["asked "]
-            figures[f"{EXACT_MATCH}_drawn"] = total["drawn"] / total["asked "]
-            figures |= {f"{EXACT_MATCH}_{kind}": total[f"right {kind}"] / total[f"asked {kind}"] for kind in kinds}
+        if total["graded "]:
+            figures[EXACT_MATCH] = total["right "] / total["graded "]
+            figures[f"{EXACT_MATCH}_drawn"] = total["drawn"] / total["graded "]
+            figures |= {f"{EXACT_MATCH}_{kind}": total[f"right {kind}"] / total[f"graded {kind}"] for kind in kinds}
         return figures
 
     def describe(self) -> list[tuple[str, str]]:
-        how = self.settings.rollout
+        rollout = self.settings.rollout
         weights = self.scorer.weights
         rewards = ", ".join(f"{weight:g} x {name}" for name, weight in zip(self.scorer.names, weights, strict=True))
         return [
-            ("answers", f"{how.num_generations} to each prompt, at most {how.max_new_tokens} tokens each"),
+            ("answers", f"{rollout.num_generations} to each prompt, at most {rollout.max_new_tokens} tokens each"),
             ("rewards", rewards),
-            *([("tools", f"{', '.join(self.toolbox.tools)}; {how.max_turns} turns")] if self.toolbox else []),
+            *([("tools", f"{', '.join(self.toolbox.tools)}; {rollout.max_turns} turns")] if self.toolbox else []),
             ("held out", f"{len(self.held_out)} prompts"),
         ]

@@ -1,1 +1,1 @@
-"""C kernels for CPUs, built by the machine's own compiler when first needed."""
+"""C kernels for CPUs, built by the machine's compiler on first use."""

@@ -1,11 +1,11 @@
-/* Attention over packed documents on a CPU, by the algorithm of arXiv:2307.08691: scores never leave the cache.
+/* Attention over packed documents on a CPU, by the algorithm of arXiv:2307.08691: scores stay in cache.
 
-   Queries and keys come in tiles of 64 positions, [rows x tiles, heads, TILE, size]; first[b, t] says which key is the
-   first that position t of row b may look at, and the last is itself. It never falls along a row. The softmax is in
-   float32; probabilities and their gradients are rounded to the inputs' type where they meet a matmul.
+   Queries and keys are in tiles of 64 positions, [rows x tiles, heads, TILE, size]. Position t of row b attends to keys
+   first[b, t] to t; first does not decrease along a row. The softmax is in float32; probabilities and their gradients
+   are rounded to the inputs' type for matmuls.
 
-   All matmuls have one form, C[64, N] += A[64, M] B[M, N], with C in float32. In bfloat16 B lies in pairs of rows,
-   [M / 2, N, 2], as processors with matmuls of such pairs want it: matrix units (AMX) or AVX512-BF16. */
+   All matmuls have one form, C[64, N] += A[64, M] B[M, N], with C in float32. In bfloat16 rows of B are interleaved in
+   pairs, [M / 2, N, 2], as AMX and AVX512-BF16 need. */
 
 #include <stdlib.h>
 
@@ -17,7 +17,7 @@
 #endif
 
 #if defined(__AVX512F__)
-enum { WIDTH = 16, VECTORS = 4 }; /* values of a vector; vectors of a row that are worked on at once */
+enum { WIDTH = 16, VECTORS = 4 }; /* floats of a vector; vectors of a row per block */
 #elif defined(__AVX__)
 enum { WIDTH = 8, VECTORS = 2 };
 #else
@@ -27,21 +27,21 @@ typedef float Vector __attribute__((vector_size(WIDTH * 4), aligned(4)));
 
 int penjing_tiles = 0;
 
-/* Whether matrix units are used from here on: wanted, there, and the system allows it. */
-int penjing_use_tiles(int wanted) {
+/* Enables or disables matrix units; returns whether they are used: enabled, present, and allowed by the system. */
+int penjing_use_tiles(int enable) {
     penjing_tiles = 0;
 #ifdef HAS_TILES
     enum { ASK = 0x1023, TILE_DATA = 18 }; /* arch_prctl: ARCH_REQ_XCOMP_PERM */
-    if (wanted) penjing_tiles = syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+    if (enable) penjing_tiles = syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
 #else
-    (void)wanted;
+    (void)enable;
 #endif
     return penjing_tiles;
 }
 
-/* Which types attention is taken in: 1 for float32, 2 for bfloat16, or their sum. */
+/* The types that attention supports: 1 for float32, 2 for bfloat16, or their sum. */
 int penjing_attention_types(void) {
-#if defined(__AVX512BF16__) && !defined(HAS_TILES) /* where both are, the former is slower than float32 */
+#if defined(__AVX512BF16__) && !defined(HAS_TILES) /* where both exist, AVX512-BF16 is slower than float32 */
     return 3;
 #else
     return penjing_tiles ? 3 : 1;
@@ -175,7 +175,7 @@ static void transpose_square(const void *x, void *out, int type) {
 
 /* --- a thread's scratch ---------------------------------------------------------------------------------------------- */
 
-INLINE char *taken(char **scratch, long count) {
+INLINE char *alloc(char **scratch, long count) {
     char *start = *scratch;
     *scratch += (count + 63) / 64 * 64;
     return start;
@@ -183,7 +183,7 @@ INLINE char *taken(char **scratch, long count) {
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* Of each row of x[TILE, LANES] the sum or the highest. Row by row they would be found one value after another. */
+/* The sum or the maximum of each row of x[TILE, LANES], vectorised over the rows. */
 INLINE void fold(const float *x, float *out, int sums) {
     float transposed[LANES * TILE];
     transpose_blocks((const uint32_t *)x, (uint32_t *)transposed, TILE, LANES);
@@ -195,11 +195,12 @@ INLINE void fold(const float *x, float *out, int sums) {
         }
 }
 
-/* Scores of a tile of queries against one of keys become probabilities relative to each query's highest so
-   far; what was summed up by then, in sum[TILE] and mixed[TILE, size], is scaled to suit. Query t sees keys low[t] - before to after + t. */
+/* One step of the online softmax: a tile of scores becomes probabilities relative to each query's running maximum, and
+   the running sums, sum[TILE] and mixed[TILE, size], are rescaled. Query t attends to keys low[t] - before to
+   after + t. */
 INLINE void probs_tile(float *scores, void *probs, float *top, float *sum, float *mixed, long size, float scale,
                       const int32_t *low, long before, long after, int type) {
-    float part[TILE * LANES], found[TILE], less[TILE], base[TILE];
+    float part[TILE * LANES], folded[TILE], rescale[TILE], base[TILE];
     for (int t = 0; t < TILE; t++) {
         float *row = scores + t * TILE, *best = part + t * LANES;
         int from = (int)(low[t] - before), to = (int)(after + t);
@@ -210,11 +211,11 @@ INLINE void probs_tile(float *scores, void *probs, float *top, float *sum, float
                 best[i] = value > best[i] ? value : best[i];
             }
     }
-    fold(part, found, 0);
+    fold(part, folded, 0);
     SIMD for (int t = 0; t < TILE; t++) {
-        float highest = found[t] > top[t] ? found[t] : top[t];
-        less[t] = highest == top[t] ? 1.0f : exponential(top[t] - highest);
-        base[t] = highest == -INFINITY ? 0.0f : highest; /* a query that has seen no key yet */
+        float highest = folded[t] > top[t] ? folded[t] : top[t];
+        rescale[t] = highest == top[t] ? 1.0f : exponential(top[t] - highest);
+        base[t] = highest == -INFINITY ? 0.0f : highest; /* a query without a visible key so far */
         top[t] = highest;
     }
     for (int t = 0; t < TILE; t++) {
@@ -224,19 +225,19 @@ INLINE void probs_tile(float *scores, void *probs, float *top, float *sum, float
         SIMD for (int i = 0; i < LANES; i++) more[i] = row[i];
         for (int s = LANES; s < TILE; s += LANES)
             SIMD for (int i = 0; i < LANES; i++) more[i] += row[s + i];
-        if (less[t] != 1.0f)
-            SIMD for (long i = 0; i < size; i++) mixed[t * size + i] *= less[t];
+        if (rescale[t] != 1.0f)
+            SIMD for (long i = 0; i < size; i++) mixed[t * size + i] *= rescale[t];
     }
-    fold(part, found, 1);
-    SIMD for (int t = 0; t < TILE; t++) sum[t] = sum[t] * less[t] + found[t];
+    fold(part, folded, 1);
+    SIMD for (int t = 0; t < TILE; t++) sum[t] = sum[t] * rescale[t] + folded[t];
 }
 
 INLINE void finish_row(const float *mixed, void *out, float share, long size, int type) {
     SIMD for (long i = 0; i < size; i++) put(out, i, mixed[i] * share, type);
 }
 
-/* mixed = softmax(scale q k^T) v, and norm[n, h, t], the logarithm of each query's softmax's sum. Returns 1 where there
-   is no memory for it. */
+/* mixed = softmax(scale q k^T) v, and norm[n, h, t], the logsumexp of each query's scores. Returns 1 if out of
+   memory. */
 int penjing_attention(const void *q, const void *k, const void *v, const int32_t *first, void *mixed, float *norm,
                       long rows, long tiles, long heads, long groups, long size, float scale, int type, int threads) {
     long repeats = heads / groups, tile = TILE * size;
@@ -251,10 +252,10 @@ int penjing_attention(const void *q, const void *k, const void *v, const int32_t
             failed = 1;
         }
         begin_thread(before);
-        void *transposed = taken(&scratch, bytes(tile, type)), *packed = taken(&scratch, bytes(tile, type));
-        void *probs = taken(&scratch, bytes(TILE * TILE, type));
-        float *scores = (float *)taken(&scratch, 4 * TILE * TILE), *sums = (float *)taken(&scratch, repeats * tile * 4);
-        float *top = (float *)taken(&scratch, repeats * TILE * 4), *sum = (float *)taken(&scratch, repeats * TILE * 4);
+        void *transposed = alloc(&scratch, bytes(tile, type)), *packed = alloc(&scratch, bytes(tile, type));
+        void *probs = alloc(&scratch, bytes(TILE * TILE, type));
+        float *scores = (float *)alloc(&scratch, 4 * TILE * TILE), *sums = (float *)alloc(&scratch, repeats * tile * 4);
+        float *top = (float *)alloc(&scratch, repeats * TILE * 4), *sum = (float *)alloc(&scratch, repeats * TILE * 4);
         _Pragma("omp for schedule(dynamic)")
         for (long unit = 0; unit < rows * tiles * groups; unit++) {
             long n = unit / groups, group = unit % groups, b = n / tiles, at = n % tiles;
@@ -289,7 +290,7 @@ int penjing_attention(const void *q, const void *k, const void *v, const int32_t
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
 /* With queries along the rows: P^T = exp(scale scores - norm) and its scores' gradient, scale P (grad_probs - share).
-   Query t sees keys low[t] - before to after + t. */
+   Query t attends to keys low[t] - before to after + t. */
 INLINE void backward_tile(const float *scores, const float *grad_probs, void *probs, void *grads, float scale,
                         const float *norm, const float *share, const int32_t *low, int before, int after, int type) {
     for (int s = 0; s < TILE; s++)
@@ -302,7 +303,7 @@ INLINE void backward_tile(const float *scores, const float *grad_probs, void *pr
 }
 
 /* sum(grad_out mixed) of each of TILE rows. */
-INLINE void share_tile(const void *grad_out, const void *mixed, float *share, long size, int type) {
+INLINE void delta_tile(const void *grad_out, const void *mixed, float *share, long size, int type) {
     float part[TILE * LANES];
     for (int t = 0; t < TILE; t++) {
         float *sum = part + t * LANES;
@@ -314,8 +315,8 @@ INLINE void share_tile(const void *grad_out, const void *mixed, float *share, lo
 }
 
 /* The gradients of q, in its type, and of k and v in float32. With P the probabilities and U = grad_out: dv = P^T U,
-   dS = P (U v^T - sum(U mixed)), dq = scale dS k, dk = scale dS^T q. Scores are made with queries along their rows, as
-   two of the three matmuls want P and dS transposed. A key head of a row is one thread's. */
+   dS = P (U v^T - sum(U mixed)), dq = scale dS k, dk = scale dS^T q. Scores are computed transposed, as two
+   of the three matmuls need P^T and dS^T. One thread computes a key head of a row. */
 int penjing_attention_backward(const void *grad_out, const void *q, const void *k, const void *v, const void *mixed,
                              const float *norm, const int32_t *first, void *grad_q, float *grad_k, float *grad_v,
                              long rows, long tiles, long heads, long groups, long size, float scale, int type,
@@ -332,13 +333,14 @@ int penjing_attention_backward(const void *grad_out, const void *q, const void *
             failed = 1;
         }
         begin_thread(before);
-        char *keys = taken(&scratch, tiles * each), *queries = taken(&scratch, repeats * each);
-        char *upstream = taken(&scratch, repeats * each), *queries_transposed = taken(&scratch, repeats * each);
-        char *upstream_transposed = taken(&scratch, repeats * each), *probs = taken(&scratch, square);
-        char *grads = taken(&scratch, square), *grads_transposed = taken(&scratch, square);
-        float *scores = (float *)taken(&scratch, 4 * TILE * TILE);
-        float *grad_probs = (float *)taken(&scratch, 4 * TILE * TILE);
-        float *sums = (float *)taken(&scratch, repeats * tile * 4), *share = (float *)taken(&scratch, repeats * TILE * 4);
+        char *keys = alloc(&scratch, tiles * each), *queries = alloc(&scratch, repeats * each);
+        char *upstream = alloc(&scratch, repeats * each), *queries_transposed = alloc(&scratch, repeats * each);
+        char *upstream_transposed = alloc(&scratch, repeats * each), *probs = alloc(&scratch, square);
+        char *grads = alloc(&scratch, square), *grads_transposed = alloc(&scratch, square);
+        float *scores = (float *)alloc(&scratch, 4 * TILE * TILE);
+        float *grad_probs = (float *)alloc(&scratch, 4 * TILE * TILE);
+        float *sums = (float *)alloc(&scratch, repeats * tile * 4);
+        float *share = (float *)alloc(&scratch, repeats * TILE * 4);
         _Pragma("omp for schedule(dynamic)")
         for (long unit = 0; unit < rows * groups; unit++) {
             long b = unit / groups, group = unit % groups;
@@ -361,7 +363,7 @@ int penjing_attention_backward(const void *grad_out, const void *q, const void *
                     pack(grad_out_head, upstream + r * each, size, type);
                     pack_transposed(query, queries_transposed + r * each, size, type);
                     pack_transposed(grad_out_head, upstream_transposed + r * each, size, type);
-                    WITH_TYPE(share_tile, type, grad_out_head, row_of(mixed, (head + r) * tile, type), share + r * TILE,
+                    WITH_TYPE(delta_tile, type, grad_out_head, row_of(mixed, (head + r) * tile, type), share + r * TILE,
                               size);
                 }
                 for (long j = starts[0] / TILE; j <= at; j++) {

@@ -1,8 +1,8 @@
-"""A decoder's forward pass that writes text, in C (decode.c): weights packed once, then one call for a pass.
+"""A decoder's forward pass for generation, in C (decode.c): weights are packed once; then each pass is one call.
 
-A row is one token of one sequence, whose keys and values lie in a slot. Every value of a row is summed in one order,
-in float32, whatever else is in the pass. On a processor with AVX512-BF16 all matmuls in bfloat16, attention's too, take
-activations rounded to it.
+A row is one token of one sequence, whose keys and values are in a slot. Every value of a row is summed in a fixed
+order, in float32, whatever else is in the batch. On processors with AVX512-BF16 all bfloat16 matmuls, attention's too,
+round activations to bfloat16.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from penjing.kernels.cpu import library
 from penjing.kernels.cpu.ops import OUT_OF_RANGE, TYPES
 
 PANEL, GROUP, KEYS, PAIR = 16, 32, 64, 2  # as in panels.h and decode.c
-MIN_WORK = 1 << 21  # multiplications that are worth one more thread
-LINE, LARGE_PAGE, BLOCK = 64, 2 << 20, 64 << 20  # bytes
-INT8 = 2  # panels.h's number for it; TYPES has the others
+MIN_WORK = 1 << 21  # multiplications per thread; with fewer, more threads do not pay
+CACHE_LINE, LARGE_PAGE, BLOCK = 64, 2 << 20, 64 << 20  # bytes
+INT8 = 2  # as panels.h numbers it; TYPES has the others
 
 
-def whole(size: int, of: int = PANEL) -> int:
-    """The next multiple."""
+def round_up(size: int, of: int = PANEL) -> int:
+    """Round up to a multiple of `of`."""
     return -(-size // of) * of
 
 
@@ -76,8 +76,8 @@ class _Decoder(ctypes.Structure):
 
 class _Rows(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("slot", "position", "id", "adapter", "wanted")),
-        *((name, c_long) for name in ("rows", "num_wanted")),
+        *((name, c_void_p) for name in ("slot", "position", "id", "adapter", "logit_row")),
+        *((name, c_long) for name in ("rows", "num_logit_rows")),
         ("logits", c_void_p),
     )
 
@@ -97,17 +97,17 @@ class LowRank:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Weights of one linear layer: several matrices [O, I] of one input side by side. adapters: for each adapter, by
-    number, one for each of the matrices or None."""
+    """Weights of one linear layer: one or more matrices [O, I] with the same input. adapters: for each adapter
+    number, the low-rank part of each matrix, or None."""
 
     weights_OI: Sequence[Tensor]
     adapters: Sequence[Sequence[LowRank | None]] = ()
-    pairs: bool = False  # gate and up: their panels take turns
+    pairs: bool = False  # gate and up: their panels alternate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """A mixture: router_ED in float32, gate_EFD, up_EFD, down_EDF; shared_gate_D of qwen2_moe."""
+    """A mixture of experts: router_ED in float32, gate_EFD, up_EFD, down_EDF; shared_gate_D of qwen2_moe."""
 
     router_ED: Tensor
     gate_EFD: Tensor
@@ -119,7 +119,7 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWeights:
-    """One block. gate_up and down: of a dense layer or of the shared expert."""
+    """One block. gate_up, down: of a dense layer or the shared expert."""
 
     attention_gain_D: Tensor
     mlp_gain_D: Tensor
@@ -136,7 +136,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The numbers of a decoder."""
+    """The hyperparameters of a decoder."""
 
     num_attention_heads: int
     num_key_value_heads: int
@@ -150,7 +150,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderWeights:
-    """All of a decoder. cosine_SN, sine_SN: the rotary table, a row for each position."""
+    """All weights of a decoder. cosine_SN, sine_SN: the rotary table, a row per position."""
 
     embedding_VD: Tensor
     head_VD: Tensor
@@ -161,11 +161,10 @@ class DecoderWeights:
 
 
 class Decoder:
-    """A packed decoder and the keys and values of `num_slots` sequences of up to `max_tokens` tokens.
+    """A packed decoder with a key/value cache for `num_slots` sequences of up to `max_tokens` tokens.
 
-    precision: of the packed weights, float32, bfloat16 or int8; cache_dtype: of keys and values. threads: that a pass
-    may take; as many as torch had when the weights were packed.
-    The embedding and gains are the given tensors' own memory where their layout allows it.
+    precision: of the packed weights, float32, bfloat16 or int8; cache_dtype: of keys and values. threads: the most
+    of a pass; initially torch's number. Embedding and gains share the tensors' memory where their layout allows it.
     """
 
     def __init__(
@@ -178,25 +177,25 @@ class Decoder:
         num_slots: int,
         max_tokens: int,
     ) -> None:
-        found = library.decode_kernels()
-        assert found is not None, library.unavailable_decode_reason()
-        self._library = found
+        lib = library.decode_kernels()
+        assert lib is not None, library.unavailable_decode_reason()
+        self._library = lib
         self._type = INT8 if precision == torch.int8 else TYPES[precision]
-        self._kept: list[Any] = []  # what C points to
-        self._place = self._end = 0  # what is free of the last block for weights
+        self._buffers: list[Any] = []  # memory that C points to
+        self._free_start = self._free_end = 0  # the free part of the last block for weights
         self.num_slots, self.max_tokens, self.vocab_size = num_slots, max_tokens, weights.head_VD.shape[0]
-        slot = (num_slots, shape.num_key_value_heads, whole(max_tokens, KEYS))
+        slot = (num_slots, shape.num_key_value_heads, round_up(max_tokens, KEYS))
         count, size = len(weights.layers), shape.head_dim
         pair = PAIR if cache_dtype == torch.bfloat16 else 1  # as panels.h: K / 2, KEYS, 2 and S / 2, K, 2
-        self.key_LBGTKS = torch.empty(count, *slot[:2], slot[2] // KEYS, whole(size, pair), KEYS, dtype=cache_dtype)
-        self.value_LBGSK = torch.empty(count, *slot, whole(size), dtype=cache_dtype)
-        layers = (_Layer * count)(*(self._layer(each, index) for index, each in enumerate(weights.layers)))
+        self.key_LBGTKS = torch.empty(count, *slot[:2], slot[2] // KEYS, round_up(size, pair), KEYS, dtype=cache_dtype)
+        self.value_LBGSK = torch.empty(count, *slot, round_up(size), dtype=cache_dtype)
+        layers = (_Layer * count)(*(self._layer(layer, index) for index, layer in enumerate(weights.layers)))
         embedding_VD = weights.embedding_VD.detach().contiguous()
         self._decoder = _Decoder(
-            embedding=self._keep(embedding_VD),
-            gain=self._padded(weights.gain_D),
-            cosine=self._keep(weights.cosine_SN.float().contiguous()),
-            sine=self._keep(weights.sine_SN.float().contiguous()),
+            embedding=self._hold(embedding_VD),
+            gain=self._pad(weights.gain_D),
+            cosine=self._hold(weights.cosine_SN.float().contiguous()),
+            sine=self._hold(weights.sine_SN.float().contiguous()),
             layers=layers,
             head=self._matrix(Matrix(weights_OI=[weights.head_VD])),
             embedding_type=TYPES[embedding_VD.dtype],
@@ -211,7 +210,7 @@ class Decoder:
             max_tokens=max_tokens,
             vocab_size=self.vocab_size,
             num_adapters=len(weights.layers[0].qkv.adapters),
-            largest_rank=max((whole(each.rank) for each in self._adapters()), default=0),
+            largest_rank=max((round_up(adapter.rank) for adapter in self._adapters()), default=0),
             num_chosen=shape.num_chosen,
             sigmoid=shape.sigmoid,
             normalised=shape.norm_topk_prob,
@@ -221,10 +220,10 @@ class Decoder:
         self._layers = layers
         self._work = self._multiplications(shape.num_chosen)
         self._address = ctypes.addressof(self._decoder)
-        self._pass = found.decode_open(self._address)
+        self._pass = lib.decode_open(self._address)
         if not self._pass:
             raise MemoryError("no memory for a pass")
-        weakref.finalize(self, _close, found, self._pass, self._decoder, self._kept)
+        weakref.finalize(self, _close, lib, self._pass, self._decoder, self._buffers)
         self.threads = torch.get_num_threads()
         self._rows = _Rows()
         self._rows_address = ctypes.addressof(self._rows)
@@ -235,135 +234,135 @@ class Decoder:
         slot_N: np.ndarray,
         position_N: np.ndarray,
         id_N: np.ndarray,
-        wanted_R: np.ndarray,
+        logit_row_R: np.ndarray,
         adapter_N: np.ndarray | None = None,
     ) -> Tensor:
-        """logits_RV in float32 after the rows `wanted_R`; every row's key and value are in its slot thereafter.
+        """logits_RV in float32 of the rows `logit_row_R`; writes every row's key and value to its slot.
 
-        Rows of one slot stand side by side, positions ascending, and what came before has been read. adapter_N: its
-        number in `Matrix.adapters`, -1 for none. Raises IndexError for a number that is out of range.
+        Rows of one slot must be adjacent, with ascending positions; earlier positions must be in the cache. adapter_N:
+        number in `Matrix.adapters`, -1 for none. Raises IndexError for a number out of range.
         """
-        given = [np.ascontiguousarray(each, dtype=np.int32) for each in (slot_N, position_N, id_N, wanted_R)]
+        arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in (slot_N, position_N, id_N, logit_row_R)]
         adapters = None if adapter_N is None else np.ascontiguousarray(adapter_N, dtype=np.int32)
         outputs = self._decoder.head.outputs
-        logits_RV = torch.empty(len(wanted_R), outputs)
+        logits_RV = torch.empty(len(logit_row_R), outputs)
         rows = self._rows
-        rows.slot, rows.position, rows.id, rows.wanted = (each.ctypes.data for each in given)
+        rows.slot, rows.position, rows.id, rows.logit_row = (array.ctypes.data for array in arrays)
         rows.adapter = None if adapters is None else adapters.ctypes.data
-        rows.rows, rows.num_wanted, rows.logits = len(slot_N), len(wanted_R), logits_RV.data_ptr()
+        rows.rows, rows.num_logit_rows, rows.logits = len(slot_N), len(logit_row_R), logits_RV.data_ptr()
         threads = max(1, min(self.threads, len(slot_N) * self._work // MIN_WORK))
-        needed = self._library.decode_bytes(self._address, max(len(slot_N), len(wanted_R)), threads)
-        if self._memory.numel() < needed:
-            self._memory = torch.empty(needed, dtype=torch.uint8)
+        num_bytes = self._library.decode_bytes(self._address, max(len(slot_N), len(logit_row_R)), threads)
+        if self._memory.numel() < num_bytes:
+            self._memory = torch.empty(num_bytes, dtype=torch.uint8)
         if self._library.decode(self._pass, self._rows_address, self._memory.data_ptr(), threads) == OUT_OF_RANGE:
-            raise IndexError("a slot, position, id, adapter or wanted row is out of range")
+            raise IndexError("a slot, position, id, adapter or logit row is out of range")
         return logits_RV if outputs == self.vocab_size else logits_RV[:, : self.vocab_size]
 
     def copy_prefix(self, source: int, target: int, tokens: int) -> None:
         """Copy keys and values of the first `tokens` positions from one slot to another."""
-        tiles, positions = whole(tokens, KEYS) // KEYS, whole(tokens, PAIR)
+        tiles, positions = round_up(tokens, KEYS) // KEYS, round_up(tokens, PAIR)
         self.key_LBGTKS[:, target, :, :tiles] = self.key_LBGTKS[:, source, :, :tiles]
         self.value_LBGSK[:, target, :, :positions] = self.value_LBGSK[:, source, :, :positions]
 
     # --- packing
 
-    def _keep(self, tensor: Tensor) -> int:
-        self._kept.append(tensor)
+    def _hold(self, tensor: Tensor) -> int:
+        self._buffers.append(tensor)
         return tensor.data_ptr()
 
     def _allocate(self, size: int) -> int:
-        """The address of memory for weights, in large pages where the system has them."""
-        if self._place + size > self._end:
+        """Allocate memory for weights, in huge pages if available; returns the address."""
+        if self._free_start + size > self._free_end:
             block = torch.empty(max(size, BLOCK) + LARGE_PAGE, dtype=torch.uint8)
-            self._place = whole(self._keep(block), LARGE_PAGE)
-            self._end = block.data_ptr() + block.numel()
-            self._library.use_large_pages(self._place, self._end - self._place)
-        place, self._place = self._place, self._place + whole(size, LINE)
-        return place
+            self._free_start = round_up(self._hold(block), LARGE_PAGE)
+            self._free_end = block.data_ptr() + block.numel()
+            self._library.use_large_pages(self._free_start, self._free_end - self._free_start)
+        start, self._free_start = self._free_start, self._free_start + round_up(size, CACHE_LINE)
+        return start
 
-    def _padded(self, x: Tensor | None) -> int | None:
-        """A vector in float32 with zeros up to a whole panel."""
+    def _pad(self, x: Tensor | None) -> int | None:
+        """A float32 vector, padded with zeros to full panels."""
         if x is None:
             return None
-        return self._keep(functional.pad(x.detach().float(), (0, whole(len(x)) - len(x))).contiguous())
+        return self._hold(functional.pad(x.detach().float(), (0, round_up(len(x)) - len(x))).contiguous())
 
     def _multiplications(self, num_chosen: int) -> int:
-        """Weights that a row meets on its way."""
+        """The number of weights that a row is multiplied with."""
 
         def size(linear: Any) -> int:
             return int(linear.inputs * linear.outputs)
 
-        mixed = sum(size(each.expert_gate_up) + size(each.expert_down) for each in self._layers)
-        plain = sum(size(getattr(each, name)) for each in self._layers for name in ("qkv", "out", "gate_up", "down"))
-        return plain + num_chosen * mixed + size(self._decoder.head)
+        experts = sum(size(layer.expert_gate_up) + size(layer.expert_down) for layer in self._layers)
+        dense = sum(size(getattr(layer, name)) for layer in self._layers for name in ("qkv", "out", "gate_up", "down"))
+        return dense + num_chosen * experts + size(self._decoder.head)
 
     def _adapters(self) -> list[_Adapter]:
-        return [each for kept in self._kept if isinstance(kept, ctypes.Array) for each in kept]
+        return [adapter for item in self._buffers if isinstance(item, ctypes.Array) for adapter in item]
 
-    def _layer(self, given: LayerWeights, index: int) -> _Layer:
+    def _layer(self, weights: LayerWeights, index: int) -> _Layer:
         layer = _Layer(
-            attention_gain=self._padded(given.attention_gain_D),
-            mlp_gain=self._padded(given.mlp_gain_D),
-            qkv_bias=self._padded(given.qkv_bias_O),
-            query_gain=self._padded(given.query_gain_K),
-            key_gain=self._padded(given.key_gain_K),
-            qkv=self._matrix(given.qkv),
-            out=self._matrix(given.out),
+            attention_gain=self._pad(weights.attention_gain_D),
+            mlp_gain=self._pad(weights.mlp_gain_D),
+            qkv_bias=self._pad(weights.qkv_bias_O),
+            query_gain=self._pad(weights.query_gain_K),
+            key_gain=self._pad(weights.key_gain_K),
+            qkv=self._matrix(weights.qkv),
+            out=self._matrix(weights.out),
             keys=self.key_LBGTKS[index].data_ptr(),
             values=self.value_LBGSK[index].data_ptr(),
-            window=given.window,
+            window=weights.window,
         )
-        if given.gate_up is not None and given.down is not None:
-            layer.gate_up, layer.down = self._matrix(given.gate_up), self._matrix(given.down)
-        if (experts := given.experts) is not None:
+        if weights.gate_up is not None and weights.down is not None:
+            layer.gate_up, layer.down = self._matrix(weights.gate_up), self._matrix(weights.down)
+        if (experts := weights.experts) is not None:
             layer.num_experts = len(experts.router_ED)
             layer.router = self._matrix(Matrix(weights_OI=[experts.router_ED]), TYPES[torch.float32])
             layer.expert_gate_up, layer.gate_up_step = self._stack(experts.gate_EFD, experts.up_EFD)
             layer.expert_down, layer.down_step = self._stack(experts.down_EDF)
-            layer.correction = self._padded(experts.correction_E)
-            layer.shared_gate = self._padded(experts.shared_gate_D)
+            layer.correction = self._pad(experts.correction_E)
+            layer.shared_gate = self._pad(experts.shared_gate_D)
         return layer
 
-    def _matrix(self, given: Matrix, kind: int | None = None) -> _Linear:
-        kind = self._type if kind is None else kind
-        linear = self._panels([given.weights_OI], kind, pairs=given.pairs)[0]
-        if given.adapters:
-            adapters = (_Adapter * len(given.adapters))(*(self._adapter(given, each) for each in given.adapters))
-            self._kept.append(adapters)
+    def _matrix(self, matrix: Matrix, dtype_id: int | None = None) -> _Linear:
+        dtype_id = self._type if dtype_id is None else dtype_id
+        linear = self._panels([matrix.weights_OI], dtype_id, pairs=matrix.pairs)[0]
+        if matrix.adapters:
+            adapters = (_Adapter * len(matrix.adapters))(*(self._adapter(matrix, parts) for parts in matrix.adapters))
+            self._buffers.append(adapters)
             linear.adapters = adapters
         return linear
 
     def _stack(self, *matrices_EOI: Tensor) -> tuple[_Linear, int]:
-        """The first of E matrices in panels, the others behind it, and the bytes from one to the next."""
+        """E packed matrices: the first one, and the bytes from each to the next."""
         stack = [[matrix_EOI[e] for matrix_EOI in matrices_EOI] for e in range(len(matrices_EOI[0]))]
         return self._panels(stack, self._type, pairs=len(matrices_EOI) == 2)
 
-    def _panels(self, stack: Sequence[Sequence[Tensor]], kind: int, *, pairs: bool) -> tuple[_Linear, int]:
-        """Matrices, each of several parts, in panels one after another."""
+    def _panels(self, stack: Sequence[Sequence[Tensor]], dtype_id: int, *, pairs: bool) -> tuple[_Linear, int]:
+        """Pack a stack of matrices, each of several parts, into consecutive panels."""
         inputs, sizes = stack[0][0].shape[1], [len(part) for part in stack[0]]
-        outputs = 2 * whole(sizes[0]) if pairs else whole(sum(sizes))
-        step = outputs // PANEL * _panel_bytes(inputs, kind)
+        outputs = 2 * round_up(sizes[0]) if pairs else round_up(sum(sizes))
+        step = outputs // PANEL * _panel_bytes(inputs, dtype_id)
         panels = self._allocate(len(stack) * step)
         if outputs > sum(sizes):
             ctypes.memset(panels, 0, len(stack) * step)
         for number, parts in enumerate(stack):
             for index, part_OI in enumerate(parts):
                 source_OI = part_OI.detach().contiguous()
-                place = (0, 2, index) if pairs else (sum(sizes[:index]), 1, 0)
+                position = (0, 2, index) if pairs else (sum(sizes[:index]), 1, 0)
                 self._library.pack(
                     source_OI.data_ptr(),
                     *source_OI.shape,
                     TYPES[source_OI.dtype],
                     panels + number * step,
                     outputs,
-                    *place,
-                    kind,
+                    *position,
+                    dtype_id,
                     torch.get_num_threads(),
                 )
-        return _Linear(panels=panels, inputs=inputs, outputs=outputs, type=kind), step
+        return _Linear(panels=panels, inputs=inputs, outputs=outputs, type=dtype_id), step
 
     def _adapter(self, matrix: Matrix, parts: Sequence[LowRank | None]) -> _Adapter:
-        """The parts' low-rank matrices as one: all A one below another, B with zeros where another part's rank is."""
+        """One low-rank matrix of all parts: their A are stacked, their B form a block-diagonal matrix."""
         ranks = [0 if part is None else len(part.a_RI) for part in parts]
         if not sum(ranks):
             return _Adapter()
@@ -377,25 +376,27 @@ class Decoder:
             b_parts_OR.append(b_OR)
             gains_O.append(gain_O)
         a_RI = torch.cat([part.a_RI.detach().float() for part in parts if part is not None])
-        plain = TYPES[torch.float32]
+        float32 = TYPES[torch.float32]
         gain = None
         if any(part is not None and part.gain_O is not None for part in parts):
-            rows = [functional.pad(gain_O, (0, whole(len(gain_O)) - len(gain_O))).view(-1, PANEL) for gain_O in gains_O]
-            gain = self._padded(torch.stack(rows, dim=1).flatten() if matrix.pairs else torch.cat(gains_O))
+            rows = [
+                functional.pad(gain_O, (0, round_up(len(gain_O)) - len(gain_O))).view(-1, PANEL) for gain_O in gains_O
+            ]
+            gain = self._pad(torch.stack(rows, dim=1).flatten() if matrix.pairs else torch.cat(gains_O))
         return _Adapter(
-            a=self._panels([[a_RI]], plain, pairs=False)[0].panels,
-            b=self._panels([b_parts_OR], plain, pairs=matrix.pairs)[0].panels,
+            a=self._panels([[a_RI]], float32, pairs=False)[0].panels,
+            b=self._panels([b_parts_OR], float32, pairs=matrix.pairs)[0].panels,
             gain=gain,
             rank=sum(ranks),
         )
 
 
-def _close(found: Any, opened: int, *_kept: Any) -> None:
-    """Ends a decoder's threads; what they read is kept until then."""
-    found.decode_close(opened)
+def _close(lib: Any, opened: int, *_buffers: Any) -> None:
+    """End a decoder's threads; holds the memory that they read until then."""
+    lib.decode_close(opened)
 
 
-def _panel_bytes(inputs: int, kind: int) -> int:
-    if kind == INT8:
-        return whole(inputs, GROUP) // GROUP * (2 * PANEL + GROUP * PANEL)
-    return PANEL * (2 * whole(inputs, PAIR) if kind == TYPES[torch.bfloat16] else 4 * inputs)
+def _panel_bytes(inputs: int, dtype_id: int) -> int:
+    if dtype_id == INT8:
+        return round_up(inputs, GROUP) // GROUP * (2 * PANEL + GROUP * PANEL)
+    return PANEL * (2 * round_up(inputs, PAIR) if dtype_id == TYPES[torch.bfloat16] else 4 * inputs)

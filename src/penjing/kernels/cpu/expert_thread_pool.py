@@ -1,7 +1,7 @@
-"""Independent pieces of work on a CPU, a thread for each core, with one torch thread in each.
+"""Runs independent items of work on a CPU: a thread per core, each with one torch thread.
 
-Many small operations one after the other are slow on many threads: each waits for the slowest of its parts, and on a
-machine that is busy with something else each waits long. Pieces that need nothing of each other wait once, at the end.
+Many small operations in a row are slow on many threads: each operation waits for its slowest thread, and on a busy
+machine each waits long. Independent items wait once, at the end.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ import torch
 
 from penjing.kernels.cpu import tensor_arena as arena
 
-Piece = TypeVar("Piece")
-PIECES = 4  # for each thread, or it is not worth it
+Item = TypeVar("Item")
+MIN_ITEMS = 4  # per thread; with fewer, threads do not pay
 
-_pools: dict[int, ThreadPoolExecutor] = {}  # by their number of threads
-os.register_at_fork(after_in_child=_pools.clear)  # a child has none of the threads
+_pools: dict[int, ThreadPoolExecutor] = {}  # by number of threads
+os.register_at_fork(after_in_child=_pools.clear)  # a forked child has none of the threads
 
 
 def _pool(num_threads: int) -> ThreadPoolExecutor:
     if num_threads not in _pools:
         pool = _pools[num_threads] = ThreadPoolExecutor(num_threads, thread_name_prefix="penjing-side-by-side")
-        everyone = Barrier(num_threads)
+        barrier = Barrier(num_threads)
 
-        def settle(_: int) -> None:
-            torch.get_num_threads()  # torch sets a thread up when it first asks, and would undo what came before
+        def init_thread(_: int) -> None:
+            torch.get_num_threads()  # torch initialises a thread on its first call, which would reset the number
             torch.set_num_threads(1)
-            everyone.wait()
+            barrier.wait()
 
-        list(pool.map(settle, range(num_threads)))
-        torch.set_num_threads(num_threads)  # what a thread sets is what later threads begin with
+        list(pool.map(init_thread, range(num_threads)))
+        torch.set_num_threads(num_threads)  # later threads start with the number that was set last
     return _pools[num_threads]
 
 
-def side_by_side(work: Callable[[Iterator[Piece]], None], pieces: Sequence[Piece]) -> None:
-    """Call `work` once in each of torch's threads, with an iterator that hands every piece to one of them.
+def run_in_threads(work: Callable[[Iterator[Item]], None], items: Sequence[Item]) -> None:
+    """Call `work` in as many threads as torch has, with one iterator that gives each item to one of them.
 
-    Which thread gets which piece is left to chance, so a piece must come to the same whoever does it. No gradients are
-    recorded inside. With one torch thread, or few pieces, this is `work(iter(pieces))`: the last pieces of a few large
-    ones would leave threads without work. So it is for stand-ins without memory, as other threads know of none.
+    The assignment of items to threads varies, so an item's result must not depend on its thread. No gradients are
+    recorded. With one torch thread or few items, this is `work(iter(items))`: with a few large items some threads would
+    idle at the end. The same for fake tensors, as other threads are not in fake mode.
     """
-    shared = iter(pieces)
+    iterator = iter(items)
     num_threads = torch.get_num_threads()
-    if num_threads == 1 or len(pieces) < PIECES * num_threads or arena.is_set_aside():
+    if num_threads == 1 or len(items) < MIN_ITEMS * num_threads or arena.is_disabled():
         with torch.no_grad():
-            work(shared)
+            work(iterator)
         return
     inference = torch.is_inference_mode_enabled()
 
     def run(_: int) -> None:
         with torch.inference_mode(inference), torch.no_grad():
-            work(shared)
+            work(iterator)
 
     list(_pool(num_threads).map(run, range(num_threads)))

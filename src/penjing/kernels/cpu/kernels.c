@@ -1,8 +1,8 @@
 /* The parts of a training step on a CPU other than matmuls, each in one pass over memory.
 
    Built on the user's machine, for its processor, by kernels/cpu/library.py; kernels/cpu/ops.py says what each takes and
-   returns; tests compare all of them with torch's own operations. Rows are dealt to threads in runs, and sums over rows are made in lots
-   whose number does not depend on the threads: equal steps come to equal bits. */
+   returns; tests compare all of them with torch's own operations. Threads take runs of rows. Sums over rows are a fixed
+   number of partial sums, whatever the number of threads, so results are deterministic. */
 
 #include "types.h"
 
@@ -41,25 +41,25 @@ INLINE void rms_norm_backward_row(const void *x, float scale, const float *gain,
     share /= (float)width;
     SIMD for (long i = 0; i < width; i++)
         put(grad, i, (get(grad_out, i, grad_out_type) * gain[i] - get(x, i, type) * scale * share) * scale, type);
-    if (residual) /* in a loop of its own, or the value above would not be rounded before: the same bits either way */
+    if (residual) /* a separate loop, so that the value above is rounded first, as without a residual */
         SIMD for (long i = 0; i < width; i++) put(grad, i, get(grad, i, type) + get(residual, i, type), type);
 }
 
-/* gains: lots x width, zeroed; rows are dealt to lots in equal runs. */
+/* gains: [num_sums, width], zeroed; each partial sum has an equal run of rows. */
 void penjing_rms_norm_backward(const void *x, const float *scale, const float *gain, const void *grad_out,
-                               const void *residual, void *grad, float *gains, long lots, long rows, long width, int type, int grad_out_type,
-                         int threads) {
-    long each = (rows + lots - 1) / lots;
-    ROWS(threads) for (long lot = 0; lot < lots; lot++)
-        for (long n = lot * each; n < rows && n < (lot + 1) * each; n++)
+                               const void *residual, void *grad, float *gains, long num_sums, long rows, long width,
+                               int type, int grad_out_type, int threads) {
+    long each = (rows + num_sums - 1) / num_sums;
+    ROWS(threads) for (long k = 0; k < num_sums; k++)
+        for (long n = k * each; n < rows && n < (k + 1) * each; n++)
             WITH_TYPES(rms_norm_backward_row, type, grad_out_type, row_of(x, n * width, type), scale[n], gain,
                        row_of(grad_out, n * width, grad_out_type), residual ? row_of(residual, n * width, type) : 0,
-                       out_row_of(grad, n * width, type), gains + lot * width, width);
+                       out_row_of(grad, n * width, type), gains + k * width, width);
 }
 
 /* --- sums of two types ---------------------------------------------------------------------------------------------*/
 
-enum { RUN = 4096 }; /* values that a thread takes at a time */
+enum { RUN = 4096 }; /* values per work item */
 
 INLINE void add_run(const float *x, const void *y, float *out, long count, int type) {
     SIMD for (long i = 0; i < count; i++) out[i] = x[i] + get(y, i, type);
@@ -82,7 +82,7 @@ void penjing_add_scaled(float *x, const void *y, float keep, float scale, long c
                   count - start < RUN ? count - start : RUN);
 }
 
-/* A momentum's mean, and Nesterov's step ahead of it. */
+/* Updates the momentum's mean; out is Nesterov's step. */
 void penjing_nesterov_update(const float *gradient, float *mean, float *out, float momentum, long count, int threads) {
     ROWS(threads) for (long start = 0; start < count; start += RUN) {
         long end = start + RUN < count ? start + RUN : count;
@@ -158,7 +158,7 @@ void penjing_swiglu_backward(const void *grad_out, const void *gate, const void 
 
 /* --- attention: rotation, tiles, softmax -------------------------------------------------------------------------- */
 
-/* Pairs (i, i + pairs) rotated by an angle, what is left of the head copied. */
+/* Rotates pairs (i, i + pairs) and copies the other dimensions of the head. */
 INLINE void rope_head(const void *x, void *y, const float *cosine, const float *sine, float sign, long pairs,
                       long size, int type, int y_type) {
     SIMD for (long i = 0; i < pairs; i++) {
@@ -169,13 +169,13 @@ INLINE void rope_head(const void *x, void *y, const float *cosine, const float *
     SIMD for (long i = 2 * pairs; i < size; i++) put(y, i, get(x, i, type), y_type);
 }
 
-/* Where position t of row b has head h: rows as [B, T, H, K], or as tiles [B x tiles, H, TILE, K]. */
+/* The offset of position t, head h of row b in [B, T, H, K], or in tiles [B x tiles, H, TILE, K]. */
 INLINE long place(long b, long t, long h, long tokens, long tiles, long heads, long size, int is_tiled) {
     if (!is_tiled) return ((b * tokens + t) * heads + h) * size;
     return (((b * tiles + t / TILE) * heads + h) * TILE + t % TILE) * size;
 }
 
-/* table_step: values between the tables of two rows, 0 where rows share one. Tiles are filled up with zeros. */
+/* table_step: values between the tables of two rows, 0 if rows share one. Tiles are padded with zeros. */
 void penjing_apply_rope(const void *x, void *y, const float *cosine, const float *sine, long table_step, float sign,
                   long pairs, long rows, long tokens, long heads, long size, int x_tiled, int y_tiled, int type,
                   int y_type, int threads) {
@@ -192,7 +192,7 @@ void penjing_apply_rope(const void *x, void *y, const float *cosine, const float
     }
 }
 
-/* Of the first `seen` values, a multiple of LANES; the others are 0. */
+/* Softmax of the first `seen` values, a multiple of LANES; the others become 0. */
 INLINE void softmax_row(const void *scores, const void *bias, void *out, long seen, long width, int type) {
     float top = -INFINITY, sum = 0.0f, probs[seen];
     _Pragma("omp simd reduction(max : top)")
@@ -208,7 +208,7 @@ INLINE void softmax_row(const void *scores, const void *bias, void *out, long se
 }
 
 /* scores: [tiles x groups, queries, width], queries being heads that share a key head, TILE of each; bias:
-   [tiles, TILE, width], by which nobody looks at what comes later. out may be scores. */
+   [tiles, TILE, width], which masks later keys. out may be scores. */
 void penjing_softmax(const void *scores, const void *bias, void *out, long tiles, long groups, long queries,
                      long width, int type, int threads) {
     ROWS(threads) for (long n = 0; n < tiles * groups * queries; n++) {
@@ -219,7 +219,7 @@ void penjing_softmax(const void *scores, const void *bias, void *out, long tiles
     }
 }
 
-/* into[place] += value, tile by tile in order: every thread adds up its own part of each tile. */
+/* into[place] += value, tile by tile in order; each thread adds its part of every tile. */
 void penjing_add_tiles(float *into, const int64_t *places, const void *value, long count, long size, int type,
                        int threads) {
     ROWS(threads) for (long start = 0; start < size; start += RUN / 4) {
@@ -234,7 +234,7 @@ void penjing_add_tiles(float *into, const int64_t *places, const void *value, lo
 /* --- the head ----------------------------------------------------------------------------------------------------- */
 
 enum { OUT_OF_RANGE = 2 };
-enum { KEPT = 1 << 17 }; /* probs of a row that are kept between two passes; those of wider rows are made again */
+enum { KEPT = 1 << 17 }; /* probs of a row that are kept between two passes; wider rows recompute them */
 
 static int is_out_of_range(const int64_t *target, long rows, long width) {
     for (long n = 0; n < rows; n++)
@@ -245,7 +245,7 @@ static int is_out_of_range(const int64_t *target, long rows, long width) {
 INLINE void cross_entropy_row(void *logits, int64_t target, float weight, float *loss, long width, int with_grad,
                               int type) {
     float top = -INFINITY, target_logit = get(logits, target, type), probs[width <= KEPT ? width : 1];
-    double all = 0.0; /* a sum of all in float32 would be off by 1e-5 of it in wide rows */
+    double all = 0.0; /* a float32 sum would have a relative error of 1e-5 in wide rows */
     _Pragma("omp simd reduction(max : top)")
     for (long i = 0; i < width; i++) { float v = get(logits, i, type); top = v > top ? v : top; }
     for (long start = 0; start < width; start += RUN) {
@@ -270,8 +270,8 @@ INLINE void cross_entropy_row(void *logits, int64_t target, float weight, float 
     put(logits, target, exponential(target_logit - top) * share - weight, type);
 }
 
-/* weight * -log softmax(logits)[target]; with_grad: its gradient, (softmax - one_hot) * weight, takes the logits'
-   place. */
+/* weight * -log softmax(logits)[target]; with_grad: overwrites the logits with their gradient,
+   (softmax - one_hot) * weight. */
 int penjing_cross_entropy(void *logits, const int64_t *target, const float *weight, float *loss, long rows, long width,
                  int with_grad, int type, int threads) {
     if (is_out_of_range(target, rows, width)) return OUT_OF_RANGE;
@@ -298,7 +298,7 @@ INLINE void log_probs_row(const void *logits, int64_t target, float *logp, float
     *entropy = log_sum - mean / sum;
 }
 
-/* Of each row log softmax(logits)[target], the entropy in nats, and the logarithm of the softmax's sum. */
+/* For each row log softmax(logits)[target], the entropy in nats, and the logsumexp. */
 int penjing_log_probs(const void *logits, const int64_t *target, float *logp, float *entropy, float *norm, long rows,
                       long width, int type, int threads) {
     if (is_out_of_range(target, rows, width)) return OUT_OF_RANGE;

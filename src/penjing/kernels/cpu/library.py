@@ -1,10 +1,10 @@
-"""The C kernels for CPUs: built when first needed, by the machine's own C compiler and for its processor.
+"""The C kernels for CPUs: built on first use, by the machine's C compiler and for its processor.
 
-kernels.c has all ops of a step except matmuls, attention.c document attention, weight_grad.c weight gradients on
-processors with matrix units; decode.c, a library of its own, a whole forward pass that writes text. An eager program
-makes a pass over memory for each operation: an RMSNorm is five of them, its gradient ten. In C each is one, in float32
-inside, whatever is read and written. Building takes two seconds, once. Without a compiler torch's operations are used,
-and a run says so. The kernels share torch's threads: they are linked with the OpenMP library that torch has loaded.
+kernels.c has all ops of a training step except matmuls, attention.c document attention, weight_grad.c weight gradients
+on processors with matrix units. decode.c, a library of its own, has the whole forward pass of generation. An eager
+program makes one pass over memory per operation: five for an RMSNorm, ten for its gradient. In C each is one pass, with
+float32 arithmetic for any dtype. The build takes two seconds, once. Without a compiler torch's operations are used, and
+a run says so. The kernels share torch's threads: they are linked with the OpenMP library that torch has loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FLAGS = (
     *("-O3", "-march=native", "-fopenmp", "-pthread", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-ffp-contract=fast"),
 )
-WIDEST = ("-mprefer-vector-width=512",)  # on x86; compilers use half of it by default
+WIDEST_FLAGS = ("-mprefer-vector-width=512",)  # on x86; compilers use half of it by default
 BUILD_SECONDS = 120  # timeout of one compiler call
 _SIGNATURES = {
     "rms_norm": (c_void_p,) * 4 + (c_long,) * 2 + (c_float,) + (c_int,) * 3,
@@ -71,7 +71,7 @@ _RETURNS = {
 class _Functions:
     """The functions of a built library."""
 
-    SOURCES: tuple[str, ...]  # those that the compiler is given
+    SOURCES: tuple[str, ...]  # passed to the compiler
     HEADERS: tuple[str, ...]
     SIGNATURES: Mapping[str, tuple[type, ...]]
 
@@ -87,7 +87,7 @@ class _Functions:
 
 
 class _Kernels(_Functions):
-    """Those of a training step."""
+    """The kernels of a training step."""
 
     SOURCES, HEADERS = ("kernels.c", "attention.c", "weight_grad.c"), ("types.h",)
     SIGNATURES = _SIGNATURES
@@ -95,11 +95,11 @@ class _Kernels(_Functions):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.has_tiles = bool(self.use_tiles(True))
-        self.types = self.attention_types()  # those without matrix units are fewer
+        self.types = self.attention_types()  # fewer without matrix units
 
 
 class _DecodeKernels(_Functions):
-    """Those of a forward pass that writes text."""
+    """The kernels of a forward pass for generation."""
 
     SOURCES, HEADERS = ("decode.c",), ("linear.h", "panels.h", "team.h", "types.h")
     SIGNATURES = _DECODE_SIGNATURES
@@ -107,32 +107,32 @@ class _DecodeKernels(_Functions):
 
 @cache
 def kernels() -> _Kernels | None:
-    """The built library; None where there is none (see `unavailable_reason`)."""
-    found = _is_off or _build(_Kernels)
-    return found if isinstance(found, _Kernels) else None
+    """The built library; None if unavailable (see `unavailable_reason`)."""
+    built = _is_off or _build(_Kernels)
+    return built if isinstance(built, _Kernels) else None
 
 
 @cache
 def decode_kernels() -> _DecodeKernels | None:
-    """The library of `decode.py`; None where there is none (see `unavailable_decode_reason`)."""
-    found = _is_off or _build(_DecodeKernels)
-    return found if isinstance(found, _DecodeKernels) else None
+    """The library of `decode.py`; None if unavailable (see `unavailable_decode_reason`)."""
+    built = _is_off or _build(_DecodeKernels)
+    return built if isinstance(built, _DecodeKernels) else None
 
 
 def unavailable_reason() -> str:
-    """Why this CPU has no kernels; empty where it has them."""
-    found = _is_off or _build(_Kernels)
-    return found if isinstance(found, str) else ""
+    """Why the kernels are unavailable; empty if they are available."""
+    built = _is_off or _build(_Kernels)
+    return built if isinstance(built, str) else ""
 
 
 def unavailable_decode_reason() -> str:
     """The same of `decode_kernels`."""
-    found = _is_off or _build(_DecodeKernels)
-    return found if isinstance(found, str) else ""
+    built = _is_off or _build(_DecodeKernels)
+    return built if isinstance(built, str) else ""
 
 
 def switch_off() -> None:
-    """Use torch's own operations in this process from here on."""
+    """Use torch's operations in this process from now on."""
     global _is_off
     _is_off = "they were switched off"
     kernels.cache_clear()
@@ -141,30 +141,30 @@ def switch_off() -> None:
 
 @cache
 def _build(library: type[_Functions]) -> _Functions | str:
-    """The kernels, or why there are none."""
+    """The kernels, or the reason why they are unavailable."""
     if sys.platform != "linux":
         return f"they are built on Linux only, not on {sys.platform}"
     compilers = list(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))))
     openmp, reason = _openmp(), "there is no C compiler (cc, gcc or clang)"
     if openmp is None:
-        return "torch has loaded no OpenMP library whose threads they could share"
+        return "torch has loaded no OpenMP library, whose threads they would share"
     folder, is_kept = _folder()
     try:
         for compiler in dict.fromkeys(compilers):
             try:
-                return _loaded(library, compiler, openmp, folder)
+                return _load(library, compiler, openmp, folder)
             except (OSError, subprocess.SubprocessError, AttributeError) as error:
                 reason = f"{compiler} could not build them: {_last_line(error)}"
     finally:
         if not is_kept:
-            shutil.rmtree(folder, ignore_errors=True)  # what is loaded stays
+            shutil.rmtree(folder, ignore_errors=True)  # a loaded library stays mapped
     return reason
 
 
-def _loaded(library: type[_Functions], compiler: str, openmp: str, folder: Path) -> _Functions:
-    """Load from the folder, after building there if needed. Raises OSError, SubprocessError and AttributeError."""
-    here = Path(__file__).parent
-    sources, headers = ([here / name for name in names] for names in (library.SOURCES, library.HEADERS))
+def _load(library: type[_Functions], compiler: str, openmp: str, folder: Path) -> _Functions:
+    """Load the library from the folder; build it if needed. Raises OSError, SubprocessError and AttributeError."""
+    source_dir = Path(__file__).parent
+    sources, headers = ([source_dir / name for name in names] for names in (library.SOURCES, library.HEADERS))
     path = folder / f"cpu_{Path(library.SOURCES[0]).stem}-{_key([*sources, *headers], compiler, openmp)}.so"
     if path.exists():
         try:
@@ -176,15 +176,14 @@ def _loaded(library: type[_Functions], compiler: str, openmp: str, folder: Path)
 
 
 def _openmp() -> str | None:
-    """The file of torch's OpenMP library in this process. A second one would have threads of its own residual
-    torch's."""
+    """The path of the OpenMP library that torch has loaded. A second one would add threads of its own to torch's."""
     try:
         loaded = Path("/proc/self/maps").read_text()
     except OSError:
         return None
     files = {line.split(maxsplit=5)[-1] for line in loaded.splitlines() if "/" in line}
-    found = sorted(file for file in files if Path(file).name.startswith(("libgomp", "libiomp", "libomp")))
-    return next((file for file in found if "torch" in file), found[0] if found else None)
+    candidates = sorted(file for file in files if Path(file).name.startswith(("libgomp", "libiomp", "libomp")))
+    return next((file for file in candidates if "torch" in file), candidates[0] if candidates else None)
 
 
 def _folder() -> tuple[Path, bool]:
@@ -200,37 +199,37 @@ def _folder() -> tuple[Path, bool]:
 
 
 def _key(files: Sequence[Path], compiler: str, openmp: str) -> str:
-    """Identifies a build by source, flags, compiler, processor and OpenMP library: machines may share a home."""
+    """A hash of source, flags, compiler, processor and OpenMP library: machines may share a home directory."""
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=BUILD_SECONDS).stdout
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     processor = [line for line in lines if line.split(":")[0].strip() in ("flags", "Features", "model name")][:2]
-    about = repr((FLAGS, WIDEST, openmp, platform.machine(), processor)).encode()
-    known = [*(source.read_bytes() for source in files), about, version]
-    return hashlib.sha256(b"\0".join(known)).hexdigest()[:20]
+    build_info = repr((FLAGS, WIDEST_FLAGS, openmp, platform.machine(), processor)).encode()
+    parts = [*(source.read_bytes() for source in files), build_info, version]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 
 def _compile(sources: Sequence[Path], compiler: str, openmp: str, path: Path) -> None:
-    """Build to `path`; other processes may do so at the same time. Raises OSError and SubprocessError."""
-    handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".so")
+    """Build to `path`, atomically: other processes may build at the same time. Raises OSError and SubprocessError."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so")
     os.close(handle)
-    widest = WIDEST if platform.machine() in ("x86_64", "AMD64") else ()
+    widest_flags = WIDEST_FLAGS if platform.machine() in ("x86_64", "AMD64") else ()
     try:
-        for more in dict.fromkeys((widest, ())):
-            done = subprocess.run(
-                [compiler, *FLAGS, *more, "-o", draft, *map(str, sources), openmp, "-lm"],
+        for extra_flags in dict.fromkeys((widest_flags, ())):
+            result = subprocess.run(
+                [compiler, *FLAGS, *extra_flags, "-o", temporary, *map(str, sources), openmp, "-lm"],
                 capture_output=True,
                 text=True,
                 timeout=BUILD_SECONDS,
             )
-            if done.returncode == 0:
-                os.replace(draft, path)
+            if result.returncode == 0:
+                os.replace(temporary, path)
                 return
-        raise OSError(done.stderr.strip() or f"exit status {done.returncode}")
+        raise OSError(result.stderr.strip() or f"exit status {result.returncode}")
     finally:
-        Path(draft).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
 
 
 def _last_line(error: Exception) -> str:

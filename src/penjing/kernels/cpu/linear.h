@@ -1,5 +1,5 @@
-/* What decode.c works on, and its linear layers: matmuls in pieces for a team's threads, with adapters by row and with
-   the norm before them. kernels/cpu/decode.py has the same first structures, and packs the weights. */
+/* The data structures of decode.c, and its linear layers: matmuls in pieces for a team of threads, with LoRA adapters
+   by row and with the norm before them. kernels/cpu/decode.py mirrors the first structures and packs the weights. */
 
 #include "panels.h"
 #include "team.h"
@@ -7,21 +7,21 @@
 #include <sys/mman.h>
 #endif
 
-enum { KEYS = SIDE * PANEL }; /* of a step of attention */
-enum { QUERY_ROWS = 48 };     /* at most, of all query heads on one key head, unless one token has more of them */
-enum { FEW = 4 };             /* rows that every thread normalises for itself, rather than wait */
+enum { KEYS = SIDE * PANEL }; /* keys of one attention step */
+enum { QUERY_ROWS = 48 };     /* most queries of a block, over all heads of one key head; more if one token has more */
+enum { FEW_ROWS = 4 };             /* with so few rows, every thread normalises all of them rather than wait */
 
-typedef struct { const char *a, *b; const float *gain; long rank; } Adapter; /* rank 0: says nothing here */
+typedef struct { const char *a, *b; const float *gain; long rank; } Adapter; /* rank 0: not on this layer */
 typedef struct { const char *panels; const Adapter *adapters; long inputs, outputs, type; } Linear;
 typedef struct {
     const float *attention_gain, *mlp_gain, *qkv_bias, *query_gain, *key_gain; /* the last three may be NULL */
     Linear qkv, out;
-    Linear gate_up, down;                                /* of a dense layer, or of the shared expert; or no outputs */
-    Linear router, expert_gate_up, expert_down;          /* no outputs: a dense layer; else those of the first expert */
+    Linear gate_up, down;                                /* of a dense layer or the shared expert; or no outputs */
+    Linear router, expert_gate_up, expert_down;          /* no outputs: a dense layer; else of the first expert */
     long gate_up_step, down_step;                        /* bytes from one expert to the next */
     const float *correction, *shared_gate;               /* may be NULL */
     char *keys, *values;                                 /* [slots, G] of matrices in panels: [64, K] of 64 keys each; [K, S] */
-    long window, num_experts;                            /* keys that a query sees; 0: all */
+    long window, num_experts;                            /* window: keys that a query attends to; 0: all */
 } Layer;
 typedef struct {
     const char *embedding;
@@ -33,40 +33,40 @@ typedef struct {
     float epsilon, scaling;
 } Decoder;
 typedef struct {
-    const int32_t *slot, *position, *id, *adapter, *wanted; /* adapter: -1, or NULL, for the base alone */
-    long rows, num_wanted;
+    const int32_t *slot, *position, *id, *adapter, *logit_row; /* adapter: -1, or NULL, for the base alone */
+    long rows, num_logit_rows;
     float *logits; /* [num_wanted, head.outputs] */
 } Rows;
 
-/* What linear layers read: in float32, or rounded for matrices in bfloat16 (see rows_type); NULL is what nobody reads. */
+/* Inputs of linear layers: in float32, or rounded for bfloat16 matrices (see rows_type); unused ones are NULL. */
 typedef struct { float *x; uint16_t *rounded; long step; } Values;
 
 INLINE const void *for_type(const Values *v, int type) {
     return rows_type(type) == BFLOAT16 ? (const void *)v->rounded : v->x;
 }
 
-/* What a pass works on, shared by its threads; widths are whole panels. */
+/* The state of a pass, shared by its threads; widths are multiples of a panel. */
 typedef struct {
     const Decoder *model;
-    const int32_t *slot, *position, *id, *adapter, *wanted;
-    long rows, num_wanted, num_runs, num_blocks, blocks_apart, num_busy;
+    const int32_t *slot, *position, *id, *adapter, *logit_row;
+    long rows, num_logit_rows, num_runs, num_blocks, separate_slots, num_active;
     float *logits;
-    Values normal, attended, inner, expert_in, expert_inner;
-    float *x, *qkv, *extra, *low, *scratch;
-    float *score, *weight, *shared, *expert_out; /* of mixtures; as expert_in, of pairs of row and expert */
-    int32_t *expert, *place, *end, *busy;
-    int32_t *run, *block; /* where runs of rows with one adapter, and blocks of one slot's rows, begin; and the end */
-    uint8_t *has_extra;
-    const float **extra_gain;
+    Values normal, attn_out, inner, expert_in, expert_inner;
+    float *x, *qkv, *lora, *lora_inner, *scratch;
+    float *score, *weight, *shared, *expert_out; /* of mixtures; of (row, expert) pairs, as expert_in */
+    int32_t *expert, *place, *end, *active;
+    int32_t *run, *block; /* starts of runs with one adapter, and of blocks of one slot; and the end */
+    uint8_t *has_lora;
+    const float **lora_gain;
 } State;
 typedef struct { Team team; State state; } Pass;
 
-INLINE long whole(long x, long of) { return (x + of - 1) / of * of; }
-INLINE long larger(long a, long b) { return a > b ? a : b; }
-INLINE long smaller(long a, long b) { return a < b ? a : b; }
+INLINE long round_up(long x, long of) { return (x + of - 1) / of * of; }
+INLINE long lmax(long a, long b) { return a > b ? a : b; }
+INLINE long lmin(long a, long b) { return a < b ? a : b; }
 INLINE Panels weights(const Linear *l) { return panels_of(l->panels, l->inputs, l->outputs, (int)l->type); }
-INLINE long pieces_of(const Member *t, long items) { return smaller(items, (long)t->count * PIECES); }
-/* Items of a stage's piece i are those from..to. */
+INLINE long num_pieces(const Member *t, long items) { return lmin(items, (long)t->count * PIECES_PER_THREAD); }
+/* The first item of piece i; bound(items, pieces, i + 1) is its end. */
 INLINE long bound(long items, long pieces, long i) { return items * i / pieces; }
 
 /* --- Rows --------------------------------------------------------------------------------------------------------- */
@@ -92,115 +92,116 @@ INLINE float dot(const float *x, const float *y, long count) {
     return sum_of(lanes) + rest;
 }
 
-/* out = x / sqrt(mean(x^2) + epsilon) * gain; values beyond `count` of `wide` are 0. */
+/* out = x / sqrt(mean(x^2) + epsilon) * gain; values from `count` to `wide` are 0. */
 static void normalise(const float *x, const float *gain, float *out, long count, long wide, float epsilon) {
     float scale = 1.0f / sqrtf(dot(x, x, count) / (float)count + epsilon);
     SIMD for (long i = 0; i < wide; i++) out[i] = x[i] * scale * gain[i];
 }
 
-/* Rows from..to of `which` (NULL: of all), normalised. */
-static void normalise_rows(const State *s, const float *gain, const int32_t *which, long from, long to,
+/* Normalises rows from..to of `index` (NULL: of all). */
+static void normalise_rows(const State *s, const float *gain, const int32_t *index, long from, long to,
                            const Values *out) {
-    long width = s->model->width, wide = whole(width, PANEL);
+    long width = s->model->width, wide = round_up(width, PANEL);
     for (long r = from; r < to; r++) {
         float *normal = out->x + r * out->step;
-        normalise(s->x + (which ? which[r] : r) * wide, gain, normal, width, wide, s->model->epsilon);
+        normalise(s->x + (index ? index[r] : r) * wide, gain, normal, width, wide, s->model->epsilon);
         if (out->rounded) SIMD for (long i = 0; i < wide; i++) put(out->rounded + r * out->step, i, normal[i], BFLOAT16);
     }
 }
 
-INLINE long most_queries(const Decoder *m) { return larger(QUERY_ROWS, m->query_heads / m->key_heads); }
-/* Values of a thread's scratch: queries and outputs of attention, scores, sums; or a few rows, and these rounded. */
+INLINE long max_queries(const Decoder *m) { return lmax(QUERY_ROWS, m->query_heads / m->key_heads); }
+/* Floats of a thread's scratch: attention's queries, outputs, scores and sums; or a few rows, and these rounded. */
 INLINE long scratch_size(const Decoder *m) {
-    long attention = most_queries(m) * (2 * whole(m->head_dim, PANEL) + KEYS + 4);
-    return whole(larger(attention, 2 * FEW * whole(m->width, PANEL)), 2 * PANEL);
+    long attention = max_queries(m) * (2 * round_up(m->head_dim, PANEL) + KEYS + 4);
+    return round_up(lmax(attention, 2 * FEW_ROWS * round_up(m->width, PANEL)), 2 * PANEL);
 }
 
 /* --- Linear layers ------------------------------------------------------------------------------------------------ */
 
-/* How a matmul is cut into pieces: rows, so many at a time, times columns. */
+/* How a matmul is divided into pieces: `down` blocks of `high` rows times `across` blocks of columns. */
 typedef struct { long high, down, across, threads; } Grid;
 
 static Grid grid_of(const Member *t, long rows, const Panels *w) {
-    long sides = (w->panels + SIDE - 1) / SIDE, pieces = (long)t->count * PIECES;
-    long near = rows_near(w->inputs, w->type);
-    Grid g = {0, larger((rows + near - 1) / near, 1), 0, t->count};
-    g.across = smaller(sides, (2 * pieces + g.down - 1) / g.down); /* with fewer, threads end farther apart */
+    long sides = (w->panels + SIDE - 1) / SIDE, pieces = (long)t->count * PIECES_PER_THREAD;
+    long cached = rows_in_cache(w->inputs, w->type);
+    Grid g = {0, lmax((rows + cached - 1) / cached, 1), 0, t->count};
+    g.across = lmin(sides, (2 * pieces + g.down - 1) / g.down); /* with fewer, threads finish less evenly */
     if (t->count > 1 && g.across * g.down < pieces) /* more threads than columns */
-        g.down = larger(g.down, smaller(pieces / g.across, rows / (4 * MOST_ROWS)));
-    g.high = whole((rows + g.down - 1) / g.down, MOST_ROWS);
-    g.down = larger((rows + g.high - 1) / g.high, 1);
+        g.down = lmax(g.down, lmin(pieces / g.across, rows / (4 * MAX_ROWS)));
+    g.high = round_up((rows + g.down - 1) / g.down, MAX_ROWS);
+    g.down = lmax((rows + g.high - 1) / g.high, 1);
     return g;
 }
 
-/* Part `column` of the `across` that a matrix's columns are cut into. */
+/* Multiplies with block `column` of the `across` blocks of a matrix's columns. */
 static void multiply_part(const Values *in, long row, long rows, const Panels *w, long column, long across,
                           const Sink *to) {
     long sides = (w->panels + SIDE - 1) / SIDE;
     multiply(for_type(in, w->type), in->step, row, rows, w, bound(sides, across, column) * SIDE,
-             smaller(bound(sides, across, column + 1) * SIDE, w->panels), to);
+             lmin(bound(sides, across, column + 1) * SIDE, w->panels), to);
 }
 
-/* A piece; from where its thread will go on, if all are as fast, is asked for beside it (behind the last columns lies
-   what was packed next, which is what is read next). */
+/* One piece. Prefetches where its thread will continue if all are equally fast (after the last columns comes the matrix
+   that was packed next, which is read next). */
 static void multiply_piece(const Grid *g, long i, const Values *in, long rows, const Panels *w, const Sink *to) {
     long row = i / g->across * g->high, sides = (w->panels + SIDE - 1) / SIDE;
-    Panels mine = *w;
-    mine.after = w->data + bound(sides, g->across, i % g->across + g->threads) * w->side_bytes;
-    multiply_part(in, row, smaller(g->high, rows - row), &mine, i % g->across, g->across, to);
+    Panels part = *w;
+    part.after = w->data + bound(sides, g->across, i % g->across + g->threads) * w->side_bytes;
+    multiply_part(in, row, lmin(g->high, rows - row), &part, i % g->across, g->across, to);
 }
 
-/* What the adapter of a run of rows adds, by one of its two matrices, into s->low and s->extra. */
+/* Multiplies a run of rows with one of its adapter's two matrices, into s->lora_inner or s->lora. */
 static void adapt_run(State *s, const Linear *l, const Values *in, long first, long last, int second) {
     const Adapter *a = s->adapter[first] < 0 ? 0 : l->adapters + s->adapter[first];
     long wide = s->model->largest_rank;
-    int speaks = a && a->rank;
+    int is_active = a && a->rank;
     for (long r = first; r < last; r++) {
-        s->has_extra[r] = (uint8_t)speaks;
-        s->extra_gain[r] = speaks ? a->gain : 0;
+        s->has_lora[r] = (uint8_t)is_active;
+        s->lora_gain[r] = is_active ? a->gain : 0;
     }
-    if (!speaks) return;
-    Values low = {s->low, 0, wide};
-    Sink to_low = {.out = s->low, .step = wide}, to_extra = {.out = s->extra, .step = l->outputs};
-    Panels down = panels_of(a->a, l->inputs, whole(a->rank, PANEL), FLOAT32);
+    if (!is_active) return;
+    Values lora_inner = {s->lora_inner, 0, wide};
+    Sink to_inner = {.out = s->lora_inner, .step = wide}, to_lora = {.out = s->lora, .step = l->outputs};
+    Panels down = panels_of(a->a, l->inputs, round_up(a->rank, PANEL), FLOAT32);
     Panels up = panels_of(a->b, a->rank, l->outputs, FLOAT32);
-    multiply_part(second ? &low : in, first, last - first, second ? &up : &down, 0, 1, second ? &to_extra : &to_low);
+    multiply_part(second ? &lora_inner : in, first, last - first, second ? &up : &down, 0, 1,
+                  second ? &to_lora : &to_inner);
 }
 
-/* Rows through a layer with their adapters. */
+/* A linear layer with adapters by row. */
 static void linear(Member *t, State *s, const Linear *l, Values in, Sink sink) {
     if (s->num_runs && l->adapters) {
-        sink.extra = s->extra;
-        sink.extra_step = l->outputs;
-        sink.gain = s->extra_gain;
-        sink.has_extra = s->has_extra;
+        sink.lora = s->lora;
+        sink.lora_step = l->outputs;
+        sink.gain = s->lora_gain;
+        sink.has_lora = s->has_lora;
         for (int second = 0; second < 2; second++)
-            PIECE(t, i, s->num_runs) adapt_run(s, l, &in, s->run[i], s->run[i + 1], second);
+            FOR_PIECES(t, i, s->num_runs) adapt_run(s, l, &in, s->run[i], s->run[i + 1], second);
     }
     Panels w = weights(l);
     Grid g = grid_of(t, s->rows, &w);
-    PIECE(t, i, g.down * g.across) multiply_piece(&g, i, &in, s->rows, &w, &sink);
+    FOR_PIECES(t, i, g.down * g.across) multiply_piece(&g, i, &in, s->rows, &w, &sink);
 }
 
-/* Rows `which` of x (NULL: all), normalised, then through a layer: each thread normalises few rows for itself. */
-static void normalised_linear(Member *t, State *s, const float *gain, const int32_t *which, long rows, const Linear *l,
+/* Normalises rows `index` of x (NULL: all), then applies a layer; each thread normalises few rows for itself. */
+static void normalised_linear(Member *t, State *s, const float *gain, const int32_t *index, long rows, const Linear *l,
                               Sink sink) {
-    long wide = whole(s->model->width, PANEL), own = rows <= FEW && !s->num_runs;
+    long wide = round_up(s->model->width, PANEL), local = rows <= FEW_ROWS && !s->num_runs;
     Values normal = s->normal;
-    if (own) {
+    if (local) {
         normal.x = s->scratch + t->number * scratch_size(s->model);
-        if (normal.rounded) normal.rounded = (uint16_t *)(normal.x + FEW * wide);
+        if (normal.rounded) normal.rounded = (uint16_t *)(normal.x + FEW_ROWS * wide);
     } else {
-        long pieces = pieces_of(t, rows);
-        PIECE(t, i, pieces)
-            normalise_rows(s, gain, which, bound(rows, pieces, i), bound(rows, pieces, i + 1), &normal);
-        if (!which) { linear(t, s, l, normal, sink); return; }
+        long pieces = num_pieces(t, rows);
+        FOR_PIECES(t, i, pieces)
+            normalise_rows(s, gain, index, bound(rows, pieces, i), bound(rows, pieces, i + 1), &normal);
+        if (!index) { linear(t, s, l, normal, sink); return; }
     }
     Panels w = weights(l);
     Grid g = grid_of(t, rows, &w);
-    PIECE(t, i, g.down * g.across) {
-        if (own) normalise_rows(s, gain, which, 0, rows, &normal);
-        own = 0;
+    FOR_PIECES(t, i, g.down * g.across) {
+        if (local) normalise_rows(s, gain, index, 0, rows, &normal);
+        local = 0;
         multiply_piece(&g, i, &normal, rows, &w, &sink);
     }
 }

@@ -1,22 +1,22 @@
-/* Matrices in panels, and rows of numbers times them: what decode.c is made of.
+/* Packed matrices (panels) and the matmul of rows with them, for decode.c.
 
-   A matrix [O, I] lies in panels of 16 outputs, four of them side by side: [O / 64][I][64], the last narrower where O is
-   no multiple of 64. One load brings what an input counts for in 16 outputs, and a thread reads memory in one stream.
-   Numbers are float32, bfloat16, or int8 with a bfloat16 scale per output and 32 inputs, which lie before these. In
-   bfloat16 inputs lie in pairs, [O / 64][I / 2][64][2], a zero beside the last of an odd number.
+   A matrix [O, I] is stored in panels of 16 outputs, four of them interleaved: [O / 64][I][64]; the last group is
+   narrower if O is not a multiple of 64. One load gives an input's weights for 16 outputs, and a thread reads memory in
+   one stream. Weights are float32, bfloat16, or int8 with a bfloat16 scale per output and 32 inputs, stored before
+   these. In bfloat16 inputs are in pairs, [O / 64][I / 2][64][2]; an odd last input is paired with a zero.
 
    Every output is ONE chain of additions over the inputs, first to last, in float32: its bits do not depend on how many
-   rows, panels or threads there are. A processor with AVX512-BF16 adds a pair's two products with one instruction, and
-   takes rows for matrices in bfloat16 rounded to it; all else are multiply-adds of rows in float32. */
+   rows, panels or threads there are. AVX512-BF16 adds a pair's two products in one instruction, and needs rows
+   rounded to bfloat16 for bfloat16 matrices; otherwise rows are float32. */
 
 #include "types.h"
 
 enum { INT8 = 2 };
-enum { PANEL = 16, SIDE = 4, GROUP = 32 }; /* outputs of a panel; panels side by side; inputs of one int8 scale */
-enum { MOST_ROWS = 6, AHEAD = 4096 };      /* rows of one block of sums; bytes that one asks for beforehand */
+enum { PANEL = 16, SIDE = 4, GROUP = 32 }; /* outputs of a panel; panels per group; inputs of one int8 scale */
+enum { MAX_ROWS = 6, PREFETCH_BYTES = 4096 };      /* rows of one block; bytes to prefetch ahead */
 
 #if defined(__AVX512F__)
-enum { WIDTH = 16, BLOCK_PANELS = 4 }; /* values of a vector; panels that its registers hold sums of */
+enum { WIDTH = 16, BLOCK_PANELS = 4 }; /* floats of a vector; panels whose sums fit the registers */
 #include <immintrin.h>
 #elif defined(__AVX__)
 enum { WIDTH = 8, BLOCK_PANELS = 1 };
@@ -39,8 +39,8 @@ enum { ROUNDED = FLOAT32, PARTS = 2 };
 /* The type of rows that a matrix is multiplied with. */
 INLINE int rows_type(int type) { return type == BFLOAT16 ? ROUNDED : FLOAT32; }
 
-/* Inputs that lie together; and the bytes that one output has of them. */
-INLINE long together(int type) { return type == BFLOAT16 ? 2 : 1; }
+/* Inputs that are interleaved; and their bytes per output. */
+INLINE long interleave(int type) { return type == BFLOAT16 ? 2 : 1; }
 INLINE long value_bytes(int type) { return type == INT8 ? 1 : 4; }
 
 INLINE Floats widen(const void *halves) {
@@ -59,7 +59,7 @@ INLINE Floats from_bytes(const void *bytes) {
 #endif
 }
 
-/* Weights of inputs that lie together; of a pair for float32 rows the first or the second (part 0 or 1). */
+/* The weights of interleaved inputs; for float32 rows the first or second of a pair (part 0 or 1). */
 INLINE Floats weights_at(const char *at, int part, int type) {
     if (type == INT8) return from_bytes(at);
     if (type == FLOAT32 || PARTS == 1) return *(const Floats *)at;
@@ -67,8 +67,8 @@ INLINE Floats weights_at(const char *at, int part, int type) {
     return part ? (Floats)(pairs & 0xffff0000u) : (Floats)(pairs << 16);
 }
 
-/* Value i of a row, or the pair that begins there, in all lanes. */
-INLINE Floats spread(const void *row, long i, int type) {
+/* Value i of a row, or the pair that starts there, in all lanes. */
+INLINE Floats broadcast(const void *row, long i, int type) {
 #if defined(__AVX512BF16__)
     int pair;
     if (type == BFLOAT16) return memcpy(&pair, (const uint16_t *)row + i, 4), (Floats)_mm512_set1_epi32(pair);
@@ -83,35 +83,35 @@ INLINE Floats add_products(Floats sum, Floats value, Floats weight, int type) {
     return sum + value * weight;
 }
 
-/* Bytes of `panels` panels of a matrix of so many inputs. */
+/* Bytes of `panels` panels with this number of inputs. */
 INLINE long panel_bytes(long inputs, long panels, int type) {
     if (type == INT8) return (inputs + GROUP - 1) / GROUP * (GROUP + 2) * PANEL * panels;
-    return (inputs + together(type) - 1) / together(type) * value_bytes(type) * PANEL * panels;
+    return (inputs + interleave(type) - 1) / interleave(type) * value_bytes(type) * PANEL * panels;
 }
 
-/* Where an output's weight of an input lies, of `wide` outputs side by side in float32 or bfloat16. */
+/* The index of the weight of (input, output) in a group of `wide` outputs in float32 or bfloat16. */
 INLINE long place_of(long input, long output, long wide, int type) {
     return type == BFLOAT16 ? (input / 2 * wide + output) * 2 + input % 2 : input * wide + output;
 }
 
-/* Where a matrix's panels lie; keys and values of attention are such matrices too. step: bytes from the inputs that lie
-   together to the next; 0: the panels side by side are all there is. after: what is likely to be read next. */
+/* A packed matrix; attention's keys and values are such matrices too. step: bytes from one set of interleaved inputs to
+   the next; 0: that of contiguous panels. after: what is probably read next. */
 typedef struct { const char *data; long inputs, panels, side_bytes, step; int type; const char *after; } Panels;
 
 INLINE Panels panels_of(const void *data, long inputs, long outputs, int type) {
     return (Panels){data, inputs, outputs / PANEL, panel_bytes(inputs, SIDE, type), 0, type, data};
 }
 
-/* What is asked for beforehand, a part with each step over the inputs. */
-typedef struct { const char *at; long step; } Ahead;
+/* What to prefetch: `step` bytes with each step over the inputs. */
+typedef struct { const char *at; long step; } Prefetch;
 
-/* tile[rows][tile_step] = x[rows][inputs] times some panels, with constants for type, rows and panels. step: bytes from
-   the inputs that lie together to the next. */
-INLINE void multiply_some(const void *x, long x_step, const char *data, long inputs, long step, const char *scales,
-                          Ahead ahead, float *tile, long tile_step, int type, int rows, int panels) {
+/* tile[rows][tile_step] = x[rows][inputs] times some panels, with constant type, rows and panels. step: bytes from one
+   set of interleaved inputs to the next. */
+INLINE void multiply_group(const void *x, long x_step, const char *data, long inputs, long step, const char *scales,
+                          Prefetch prefetch, float *tile, long tile_step, int type, int rows, int panels) {
     const int parts = type == BFLOAT16 ? PARTS : 1;
-    long ends = (inputs + together(type) - 1) / together(type);
-    Floats sum[MOST_ROWS][SIDE][VECTORS];
+    long ends = (inputs + interleave(type) - 1) / interleave(type);
+    Floats sum[MAX_ROWS][SIDE][VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int p = 0; p < panels; p++)
             UNROLL for (int v = 0; v < VECTORS; v++) sum[r][p][v] = (Floats){0};
@@ -125,8 +125,8 @@ INLINE void multiply_some(const void *x, long x_step, const char *data, long inp
         }
         for (long i = first; i < last; i++) {
             UNROLL for (int line = 0; line < panels * PANEL * value_bytes(type); line += 64)
-                if (line < ahead.step) __builtin_prefetch(ahead.at + line, 0, 2);
-            ahead.at += ahead.step;
+                if (line < prefetch.step) __builtin_prefetch(prefetch.at + line, 0, 2);
+            prefetch.at += prefetch.step;
             UNROLL for (int part = 0; part < parts; part++) {
                 Floats weight[SIDE][VECTORS];
                 UNROLL for (int p = 0; p < panels; p++)
@@ -135,7 +135,7 @@ INLINE void multiply_some(const void *x, long x_step, const char *data, long inp
                         if (type == INT8) weight[p][v] *= scale[p][v];
                     }
                 UNROLL for (int r = 0; r < rows; r++) {
-                    Floats value = spread(x, r * x_step + i * together(type) + part, rows_type(type));
+                    Floats value = broadcast(x, r * x_step + i * interleave(type) + part, rows_type(type));
                     UNROLL for (int p = 0; p < panels; p++)
                         UNROLL for (int v = 0; v < VECTORS; v++)
                             sum[r][p][v] = add_products(sum[r][p][v], value, weight[p][v], rows_type(type));
@@ -151,46 +151,46 @@ INLINE void multiply_some(const void *x, long x_step, const char *data, long inp
                 *(Floats *)(tile + r * tile_step + p * PANEL + v * WIDTH) = sum[r][p][v];
 }
 
-/* The same, in as many parts as the registers need. panel: which of those side by side is the first. */
-INLINE void multiply_block(const void *x, long x_step, const char *data, long inputs, long step, int panel, Ahead ahead,
+/* The same, in as many parts as the registers need. panel: the first panel of the group. */
+INLINE void multiply_block(const void *x, long x_step, const char *data, long inputs, long step, int panel, Prefetch prefetch,
                            float *tile, int type, int rows, int panels) {
-    int some = panels < BLOCK_PANELS ? panels : BLOCK_PANELS;
+    int group = panels < BLOCK_PANELS ? panels : BLOCK_PANELS;
     const char *values = type == INT8 ? data + 2 * step : data;
-    ahead.at += panel * PANEL * value_bytes(type);
-    for (int p = 0; p < panels; p += some, ahead.at += some * PANEL * value_bytes(type))
-        multiply_some(x, x_step, values + (panel + p) * PANEL * value_bytes(type), inputs, step,
-                      data + (panel + p) * PANEL * 2, ahead, tile + p * PANEL, panels * PANEL, type, rows, some);
+    prefetch.at += panel * PANEL * value_bytes(type);
+    for (int p = 0; p < panels; p += group, prefetch.at += group * PANEL * value_bytes(type))
+        multiply_group(x, x_step, values + (panel + p) * PANEL * value_bytes(type), inputs, step,
+                      data + (panel + p) * PANEL * 2, prefetch, tile + p * PANEL, panels * PANEL, type, rows, group);
 }
 
-typedef void Block(const void *x, long x_step, const char *data, long inputs, long step, int panel, Ahead ahead,
+typedef void Block(const void *x, long x_step, const char *data, long inputs, long step, int panel, Prefetch prefetch,
                    float *tile);
 #define NAME(type, rows, panels) block_##type##_##rows##_##panels
 #define BLOCK(type, rows, panels) \
     static void NAME(type, rows, panels)(const void *x, long x_step, const char *data, long inputs, long step, int panel, \
-                                         Ahead ahead, float *tile) { \
-        multiply_block(x, x_step, data, inputs, step, panel, ahead, tile, type, rows, panels); \
+                                         Prefetch prefetch, float *tile) { \
+        multiply_block(x, x_step, data, inputs, step, panel, prefetch, tile, type, rows, panels); \
     }
 #define EACH(f, type, panels) \
     f(type, 1, panels) f(type, 2, panels) f(type, 3, panels) f(type, 4, panels) f(type, 5, panels) f(type, 6, panels)
-#define LISTED(type, rows, panels) NAME(type, rows, panels),
+#define ENTRY(type, rows, panels) NAME(type, rows, panels),
 #define BLOCKS(type) EACH(BLOCK, type, 1) EACH(BLOCK, type, 2) EACH(BLOCK, type, 4)
-#define TABLE(type) {{EACH(LISTED, type, 1)}, {EACH(LISTED, type, 2)}, {EACH(LISTED, type, 4)}}
+#define TABLE(type) {{EACH(ENTRY, type, 1)}, {EACH(ENTRY, type, 2)}, {EACH(ENTRY, type, 4)}}
 BLOCKS(FLOAT32) BLOCKS(BFLOAT16) BLOCKS(INT8)
-static Block *const block_of[3][3][MOST_ROWS] = {TABLE(FLOAT32), TABLE(BFLOAT16), TABLE(INT8)}; /* by type, panels, rows */
+static Block *const block_of[3][3][MAX_ROWS] = {TABLE(FLOAT32), TABLE(BFLOAT16), TABLE(INT8)}; /* by type, panels, rows */
 
-/* What becomes of outputs: stored, added to what is there, of pairs of panels (gate, up) silu(gate) * up stored, or
-   added to what is there times a scale of its row. */
+/* How outputs are written: STORE; ADD to `out`; SWIGLU: store silu(gate) * up of pairs of panels (gate, up); RESCALE:
+   add to `out` times the row's scale. */
 enum { STORE, ADD, SWIGLU, RESCALE };
 typedef struct {
-    float *out;                 /* NULL: SWIGLU, and rounded alone */
+    float *out;                 /* NULL: SWIGLU with `rounded` only */
     long step;                  /* values from one row to the next */
     int mode;
     uint16_t *rounded;          /* SWIGLU: the same in bfloat16, or NULL */
     const float *scale;         /* of rows, for RESCALE */
-    const float *extra;         /* what adapters add, of rows whose adapter has something to say */
-    long extra_step;
-    const float *const *gain;   /* and DoRA's factors of outputs; of each row, or NULL */
-    const uint8_t *has_extra;   /* of each row */
+    const float *lora;         /* LoRA outputs, of rows with an adapter */
+    long lora_step;
+    const float *const *gain;   /* DoRA's factors of outputs, for each row, or NULL */
+    const uint8_t *has_lora;   /* of each row */
 } Sink;
 
 INLINE void swiglu(const float *tile, long count, float *out, uint16_t *rounded) {
@@ -204,9 +204,9 @@ INLINE void swiglu(const float *tile, long count, float *out, uint16_t *rounded)
 
 INLINE void finish_row(const float *tile, long row, long column, long count, const Sink *to) {
     float changed[SIDE * PANEL];
-    if (to->extra && to->has_extra[row]) {
-        const float *extra = to->extra + row * to->extra_step + column, *gain = to->gain[row];
-        SIMD for (long i = 0; i < count; i++) changed[i] = tile[i] + extra[i];
+    if (to->lora && to->has_lora[row]) {
+        const float *lora = to->lora + row * to->lora_step + column, *gain = to->gain[row];
+        SIMD for (long i = 0; i < count; i++) changed[i] = tile[i] + lora[i];
         if (gain) SIMD for (long i = 0; i < count; i++) changed[i] *= gain[column + i];
         tile = changed;
     }
@@ -220,27 +220,27 @@ INLINE void finish_row(const float *tile, long row, long column, long count, con
     } else swiglu(tile, count, out, to->rounded ? to->rounded + place : 0);
 }
 
-/* Rows, a multiple of MOST_ROWS, that lie in a core's own cache. */
-INLINE long rows_near(long inputs, int type) {
-    enum { NEAR_BYTES = 1 << 19 };
-    long rows = NEAR_BYTES / bytes(inputs + 1, rows_type(type)) / MOST_ROWS * MOST_ROWS;
-    return rows < MOST_ROWS ? MOST_ROWS : rows;
+/* Rows, a multiple of MAX_ROWS, that fit a core's own cache. */
+INLINE long rows_in_cache(long inputs, int type) {
+    enum { CACHE_BYTES = 1 << 19 };
+    long rows = CACHE_BYTES / bytes(inputs + 1, rows_type(type)) / MAX_ROWS * MAX_ROWS;
+    return rows < MAX_ROWS ? MAX_ROWS : rows;
 }
 
-/* Beside one of `blocks` blocks of rows: what comes soon, or what comes next, each block its share of it. Of keys and
-   values half: attention asks for the rest (ask_for_rest). */
-INLINE Ahead ahead_of(const Panels *w, const char *data, const char *next, long step, long block, long blocks) {
-    long lines = (w->inputs + together(w->type) - 1) / together(w->type);
+/* What to prefetch during one of `blocks` blocks of rows: data further ahead, or the block's part of what comes next. Of
+   keys and values half: attention prefetches the rest (prefetch_rest). */
+INLINE Prefetch prefetch_for(const Panels *w, const char *data, const char *next, long step, long block, long blocks) {
+    long lines = (w->inputs + interleave(w->type) - 1) / interleave(w->type);
     long share = lines * step / blocks / (w->step ? 2 : 1);
-    if (blocks == 1 && share > 4 * AHEAD) return (Ahead){data + AHEAD, step};
-    return (Ahead){next + block * share, share / lines};
+    if (blocks == 1 && share > 4 * PREFETCH_BYTES) return (Prefetch){data + PREFETCH_BYTES, step};
+    return (Prefetch){next + block * share, share / lines};
 }
 
 /* Rows `row`.. of x, in rows_type(w->type), times the panels first..last of w; `first` is a multiple of SIDE. */
 static void multiply(const void *x, long x_step, long row, long rows, const Panels *w, long first, long last,
                      const Sink *to) {
-    float tile[MOST_ROWS * SIDE * PANEL] __attribute__((aligned(64)));
-    long high = rows_near(w->inputs, w->type), end = row + rows, below;
+    float tile[MAX_ROWS * SIDE * PANEL] __attribute__((aligned(64)));
+    long high = rows_in_cache(w->inputs, w->type), end = row + rows, below;
     for (; row < end; row = below) {
         below = end - row > high ? row + high : end;
         for (long side = first; side < last; side += SIDE) {
@@ -249,16 +249,16 @@ static void multiply(const void *x, long x_step, long row, long rows, const Pane
             if (w->step) next = w->after + (data - w->data);
             long wide = w->panels - side < SIDE ? w->panels - side : SIDE;
             long step = w->step ? w->step : wide * PANEL * value_bytes(w->type);
-            long blocks = (below - row + MOST_ROWS - 1) / MOST_ROWS;
-            for (long b = 0; b < blocks; b++) { /* of like height */
+            long blocks = (below - row + MAX_ROWS - 1) / MAX_ROWS;
+            for (long b = 0; b < blocks; b++) { /* of equal height */
                 long r = row + (below - row) * b / blocks, count = row + (below - row) * (b + 1) / blocks - r;
-                Ahead ahead = ahead_of(w, data, next, step, b, blocks);
-                for (long p = 0, some; p < wide; p += some) { /* 3 are 2 and 1 */
-                    some = wide - p == 3 ? 2 : wide - p;
-                    block_of[w->type][some / 2][count - 1](row_of(x, r * x_step, rows_type(w->type)), x_step, data,
-                                                           w->inputs, step, (int)p, ahead, tile);
+                Prefetch prefetch = prefetch_for(w, data, next, step, b, blocks);
+                for (long p = 0, group; p < wide; p += group) { /* 3 are 2 and 1 */
+                    group = wide - p == 3 ? 2 : wide - p;
+                    block_of[w->type][group / 2][count - 1](row_of(x, r * x_step, rows_type(w->type)), x_step, data,
+                                                           w->inputs, step, (int)p, prefetch, tile);
                     for (long i = 0; i < count; i++)
-                        finish_row(tile + i * some * PANEL, r + i, (side + p) * PANEL, some * PANEL, to);
+                        finish_row(tile + i * group * PANEL, r + i, (side + p) * PANEL, group * PANEL, to);
                 }
             }
         }
@@ -267,14 +267,14 @@ static void multiply(const void *x, long x_step, long row, long rows, const Pane
 
 /* --- Packing ------------------------------------------------------------------------------------------------------ */
 
-/* GROUP values of a row from value i on, zeros beyond its end. */
+/* GROUP values of a row from value i on, zeros past its end. */
 INLINE void load_group(const void *row, long i, long inputs, float *value, int from) {
     if (i + GROUP <= inputs) SIMD for (int j = 0; j < GROUP; j++) value[j] = get(row, i + j, from);
     else for (int j = 0; j < GROUP; j++) value[j] = i + j < inputs ? get(row, i + j, from) : 0.0f;
 }
 
-/* Rows of a matrix [O, I], at most 16 of them, into the lanes from `output` on of panels of `outputs` outputs. */
-INLINE void pack_some(const void *x, long rows, long inputs, int from, char *panels, long output, long outputs, int type) {
+/* Packs at most 16 rows of a matrix [O, I] into the lanes from `output` on of panels of `outputs` outputs. */
+INLINE void pack_rows(const void *x, long rows, long inputs, int from, char *panels, long output, long outputs, int type) {
     long side = output / (SIDE * PANEL) * SIDE * PANEL, lane = output - side;
     long wide = outputs - side < SIDE * PANEL ? outputs - side : SIDE * PANEL;
     char *to = panels + side / PANEL * panel_bytes(inputs, 1, type);
@@ -290,14 +290,14 @@ INLINE void pack_some(const void *x, long rows, long inputs, int from, char *pan
                 SIMD for (int j = 0; j < GROUP; j++) put(half, j, value[j], BFLOAT16);
                 for (int j = 0; j < count; j += 2) memcpy(to + (j / 2 * wide + lane + o) * 4, half + j, 4);
             } else {
-                int8_t whole[GROUP];
+                int8_t quantized[GROUP];
                 _Pragma("omp simd reduction(max : largest)")
                 for (int j = 0; j < GROUP; j++) largest = fabsf(value[j]) > largest ? fabsf(value[j]) : largest;
-                uint32_t scale = (bits(largest / 127.0f) + 0xffff) >> 16; /* rounded up: none is beyond 127 */
+                uint32_t scale = (bits(largest / 127.0f) + 0xffff) >> 16; /* rounded up, so that no value exceeds 127 */
                 float inverse = scale ? 1.0f / from_bits(scale << 16) : 0.0f;
-                SIMD for (int j = 0; j < GROUP; j++) whole[j] = (int8_t)rintf(value[j] * inverse);
+                SIMD for (int j = 0; j < GROUP; j++) quantized[j] = (int8_t)rintf(value[j] * inverse);
                 ((uint16_t *)to)[lane + o] = (uint16_t)scale;
-                for (int j = 0; j < GROUP; j++) ((int8_t *)to)[(2 + j) * wide + lane + o] = whole[j];
+                for (int j = 0; j < GROUP; j++) ((int8_t *)to)[(2 + j) * wide + lane + o] = quantized[j];
             }
         }
     }

@@ -1,9 +1,8 @@
-"""Where the large tensors of a step on a CPU live: what one frees, the next of the same size takes again.
+"""An allocator for the large tensors of a CPU training step: freed memory is reused for the next tensor of that size.
 
-torch asks the C library for aligned memory, and a block that glibc gets back is some bytes too small for the next
-aligned tensor of its size; small objects settle in it, and the heap grows. Of the 1.2 GiB that a step of a 26M model
-held, a third was such gaps. Here sizes are whole cache lines, small objects are elsewhere, and free neighbours become
-one.
+torch asks glibc for aligned memory. A freed block is a few bytes too small for the next aligned tensor of its size, so
+small objects fill it and the heap grows. A third of the 1.2 GiB that a step of a 26M model held was such gaps. Here
+sizes are multiples of a cache line, small objects are elsewhere, and adjacent free blocks are merged.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ import torch
 from torch import Tensor
 
 LINE = 64  # bytes: a cache line, and the widest load of a vector unit
-SMALLEST = 1 << 19  # bytes; what is smaller is left to torch
-SLAB = 1 << 27  # bytes asked for at a time; those that are never touched take no memory
+MIN_BYTES = 1 << 19  # bytes; torch allocates smaller tensors
+SLAB = 1 << 27  # bytes allocated at a time; untouched pages take no memory
 
 
 class _Block(weakref.ref):  # type: ignore[type-arg]
-    """Tells when the array that a tensor stands on is gone, which is when the last tensor on it is."""
+    """A weak reference to the array under a tensor: it dies with the last tensor on it."""
 
     __slots__ = ("end", "start")
     start: int
@@ -37,29 +36,29 @@ class _Block(weakref.ref):  # type: ignore[type-arg]
 
 
 class Arena:
-    """Memory in slabs, handed out at the lowest address that fits. Any thread may take and free."""
+    """First-fit allocation from slabs, by lowest address. Thread-safe."""
 
     def __init__(self, slab_bytes: int = SLAB) -> None:
         self._slab_bytes = slab_bytes
         self._slabs: list[npt.NDArray[np.uint8]] = []
-        self._edges: list[int] = []  # where each slab begins, counted over all slabs
-        self._starts: list[int] = []  # of what is free, in order
+        self._edges: list[int] = []  # where each slab starts, in one address space over all slabs
+        self._starts: list[int] = []  # of free blocks, in order
         self._ends: list[int] = []
-        self._taken: dict[int, _Block] = {}  # by where they start
-        self._freed: deque[_Block] = deque()  # not yet among the free: arrays may go at any moment, in any thread
+        self._taken: dict[int, _Block] = {}  # by start
+        self._freed: deque[_Block] = deque()  # not yet in the free list: arrays may die at any time, in any thread
         self._lock = threading.Lock()
 
     @property
     def taken_bytes(self) -> int:
-        """Held by tensors now."""
+        """Bytes that tensors hold now."""
         with self._lock:
             self._collect()
             return sum(block.end - block.start for block in self._taken.values())
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A contiguous tensor of any values. Raises MemoryError."""
+        """An uninitialised contiguous tensor. Raises MemoryError."""
         count = math.prod(shape)
-        if count * dtype.itemsize < SMALLEST:
+        if count * dtype.itemsize < MIN_BYTES:
             return torch.empty(shape, dtype=dtype)
         with self._lock:
             array = self._take(-(-count * dtype.itemsize // LINE) * LINE)
@@ -69,17 +68,17 @@ class Arena:
         if self._freed:
             self._collect()
         starts, ends = self._starts, self._ends
-        for place, (start, end) in enumerate(zip(starts, ends, strict=True)):  # noqa: B007
+        for index, (start, end) in enumerate(zip(starts, ends, strict=True)):  # noqa: B007
             if end - start >= size:
                 break
         else:
-            self._grow(size)
-            place = len(starts) - 1
-        start = starts[place]
-        if ends[place] - start == size:
-            del starts[place], ends[place]
+            self._add_slab(size)
+            index = len(starts) - 1
+        start = starts[index]
+        if ends[index] - start == size:
+            del starts[index], ends[index]
         else:
-            starts[place] = start + size
+            starts[index] = start + size
         slab = bisect.bisect_right(self._edges, start) - 1
         first = start - self._edges[slab]
         array = self._slabs[slab][first : first + size]
@@ -88,81 +87,83 @@ class Arena:
         self._taken[start] = block
         return array
 
-    def _grow(self, size: int) -> None:
+    def _add_slab(self, size: int) -> None:
         size = max(size, self._slab_bytes)
-        room = np.empty(size + LINE, dtype=np.uint8)
-        first = -room.ctypes.data % LINE
-        edge = self._edges[-1] + len(self._slabs[-1]) + LINE if self._slabs else 0  # what is in two never becomes one
-        self._slabs.append(room[first : first + size])
+        memory = np.empty(size + LINE, dtype=np.uint8)
+        first = -memory.ctypes.data % LINE
+        edge = (
+            self._edges[-1] + len(self._slabs[-1]) + LINE if self._slabs else 0
+        )  # a gap, so that blocks of two slabs are never merged
+        self._slabs.append(memory[first : first + size])
         self._edges.append(edge)
         self._starts.append(edge)
         self._ends.append(edge + size)
 
     def _collect(self) -> None:
-        """Take what was freed back among the free."""
+        """Return freed blocks to the free list."""
         starts, ends, freed = self._starts, self._ends, self._freed
         while freed:
             block = freed.popleft()
             start, end = block.start, block.end
             del self._taken[start]
-            place = bisect.bisect_left(starts, start)
-            follows = place > 0 and ends[place - 1] == start
-            if place < len(starts) and starts[place] == end:
+            index = bisect.bisect_left(starts, start)
+            follows = index > 0 and ends[index - 1] == start
+            if index < len(starts) and starts[index] == end:
                 if follows:
-                    ends[place - 1] = ends.pop(place)
-                    del starts[place]
+                    ends[index - 1] = ends.pop(index)
+                    del starts[index]
                 else:
-                    starts[place] = start
+                    starts[index] = start
             elif follows:
-                ends[place - 1] = end
+                ends[index - 1] = end
             else:
-                starts.insert(place, start)
-                ends.insert(place, end)
+                starts.insert(index, start)
+                ends.insert(index, end)
 
 
 _arena = Arena()
 
 
-def _begin_anew() -> None:
-    """In a process that was forked: another thread of its parent may have held the lock, or been amid a change."""
+def _reset_after_fork() -> None:
+    """In a forked child: another thread of the parent may have held the lock or been in the middle of a change."""
     global _arena
     _arena = Arena()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
-_is_aside: ContextVar[bool] = ContextVar("aside", default=False)
+os.register_at_fork(after_in_child=_reset_after_fork)
+_is_disabled: ContextVar[bool] = ContextVar("disabled", default=False)
 
 
 @contextmanager
-def set_aside() -> Iterator[None]:
-    """Inside, torch allocates: for tensors that say they are on a CPU and stand in for others without memory."""
-    token = _is_aside.set(True)
+def disabled() -> Iterator[None]:
+    """Inside, torch allocates: for fake tensors that claim to be on a CPU."""
+    token = _is_disabled.set(True)
     try:
         yield
     finally:
-        _is_aside.reset(token)
+        _is_disabled.reset(token)
 
 
-def is_set_aside() -> bool:
-    return _is_aside.get()
+def is_disabled() -> bool:
+    return _is_disabled.get()
 
 
 def empty(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor of any values on the device of `like`."""
+    """An uninitialised contiguous tensor on the device of `like`."""
     if like.device.type != "cpu" or torch.compiler.is_compiling():
         return like.new_empty(shape, dtype=dtype)
-    if type(like) not in (Tensor, torch.nn.Parameter) or _is_aside.get():  # stand-ins without memory
+    if type(like) not in (Tensor, torch.nn.Parameter) or _is_disabled.get():  # fake tensors
         return like.new_empty(shape, dtype=dtype)
     return _arena.empty(shape, dtype)
 
 
 def empty_like(x: Tensor) -> Tensor:
-    """A contiguous tensor of any values, of x's shape and dtype."""
+    """An uninitialised contiguous tensor of x's shape and dtype."""
     return empty(x, x.shape, x.dtype)
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in `dtype`: itself where it is, else a copy."""
+    """x in `dtype`: x itself if it has that dtype, else a copy."""
     if x.dtype == dtype or torch.compiler.is_compiling():
         return x.to(dtype)
     return empty(x, x.shape, dtype).copy_(x)

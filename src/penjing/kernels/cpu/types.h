@@ -1,7 +1,7 @@
-/* What the CPU's kernels (kernels.c, attention.c) have in common.
+/* Shared by the CPU kernels.
 
-   Arithmetic is in float32 whatever is read and written. A value's type is a number that every caller of an INLINE
-   function writes as a constant, so that the compiler makes a loop of its own for each. */
+   Arithmetic is in float32 for every storage type. Callers of INLINE functions pass the type as a constant, so that the
+   compiler makes a specialised loop for each. */
 
 #include <math.h>
 #include <stdint.h>
@@ -16,7 +16,7 @@
 
 enum { FLOAT32, BFLOAT16 };
 enum { TILE = 64 };  /* positions, as in cpu/ops.py */
-enum { LANES = 16 }; /* values that a vector holds at most; what does not fill one is done one by one */
+enum { LANES = 16 }; /* most values of a vector; a remainder is processed one by one */
 
 #define INLINE static inline __attribute__((always_inline))
 #define SIMD _Pragma("omp simd")
@@ -40,7 +40,7 @@ INLINE float get(const void *x, long i, int type) {
     return type == BFLOAT16 ? from_bits((uint32_t)((const uint16_t *)x)[i] << 16) : ((const float *)x)[i];
 }
 
-/* To bfloat16 by rounding to nearest, ties to even. What arithmetic calls no number has low bits of zero, and stays. */
+/* To bfloat16 by rounding to nearest, ties to even. NaNs made by arithmetic have zero low bits, and stay NaN. */
 INLINE void put(void *x, long i, float value, int type) {
     if (type == BFLOAT16) {
         uint32_t u = bits(value);
@@ -66,11 +66,11 @@ INLINE float exponential(float x) {
     return x < -87.0f ? 0.0f : series * power;
 }
 
-/* Whether matrix units are used: they are there, and the system allows it. */
+/* Whether matrix units are used: they exist, and the system allows it. */
 extern int penjing_tiles;
 
 #ifdef HAS_TILES
-enum { STRIP = 32 }; /* columns, and tokens, of two tiles one above the other */
+enum { STRIP = 32 }; /* columns, and tokens, of two stacked tiles */
 
 /* Eight tiles of 16 rows of 64 bytes. */
 static const struct {
@@ -102,9 +102,9 @@ INLINE void transpose_rows(__m512i *x) {
     }
 }
 
-/* A strip of x[tokens, width] from `column`, of STRIP tokens from `token`, as two tiles of 16 columns; zeros beyond
-   its ends. transposed: the columns become rows, else pairs of tokens are. step: values from one token to the next; row:
-   bytes from one row of a tile to the next. */
+/* Packs a strip of x[tokens, width], STRIP columns from `column` and STRIP tokens from `token`, as two tiles of 16
+   columns, padded with zeros. transposed: columns become rows, else pairs of tokens do. step: values between tokens;
+   row: bytes from one row of a tile to the next. */
 INLINE void pack_strip(const uint16_t *x, long tokens, long width, long step, long token, long column, char *out,
                        long row, int transposed) {
     __m512i low, high, tile[2][16];

@@ -1,8 +1,8 @@
 /* The gradient of a weight on a CPU with matrix units (AMX): a bfloat16 matmul that sums over tokens in float32.
 
-   Both factors lie with their tokens one under another, while a matrix unit wants one with its tokens in a line, in
-   tiles of 16 by 32, and the other with them in pairs. Turning and pairing is half of the work, so it is done in the
-   cache: of one side as much as stays there, the other block by block. */
+   Both factors have one token per row. A matrix unit needs one factor transposed, in tiles of 16 by 32, and the other
+   with its tokens interleaved in pairs. This packing is half of the work, so it is done in the cache: of one side (c_*)
+   as much as fits stays there, the other side (s_*) is streamed block by block. */
 
 #include <stdlib.h>
 
@@ -10,10 +10,10 @@
 
 #ifdef HAS_TILES
 enum { PAIR = 2048 };               /* bytes of two tiles */
-enum { STRIPS = 16, DEEPEST = 64 }; /* strips that stay, and tiles of tokens, at most */
-enum { STAYS = 1 << 19, PASSES = 3 << 17, MOST = 8 }; /* bytes that stay; that pass by, and strips of them, at most */
+enum { MAX_STRIPS = 16, MAX_DEPTH = 64 }; /* strips that stay in cache, and tiles of tokens */
+enum { CACHED_BYTES = 1 << 19, STREAMED_BYTES = 3 << 17, MAX_GROUP = 8 }; /* packed bytes; streamed strips */
 
-/* Strips `from` to `to`, tiles of tokens `first` to `last` of `depth` that begin with `token`, one strip after another. */
+/* Packs strips `from` to `to` of token tiles `first` to `last` (of `depth`, from `token` on), strip by strip. */
 static void pack_strips(const uint16_t *x, long tokens, long width, long step, long from, long to, long token, long first,
                         long last, long depth, char *out, int transposed) {
     for (long t = first; t < last; t++)
@@ -24,7 +24,7 @@ static void pack_strips(const uint16_t *x, long tokens, long width, long step, l
         }
 }
 
-/* out[rows, columns] of a wider matrix, at most STRIP of each, becomes or gets the matmul of two strips. */
+/* out[rows, columns], at most STRIP by STRIP of a wider matrix, (+)= the matmul of two strips. */
 static void multiply_strips(float *out, long step, long rows, long columns, const char *left, const char *right,
                             long depth, int adds) {
     float sum[STRIP * STRIP] __attribute__((aligned(64)));
@@ -56,29 +56,30 @@ static void multiply_strips(float *out, long step, long rows, long columns, cons
         }
 }
 
-/* out[O, N] (+)= grad_out[tokens, O]^T x[tokens, N]. step: values from one row of `grad_out` to the next. Returns 1 where
-   there is no memory for it. */
+/* out[O, N] (+)= grad_out[tokens, O]^T x[tokens, N]. step: values from one row of `grad_out` to the next. Returns 1
+   if out of memory. */
 int penjing_weight_grad(const void *grad_out, const void *x, float *out, long tokens, long outputs, long inputs,
                           long step, int adds, int threads) {
-    int by_rows = outputs < inputs; /* grad_out is what stays: the narrower of the two */
-    const uint16_t *still = by_rows ? grad_out : x, *moving = by_rows ? x : grad_out;
-    long near = by_rows ? outputs : inputs, far = by_rows ? inputs : outputs;
-    long near_step = by_rows ? step : inputs, far_step = by_rows ? inputs : step;
-    long strips = (near + STRIP - 1) / STRIP, others = (far + STRIP - 1) / STRIP;
-    long parts = (strips + STRIPS - 1) / STRIPS, part = (strips + parts - 1) / parts;
-    long tiles = (tokens + STRIP - 1) / STRIP, deepest = STAYS / PAIR / part;
-    if (deepest > DEEPEST) deepest = DEEPEST;
-    long blocks = (tiles + deepest - 1) / deepest, block = (tiles + blocks - 1) / blocks;
-    long group = PASSES / PAIR / block < MOST ? PASSES / PAIR / block : MOST, share = (others + threads - 1) / threads;
+    int by_rows = outputs < inputs; /* grad_out stays in cache: the narrower of the two */
+    const uint16_t *cached_x = by_rows ? grad_out : x, *streamed_x = by_rows ? x : grad_out;
+    long c_width = by_rows ? outputs : inputs, s_width = by_rows ? inputs : outputs;
+    long c_step = by_rows ? step : inputs, s_step = by_rows ? inputs : step;
+    long strips = (c_width + STRIP - 1) / STRIP, others = (s_width + STRIP - 1) / STRIP;
+    long parts = (strips + MAX_STRIPS - 1) / MAX_STRIPS, part = (strips + parts - 1) / parts;
+    long tiles = (tokens + STRIP - 1) / STRIP, max_depth = CACHED_BYTES / PAIR / part;
+    if (max_depth > MAX_DEPTH) max_depth = MAX_DEPTH;
+    long blocks = (tiles + max_depth - 1) / max_depth, block = (tiles + blocks - 1) / blocks;
+    long group = STREAMED_BYTES / PAIR / block < MAX_GROUP ? STREAMED_BYTES / PAIR / block : MAX_GROUP;
+    long share = (others + threads - 1) / threads;
     if (group > share) group = share;
     int failed = 0;
-    char *stays = aligned_alloc(64, (size_t)(part * block * PAIR));
-    if (!stays) return 1;
+    char *c_packed = aligned_alloc(64, (size_t)(part * block * PAIR));
+    if (!c_packed) return 1;
     _Pragma("omp parallel num_threads(threads) if (threads > 1)")
     {
         char before[64] __attribute__((aligned(64))) = {0};
-        char *passes = aligned_alloc(64, (size_t)(group * block * PAIR));
-        if (!passes) {
+        char *s_packed = aligned_alloc(64, (size_t)(group * block * PAIR));
+        if (!s_packed) {
             _Pragma("omp atomic write")
             failed = 1;
         }
@@ -88,25 +89,27 @@ int penjing_weight_grad(const void *grad_out, const void *x, float *out, long to
                 long depth = tiles - at < block ? tiles - at : block, end = first + part < strips ? first + part : strips;
                 _Pragma("omp for schedule(static)")
                 for (long t = 0; t < depth; t++)
-                    pack_strips(still, tokens, near, near_step, first, end, at * STRIP, t, t + 1, depth, stays, by_rows);
+                    pack_strips(cached_x, tokens, c_width, c_step, first, end, at * STRIP, t, t + 1, depth, c_packed,
+                                by_rows);
                 _Pragma("omp for schedule(static)")
                 for (long from = 0; from < others; from += group) {
                     long to = from + group < others ? from + group : others, count = to - from;
-                    if (!passes) continue;
-                    pack_strips(moving, tokens, far, far_step, from, to, at * STRIP, 0, depth, depth, passes, !by_rows);
+                    if (!s_packed) continue;
+                    pack_strips(streamed_x, tokens, s_width, s_step, from, to, at * STRIP, 0, depth, depth, s_packed,
+                                !by_rows);
                     for (long i = 0; i < count * (end - first); i++) { /* row by row of `out` */
                         long s = by_rows ? i / count : i % (end - first), m = by_rows ? i % count : i / (end - first);
-                        const char *held = stays + s * depth * PAIR, *come = passes + m * depth * PAIR;
+                        const char *c_strip = c_packed + s * depth * PAIR, *s_strip = s_packed + m * depth * PAIR;
                         long row = STRIP * (by_rows ? first + s : from + m), column = STRIP * (by_rows ? from + m : first + s);
                         multiply_strips(out + row * inputs + column, inputs, outputs - row, inputs - column,
-                                        by_rows ? held : come, by_rows ? come : held, depth, adds || at > 0);
+                                        by_rows ? c_strip : s_strip, by_rows ? s_strip : c_strip, depth, adds || at > 0);
                     }
                 }
             }
         end_thread(before);
-        free(passes);
+        free(s_packed);
     }
-    free(stays);
+    free(c_packed);
     return failed;
 }
 #else

@@ -77,7 +77,7 @@ class FakeDeviceMode(TorchFunctionMode):
         # A checkpoint's saved tensors are checked below Python, outside this mode; recomputed ones inside it.
         _recomputed_checks["default"] = lambda x: {"shape": x.shape, "dtype": x.dtype}
         self._has_triton, gpu.has_triton = gpu.has_triton, self.target.triton_kernels
-        self._arena_disabled = arena.set_aside()
+        self._arena_disabled = arena.disabled()
         self._arena_disabled.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self

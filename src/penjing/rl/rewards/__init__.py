@@ -1,4 +1,4 @@
-"""Rewards, one file each: a class made from (RewardSettings, Setting) that gives each answer a number."""
+"""Rewards, one file each: a class built from (RewardSettings, RewardRuntime) that scores each answer."""
 
 REWARDS = {
     "exact": "penjing.rl.rewards.exact:Exact",

@@ -1,13 +1,12 @@
 """1 if the answer's program passes its tests in the sandbox (agent_tools/sandbox.py), else 0.
 
-The program is the last fenced block of code, or the whole answer without one. The prompt's record has `cases`, a list
-of {"stdin", "stdout"} of which each is a run of its own, or `tests`, Python that is run after the program in the same
-process and raises if something is wrong. A program that leaves before the tests are through has not passed.
+The program is the last fenced code block, or the whole answer if there is none. The prompt's record has `cases`, a list
+of {"stdin", "stdout"}, each of which is a run of its own; or `tests`, Python that runs after the program in the same
+process and raises an error if something is wrong. A program that exits before the tests end has not passed.
 
-Output is compared out here, with what the program has never seen: `cases` cannot be forged. `tests` can, by whoever
-sets out to: they share an interpreter with the program, which can read them, return objects that equal everything, or
-replace what they call. A policy that is rewarded for long enough may find such ways; where there is a choice, take
-`cases`, and read what is rewarded.
+The output of `cases` is compared outside the sandbox with text that the program never sees: it cannot cheat. With
+`tests` it can: they share its interpreter, so it can read them, return objects that equal everything, or replace what
+they call. A policy may learn to do so. Prefer `cases`, and read the answers that are rewarded.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from typing import Any
 from penjing.agent_tools.sandbox import START_SECONDS, check_sandbox, run
 from penjing.base.errors import UserError
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Reward, RewardContext, RewardInput, Setting
+from penjing.rl.rewards.base import Reward, RewardContext, RewardInput, RewardRuntime
 
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
 
-def program(text: str) -> str:
-    """The last fenced block, or everything."""
+def extract_code(text: str) -> str:
+    """The last fenced block, or all of the text."""
     blocks: list[str] = _FENCE.findall(text)
     return blocks[-1] if blocks else text
 
 
 def tests_and_cases(context: RewardContext) -> tuple[str, list[dict[str, Any]]]:
-    """What a program is tried with. Raises UserError if the record has neither, or cases that are none."""
+    """What a program is tested with. Raises UserError if the record has neither, or if its cases are malformed."""
     tests, cases = context.record.get("tests") or "", context.record.get("cases") or []
     if isinstance(tests, list):
         tests = "\n".join(map(str, tests))
@@ -42,7 +41,7 @@ def tests_and_cases(context: RewardContext) -> tuple[str, list[dict[str, Any]]]:
         )
     if not isinstance(cases, list) or not all(isinstance(case, dict) and "stdout" in case for case in cases):
         raise UserError(
-            "these cases test nothing",
+            "malformed cases",
             where=context.where or None,
             got=repr(cases)[:80],
             wanted='"cases": [{"stdin": TEXT, "stdout": TEXT}, ...]',
@@ -51,9 +50,9 @@ def tests_and_cases(context: RewardContext) -> tuple[str, list[dict[str, Any]]]:
 
 
 class Code(Reward):
-    def __init__(self, settings: RewardSettings, setting: Setting) -> None:
-        """Raises UserError where the system cannot contain a program."""
-        super().__init__(settings, setting)
+    def __init__(self, settings: RewardSettings, runtime: RewardRuntime) -> None:
+        """Raises UserError if this system cannot sandbox a program."""
+        super().__init__(settings, runtime)
         check_sandbox(run("", cpu_seconds=START_SECONDS, memory_mebibytes=settings.code_mebibytes))
 
     def check(self, context: RewardContext) -> None:
@@ -61,16 +60,16 @@ class Code(Reward):
 
     def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         with ThreadPoolExecutor(self.settings.code_workers) as pool:
-            return list(pool.map(self.one, answers))
+            return list(pool.map(self.score, answers))
 
-    def one(self, answer: RewardInput) -> float:
-        code = program(answer.text_written)
+    def score(self, answer: RewardInput) -> float:
+        code = extract_code(answer.answer_text)
         tests, cases = tests_and_cases(answer)
         limits = {"cpu_seconds": self.settings.code_seconds, "memory_mebibytes": self.settings.code_mebibytes}
         if tests and not run(f"{code}\n\n{tests}\n", **limits).finished:  # type: ignore[arg-type]
             return 0.0
         for case in cases:
-            ran = run(code, stdin=str(case.get("stdin", "")), **limits)  # type: ignore[arg-type]
-            if not ran.finished or ran.output.split() != str(case["stdout"]).split():
+            result = run(code, stdin=str(case.get("stdin", "")), **limits)  # type: ignore[arg-type]
+            if not result.finished or result.output.split() != str(case["stdout"]).split():
                 return 0.0
         return 1.0

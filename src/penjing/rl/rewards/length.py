@@ -1,27 +1,27 @@
-"""0 up to a soft length, then down evenly to -1 at the longest answer, and -1 if cut off there.
+"""0 up to a soft length, then linearly down to -1 at the longest answer; -1 if truncated.
 
-The soft punishment of over-long answers of arXiv:2503.14476, eq. 13.
+The soft overlong punishment of arXiv:2503.14476, eq. 13.
 """
 
 from __future__ import annotations
 
 from penjing.base.errors import UserError
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Reward, RewardInput, Setting
+from penjing.rl.rewards.base import Reward, RewardInput, RewardRuntime
 
 
 class Length(Reward):
-    def __init__(self, settings: RewardSettings, setting: Setting) -> None:
-        self.longest = setting.max_tokens
-        self.soft = settings.soft_length or self.longest * 3 // 4
-        if self.soft >= self.longest:
+    def __init__(self, settings: RewardSettings, runtime: RewardRuntime) -> None:
+        self.max_tokens = runtime.max_tokens
+        self.soft_length = settings.soft_length or self.max_tokens * 3 // 4
+        if self.soft_length >= self.max_tokens:
             raise UserError(
                 "no answer can be that long",
                 where="objective.reward.soft_length",
-                got=self.soft,
-                wanted=f"under objective.rollout.max_new_tokens = {self.longest}",
+                got=self.soft_length,
+                wanted=f"under objective.rollout.max_new_tokens = {self.max_tokens}",
             )
 
-    def one(self, answer: RewardInput) -> float:
-        over = (answer.num_tokens - self.soft) / (self.longest - self.soft)
-        return -1.0 if answer.cut_off else -min(1.0, max(0.0, over))
+    def score(self, answer: RewardInput) -> float:
+        excess = (answer.num_tokens - self.soft_length) / (self.max_tokens - self.soft_length)
+        return -1.0 if answer.truncated else -min(1.0, max(0.0, excess))

@@ -1,4 +1,4 @@
-"""The number that a reward model gives to the conversation with the answer in it, without thoughts.
+"""The score that a reward model gives the conversation with its answer, without thoughts.
 
 Either a run of `penjing train reward`, or a Hugging Face directory or hub name of a sequence classifier with one
 output, whose own tokenizer and chat template are used.
@@ -15,25 +15,25 @@ import torch
 from penjing.base.errors import UserError
 from penjing.data.formats import Message
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Reward, RewardInput, Setting
+from penjing.rl.rewards.base import Reward, RewardInput, RewardRuntime
 from penjing.train.run_dir import is_run
 from penjing.train.stages.reward import load_reward_model
 
 
 class ModelReward(Reward):
-    def __init__(self, settings: RewardSettings, setting: Setting) -> None:
+    def __init__(self, settings: RewardSettings, runtime: RewardRuntime) -> None:
         if not settings.model:
-            raise UserError("the reward model needs one", where="objective.reward.model", wanted="a run or a directory")
+            raise UserError("no reward model is set", where="objective.reward.model", wanted="a run or a directory")
         if is_run(Path(settings.model)):
             judge = load_reward_model(Path(settings.model))
-            judge.model.to(setting.device)
-            self.score = judge.rewards
+            judge.model.to(runtime.device)
+            self.score_conversations = judge.rewards
         else:
-            self.score = Classifier(settings.model, setting.device).rewards
+            self.score_conversations = Classifier(settings.model, runtime.device).rewards
 
     def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
-        return self.score(
-            [(*answer.messages, Message(role="assistant", content=answer.text_written)) for answer in answers]
+        return self.score_conversations(
+            [(*answer.messages, Message(role="assistant", content=answer.answer_text)) for answer in answers]
         )
 
 
@@ -69,7 +69,7 @@ class Classifier:
 
     @torch.no_grad()
     def rewards(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
-        """One conversation after the other where they are of unlike length: padding would need a token for it."""
+        """One conversation at a time: padding would need a pad token."""
         scores: list[float] = []
         for messages in conversations:
             turns = [{"role": message.role, "content": message.content} for message in messages]

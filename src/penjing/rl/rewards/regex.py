@@ -1,4 +1,4 @@
-"""1 if the whole answer, without thoughts, matches a pattern, else 0, also if it was cut off."""
+"""1 if the whole answer, without thoughts, matches a pattern; else 0, and 0 if truncated."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 
 from penjing.base.errors import UserError
 from penjing.objective.policy import RewardSettings
-from penjing.rl.rewards.base import Reward, RewardInput, Setting
+from penjing.rl.rewards.base import Reward, RewardInput, RewardRuntime
 
 
-def compiled(pattern: str, where: str) -> re.Pattern[str]:
-    """Raises UserError for a pattern that is none."""
+def compile_pattern(pattern: str, where: str) -> re.Pattern[str]:
+    """Raises UserError for an invalid pattern."""
     try:
         return re.compile(pattern, re.DOTALL)
     except re.error as error:
@@ -18,12 +18,12 @@ def compiled(pattern: str, where: str) -> re.Pattern[str]:
 
 
 class Regex(Reward):
-    """The pattern is the user's; the text is the model's, so a pattern that can backtrack without end is a risk."""
+    """Model output is matched, so a user's pattern with exponential backtracking can hang the run."""
 
-    def __init__(self, settings: RewardSettings, setting: Setting) -> None:
+    def __init__(self, settings: RewardSettings, runtime: RewardRuntime) -> None:
         if not settings.pattern:
             raise UserError("the reward regex needs a pattern", where="objective.reward.pattern")
-        self.pattern = compiled(settings.pattern, "objective.reward.pattern")
+        self.pattern = compile_pattern(settings.pattern, "objective.reward.pattern")
 
-    def one(self, answer: RewardInput) -> float:
-        return float(not answer.cut_off and self.pattern.fullmatch(answer.text_written) is not None)
+    def score(self, answer: RewardInput) -> float:
+        return float(not answer.truncated and self.pattern.fullmatch(answer.answer_text) is not None)

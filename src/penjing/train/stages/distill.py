@@ -23,7 +23,7 @@ from penjing.data.teacher_logits_cache import (
     with_positions,
 )
 from penjing.data.token_shards import TokenShards
-from penjing.kernels.fused_distillation_loss import likeliest
+from penjing.kernels.fused_distillation_loss import top_k_log_probs
 from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
 from penjing.objective.distill import DistillBatch, run_teacher
@@ -89,7 +89,7 @@ class DistillStage(TeacherStage):
             local = range(first, min(first + stride, rows.rows_per_epoch))[strategy.rank * micro_size :][:micro_size]
             if local:
                 batch = collate([rows.row(index) for index in local]).to(strategy.device)
-                id_NK, logp_NJ = likeliest(
+                id_NK, logp_NJ = top_k_log_probs(
                     *run_teacher(teacher, batch), count=key.count, num_ids=key.num_ids, temperature=key.temperature
                 )
                 slot_N = np.concatenate([slots.of(positions.row(index)) for index in local])
