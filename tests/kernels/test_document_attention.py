@@ -147,8 +147,7 @@ def test_the_kernel_is_told_what_its_version_knows(knows_groups, window, monkeyp
         number_N = torch.searchsorted(edge_q.long(), torch.arange(128), right=True)
         return reference(q_NHK[None], k_NGK[None], v_NGK[None], document_mask(number_N[None], window))[0]
 
-    monkeypatch.setattr(varlen, "varlen_attn", kernel)
-    monkeypatch.setattr(varlen, "HAS_GQA", knows_groups)
+    monkeypatch.setattr(varlen, "_kernel", lambda: (kernel, knows_groups))
     got = varlen_attention(q_BTHK, k_BTGK, v_BTGK, cu_seqlens(document_BT), 64, window)
     torch.testing.assert_close(got, reference(q_BTHK, k_BTGK, v_BTGK, document_mask(document_BT, window)))
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+
+@cache
+def _kernel() -> tuple[Callable[..., Any], bool]:
+    """torch's kernel, and whether it takes `enable_gqa` (from torch 2.12 on)."""
+    from torch.nn.attention.varlen import varlen_attn  # imports torch._dynamo: 70 MiB, 2 seconds
+
+    return varlen_attn, "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 def supports_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
@@ -25,14 +35,12 @@ def varlen_attention(
     empty documents. longest: an upper bound of document lengths. window: as in `tiled_attention`; the kernel's left
     window does not count the query's own position.
     """
-    from torch.nn.attention.varlen import varlen_attn  # imports torch._dynamo: 70 MiB, 2 seconds
-
-    repeats, gqa = q_BTHK.shape[2] // k_BTGK.shape[2], dict[str, Any]()
-    if repeats > 1 and "enable_gqa" in inspect.signature(varlen_attn).parameters:  # from torch 2.12 on
-        gqa = {"enable_gqa": True}
-    elif repeats > 1:
+    kernel, has_gqa = _kernel()
+    repeats = q_BTHK.shape[2] // k_BTGK.shape[2]
+    gqa: dict[str, Any] = {"enable_gqa": True} if repeats > 1 and has_gqa else {}
+    if repeats > 1 and not has_gqa:
         k_BTGK, v_BTGK = (x.repeat_interleave(repeats, dim=2) for x in (k_BTGK, v_BTGK))
     q_NHK, k_NGK, v_NGK = (x.flatten(0, 1) for x in (q_BTHK, k_BTGK, v_BTGK))
     lengths, size = (cu_seqlens_S, cu_seqlens_S, longest, longest), (window - 1 if window else -1, 0)
-    out_NHK = cast(Tensor, varlen_attn(q_NHK, k_NGK, v_NGK, *lengths, window_size=size, **gqa))
+    out_NHK = cast(Tensor, kernel(q_NHK, k_NGK, v_NGK, *lengths, window_size=size, **gqa))
     return out_NHK.view(q_BTHK.shape)
