@@ -237,7 +237,7 @@ def test_lines_wait_while_the_disk_is_full(tmp_path, monkeypatch):
 
     def full(self):
         with open(self.path, "ab") as stream:
-            stream.write(self._waiting[0][:5])  # half a line is on the disk
+            stream.write(self._pending[0][:5])  # half a line is on the disk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(JsonLines, "_write", full)

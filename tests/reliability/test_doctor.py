@@ -69,7 +69,7 @@ def test_everything_damaged(run, copy_of):
     for word in ("step-00000006", "step-00000005", "run.toml", "tokenizer", "train shards"):
         assert word in told
     assert any("never silently restarted" in note for note in findings.notes)
-    assert any("half-written" in note for note in findings.notes)
+    assert any("partially written" in note for note in findings.notes)
 
 
 def test_before_the_first_checkpoint(run, copy_of):

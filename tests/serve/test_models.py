@@ -27,7 +27,7 @@ def run(penjing, small_run, tmp_path_factory):
     for name, parameter in trained.model.named_parameters():
         if name.endswith(".B"):
             parameter.data.normal_()
-    base = {"base_name": str(out), "base_sha256": "", "facts": {"learned_from": "chats"}}
+    base = {"base_name": str(out), "base_sha256": "", "extra": {"learned_from": "chats"}}
     write_peft(out.parent / "mine", trained.model, "mine", **base)
     remove_adapters(trained.model)
     return out
