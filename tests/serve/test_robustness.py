@@ -59,13 +59,13 @@ def no_stop(tokenizer, **more):
 # --- clients that leave ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", ["before the first token", "in the middle", "n>1", "not a stream"])
+@pytest.mark.parametrize("when", ["before the first token", "in the middle", "n>1", "not a stream", "pipelined"])
 def test_a_client_that_leaves_frees_its_slot(slow, tokenizer, when):
     """F3: within a second, of 200 tokens that would take two."""
     body = no_stop(tokenizer, max_tokens=200, stream=when != "not a stream", n=2 if when == "n>1" else 1)
     lines = [socket.create_connection(("127.0.0.1", slow.port)) for _ in range(6)]
     for line in lines:
-        line.sendall(request_bytes(slow.port, body))
+        line.sendall(request_bytes(slow.port, body) * (2 if when == "pipelined" else 1))
     if when in ("in the middle", "n>1"):
         assert lines[0].recv(50).startswith(b"HTTP/1.1 200")
     limit = time.monotonic() + 20
@@ -79,6 +79,12 @@ def test_a_client_that_leaves_frees_its_slot(slow, tokenizer, when):
     assert slow.hub.statistics()["chat"]["tokens_written_total"] - before < 200  # six would be 1,200 and more
     assert not slow.hub._jobs and not +slow.hub._open and not slow.hub._open_of_client
     assert slow.chat(max_tokens=2).status_code == 200
+
+
+def test_headers_without_end_are_refused(serving):
+    with socket.create_connection(("127.0.0.1", serving.port), timeout=5) as line:
+        line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * 70_000)
+        assert line.recv(100).startswith(b"HTTP/1.1 400")
 
 
 @pytest.mark.nightly
