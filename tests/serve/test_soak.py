@@ -65,7 +65,7 @@ def test_memory_stays_as_it_is(start, make_served, requests, count):
         running.idle()
         assert resident() - before < max(0.05 * before, 20 << 20)
         assert things() - open_before <= 8
-        assert not running.hub._jobs and not running.hub._open and not running.hub._open_of_client
+        assert not any(running.hub._jobs.values()) and not running.hub._open and not running.hub._open_of_client
         count("requests", clients.sent)
 
 

@@ -17,12 +17,14 @@ OnEvents = Callable[[str, list[Event]], None]
 class EngineThread:
     """Runs engines by name until it is closed.
 
-    on_events: called in the engine thread after each step with events; gets the engine's name and the events. All
-    methods may be called from any thread.
+    on_events: called in the engine thread after each step with events; gets the engine's name and the events.
+    before_step: called in the engine thread before each step. All methods may be called from any thread.
     """
 
-    def __init__(self, engines: Mapping[str, Engine], on_events: OnEvents) -> None:
-        self._engines, self._on_events = dict(engines), on_events
+    def __init__(
+        self, engines: Mapping[str, Engine], on_events: OnEvents, before_step: Callable[[], object] = lambda: None
+    ) -> None:
+        self._engines, self._on_events, self._before_step = dict(engines), on_events, before_step
         self._condition = threading.Condition()
         self._is_closing = False
         self._busy_seconds = dict.fromkeys(self._engines, 0.0)
@@ -81,6 +83,7 @@ class EngineThread:
             for name, engine in self._engines.items():
                 if engine.idle:
                     continue
+                self._before_step()
                 started = time.perf_counter()
                 try:
                     events = engine.step()

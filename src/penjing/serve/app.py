@@ -21,11 +21,11 @@ from penjing.data.chat.turn_parser import ToolCall
 from penjing.serve import chat, completions
 from penjing.serve.errors import ApiError, handle_errors
 from penjing.serve.generation import PendingResponse, Service
-from penjing.serve.guard import CHAT, COMPLETIONS, Guard, client_of
-from penjing.serve.hub import Hub, Job
+from penjing.serve.guard import ADMITTED, CHAT, COMPLETIONS, Guard
+from penjing.serve.hub import Hub
 from penjing.serve.metrics import Metrics
 from penjing.serve.models import Models
-from penjing.serve.request_body import Body, parse_body, read_body
+from penjing.serve.request_body import parse_body, read_body
 from penjing.serve.schema import ChatRequest, CompletionRequest, ToolCallRequest
 from penjing.serve.streams import EventStream, dumps, run_unless_disconnected
 
@@ -75,23 +75,6 @@ def _service(request: Request) -> Service:
     return service
 
 
-@asynccontextmanager
-async def _admitted(request: Request, model_type: type[Body]) -> AsyncIterator[tuple[Body, Job]]:
-    """The parsed fields and a place in the queue, which is freed if the request fails.
-
-    Raises ApiError if the queue is full, before the body is parsed, or for wrong fields.
-    """
-    service = _service(request)
-    content = await read_body(request.headers, request.receive)
-    job = service.hub.admit(client_of(request.scope, request.headers))
-    try:
-        await service.yield_to_loop()
-        yield parse_body(content, model_type), job
-    except BaseException:
-        service.hub.cancel(job)
-        raise
-
-
 async def _respond(
     request: Request,
     work: PendingResponse,
@@ -100,26 +83,25 @@ async def _respond(
 ) -> Response:
     """The complete answer, or a stream."""
     if chunks is not None:
-        return EventStream(chunks, work.cancel)
-    try:
-        return Response(dumps(await run_unless_disconnected(request, collect(work))), media_type="application/json")
-    finally:
-        work.cancel()
+        return EventStream(chunks)
+    return Response(dumps(await run_unless_disconnected(request, collect(work))), media_type="application/json")
 
 
 def _add_api(app: FastAPI, models: Models) -> None:
     @app.post(CHAT, **_documented(ChatRequest))
     async def chat_completions(request: Request) -> Response:
-        async with _admitted(request, ChatRequest) as (body, job):
-            work = await chat.start(_service(request), body, job)
+        job, content = request.scope[ADMITTED]
+        body = parse_body(content, ChatRequest)
+        work = await chat.start(_service(request), body, job)
         opening = [choice.opening for choice in work.choices]  # type: ignore[attr-defined]
         chunks = work.stream("chat.completion.chunk", opening, usage=body.wants_usage) if body.stream else None
         return await _respond(request, work, chat.collect, chunks)
 
     @app.post(COMPLETIONS, **_documented(CompletionRequest))
     async def text_completions(request: Request) -> Response:
-        async with _admitted(request, CompletionRequest) as (body, job):
-            work = await completions.start(_service(request), body, job)
+        job, content = request.scope[ADMITTED]
+        body = parse_body(content, CompletionRequest)
+        work = await completions.start(_service(request), body, job)
         chunks = work.stream("text_completion", (), usage=body.wants_usage) if body.stream else None
         return await _respond(request, work, completions.collect, chunks)
 

@@ -59,9 +59,9 @@ class ChatChoice:
         scores = [] if self.num_top is None else [self.texts.entry(token, self.num_top) for token in tokens]
         self.finish = finish_reason_of(events[-1])
         end = {}  # for the chat page: the stop token, which is not in the text
-        for event in events:
-            if self.num_top is not None and event.token is not None and event.token.id in self.stop:
-                end = {"end": self.texts.entry(event.token, self.num_top)}
+        last = events[-1].token
+        if self.num_top is not None and last is not None and last.id in self.stop:
+            end = {"end": self.texts.entry(last, self.num_top)}
         deltas = self._deltas()
         if not deltas and (scores or self.finish):
             deltas.append({})

@@ -157,7 +157,7 @@ def make_server(app: ASGIApp) -> Server:
     config = uvicorn.Config(
         app,
         http=TimedProtocol,
-        loop="asyncio",
+        loop="auto",
         ws="none",
         lifespan="on",
         log_level="warning",

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
 from penjing.base.errors import UserError
@@ -16,7 +15,7 @@ from penjing.infer.requests import Event, Request
 from penjing.infer.sample import Sampling
 from penjing.infer.text_stream import TextStream
 from penjing.serve.errors import ApiError, from_user_error
-from penjing.serve.hub import Hub, Job
+from penjing.serve.hub import Batches, Hub, Job
 from penjing.serve.limits import MAX_ANSWERS
 from penjing.serve.metrics import Metrics
 from penjing.serve.models import Models, ServedModel
@@ -38,12 +37,6 @@ class Service:
     max_tokens: int
     metrics: Metrics
     texts: dict[str, TokenTexts] = field(default_factory=dict)
-    _begin_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    async def yield_to_loop(self) -> None:
-        """Start at most one answer per iteration of the event loop, so that new connections are handled in between."""
-        async with self._begin_lock:
-            await asyncio.sleep(0)
 
     def token_texts(self, served: ServedModel) -> TokenTexts:
         """The texts of a model's vocabulary, cached."""
@@ -175,10 +168,6 @@ class PendingResponse:
         for request in requests:
             self.stats.add_prompt(len(request.prompt), len(request.seeds))
 
-    def cancel(self) -> None:
-        """End it: the client no longer waits."""
-        self.service.hub.cancel(self.job)
-
     def meta(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
@@ -207,14 +196,10 @@ class PendingResponse:
                 chunks_of_choice[number] += self.choices[number].take(events)
         return chunks_of_choice
 
-    async def _events(self) -> AsyncIterator[list[tuple[int, list[Event]]]]:
-        """Batches of events, grouped by the number of their answer."""
-        async for numbered in self.service.hub.events(self.job):
+    async def _events(self) -> AsyncIterator[Batches]:
+        async for batches in self.service.hub.events(self.job):
             self.stats.first_token_at = self.job.first_token_at
-            numbered.sort(key=lambda pair: pair[0])
-            groups = groupby(numbered, key=lambda pair: pair[0])
-            batches = [(number, [event for _, event in pairs]) for number, pairs in groups]
-            for batch in batches:
-                self.stats.observe(*batch)
+            for number, events in batches:
+                self.stats.observe(number, events)
             yield batches
         self.stats.record(self.service.metrics)

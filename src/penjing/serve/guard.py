@@ -1,27 +1,38 @@
-"""Middleware before every route: checks the Host header, the API key, and the queue. Plain ASGI."""
+"""Middleware before every route: checks the Host header and the API key, and admits generation requests to the queue.
+Plain ASGI: a request that is refused here costs a third of one that a route refuses."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penjing.serve.errors import ApiError
-from penjing.serve.hub import queue_full
+from penjing.serve.generation import Service
+from penjing.serve.hub import Job, queue_full
+from penjing.serve.request_body import read_body
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 QUEUE_FULL = queue_full().response
+ADMITTED = "penjing.admitted"  # key in the scope
+
+
+class Admitted(NamedTuple):
+    """A generation request that has a place in the queue until its response ends. body: not parsed."""
+
+    job: Job
+    body: bytes
 
 
 class Guard:
     """Rejects requests before any route handles them.
 
     key: required on all paths but `open_paths`; empty: no key. loopback_only: the server listens on this machine only.
-    Then another name in the Host header is a DNS rebinding attack. If the queue is full, a request is rejected before
-    its body is read. on_response: called with each response's status.
+    Then another name in the Host header is a DNS rebinding attack. on_response: called with each response's status.
     """
 
     def __init__(
@@ -53,9 +64,34 @@ class Guard:
         except ApiError as error:
             await error.response(scope, receive, send_counted)
             return
-        is_generation = scope["path"] in (CHAT, COMPLETIONS)
-        is_full = is_generation and scope["app"].state.service.hub.is_full(client_of(scope, headers))
-        await (QUEUE_FULL if is_full else self.app)(scope, receive, send_counted)
+        service: Service = scope["app"].state.service
+        service.hub.count_arrival()
+        if scope["method"] == "POST" and scope["path"] in (CHAT, COMPLETIONS):
+            await self._generate(service, scope, receive, send_counted)
+        else:
+            await self.app(scope, receive, send_counted)
+
+    async def _generate(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a generation request with a place in the queue; see `Admitted`."""
+        headers = Headers(scope=scope)
+        client = client_of(scope, headers)
+        if service.hub.is_full(client):
+            await QUEUE_FULL(scope, receive, send)
+            return
+        try:
+            body = await read_body(headers, receive)
+            job = service.hub.admit(client)
+        except ApiError as error:
+            await error.response(scope, receive, send)
+            return
+        except ConnectionError:  # the client has disconnected
+            return
+        try:
+            await service.hub.wait_to_begin()
+            scope[ADMITTED] = Admitted(job, body)
+            await self.app(scope, receive, send)
+        finally:
+            service.hub.cancel(job)
 
     def _check_host(self, headers: Headers) -> None:
         if not self.loopback_only:

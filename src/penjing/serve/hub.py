@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from penjing.base.errors import UserError
@@ -14,15 +15,20 @@ from penjing.infer.engine_thread import EngineThread
 from penjing.infer.requests import Event, Request
 from penjing.serve.errors import ApiError, from_user_error
 from penjing.serve.limits import (
+    BURST_REQUESTS,
+    BURST_SECONDS,
     CHUNKS_PER_SECOND,
+    ITERATIONS_PER_REQUEST,
     LONGEST_PAUSE,
+    MAX_BEGIN_WAITS,
     MAX_WAITING,
     REQUEST_SECONDS,
     RETRY_SECONDS,
+    STEP_PAUSE,
 )
 
-Numbered = list[tuple[int, Event]]
-"""(answer, event) pairs; answers are numbered through all prompts of a job."""
+Batches = list[tuple[int, list[Event]]]
+"""Events by the number of their answer; answers are numbered through all prompts of a job."""
 
 
 def queue_full() -> ApiError:
@@ -37,7 +43,7 @@ class Job:
         self.model, self.client = "", client
         self.num_open = 0  # answers that have not ended
         self.request_ids: list[int] = []
-        self.events: Numbered = []  # not yet taken by `Hub.events`
+        self.events: defaultdict[int, list[Event]] = defaultdict(list)  # by answer; not yet taken by `Hub.events`
         self.wake = asyncio.Event()
         self.collect_all = False  # wake only when all answers have ended
         self.first_token_at = 0.0  # `time.perf_counter` of the first event
@@ -53,13 +59,18 @@ class Hub:
     def __init__(self, engines: Mapping[str, Engine]) -> None:
         self._loop = asyncio.get_running_loop()
         self._limit = sum(engine.capacity for engine in engines.values()) + MAX_WAITING
-        self._jobs: dict[tuple[str, int], tuple[Job, int]] = {}
+        self._jobs: dict[str, dict[int, tuple[Job, int]]] = {model: {} for model in engines}  # by request_id
         self._open = 0
         self._open_of_client: Counter[str] = Counter()
         self._inbox: deque[tuple[str, list[Event]]] = deque()
         self._pending_jobs: set[Job] = set()  # with events since the last flush
+        self._unstarted: set[Job] = set()  # without events so far
         self._is_batching = False
-        self.thread = EngineThread(engines, self._on_events)
+        self._arrivals = deque([0.0] * BURST_REQUESTS, maxlen=BURST_REQUESTS)  # times of the last requests
+        self._begin_lock = asyncio.Lock()
+        self._has_delivered = threading.Event()  # cleared while events are sent to clients
+        self._has_delivered.set()
+        self.thread = EngineThread(engines, self._on_events, self._wait_to_step)
 
     def admit(self, client: str) -> Job:
         """Reserve a place for one answer. Raises ApiError if the queue, or this client's share of it, is full."""
@@ -81,40 +92,44 @@ class Hub:
     def submit(self, job: Job, model: str, requests: Sequence[Request]) -> None:
         """Submit requests whose answers have places. Raises ApiError if a value is invalid."""
         job.model, offset = model, 0
+        self._unstarted.add(job)
         try:
             for request in requests:
                 request_id = self.thread.submit(model, request)
                 job.request_ids.append(request_id)
-                self._jobs[model, request_id] = (job, offset)
+                self._jobs[model][request_id] = (job, offset)
                 offset += len(request.seeds)
         except UserError as error:
             raise from_user_error(error, error.where if isinstance(error.where, str) else None) from None
 
     def cancel(self, job: Job) -> None:
         """End the unfinished answers. Their slots are free in the engine's next step."""
+        self._unstarted.discard(job)
         for request_id in job.request_ids:
-            if self._jobs.pop((job.model, request_id), None) is not None and job.num_open:
+            if self._jobs[job.model].pop(request_id, None) is not None and job.num_open:
                 self.thread.cancel(job.model, request_id)
         self._count(job, -job.num_open)
 
-    async def events(self, job: Job) -> AsyncIterator[Numbered]:
+    async def events(self, job: Job) -> AsyncIterator[Batches]:
         """The job's events in batches.
 
         Closing the generator early cancels the job. Raises ApiError after REQUEST_SECONDS.
         """
         deadline = self._loop.time() + REQUEST_SECONDS
+        timer = self._loop.call_at(deadline, job.wake.set)
         ended = False
         try:
             while not ended:
-                async with asyncio.timeout_at(deadline):
-                    await job.wake.wait()
+                await job.wake.wait()
                 job.wake.clear()
-                new_events, job.events = job.events, []
+                if self._loop.time() >= deadline:
+                    raise ApiError(503, f"no answer within {REQUEST_SECONDS:g} seconds", code="timeout")
+                batches = sorted(job.events.items())
+                job.events.clear()
                 ended = not job.num_open
-                yield new_events
-        except TimeoutError:
-            raise ApiError(503, f"no answer within {REQUEST_SECONDS:g} seconds", code="timeout") from None
+                yield batches
         finally:
+            timer.cancel()
             self.cancel(job)
 
     def statistics(self) -> dict[str, dict[str, float]]:
@@ -129,19 +144,43 @@ class Hub:
         """Stop the engine thread and cancel what still runs."""
         self.thread.close()
 
+    # --- the event loop first -----------------------------------------------------------------------------------------
+
+    def count_arrival(self) -> None:
+        """A request has arrived."""
+        self._arrivals.append(time.monotonic())
+
+    async def wait_to_begin(self) -> None:
+        """Wait until the event loop has handled all requests that are there, and then for at most one answer at a time:
+        to begin an answer takes several times as long as to refuse one."""
+        async with self._begin_lock:
+            for _ in range(MAX_BEGIN_WAITS):
+                last_arrival = self._arrivals[-1]
+                for _ in range(ITERATIONS_PER_REQUEST):
+                    await asyncio.sleep(0)
+                if self._arrivals[-1] == last_arrival:
+                    return
+
+    def _wait_to_step(self) -> None:
+        """Called in the engine thread: wait for a busy event loop, STEP_PAUSE at most.
+
+        Only one of the two threads can run Python code. While the engine steps, the event loop waits for it after each
+        system call, and a request takes four times as long.
+        """
+        end = time.monotonic() + STEP_PAUSE
+        self._has_delivered.wait(STEP_PAUSE)
+        while (now := time.monotonic()) < end and now - self._arrivals[0] < BURST_SECONDS:
+            time.sleep(0.001)
+
     # --- from the engine thread to the event loop ---------------------------------------------------------------------
 
     def _on_events(self, model: str, events: list[Event]) -> None:
         """Called in the engine thread once per step, so it must be cheap."""
         self._inbox.append((model, events))
-        if not self._is_batching or any(self._is_urgent(model, event) for event in events):
+        is_urgent = self._unstarted or any(event.finish_reason for event in events)
+        if is_urgent or not self._is_batching:
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 self._loop.call_soon_threadsafe(self._wake)
-
-    def _is_urgent(self, model: str, event: Event) -> bool:
-        """Whether it ends or begins an answer."""
-        job, _ = self._jobs.get((model, event.request_id), (None, 0))
-        return bool(event.finish_reason) or job is None or not job.first_token_at
 
     def _wake(self) -> None:
         self._distribute()
@@ -164,23 +203,33 @@ class Hub:
                 if job.events:
                     job.wake.set()
         self._pending_jobs.clear()
+        self._has_delivered.clear()
+        self._loop.call_soon(self._has_delivered.set)  # after the woken jobs
         self._loop.call_later(min(LONGEST_PAUSE, answers / CHUNKS_PER_SECOND or LONGEST_PAUSE), self._flush)
 
     def _distribute(self) -> None:
         """Route new events to their jobs, and wake jobs with urgent ones."""
         while self._inbox:
             model, events = self._inbox.popleft()
+            jobs, add_pending = self._jobs[model], self._pending_jobs.add
             for event in events:
-                job, offset = self._jobs.get((model, event.request_id), (None, 0))
+                job, offset = jobs.get(event.request_id, (None, 0))
                 if job is None:
                     continue  # cancelled
-                job.events.append((offset + event.answer, event))
-                self._pending_jobs.add(job)
-                if event.finish_reason:
-                    self._count(job, -1)
-                if not job.num_open or (not job.collect_all and (event.finish_reason or not job.first_token_at)):
-                    job.wake.set()
-                job.first_token_at = job.first_token_at or time.perf_counter()
+                job.events[offset + event.answer].append(event)
+                add_pending(job)
+                if event.finish_reason or not job.first_token_at:
+                    self._begin_or_end(job, event)
+
+    def _begin_or_end(self, job: Job, event: Event) -> None:
+        """The first event of a job, or the last one of an answer: wake the job."""
+        if event.finish_reason:
+            self._count(job, -1)
+        if not job.first_token_at:
+            job.first_token_at = time.perf_counter()
+            self._unstarted.discard(job)
+        if not job.num_open or not job.collect_all:
+            job.wake.set()
 
     def _count(self, job: Job, change: int) -> None:
         job.num_open += change

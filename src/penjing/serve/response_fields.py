@@ -34,9 +34,10 @@ class RequestStats:
         self.completion_tokens += [0] * answers
 
     def observe(self, number: int, events: Sequence[Event]) -> None:
-        """Events of answer `number`."""
-        self.completion_tokens[number] += sum(event.token is not None for event in events)
-        self.cached_tokens += sum(event.cached_tokens for event in events if event.answer == 0)
+        """Events of answer `number`. Only its first event has `cached_tokens`; only its last may have no token."""
+        self.completion_tokens[number] += len(events) - (events[-1].token is None)
+        if events[0].answer == 0:
+            self.cached_tokens += events[0].cached_tokens
 
     @property
     def usage(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -15,6 +15,7 @@ from penjing.serve.errors import ApiError, log
 
 DONE = b"data: [DONE]\n\n"
 Result = TypeVar("Result")
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def sse_event(value: Any) -> bytes:
@@ -24,7 +25,7 @@ def sse_event(value: Any) -> bytes:
 
 def dumps(value: Any) -> bytes:
     """JSON without spaces, in UTF-8."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return _ENCODER.encode(value).encode()
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -55,9 +56,8 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
-        self.status_code, self.background = 200, None
-        self.events, self.on_end = events, on_end  # on_end is always called
+    def __init__(self, events: AsyncIterator[bytes]) -> None:
+        self.status_code, self.background, self.events = 200, None, events
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,7 +69,6 @@ class EventStream(Response):
             disconnect.cancel()
             send_task.cancel()
             await asyncio.gather(send_task, disconnect, return_exceptions=True)
-            self.on_end()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
