@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from penjing.kernels import ops, reference
+from penjing.kernels.attention_metadata import additive_mask, cache_mask
 from penjing.kernels.cpu import library
 from penjing.kernels.cpu import ops as cpu
 from penjing.kernels.triton import ops as gpu
@@ -59,3 +60,15 @@ def test_attention_with_a_cache_sees_what_it_returns():
     wanted = reference.attention(heads[0], heads[1].transpose(1, 2), heads[2].transpose(1, 2), None)
     torch.testing.assert_close(got, wanted)
     assert torch.equal(stored[0][1], heads[2])
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_the_attention_of_one_token_is_attention(key_heads):
+    """With an additive mask, as decoding on CUDA has it."""
+    generator = torch.Generator().manual_seed(key_heads)
+    q_BTHK = torch.randn(3, 1, 4, 8, generator=generator)
+    k_BGSK, v_BGSK = (torch.randn(3, key_heads, 32, 8, generator=generator) for _ in range(2))
+    mask_B1TS = cache_mask(torch.tensor([[0], [5], [31]]), 32, window=6)
+    wanted = reference.attention(q_BTHK, k_BGSK, v_BGSK, mask_B1TS)
+    got = reference.single_token_attention(q_BTHK, k_BGSK, v_BGSK, additive_mask(mask_B1TS, q_BTHK.dtype))
+    torch.testing.assert_close(got, wanted)

@@ -40,7 +40,7 @@ class Forward(Protocol):
     def __call__(
         self, slot_N: Ints, position_N: Ints, id_N: Ints, logits_index_R: Ints, adapter_N: Ints | None = None
     ) -> Tensor:
-        """logits_RV in float32 of the rows `logits_index_R`, on the device.
+        """logits_RV in float32 of the rows `logits_index_R`, on the device; valid until the next call.
 
         A row's token is cached at its position of its slot and attends to the positions before it. Rows of one slot
         are contiguous; their positions ascend from the first one that is not cached yet. adapter_N: index in
@@ -98,3 +98,14 @@ def _memory(device: torch.device) -> float:
 
 def ints(values: Any) -> Ints:
     return np.asarray(values, dtype=np.int64)
+
+
+def pinned(values: NDArray[Any], device: torch.device) -> Tensor:
+    """The array as a tensor on the host, from which a copy to the device does not wait: in pinned memory for CUDA."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """The array as a tensor on the device. The host does not wait until a GPU has done its earlier work."""
+    return pinned(values, device).to(device, non_blocking=device.type == "cuda")

@@ -48,6 +48,11 @@ def cache_mask(position_BT: Tensor, max_tokens: int, window: int = 0) -> Tensor:
     return mask_BTS[:, None]
 
 
+def additive_mask(mask_B1TS: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where the mask is True, else -inf: torch's attention would make it from the mask again in every layer."""
+    return torch.zeros_like(mask_B1TS, dtype=dtype).masked_fill_(~mask_B1TS, -torch.inf)
+
+
 def key_ranges(document_BT: Tensor, window: int = 0) -> tuple[Tensor, Tensor]:
     """first_BT, last_BT, int32: each position's first key, and one past the last query that attends to it.
 
@@ -79,7 +84,7 @@ class AttentionMetadata:
     Nothing set: each row is one document, and attention is causal (torch's attention).
     """
 
-    mask_B1TS: Tensor | None = None  # for torch's attention, and for branching documents
+    mask_B1TS: Tensor | None = None  # for torch's attention (also additive), and for branching documents
     document_BT: Tensor | None = None  # for `tiled_attention`
     groups: list[TileGroup] | None = None
     first_BT: Tensor | None = None  # for the C kernel
@@ -113,7 +118,9 @@ def make_attention_metadata(
     num_key_value_heads, head_dim = heads
     num_tokens, device = position_BT.shape[1], position_BT.device
     if cache_tokens:
-        return AttentionMetadata(mask_B1TS=cache_mask(position_BT, cache_tokens, window))
+        allowed_B1TS = cache_mask(position_BT, cache_tokens, window)
+        is_additive = device.type == "cuda"
+        return AttentionMetadata(mask_B1TS=additive_mask(allowed_B1TS, dtype) if is_additive else allowed_B1TS)
     if document_BT is None:
         is_windowed = 0 < window < num_tokens
         return AttentionMetadata(mask_B1TS=_causal(num_tokens, window, device)[None, None] if is_windowed else None)

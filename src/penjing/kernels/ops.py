@@ -190,7 +190,9 @@ def attention(
     q_BTHK, k_BTGK = apply_rope(q_BTHK, *rotary), apply_rope(k_BTGK, *rotary)
     if cache is not None:
         k_BGSK, v_BGSK = (x.to(q_BTHK.dtype) for x in cache(k_BTGK, v_BTGK))
-        return reference.attention(q_BTHK, k_BGSK, v_BGSK, metadata.mask_B1TS)
+        decodes = num_tokens == 1 and qkv[0].device.type == "cuda"
+        attend = reference.single_token_attention if decodes else reference.attention
+        return attend(q_BTHK, k_BGSK, v_BGSK, metadata.mask_B1TS)
     if metadata.cu_seqlens_S is not None:
         return varlen_attention(q_BTHK, k_BTGK, v_BTGK, metadata.cu_seqlens_S, num_tokens, metadata.window)
     return reference.attention(q_BTHK, k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2), metadata.mask_B1TS)

@@ -41,6 +41,14 @@ def attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: Tensor 
     return out_BHTK.transpose(1, 2)
 
 
+def single_token_attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: Tensor | None) -> Tensor:
+    """`attention` with T = 1: the query heads that share a key head are queries of one head. So any of torch's kernels
+    will do; those with a mask do not take grouped heads, and the keys and values would be repeated first."""
+    q_BGRK = q_BTHK.view(q_BTHK.shape[0], k_BGSK.shape[1], -1, q_BTHK.shape[3])
+    out_BGRK = functional.scaled_dot_product_attention(q_BGRK, k_BGSK, v_BGSK, attn_mask=mask_B1TS)
+    return out_BGRK.reshape(q_BTHK.shape)
+
+
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up."""
     return functional.silu(gate) * up

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from penjing.model.linear import Linear
 from penjing.model.transformer import Transformer
 
+DEVICES = ("cpu", "cuda")
+
 
 @contextmanager
 def cache_casted_weights(model: Transformer) -> Iterator[None]:
-    """For generation: on a CPU, cast weights to `compute_dtype` once instead of at every matmul without gradients, so
-    that a token takes little longer than reading the weights, which must not change meanwhile. Also run eagerly:
-    compiled code would be compiled again for every length."""
+    """For generation: on CPU and CUDA, cast weights to `compute_dtype` once instead of at every matmul without
+    gradients, so that a token takes little longer than reading the weights, which must not change meanwhile. Also run
+    eagerly: compiled code would be compiled again for every length."""
     layers = [layer for layer in model.modules() if type(layer) is Linear and layer is not model.head]
     cast_layers = [layer for layer in layers if layer.cast is None and _needs_cast(layer.weight, layer.compute_dtype)]
     casts_head = model.head_cast is None and _needs_cast(model.head_weight_VD, model.compute_dtype)
@@ -37,4 +39,4 @@ def cache_casted_weights(model: Transformer) -> Iterator[None]:
 
 
 def _needs_cast(weight: Tensor, dtype: torch.dtype | None) -> bool:
-    return type(weight) is nn.Parameter and weight.device.type == "cpu" and dtype not in (None, weight.dtype)
+    return type(weight) is nn.Parameter and weight.device.type in DEVICES and dtype not in (None, weight.dtype)
