@@ -125,6 +125,13 @@ def test_what_is_measured_on_a_cpu_is_of_the_right_size():
     assert [(each["size"], each["dtype"]) for each in found] == [(16, "float32"), (32, "float32")]
 
 
+def test_a_busy_moment_does_not_hide_the_time_of_an_operation(monkeypatch):
+    """Passes of one and of five layers in turns; in the second round the machine stalls in the first of them."""
+    seconds = iter([1e-3, 5e-3, 50e-3, 5e-3, 1e-3, 5e-3])
+    monkeypatch.setattr(measure, "time_call", lambda function, device, tries: (next(seconds), 0.0))
+    assert 1e-6 < measure.launch_seconds(CPU) < 4e-3
+
+
 def test_a_size_that_would_outlast_the_budget_is_left_out():
     found = measure.squares(CPU, sizes=(16, 1 << 20), dtypes=("float32",), budget_seconds=5)
     assert [each["size"] for each in found] == [16]

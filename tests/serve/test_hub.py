@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
+from penjing.infer.requests import Event
 from penjing.serve import hub
+from penjing.serve.errors import ApiError
 from penjing.serve.hub import Hub
 
 
@@ -76,5 +78,33 @@ def test_a_burst_of_requests_delays_a_step_of_the_engine(monkeypatch, requests, 
         waiting._wait_to_step()
         waiting.close()
         assert clock.now - 100 == pytest.approx(pause, abs=0.0011)
+
+    asyncio.run(main())
+
+
+def test_a_request_that_is_late_ends_whatever_the_clock_says():
+    """A timer may fire before the loop's clock shows its time."""
+
+    async def main():
+        waiting = Hub({})
+        job = waiting.admit("client")
+        asyncio.get_running_loop().call_soon(job.expire)
+        with pytest.raises(ApiError, match="no answer within") as late:
+            await asyncio.wait_for(anext(waiting.events(job)), 10)
+        assert late.value.status == 503 and not waiting._open
+        waiting.close()
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_ends_in_time_is_delivered():
+    async def main():
+        waiting = Hub({})
+        job = waiting.admit("client")
+        job.events[0].append(event := Event(7, 0, finish_reason="stop"))
+        waiting._count(job, -1)
+        job.expire()
+        assert [batches async for batches in waiting.events(job)] == [[(0, [event])]]
+        waiting.close()
 
     asyncio.run(main())

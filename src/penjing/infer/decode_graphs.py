@@ -26,8 +26,8 @@ from penjing.model.lora import adapted
 from penjing.model.moe import moe_layers
 from penjing.model.transformer import Transformer
 
-# A capture takes as long as several eager passes. After this many it has paid half of its cost, and a short answer
-# never pays for one.
+# Eager passes of a pair of sizes before its capture, so that a short answer does not pay for one. An estimate: the cost
+# of a capture has not been measured on a GPU.
 CAPTURE_AFTER = 16
 WARM_UPS = 2  # eager passes on the stream of the capture, in which libraries set up what a capture must not
 ROW_MULTIPLE = 16  # number of rows above it; below it, powers of two

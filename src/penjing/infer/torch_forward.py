@@ -124,7 +124,7 @@ class TorchForward:
     def _decode_rows(self, input_3B: Tensor, key: Key) -> Decoded:
         """input_3B: token ids and positions of the first rows of the cache, and the order of the results."""
         id_B, position_B, row_B = input_3B
-        cache = _CacheView(self._cache, 0, key.rows, key.keys, position_B.clone())
+        cache = _CacheView(self._cache, 0, key.rows, key.keys, position_B.clone())  # the pass adds to its lengths
         with self._adapter_scope(np.full(key.rows, key.adapter), key.rows):
             hidden_BTD = self.model.hidden(id_B[:, None], cache=cache)
         hidden_BD = hidden_BTD[:, 0].index_select(0, row_B)

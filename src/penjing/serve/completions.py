@@ -45,10 +45,7 @@ class CompletionChoice:
 
     def take(self, events: Sequence[Event]) -> list[dict[str, Any]]:
         tokens = [event.token for event in events if event.token is not None]
-        ids = [token.id for token in tokens]
-        if ids and ids[-1] in self.stop:
-            ids.pop()
-        self.text.extend(ids)
+        self.text.extend([token.id for token in tokens if token.id not in self.stop])
         if events[0].prompt_logprobs is not None:
             self.prompt.scores = events[0].prompt_logprobs[self.prompt.num_added :]
         self.finish = finish_reason_of(events[-1])

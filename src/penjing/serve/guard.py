@@ -1,5 +1,5 @@
 """Middleware before every route: checks the Host header and the API key, and admits generation requests to the queue.
-Plain ASGI: a request that is refused here costs a third of one that a route refuses."""
+Plain ASGI."""
 
 from __future__ import annotations
 

@@ -46,7 +46,12 @@ class Job:
         self.events: defaultdict[int, list[Event]] = defaultdict(list)  # by answer; not yet taken by `Hub.events`
         self.wake = asyncio.Event()
         self.collect_all = False  # wake only when all answers have ended
+        self.is_late = False  # REQUEST_SECONDS have passed
         self.first_token_at = 0.0  # `time.perf_counter` of the first event
+
+    def expire(self) -> None:
+        self.is_late = True
+        self.wake.set()
 
 
 class Hub:
@@ -115,14 +120,13 @@ class Hub:
 
         Closing the generator early cancels the job. Raises ApiError after REQUEST_SECONDS.
         """
-        deadline = self._loop.time() + REQUEST_SECONDS
-        timer = self._loop.call_at(deadline, job.wake.set)
+        timer = self._loop.call_later(REQUEST_SECONDS, job.expire)
         ended = False
         try:
             while not ended:
                 await job.wake.wait()
                 job.wake.clear()
-                if self._loop.time() >= deadline:
+                if job.is_late and job.num_open:
                     raise ApiError(503, f"no answer within {REQUEST_SECONDS:g} seconds", code="timeout")
                 batches = sorted(job.events.items())
                 job.events.clear()
@@ -211,13 +215,13 @@ class Hub:
         """Route new events to their jobs, and wake jobs with urgent ones."""
         while self._inbox:
             model, events = self._inbox.popleft()
-            jobs, add_pending = self._jobs[model], self._pending_jobs.add
+            jobs = self._jobs[model]
             for event in events:
                 job, offset = jobs.get(event.request_id, (None, 0))
                 if job is None:
                     continue  # cancelled
                 job.events[offset + event.answer].append(event)
-                add_pending(job)
+                self._pending_jobs.add(job)
                 if event.finish_reason or not job.first_token_at:
                     self._begin_or_end(job, event)
 
