@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -73,8 +72,6 @@ class Hub:
         self._is_batching = False
         self._arrivals = deque([0.0] * BURST_REQUESTS, maxlen=BURST_REQUESTS)  # times of the last requests
         self._begin_lock = asyncio.Lock()
-        self._has_delivered = threading.Event()  # cleared while events are sent to clients
-        self._has_delivered.set()
         self.thread = EngineThread(engines, self._on_events, self._wait_to_step)
 
     def admit(self, client: str) -> Job:
@@ -156,7 +153,7 @@ class Hub:
 
     async def wait_to_begin(self) -> None:
         """Wait until the event loop has handled all requests that are there, and then for at most one answer at a time:
-        to begin an answer takes several times as long as to refuse one."""
+        to begin an answer takes more than twice as long as to refuse one."""
         async with self._begin_lock:
             for _ in range(MAX_BEGIN_WAITS):
                 last_arrival = self._arrivals[-1]
@@ -166,13 +163,12 @@ class Hub:
                     return
 
     def _wait_to_step(self) -> None:
-        """Called in the engine thread: wait for a busy event loop, STEP_PAUSE at most.
+        """Called in the engine thread: in a burst of requests, wait for STEP_PAUSE at most.
 
         Only one of the two threads can run Python code. While the engine steps, the event loop waits for it after each
-        system call, and a request takes four times as long.
+        system call.
         """
         end = time.monotonic() + STEP_PAUSE
-        self._has_delivered.wait(STEP_PAUSE)
         while (now := time.monotonic()) < end and now - self._arrivals[0] < BURST_SECONDS:
             time.sleep(0.001)
 
@@ -207,8 +203,6 @@ class Hub:
                 if job.events:
                     job.wake.set()
         self._pending_jobs.clear()
-        self._has_delivered.clear()
-        self._loop.call_soon(self._has_delivered.set)  # after the woken jobs
         self._loop.call_later(min(LONGEST_PAUSE, answers / CHUNKS_PER_SECOND or LONGEST_PAUSE), self._flush)
 
     def _distribute(self) -> None:

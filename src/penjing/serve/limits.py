@@ -17,11 +17,11 @@ SEND_SECONDS = 30.0  # for a client to take what was sent to it
 REQUEST_SECONDS = 600.0  # for a whole answer, waiting included
 DRAIN_SECONDS = 30.0  # for running requests after SIGTERM
 MAX_CONNECTIONS = 4096
-CONNECTIONS_AT_ONCE = 128  # accepted in one iteration of the event loop
+CONNECTIONS_AT_ONCE = 128  # accepted in one iteration of asyncio's event loop; uvloop accepts one
 # Tokens that come shortly after one another are sent in one chunk: a chunk of any size costs about 0.1 ms.
 CHUNKS_PER_SECOND = 400  # of all streams together
 LONGEST_PAUSE = 0.05  # seconds: 20 chunks a second look smooth
-STEP_PAUSE = 0.01  # seconds: a busy event loop delays a step of the engine by this at most
-BURST_REQUESTS, BURST_SECONDS = 32, 0.02  # so many requests within so many seconds keep the event loop busy
+STEP_PAUSE = 0.01  # seconds: a burst of requests delays a step of the engine by this at most
+BURST_REQUESTS, BURST_SECONDS = 32, 0.02  # so many requests within so many seconds are a burst
 ITERATIONS_PER_REQUEST = 3  # of the event loop: accept, make the connection, read
 MAX_BEGIN_WAITS = 200  # of an answer, for other requests
