@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from penjing.infer.forward import Ints, pinned
+from penjing.infer.forward import Ints, on_device
 from penjing.model.linear import Linear
 from penjing.model.lora import adapted
 from penjing.model.moe import moe_layers
@@ -116,7 +116,7 @@ class DecodeGraphs:
 
     def __call__(self, input_3B: Ints, key: Key) -> Decoded:
         static_3B = self._input[: input_3B.size].view(input_3B.shape)
-        static_3B.copy_(pinned(input_3B, static_3B.device), non_blocking=True)
+        static_3B.copy_(on_device(input_3B, static_3B.device))
         run = partial(self._decode, static_3B, key)
         if graph := self._graphs.get(key):
             self._recorder.replay(graph.recording)

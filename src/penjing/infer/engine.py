@@ -26,7 +26,7 @@ from torch import Tensor
 
 from penjing.base.errors import UserError
 from penjing.infer.capacity import Capacity
-from penjing.infer.forward import Forward, Ints, ints, to_device
+from penjing.infer.forward import Forward, Ints, ints, on_device
 from penjing.infer.jobs import Answer, Job, JobQueue
 from penjing.infer.requests import (
     Event,
@@ -236,7 +236,7 @@ class Engine:
         if not (is_active_R := slots.is_active_S[slot_R]).all():  # some requests ended with their prompt
             slot_R, row_R = slot_R[is_active_R], row_R[is_active_R]
         if len(row_R) < len(logits_RV):
-            logits_RV = logits_RV[to_device(row_R, logits_RV.device)]
+            logits_RV = logits_RV[on_device(row_R, logits_RV.device)]
         if len(slot_R):
             self._sample(slot_R, logits_RV)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penjing.base.errors import UserError
+from penjing.loader.to_device import to_device
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 
@@ -100,12 +101,7 @@ def ints(values: Any) -> Ints:
     return np.asarray(values, dtype=np.int64)
 
 
-def pinned(values: NDArray[Any], device: torch.device) -> Tensor:
-    """The array as a tensor on the host, from which a copy to the device does not wait: in pinned memory for CUDA."""
-    tensor = torch.from_numpy(values)
-    return tensor.pin_memory() if device.type == "cuda" else tensor
-
-
-def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
+def on_device(values: NDArray[Any], device: torch.device) -> Tensor:
     """The array as a tensor on the device. The host does not wait until a GPU has done its earlier work."""
-    return pinned(values, device).to(device, non_blocking=device.type == "cuda")
+    tensor: Tensor = to_device(torch.from_numpy(values), device)
+    return tensor

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penjing.infer.forward import ints, to_device
+from penjing.infer.forward import ints, on_device
 from penjing.infer.sample import ProcessedLogits, Sampling
 
 
@@ -47,8 +47,8 @@ class Penalties:
             return
         rows = [row for row, slot in enumerate(slot_R.tolist()) if slot in self._sampling]
         if rows:
-            slot_N = to_device(slot_R[rows], self._device)
-            self._count_SV[slot_N, id_R[to_device(ints(rows), self._device)]] += 1
+            slot_N = on_device(slot_R[rows], self._device)
+            self._count_SV[slot_N, id_R[on_device(ints(rows), self._device)]] += 1
 
     def apply(
         self, logits_RV: Tensor, slot_R: NDArray[np.int64], masks: Mapping[int, NDArray[np.bool_]]
@@ -61,24 +61,24 @@ class Penalties:
             return None
         processed_RV = logits_RV.clone()
         if penalised:
-            row_N = to_device(ints(penalised), self._device)
+            row_N = on_device(ints(penalised), self._device)
             processed_RV[row_N] = self._penalised(processed_RV[row_N], [slots[row] for row in penalised])
         for row in biased:
             ids, values = self._bias[slots[row]]
             processed_RV[row, ids] += values
         for row, allowed_V in masks.items():
-            processed_RV[row].masked_fill_(to_device(~allowed_V, self._device), -torch.inf)
+            processed_RV[row].masked_fill_(on_device(~allowed_V, self._device), -torch.inf)
         is_processed_R = np.zeros(len(slots), dtype=bool)
         is_processed_R[[*penalised, *biased, *masks]] = True
         return ProcessedLogits(processed_RV, is_processed_R)
 
     def _penalised(self, logits_NV: Tensor, slots: list[int]) -> Tensor:
         assert self._count_SV is not None and self._prompt_SV is not None
-        slot_N = to_device(ints(slots), self._device)
+        slot_N = on_device(ints(slots), self._device)
         count_NV, settings = self._count_SV[slot_N], [self._sampling[slot] for slot in slots]
 
         def column(values: list[float]) -> Tensor:
-            return to_device(np.array(values, dtype=np.float32), self._device)[:, None]
+            return on_device(np.array(values, dtype=np.float32), self._device)[:, None]
 
         repetition_N1 = column([setting.repetition_penalty for setting in settings])
         seen_NV = (count_NV > 0) | self._prompt_SV[slot_N]

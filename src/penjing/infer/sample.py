@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penjing.base.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, Settings
-from penjing.infer.forward import to_device
+from penjing.infer.forward import on_device
 from penjing.kernels.cpu import ops as cpu
 
 GREEDY_BELOW = 1e-6  # smaller temperatures would make infinite logits
@@ -102,12 +102,12 @@ def sample_tokens(
     # cumsum, as on CUDA, may decrease by a rounding error, so that neither is certain: then take the most likely token.
     cumsum_RV = (warped_RV - max_R1).exp_().cumsum(dim=-1)
     total_R1 = cumsum_RV[:, -1:]
-    uniform_R1 = to_device(uniform_R, logits_RV.device)[:, None]
+    uniform_R1 = on_device(uniform_R, logits_RV.device)[:, None]
     id_R1 = torch.searchsorted(cumsum_RV, uniform_R1 * total_R1, right=True).clamp_(max=cumsum_RV.shape[1] - 1)
     id_R1 = torch.where(warped_RV.gather(1, id_R1) > -torch.inf, id_R1, argmax_R1)
     id_R, sampling_logp_R = id_R1[:, 0], (warped_RV.gather(1, id_R1) - max_R1 - total_R1.log())[:, 0]
     if greedy_R.any():
-        is_greedy_R = to_device(greedy_R, id_R.device)
+        is_greedy_R = on_device(greedy_R, id_R.device)
         id_R = torch.where(is_greedy_R, _argmax(source_RV), id_R)
         sampling_logp_R = sampling_logp_R.masked_fill(is_greedy_R, 0.0)
     # If the row was sampled from the full softmax at score_temperature, both log-probabilities are the same.
@@ -119,7 +119,7 @@ def sample_tokens(
         return SampledTokens(id_R, scores(logits_RV, id_R, rows.score_temperature_R), sampling_logp_R)
     if is_unfiltered_R.all():
         return SampledTokens(id_R, sampling_logp_R, sampling_logp_R)
-    mask_R = to_device(is_unfiltered_R, id_R.device)
+    mask_R = on_device(is_unfiltered_R, id_R.device)
     return SampledTokens(
         id_R, torch.where(mask_R, sampling_logp_R, scores(logits_RV, id_R, rows.score_temperature_R)), sampling_logp_R
     )
@@ -153,7 +153,7 @@ def _log_probs(logits_RV: Tensor, id_R: Tensor) -> tuple[Tensor, Tensor]:
 def _scale(logits_RV: Tensor, temperature_R: NDArray[np.float32]) -> Tensor:
     if (temperature_R == 1).all():
         return logits_RV
-    return logits_RV / to_device(temperature_R, logits_RV.device)[:, None]
+    return logits_RV / on_device(temperature_R, logits_RV.device)[:, None]
 
 
 def warp_logits(logits_RV: Tensor, rows: Rows) -> Tensor:
@@ -174,7 +174,7 @@ def warp_logits(logits_RV: Tensor, rows: Rows) -> Tensor:
         # Only rows whose sorted tokens hold too little probability are sorted in full.
         unsorted_R = (threshold_R1[:, 0] <= value_RK[:, -1]).cpu().numpy() & (rows.top_p_R < 1)
         if unsorted_R.any():
-            row_N = to_device(np.flatnonzero(unsorted_R), logits_RV.device)
+            row_N = on_device(np.flatnonzero(unsorted_R), logits_RV.device)
             subset_NV = logits_RV[row_N]
             threshold_R1[row_N] = _threshold(
                 _top_values(subset_NV, vocab_size), subset_NV, rows.take(np.flatnonzero(unsorted_R))
@@ -205,11 +205,11 @@ def _threshold(value_RK: Tensor, logits_RV: Tensor, rows: Rows) -> Tensor:
     device = logits_RV.device
     threshold_R1 = torch.full((len(value_RK), 1), -torch.inf, device=device)
     if rows.top_k_R.any():
-        limited_R1 = to_device((rows.top_k_R > 0) & (rows.top_k_R <= value_RK.shape[1]), device)[:, None]
-        index_R1 = to_device(np.clip(rows.top_k_R, 1, value_RK.shape[1]) - 1, device)[:, None]
+        limited_R1 = on_device((rows.top_k_R > 0) & (rows.top_k_R <= value_RK.shape[1]), device)[:, None]
+        index_R1 = on_device(np.clip(rows.top_k_R, 1, value_RK.shape[1]) - 1, device)[:, None]
         threshold_R1 = torch.where(limited_R1, value_RK.gather(1, index_R1), threshold_R1)
     if (rows.top_p_R < 1).any():
-        top_p_R1 = to_device(rows.top_p_R, device)[:, None]
+        top_p_R1 = on_device(rows.top_p_R, device)[:, None]
         # the tokens that top_k kept, with ties of the last
         topk_RV = logits_RV if not rows.top_k_R.any() else logits_RV.masked_fill(logits_RV < threshold_R1, -torch.inf)
         prob_RK = (value_RK - topk_RV.logsumexp(dim=-1, keepdim=True)).exp()
@@ -219,6 +219,6 @@ def _threshold(value_RK: Tensor, logits_RV: Tensor, rows: Rows) -> Tensor:
         last_R1 = keep_RK.sum(dim=-1, keepdim=True) - 1
         threshold_R1 = torch.where(top_p_R1 < 1, torch.maximum(threshold_R1, value_RK.gather(1, last_R1)), threshold_R1)
     if rows.min_p_R.any():
-        log_min_p_R1 = to_device(rows.min_p_R, device)[:, None].log()  # -inf for 0
+        log_min_p_R1 = on_device(rows.min_p_R, device)[:, None].log()  # -inf for 0
         threshold_R1 = torch.maximum(threshold_R1, value_RK[:, :1] + log_min_p_R1)
     return threshold_R1

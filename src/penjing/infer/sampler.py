@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penjing.infer.forward import Ints, to_device
+from penjing.infer.forward import Ints, on_device
 from penjing.infer.penalties import Penalties
 from penjing.infer.requests import Request, Token
 from penjing.infer.sample import Rows, sample_tokens, scores, top_scores
@@ -80,7 +80,7 @@ def score(logits_NV: Tensor, id_N: NDArray[np.int32], request: Request) -> list[
     """A prompt's tokens with their log-probabilities. logits_NV: those that predict each token."""
     temperature_N = np.full(len(id_N), request.score_temperature, np.float32)
     with _single_threaded(logits_NV.device):
-        logp_N = scores(logits_NV, to_device(id_N.astype(np.int64), logits_NV.device), temperature_N)
+        logp_N = scores(logits_NV, on_device(id_N.astype(np.int64), logits_NV.device), temperature_N)
         tops = _top_logprobs(logits_NV, temperature_N, np.full(len(id_N), request.top_logprobs))
     return [Token(index, logp, 0.0, top) for index, logp, top in zip(id_N.tolist(), logp_N.tolist(), tops, strict=True)]
 

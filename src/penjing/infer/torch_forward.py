@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from penjing.infer import decode_graphs
 from penjing.infer.decode_graphs import Decoded, DecodeGraphs, Key
-from penjing.infer.forward import Ints, bytes_per_slot, to_device
+from penjing.infer.forward import Ints, bytes_per_slot, on_device
 from penjing.model.cache import Cache
 from penjing.model.cast_cache import cache_casted_weights
 from penjing.model.lora import adapted, adapter_scope, names
@@ -72,7 +72,7 @@ class TorchForward:
         if graphs is not None and len(first_B) == len(slot_N):
             logits_NV = self._decode(graphs, slot_N, position_N, id_N, adapter_N).logits_BV
             in_order = len(logits_index_R) == len(slot_N) and (logits_index_R == np.arange(len(slot_N))).all()
-            return logits_NV if in_order else logits_NV[to_device(logits_index_R, self.device)]
+            return logits_NV if in_order else logits_NV[on_device(logits_index_R, self.device)]
         hidden_ND = torch.empty(len(slot_N), self.model.config.hidden_size, device=self.device)
         for group_G in self._group_sequences(first_B, count_B):
             row_BT = first_B[group_G][:, None] + np.arange(count_B[group_G[0]])
@@ -81,8 +81,8 @@ class TorchForward:
                 hidden_BTD = self._decode(graphs, group[0], group[1], group[2][:, 0], group[3]).hidden_BD[:, None]
             else:
                 hidden_BTD = self._forward_group(*group)
-            hidden_ND[to_device(row_BT, self.device)] = hidden_BTD.float()
-        return self._logits(hidden_ND[to_device(logits_index_R, self.device)])
+            hidden_ND[on_device(row_BT, self.device)] = hidden_BTD.float()
+        return self._logits(hidden_ND[on_device(logits_index_R, self.device)])
 
     def _group_sequences(self, first_B: Ints, count_B: Ints) -> list[Ints]:
         """Batches of sequences: those of one token together, the others by length. Where rounding depends on the batch,
@@ -103,9 +103,9 @@ class TorchForward:
         position_B, id_BT = np.pad(position_B, (0, padding)), np.pad(id_BT, ((0, padding), (0, 0)))
         self._used_S[slot_B] = position_B[:sequences] + tokens
         span = min(self._cache.max_tokens, _round_up(int(position_B.max()) + tokens, SPAN_MULTIPLE))
-        cache = _CacheView(self._cache, first, sequences + padding, span, to_device(position_B, self.device))
+        cache = _CacheView(self._cache, first, sequences + padding, span, on_device(position_B, self.device))
         with self._adapter_scope(np.pad(adapter_B, (0, padding), constant_values=-1), sequences):
-            hidden_BTD = self.model.hidden(to_device(id_BT, self.device), cache=cache)
+            hidden_BTD = self.model.hidden(on_device(id_BT, self.device), cache=cache)
         return hidden_BTD[:sequences]
 
     def _decode(self, graphs: DecodeGraphs, slot_B: Ints, position_B: Ints, id_B: Ints, adapter_B: Ints) -> Decoded:
