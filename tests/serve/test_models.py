@@ -1,17 +1,20 @@
 """Which models the command line names, and who answers to which name."""
 
+import json
+
 import pytest
 
 from penjing.agent_tools.base import ToolSettings
 from penjing.agent_tools.box import Toolbox
 from penjing.base.errors import UserError
 from penjing.commands.serve import check_tools, is_loopback
-from penjing.commands.serve_models import load_models
+from penjing.commands.serve_models import examples_of, load_models
 from penjing.convert.peft import write_peft
 from penjing.model.lora import Lora, add_adapter, remove_adapters
 from penjing.serve.chat import _message, _turn
 from penjing.serve.generation import Target
 from penjing.serve.schema import ChatRequest
+from penjing.train.config import DataSettings, Run, SampleSettings
 from penjing.train.load_model import load_trained
 
 ASK = {"messages": [{"role": "user", "content": "so"}], "max_tokens": 6, "temperature": 0, "logprobs": True}
@@ -64,6 +67,45 @@ def test_what_is_not_there(run):
 def test_which_addresses_only_this_machine_reaches():
     assert all(map(is_loopback, ("127.0.0.1", "127.3.2.1", "localhost", "::1")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.7", "example.org", "", "127.0.0.1.example.org")))
+
+
+CHATS = [
+    {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "first?"}]},
+    {"question": "first?", "answer": "again"},
+    {"broken": 1},
+    {"instruction": "x" * 5000, "output": "long"},
+    {"conversations": [{"from": "human", "value": "第二？"}, {"from": "gpt", "value": "好"}]},
+]
+
+
+def examples(tmp_path, lines, data_format, prompts=()):
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = DataSettings(train=(str(file),), format=data_format)
+    sample = SampleSettings(every=9, prompts=prompts) if prompts else SampleSettings()
+    return examples_of(Run(stage="any", out="any", data=data, sample=sample))
+
+
+def test_examples_are_of_the_models_own_data(tmp_path):
+    assert examples(tmp_path, CHATS, "chats") == ("first?", "第二？")
+    assert examples(tmp_path, CHATS, "chats", ("ask me",)) == ("ask me",)
+    assert examples(tmp_path, [{"question": f"{n}?"} for n in range(9)], "prompts") == ("0?", "1?", "2?", "3?")
+    pair = {"prompt": "why?", "chosen": "so", "rejected": "no"}
+    assert examples(tmp_path, [pair], "preferences") == ("why?",)
+    texts = [{"text": "One line.\nTwo"}, {"text": "words " * 30}, {"text": "字" * 90}]
+    assert examples(tmp_path, texts, "documents") == ("One line.", "words words words words words words", "字" * 40)
+    moved = DataSettings(train=(str(tmp_path / "moved.jsonl"),))
+    assert examples_of(Run(stage="any", out="any", data=moved)) == ()
+    assert examples_of(Run(stage="external", out="any")) == ()
+
+
+def test_examples_stay_on_this_machine(run, start):
+    """They may be of private data."""
+    models = load(run)
+    for loopback_only in (True, False):
+        with start(*models.served.values(), loopback_only=loopback_only) as serving:
+            [model] = serving.http.get("/v1/models").json()["data"]
+            assert bool(model["penjing"]["examples"]) == loopback_only
 
 
 PLACES = ("system", "user", "answer", "reasoning", "tool", "call name", "argument", "argument name", "description")

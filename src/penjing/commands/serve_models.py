@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from penjing.base.errors import UserError
+from penjing.data import formats as records
 from penjing.export.adapter import attach_adapters
 from penjing.infer.forward import Weights
 from penjing.infer.generate import make_engine
 from penjing.serve.models import Models, ServedModel
+from penjing.train.config import DataSettings, Run
 from penjing.train.load_model import load_trained, use_device
 from penjing.train.run_dir import RunDir, is_run, stage_folder
 
 _WORD = re.compile(r"(?:(?P<name>[^=@/]+)=)?(?P<path>[^@]+)(?:@(?P<step>[0-9]+))?")
+MAX_EXAMPLES, EXAMPLE_CHARACTERS = 4, 300  # of the chat page
+SEARCHED_RECORDS, OPENING_CHARACTERS = 50, 40
 STAGES = ("sft", "pretrain")  # of a quickstart's folder; the first is what its name means
 
 
@@ -39,8 +44,34 @@ def load_models(
         chat_adapters = frozenset(each for each, read in given.items() if read.is_chat_tuned)
         use_device(loaded.model, device, dtype)
         engine = make_engine(loaded.model, slots=slots, max_tokens=loaded.context_tokens, weights=weights)
-        served.append(ServedModel(name, loaded, engine, tuple(given), chat_adapters))
+        served.append(ServedModel(name, loaded, engine, tuple(given), chat_adapters, examples_of(loaded.run)))
     return Models(served)
+
+
+def examples_of(run: Run) -> tuple[str, ...]:
+    """Prompts to try on the chat page: those of the run's samples, else from its training data if the files are there."""
+    try:
+        found = run.sample.prompts or [text for text in islice(_prompts(run.data), SEARCHED_RECORDS) if text]
+    except UserError:  # the data have been moved, or are token shards
+        return ()
+    return tuple(dict.fromkeys(text for text in found if len(text) <= EXAMPLE_CHARACTERS))[:MAX_EXAMPLES]
+
+
+def _prompts(data: DataSettings) -> Iterator[str]:
+    """The first question of each conversation, or the first words of each document."""
+    paths, bad_records = [Path(name) for name in data.train], records.BadRecords(max_bad_fraction=1)
+    if data.format == "documents":
+        for document in records.read_documents(paths, bad_records=bad_records):
+            line, _, _ = document.text.strip().partition("\n")
+            start = line[:OPENING_CHARACTERS]
+            yield line if start == line else start.rpartition(" ")[0] or start
+        return
+    if data.format == "preferences":
+        chats = (record.chats[0] for record in records.read_preferences(paths, bad_records=bad_records))
+    else:
+        chats = (chat for chat, _ in records.read_prompts(paths, bad_records=bad_records))
+    for chat in chats:
+        yield next((message.content.strip() for message in chat.messages if message.role == "user"), "")
 
 
 def _named(word: str) -> list[tuple[str, Path]]:

@@ -20,13 +20,13 @@ from penjing.agent_tools.box import Toolbox
 from penjing.data.chat.turn_parser import ToolCall
 from penjing.serve import chat, completions
 from penjing.serve.errors import ApiError, handle_errors
-from penjing.serve.generation import PendingResponse, Service
-from penjing.serve.guard import ADMITTED, CHAT, COMPLETIONS, Guard
+from penjing.serve.generation import PendingResponse, Service, Target
+from penjing.serve.guard import ADMITTED, CHAT, COMPLETIONS, TOKENIZE, Guard
 from penjing.serve.hub import Hub
 from penjing.serve.metrics import Metrics
 from penjing.serve.models import Models
 from penjing.serve.request_body import parse_body, read_body
-from penjing.serve.schema import ChatRequest, CompletionRequest, ToolCallRequest
+from penjing.serve.schema import ChatRequest, CompletionRequest, TokenizeRequest, ToolCallRequest
 from penjing.serve.streams import EventStream, dumps, run_unless_disconnected
 
 PAGE = Path(__file__).parent / "page"
@@ -55,7 +55,7 @@ def make_app(
 
     app = FastAPI(title="penjing", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     handle_errors(app)
-    _add_api(app, models)
+    _add_api(app, models, loopback_only)
     _add_tools(app, toolbox)
     _add_status(app)
     open_paths = _add_page(app)
@@ -87,7 +87,7 @@ async def _respond(
     return Response(dumps(await run_unless_disconnected(request, collect(work))), media_type="application/json")
 
 
-def _add_api(app: FastAPI, models: Models) -> None:
+def _add_api(app: FastAPI, models: Models, loopback_only: bool) -> None:
     @app.post(CHAT, **_documented(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         job, content = request.scope[ADMITTED]
@@ -105,6 +105,19 @@ def _add_api(app: FastAPI, models: Models) -> None:
         chunks = work.stream("text_completion", (), usage=body.wants_usage) if body.stream else None
         return await _respond(request, work, completions.collect, chunks)
 
+    @app.post(TOKENIZE, **_documented(TokenizeRequest))
+    async def tokenize(request: Request) -> JSONResponse:
+        job, content = request.scope[ADMITTED]
+        body = parse_body(content, TokenizeRequest)
+        target = Target.of(_service(request), body, job)
+        if body.prompt is not None:
+            ids = (await completions.encode(target, [body.prompt]))[0].ids
+        elif body.messages:
+            ids = (await chat.encode(target, body)).prompt
+        else:
+            raise ApiError(400, "messages: or prompt is required", param="messages")
+        return JSONResponse({"count": len(ids), "max_model_len": target.served.context, "tokens": ids})
+
     created = int(time.time())
 
     def describe(name: str) -> dict[str, Any]:
@@ -116,6 +129,7 @@ def _add_api(app: FastAPI, models: Models) -> None:
             "step": model.loaded.checkpoint.step,
             "adapters": list(model.adapters),
             "parameters": model.parameters,
+            "examples": list(model.examples) if loopback_only and not adapter else [],  # may be of private data
         }
         return {"id": name, "object": "model", "created": created, "owned_by": "penjing", "penjing": info}
 
@@ -225,7 +239,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if not app.openapi_schema:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        for model_type in (ChatRequest, CompletionRequest, ToolCallRequest):
+        for model_type in (ChatRequest, CompletionRequest, TokenizeRequest, ToolCallRequest):
             schema = model_type.model_json_schema(ref_template=_REFERENCE)
             schemas |= schema.pop("$defs", {}) | {model_type.__name__: schema}
         app.openapi_schema = document

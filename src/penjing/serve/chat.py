@@ -99,9 +99,7 @@ async def _start(target: Target, body: ChatRequest) -> PendingResponse:
         raise ApiError(
             400, "model: was only pretrained and continues texts: use /v1/completions", param="model", code="no_chat"
         )
-    messages = [_message(message, number) for number, message in enumerate(body.messages)]
-    characters = sum(len(message.content) + len(message.reasoning_content) for message in messages)
-    turn = await target.encode(lambda: _turn(target, body, messages), [characters], "messages")
+    turn = await encode(target, body)
     request = target.request(
         body,
         [*turn.prompt, *turn.prefix_ids],
@@ -112,6 +110,13 @@ async def _start(target: Target, body: ChatRequest) -> PendingResponse:
     )
     choices = [ChatChoice(index, turn, body, target) for index in range(body.n or 1)]
     return PendingResponse(target, body.model, "chatcmpl", [request], choices)
+
+
+async def encode(target: Target, body: ChatRequest) -> Turn:
+    """The turn to generate. Raises ApiError if a message is invalid, or all are too long."""
+    messages = [_message(message, number) for number, message in enumerate(body.messages)]
+    characters = sum(len(message.content) + len(message.reasoning_content) for message in messages)
+    return await target.encode(lambda: _turn(target, body, messages), [characters], "messages")
 
 
 async def collect(work: PendingResponse) -> dict[str, Any]:

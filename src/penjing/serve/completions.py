@@ -92,8 +92,7 @@ async def start(service: Service, body: CompletionRequest, job: Job) -> PendingR
 
 async def _start(target: Target, body: CompletionRequest, prompts: list[str] | list[list[int]]) -> PendingResponse:
     prefix_ids = target.prefix_ids(body)
-    lengths = [len(prompt) for prompt in prompts]
-    encoded = await target.encode(lambda: [_encode(target, prompt) for prompt in prompts], lengths, "prompt")
+    encoded = await encode(target, prompts)
     requests = [
         target.request(
             body,
@@ -108,6 +107,12 @@ async def _start(target: Target, body: CompletionRequest, prompts: list[str] | l
     prompt_of_choice = [prompt for prompt in encoded for _ in range(body.n or 1)]
     choices = [CompletionChoice(index, prompt, body, target) for index, prompt in enumerate(prompt_of_choice)]
     return PendingResponse(target, body.model, "cmpl", requests, choices)
+
+
+async def encode(target: Target, prompts: list[str] | list[list[int]]) -> list[Prompt]:
+    """The prompts as ids. Raises ApiError if one is too long."""
+    lengths = [len(prompt) for prompt in prompts]
+    return await target.encode(lambda: [_encode(target, prompt) for prompt in prompts], lengths, "prompt")
 
 
 async def collect(work: PendingResponse) -> dict[str, Any]:

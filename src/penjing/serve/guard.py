@@ -16,7 +16,7 @@ from penjing.serve.hub import Job, queue_full
 from penjing.serve.request_body import read_body
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 QUEUE_FULL = queue_full().response
 ADMITTED = "penjing.admitted"  # key in the scope
 
@@ -66,7 +66,7 @@ class Guard:
             return
         service: Service = scope["app"].state.service
         service.hub.count_arrival()
-        if scope["method"] == "POST" and scope["path"] in (CHAT, COMPLETIONS):
+        if scope["method"] == "POST" and scope["path"] in (CHAT, COMPLETIONS, TOKENIZE):
             await self._generate(service, scope, receive, send_counted)
         else:
             await self.app(scope, receive, send_counted)

@@ -22,6 +22,7 @@ class ServedModel:
     engine: Engine
     adapters: tuple[str, ...] = ()
     chat_adapters: frozenset[str] = frozenset()  # adapters trained on conversations
+    examples: tuple[str, ...] = ()  # prompts that its data suggest
 
     @property
     def context(self) -> int:

@@ -165,6 +165,13 @@ class ChatRequest(SamplingFields):
         return None if named is None else str(named.name)
 
 
+class TokenizeRequest(ChatRequest):
+    """POST /tokenize: a conversation, or the prompt of a completion."""
+
+    messages: list[ChatMessage] = []
+    prompt: str | None = None
+
+
 class ToolCallRequest(_Body):
     """POST /api/tools/call."""
 
