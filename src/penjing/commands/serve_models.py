@@ -49,7 +49,7 @@ def load_models(
 
 
 def examples_of(run: Run) -> tuple[str, ...]:
-    """Prompts to try on the chat page: those of the run's samples, else from its training data if the files are there."""
+    """Prompts for the chat page: those of the run's samples, else from its training data if the files are there."""
     try:
         found = run.sample.prompts or [text for text in islice(_prompts(run.data), SEARCHED_RECORDS) if text]
     except UserError:  # the data have been moved, or are token shards
