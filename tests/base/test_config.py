@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 from annotated_types import Gt, Lt
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from user_errors import raises_user_error
 
@@ -354,6 +354,7 @@ def test_a_text_that_cannot_be_written_down_is_refused() -> None:
 TEXT = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from('"\\\n\r\t\x00\x7f\x85\u2028盆景='))
 
 
+@settings(deadline=None)  # beside other work an example takes seconds
 @given(stage=TEXT, train=st.lists(TEXT), name=TEXT, seed=st.integers(0, 2**63 - 1), epochs=st.floats(1e-9, 1e15))
 def test_a_run_comes_back_from_its_file(stage: str, train: list[str], name: str, seed: int, epochs: float) -> None:
     run = resolve(

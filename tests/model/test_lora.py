@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
+from penjing.convert.peft import write_peft
 from penjing.infer.generate import generate
 from penjing.model import lora
 from penjing.model.freeze import freeze
@@ -199,6 +202,49 @@ def test_patterns_choose_layers(make_model, pattern):
     mlp = {f"blocks.{n}.mlp.{p}_proj" for n in range(2) for p in ("gate", "up", "down")}
     expected = {"attention.?_proj": attention, "blocks.1.mlp.up_proj": {"blocks.1.mlp.up_proj"}, "*": attention | mlp}
     assert found == expected[pattern]
+
+
+@pytest.mark.parametrize(
+    ("targets", "parts"),
+    [
+        (("q_proj",), ["attention.q_proj"]),
+        (("q_proj", "v_proj"), ["attention.q_proj", "attention.v_proj"]),
+        (("self_attn.k_proj", "gate_proj"), ["attention.k_proj", "mlp.gate_proj"]),
+        (("model.layers.*.mlp.down_proj",), ["mlp.down_proj"]),
+        (("all-linear",), [f"attention.{p}_proj" for p in "qkvo"] + [f"mlp.{p}_proj" for p in ("gate", "up", "down")]),
+    ],
+)
+def test_targets_have_the_names_of_other_programs(make_model, tmp_path, targets, parts):
+    model = make_model()
+    add_adapter(model, Lora(rank=2, target_modules=targets))
+    assert set(lora.adapted(model)) == {f"blocks.{n}.{part}" for n in range(2) for part in parts}
+    with torch.no_grad():  # each adapted layer alone changes the outputs, though q, k and v share a matmul
+        before = model(IDS_BT)
+        for layer in lora.adapted(model).values():
+            layer.adapter("default").B.fill_(0.5)
+            assert not torch.equal(model(IDS_BT), before)
+            layer.adapter("default").B.zero_()
+        assert torch.equal(model(IDS_BT), before)
+    write_peft(tmp_path, model, "default", base_name="base")
+    named = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+    assert named == sorted(part.rpartition(".")[2] for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("target", "next_step"),
+    [
+        ("qkv_proj", "q_proj,k_proj,v_proj"),
+        ("attention.c_attn", "q_proj,k_proj,v_proj"),
+        ("gate_up_proj", "gate_proj,up_proj"),
+        ("lm_head", "all-linear"),
+        ("embed_tokens", "all-linear"),
+        ("qproj", "q_proj"),
+        ("layers.7.self_attn.q_proj", "q_proj"),
+    ],
+)
+def test_a_layer_that_cannot_be_adapted_names_what_can(make_model, target, next_step):
+    with raises_user_error(where="lora.target_modules", got=target, next_step=next_step):
+        add_adapter(make_model(), Lora(rank=2, target_modules=(target,)))
 
 
 def test_a_pattern_that_matches_nothing_names_the_nearest(make_model):

@@ -44,3 +44,12 @@ def test_a_recipe_of_adapters_knows_its_own():
 def test_adapters_that_a_file_asks_for_count_too():
     assert rate("grpo", file={"lora": {"rank": 8}}) == pytest.approx(10 * rate("grpo"))
     assert rate("grpo", "lora.rank=0", file={"lora": {"rank": 8}}) == rate("grpo")
+
+
+def test_kto_has_a_rate_of_its_own_and_its_kin_do_not():
+    kto = rate("dpo", "objective.loss=kto")
+    assert kto < rate("dpo") / 2
+    for loss in ("ipo", "hinge", "simpo", "orpo"):
+        assert rate("dpo", f"objective.loss={loss}") == rate("dpo")
+    assert rate("dpo", "objective.loss=kto", "lora.rank=8") == 2 * kto
+    assert rate("dpo", "objective.loss=kto", "optimizer.learning_rate=5e-5") == 5e-5

@@ -75,7 +75,8 @@ TRAININGS = {
     "dpo": ("dpo", f"{RUN} {PAIRS} batch.micro_rows=2"),
     "dpo_lora": ("dpo", f"{RUN} {PAIRS} lora.rank=2"),
     "dpo_precomputed": ("dpo", f"{RUN} {PAIRS} objective.reference=precomputed"),
-    "kto": ("dpo", f"{RUN} {PAIRS} objective.loss=kto objective.wanted_weight=1.2 objective.kl_groups=4"),
+    "kto": ("dpo", f"{RUN} {PAIRS} objective.loss=kto objective.wanted_weight=1.2 objective.kl_groups=4"
+            " optimizer.learning_rate=5e-5"),
     "simpo": ("dpo", f"{RUN} {PAIRS} objective.loss=simpo objective.target_margin=0.6"),
     "orpo": ("dpo", f"{RUN} {PAIRS} objective.loss=orpo"),
     "reward": ("reward", f"{RUN} {JUDGED}"),

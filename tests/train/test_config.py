@@ -19,7 +19,7 @@ from penjing.optim.schedule import WarmupStableDecay
 from penjing.parallel.single import Single
 from penjing.train import load_model as folder
 from penjing.train.config import Run
-from penjing.train.renamed_settings import RENAMED
+from penjing.train.renamed_settings import FOREIGN, RENAMED
 from penjing.train.resume import flat
 from penjing.train.run_dir import RunDir
 from penjing.train.stages import settings_classes
@@ -200,11 +200,44 @@ def test_a_tokenizer_that_an_abandoned_attempt_left_is_not_taken_for_another_sta
     assert run_tokenizer(run, print).fingerprint == left.fingerprint
 
 
-def test_an_old_setting_names_the_new_one():
+def known_settings():
     trees = [{"objective": config.to_dict(kind())} for kind in settings_classes()]
     trees += [{"optimizer": config.to_dict(kind())} for kind in (AdamW, Muon)]
     trees += [{"schedule": config.to_dict(WarmupStableDecay())}, config.to_dict(Run())]
-    known = {key for tree in trees for key, _ in flat(tree)}
+    return {key for tree in trees for key, _ in flat(tree)}
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("learning_rate=1", "optimizer.learning_rate?"),
+        ("dtype=bf16", "compute.dtype?"),
+        ("packing=true", "data.packing?"),
+        ("save_steps=5", "checkpoint.every?"),
+        ("block_size=8", "data.seq_len?"),
+        ("training.lr=1", "optimizer.learning_rate?"),
+        ("model.n_layer=1", "model.num_hidden_layers?"),
+        ("per-device-train-batch-size=1", "batch.size?"),
+        ("vocab_size=9", "model.vocab_size or tokenizer.vocab_size?"),
+        ("evaluation.every=3", "eval.every or"),
+        ("model.packin=1", "data.packing?"),
+        ("optimizer.momentum=1", "optimizer.name=muon"),
+        ("objective.kl_coef=1", "objective.name=policy"),
+    ],
+)
+def test_a_setting_of_another_name_or_group_is_named(word, meant):
+    with raises_user_error(where=word.partition("=")[0], next_step=meant):
+        resolve(word)
+
+
+def test_other_programs_names_lead_to_settings_that_exist():
+    known = known_settings()
+    assert {name for names in FOREIGN.values() for name in names} <= known
+    assert not FOREIGN.keys() & {name for name in known if "." not in name}
+
+
+def test_an_old_setting_names_the_new_one():
+    known = known_settings()
     groups = {key.partition(".")[0] for key in known}
     assert not RENAMED.keys() & known
     assert set(RENAMED.values()) <= known | groups

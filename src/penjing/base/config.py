@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import math
 import operator
 import os
@@ -79,7 +80,10 @@ def resolve(kind: type[T], *layers: Layer) -> T:
     merged: dict[str, Any] = {}
     for layer in layers:
         _check_renamed(getattr(kind, "renamed", {}), layer, "")
-        merged = _merge(kind, merged, layer, "")
+        try:
+            merged = _merge(kind, merged, layer, "")
+        except _UnknownKey as unknown:
+            raise _unknown_setting(kind, *unknown.args) from None
     return typing.cast(T, _build(kind, merged, ""))
 
 
@@ -168,7 +172,11 @@ def _merge(kind: Any, base: dict[str, Any], layer: Layer, prefix: str) -> dict[s
     annotations = _annotations(kind)
     for name, value in layer.items():
         if name not in annotations:
-            raise _unknown_key(kind, name, prefix)
+            path = prefix + name
+            while isinstance(value, Mapping) and value:  # the first setting of an unknown group
+                name, value = next(iter(value.items()))
+                path = f"{path}.{name}".rstrip(".")
+            raise _UnknownKey(path, [prefix + known for known in annotations])
         members = _members(annotations[name])
         if not members:
             merged[name] = value
@@ -206,11 +214,41 @@ def _choose(members: list[Any], table: Mapping[str, Any], key: str) -> Any:
     return by_name[selected]
 
 
-def _unknown_key(kind: Any, name: str, prefix: str) -> UserError:
-    keys = [_key(field) for field in dataclasses.fields(kind)]
-    best, all_keys = nearest(name, keys), ", ".join(prefix + choice for choice in keys)
-    hint = f"Did you mean {prefix}{best}?" if best else f"Settings here: {all_keys}"
-    return UserError("unknown setting", where=prefix + name, next_step=hint)
+class _UnknownKey(Exception):
+    """The dotted path of a key that is no setting, and the settings of its group."""
+
+
+def _paths(kind: Any, prefix: str = "", choice: str = "") -> dict[str, str]:
+    """The dotted path of every setting below `kind`, and the choice that it needs, such as optimizer.name=muon."""
+    paths: dict[str, str] = {}
+    for name, annotation in _annotations(kind).items():
+        members = _members(annotation)
+        for member in members:
+            needs = f"{prefix}{name}.name={_default(member, 'name')}" if len(members) > 1 else choice
+            paths = {**_paths(member, f"{prefix}{name}.", needs), **paths}
+        if not members:
+            paths[prefix + name] = choice
+    return paths
+
+
+def _leaf(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _unknown_setting(root: Any, path: str, group: list[str]) -> UserError:
+    """The error for a key that is no setting. It names the one that was meant: by its name in other programs, by the
+    same name in another group, or by a similar name. group: the settings where the key stands."""
+    paths = _paths(root)
+    if path in paths:
+        return UserError("unknown setting", where=path, next_step=f"It needs a choice such as {paths[path]}.")
+    name = _leaf(path).lower().replace("-", "_")
+    same = [key for key in paths if _leaf(key) == name]
+    meant = [*getattr(root, "foreign", {}).get(name, ())] or difflib.get_close_matches(path, same, 3, 0)
+    by_name = {_leaf(key): key for key in [*paths, *group]}
+    if not meant and (near := nearest(name, by_name)):
+        meant = [by_name[near]]
+    hint = f"Did you mean {' or '.join(meant)}?" if meant else f"Settings here: {', '.join(group)}"
+    return UserError("unknown setting", where=path, next_step=hint)
 
 
 # --- building --------------------------------------------------------------------------------------------------------

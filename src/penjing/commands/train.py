@@ -48,7 +48,7 @@ from penjing.track.jsonl import read_lines
 from penjing.train.build import PreparedRun, prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.config import Run
-from penjing.train.from_pretrained import adapter_rate, start_from_pretrained, with_vocabulary
+from penjing.train.from_pretrained import default_rate, start_from_pretrained, with_vocabulary
 from penjing.train.load_model import set_threads
 from penjing.train.loop import train
 from penjing.train.run_dir import RunDir
@@ -69,7 +69,7 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
         raise UserError("takes no size", where=recipe, wanted=f"{name} alone, or {', '.join(WITH_SIZE)}:SIZE")
     base = make(size) if size else make()
     requested = [*layers[:-1], *map(_last_length_wins, layers[-1:])]
-    base = explicit_batch(adapter_rate(base, requested), requested)
+    base = explicit_batch(default_rate(base, requested), requested)
     start = next((layer["init_from"] for layer in reversed(layers) if layer.get("init_from")), "")
     return (
         start_from_pretrained(str(start), base, requested)

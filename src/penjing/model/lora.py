@@ -34,6 +34,12 @@ from penjing.model.linear import Linear
 from penjing.model.moe import MoELayer, moe_layers
 
 DEFAULT = "default"  # the name of the adapter that a run trains
+# Layers of other models, as users name them, and what does the same here.
+_PACKED = {
+    **dict.fromkeys(("qkv_proj", "c_attn", "query_key_value", "Wqkv", "qkv"), "q_proj,k_proj,v_proj"),
+    **dict.fromkeys(("gate_up_proj", "w13"), "gate_proj,up_proj"),
+}
+_ENDS_OF_MODEL = ("lm_head", "embed_tokens", "head", "embed", "wte", "output", "embed_out", "tok_embeddings")
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -48,7 +54,8 @@ class Lora(Settings):
     # Dropout on an adapter's inputs in training. Not supported where two passes of the model are compared (policies,
     # preferences with a reference): only one of the two would have dropout.
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
-    # Patterns of layer names, inside a block (attention.q_proj) or full (blocks.3.attention.q_proj).
+    # Patterns of layer names or of their ends: q_proj, attention.*_proj, blocks.3.mlp.up_proj; transformers' names too.
+    # all-linear: every linear layer of the blocks.
     target_modules: tuple[str, ...] = ("*_proj",)
     use_rslora: bool = False  # alpha / sqrt(rank): same gradient size at any rank
     use_dora: bool = False  # also trains the norm of each weight row; slower, closer to full fine-tuning
@@ -288,11 +295,6 @@ def names(model: nn.Module) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for layer in adapted(model).values() for name in layer.adapters))
 
 
-def _suffix(name: str) -> str:
-    """`blocks.3.attention.q_proj` -> `attention.q_proj`."""
-    return name.split(".", 2)[-1]
-
-
 def attach(model: nn.Module, name: str, sizes: Mapping[str, AdapterSize], *, seed: int = 0) -> None:
     """Add a new adapter `name` to the layers of `sizes`, and freeze all existing weights.
 
@@ -323,25 +325,37 @@ def add_adapter(model: nn.Module, settings: Lora, *, name: str = DEFAULT, seed: 
     layers = adaptable(model)
     size = AdapterSize(rank=settings.rank, scale=settings.scale, dropout=settings.dropout, use_dora=settings.use_dora)
     selected: set[str] = set()
-    for pattern in settings.target_modules:
-        matches = {layer for layer in layers if fnmatchcase(_suffix(layer), pattern) or fnmatchcase(layer, pattern)}
+    for target in settings.target_modules:
+        pattern = _our_pattern(target)
+        matches = {layer for layer in layers if fnmatchcase("." + layer, "*." + pattern)}
         if not matches:
-            raise _no_match(model, pattern, layers)
+            raise _no_match(model, target, layers)
         selected |= matches
     attach(model, name, {layer: size for layer in layers if layer in selected}, seed=seed)
     set_adapter(model, name)
 
 
-def _no_match(model: nn.Module, pattern: str, layers: Collection[str]) -> UserError:
-    suffixes = sorted({_suffix(layer) for layer in layers})
-    experts = bool(moe_layers(model))
-    why = "; routed experts are not adapted" if experts and pattern.startswith("mlp") else ""
-    return UserError(
-        f"matches no linear layer{why}",
-        where="lora.target_modules",
-        got=pattern,
-        next_step=suggest(pattern.replace("*", ""), suffixes),
-    )
+def _our_pattern(target: str) -> str:
+    """A pattern with transformers' and peft's names in ours."""
+    pattern = "*" if target in ("all-linear", "all") else target.removeprefix("model.")
+    for theirs, ours in (("layers.", "blocks."), ("self_attn.", "attention."), ("shared_experts.", "shared."),
+                         ("shared_expert.", "shared.")):  # fmt: skip
+        pattern = re.sub(rf"(^|\.){re.escape(theirs)}", rf"\1{ours}", pattern)
+    return pattern
+
+
+def _no_match(model: nn.Module, target: str, layers: Collection[str]) -> UserError:
+    """The error for a target that no layer has: why, and the layers to name instead."""
+    module, ends = target.rpartition(".")[2].replace("*", ""), sorted({layer.rpartition(".")[2] for layer in layers})
+    why, next_step = "matches no linear layer", suggest(module, ends)
+    if module in _PACKED:
+        why, next_step = "this model has no packed layer of that name", f"Name its parts: {_PACKED[module]}."
+    elif module in _ENDS_OF_MODEL:
+        why = "embedding and head carry no adapter, as most models share one matrix for both"
+        next_step = "Name all-linear or layers of the blocks; or train both in full: lora.rank=0 'freeze=blocks.*'"
+    elif moe_layers(model) and re.search(r"(^|\.)mlp|experts|(gate|up|down)_proj", target):
+        why += "; routed experts are not adapted"
+    return UserError(why, where="lora.target_modules", got=target, next_step=next_step)
 
 
 def set_adapter(model: nn.Module, selected: str | Sequence[str | None] | None) -> None:

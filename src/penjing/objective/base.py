@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -57,6 +57,8 @@ class ObjectiveSettings(Settings):
     # two small matrices, so the same rate moves the model less: at the rate of full fine-tuning, DPO with adapters
     # learned next to nothing (docs/log.md).
     adapter_rate_factor: ClassVar[float] = 10
+    # Learning rate of a loss (`objective.loss`) over its recipe's.
+    loss_rate_factors: ClassVar[Mapping[str, float]] = {}
 
     @property
     def stage(self) -> str:

@@ -19,7 +19,7 @@ from penjing.objective.router import RouterSettings
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 from penjing.optim.schedule import Constant, Cosine, WarmupStableDecay
-from penjing.train.renamed_settings import RENAMED
+from penjing.train.renamed_settings import FOREIGN, RENAMED
 from penjing.train.stages import settings_classes
 
 
@@ -157,6 +157,7 @@ class Run(Settings):
     """One training run; a recipe fills in the settings."""
 
     renamed: ClassVar = RENAMED
+    foreign: ClassVar = FOREIGN
 
     stage: str = "pretrain"  # name of the recipe
     out: str = "runs/pretrain"  # folder of the run; the same command again resumes it

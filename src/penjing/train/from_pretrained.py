@@ -58,22 +58,29 @@ def with_vocabulary(run: Run, layers: Sequence[Layer]) -> Run:
     return replace(run, model=replace(run.model, vocab_size=size))
 
 
-def adapter_rate(base: Layer, layers: Sequence[Layer]) -> Layer:
-    """The recipe `base` with a learning rate for adapters, if the layers request adapters and no optimizer or rate.
+def default_rate(base: Layer, layers: Sequence[Layer]) -> Layer:
+    """The recipe `base` with the learning rate of the requested loss and of adapters, if the layers request one of
+    these and no optimizer or rate.
 
-    Unchanged if the recipe itself has adapters, or uses Muon, whose step size does not depend on the gradient's.
+    For adapters it is unchanged if the recipe itself has them. It never changes Muon's, whose step size does not depend
+    on the gradient's.
     """
-    ranks = [_table(layer, "lora").get("rank") for layer in layers]
-    rank = next((rank for rank in reversed(ranks) if rank is not None), 0)
     named = any({"name", "learning_rate", ""} & _table(layer, "optimizer").keys() for layer in layers)
     optimizer = dict(base["optimizer"])
-    if str(rank) == "0" or named or "lora" in base or optimizer["name"] != "adamw":
+    if named or optimizer["name"] != "adamw":
         return base
     kind = base.get("objective", {}).get("name", "next_token")
     objective = next(settings() for settings in settings_classes() if settings().name == kind)
-    full_rate = float(optimizer["learning_rate"])
-    rate = max(full_rate, min(objective.adapter_rate_factor * full_rate, LARGEST_RATE))
-    return {**base, "optimizer": {**optimizer, "learning_rate": float(f"{rate:.3g}")}}
+    recipe_rate = float(optimizer["learning_rate"])
+    rate = recipe_rate * objective.loss_rate_factors.get(str(_last(layers, "objective", "loss")), 1.0)
+    if str(_last(layers, "lora", "rank") or 0) != "0" and "lora" not in base:
+        rate = max(rate, min(objective.adapter_rate_factor * rate, LARGEST_RATE))
+    return base if rate == recipe_rate else {**base, "optimizer": {**optimizer, "learning_rate": float(f"{rate:.3g}")}}
+
+
+def _last(layers: Sequence[Layer], group: str, name: str) -> Any:
+    """The value of a setting in the last layer that has it, else None."""
+    return next((table[name] for layer in reversed(layers) if name in (table := _table(layer, group))), None)
 
 
 def _table(layer: Layer, name: str) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Settings of version 0.1 and their new names. Using an old name is an error that gives the new one (CHANGELOG.md)."""
+"""Names of settings that users know from version 0.1 or from other programs. Each is an error that gives our name."""
 
 RENAMED = {
     "model.vocabulary_size": "model.vocab_size",
@@ -87,3 +87,64 @@ RENAMED = {
     "track.every": "log.every",
     "track.project": "log.project",
 }
+
+# The settings that serve the purpose of other programs' options (transformers' and TRL's arguments, peft, nanoGPT,
+# LLaMA-Factory, MiniMind's scripts), where the names differ.
+_FOREIGN = {
+    "optimizer.learning_rate": "lr max_lr base_lr peak_lr",
+    "optimizer.name": "optim optimizer_type",
+    "optimizer.beta1": "adam_beta1 betas",
+    "optimizer.beta2": "adam_beta2",
+    "optimizer.eps": "adam_epsilon adam_eps epsilon",
+    "optimizer.weight_decay": "wd",
+    "schedule.name": "lr_scheduler_type lr_scheduler lr_schedule scheduler decay_lr",
+    "schedule.warmup_ratio": "warmup_steps warmup_iters warmup num_warmup_steps",
+    "schedule.min_lr_ratio": "min_lr min_learning_rate lr_min",
+    "schedule.decay_ratio": "lr_decay_iters lr_decay_steps warmdown_ratio warmdown_iters",
+    "batch.size": "batch_size train_batch_size total_batch_size global_batch_size",
+    "batch.micro_size batch.size": "per_device_train_batch_size micro_batch_size device_batch_size accum_iter "
+    "gradient_accumulation_steps accumulation_steps grad_accum_steps gradient_accumulation grad_accum",
+    "epochs": "num_train_epochs num_epochs n_epochs epoch",
+    "max_steps": "max_iters num_iterations num_steps train_steps total_steps n_steps iterations",
+    "max_grad_norm": "grad_clip gradient_clipping gradient_clip_val clip_grad",
+    "out": "output_dir out_dir save_dir output save_path",
+    "init_from": "model_name_or_path model_name from_weight from_pretrained base_model pretrained_model "
+    "checkpoint_path",
+    "seed": "random_seed data_seed",
+    "compute.dtype": "torch_dtype bf16 fp16 precision mixed_precision amp",
+    "compute.compile": "torch_compile use_compile",
+    "compute.activation_checkpointing": "gradient_checkpointing grad_checkpointing use_gradient_checkpointing "
+    "recompute",
+    "compute.threads": "num_threads n_threads",
+    "data.train": "dataset dataset_name dataset_path data_path train_file train_files train_data data_dir dataset_dir",
+    "data.seq_len": "block_size max_seq_length max_seq_len max_length seq_length sequence_length sequence_len "
+    "context_length context_len cutoff_len context_window n_ctx",
+    "data.val_fraction": "val_size val_split validation_split validation_split_percentage eval_fraction test_size",
+    "data.prefetch": "num_workers dataloader_num_workers prefetch_factor",
+    "eval.every": "eval_steps eval_interval eval_every val_every val_interval evaluation_strategy eval_strategy",
+    "eval.sequences": "eval_iters eval_batches val_batches",
+    "checkpoint.every": "save_steps save_interval save_every checkpoint_interval checkpoint_every ckpt_interval",
+    "checkpoint.keep_last": "save_total_limit max_checkpoints",
+    "log.every": "logging_steps log_interval log_every log_steps logging_interval",
+    "log.trackers": "report_to wandb use_wandb wandb_log tensorboard use_swanlab swanlab",
+    "log.project": "wandb_project",
+    "log.run_name": "wandb_run_name wandb_name",
+    "model.num_hidden_layers": "n_layer n_layers num_layers depth layers",
+    "model.num_attention_heads": "n_head n_heads num_heads",
+    "model.num_key_value_heads": "n_kv_head n_kv_heads num_kv_heads n_query_groups",
+    "model.hidden_size": "n_embd d_model dim n_embed embed_dim embedding_size width",
+    "model.intermediate_size": "ffn_hidden_size d_ff ffn_dim mlp_dim n_inner hidden_dim",
+    "model.num_experts": "n_experts n_routed_experts num_local_experts use_moe",
+    "model.max_position_embeddings": "n_positions",
+    "tokenizer.path": "tokenizer_name tokenizer_path",
+    "lora.rank": "lora_r lora_rank r use_lora",
+    "lora.alpha": "lora_alpha",
+    "lora.dropout": "lora_dropout",
+    "lora.target_modules": "lora_target lora_target_modules",
+    "objective.loss": "loss_type pref_loss",
+    "objective.beta": "pref_beta dpo_beta",
+    "objective.rollout.num_generations": "num_return_sequences group_size",
+    "objective.rollout.max_new_tokens": "max_completion_length response_length max_gen_len",
+    "sample.every": "sample_interval sample_every",
+}
+FOREIGN = {name: tuple(ours.split()) for ours, names in _FOREIGN.items() for name in names.split()}
