@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -461,9 +462,54 @@ def test_they_are_built_once_and_by_several_at_once(tmp_path):
     stamp = built.stat().st_mtime_ns
     assert child(ASK, XDG_CACHE_HOME=str(tmp_path)) == "True"
     assert built.stat().st_mtime_ns == stamp
-    built.write_bytes(built.read_bytes()[:100])  # as a crash leaves it
-    assert child(ASK, XDG_CACHE_HOME=str(tmp_path)) == "True"
-    assert [each.name for each in (tmp_path / "penjing").iterdir()] == [built.name]
+
+
+LOAD = """
+import warnings
+import torch
+from penjing.kernels.cpu import library
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    assert library.kernels() is not None
+(path,) = {line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if "cpu_kernels-" in line}
+print(len(said), path)
+"""
+
+
+FULL = """
+import errno, os
+def refuse(handle):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+os.fsync = refuse
+"""
+
+
+def test_a_damaged_library_is_never_loaded_but_built_again_and_said_once(tmp_path):
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "temporary")}
+    (tmp_path / "temporary").mkdir()
+    cached = Path(child(LOAD, **environment).removeprefix("0 "))
+    assert cached.parent == tmp_path / "cache" / "penjing"
+    good, copy = cached.read_bytes(), tmp_path / "copy"
+    half = len(good) // 2
+    blocks_not_written = good[:half] + bytes(len(good) - half)
+    one_bit = good[:half] + bytes([good[half] ^ 1]) + good[half + 1 :]
+    for damaged in (
+        b"",
+        *(good[:size] for size in (31, 32, 100, 4096, -4096, -1)),
+        good + b"\0",
+        blocks_not_written,
+        one_bit,
+    ):
+        copy.write_bytes(damaged)
+        assert not library._is_intact(copy)
+    assert child(FULL + LOAD, **environment) == f"0 {cached}"  # an intact one is loaded, whatever cannot be written
+    cached.write_bytes(good[:4096])  # the process that maps it dies of SIGBUS
+    said, path = child(FULL + LOAD, **environment).split(maxsplit=1)
+    assert said == "1" and Path(path).is_relative_to(tmp_path / "temporary")
+    assert cached.read_bytes() == good[:4096]
+    assert child(LOAD, **environment) == f"1 {cached}"
+    assert child(LOAD, **environment) == f"0 {cached}"
+    assert list(cached.parent.iterdir()) == [cached] and not list((tmp_path / "temporary").iterdir())
 
 
 def test_without_a_compiler_torch_does_and_says_why(tmp_path):

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -129,7 +130,8 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     A reader sees the old file or the new one, never a partial one, even if the process is killed.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not the process id: threads, and containers that share a home directory, write at the same time under one id.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as stream:

@@ -17,12 +17,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from ctypes import c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
 
 from penjing.base.cache_dir import cache_dir
+from penjing.base.errors import UserError
+from penjing.base.files import atomic_write
 from penjing.kernels import SWITCH
 
 _is_off = f"{SWITCH}=off" if os.environ.get(SWITCH) == "off" else ""
@@ -148,31 +152,43 @@ def _build(library: type[_Functions]) -> _Functions | str:
     openmp, reason = _openmp(), "there is no C compiler (cc, gcc or clang)"
     if openmp is None:
         return "torch has loaded no OpenMP library, whose threads they would share"
-    folder, is_kept = _folder()
-    try:
-        for compiler in dict.fromkeys(compilers):
-            try:
-                return _load(library, compiler, openmp, folder)
-            except (OSError, subprocess.SubprocessError, AttributeError) as error:
-                reason = f"{compiler} could not build them: {_last_line(error)}"
-    finally:
-        if not is_kept:
-            shutil.rmtree(folder, ignore_errors=True)  # a loaded library stays mapped
+    for compiler in dict.fromkeys(compilers):
+        try:
+            return _load(library, compiler, openmp)
+        except (OSError, subprocess.SubprocessError, AttributeError) as error:
+            reason = f"{compiler} could not build them: {_last_line(error)}"
     return reason
 
 
-def _load(library: type[_Functions], compiler: str, openmp: str, folder: Path) -> _Functions:
-    """Load the library from the folder; build it if needed. Raises OSError, SubprocessError and AttributeError."""
+def _load(library: type[_Functions], compiler: str, openmp: str) -> _Functions:
+    """Load the library from the cache; build it if needed. Raises OSError, SubprocessError and AttributeError."""
     source_dir = Path(__file__).parent
     sources, headers = ([source_dir / name for name in names] for names in (library.SOURCES, library.HEADERS))
-    path = folder / f"cpu_{Path(library.SOURCES[0]).stem}-{_key([*sources, *headers], compiler, openmp)}.so"
-    if path.exists():
-        try:
-            return library(path)
-        except OSError:
-            pass  # truncated by a crash: build it again
-    _compile(sources, compiler, openmp, path)
-    return library(path)
+    name = f"cpu_{Path(library.SOURCES[0]).stem}-{_key([*sources, *headers], compiler, openmp)}.so"
+    with suppress(OSError, RuntimeError):  # not built yet, no home, or a file system that forbids execution
+        cached = cache_dir() / name
+        if _is_intact(cached):
+            return library(cached)
+        warnings.warn(f"{cached} is damaged: the CPU kernels are built again", stacklevel=2)
+    with tempfile.TemporaryDirectory(prefix="penjing-") as folder:  # a loaded library stays mapped
+        built = Path(folder) / name
+        _compile(sources, compiler, openmp, built)
+        with suppress(OSError, UserError, RuntimeError):  # the cache cannot be written: disk full, no permission
+            cached = cache_dir() / name
+            content = built.read_bytes()
+            with atomic_write(cached) as stream:
+                stream.write(content + hashlib.sha256(content).digest())
+            return library(cached)
+        return library(built)
+
+
+def _is_intact(path: Path) -> bool:
+    """Whether the library ends in the SHA-256 of its other bytes. To load a truncated one kills the process (SIGBUS).
+
+    Loaders ignore bytes after the last section. Raises OSError if the file cannot be read.
+    """
+    content = path.read_bytes()
+    return hashlib.sha256(content[:-32]).digest() == content[-32:]
 
 
 def _openmp() -> str | None:
@@ -186,18 +202,6 @@ def _openmp() -> str | None:
     return next((file for file in candidates if "torch" in file), candidates[0] if candidates else None)
 
 
-def _folder() -> tuple[Path, bool]:
-    """The cache folder for built kernels and True; a temporary folder and False where the cache cannot be written."""
-    try:
-        folder = cache_dir()
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder, True
-    except (OSError, RuntimeError):  # disk full, no permission, or no home
-        pass
-    return Path(tempfile.mkdtemp(prefix="penjing-")), False
-
-
 def _key(files: Sequence[Path], compiler: str, openmp: str) -> str:
     """A hash of source, flags, compiler, processor and OpenMP library: machines may share a home directory."""
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=BUILD_SECONDS).stdout
@@ -206,30 +210,24 @@ def _key(files: Sequence[Path], compiler: str, openmp: str) -> str:
     except OSError:
         lines = []
     processor = [line for line in lines if line.split(":")[0].strip() in ("flags", "Features", "model name")][:2]
-    build_info = repr((FLAGS, WIDEST_FLAGS, openmp, platform.machine(), processor)).encode()
+    build_info = repr(("ends in SHA-256", FLAGS, WIDEST_FLAGS, openmp, platform.machine(), processor)).encode()
     parts = [*(source.read_bytes() for source in files), build_info, version]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 
 def _compile(sources: Sequence[Path], compiler: str, openmp: str, path: Path) -> None:
-    """Build to `path`, atomically: other processes may build at the same time. Raises OSError and SubprocessError."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so")
-    os.close(handle)
+    """Build to `path`. Raises OSError and SubprocessError."""
     widest_flags = WIDEST_FLAGS if platform.machine() in ("x86_64", "AMD64") else ()
-    try:
-        for extra_flags in dict.fromkeys((widest_flags, ())):
-            result = subprocess.run(
-                [compiler, *FLAGS, *extra_flags, "-o", temporary, *map(str, sources), openmp, "-lm"],
-                capture_output=True,
-                text=True,
-                timeout=BUILD_SECONDS,
-            )
-            if result.returncode == 0:
-                os.replace(temporary, path)
-                return
-        raise OSError(result.stderr.strip() or f"exit status {result.returncode}")
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    for extra_flags in dict.fromkeys((widest_flags, ())):
+        result = subprocess.run(
+            [compiler, *FLAGS, *extra_flags, "-o", path, *sources, openmp, "-lm"],
+            capture_output=True,
+            text=True,
+            timeout=BUILD_SECONDS,
+        )
+        if result.returncode == 0:
+            return
+    raise OSError(result.stderr.strip() or f"exit status {result.returncode}")
 
 
 def _last_line(error: Exception) -> str:
