@@ -1,6 +1,7 @@
 """Two ranks: one that dies, hangs or fails ends the run within a minute and by name, and the same command goes on."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -40,12 +41,12 @@ TROUBLE = {
 }
 
 
-def launch(folder, trouble, recipe, words):
+def launch(folder, trouble, recipe, words, *options):
     """(exit code, seconds from the trouble to the end of the last process, all that was said)."""
     script, when = folder / "spoiled.py", folder / "when"
     script.write_text(SCRIPT.format(trouble=trouble, when=str(when)))
     process = subprocess.Popen(
-        [*LAUNCH, str(script), "train", recipe, *map(str, words)],
+        [*LAUNCH, *options, str(script), "train", recipe, *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -59,6 +60,20 @@ def launch(folder, trouble, recipe, words):
             os.killpg(process.pid, signal.SIGKILL)
     # One clock for all processes of a machine.
     return process.returncode, time.monotonic() - float(when.read_text()), said
+
+
+@pytest.mark.timeout(500)
+def test_torchrun_restarts_a_run_whose_rank_was_killed_twice(tmp_path, stages):
+    """Each attempt takes the step at which it is killed for the third of its own; the last one is left alone."""
+    recipe, words = stages["pretrain"]
+    words = [*words, "max_steps=8", "checkpoint.every=1"]
+    killed = f"if int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 2: {TROUBLE['killed']}"
+    for name, trouble in (("whole", "pass"), ("killed", killed)):
+        code, _, said = launch(tmp_path, trouble, recipe, [*words, f"out={tmp_path / name}"], "--max-restarts", "2")
+        assert code == 0, said
+    whole, again = (json.loads((tmp_path / name / "outcome.json").read_text()) for name in ("whole", "killed"))
+    assert (whole["resumed"], again["resumed"]) == (0, 2)
+    assert again["weights_sha256"] == whole["weights_sha256"]
 
 
 @pytest.mark.timeout(500)

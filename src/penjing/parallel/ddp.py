@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from penjing.parallel.base import Strategy
@@ -30,7 +33,11 @@ class DataParallel(Strategy):
         self.device = device
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+        store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+        # torchrun keeps one store for all its attempts (--max-restarts): the keys of a dead attempt would be found.
+        attempt = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        distributed.init_process_group(backend, store=attempt, rank=rank, world_size=world, timeout=TIMEOUT)
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         # Always gloo, also beside NCCL: exchanging values on the host does not make a GPU wait.
         self._control = distributed.new_group(backend="gloo", timeout=SETUP_TIMEOUT)
