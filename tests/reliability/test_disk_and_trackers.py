@@ -15,7 +15,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import DiskError
 from penjing.checkpoint.background import Background, snapshot
 from penjing.checkpoint.load import newest
-from penjing.track.background import BackgroundTracker
+from penjing.track.background import BackgroundTrackers
 from penjing.track.base import Trackers
 from penjing.track.jsonl import JsonLines, read_lines
 from penjing.train import checkpointer as saving
@@ -160,7 +160,7 @@ def test_a_refusal_in_the_background_is_told_and_the_next_save_is_made(tmp_path,
 
 
 class Remote:
-    """A tracker that raises or hangs at some call."""
+    """A tracker that raises or hangs at some call. `seen` has the logged steps, and of a roll-back its step as text."""
 
     def __init__(self, how="", at=2):
         self.how, self.at, self.seen, self.closed = how, at, [], False
@@ -176,24 +176,48 @@ class Remote:
             if self.how == "hangs":
                 self.release.wait(60)
 
+    def rewind(self, step):
+        self.seen.append(str(step))
+
     def close(self):
         self.closed = True
 
 
-def test_a_good_tracker_gets_everything():
-    remote = Remote()
-    tracker = BackgroundTracker("remote", lambda: remote)
+def test_good_trackers_get_everything_in_order():
+    remotes = {"one": Remote(), "other": Remote()}
+    tracker = BackgroundTrackers({name: lambda remote=remote: remote for name, remote in remotes.items()})
+    trackers = Trackers([tracker])
     for step in range(50):
-        tracker.log(step, {"loss": 1.0})
+        trackers.log(step, {"loss": 1.0})
+    trackers.rewind(20)
+    trackers.log(21, {})
+    trackers.close()
+    for remote in remotes.values():
+        assert remote.seen == [*range(50), "20", 21]
+        assert remote.closed
+
+
+def test_a_roll_back_reaches_a_tracker_that_has_fallen_behind():
+    remote = Remote("hangs", at=1)
+    tracker = BackgroundTrackers({"remote": lambda: remote})
+    for step in range(1000):
+        tracker.log(step, {})
+    while remote.seen == []:
+        time.sleep(0.01)
+    tracker.log(1000, {})
+    with pytest.warns(UserWarning, match="dropped"):
+        tracker.log(1001, {})
+    tracker.rewind(7)
+    remote.how = ""
+    remote.release.set()
     tracker.close()
-    assert remote.seen == list(range(50))
-    assert remote.closed
+    assert remote.seen[-1] == "7" and remote.closed
 
 
 @pytest.mark.parametrize("how", ["raises", "exits", "hangs"])
 def test_a_bad_tracker_is_a_warning(how):
     remote = Remote(how)
-    tracker = BackgroundTracker("remote", lambda: remote, end_seconds=0.2)
+    tracker = BackgroundTrackers({"remote": lambda: remote}, end_seconds=0.2)
     trackers = Trackers([tracker])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -207,17 +231,23 @@ def test_a_bad_tracker_is_a_warning(how):
     remote.release.set()
 
 
-def test_a_tracker_that_never_begins_does_not_hold_up_the_run():
-    release = threading.Event()
+def test_trackers_that_never_begin_hold_up_the_run_for_one_wait_at_each_end():
+    release, good = threading.Event(), Remote()
 
     def make():
-        release.wait(60)
+        release.wait(600)
         return Remote()
 
-    tracker = BackgroundTracker("slow", make, start_seconds=0.1, end_seconds=0.1)
+    before = time.monotonic()
+    tracker = BackgroundTrackers(
+        {**{f"dead {number}": make for number in range(30)}, "good": lambda: good}, start_seconds=1, end_seconds=1
+    )
     tracker.log(1, {})
-    with pytest.warns(UserWarning, match="abandoned"):
+    with pytest.warns(UserWarning, match="abandoned") as said:
         tracker.close()
+    assert len(said) == 30
+    assert time.monotonic() - before < 15  # not 60, even on a busy machine
+    assert good.seen == [1] and good.closed
     release.set()
 
 
@@ -226,7 +256,7 @@ def test_a_tracker_that_is_not_installed_is_an_error_at_once():
         raise UserError("wandb is not installed")
 
     with pytest.raises(UserError, match="not installed"):
-        BackgroundTracker("wandb", make)
+        BackgroundTrackers({"good": Remote, "wandb": make})
 
 
 def test_lines_wait_while_the_disk_is_full(tmp_path, monkeypatch):

@@ -152,6 +152,17 @@ def test_a_name_is_never_markup(live):
     assert "my [dim] [/stage] step 4/4: validation loss 2.500" in stream.getvalue()
 
 
+def test_the_bar_goes_back_with_the_run():
+    stream = io.StringIO()
+    tracker = ConsoleTracker(
+        Console(file=stream, width=120, force_terminal=True), name="sft", num_steps=4, start_step=0
+    )
+    tracker.log(4, {"loss": 2.5})
+    Trackers([tracker]).rewind(2)
+    tracker.close()
+    assert stream.getvalue().rindex(" 50%") > stream.getvalue().find("100%")
+
+
 def test_what_is_absent_is_left_out():
     assert describe({}) == ""
     assert describe({"mfu": 0.0}) == ""

@@ -11,7 +11,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from penjing.base.registry import look_up
 from penjing.track import TRACKERS
-from penjing.track.background import BackgroundTracker
+from penjing.track.background import BackgroundTrackers
 from penjing.track.wandb import Wandb
 
 BLOCK_BYTES = 32768  # of LevelDB's log format, in which a .wandb file holds its records
@@ -73,7 +73,7 @@ def make(folder, **config):
 def test_a_resumed_run_goes_on_under_its_id_and_both_parts_are_in_its_files(tmp_path):
     folder = tmp_path / "run"
     for steps in ((5, 10), (15, 20)):
-        tracker = BackgroundTracker("wandb", lambda: make(folder, seed=7))  # in a thread, as in a run
+        tracker = BackgroundTrackers({"wandb": lambda: make(folder, seed=7)})  # in a thread, as in a run
         for step in steps:
             tracker.log(step, {"loss": 1 / step, "learning_rate": 1e-3})
         tracker.close()
@@ -83,6 +83,23 @@ def test_a_resumed_run_goes_on_under_its_id_and_both_parts_are_in_its_files(tmp_
     assert config["seed"] == "7"
     assert first == {step: {"loss": 1 / step, "learning_rate": 1e-3} for step in (5, 10)}
     assert second == {step: {"loss": 1 / step, "learning_rate": 1e-3} for step in (15, 20)}
+
+
+def test_a_roll_back_continues_the_run_from_that_step(tmp_path):
+    tracker = make(tmp_path / "run")
+    for step in (1, 2, 3, 4):
+        tracker.log(step, {"loss": 1.0})
+    tracker.rewind(2)
+    for step in (3, 4, 5):
+        tracker.log(step, {"loss": 2.0})
+    tracker.close()
+    wandb.teardown()
+    (first_id, _, _), (second_id, _, second) = parts(tmp_path / "run")
+    assert first_id == second_id
+    assert second == {step: {"loss": 2.0} for step in (3, 4, 5)}
+    last = max((tmp_path / "run").glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    (branch,) = [record.run.branch_point for record in records(last) if record.run.HasField("branch_point")]
+    assert (branch.run, branch.value) == (first_id, 2)
 
 
 def begun_with(monkeypatch, folder):

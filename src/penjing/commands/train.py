@@ -41,7 +41,7 @@ from penjing.plan import hardware
 from penjing.plan.run_estimate import RunEstimate
 from penjing.recipes import RECIPES, WITH_SIZE
 from penjing.track import TRACKERS
-from penjing.track.background import BackgroundTracker
+from penjing.track.background import BackgroundTrackers
 from penjing.track.base import Tracker
 from penjing.track.console import ConsoleTracker
 from penjing.track.jsonl import read_lines
@@ -185,12 +185,11 @@ def plan_only(run: Run, console: Console) -> RunEstimate:
 
 
 def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tracker]:
-    trackers: list[Tracker] = [ConsoleTracker(console, name=run.stage, num_steps=steps, start_step=start)]
     settings = {"project": run.log.project, "name": run.log.run_name, "config": config.to_dict(run)}
-    for name in () if console.quiet else run.log.trackers:
-        make = partial(look_up(TRACKERS, name, what="tracker"), Path(run.out), **settings)
-        trackers.append(BackgroundTracker(name, make))
-    return trackers
+    names = () if console.quiet else run.log.trackers
+    makes = {name: partial(look_up(TRACKERS, name, what="tracker"), Path(run.out), **settings) for name in names}
+    background = BackgroundTrackers(makes)
+    return [ConsoleTracker(console, name=run.stage, num_steps=steps, start_step=start), background]
 
 
 def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: Console) -> list[dict[str, Any]]:

@@ -1,84 +1,101 @@
-"""Runs a tracker that uses the network in its own thread, so that it can never stop training."""
+"""Runs trackers that use the network in threads, so that they can never stop training."""
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping
 
 from penjing.base.errors import UserError
 from penjing.track.base import Tracker
 
-MAX_PENDING = 1000  # logged steps; further ones are dropped until the tracker takes some
-START_SECONDS = 30.0  # the run's longest wait for its start, so that a wrong setting is an error before step 1
-END_SECONDS = 10.0  # the run's longest wait for its end
+MAX_PENDING = 1000  # calls that wait for a tracker; metrics beyond are dropped until it takes some
+# The run's longest waits for all trackers together: for their start, so that a wrong setting is an error before step 1,
+# and for their end.
+START_SECONDS, END_SECONDS = 5.0, 10.0
 
 
-class BackgroundTracker:
-    """Makes a tracker in a thread and passes it the logged metrics.
+class BackgroundTrackers:
+    """Makes each tracker in a thread of its own and passes it the calls.
 
     A tracker that raises is not called again. A tracker that hangs loses metrics, but delays nothing.
     """
 
     def __init__(
         self,
-        name: str,
-        make: Callable[[], Tracker],
+        makes: Mapping[str, Callable[[], Tracker]],
         *,
         start_seconds: float = START_SECONDS,
         end_seconds: float = END_SECONDS,
     ) -> None:
-        """Raises the UserError of `make` if it comes within `start_seconds`: the user can correct the setting."""
-        self.name, self.end_seconds = name, end_seconds
-        self._queue: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(MAX_PENDING)
-        self._errors: list[BaseException] = []  # at most one: the error that ended the thread
-        self._started = threading.Event()
-        self._warned_full = False
-        # A daemon thread, so that the process can end while the tracker hangs.
-        self._thread = threading.Thread(target=self._work, args=(make,), name=f"tracker {name}", daemon=True)
-        self._thread.start()
-        self._started.wait(start_seconds)
-        if self._errors and isinstance(self._errors[0], UserError):
-            raise self._errors.pop()
-        self._warn_error()
-
-    def _work(self, make: Callable[[], Tracker]) -> None:
-        try:
-            tracker = make()
-            self._started.set()
-            while (item := self._queue.get()) is not None:
-                tracker.log(*item)
-            tracker.close()
-        except BaseException as error:  # any kind: a library may even call sys.exit
-            self._errors.append(error)
-        finally:
-            self._started.set()
+        """makes: by name. Raises a UserError of theirs that comes within `start_seconds`: the user can correct it."""
+        self.end_seconds = end_seconds
+        self._threads = [_TrackerThread(name, make) for name, make in makes.items()]
+        deadline = time.monotonic() + start_seconds
+        for thread in self._threads:
+            thread.started.wait(max(0.0, deadline - time.monotonic()))
+            if isinstance(thread.error, UserError):
+                raise thread.error
+            thread.warn_error()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._warn_error()
-        if not self._thread.is_alive():
-            return
-        try:
-            self._queue.put_nowait((step, dict(metrics)))
-        except queue.Full:
-            if not self._warned_full:
-                warnings.warn(f"{self.name} does not answer: its metrics are dropped for now", stacklevel=2)
-            self._warned_full = True
+        copy = dict(metrics)
+        for thread in self._threads:
+            thread.warn_error()
+            if thread.is_alive() and not thread.is_full():
+                thread.calls.put(lambda tracker: tracker.log(step, copy))
+
+    def rewind(self, step: int) -> None:
+        for thread in self._threads:
+            thread.calls.put(lambda tracker: tracker.rewind(step))
 
     def close(self) -> None:
         """Wait up to `end_seconds` for pending metrics to be sent."""
-        try:
-            self._queue.put(None, timeout=self.end_seconds)
-        except queue.Full:
-            pass
-        else:
-            self._thread.join(self.end_seconds)
-        self._warn_error()
-        if self._thread.is_alive():
-            warnings.warn(f"{self.name} did not finish within {self.end_seconds:g} s and is abandoned", stacklevel=2)
+        deadline = time.monotonic() + self.end_seconds
+        for thread in self._threads:
+            thread.calls.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            thread.warn_error()
+            if thread.is_alive():
+                warnings.warn(f"{thread.name} did not finish within {self.end_seconds:g} s: abandoned", stacklevel=2)
 
-    def _warn_error(self) -> None:
-        if self._errors:
-            error = self._errors.pop()
-            warnings.warn(f"{self.name} failed and is left out from here on: {error}", stacklevel=3)
+
+class _TrackerThread(threading.Thread):
+    """Makes one tracker, and calls it until None comes."""
+
+    def __init__(self, name: str, make: Callable[[], Tracker]) -> None:
+        super().__init__(name=name, daemon=True)  # a daemon, so that the process can end while the tracker hangs
+        self.calls: queue.SimpleQueue[Callable[[Tracker], None] | None] = queue.SimpleQueue()
+        self.started = threading.Event()  # it is made, or failed
+        self.error: BaseException | None = None
+        self._make, self._warned_full = make, False
+        self.start()
+
+    def run(self) -> None:
+        try:
+            tracker = self._make()
+            self.started.set()
+            while (call := self.calls.get()) is not None:
+                call(tracker)
+            tracker.close()
+        except BaseException as error:  # any kind: a library may even call sys.exit
+            self.error = error
+        finally:
+            self.started.set()
+
+    def is_full(self) -> bool:
+        """Whether the tracker is too far behind; warns the first time."""
+        full = self.calls.qsize() >= MAX_PENDING
+        if full and not self._warned_full:
+            warnings.warn(f"{self.name} does not answer: its metrics are dropped for now", stacklevel=3)
+            self._warned_full = True
+        return full
+
+    def warn_error(self) -> None:
+        """Warn once of the error that ended the thread."""
+        if self.error is not None:
+            warnings.warn(f"{self.name} failed and is left out from here on: {self.error}", stacklevel=3)
+            self.error = None

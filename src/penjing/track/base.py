@@ -12,6 +12,10 @@ class Tracker(Protocol):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
+    def rewind(self, step: int) -> None:
+        """The run rolls back to `step`: later steps will be logged again."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -25,8 +29,7 @@ class Trackers:
         self._call_all(lambda tracker: tracker.log(step, metrics))
 
     def rewind(self, step: int) -> None:
-        """The run rolls back to `step`: later steps will be logged again."""
-        self._call_all(lambda tracker: getattr(tracker, "rewind", lambda step: None)(step))
+        self._call_all(lambda tracker: tracker.rewind(step))
 
     def close(self) -> None:
         self._call_all(lambda tracker: tracker.close())

@@ -39,6 +39,9 @@ class ConsoleTracker:
             ending = f", {units.duration(left)} left" if left is not None else ""
             self._print(f"  {self.name} step {step}/{self.num_steps}: {text}{ending}")
 
+    def rewind(self, step: int) -> None:
+        self._progress.update(self._task, completed=step)
+
     def _print(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,18 @@ class Wandb:
         mode: Any = os.environ.get("WANDB_MODE")
         if not mode:  # `login` then neither prompts for a key nor contacts the server
             mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
-        self._run = wandb.init(
-            project=project, name=name or folder.name, id=run_id, resume="allow", dir=folder, config=config, mode=mode
+        self._begin = partial(
+            wandb.init, project=project, name=name or folder.name, id=run_id, dir=folder, config=config, mode=mode
         )
+        self._run = self._begin(resume="allow")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
+
+    def rewind(self, step: int) -> None:
+        """Continue from `step` and remove what follows it: wandb ignores a step before the last one."""
+        self._run.finish()
+        self._run = self._begin(resume_from=f"{self._run.id}?_step={step}")
 
     def close(self) -> None:
         self._run.finish()
