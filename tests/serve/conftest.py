@@ -34,12 +34,12 @@ def tokenizer():
 def make_served(tokenizer):
     """A model by name, of random weights; `answers`: as if it had learned conversations."""
 
-    def make(name, *, answers=True, slots=4, seed=0, **engine):
-        model = small_model(seed=seed, vocab_size=tokenizer.size, max_position_embeddings=CONTEXT).eval()
-        data = DataSettings(format="chats" if answers else "documents", seq_len=CONTEXT)
+    def make(name, *, answers=True, slots=4, seed=0, context=CONTEXT, **engine):
+        model = small_model(seed=seed, vocab_size=tokenizer.size, max_position_embeddings=context).eval()
+        data = DataSettings(format="chats" if answers else "documents", seq_len=context)
         run = Run(stage="external", out=name, model=model.config, data=data)
         loaded = LoadedModel(model, tokenizer, run, Checkpoint(Path(name), 7, ()))
-        return ServedModel(name, loaded, make_engine(model, slots=slots, max_tokens=CONTEXT, **engine))
+        return ServedModel(name, loaded, make_engine(model, slots=slots, max_tokens=context, **engine))
 
     return make
 

@@ -64,14 +64,18 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The schema of a call to one of these functions: {"name": ..., "arguments": {...}}."""
-    calls = [
-        {
+    """The schema of a call to one of these functions: {"name": ..., "arguments": {...}}.
+
+    Each function's parameters get an `$id`, so that a reference like `#/$defs/Color` points into them.
+    """
+    calls = []
+    for number, spec in enumerate(functions):
+        arguments = {**(spec.get("parameters") or {}), **ANY_OBJECT, "$id": f"function:{number}"}
+        call = {
             "type": "object",
-            "properties": {"name": {"const": spec["name"]}, "arguments": spec.get("parameters") or dict(ANY_OBJECT)},
+            "properties": {"name": {"const": spec["name"]}, "arguments": arguments},
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for spec in functions
-    ]
+        calls.append(call)
     return calls[0] if len(calls) == 1 else {"anyOf": calls}

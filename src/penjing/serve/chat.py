@@ -45,7 +45,7 @@ class ChatChoice:
         self.stop, self.texts = tokenizer.stop, target.service.token_texts(target.served)
         self.num_top = (body.top_logprobs or 0) if body.logprobs else None
         self.stream = TurnStream(tokenizer, turn.thinking, body.stop_texts)
-        self.deltas = TurnDeltas()
+        self.deltas = TurnDeltas(is_forced=bool(turn.suffix_ids))
         for index in turn.prefix_ids:  # one by one: together, half a character at the end would hold back all of them
             self.stream.append(index)
         if not turn.suffix_ids:
@@ -63,7 +63,7 @@ class ChatChoice:
         if self.num_top is not None and last is not None and last.id in self.stop:
             end = {"end": self.texts.entry(last, self.num_top)}
         deltas = self._deltas()
-        if not deltas and (scores or self.finish):
+        if self.finish or (scores and not deltas):
             deltas.append({})
         chunks = [{"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas]
         if scores or end:
@@ -109,7 +109,7 @@ async def _start(target: Target, body: ChatRequest) -> PendingResponse:
         grammar=turn.grammar,
     )
     choices = [ChatChoice(index, turn, body, target) for index in range(body.n or 1)]
-    return PendingResponse(target, body.model, "chatcmpl", [request], choices)
+    return PendingResponse(target, body, "chatcmpl", [request], choices)
 
 
 async def encode(target: Target, body: ChatRequest) -> Turn:
@@ -153,13 +153,13 @@ def _check_fields(body: ChatRequest) -> None:
 
 def _message(message: ChatMessage, number: int) -> Message:
     """A message for the chat template. Raises ApiError for a call whose arguments are not a JSON object."""
-    content = message.content
+    content = message.content or message.refusal
     text = content if isinstance(content, str) else "".join(part.text for part in content or ())
     calls = []
     for call in message.tool_calls or ():
         arguments = call.function.arguments
         try:
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+            arguments = arguments if isinstance(arguments, dict) else json.loads((arguments or "").strip() or "{}")
         except (ValueError, RecursionError):
             arguments = ""
         if not isinstance(arguments, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,14 +63,15 @@ class CompletionChoice:
         for token in tokens:
             offsets.append(self._offset)
             self._offset += len(self._decoder.decode(self.texts.raw(token.id)))
-            top = {self.texts.text(index): finite_logprob(logp) for index, logp in token.top_logprobs[: self.num_top]}
-            tops.append(top or None)
+            top = dict([*token.top_logprobs[: self.num_top], (token.id, token.logp)])  # with the token itself
+            texts = {self.texts.text(index): finite_logprob(logp) for index, logp in top.items()}
+            tops.append(None if math.isnan(token.logp) else texts)  # none for a prompt's first token
         entries = {"content": [self.texts.entry(token, self.num_top or 0) for token in tokens]} if self._entries else {}
         return {
             **entries,
             "tokens": [self.texts.text(token.id) for token in tokens],
             "token_logprobs": [finite_logprob(token.logp) for token in tokens],
-            "top_logprobs": tops if self.num_top else None,
+            "top_logprobs": tops,
             "text_offset": offsets,
         }
 
@@ -106,7 +108,7 @@ async def _start(target: Target, body: CompletionRequest, prompts: list[str] | l
     ]
     prompt_of_choice = [prompt for prompt in encoded for _ in range(body.n or 1)]
     choices = [CompletionChoice(index, prompt, body, target) for index, prompt in enumerate(prompt_of_choice)]
-    return PendingResponse(target, body.model, "cmpl", requests, choices)
+    return PendingResponse(target, body, "cmpl", requests, choices)
 
 
 async def encode(target: Target, prompts: list[str] | list[list[int]]) -> list[Prompt]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import secrets
 import signal
 import socket
 from collections.abc import Iterator
@@ -21,6 +22,11 @@ from penjing.serve.limits import (
     READ_SECONDS,
     SEND_SECONDS,
 )
+
+
+def request_id() -> tuple[bytes, bytes]:
+    """A header that names one response, as OpenAI's clients expect."""
+    return b"x-request-id", b"req_" + secrets.token_hex(16).encode()
 
 
 class TimedProtocol(HttpToolsProtocol):
@@ -58,6 +64,7 @@ class TimedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
+        self.cycle.default_headers = [*self.cycle.default_headers, request_id()]
         self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -14,11 +16,18 @@ from penjing.infer.text_stream import SpanDelta
 Delta = dict[str, Any]
 
 
-class TurnDeltas:
-    """`SpanDelta`s of one turn in, OpenAI's deltas out. A call is sent when complete, an invalid one as content."""
+PARTIAL_CALL = re.compile(r'{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)', re.DOTALL)
 
-    def __init__(self) -> None:
-        self.calls = 0
+
+class TurnDeltas:
+    """`SpanDelta`s of one turn in, OpenAI's deltas out. A call is sent when complete, an invalid one as content.
+
+    is_forced: the turn must be a call. It is a tool call, with the beginning of its arguments, even if it was cut.
+    """
+
+    def __init__(self, is_forced: bool = False) -> None:
+        self.is_forced = is_forced
+        self.calls = 0  # complete ones
         self._call = ""  # the text of the running call
         self._number = -1  # of its span
         self._has_content = False
@@ -45,16 +54,32 @@ class TurnDeltas:
     def _end_call(self, *, closed: bool) -> list[Delta]:
         text, self._call, self._number = self._call, "", -1
         call = read_call(TurnSpan("tool_call", text, closed))
+        if call.problem and self.is_forced:
+            return self._partial_call(text)
         if call.problem and not text.strip():
             return []  # only marks: not shown
         if call.problem:
             separator = "\n" if self._has_content else ""
             return self._text("content", f"{separator}{TOOL_CALL}{text}{END_TOOL_CALL if closed else ''}")
-        index, self.calls = self.calls, self.calls + 1
-        function = {"name": call.name, "arguments": ""}
-        opening = {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
-        arguments = {"arguments": json.dumps(call.arguments, ensure_ascii=False)}
-        return [{"tool_calls": [opening]}, {"tool_calls": [{"index": index, "function": arguments}]}]
+        self.calls += 1
+        return _call(self.calls - 1, call.name, json.dumps(call.arguments, ensure_ascii=False))
+
+    def _partial_call(self, text: str) -> list[Delta]:
+        """A forced call up to where it was cut; nothing if that is before its arguments."""
+        match = PARTIAL_CALL.match(text.lstrip())
+        if match is None:
+            return []
+        arguments = match[2]
+        with contextlib.suppress(ValueError, RecursionError):  # they are complete, and more follows
+            arguments = arguments[: json.JSONDecoder().raw_decode(arguments)[1]]
+        return _call(0, json.loads(match[1]), arguments)
+
+
+def _call(index: int, name: str, arguments: str) -> list[Delta]:
+    """The deltas of a call."""
+    function = {"name": name, "arguments": ""}
+    opening = {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+    return [{"tool_calls": [opening]}, {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}]
 
 
 def merged(deltas: Sequence[Delta]) -> list[Delta]:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from penjing.base.errors import UserError
 
 log = logging.getLogger("penjing.serve")
-TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):

@@ -59,6 +59,8 @@ class Target:
         Raises ApiError for a model that is not served, too many answers, or a full queue.
         """
         served, adapter = service.models.find(body.model)
+        if body.stream_options is not None and not body.stream:
+            raise ApiError(400, "stream_options: only with stream", param="stream_options")
         answers = prompts * (body.n or 1)
         if answers > MAX_ANSWERS:
             raise ApiError(400, f"n: more than {MAX_ANSWERS} answers in one request", param="n")
@@ -71,7 +73,7 @@ class Target:
         """The engine request for one prompt. param: the field with the prompt, for error messages."""
         free = self.served.context - len(ids)
         if free < (max_tokens != 0):
-            raise self.too_long(f"{len(ids):,} tokens", param)
+            raise self.too_long(f"{len(ids)} tokens", param)
         max_new_tokens = self.service.max_tokens if max_tokens is None else min(max_tokens, self.service.max_tokens)
         return Request(
             prompt=ids,
@@ -102,7 +104,7 @@ class Target:
         An external chat template may take a second of CPU time even for a short prompt.
         """
         if max(lengths) > CHARACTERS_PER_TOKEN * self.served.context:
-            raise self.too_long(f"{max(lengths):,} characters", param)
+            raise self.too_long(f"{max(lengths)} characters", param)
         try:
             if not self.served.tokenizer.is_ours or sum(lengths) > INLINE_CHARACTERS:
                 return await asyncio.to_thread(function)
@@ -112,7 +114,10 @@ class Target:
 
     def too_long(self, length: str, param: str) -> ApiError:
         """The prompt leaves no space for an answer."""
-        message = f"{param}: {length}; this model reads {self.served.context:,} tokens, its answer included"
+        message = (
+            f"This model's maximum context length is {self.served.context} tokens. However, your {param} resulted in "
+            f"{length}, which leaves no space for an answer. Please reduce the length of the {param}."
+        )
         return ApiError(400, message, param=param, code="context_length_exceeded")
 
 
@@ -158,12 +163,13 @@ class PendingResponse:
     """A submitted request, and its response as a stream or complete."""
 
     def __init__(
-        self, target: Target, model: str, prefix: str, requests: Sequence[Request], choices: Sequence[Choice]
+        self, target: Target, body: SamplingFields, prefix: str, requests: Sequence[Request], choices: Sequence[Choice]
     ) -> None:
-        self.service, self.model, self.choices = target.service, model, choices
+        self.service, self.model, self.choices = target.service, body.model, choices
         self.id, self.created = f"{prefix}-{secrets.token_hex(12)}", int(time.time())
         self.stats = RequestStats(target.served.context)
         self.job = target.job
+        self.job.collect_all = not body.stream
         self.service.hub.submit(self.job, target.served.name, requests)
         for request in requests:
             self.stats.add_prompt(len(request.prompt), len(request.seeds))
@@ -172,29 +178,30 @@ class PendingResponse:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     async def stream(self, kind: str, opening: Sequence[dict[str, Any]], *, usage: bool) -> AsyncIterator[bytes]:
-        """Stream the chunks. The last one has no choices, but the timing, and the usage if requested."""
+        """Stream the chunks. The last one has the timing; if the usage is requested, that too, and no choices."""
         prefix = b"data: " + dumps(self.meta(kind))[:-1] + b',"choices":['
+        suffix = b'],"usage":null}\n\n' if usage else b"]}\n\n"
 
         def chunks(choices: Sequence[dict[str, Any]]) -> bytes:
-            return b"".join(prefix + dumps(choice) + b"]}\n\n" for choice in choices)
+            return b"".join(prefix + dumps(choice) + suffix for choice in choices)
 
         yield chunks(opening)
-        chunk = b""
+        new: list[dict[str, Any]] = []
         async for batches in self._events():
-            chunk = b"".join(chunks(self.choices[number].take(events)) for number, events in batches)
+            new = [chunk for number, events in batches for chunk in self.choices[number].take(events)]
             if self.job.num_open:
-                yield chunk
+                yield chunks(new)
+        last = b"" if usage else dumps(new.pop())
         final = {"usage": self.stats.usage} if usage else {}
-        yield chunk + prefix + b"]," + dumps({**final, "penjing": self.stats.timing})[1:] + b"\n\n" + DONE
+        yield chunks(new) + prefix + last + b"]," + dumps({**final, "penjing": self.stats.timing})[1:] + b"\n\n" + DONE
 
     async def collect(self) -> list[list[dict[str, Any]]]:
         """The chunks of each choice, after all have ended."""
-        self.job.collect_all = True
-        chunks_of_choice: list[list[dict[str, Any]]] = [[] for _ in self.choices]
+        events_of_choice: list[list[Event]] = [[] for _ in self.choices]
         async for batches in self._events():
             for number, events in batches:
-                chunks_of_choice[number] += self.choices[number].take(events)
-        return chunks_of_choice
+                events_of_choice[number] += events
+        return [choice.take(events) for choice, events in zip(self.choices, events_of_choice, strict=True)]
 
     async def _events(self) -> AsyncIterator[Batches]:
         async for batches in self.service.hub.events(self.job):

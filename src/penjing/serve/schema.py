@@ -92,9 +92,18 @@ class TextPart(_Body):
     text: str
 
 
+class RefusalPart(_Body):
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
 class CalledFunction(_Body):
     name: Name
-    arguments: str | dict[str, Any] = "{}"
+    arguments: str | dict[str, Any] | None = None
 
 
 class PastCall(_Body):
@@ -105,7 +114,8 @@ class PastCall(_Body):
 
 class ChatMessage(_Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]] | None = None
+    refusal: str | None = None
     reasoning_content: str | None = None
     tool_calls: Annotated[list[PastCall], Field(max_length=limits.MAX_TOOLS)] | None = None
 
