@@ -32,6 +32,7 @@ def test_an_answer_is_whole_also_where_its_first_token_comes_early(serving, toke
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * kind.get("n", 1)
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "requests", [pytest.param(40, marks=pytest.mark.usual), pytest.param(3334, marks=pytest.mark.nightly)]
 )

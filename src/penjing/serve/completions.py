@@ -63,9 +63,9 @@ class CompletionChoice:
         for token in tokens:
             offsets.append(self._offset)
             self._offset += len(self._decoder.decode(self.texts.raw(token.id)))
-            top = dict([*token.top_logprobs[: self.num_top], (token.id, token.logp)])  # with the token itself
-            texts = {self.texts.text(index): finite_logprob(logp) for index, logp in top.items()}
-            tops.append(None if math.isnan(token.logp) else texts)  # none for a prompt's first token
+            top = {self.texts.text(index): finite_logprob(logp) for index, logp in token.top_logprobs[: self.num_top]}
+            top[self.texts.text(token.id)] = finite_logprob(token.logp)
+            tops.append(None if math.isnan(token.logp) else top)  # none for a prompt's first token
         entries = {"content": [self.texts.entry(token, self.num_top or 0) for token in tokens]} if self._entries else {}
         return {
             **entries,
