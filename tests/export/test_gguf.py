@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tokenizers
 import torch
 from small_models import drawn_model, sizes
 from tokenizers import normalizers
@@ -16,6 +18,7 @@ from user_errors import raises_user_error
 from penjing.base.errors import UserError
 from penjing.base.files import DiskError
 from penjing.cli import app
+from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.export import gguf, gguf_read, llama_cpp
 from penjing.export.equivalence_check import CHECK_TEXTS, check_rows, difference, is_greedy, row_logits
 from penjing.export.gguf_vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED, tokenizer_of, vocabulary_of
@@ -316,6 +319,34 @@ def test_the_modelfile_names_file_template_and_ends(tmp_path, tokenizer):
     assert 'PARAMETER stop "<|endoftext|>"' in lines
     assert "PARAMETER num_ctx 128" in lines
     assert lines[1].startswith('TEMPLATE """{{ range .Messages }}<|im_start|>{{ .Role }}')
+
+
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}<sys>{{ m.content }}</sys>"
+    "{% elif m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %}{{ m.content }}{{ eos_token }}{% endif %}"
+    "{% endfor %}"
+)
+NO_SYSTEM = MISTRAL.replace("<sys>{{ m.content }}</sys>", "{{ raise_exception('no system') }}")
+
+
+@pytest.mark.parametrize(
+    ("answers", "template", "written"),
+    [
+        (False, None, "{{ .Prompt }}"),
+        (True, NO_SYSTEM, "[INST]{{ .Prompt }}[/INST]{{ .Response }}<|im_end|>"),
+        (
+            True,
+            MISTRAL,
+            "{{ if .System }}<sys>{{ .System }}</sys>[INST]{{ else }}[INST]{{ end }}{{ .Prompt }}[/INST]"
+            "{{ .Response }}<|im_end|>",
+        ),
+    ],
+)
+def test_the_modelfile_has_the_template_that_the_model_was_trained_with(tokenizer, answers, template, written):
+    if template is not None:
+        tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.definition), template, roles=tokenizer.roles)
+    text = gguf.modelfile_text(Path("a.gguf"), make_model(tokenizer).config, tokenizer, answers=answers)
+    assert f'TEMPLATE """{written}"""' in text.splitlines()
 
 
 def test_a_difference_is_seen_against_the_spread():

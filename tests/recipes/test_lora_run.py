@@ -126,6 +126,30 @@ def test_an_adapter_on_a_run_with_an_adapter(tmp_path, whole, words):
     assert all(torch.equal(got[name], value) for name, value in lower.items())
 
 
+def test_an_adapter_is_found_where_it_is_moved_with_its_base(tmp_path, base, words):
+    words = [word for word in words if not word.startswith("init_from")]
+    shutil.copytree(base, tmp_path / "here" / "base")
+    train("lora", *words, f"init_from={tmp_path / 'here' / 'base'}", f"out={tmp_path / 'here' / 'run'}")
+    weights = load_trained(tmp_path / "here" / "run").model.state_dict()
+    (tmp_path / "here").rename(tmp_path / "there")
+    moved = load_trained(tmp_path / "there" / "run")
+    assert all(torch.equal(value, weights[name]) for name, value in moved.model.state_dict().items())
+    assert moved.context_tokens == moved.run.data.seq_len
+    shutil.rmtree(tmp_path / "there" / "base")
+    (tmp_path / "there" / "run").rename(tmp_path / "there" / "base")
+    with raises_user_error(where="base", next_step="old name"):
+        load_trained(tmp_path / "there" / "base")
+
+
+def test_a_run_that_has_the_name_of_its_start_is_read(tmp_path, base, words):
+    words = [word for word in words if not word.startswith(("init_from", "lora"))]
+    shutil.copytree(base, tmp_path / "base")
+    train("sft", *words, f"init_from={tmp_path / 'base'}", f"out={tmp_path / 'sft'}", "data.seq_len=64")
+    (tmp_path / "base").rename(tmp_path / "old")
+    (tmp_path / "sft").rename(tmp_path / "base")
+    assert load_trained(tmp_path / "base").context_tokens == 64
+
+
 def test_a_changed_or_missing_base_is_refused(tmp_path, base, words, penjing):
     moved = tmp_path / "base"
     shutil.copytree(base, moved)

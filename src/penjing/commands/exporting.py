@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -80,9 +81,10 @@ def export_gguf(
         languages=tuple(language or ()),
     )
     path = out or default_path(run, trained, f"{model_name(run)}-{kind}.gguf")
-    exported = export(trained.model, trained.tokenizer, path, kind=kind, about=about)
+    exported = export(trained.model, trained.tokenizer, path, kind=kind, about=about, answers=trained.answers)
     say(f"{exported.path}: {exported.note}")
-    say(f"{exported.modelfile}: for `ollama create {name} -f {exported.modelfile}`")
+    command = shlex.join(["ollama", "create", name, "-f", str(exported.modelfile)])
+    say(f"{exported.modelfile}: for `{command}`")
 
 
 @export_app.command("onnx")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -20,6 +20,8 @@ from torch import Tensor
 from penjing import __version__
 from penjing.base.errors import UserError, suggest
 from penjing.base.files import disk_error, write_text
+from penjing.data.chat.external_templates import run_template
+from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.export import gguf_read, llama_cpp
 from penjing.export.equivalence_check import (
@@ -295,13 +297,19 @@ def stored_type(name: str, shape: tuple[int, ...], kind: str) -> str:
 
 
 def export(
-    model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = "f16", about: About = About()
+    model: Transformer,
+    tokenizer: Tokenizer,
+    path: Path,
+    *,
+    kind: str = "f16",
+    about: About = About(),
+    answers: bool = True,
 ) -> VerifiedGguf:
     """Write `path`, a GGUF file (replaced only if this command wrote it), and a Modelfile for Ollama beside it.
 
-    kind: one of TYPES. The file is read back into a model, which is compared with `model`. If llama-cpp-python is
-    installed, llama.cpp is compared too. Raises UserError, and leaves no file, if a check fails or llama.cpp cannot
-    compute the model.
+    kind: one of TYPES. answers: the model was trained on conversations. The file is read back into a model, which is
+    compared with `model`. If llama-cpp-python is installed, llama.cpp is compared too. Raises UserError, and leaves no
+    file, if a check fails or llama.cpp cannot compute the model.
     """
     path = Path(path)
     try:
@@ -324,7 +332,7 @@ def export(
                 f" and {len(f16_fallbacks) - 1} more" if len(f16_fallbacks) > 1 else ""
             )
         partial.replace(path)
-        write_text(modelfile, modelfile_text(path, model.config, tokenizer))
+        write_text(modelfile, modelfile_text(path, model.config, tokenizer, answers=answers))
     except BaseException as error:
         with suppress(OSError):  # if a parent folder is a file
             partial.unlink(missing_ok=True)
@@ -409,14 +417,41 @@ def verify(
     return read_back, engine, note + ", greedy text equal"
 
 
-def modelfile_text(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> str:
-    """The file for `ollama create NAME -f FILE`. Ollama uses the template in a GGUF file only if it knows it."""
-    lines = [f"FROM ./{path.name}"]
-    if tokenizer.is_ours:
-        turns = (
+def modelfile_text(path: Path, config: ModelConfig, tokenizer: Tokenizer, *, answers: bool = True) -> str:
+    """The file for `ollama create NAME -f FILE`. Ollama uses the template in a GGUF file only if it knows it.
+
+    answers: the model was trained on conversations; another one continues the prompt as it is.
+    """
+    template = "{{ .Prompt }}"
+    if answers and tokenizer.is_ours:
+        template = (
             "{{ range .Messages }}<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n{{ end }}<|im_start|>assistant\n"
         )
-        lines.append(f'TEMPLATE """{turns}"""')
+    elif answers and tokenizer.template:
+        template = _ollama_template(tokenizer)
+    lines = [f"FROM ./{path.name}", f'TEMPLATE """{template}"""']
     lines += [f'PARAMETER stop "{tokenizer.token(index)}"' for index in sorted(tokenizer.stop)]
     lines += [f"PARAMETER num_ctx {config.max_position_embeddings}", ""]
     return "\n".join(lines)
+
+
+def _ollama_template(tokenizer: Tokenizer) -> str:
+    """An external chat template in Ollama's language, from what it writes around a system text, a question and an
+    answer. Ollama applies it to each exchange. llama.cpp adds the token that begins a text."""
+    system, question, answer = ("\ue010s\ue011", "\ue010q\ue011", "\ue010a\ue011")
+
+    def written(*turns: tuple[Literal["system", "user", "assistant"], str]) -> str:
+        messages = [Message(role=role, content=text) for role, text in turns]
+        names, ask = dict(tokenizer.roles.names), turns[-1][0] == "user"
+        text = run_template(tokenizer.template, messages, (), names, ask=ask, thinking=False)
+        return text.removeprefix(tokenizer.token(tokenizer.begin))
+
+    before, _, after = written(("user", question)).partition(question)
+    _, _, end = written(("user", question), ("assistant", answer)).partition(answer)
+    try:
+        head, _, rest = written(("system", system), ("user", question)).partition(system)
+        between = rest.partition(question)[0]
+        before = f"{{{{ if .System }}}}{head}{{{{ .System }}}}{between}{{{{ else }}}}{before}{{{{ end }}}}"
+    except UserError:  # a template without system texts
+        pass
+    return f"{before}{{{{ .Prompt }}}}{after}{{{{ .Response }}}}{end}"

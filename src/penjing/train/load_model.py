@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -74,17 +74,35 @@ def read_settings(path: Path) -> Run:
     return config.resolve(Run, config.read_toml(RunDir(path).settings))
 
 
+def starts(folder: Path, run: Run, recorded: str = "") -> Iterator[tuple[Path, Run | None]]:
+    """What the run in `folder` started from, and what that started from: each path as of now, and its settings.
+
+    A start is looked for where it lies if it was moved together with the run, then at `init_from`, then at `recorded`.
+    The last one has no settings if it is an external model or missing; if runs were renamed so that only one that was
+    there already has the name, that is the last.
+    """
+    seen = [folder.resolve()]
+    while run.init_from:
+        moved = seen[-1] / os.path.relpath(run.init_from, run.out)
+        named = [Path(name) for name in (run.init_from, recorded) if name]
+        candidates = [path.resolve() for path in (moved, *named) if path.exists()]
+        folders = {path: stage_folder(path).resolve() for path in candidates if is_run_or_checkpoint(path)}
+        path = next((path for path in candidates if folders.get(path) not in seen), next(iter(folders), None))
+        if path not in folders:
+            yield path or Path(run.init_from), None
+            return
+        run = read_settings(folders[path])
+        yield path, run
+        if folders[path] in seen:
+            return
+        seen.append(folders[path])
+
+
 def context_tokens(folder: Path, run: Run) -> int:
     """The context length that a model was trained on, in tokens: the longest rows of the run in `folder` and of the
     runs that it started from (rows are shortened for few conversations)."""
-    longest = run.data.seq_len
-    if run.init_from:
-        moved = folder / os.path.relpath(run.init_from, run.out)  # if the runs were moved together
-        start = next((path for path in (moved, Path(run.init_from)) if is_run_or_checkpoint(path)), None)
-        if start is None:
-            return max(longest, min(EXTERNAL_TOKENS, run.model.max_position_embeddings))
-        longest = max(longest, context_tokens(stage_folder(start), read_settings(stage_folder(start))))
-    return min(longest, run.model.max_position_embeddings)
+    lengths = [start.data.seq_len if start else EXTERNAL_TOKENS for _, start in starts(folder, run)]
+    return min(max(run.data.seq_len, *lengths, 0), run.model.max_position_embeddings)
 
 
 def load_trained(
@@ -247,8 +265,8 @@ def build_adapted(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer,
         )
     saved = dict(checkpoint.state().get("base", {})) if checkpoint is not None else {}
     where: object = run.init_from if checkpoint is None else checkpoint.folder
-    if "init_from" in saved and not Path(run.init_from).exists() and Path(saved["init_from"]).exists():
-        run = replace(run, init_from=saved["init_from"])  # a relative path from another working directory
+    if checkpoint is not None:
+        run = _with_base(run, checkpoint.folder.parent.parent, saved.get("init_from", ""))
     try:
         model = load_start(run)
     except UserError as error:
@@ -272,6 +290,28 @@ def build_adapted(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer,
         )
     add_adapter(model, run.lora, seed=derive(run.seed, "lora"))
     return model, base
+
+
+def _with_base(run: Run, folder: Path, recorded: str) -> Run:
+    """The run in `folder`, which has an adapter, with the present path of its base; a hub name stays.
+
+    Raises UserError if runs were renamed, so that the adapter would be its own base.
+    """
+    chain = list(starts(folder, run, recorded))
+    bases = [folder.resolve()]
+    for path, start in chain:
+        if start is None or not start.lora.rank:
+            break
+        if (base := stage_folder(path).resolve()) in bases:
+            raise UserError(
+                "the base model of this adapter is missing: its name belongs to a run that is adapted itself",
+                where=folder,
+                got=f"{path}, which needs {start.init_from}",
+                wanted=recorded or run.init_from,
+                next_step="Give the base its old name again.",
+            )
+        bases.append(base)
+    return replace(run, init_from=str(chain[0][0])) if chain[0][0].exists() else run
 
 
 def load_weights(module: nn.Module, checkpoint: Checkpoint) -> None:
