@@ -19,7 +19,15 @@ POLICY = (
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 MODELS = {
-    "chat": {"answers": True, "thinking": True, "context": 640, "step": 30, "adapters": [], "parameters": 1_067_136},
+    "chat": {
+        "answers": True,
+        "thinking": True,
+        "context": 640,
+        "step": 30,
+        "adapters": [],
+        "parameters": 1_067_136,
+        "examples": ["Own question?", "自己的问题？"],
+    },
     "base": {"answers": False, "thinking": False, "context": 640, "step": 10, "adapters": [], "parameters": 1_067_136},
 }
 TOOL = {"type": "function", "function": {"name": "calculator", "description": "Work out.", "parameters": {}}}
@@ -33,6 +41,13 @@ ATTACK = (
     '[quote](https://example.org/"onmouseover=window.hit=1)\n\n'
     "| <b onclick=window.hit=1>h</b> | b |\n|---|---|\n| <iframe src=javascript:window.hit=1></iframe> | `<i>` |\n\n"
     "```html\n<script>window.hit = 1</script>\n```\n"
+)
+CODE = "Look:\n\n```python\nx = " + "'a very long line of code' + " * 60 + "''\n```\n"
+MATH = (
+    "By $a^2 + b^2$ and \\(x_1\\):\n\n\\[\n\\frac{1}{2}\n- \\sqrt{3}\n\\]\n\nIt costs $5 and $6. "
+    "$\\text{<img src=x onerror=window.hit=1>}$ $\\href{javascript:window.hit=1}{x}$\n\n"
+    "1. one\n2. two\n- other\n\n[a](https://example.org/a_(b)) <https://example.org/c>\n\n"
+    "| a | b |\n|---|---|\n| `x|y` | 2 |\n\n```html\n<b onclick=window.hit=1>'\"</b>\n```\n"
 )
 MARKDOWN = (
     "# Big\n\nSome **bold**, *soft*, `code` and [a link](https://example.org).\n\n- one\n- two\n  1. deep\n\n> said\n\n"
@@ -55,6 +70,10 @@ def answer_to(messages: list[dict], tools: list) -> list:
         "attack": [*pieces_of(ATTACK), END],
         "markdown": [*pieces_of(MARKDOWN), END],
         "bytes": [b"\xe7", b"\x9b\x86", "景".encode(), b" ok", END],
+        "only": ["<think>", *pieces_of("Let me see."), "</think>", END],
+        "code": [*pieces_of(CODE), END],
+        "math": [*pieces_of(MATH), END],
+        "cut": [*pieces_of("It is cut"), "cut"],
         "slow": [f" w{number}".encode() for number in range(2000)],
         "long": [*pieces_of(" ".join(f"word{number}" for number in range(60))), END],
         "deep": [b"> - " * 5000, b"\n" + b"**a [b](" * 5000, END],
@@ -91,8 +110,12 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.refused():
             return
-        self.server.requests.append((self.path, body))
-        if self.path == "/api/tools/call":
+        if self.path != "/tokenize":
+            self.server.requests.append((self.path, body))
+        if self.path == "/tokenize":
+            texts = [body["prompt"]] if "prompt" in body else [one["content"] for one in body["messages"]]
+            self.reply(200, {"count": sum(map(len, texts)), "max_model_len": 640})
+        elif self.path == "/api/tools/call":
             result = str(eval(body["arguments"]["expression"], {}))  # noqa: S307  # of this file
             self.reply(200, {"text": result, "is_answer": body["name"] == "calc"})
         elif self.server.busy:
@@ -150,6 +173,8 @@ class Handler(BaseHTTPRequestHandler):
         deltas, kind = Deltas(), "content"
         for number, piece in enumerate(tokens):
             logp = -0.05 if number % 3 else -2.5
+            if piece == "cut":
+                break
             entry = self.entry(piece, logp)
             others = [b" cat", END, b"\xe7\xa3\xa8", b"\n", b" a", b" b"]
             ranked = [(piece, -0.05), *((other, -3.0 - place) for place, other in enumerate(others))]
@@ -165,13 +190,8 @@ class Handler(BaseHTTPRequestHandler):
             if piece == b" breaks" and not given:  # as where the server is killed
                 time.sleep(0.3)  # what a browser has not read when a connection breaks, it drops
                 return self.connection.shutdown(socket.SHUT_RDWR)
-        self.chunk(
-            {
-                "choices": [
-                    {"index": 0, "delta": {}, "text": "", "finish_reason": "tool_calls" if deltas.calls else "stop"}
-                ]
-            }
-        )
+        finish = "length" if tokens[-1] == "cut" else "tool_calls" if deltas.calls else "stop"
+        self.chunk({"choices": [{"index": 0, "delta": {}, "text": "", "finish_reason": finish}]})
         used = {"time_to_first_token_s": 0.021, "tokens_per_second": 1234.5, "context_used": 32, "context": 640}
         self.chunk({"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": 24}, "penjing": used})
         self.chunk("[DONE]")

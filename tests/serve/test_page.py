@@ -411,7 +411,7 @@ def test_conversations_are_exported_as_training_data_and_cleared(opened, server,
     page.locator("#clear").click()
     page.get_by_role("button", name="Delete", exact=True).click()
     expect(page.locator(".conversation")).to_have_count(0)
-    assert page.evaluate("localStorage['penjing.conversations']") is None
+    assert page.evaluate("Object.keys(localStorage).filter((key) => key.includes('conversation'))") == []
 
 
 def test_two_tabs_do_not_lose_each_others_conversations(opened, server):
@@ -429,9 +429,8 @@ def test_two_tabs_do_not_lose_each_others_conversations(opened, server):
 
 
 def test_both_languages_are_whole_and_the_browsers_is_chosen(opened, server):
-    source = (PAGE / "strings.js").read_text()
-    english, chinese = re.split(r"^  zh: \{$", source.split("export const EXAMPLES")[0], flags=re.M)
-    keys = [set(re.findall(r"^    (\w+):", part, flags=re.M)) for part in (english, chinese)]
+    sources = [(PAGE / name).read_text() for name in ("english.js", "chinese.js")]
+    keys = [set(re.findall(r"^  (\w+):", source, flags=re.M)) for source in sources]
     assert keys[0] == keys[1] and len(keys[0]) > 100
     used = set()
     for file in PAGE.glob("*.js"):
@@ -573,6 +572,326 @@ def test_an_input_method_keeps_its_enter(opened, server):
     expect(page.locator(".question")).to_have_count(0)
     page.locator("#text").press("Shift+Enter")
     assert page.locator("#text").input_value() == "ni hao\n"
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_tabs_merge_what_they_write(opened, server):
+    """Also into one conversation, and where a tab did not hear of the other."""
+    page = opened()
+    send(page, "one")
+    page.wait_for_timeout(500)
+    other = page.context.new_page()
+    other.goto(server.url)
+    other.get_by_role("button", name="one", exact=True).click()
+    other.evaluate("addEventListener('storage', (event) => event.stopImmediatePropagation(), { capture: true })")
+    send(page, "two")
+    send(other, "three")
+    other.wait_for_timeout(500)
+    page.reload()
+    page.get_by_role("button", name="one", exact=True).click()
+    said = page.locator(".bubble")
+    seen = set(said.all_inner_texts())
+    page.locator(".question .versions button:enabled").first.click()
+    assert seen | set(said.all_inner_texts()) == {"one", "two", "three"}
+
+
+def test_a_conversation_that_another_tab_deletes_is_gone(opened, server):
+    page = opened()
+    send(page, "one")
+    page.wait_for_timeout(500)
+    other = page.context.new_page()
+    other.goto(server.url)
+    other.get_by_role("button", name="Delete “one”").click()
+    other.get_by_role("button", name="Cancel").click()
+    expect(other.locator(".conversation")).to_have_count(1)  # it asks
+    other.get_by_role("button", name="Delete “one”").click()
+    other.get_by_role("button", name="Delete", exact=True).click()
+    expect(page.locator(".conversation")).to_have_count(0)
+    expect(page.locator("#welcome")).to_be_visible()
+
+
+def test_conversations_of_an_older_version_are_taken_over(opened, server):
+    page = opened()
+    old = {
+        "id": "a",
+        "title": "old",
+        "updated": 1,
+        "nodes": {},
+        "children": [],
+        "active": 0,
+        "pieces": [{"text": "It"}],
+    }
+    page.evaluate("(all) => localStorage.setItem('penjing.conversations', all)", json.dumps([old]))
+    page.reload()
+    page.get_by_role("button", name="old", exact=True).click()
+    expect(page.locator("#sheet")).to_have_value("It")
+    assert page.evaluate("localStorage['penjing.conversations']") is None
+    page.reload()
+    expect(page.locator(".conversation")).to_have_text("old")
+
+
+def test_a_reload_in_mid_stream_keeps_the_answer_and_it_goes_on(opened, server):
+    page = opened()
+    page.locator("#text").fill("slow")
+    page.keyboard.press("Enter")
+    expect(page.locator(".words")).to_contain_text("w9")
+    page.reload()
+    page.get_by_role("button", name="slow", exact=True).click()
+    expect(page.locator(".words")).to_contain_text("w9")
+    expect(page.locator(".figures")).to_contain_text("tokens")
+    kept = page.locator(".words").inner_text()
+    page.get_by_role("button", name="Continue").click()
+    ended(page)
+    expect(page.locator(".words")).to_have_text(f"{kept} went on")
+    assert len(server.asked()[-1]["continue_ids"]) == len(kept.split())
+    expect(page.locator(".versions")).to_have_count(0)
+
+
+def test_a_full_storage_is_said_and_older_texts_stay(opened, server):
+    page = opened()
+    send(page, "one")
+    page.wait_for_timeout(500)
+    page.evaluate("""() => { for (let size = 2 ** 22; size > 4; size /= 2)
+      try { localStorage.setItem('x', (localStorage.x ?? '') + 'x'.repeat(size)); } catch {} }""")
+    page.locator("#new-chat").click()
+    send(page, "long")
+    expect(page.locator("#toast")).to_contain_text("storage is full")
+    page.reload()
+    expect(page.locator(".conversation")).to_have_text("one")
+
+
+# --- answers that were cut off, versions ------------------------------------------------------------------------------
+
+
+def test_a_cut_off_answer_goes_on_in_its_place(opened, server):
+    page = opened()
+    send(page, "cut")
+    expect(page.locator(".note")).to_contain_text("Cut off")
+    page.get_by_role("button", name="Continue").click()
+    expect(page.locator(".words")).to_have_text("It is cut went on")
+    expect(page.locator(".note")).to_be_hidden()
+    expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+    assert server.asked()[-1]["continue_ids"] == [server.ids[piece] for piece in (b"It", b" is", b" cut")]
+
+
+def test_figures_stay_after_a_stop(opened, server):
+    page = opened()
+    page.locator("#text").fill("slow")
+    page.keyboard.press("Enter")
+    expect(page.locator(".words")).to_contain_text("w40")
+    page.keyboard.press("Escape")
+    expect(page.locator(".note")).to_have_text("Stopped.")
+    for part in ("tokens/s", "first token", " tokens"):
+        expect(page.locator(".figures")).to_contain_text(part)
+
+
+def test_an_answer_of_thoughts_only_shows_them(opened, server):
+    page = opened()
+    send(page, "only")
+    expect(page.locator(".thought-text")).to_be_visible()
+    expect(page.locator(".note")).to_have_text("It only thought, and said no answer.")
+
+
+def test_turns_under_another_version_are_said(opened, server):
+    page = opened({"look": True})
+    send(page, "hello")
+    send(page, "again")
+    page.locator(".token").nth(1).click()
+    page.get_by_role("button", name="Go on with ␣cat").click()
+    ended(page)
+    expect(page.locator(".question")).to_have_count(1)
+    expect(page.locator(".later")).to_contain_text("goes on under version 1")
+    page.get_by_role("button", name="Show it").click()
+    expect(page.locator(".question")).to_have_count(2)
+    expect(page.locator(".later")).to_have_count(0)
+
+
+def test_a_text_that_was_replaced_comes_back(opened, server):
+    page = opened({"model": "base"})
+    page.locator("#sheet").fill("It was dark")
+    page.get_by_role("button", name="Continue").click()
+    ended(page)
+    page.get_by_role("button", name="Continue").click()
+    ended(page)
+    page.locator("#look").click()
+    page.locator(".token", has_text="then").first.click()
+    page.get_by_role("button", name="Go on with ␣cat").click()
+    ended(page)
+    page.get_by_role("button", name="Text before").click()
+    expect(page.locator("#sheet")).to_have_value("It was dark and then it rained and then it rained")
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_a_long_line_of_code_scrolls_by_itself(opened, server, width):
+    page = opened(width=width)
+    page.locator("#text").fill("code")
+    page.locator("#send").click()
+    ended(page)
+    box = page.locator(".code").bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= width
+    assert page.locator(".code pre").evaluate("(node) => node.scrollWidth > node.clientWidth")
+    assert page.locator("#scroll").evaluate("(node) => node.scrollWidth === node.clientWidth")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_formulas_and_the_rest_of_markdown(opened, server):
+    page = opened()
+    send(page, "math")
+    words = page.locator(".words")
+    assert words.locator("math").count() == 5
+    assert words.locator("math[display=block] mfrac").count() == 1 and words.locator("msqrt").count() == 1
+    assert words.locator("math msup").first.text_content() == "a2"
+    expect(words).to_contain_text("It costs $5 and $6.")
+    assert words.locator("ol > li").all_inner_texts() == ["one", "two"]
+    assert words.locator("ul > li").all_inner_texts() == ["other"]
+    links = [link.get_attribute("href") for link in words.locator("a").all()]
+    assert links == ["https://example.org/a_(b)", "https://example.org/c"]
+    assert words.locator("td").all_inner_texts() == ["x|y", "2"]
+    assert words.locator("pre code").inner_text() == "<b onclick=window.hit=1>'\"</b>"
+    assert words.locator(".hl-keyword").count() and words.locator(".hl-key").count()
+    assert page.evaluate("window.hit") is None
+    assert page.locator("#thread").locator("script, img, [onclick], [onerror], [href^=javascript]").count() == 0
+
+
+def test_a_page_without_a_clipboard_copies_or_says_so(opened, server):
+    page = opened()
+    send(page, "hello")
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.evaluate("document.addEventListener('copy', () => (window.copied = String(document.activeElement.value)))")
+    copy = page.locator(".answers").get_by_role("button", name="Copy")
+    copy.click()
+    assert page.evaluate("window.copied") == "You said hello"
+    page.wait_for_timeout(1600)
+    page.evaluate("document.execCommand = () => false")
+    copy.click()
+    expect(page.locator("#toast")).to_contain_text("does not allow copying")
+
+
+def test_the_window_opens_again_by_keyboard(opened, server):
+    page = opened({"look": True})
+    send(page, "hello")
+    page.locator(".token").first.focus()
+    page.keyboard.press("ArrowRight")
+    for key in ("Enter", " ", "ArrowDown"):
+        page.keyboard.press("Escape")
+        expect(page.locator(".popover")).to_have_count(0)
+        page.keyboard.press(key)
+        expect(page.locator(".popover")).to_be_visible()
+        expect(page.locator(".popover button:focus")).to_have_count(1)
+
+
+def test_the_window_leaves_its_token_in_sight_at_200_percent(opened, server):
+    page = opened({"look": True}, width=620, height=420)
+    send(page, "long")
+    for token in page.locator(".token").all()[::7]:
+        token.click()
+        own, window = token.locator(".paint").bounding_box(), page.locator(".popover").bounding_box()
+        assert window["y"] >= own["y"] + own["height"] - 2 or window["y"] + window["height"] <= own["y"] + 2
+        assert window["y"] >= 0 and window["y"] + window["height"] <= 420
+        page.keyboard.press("Escape")
+
+
+def test_examples_are_the_models_own_or_none(opened, server):
+    page = opened()
+    assert page.locator(".example").all_inner_texts() == ["Own question?", "自己的问题？"]
+    page.locator("#language").click()
+    assert page.locator(".example").all_inner_texts() == ["自己的问题？", "Own question?"]
+    page.locator("#model").select_option("base")
+    expect(page.locator(".example")).to_have_count(0)
+
+
+LATIN = re.compile(r"[A-Za-z]{3,}")
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, {"message": "messages: 99 tokens, too long", "code": "context_length_exceeded"}),
+        (400, {"message": "top_p: Input should be greater than 0"}),
+        (404, {"message": "no such model", "code": "model_not_found"}),
+        (413, {"message": "the body has more than 4 bytes", "code": "body_too_large"}),
+        (500, {"message": "the server failed on this request", "code": "internal_error"}),
+        (418, {"message": "I am a teapot"}),
+    ],
+)
+def test_errors_are_in_the_language_of_the_page(opened, server, status, error):
+    page = opened(locale="zh-CN")
+    reply = {"status": status, "content_type": "application/json", "body": json.dumps({"error": error})}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(**reply))
+    page.locator("#text").fill("你好")
+    page.keyboard.press("Enter")
+    note = page.locator(".note.bad")
+    expect(note).to_contain_text("没有得到回答")
+    assert not LATIN.search(note.inner_text())
+    page.locator("#language").click()
+    expect(note).to_contain_text("No answer: ")
+    opened.troubles.clear()
+
+
+def test_tokens_are_counted_before_they_are_sent(opened, server):
+    page = opened({"system": "Be kind."})
+    page.locator("#text").fill("hello")
+    expect(page.locator("#count")).to_have_text(f"{len('Be kind.hello')} of 640 tokens")
+    page.locator("#text").fill("x" * 700)
+    expect(page.locator("#count")).to_have_class("bad")
+    page.locator("#text").fill("")
+    expect(page.locator("#count")).to_have_text("")
+
+
+def test_a_way_to_the_end(opened, server):
+    page = opened(height=500)
+    for text in ("long", "long"):
+        send(page, text)
+    page.locator("#scroll").evaluate("(node) => (node.scrollTop = 0)")
+    page.get_by_role("button", name="To the end").click()
+    expect(page.locator("#to-end")).to_be_hidden()
+    assert page.locator("#scroll").evaluate("(node) => node.scrollHeight - node.scrollTop - node.clientHeight < 2")
+
+
+def test_conversations_are_renamed_searched_and_brought_back(opened, server, tmp_path):
+    server.tools = [TOOL]
+    page = opened({"system": "Be kind."})
+    for text in ("think", "calculate", "markdown"):
+        page.locator("#new-chat").click()
+        send(page, text)
+    page.get_by_role("button", name="Rename “think”").click()
+    page.locator("#new-title").fill("My <b>title</b>")
+    page.keyboard.press("Enter")
+    expect(page.locator(".conversation").nth(2)).to_have_text("My <b>title</b>")
+    page.locator("#search").fill("SEE let")  # in a thought
+    expect(page.locator(".conversation")).to_have_text(["My <b>title</b>"])
+    page.locator("#search").fill("nowhere")
+    expect(page.locator("#conversations")).to_contain_text("No conversation")
+    page.locator("#search").fill("")
+    file, again = tmp_path / "chats.jsonl", tmp_path / "again.jsonl"
+    with page.expect_download() as download:
+        page.locator("#export").click()
+    download.value.save_as(file)
+    page.locator("#clear").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text(file.read_text() + 'broken\n{"messages": [{"role": "robot"}]}\n{"messages": 1}\nnull\n')
+    page.locator("#import-file").set_input_files(mixed)
+    expect(page.locator("#toast")).to_contain_text("3 imported, 0 were here already, 4 lines")
+    page.locator("#import-file").set_input_files(file)
+    expect(page.locator("#toast")).to_contain_text("0 imported, 3 were here already, 0 lines")
+    page.wait_for_timeout(500)
+    page.reload()
+    with page.expect_download() as download:
+        page.locator("#export").click()
+    download.value.save_as(again)
+    assert sorted(again.read_text().splitlines()) == sorted(file.read_text().splitlines())
+    page.get_by_role("button", name="calculate", exact=True).click()
+    expect(page.locator(".call-result pre")).to_have_text("42")
+    send(page, "hello")  # goes on behind it
+    roles = [message["role"] for message in server.asked()[-2]["messages"]]  # as refused: too long
+    assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
+    opened.troubles.clear()
 
 
 # --- the real server, with a small random model ----------------------------------------------------------------------

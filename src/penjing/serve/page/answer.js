@@ -18,7 +18,8 @@ export function drawSeed(settings) {
   return settings.seed === "" ? crypto.getRandomValues(new Uint32Array(1))[0] >>> 1 : Number(settings.seed);
 }
 
-const THINKING = { auto: null, on: true, off: false };
+/** Whether the model must think, must not, or decides (null). */
+export const thinkingOf = (settings) => ({ auto: null, on: true, off: false })[settings.thinking];
 
 /**
  * Write an answer until it ends. context: {conversation, node, lane, settings, tools}; hooks: {signal, onUpdate(tokens),
@@ -32,6 +33,7 @@ export async function writeAnswer(answer, context, hooks) {
       const last = answer.steps.at(-1);
       const goOn = last && !last.finished ? last.tokens.map((token) => token.id) : [];
       if (!goOn.length) answer.steps.push(newStep());
+      answer.finish = "";
       await writeStep(answer, goOn, context, hooks);
       const step = answer.steps.at(-1);
       step.finished = true;
@@ -56,7 +58,7 @@ export async function writeAnswer(answer, context, hooks) {
 export function endWith(answer, error) {
   answer.state = error.name === "AbortError" ? "stopped" : "failed";
   answer.error = error.message || String(error);
-  answer.status = error.status ?? -1;
+  Object.assign(answer, { status: error.status ?? -1, code: error.code ?? "", param: error.param ?? "" });
 }
 
 function parsed(text) {
@@ -69,7 +71,7 @@ function parsed(text) {
 
 async function writeStep(answer, goOn, { conversation, node, lane, settings, tools, model }, hooks) {
   const step = answer.steps.at(-1);
-  const thinking = THINKING[settings.thinking];
+  const thinking = thinkingOf(settings);
   const request = {
     model: answer.model,
     ...sampling(settings, answer.seed),

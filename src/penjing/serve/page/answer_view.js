@@ -1,19 +1,22 @@
 // One answer on the page: thoughts, words, calls and figures; in words, or looked into token by token.
 
-import { el, icon } from "./dom.js";
-import { count, percent, seconds, t } from "./i18n.js";
+import { canGoOn } from "./conversation.js";
+import { button, el, icon } from "./dom.js";
+import { count, current, percent, seconds, t } from "./i18n.js";
 import { tokenView } from "./look.js";
 import { renderMarkdown } from "./markdown.js";
 
 /**
  * The view of an answer: {node, update}. update shows what has been added since.
- * look: whether tokens are shown; onChoose(stepPlace, tokenPlace, alternative).
+ * look: whether tokens are shown; onChoose(stepPlace, tokenPlace, alternative); onGoOn: writes an answer on that was cut
+ * off, null where something stands behind it.
  */
-export function answerView(answer, { look, onChoose }) {
+export function answerView(answer, { look, onChoose, onGoOn }) {
   const steps = el("div", { class: "steps" });
   const note = el("p", { class: "note", role: "status" });
   const figures = el("div", { class: "figures" });
-  const node = el("div", { class: "answer" }, steps, note, figures);
+  const goOn = button("send", t("continueText"), onGoOn, { text: t("continueText"), className: "plain go-on" });
+  const node = el("div", { class: "answer" }, steps, note, goOn, figures);
   const views = [];
   const update = () => {
     while (views.length < answer.steps.length) {
@@ -26,6 +29,7 @@ export function answerView(answer, { look, onChoose }) {
     node.classList.toggle("running", answer.state === "running");
     node.setAttribute("aria-busy", String(answer.state === "running"));
     showNote(note, answer);
+    goOn.hidden = !onGoOn || !canGoOn(answer);
     showFigures(figures, answer);
   };
   update();
@@ -52,6 +56,7 @@ function stepView(look, onChoose) {
       const tokens = look && step.tokens.length > 0;
       fold.hidden = !step.reasoning && !(tokens && step.tokens.some((token) => token.kind === "reasoning"));
       summary.textContent = thoughtTitle(step, running);
+      if (!running && !shown.isOver && isThoughtOnly(step)) fold.open = true; // else the answer looks empty
       if (tokens) {
         inThought.update(step.tokens);
         inWords.update(step.tokens);
@@ -60,7 +65,7 @@ function stepView(look, onChoose) {
         if (shown.content !== step.content) renderMarkdown(words, step.content);
         missing.hidden = !(look && step.content && !running);
       }
-      shown = { reasoning: step.reasoning, content: step.content };
+      shown = { isOver: !running, reasoning: step.reasoning, content: step.content };
       showCalls(calls, step.calls);
     },
   };
@@ -99,17 +104,35 @@ function readable(args) {
   }
 }
 
-const isEmpty = (answer) => answer.steps.every((step) => !step.content.trim() && !step.calls.length && !step.reasoning);
+const isThoughtOnly = (step) => Boolean(step.reasoning.trim()) && !step.content.trim() && !step.calls.length;
+const isEmpty = (answer) => answer.steps.every((step) => !step.content.trim() && !step.calls.length && !step.reasoning.trim());
+
+const REASONS = {
+  context_length_exceeded: "tooLong", model_not_found: "noModel", no_chat: "noChat", tool_not_found: "noTool",
+  queue_full: "queueFull", timeout: "timedOut", body_too_large: "bodyTooLarge", 401: "wrongKey", 403: "forbidden", 413: "bodyTooLarge",
+  429: "queueFull",
+};
+
+/** Why there is no answer, in the language of the page. error: {code, param, status}; message: what the server said. */
+export function reasonOf({ code, param, status }, message) {
+  const key = REASONS[code] ?? REASONS[status];
+  if (key) return t(key);
+  if (current() === "en") return message;
+  if (status >= 500) return t("serverFault");
+  return status >= 400 ? t("refused", { param: param || status }) : t("pageFault");
+}
 
 export function problemOf(answer) {
   if (answer.state === "stopped") return t("stopped");
-  if (answer.state === "failed") return answer.status === 0 ? t("broke") : t("failed", { error: answer.error });
+  if (answer.state === "elsewhere") return t("elsewhere");
+  if (answer.state === "failed") return answer.status === 0 ? t("broke") : t("failed", { error: reasonOf(answer, answer.error) });
   if (answer.state === "running") return answer.busy ? t("busy", { wait: Math.ceil(answer.busy) }) : "";
   if (answer.finish === "length") {
     const { used, context } = answer.stats ?? {};
     return used && context && used >= context ? t("contextReached") : t("lengthReached");
   }
   if (isEmpty(answer)) return t("nothing");
+  if (answer.steps.length && isThoughtOnly(answer.steps.at(-1))) return t("onlyThoughts");
   return answer.forgotten ? t("forgotten") : "";
 }
 
@@ -120,9 +143,9 @@ function showNote(note, answer) {
   note.classList.toggle("bad", answer.state === "failed");
 }
 
-/** Tokens a second, time to the first token, and how full the context is; while it writes, as measured here. */
+/** Tokens a second, time to the first token, and how full the context is; until the server says so, as measured here. */
 export function showFigures(container, answer) {
-  const { speed, first, used, context, written } = answer.stats ?? live(answer);
+  const { speed, first, used, context, written } = answer.stats ?? {};
   const parts = [];
   if (speed && written >= LEAST_TIMED) parts.push(el("span", { class: "figure", text: t("speed", { value: count(speed) }) }));
   if (first) parts.push(el("span", { class: "figure", text: t("first", { time: seconds(first) }) }));
@@ -143,10 +166,4 @@ function contextBar(used, context) {
     el("span", { class: "track", "aria-hidden": "true" }, fill),
     el("span", { text: words }),
   );
-}
-
-function live({ clock, state }) {
-  if (!clock?.first || state !== "running") return {};
-  const passed = (performance.now() - clock.first) / 1000;
-  return { first: (clock.first - clock.begun) / 1000, speed: passed > 0.2 ? clock.tokens / passed : null, written: clock.tokens };
 }

@@ -7,9 +7,9 @@ const MOST_TRIES = 6; // of a request that the server is too busy for
 
 /** What the server said. status 0: it did not answer. */
 export class ApiError extends Error {
-  constructor(status, message, { retryAfter = 0, code = "" } = {}) {
+  constructor(status, message, { retryAfter = 0, code = "", param = "" } = {}) {
     super(message);
-    Object.assign(this, { status, retryAfter, code });
+    Object.assign(this, { status, retryAfter, code, param });
   }
 }
 
@@ -49,14 +49,14 @@ async function once(path, { body, signal, key }) {
   const said = await response.json().catch(() => ({}));
   const message = said.error?.message || response.statusText || String(response.status);
   const retryAfter = Number(response.headers.get("Retry-After")) || 0;
-  throw new ApiError(response.status, message, { retryAfter, code: said.error?.code });
+  throw new ApiError(response.status, message, { retryAfter, code: said.error?.code, param: said.error?.param });
 }
 
 /**
  * A response that is good. A refused key is asked for again; a busy server (429, 503) is asked again after the time it
  * names, and onBusy(seconds) is told each time. Throws ApiError, or the signal's AbortError.
  */
-async function request(path, { body, signal, onBusy } = {}) {
+async function request(path, { body, signal, onBusy, mostTries = MOST_TRIES } = {}) {
   for (let tries = 1; ; ) {
     const key = sessionStorage.getItem(KEY);
     try {
@@ -65,7 +65,7 @@ async function request(path, { body, signal, onBusy } = {}) {
       // Somebody may have given another key since this was sent.
       if (error.status === 401 && (key !== sessionStorage.getItem(KEY) || (await askForKey()))) continue;
       const busy = error.status === 429 || error.status === 503;
-      if (!busy || tries >= MOST_TRIES) throw error;
+      if (!busy || tries >= mostTries) throw error;
       const wait = Math.min(error.retryAfter || 2 ** (tries - 1), 30);
       onBusy?.(wait);
       await pause(wait, signal);
@@ -96,13 +96,18 @@ export async function callTool(name, args, signal) {
   return response.json();
 }
 
+/** How many tokens a request reads: {count, max_model_len}. */
+export async function countTokens(body, signal) {
+  return (await request("tokenize", { body, signal, mostTries: 1 })).json();
+}
+
 /** The chunks of an answer. path: v1/chat/completions or v1/completions. A broken stream is an ApiError of status 0. */
 export async function* stream(path, body, { signal, onBusy } = {}) {
   const asked = { ...body, stream: true, stream_options: { include_usage: true } };
   const response = await request(path, { body: asked, signal, onBusy });
   try {
     for await (const chunk of events(response)) {
-      if (chunk.error) throw new ApiError(500, chunk.error.message);
+      if (chunk.error) throw new ApiError(500, chunk.error.message, { code: chunk.error.code });
       yield chunk;
     }
   } catch (error) {

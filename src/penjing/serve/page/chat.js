@@ -1,14 +1,14 @@
 // The conversation that is open: what is asked, answered, stopped, repeated and branched.
 
-import { branch, continueText, drawSeed, endWith, isEnd, writeAnswer, writeContinuation } from "./answer.js";
+import { branch, drawSeed, isEnd, writeAnswer, writeContinuation } from "./answer.js";
 import { addNode, newAnswer, newConversation, path, showSibling } from "./conversation.js";
-import { branched, edited, textOfPieces } from "./document.js";
 import { toolsOn } from "./settings.js";
 import { titleOf } from "./sidebar.js";
 import * as store from "./store.js";
+import { TextChat } from "./text_chat.js";
 import { View } from "./view.js";
 
-class Chat {
+class Chat extends TextChat {
   models = [];
   tools = [];
   lanes = []; // the names of the one or two models that are asked
@@ -27,10 +27,6 @@ class Chat {
 
   get isEmpty() {
     return !this.conversation.children.length && !(this.conversation.pieces?.length > 0);
-  }
-
-  get canRewrite() {
-    return Boolean(this.conversation.pieces?.at(-1)?.tokens);
   }
 
   modelOf(lane) {
@@ -101,8 +97,20 @@ class Chat {
   /** Show another version of a question or an answer. */
   show(node, place) {
     showSibling(this.conversation, node, place);
-    store.saveSoon();
+    store.saveSoon(this.conversation);
     this.draw();
+  }
+
+  rename(conversation, title) {
+    Object.assign(conversation, { title, renamed: Date.now() });
+    store.saveSoon(conversation);
+    this.onChange();
+  }
+
+  /** Put conversations of a file beside those that are there. */
+  add(conversations) {
+    conversations.forEach((conversation) => store.add(conversation));
+    this.onChange();
   }
 
   /** Draw the conversation anew, and what stands around it. */
@@ -161,8 +169,22 @@ class Chat {
   }
 
   /** Put answers under a question, and write those that are not written yet. */
-  async answer(question, answers) {
-    const node = addNode(this.conversation, question, { answers });
+  answer(question, answers) {
+    return this.writeAll(addNode(this.conversation, question, { answers }), answers);
+  }
+
+  /** Write an answer on that was cut off. */
+  writeOn(node, lane) {
+    this.stop();
+    const answer = node.answers[lane];
+    if (answer.steps.at(-1).tokens.length) answer.steps.at(-1).finished = false;
+    else answer.steps.pop();
+    answer.state = "running";
+    return this.writeAll(node, node.answers);
+  }
+
+  async writeAll(node, answers) {
+    const { conversation } = this;
     this.keep();
     const controller = new AbortController();
     this.controller = controller;
@@ -171,7 +193,7 @@ class Chat {
     const waiting = answers.filter((answer) => answer.state === "running");
     await Promise.all(waiting.map((answer) => this.write(answer, node, answers.indexOf(answer), controller)));
     if (this.controller === controller) this.controller = null;
-    store.saveSoon();
+    store.saveSoon(conversation);
     this.onChange();
   }
 
@@ -188,9 +210,10 @@ class Chat {
     return writeAnswer(answer, { conversation, node, lane, settings, model, tools: toolsOn(tools) }, hooks);
   }
 
-  /** clock: the figures that are shown before the server gives its own. It is not kept. */
+  /** clock: when what is written began. It is not kept. */
   hooks(answer, signal) {
     const clock = { begun: performance.now(), first: 0, tokens: 0 };
+    const { conversation } = this;
     Object.defineProperty(answer, "clock", { value: clock, configurable: true });
     const busy = (wait) => {
       answer.busy = wait;
@@ -201,8 +224,8 @@ class Chat {
       onBusy: busy,
       onUpdate: (tokens = 0) => {
         delete answer.busy;
-        if (tokens) clock.first ||= performance.now();
-        clock.tokens += tokens;
+        if (tokens) measure(answer, clock, tokens);
+        store.saveSoon(conversation, 1000); // a reload keeps what is there
         this.view.soon();
       },
     };
@@ -212,67 +235,15 @@ class Chat {
     this.controller?.abort(new DOMException("stopped", "AbortError"));
     this.controller = null;
   }
+}
 
-  // --- a text that is continued --------------------------------------------------------------------------------------
-
-  begin(text) {
-    this.conversation.pieces = [{ text }];
-    return this.goOn();
-  }
-
-  changeText(text) {
-    this.conversation.pieces = edited(this.conversation.pieces, text);
-    this.conversation.title = titleOf(text.slice(0, 200));
-    if (text) this.keep();
-    this.onChange();
-  }
-
-  goOn() {
-    return this.continueFrom([...this.conversation.pieces, { text: "", tokens: [] }]);
-  }
-
-  rewrite() {
-    return this.continueFrom([...this.conversation.pieces.slice(0, -1), { text: "", tokens: [] }]);
-  }
-
-  choosePiece(place, token, other) {
-    const pieces = branched(this.conversation.pieces, place, token, other);
-    if (!isEnd(other)) return this.continueFrom(pieces);
-    this.stop();
-    Object.assign(this.conversation, { pieces, run: undefined });
-    return this.draw();
-  }
-
-  /** Write on behind the last piece, whose tokens are what it goes on from. */
-  async continueFrom(pieces) {
-    this.stop();
-    const { conversation } = this;
-    const piece = pieces.at(-1);
-    const prompt = textOfPieces(pieces.slice(0, -1));
-    conversation.pieces = pieces;
-    conversation.title ||= titleOf(textOfPieces(pieces).slice(0, 200));
-    const run = { model: this.lanes[0], state: "running", seed: drawSeed(store.settings), finish: "", error: "", stats: null };
-    conversation.run = run;
-    const controller = new AbortController();
-    this.controller = controller;
-    this.keep();
-    this.draw();
-    this.view.toEnd();
-    const goOn = piece.tokens.map((token) => token.id);
-    try {
-      await continueText(run, prompt, goOn, store.settings, this.hooks(run, controller.signal), (text, tokens, finish) => {
-        piece.text += text;
-        piece.tokens.push(...tokens);
-        if (finish) run.finish = finish;
-      });
-      run.state = "done";
-    } catch (error) {
-      endWith(run, error);
-    }
-    if (this.controller === controller) this.controller = null;
-    store.saveSoon();
-    if (this.conversation === conversation) this.draw();
-  }
+/** The figures as they are measured here, until the server gives its own. */
+function measure(answer, clock, tokens) {
+  clock.first ||= performance.now();
+  clock.tokens += tokens;
+  const passed = (performance.now() - clock.first) / 1000;
+  const speed = passed > 0.2 ? clock.tokens / passed : null;
+  answer.stats = { first: (clock.first - clock.begun) / 1000, speed, written: clock.tokens, used: null, context: null };
 }
 
 export const chat = new Chat();

@@ -73,7 +73,7 @@ function spoken(steps) {
 }
 
 /** Questions and answers as messages, without questions that were not answered at all. */
-function messagesOfNodes(nodes, lane) {
+export function messagesOfNodes(nodes, lane) {
   const silent = (node) => node?.answers && answerOf(node, lane).steps.every((step) => !step.content && !step.calls.length);
   return nodes.flatMap((node, place) => {
     if (silent(node) || silent(nodes[place + 1])) return [];
@@ -93,19 +93,64 @@ export function messagesOf(steps) {
   return spoken(steps);
 }
 
-/** One line a conversation, as `penjing train sft` reads them; a text that was continued is {"text": ...}. */
-export function toJsonl(conversations, tools) {
-  const lines = conversations.map((conversation) => {
-    if (conversation.pieces) return { text: conversation.pieces.map((piece) => piece.text).join("") };
-    const shown = path(conversation);
-    const last = shown.findLast((node) => node.answers);
-    if (!last) return null;
-    const messages = messagesOfNodes(shown.slice(0, shown.indexOf(last) + 1), 0);
-    if (!messages.length) return null;
-    const system = answerOf(last, 0).system || "";
-    if (system.trim()) messages.unshift({ role: "system", content: system });
-    const called = messages.some((message) => message.tool_calls);
-    return called && tools.length ? { messages, tools } : { messages };
-  });
-  return lines.filter(Boolean).map((line) => `${JSON.stringify(line)}\n`).join("");
+/** All that was said so far, in one lane. */
+export function messagesSoFar(conversation, lane, system) {
+  const said = messagesOfNodes(path(conversation), lane);
+  return system.trim() ? [{ role: "system", content: system }, ...said] : said;
+}
+
+const sizeOf = (answer) => JSON.stringify(answer.steps.map(({ tokens, ...said }) => said)).length;
+const further = (one, other) => sizeOf(one) - sizeOf(other) || (one.state === "done") - (other.state === "done");
+
+/** Take into `mine` what another tab's version has more. Returns whether `mine` has anything that it lacks. */
+export function join(mine, theirs) {
+  let hasMore = false;
+  const pairs = [[mine, theirs]];
+  for (const [id, node] of Object.entries(theirs.nodes)) {
+    const own = mine.nodes[id];
+    if (own === undefined) mine.nodes[id] = node;
+    else pairs.push([own, node]);
+    own?.answers?.forEach((answer, lane) => {
+      const ahead = answer.state === "running" ? 1 : further(answer, node.answers[lane]);
+      if (ahead < 0) Object.assign(answer, node.answers[lane]);
+      hasMore ||= ahead > 0;
+    });
+  }
+  for (const [own, other] of pairs) {
+    hasMore ||= own.children.some((id) => !other.children.includes(id));
+    own.children = [...new Set([...own.children, ...other.children])];
+  }
+  if ((theirs.renamed ?? 0) > (mine.renamed ?? 0)) Object.assign(mine, { title: theirs.title, renamed: theirs.renamed });
+  if (mine.pieces && theirs.updated > mine.updated && mine.run?.state !== "running") {
+    Object.assign(mine, { pieces: theirs.pieces, run: theirs.run, earlier: theirs.earlier });
+  }
+  mine.updated = Math.max(mine.updated, theirs.updated);
+  return hasMore;
+}
+
+/** How many nodes stand one under the other from this one on. */
+function depth(conversation, node) {
+  let most = 0;
+  for (const open = [[node, 1]]; open.length; ) {
+    const [one, place] = open.pop();
+    most = Math.max(most, place);
+    for (const id of one.children) open.push([conversation.nodes[id], place + 1]);
+  }
+  return most;
+}
+
+/** The place of a version beside this node under which the conversation went on further; -1 if there is none. */
+export function longerVersion(conversation, node) {
+  const all = holder(conversation, node.parent).children;
+  if (all.length < 2) return -1;
+  const depths = all.map((id) => depth(conversation, conversation.nodes[id]));
+  const most = Math.max(...depths);
+  return most > depths[all.indexOf(node.id)] ? depths.indexOf(most) : -1;
+}
+
+/** Whether an answer that was cut off can be written on. */
+export function canGoOn(answer) {
+  const isCut = ["stopped", "failed"].includes(answer.state) || (answer.state === "done" && answer.finish === "length");
+  const last = answer.steps.at(-1);
+  return isCut && Boolean(last) && !last.calls.length && (last.tokens.length > 0 || answer.steps.length > 1);
 }

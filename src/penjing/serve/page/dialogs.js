@@ -24,6 +24,12 @@ function ask({ title, text, yes, danger = false, fields = [], value = () => true
   dialog.showModal();
   const first = fields.length ? $("input", form) : $("button[value=yes]", form);
   first.focus();
+  // The first button of a form is the one that Enter presses; here that is the second.
+  if (fields.length) first.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.isComposing) return;
+    event.preventDefault();
+    $("button[value=yes]", form).click();
+  });
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes" ? value() : null), { once: true });
   });
@@ -31,17 +37,20 @@ function ask({ title, text, yes, danger = false, fields = [], value = () => true
 
 export const confirmClear = () => ask({ title: t("clearAll"), text: [t("clearSure")], yes: t("delete"), danger: true });
 
+export const confirmDelete = (title) => ask({ title: t("deleteChat", { title }), text: [t("deleteSure")], yes: t("delete"), danger: true });
+
+/** Another title, or null. */
+export function askTitle(title) {
+  const input = el("input", { type: "text", id: "new-title", maxlength: "120", autocomplete: "off" });
+  input.value = title;
+  const field = el("div", { class: "field" }, el("label", { for: "new-title", text: t("titleLabel") }), input);
+  return ask({ title: t("rename"), text: [], yes: t("save"), fields: [field], value: () => input.value.trim() });
+}
+
 /** The key of the server, or null. again: the one before was refused. */
 export function askKey(again) {
   const input = el("input", { type: "password", id: "key", required: true, autocomplete: "off" });
   const field = el("div", { class: "field" }, el("label", { for: "key", text: t("key") }), input);
-  const enter = (event) => {
-    // The first button of a form is the one that Enter presses; here that is the second.
-    if (event.key !== "Enter" || event.isComposing) return;
-    event.preventDefault();
-    $("#dialog button[value=yes]").click();
-  };
-  input.addEventListener("keydown", enter);
   return ask({
     title: t("keyTitle"),
     text: again ? [t("keyWrong"), t("keyText")] : [t("keyText")],

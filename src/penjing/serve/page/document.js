@@ -52,7 +52,7 @@ export function showDocument(container, conversation, { look, running, actions }
   const update = (isRunning) => {
     sheet.update(isRunning);
     if (!conversation.run) return;
-    note.textContent = problemOf({ ...conversation.run, steps: [{ content: "x", calls: [] }] });
+    note.textContent = problemOf({ ...conversation.run, steps: [{ content: "x", reasoning: "", calls: [] }] });
     note.hidden = !note.textContent;
     note.classList.toggle("bad", conversation.run.state === "failed");
     showFigures(figures, conversation.run);

@@ -1,5 +1,7 @@
 // Elements are built here, from text: nothing a model or a person writes is ever parsed as HTML.
 
+import { t } from "./i18n.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /**
@@ -41,6 +43,8 @@ const ICONS = {
   eye: "M2.5 12S6 5.5 12 5.5 21.5 12 21.5 12 18 18.5 12 18.5 2.5 12 2.5 12zM12 9.2a2.8 2.8 0 1 0 0 5.6 2.8 2.8 0 0 0 0-5.6z",
   columns: "M4 5h7v14H4zM13 5h7v14h-7z",
   sliders: "M4 8h8.5M17.5 8H20M4 16h2.5M11.5 16H20M15 5.5a2.5 2.5 0 1 0 0 5 2.5 2.5 0 0 0 0-5zM9 13.5a2.5 2.5 0 1 0 0 5 2.5 2.5 0 0 0 0-5z",
+  down: "M12 5v14M6 13l6 6 6-6",
+  upload: "M12 15V4M7.5 8l4.5-4.5L16.5 8M5 20h14",
   trash: "M5 7h14M10 7V4.5h4V7M7 7l1 12.5h8L17 7M10.5 10.5v5.5M13.5 10.5v5.5",
   download: "M12 4v11M7.5 11l4.5 4.5 4.5-4.5M5 20h14",
   moon: "M19.5 14.5A8 8 0 0 1 9.5 4.5a8 8 0 1 0 10 10z",
@@ -69,28 +73,54 @@ export function button(name, label, onClick, { text = "", className = "quiet" } 
   return node;
 }
 
-/** The text on the clipboard; true if that worked (a page that is not on localhost or https has none). */
+/** The text on the clipboard; true if that worked. A page that is not on localhost or https has only the old way. */
 export async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    return false;
+    return copySelected(text);
   }
 }
 
-/** A button that copies, and shows a tick for a moment. */
+function copySelected(text) {
+  const focused = document.activeElement;
+  const area = el("textarea", { class: "visually-hidden", readonly: true, "aria-hidden": "true" });
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  let done = false;
+  try {
+    done = document.execCommand("copy");
+  } catch {
+    // There is no other way.
+  }
+  area.remove();
+  focused?.focus({ preventScroll: true });
+  return done;
+}
+
+/** A button that copies, and shows a tick for a moment; where copying is not allowed it says so. */
 export function copyButton(label, done, text) {
   const node = button("copy", label, async () => {
-    if (!(await copy(text()))) return;
+    if (!(await copy(text()))) return toast(t("copyFailed"));
     node.replaceChildren(icon("check"));
     node.setAttribute("aria-label", done);
-    setTimeout(() => {
+    return setTimeout(() => {
       node.replaceChildren(icon("copy"));
       node.setAttribute("aria-label", label);
     }, 1500);
   });
   return node;
+}
+
+let toastTimer = 0;
+
+/** Say something for a few seconds. */
+export function toast(text) {
+  clearTimeout(toastTimer);
+  $("#toast").textContent = text;
+  toastTimer = setTimeout(() => $("#toast").replaceChildren(), 7000);
 }
 
 /** A text area as high as what stands in it. */

@@ -1,6 +1,9 @@
-// The page in two languages. Every sentence stands in strings.js, in both.
+// The page in two languages. tests/serve/test_page.py checks that no sentence is missing in one.
 
-import { STRINGS } from "./strings.js";
+import { CHINESE } from "./chinese.js";
+import { ENGLISH } from "./english.js";
+
+const STRINGS = { en: ENGLISH, zh: CHINESE };
 
 let language = "en";
 

@@ -32,7 +32,7 @@ export function tokenView(container, kinds, onChoose) {
     rove(state.shown, group);
     popover.open(group, onChoose);
   });
-  container.addEventListener("keydown", (event) => move(event, state.shown, over(event)));
+  container.addEventListener("keydown", (event) => move(event, state.shown, over(event), onChoose));
   return {
     update(tokens) {
       if (tokens.length === state.count) return;
@@ -84,13 +84,14 @@ function rove(shown, group) {
 }
 
 /** Arrow keys go from token to token, and down into the window. */
-function move(event, shown, group) {
+function move(event, shown, group, onChoose) {
   const place = shown.indexOf(group);
   const next = { ArrowRight: place + 1, ArrowLeft: place - 1, Home: 0, End: shown.length - 1 }[event.key];
   if (next !== undefined && shown[next]) {
     rove(shown, shown[next]);
     shown[next].node.focus();
   } else if (["ArrowDown", "Enter", " "].includes(event.key) && group) {
+    if (popover.group !== group) popover.open(group, onChoose);
     popover.enter();
   } else return;
   event.preventDefault();
@@ -140,15 +141,19 @@ const popover = {
     this.place();
   },
 
-  /** Below the token, or above it where there is no room; always within the window. */
+  /** Below the token, or above it, where there is more room; no higher than that room, so that the token stays seen. */
   place() {
-    const token = $(".paint", this.group.node).getClientRects()[0];
-    if (!token) return;
+    const lines = $(".paint", this.group.node).getClientRects();
+    if (!lines.length) return;
+    this.node.style.maxHeight = "none";
     const own = this.node.getBoundingClientRect();
-    const below = token.bottom + 6 + own.height <= window.innerHeight - 8;
-    const left = Math.min(Math.max(8, token.left - 12), window.innerWidth - own.width - 8);
+    const [over, under] = [lines[0].top - 14, window.innerHeight - lines[lines.length - 1].bottom - 14];
+    const below = own.height <= under || under >= over;
+    const height = Math.max(Math.min(own.height, below ? under : over), 60);
+    const left = Math.min(Math.max(8, lines[0].left - 12), window.innerWidth - own.width - 8);
+    this.node.style.maxHeight = `${height}px`;
     this.node.style.left = `${left}px`;
-    this.node.style.top = `${below ? token.bottom + 6 : Math.max(8, token.top - own.height - 6)}px`;
+    this.node.style.top = `${below ? lines[lines.length - 1].bottom + 6 : Math.max(8, lines[0].top - height - 6)}px`;
   },
 
   key(event) {

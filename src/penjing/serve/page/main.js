@@ -2,15 +2,16 @@
 
 import * as api from "./api.js";
 import { chat } from "./chat.js";
-import { toJsonl } from "./conversation.js";
-import { askKey, confirmClear } from "./dialogs.js";
-import { $, el, grow, icon } from "./dom.js";
+import { countSoon } from "./counter.js";
+import { askKey, askTitle, confirmClear, confirmDelete } from "./dialogs.js";
+import { $, el, grow, icon, toast } from "./dom.js";
 import { current, preferred, setLanguage, t } from "./i18n.js";
 import { closePopover, legend } from "./look.js";
 import { setSettings, showSettings } from "./settings.js";
 import { download, setMenu, showConversations } from "./sidebar.js";
 import * as store from "./store.js";
 import { showBanner, showModels, showWelcome } from "./surroundings.js";
+import { fromJsonl, toJsonl } from "./transfer.js";
 
 const isDark = () => document.documentElement.dataset.theme === "dark";
 
@@ -27,6 +28,9 @@ function words() {
   setLanguage(store.settings.language || preferred());
   label("new-chat", "plus", t("newChat"));
   label("export", "download", t("export")).title = t("exportTitle");
+  label("import", "upload", t("import")).title = t("importTitle");
+  label("to-end", "down", t("toEnd"), { shown: false });
+  label("undo", "retry", t("undoText"));
   label("clear", "trash", t("clearAll"), { shown: false });
   $("#language").replaceChildren(el("span", { lang: current() === "zh" ? "en" : "zh-Hans", text: t("languageShort") }));
   $("#language").setAttribute("aria-label", t("language"));
@@ -48,7 +52,7 @@ function words() {
 function refresh() {
   const { conversation, models, running } = chat;
   const document_ = chat.isDocument;
-  showConversations(store.conversations, conversation, { open: (other) => (setMenu(false), chat.open(other)), remove: (other) => chat.remove(other) });
+  showConversations(store.conversations, conversation, $("#search").value, { open: (other) => (setMenu(false), chat.open(other)), rename, remove });
   showModels(models, chat.lanes);
   const lookOn = store.settings.look;
   $("#look").setAttribute("aria-checked", String(lookOn));
@@ -63,11 +67,14 @@ function refresh() {
   $(".document-row").hidden = !document_;
   $("#hint").textContent = t(document_ ? "hintDocument" : "hint");
   $("#text").placeholder = chat.lanes.length > 1 ? t("writeToTwo") : t("writeTo", { model: chat.lanes[0] ?? "" });
+  countSoon(chat);
+  $("#to-end").hidden = !chat.view.isAway;
   const sendable = running || $("#text").value.trim() !== "";
   const send = label("send", running ? "stop" : "send", t(running ? "stop" : "send"), { shown: false });
   send.disabled = !sendable || !models.length;
   label("continue", running ? "stop" : "send", t(running ? "stop" : "continueText")).disabled =
     !running && (!models.length || chat.isEmpty);
+  $("#undo").hidden = running || !conversation.earlier?.length;
   $("#rewrite").hidden = running || !chat.canRewrite;
   $("#edit-text").hidden = running || !lookOn || !chat.canRewrite;
   const chip = $("#system-chip");
@@ -75,6 +82,27 @@ function refresh() {
   chip.textContent = t("systemChip");
   document.body.classList.toggle("is-document", document_);
   document.title = conversation.title ? `${conversation.title} · penjing` : "penjing 盆景";
+}
+
+async function rename(conversation) {
+  const title = await askTitle(conversation.title);
+  if (title) chat.rename(conversation, title);
+}
+
+async function remove(conversation) {
+  if (await confirmDelete(conversation.title || t("untitled"))) chat.remove(conversation);
+}
+
+/** Take in the conversations of a file; those that are here already are left out. */
+async function importFile(input) {
+  const [file] = input.files;
+  if (!file) return;
+  const { conversations, bad } = fromJsonl(await file.text());
+  input.value = ""; // so that the same file can be chosen again
+  const here = new Set(store.conversations.map((conversation) => toJsonl([conversation], chat.tools)));
+  const fresh = conversations.filter((conversation) => !here.has(toJsonl([conversation], chat.tools)));
+  chat.add(fresh);
+  toast(t("importDone", { count: fresh.length, known: conversations.length - fresh.length, bad }));
 }
 
 function settingsPanel() {
@@ -85,6 +113,12 @@ function wire() {
   const on = (id, event, listener) => $(`#${id}`).addEventListener(event, listener);
   on("new-chat", "click", () => (setMenu(false), chat.startNew(), focusText()));
   on("export", "click", () => download("penjing-chats.jsonl", toJsonl(store.conversations, chat.tools)));
+  on("import", "click", () => $("#import-file").click());
+  on("import-file", "change", (event) => importFile(event.target));
+  on("search", "input", refresh);
+  on("to-end", "click", () => chat.view.toEnd());
+  on("scroll", "scroll", () => ($("#to-end").hidden = !chat.view.isAway));
+  on("undo", "click", () => chat.undo());
   on("clear", "click", async () => (await confirmClear()) && chat.removeAll());
   on("language", "click", () => {
     store.change({ language: current() === "zh" ? "en" : "zh" });
@@ -126,6 +160,7 @@ function wire() {
     if (!chat.running) submit();
   });
   document.addEventListener("keydown", keys);
+  addEventListener("pagehide", store.save);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", words);
 }
 
@@ -183,6 +218,14 @@ store.loadConversations();
 words();
 wire();
 chat.onChange = refresh;
-store.onOtherTab(() => chat.conversation, refresh);
+store.whenFull(() => toast(t("full")));
+store.onOtherTab(
+  () => chat,
+  (conversation, isGone) => {
+    if (conversation !== chat.conversation || chat.running) refresh();
+    else if (isGone) chat.startNew();
+    else chat.draw();
+  },
+);
 chat.draw();
 connect();

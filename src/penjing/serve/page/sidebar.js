@@ -3,14 +3,24 @@
 import { $, button, el } from "./dom.js";
 import { t } from "./i18n.js";
 
-/** actions: {open(conversation), remove(conversation)}. */
-export function showConversations(conversations, current, actions) {
+/** Everything that is said in a conversation, to be searched. */
+function wordsOf({ title, pieces, nodes }) {
+  const answered = (node) => node.answers.flatMap((answer) => answer.steps.flatMap((step) => [step.content, step.reasoning]));
+  const said = Object.values(nodes).flatMap((node) => (node.answers ? answered(node) : [node.text]));
+  return [title, ...(pieces ?? []).map((piece) => piece.text), ...said].join("\n").toLowerCase();
+}
+
+/** query: words that a conversation must hold. actions: {open, rename, remove}, each of a conversation. */
+export function showConversations(conversations, current, query, actions) {
   const list = $("#conversations");
-  if (!conversations.length) {
-    list.replaceChildren(el("li", { class: "empty", text: t("noHistory") }));
+  const wanted = query.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = wanted.length ? conversations.filter((one) => wanted.every((word) => wordsOf(one).includes(word))) : conversations;
+  $("#search").hidden = !conversations.length;
+  if (!found.length) {
+    list.replaceChildren(el("li", { class: "empty", text: conversations.length ? t("noneFound") : t("noHistory") }));
     return;
   }
-  list.replaceChildren(...conversations.map((conversation) => {
+  list.replaceChildren(...found.map((conversation) => {
     const title = conversation.title || t("untitled");
     const open = el("button", {
       type: "button",
@@ -20,7 +30,9 @@ export function showConversations(conversations, current, actions) {
       title,
       on: { click: () => actions.open(conversation) },
     });
-    return el("li", {}, open, button("trash", t("deleteChat", { title }), () => actions.remove(conversation)));
+    return el("li", {}, open, el("span", { class: "edits" },
+      button("edit", t("renameChat", { title }), () => actions.rename(conversation)),
+      button("trash", t("deleteChat", { title }), () => actions.remove(conversation))));
   }));
 }
 

@@ -1,9 +1,11 @@
 // What the browser keeps: settings, and the conversations. All of it stays in this browser.
 
+import { join } from "./conversation.js";
 import { pack, unpack } from "./tokens.js";
 
 const SETTINGS = "penjing.settings";
-const CONVERSATIONS = "penjing.conversations";
+const OLD = "penjing.conversations"; // all of them, before each had a key of its own
+const PREFIX = "penjing.conversation.";
 
 /** As the server understands them; seed "" draws a new one for every answer. */
 export const SAMPLING = { temperature: 0.5, top_p: 0.95, top_k: 0, min_p: 0, repetition_penalty: 1, max_tokens: 256, seed: "" };
@@ -73,68 +75,139 @@ const plain = (conversation) => ({
   ),
 });
 
-export function loadConversations() {
-  conversations = read(CONVERSATIONS, []).map((conversation) => mapTokens(conversation, unpack));
-  for (const conversation of conversations) {
-    for (const node of Object.values(conversation.nodes)) {
-      for (const answer of node.answers || []) if (answer.state === "running") answer.state = "stopped";
-    }
+const keyOf = (conversation) => PREFIX + conversation.id;
+const storedKeys = () => Object.keys(localStorage).filter((key) => key.startsWith(PREFIX));
+
+/** A conversation as it was kept; null if it is none. written: what a text says that is being written elsewhere. */
+function restored(kept, written) {
+  try {
+    const conversation = mapTokens(kept, unpack);
+    const all = Object.values(conversation.nodes).flatMap((node) => node.answers ?? []);
+    for (const one of [...all, conversation.run ?? {}]) if (["running", "elsewhere"].includes(one.state)) one.state = written;
+    return Array.isArray(conversation.children) && conversation.id ? conversation : null;
+  } catch {
+    return null;
   }
 }
 
-/** Another tab wrote: take what it has, but for the conversation that is open here. kept: called afterwards. */
+const sort = () => conversations.sort((one, other) => other.updated - one.updated);
+
+export function loadConversations() {
+  const old = read(OLD, []);
+  let kept = [];
+  try {
+    kept = storedKeys().map((key) => read(key, null));
+  } catch {
+    // No storage (a private window).
+  }
+  conversations = [...kept, ...old].map((one) => restored(one, "stopped")).filter(Boolean);
+  sort();
+  if (!old.length) return;
+  localStorage.removeItem(OLD);
+  for (const { id } of old) changed.add(id);
+  save();
+}
+
+/**
+ * Another tab wrote or deleted a conversation: take what it has more. open(): the conversation that is open here, and
+ * whether it is being written; kept(conversation, isGone) is called afterwards.
+ */
 export function onOtherTab(open, kept) {
-  addEventListener("storage", ({ key }) => {
-    if (key !== CONVERSATIONS) return;
-    const mine = open();
-    loadConversations();
-    conversations = conversations.map((other) => (other.id === mine.id ? mine : other));
-    kept();
+  addEventListener("storage", ({ key, newValue }) => {
+    if (!key?.startsWith(PREFIX)) return;
+    const mine = conversations.find((one) => keyOf(one) === key);
+    const { conversation, running } = open();
+    if (newValue === null) {
+      if (!mine || (mine === conversation && running)) return;
+      conversations = conversations.filter((one) => one !== mine);
+      kept(mine, true);
+      return;
+    }
+    const theirs = restored(JSON.parse(newValue), "elsewhere");
+    if (!theirs) return;
+    if (!mine) conversations.push(theirs);
+    else if (join(mine, theirs)) saveSoon(mine);
+    sort();
+    kept(mine ?? theirs, false);
   });
 }
 
-/** Keep everything; where the browser has no more room, the oldest lose their tokens first, then go. */
+const changed = new Set(); // ids of what is to be written
+const written = new Map(); // id -> what stands in the storage as far as this tab knows
+const stripped = new Set(); // ids of those that lost their tokens
+let onFull = () => {};
+
+/** full(): called where the browser has no room for a conversation, even without tokens. */
+export function whenFull(full) {
+  onFull = full;
+}
+
+/** Write what has changed. Another tab may have written the same conversation: both are kept, as one. */
 export function save() {
-  const packed = conversations.map((conversation) => mapTokens(conversation, pack));
-  if (write(CONVERSATIONS, packed)) return;
-  for (let last = packed.length - 1; last >= 0; last -= 1) {
-    packed[last] = plain(packed[last]);
-    if (write(CONVERSATIONS, packed)) return;
+  clearTimeout(timer);
+  timer = 0;
+  for (const conversation of conversations.filter(({ id }) => changed.has(id))) {
+    const { id } = conversation;
+    const there = localStorage.getItem(keyOf(conversation));
+    const theirs = there && there !== written.get(id) ? restored(JSON.parse(there), "elsewhere") : null;
+    if (theirs) join(conversation, theirs);
+    if (!keep(conversation)) onFull();
   }
-  while (packed.length > 1) {
-    packed.pop();
-    if (write(CONVERSATIONS, packed)) return;
+  changed.clear();
+}
+
+/** Where the browser has no more room, the oldest conversations lose their tokens, then this one; never their text. */
+function keep(conversation) {
+  if (put(conversation, conversation)) return true;
+  for (const other of [...conversations].reverse()) {
+    if (other === conversation || stripped.has(other.id)) continue;
+    stripped.add(other.id);
+    if (put(other, plain(other)) && put(conversation, conversation)) return true;
   }
+  return put(conversation, plain(conversation));
+}
+
+function put(conversation, shown) {
+  const text = JSON.stringify(mapTokens(shown, pack));
+  try {
+    localStorage.setItem(keyOf(conversation), text);
+  } catch {
+    return false; // full, or no storage at all
+  }
+  written.set(conversation.id, text);
+  return true;
 }
 
 let timer = 0;
+let due = Infinity;
 
-/** Save soon: once, however often it is asked for. */
-export function saveSoon() {
+/** Save soon: once, however often it is asked for, and not later for being asked for again. */
+export function saveSoon(conversation, milliseconds = 300) {
+  changed.add(conversation.id);
+  if (timer && due <= Date.now() + milliseconds) return;
   clearTimeout(timer);
-  timer = setTimeout(save, 300);
+  due = Date.now() + milliseconds;
+  timer = setTimeout(save, milliseconds);
 }
 
 export function add(conversation) {
   conversations.unshift(conversation);
-  saveSoon();
+  saveSoon(conversation);
 }
 
 /** The conversation is the newest again. */
 export function touch(conversation) {
   conversation.updated = Date.now();
-  const place = conversations.indexOf(conversation);
-  if (place > 0) conversations.unshift(...conversations.splice(place, 1));
-  saveSoon();
+  sort();
+  saveSoon(conversation);
 }
 
 export function remove(conversation) {
   conversations = conversations.filter((other) => other !== conversation);
-  save();
+  localStorage.removeItem(keyOf(conversation));
 }
 
 export function removeAll() {
   conversations = [];
-  clearTimeout(timer);
-  localStorage.removeItem(CONVERSATIONS);
+  for (const key of storedKeys()) localStorage.removeItem(key);
 }

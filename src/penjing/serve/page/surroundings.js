@@ -1,8 +1,8 @@
 // What stands around a conversation: the choice of models, the page before the first word, and bad news.
 
+import { reasonOf } from "./answer_view.js";
 import { $, el, fill, icon } from "./dom.js";
-import { count, current, LANGUAGES, short, t } from "./i18n.js";
-import { BEGINNINGS, EXAMPLES } from "./strings.js";
+import { count, current, short, t } from "./i18n.js";
 
 /** Both choices of models. lanes: the names that are chosen. */
 export function showModels(models, lanes) {
@@ -32,21 +32,20 @@ export function showWelcome(container, chat, { send, begin }) {
   container.hidden = !chat.isEmpty || !chat.models.length;
   if (container.hidden) return container.replaceChildren();
   const model = chat.modelOf(0);
-  const languages = [current(), ...LANGUAGES.filter((other) => other !== current())];
-  const cards = languages.map((language) => {
-    const offered = chat.isDocument ? BEGINNINGS[language].map((text) => ["", text]) : EXAMPLES[language];
-    return el("div", { class: "examples", lang: language === "zh" ? "zh-Hans" : "en" }, offered.map(([kind, text]) =>
-      el("button", { type: "button", class: "example", on: { click: () => (chat.isDocument ? begin : send)(text) } },
-        kind ? el("span", { class: "kind", text: t(kind), lang: current() === "zh" ? "zh-Hans" : "en" }) : null,
-        el("span", { class: "example-text", text }))));
-  });
+  // Prompts of the model's own data, those in the language of the page first; a model without any shows none.
+  const languageOf = (text) => (/\p{Script=Han}/u.test(text) ? "zh" : "en");
+  const isOwn = (text) => languageOf(text) === current();
+  const offered = [...(model.examples ?? [])].sort((one, other) => isOwn(other) - isOwn(one));
+  const cards = offered.map((text) =>
+    el("button", { type: "button", class: "example", lang: languageOf(text) === "zh" ? "zh-Hans" : "en",
+      on: { click: () => (chat.isDocument ? begin : send)(text) } }, el("span", { class: "example-text", text })));
   return fill(
     container,
     chat.isDocument ? null : el("img", { src: "tree.svg", alt: "", width: "84", height: "84", class: "tree" }),
     el("h2", { text: chat.isDocument ? model.id : t("emptyTitle") }),
     el("p", { class: "facts" }, chat.lanes.length > 1 ? chat.lanes.join(" ⇄ ") : `${chat.isDocument ? "" : `${model.id} · `}${factsOf(model)}`),
     chat.isDocument ? el("p", { class: "facts", text: t("emptyContinues") }) : null,
-    el("div", { class: "example-columns" }, cards),
+    cards.length ? el("div", { class: "example-columns", role: "group", "aria-label": t("examples") }, cards) : null,
   );
 }
 
@@ -57,7 +56,7 @@ export function showBanner(news) {
   if (!news) return banner.replaceChildren();
   const gone = news.error.status === 0;
   return banner.replaceChildren(
-    el("div", {}, el("strong", { text: gone ? t("goneTitle") : t("failed", { error: news.error.message }) }),
+    el("div", {}, el("strong", { text: gone ? t("goneTitle") : t("failed", { error: reasonOf(news.error, news.error.message) }) }),
       gone ? el("p", { text: t("goneText") }) : null),
     el("button", { type: "button", class: "plain", on: { click: news.again } }, icon("retry"), el("span", { text: t("tryAgain") })),
   );

@@ -1,13 +1,13 @@
 // The conversation on the page: questions, and under each its answers, one or two side by side.
 
 import { answerView } from "./answer_view.js";
-import { answerOf, path, siblings } from "./conversation.js";
+import { answerOf, longerVersion, path, siblings } from "./conversation.js";
 import { button, copyButton, el, grow } from "./dom.js";
 import { t } from "./i18n.js";
 
 /**
  * Show a conversation in a container. actions: {edit(node, text), retry(node, lane), choose(node, lane, step, token,
- * other), show(node, place), models}. Returns the views of its answers: Map(answer -> {update}).
+ * other), show(node, place), goOn(node, lane)}. Returns the views of its answers: Map(answer -> {update}).
  */
 export function showThread(container, conversation, { look, actions }) {
   const views = new Map();
@@ -28,6 +28,14 @@ function versions(conversation, node, show) {
   return el("span", { class: "versions" }, back, el("span", { text: `${place + 1} / ${of}` }), on);
 }
 
+/** Says that the conversation goes on under another version of this node, and leads there. */
+function later(conversation, node, show) {
+  const place = longerVersion(conversation, node);
+  if (place < 0) return null;
+  return el("p", { class: "later", role: "status" }, el("span", { text: t("laterTurns", { place: place + 1 }) }),
+    el("button", { type: "button", class: "plain", text: t("showLater"), on: { click: () => show(node, place) } }));
+}
+
 function question(conversation, node, actions) {
   const bubble = el("div", { class: "bubble", text: node.text });
   const edit = button("edit", t("edit"), () => item.replaceChildren(editor(node, actions, () => item.replaceChildren(...usual))));
@@ -38,7 +46,7 @@ function question(conversation, node, actions) {
     edit,
     copyButton(t("copy"), t("copied"), () => node.text),
   );
-  const usual = [el("h2", { class: "visually-hidden", text: t("you") }), bubble, tools];
+  const usual = [el("h2", { class: "visually-hidden", text: t("you") }), bubble, tools, later(conversation, node, actions.show)].filter(Boolean);
   const item = el("article", { class: "question" }, usual);
   return item;
 }
@@ -74,7 +82,8 @@ function editor(node, actions, cancel) {
 function answers(conversation, node, look, actions, views) {
   const lanes = node.answers.map((answer, lane) => {
     const onChoose = (step, token, other) => actions.choose(node, lane, step, token, other);
-    const view = answerView(answer, { look, onChoose });
+    const onGoOn = node.children.length ? null : () => actions.goOn(node, lane);
+    const view = answerView(answer, { look, onChoose, onGoOn });
     views.set(answer, view);
     return el(
       "section",
@@ -85,13 +94,15 @@ function answers(conversation, node, look, actions, views) {
         "div",
         { class: "actions" },
         lane === 0 ? versions(conversation, node, actions.show) : null,
-        copyButton(t("copy"), t("copied"), () => answerOf(node, lane).steps.map((step) => step.content).join("\n\n")),
+        copyButton(t("copy"), t("copied"), () => said(answerOf(node, lane))),
         button("retry", t("retry"), () => actions.retry(node, lane)),
       ),
     );
   });
-  return el("article", { class: `answers lanes-${lanes.length}`, tabindex: "-1" }, lanes);
+  return el("article", { class: `answers lanes-${lanes.length}`, tabindex: "-1" }, lanes, later(conversation, node, actions.show));
 }
+
+const said = ({ steps }) => steps.map((step) => step.content).join("\n\n").trim() || steps.map((step) => step.reasoning).join("\n\n");
 
 const remark = (answer) => (answer.continued ? el("span", { class: "remark", text: t("continues") }) : null);
 

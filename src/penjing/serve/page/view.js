@@ -33,6 +33,7 @@ export class View {
       retry: (node, lane) => chat.retry(node, lane),
       choose: (...where) => chat.chooseToken(...where),
       show: (node, place) => chat.show(node, place),
+      goOn: (node, lane) => chat.writeOn(node, lane),
     };
     this.views = showThread(thread, conversation, { look, actions });
     // What had the focus is gone: whoever uses the keyboard goes on at the newest answer.
@@ -45,19 +46,25 @@ export class View {
     this.waiting = true;
     requestAnimationFrame(() => {
       this.waiting = false;
-      const scroll = $("#scroll");
-      const atEnd = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < NEAR;
+      const atEnd = !this.isAway;
       for (const [answer, view] of this.views) {
         view.update();
         if (answer?.clock) this.say(answer);
       }
       if (atEnd) this.toEnd();
+      $("#to-end").hidden = !this.isAway;
     });
   }
 
   say(answer) {
     const text = answer.steps?.map((step) => step.content).join("\n") ?? this.chat.conversation.pieces?.at(-1)?.text;
     this.announce(answer, text ?? "", answer.state !== "running");
+  }
+
+  /** Whether the end is out of sight. */
+  get isAway() {
+    const scroll = $("#scroll");
+    return scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight >= NEAR;
   }
 
   /** Scroll to the end; of two answers side by side, no further than their question stays in sight. */

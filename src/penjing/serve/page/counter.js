@@ -1,0 +1,62 @@
+// Counts, before it is sent, how many tokens a question would be with everything that stands before it.
+
+import { countTokens } from "./api.js";
+import { messagesSoFar } from "./conversation.js";
+import { textOfPieces } from "./document.js";
+import { $ } from "./dom.js";
+import { count, t } from "./i18n.js";
+import { thinkingOf } from "./answer.js";
+import { toolsOn } from "./settings.js";
+import { settings } from "./store.js";
+
+const PAUSE = 350; // ms after the last key
+
+let timer = 0;
+let controller = null;
+let counted = ""; // the request that the shown figure is of
+let isMissing = false; // a server without /tokenize
+
+/** What is counted now; null where nothing is written. */
+function bodyOf(chat) {
+  const model = chat.modelOf(0);
+  if (chat.isDocument) {
+    const prompt = textOfPieces(chat.conversation.pieces);
+    return prompt ? { model: model.id, prompt } : null;
+  }
+  const text = $("#text").value;
+  if (!text.trim()) return null;
+  if (model.answers === false) return { model: model.id, prompt: text };
+  const body = { model: model.id, messages: [...messagesSoFar(chat.conversation, 0, settings.system), { role: "user", content: text }] };
+  const tools = toolsOn(chat.tools);
+  if (tools.length) body.tools = tools;
+  const thinking = thinkingOf(settings);
+  if (model.thinking && thinking !== null) body.enable_thinking = thinking;
+  return body;
+}
+
+/** Count soon; called whenever anything has changed. A figure that is no longer true is not shown. */
+export function countSoon(chat) {
+  if (isMissing || chat.running) return;
+  const body = chat.models.length ? bodyOf(chat) : null;
+  const key = JSON.stringify([body, document.documentElement.lang]);
+  if (key === counted) return;
+  counted = key;
+  clearTimeout(timer);
+  controller?.abort();
+  if (body === null) $("#count").replaceChildren();
+  else timer = setTimeout(() => show(body), PAUSE);
+}
+
+async function show(body) {
+  controller = new AbortController();
+  try {
+    const { count: tokens, max_model_len: context } = await countTokens(body, controller.signal);
+    $("#count").textContent = t("counted", { count: count(tokens), context: count(context) });
+    $("#count").classList.toggle("bad", tokens >= context);
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    isMissing = error.status === 404;
+    $("#count").textContent = error.code === "context_length_exceeded" ? t("tooLong") : "";
+    $("#count").classList.add("bad");
+  }
+}
