@@ -47,6 +47,7 @@ __all__ = [
     "decayed_update",
     "experts",
     "fused_linear_cross_entropy",
+    "global_norm",
     "linear",
     "log_probs",
     "logits",
@@ -205,6 +206,13 @@ def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float
         cpu.nesterov_update(gradient, mean, out, momentum)
     else:
         reference.nesterov_update(gradient, mean, out, momentum)
+
+
+def global_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The Euclidean norm of all numbers in the tensors, in float32."""
+    if tensors and cpu.supports(float32=tensors):
+        return torch.cat([cpu.sum_squares(tensor) for tensor in tensors]).sum().sqrt().float()
+    return reference.global_norm(tensors)
 
 
 def decayed_update(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from penjing.base.errors import UserError
+from penjing.kernels import ops
 from penjing.parallel.grad_scaler import LossScaler
 
 
@@ -66,10 +67,9 @@ def clip_gradients(model: nn.Module, max_norm: float, scaler: LossScaler | None 
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if scaler is not None:
         scaler.unscale(gradients)
+    norm = ops.global_norm(gradients)
     if max_norm > 0:
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-    else:
-        norm = torch.nn.utils.get_total_norm(gradients)
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     if scaler is not None:
         scaler.update(norm)
     return norm

@@ -94,6 +94,17 @@ void penjing_nesterov_update(const float *gradient, float *mean, float *out, flo
     }
 }
 
+/* sums: of the squares of each run, in double. */
+void penjing_sum_squares(const float *x, double *sums, long count, int threads) {
+    ROWS(threads) for (long start = 0; start < count; start += RUN) {
+        long end = start + RUN < count ? start + RUN : count;
+        double sum = 0.0;
+        _Pragma("omp simd reduction(+ : sum)")
+        for (long i = start; i < end; i++) sum += (double)x[i] * (double)x[i];
+        sums[start / RUN] = sum;
+    }
+}
+
 /* --- SwiGLU ------------------------------------------------------------------------------------------------------- */
 
 INLINE void swiglu_row(const void *gate, const void *up, void *inner, long width, int type) {

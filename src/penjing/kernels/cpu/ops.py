@@ -11,6 +11,7 @@ from penjing.kernels.cpu import library
 from penjing.kernels.cpu import tensor_arena as arena
 
 GAIN_SUMS = 32  # partial sums of a gain's gradient, for any number of threads: results are deterministic
+RUN = 4096  # values of one work item, as in kernels.c
 MIN_PARALLEL = 1 << 14  # values; smaller tensors use one thread
 MIN_WEIGHT_GRAD_FLOPS = 1 << 20  # multiplications; with fewer, packing the inputs takes longer than the matmul
 OUT_OF_RANGE = 2  # returned by a kernel; 1: out of memory
@@ -107,6 +108,13 @@ def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float
     """mean <- mean + (1 - momentum) (gradient - mean), and Nesterov's out = gradient + momentum (mean - gradient), all
     in float32."""
     _run("nesterov_update", (gradient, mean, out), momentum, gradient.numel(), _threads(gradient.numel()))
+
+
+def sum_squares(x: Tensor) -> Tensor:
+    """The sum of squares of each run of x, in float64, whatever the number of threads. x: float32."""
+    sums = torch.empty(-(-x.numel() // RUN), dtype=torch.float64, device=x.device)
+    _run("sum_squares", (x, sums), x.numel(), _threads(x.numel()))
+    return sums
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
