@@ -519,7 +519,7 @@ def test_a_thought_that_an_answer_begins_with_is_a_thought(tmp_path: Path, recor
 
 
 def test_other_words_about_thoughts_stay_words(tmp_path: Path) -> None:
-    words = ["Say <think>x</think>", "<think>no end", "</think>", f"  {R1.replace('<', '&')}"]
+    words = ["Say <think>x</think>", "<think>no end", f"  {R1.replace('<', '&')}"]
     for said in words:
         chat = one_chat(tmp_path, turns(("user", R1), ("assistant", said)))
         assert chat.messages == (Message(role="user", content=R1), Message(role="assistant", content=said))
@@ -800,3 +800,49 @@ def test_a_conversation_with_pictures_or_sound_is_set_aside(tmp_path: Path, name
     assert [chat.line for chat in read_chats([path], bad_records=bad_records)] == [1, 3, 4]
     assert bad_records.bad == 1
     assert f"field {name} is not text" in (tmp_path / "bad.jsonl").read_text()
+
+
+# --------------------------------------------------------------------------------------- folders, names and indents
+
+
+def test_code_in_text_files_keeps_its_indents(tmp_path: Path) -> None:
+    code = 'class A:\n    """\n    计算总和\n    """\n\tdef f(self):\n        变量 = 1\n        return "中文"'
+    assert texts(write(tmp_path / "a.txt", code)) == [code]
+    novel = "    话说天下大势\n    分久必合\n\u3000\u3000合久必分\n    Mary said\n"
+    assert texts(write(tmp_path / "b.txt", novel)) == ["话说天下大势\n分久必合\n合久必分\n    Mary said"]
+
+
+def test_names_with_wildcards(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    paths = [jsonl(tmp_path / "parts" / f"{name}.jsonl", {"text": name}) for name in "ba"]
+    assert list_files([tmp_path / "parts" / "*.jsonl"]) == paths[::-1]
+    literal = jsonl(tmp_path / "parts" / "[1].jsonl", {"text": "c"})
+    assert list_files([literal]) == [literal]
+    with raises_user_error(where="*.txt"):
+        list_files([tmp_path / "parts" / "*.txt"])
+
+
+def test_test_splits_beside_a_train_split_are_left_out(tmp_path: Path) -> None:
+    names = ["data/train-00000-of-00001.jsonl", "data/test-00000-of-00001.jsonl", "validation.jsonl", "latest.jsonl"]
+    (tmp_path / "data").mkdir()
+    paths = [jsonl(tmp_path / name, {"text": name}) for name in names]
+    with pytest.warns(UserWarning, match=r"test-00000-of-00001\.jsonl, validation\.jsonl$"):
+        assert list_files([tmp_path]) == [paths[0], paths[3]]
+    assert list_files([paths[1]]) == [paths[1]]
+    paths[0].unlink()
+    assert len(list_files([tmp_path])) == 3
+
+
+def test_folders_of_save_to_disk(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [{"text": f"text {number}", "other": number} for number in range(700)]
+    data = datasets.Dataset.from_list(rows)
+    data.save_to_disk(tmp_path / "one", num_shards=2)
+    datasets.DatasetDict({"train": data, "test": data.select([0])}).save_to_disk(tmp_path / "splits")
+    assert sorted(texts(tmp_path / "one")) == sorted(row["text"] for row in rows)
+    with pytest.warns(UserWarning, match="test/"):
+        assert texts(tmp_path / "splits") == [row["text"] for row in rows]
+    arrow = next((tmp_path / "one").glob("*.arrow"))
+    assert [record for _, record in rows_of(arrow)] == rows[:350]
+    arrow.write_bytes(arrow.read_bytes()[:-100])
+    assert "broken arrow file" in error_of(arrow).what

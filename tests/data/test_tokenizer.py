@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import time
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+import tokenizers
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
+from penjing.data.tokenizer import train
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, SMALLEST_VOCABULARY, Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
 
@@ -195,3 +199,55 @@ def test_other_json_is_a_clear_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with raises_user_error(where="tokenizer.json"):
         Tokenizer.load(tmp_path)
+
+
+def test_text_without_spaces_is_trained_in_linear_time_and_ordinary_text_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(0)
+    dna = "".join(draw.choices("ACGT", k=300_000))
+    start = time.process_time()
+    tokenizer = train_tokenizer([dna], 600)
+    assert time.process_time() - start < 60  # 250 s without a limit on the length of a piece
+    assert tokenizer.decode(tokenizer.encode(dna)) == dna and len(tokenizer.encode(dna)) < len(dna) / 3
+    ordinary = ["".join(draw.choices("abc de\n中文字，", k=2000)) + "=" * 1000 for _ in range(20)]
+    limited = train_tokenizer(ordinary, 700, max_han_per_token=4).definition
+    monkeypatch.setattr(train, "MAX_PIECE_CHARACTERS", 1 << 30)
+    assert train_tokenizer(ordinary, 700, max_han_per_token=4).definition == limited
+
+
+def external(folder: Path, eos: object, names: dict[str, str], ends: Any = None) -> Path:
+    """A byte-level tokenizer of another project, with a config whose `eos_token_id` is `eos`."""
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator(['said "Hello" to <them> [all] | 你好 ' * 20], trainer)
+    bpe.add_special_tokens(ends or ["</s>"])
+    folder.mkdir(exist_ok=True)
+    bpe.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": eos}))
+    return folder
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ids=st.integers(0, 300) | st.lists(st.integers(0, 300), max_size=4))
+def test_the_end_of_another_config_takes_no_ordinary_token(tmp_path: Path, ids: int | list[int]) -> None:
+    tokenizer = Tokenizer.load(external(tmp_path, ids, {"eos_token": "</s>"}))
+    for index in range(tokenizer.size):
+        text = tokenizer.decode([index], hide=False)
+        if index not in tokenizer.added_ids and "\ufffd" not in text:
+            assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.stop == {tokenizer.control("</s>")}
+    assert tokenizer.decode(tokenizer.encode('said "Hello"')) == 'said "Hello"'
+
+
+@pytest.mark.parametrize("token", ['"', "<", "|", "Hello"])
+def test_an_ordinary_token_as_end_is_refused(tmp_path: Path, token: str) -> None:
+    with raises_user_error(what="ordinary token", got=token):
+        Tokenizer.load(external(tmp_path, 2, {"eos_token": token}))
+
+
+def test_an_added_token_that_takes_a_character_away_is_refused(tmp_path: Path) -> None:
+    with raises_user_error(what="vanish", got='"'):
+        Tokenizer.load(external(tmp_path, 2, {"eos_token": "</s>"}, ["</s>", '"']))

@@ -141,7 +141,7 @@ def test_reading_a_file(tmp_path):
     ("change", "line"),
     [
         ({"answer": None}, "field answer is missing"),
-        ({"answer": 4}, "field answer is missing; got 4; wanted a text"),
+        ({"answer": 4}, "field answer is not one text; got 4; wanted a text"),
         ({"chance": "half"}, "field chance is no fraction; got 'half'"),
         ({"chance": 1.5}, "field chance is no fraction; got 1.5"),
         ({"chance": True}, "field chance is no fraction"),

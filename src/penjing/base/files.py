@@ -185,7 +185,7 @@ def read_parsed(path: Path, kind: str, parse: Callable[[str], Any]) -> Any:
             raw = stream.read(LARGEST_FILE_BYTES + 1)
         if len(raw) > LARGEST_FILE_BYTES:
             raise UserError("too large", where=path, wanted=f"at most {LARGEST_FILE_BYTES:,} bytes")
-        return parse(raw.decode("utf-8"))
+        return parse(raw.decode("utf-8-sig"))  # Windows editors put a BOM there
     except FileNotFoundError:
         raise UserError("no such file", where=path) from None
     except IsADirectoryError:

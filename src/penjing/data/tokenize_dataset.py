@@ -151,7 +151,7 @@ def _encode_chats(
             continue
         rendered, messages, is_shortened = fitted
         counts["shortened"] += is_shortened
-        answers = "".join(message.content for message in messages if message.role == "assistant")
+        answers = "".join(message.content for message in messages if message.role == "assistant" and message.is_target)
         yield split_key(chat), (rendered.ids, len(answers.encode()), rendered.weights)
 
 

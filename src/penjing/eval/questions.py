@@ -57,7 +57,8 @@ def read_questions(path: Path) -> list[Question]:
         where = f"{chat.source}:{chat.line}"
         chance, words = row.get("chance", 0.0), row.get("must_contain", [])
         if not isinstance(row.get("answer"), str):
-            raise UserError("field answer is missing", where=where, got=row.get("answer"), wanted="a text")
+            problem = "is missing" if row.get("answer") is None else "is not one text"
+            raise UserError(f"field answer {problem}", where=where, got=row.get("answer"), wanted="a text")
         if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance <= 1:
             raise UserError("field chance is no fraction", where=where, got=repr(chance), wanted="0 to 1")
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):

@@ -303,7 +303,7 @@ def _answers(
     known: dict[tuple[str, str], int] = {}  # alike messages: the template runs once
     for index, message in enumerate(messages):
         answer_pieces = [piece for piece, owner in enumerate(owners) if owner == index]
-        if message.role != "assistant" or not answer_pieces:
+        if message.role != "assistant" or not message.is_target or not answer_pieces:
             continue
         first, last = starts[answer_pieces[0]], starts[answer_pieces[-1]] + len(pieces[answer_pieces[-1]][0])
         marked = next((piece for piece in range(answer_pieces[0] - 1, -1, -1) if pieces[piece][1] >= 0), -1)
@@ -369,7 +369,8 @@ def _by_prefix(
             begin = len(prompted)
             end = real.find(message_end, begin) if message_end else -1
             stop = len(_common_prefix(real, answered))
-            spans.append((begin, end + len(message_end) if 0 <= end < stop else stop))
+            if message.is_target:
+                spans.append((begin, end + len(message_end) if 0 <= end < stop else stop))
     if problem is not None:
         raise UserError(
             f"the chat template cannot be followed: {problem}",

@@ -2,8 +2,8 @@
 
 Structure is written as control ids, content is encoded as plain text between them, so a user message that contains
 `<|im_end|>` or `<|im_start|>assistant` stays a user message. Weight 1: the assistant's turn, including its end token.
-Weight 0: everything else. A tokenizer with its own template uses that one; data/chat/external_templates.py runs it and
-sets the weights by the same rule.
+Weight 0: everything else, and a turn that the loss leaves out. A tokenizer with its own template uses that one;
+data/chat/external_templates.py runs it and sets the weights by the same rule.
 
 `thinking` has three values. None: a turn has `<think>` only if the message has reasoning; when answering, the model
 decides. True and False: every turn opens with reasoning, which is empty if the message has none; a new answer begins
@@ -102,6 +102,7 @@ def _write_system(writer: _Writer, content: str, tools: Sequence[dict[str, Any]]
 
 
 def _write_assistant(writer: _Writer, message: Message, thinking: bool | None) -> None:
+    first = len(writer.weights)
     _open_turn(writer, "assistant")
     if message.reasoning_content or thinking is not None:
         writer.control(tokens.THINK, 1)
@@ -117,6 +118,8 @@ def _write_assistant(writer: _Writer, message: Message, thinking: bool | None) -
         writer.text("\n" + _json({"name": call["name"], "arguments": call["arguments"]}) + "\n", 1)
         writer.control(tokens.END_TOOL_CALL, 1)
     _close_turn(writer, 1)
+    if not message.is_target:
+        writer.weights[first:] = [0] * (len(writer.weights) - first)
 
 
 def _open_answer(writer: _Writer, thinking: bool | None) -> None:

@@ -1,7 +1,8 @@
 """Read data files of all common formats into records: documents, chats, prompts, preferences. Errors name the line.
 
 Files (each also as `.gz`, except parquet): `.txt` `.md` (cut into documents), `.py` (one document), `.jsonl`, `.json`
-(an array, lines, or one object), `.csv` `.tsv` (first row names the columns) and `.parquet`. In a `.tsv` a quotation
+(an array, lines, or one object), `.csv` `.tsv` (first row names the columns), `.parquet` and `.arrow` (of
+`datasets`). In a `.tsv` a quotation
 mark is an ordinary character, unless a pair encloses a whole field.
 
 A document record has its text in `text`, else `content`, else `raw_content`; the text is not changed.
@@ -14,7 +15,8 @@ A chat record may have any of these shapes, detected for each record:
 - Alpaca     {"instruction", "input"?, "output", "system"?, "history"?}; with `en_` and `zh_` fields it is two chats
 - plain      {"prompt" | "question", "response" | "answer" | "completion" | "std_answer", "system"?}
 
-A leading <think>...</think> in an assistant message is read as its `reasoning_content`.
+docs/data.md lists all field names. A thought or tool calls written as text in an answer are read as such. Fields and
+marks that change what should be learned, and that nothing uses, are counted in `BadRecords.ignored` and in a warning.
 
 A prompt is such a record without its last answer; an answer there is ignored.
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from penjing.base.errors import UserError
-from penjing.data.formats.source_location import UnrecoverableFileError
+from penjing.data.formats.source_location import SourceLocation, UnrecoverableFileError
 
 DEFAULT_MAX_BAD = 0.01
 MAX_LISTED = 10_000  # entries in the list; all are counted
 _NUM_SHOWN = 3
+_NUM_IGNORED_SHOWN = 12
+_MAX_IGNORED = 1000  # distinct names that are counted
 
 
 class BadRecords:
@@ -31,6 +34,7 @@ class BadRecords:
         self.max_bad_fraction, self.path = max_bad_fraction, path
         self.good = self.bad = self.left_out = 0
         self.reasons: Counter[str] = Counter()  # why valid records, or parts of them, were left out
+        self.ignored: dict[str, tuple[int, str]] = {}  # field or mark: number of records that have it, the first place
         self.first: list[str] = []
         self.unread: list[str] = []  # file:line where reading stopped
         self._stream: IO[str] | None = None
@@ -60,14 +64,25 @@ class BadRecords:
         self.reasons[reason] += 1
         self._list(str(file), line, "left out", reason)
 
+    def add_ignored(self, where: SourceLocation) -> None:
+        """Count the fields and marks of a record that change what should be learned, and that nothing uses."""
+        for name in where.ignored:
+            name = name if name in self.ignored or len(self.ignored) < _MAX_IGNORED else "other fields"
+            count, first = self.ignored.get(name, (0, str(where)))
+            self.ignored[name] = count + 1, first
+
     def reject(self, error: UserError, file: str, line: int) -> None:
         """Recount a good record as broken, for example if the chat template refuses it."""
         self.good -= 1
         self.add(error, Path(file), line)
 
     def check(self) -> None:
-        """Called at the end. Raises UserError if too many records were broken, or none was good."""
+        """Called at the end: warns of what was ignored. Raises UserError if too many records were broken, or none was
+        good.
+        """
         self._close()
+        if self.ignored:
+            warnings.warn(self._ignored_note(), stacklevel=3)
         examples = "; ".join(self.first)
         if self.bad > self.max_bad_fraction * self.records:
             share = self.bad / self.records
@@ -76,12 +91,16 @@ class BadRecords:
                 where=self.path,
                 got=f"{share:.2%}",
                 wanted=f"at most {self.max_bad_fraction:.2%}",
-                next_step=f"Correct them, or allow more: data.max_bad_fraction={math.ceil(share * 1000) / 1000}.",
+                next_step=f"Correct them, or allow more: data.max_bad_fraction={math.ceil(share * 1000) / 1000}."
+                if self.good
+                else None,  # then no fraction would do
             )
         if not self.good:
+            reasons = "".join(f" ({reason}: {count:,})" for reason, count in self.reasons.most_common(_NUM_SHOWN))
             raise UserError(
-                f"no usable record: {self.left_out:,} are left out, {self.bad:,} broken"
-                + (f": {examples}" if examples else "")
+                f"no usable record: {self.left_out:,} are left out{reasons}, {self.bad:,} broken"
+                + (f": {examples}" if examples else ""),
+                where=self.path,
             )
 
     def note(self) -> str:
@@ -94,6 +113,15 @@ class BadRecords:
             suffix = f" and {len(self.unread) - _NUM_SHOWN:,} more" if len(self.unread) > _NUM_SHOWN else ""
             note += f"; not read to the end: {', '.join(self.unread[:_NUM_SHOWN])}{suffix}"
         return note
+
+    def _ignored_note(self) -> str:
+        most_common = sorted(self.ignored.items(), key=lambda item: -item[1][0])
+        listed = [
+            f"{name} ({count:,} record{'s' if count > 1 else ''}, the first {first})"
+            for name, (count, first) in most_common[:_NUM_IGNORED_SHOWN]
+        ]
+        more = f", and {len(listed_out)} more" if (listed_out := most_common[_NUM_IGNORED_SHOWN:]) else ""
+        return f"in the data but without effect on what is learned: {', '.join(listed)}{more}"
 
     def _close(self) -> None:
         if self._stream is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from penjing.base.errors import UserError
@@ -11,16 +11,29 @@ from penjing.data.formats.messages import (
     alpaca_question,
     assistant_turn,
     conversation,
+    field_text,
+    note_ignored,
+    plain_question,
     question_of,
+    reasoning_of,
     refuse_media,
     system_of,
+    tools_of,
     turns_of,
 )
-from penjing.data.formats.schema import ANSWER_FIELDS, CHAT_FIELDS, QUESTION_FIELDS, Chat, Message
-from penjing.data.formats.source_location import SourceLocation, fields_of, join_or, present, text_of
+from penjing.data.formats.schema import (
+    ANSWER_FIELDS,
+    CHAT_FIELDS,
+    QUESTION_FIELDS,
+    QUESTION_PARTS,
+    REASONING_FIELDS,
+    Chat,
+    Message,
+)
+from penjing.data.formats.source_location import SourceLocation, fields_of, join_or, present
 
 
-def chats_of(record: Mapping[str, Any], where: SourceLocation) -> Iterator[Chat]:
+def chats_of(record: Mapping[str, Any], where: SourceLocation) -> list[Chat]:
     refuse_media(record, where)
     kind = kind_of(record)
     if kind == "preferences":
@@ -32,23 +45,24 @@ def chats_of(record: Mapping[str, Any], where: SourceLocation) -> Iterator[Chat]
         if not any(message.role == "assistant" for message in messages):
             roles = ", ".join(message.role for message in messages[:8]) or "no message at all"
             raise UserError("no assistant turn", where=where, got=roles, wanted="at least one answer to learn from")
-        yield conversation(messages, tools, where)
+        chats = [conversation(messages, tools, where)]
     elif prefixes:
-        for prefix in prefixes:
-            yield _from_alpaca(record, prefix, where)
+        chats = [_from_alpaca(record, prefix, where) for prefix in prefixes]
     elif present(record, QUESTION_FIELDS):
-        yield _from_pair(record, where)
+        chats = [_from_pair(record, where)]
     elif kind == "documents":
         raise UserError("a document, not a chat", where=where, got=fields_of(record), next_step="Use it to pretrain.")
     else:
         raise unknown_record(record, where)
+    note_ignored(record, where.used, [message.content for chat in chats for message in chat.messages], where)
+    return chats
 
 
 def _from_alpaca(record: Mapping[str, Any], prefix: str, where: SourceLocation) -> Chat:
     if prefix + "output" not in record:
         raise UserError(f"no field {prefix}output", where=where, got=fields_of(record))
-    answer = assistant_turn(text_of(record[prefix + "output"], prefix + "output", where))
-    return conversation([*system_of(record, where), *alpaca_question(record, prefix, where), answer], (), where)
+    question = alpaca_question(record, prefix, where)
+    return _answered(record, question, prefix + "output", where)
 
 
 def _from_pair(record: Mapping[str, Any], where: SourceLocation) -> Chat:
@@ -58,9 +72,14 @@ def _from_pair(record: Mapping[str, Any], where: SourceLocation) -> Chat:
     if answer_field is None:
         wanted = join_or(ANSWER_FIELDS)
         raise UserError("a question without an answer", where=where, got=fields_of(record), wanted=wanted)
-    user_turn = Message(role="user", content=text_of(record[question_field], question_field, where))
-    answer_turn = assistant_turn(text_of(record[answer_field], answer_field, where))
-    return conversation([*system_of(record, where), user_turn, answer_turn], (), where)
+    return _answered(record, [plain_question(record, question_field, where)], answer_field, where)
+
+
+def _answered(record: Mapping[str, Any], question: list[Message], answer_field: str, where: SourceLocation) -> Chat:
+    """The conversation of a record whose answer is a text."""
+    where.used.update(REASONING_FIELDS)
+    answer = assistant_turn(field_text(record, answer_field, where), where, reasoning_of(record, where))
+    return conversation([*system_of(record, where), *question, answer], tools_of(record, where), where)
 
 
 def prompt_of(record: Mapping[str, Any], where: SourceLocation) -> Chat:
@@ -81,4 +100,6 @@ def prompt_of(record: Mapping[str, Any], where: SourceLocation) -> Chat:
     if not messages or messages[-1].role not in ("user", "tool"):
         got = messages[-1].role if messages else "no message at all"
         raise UserError("the last turn asks nothing", where=where, got=got, wanted="a user turn")
+    parts = {name: record[name] for name in QUESTION_PARTS if name in record}  # rewards may read the other fields
+    note_ignored(parts, where.used, [message.content for message in messages], where)
     return conversation(messages, tools, where)

@@ -1,16 +1,17 @@
-"""Tables: CSV and TSV whose first row names the columns, and parquet."""
+"""Tables: CSV and TSV whose first row names the columns, parquet, and the arrow files of `datasets`."""
 
 from __future__ import annotations
 
 import csv
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import tee
 from pathlib import Path
 from typing import Any
 
 from penjing.base.errors import UserError
-from penjing.data.formats.files import lines
+from penjing.data.formats.files import format_of, lines
 from penjing.data.formats.schema import TEXT_FIELDS
 from penjing.data.formats.source_location import NotTextError, unrecoverable
 
@@ -172,29 +173,41 @@ def _unquoted(text: str, line_items: Iterator[Line], width: int | None) -> tuple
     return row, error
 
 
-# --- parquet ---------------------------------------------------------------------------------------------------------
+# --- parquet and arrow -----------------------------------------------------------------------------------------------
 
 
-def parquet_records(path: Path, text_only: bool) -> Iterator[tuple[int, Record]]:
+def table_records(path: Path, text_only: bool) -> Iterator[tuple[int, Record]]:
     """(row, record), only a text field if `text_only`; a broken file gives an error as the last item."""
     try:
         import pyarrow
+        import pyarrow.ipc
         import pyarrow.parquet
     except ImportError:
-        raise UserError("reading parquet needs pyarrow", where=path, next_step="pip install pyarrow") from None
-    row = 0
+        raise UserError(
+            "reading parquet and arrow needs pyarrow", where=path, next_step="pip install pyarrow"
+        ) from None
+
+    def columns(names: Sequence[str]) -> list[str]:
+        text_columns = [name for name in TEXT_FIELDS if name in names][:1]
+        return text_columns if text_only and text_columns else list(names)
+
+    row, suffix = 0, format_of(path)
     try:
-        with pyarrow.parquet.ParquetFile(path) as table:
-            columns = None
-            if text_only:
-                text_columns = [name for name in TEXT_FIELDS if name in table.schema_arrow.names][:1]
-                columns = text_columns or list(table.schema_arrow.names)
-            for batch in table.iter_batches(batch_size=256, columns=columns):
+        with ExitStack() as stack:
+            if suffix == "arrow":  # as `datasets` writes it
+                source = stack.enter_context(pyarrow.memory_map(str(path)))
+                reader = stack.enter_context(pyarrow.ipc.open_stream(source))
+                batches = (batch.slice(first, 256) for batch in reader for first in range(0, batch.num_rows, 256))
+                batches = (batch.select(columns(reader.schema.names)) for batch in batches)
+            else:
+                table = stack.enter_context(pyarrow.parquet.ParquetFile(path))
+                batches = table.iter_batches(batch_size=256, columns=columns(table.schema_arrow.names))
+            for batch in batches:
                 for record in batch.to_pylist():
                     row += 1
                     yield row, record
     # A damaged file may raise any of these; UnicodeDecodeError is a ValueError.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         message = " ".join(str(error).split())[:200]
-        broken = UserError(f"broken parquet file: {message}", where=path, got=f"{row} rows before it")
+        broken = UserError(f"broken {suffix} file: {message}", where=path, got=f"{row} rows before it")
         yield row + 1, unrecoverable(broken)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.errors import UserError
-from penjing.data.formats.csv_parquet import csv_records, parquet_records, tsv_records
+from penjing.data.formats.csv_parquet import csv_records, table_records, tsv_records
 from penjing.data.formats.files import format_of
 from penjing.data.formats.json_values import json_records
 from penjing.data.formats.schema import (
@@ -32,8 +32,8 @@ def rows_of(path: Path, text_only: bool = False) -> Iterator[tuple[int, dict[str
             return csv_records(path)
         case "tsv":
             return tsv_records(path)
-        case "parquet":
-            return parquet_records(path, text_only)
+        case "parquet" | "arrow":
+            return table_records(path, text_only)
         case _:
             return json_records(path)
 

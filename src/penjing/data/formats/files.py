@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import re
 import warnings
@@ -28,15 +29,25 @@ LARGEST_RATIO = 200
 _GZIP_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
 _UNCHECKED_BYTES = 1 << 26  # unpacked, before the ratio is checked
 _SUFFIXES_SHOWN = 6
-_NOT_DATA = re.compile(r"(readme|licen[cs]e|copying|notice)\b.*|source\.json|dataset_infos?\.json", re.IGNORECASE)
+# The last three: what `datasets` writes beside its tables.
+_NOT_DATA = re.compile(
+    r"(readme|licen[cs]e|copying|notice)\b.*|source\.json|dataset_(infos?|dict)\.json|cache-.*\.arrow", re.IGNORECASE
+)
+# Names of splits, as on the Hugging Face hub
+_TRAIN_SPLIT, _TEST_SPLIT = (
+    re.compile(rf"(?:^|[-._/ ])(?:{names})(?=[-._/ \d]|$)", re.IGNORECASE)
+    for names in ("train|training", "test|testing|eval|evaluation|val|valid|validation|dev")
+)
 
 
 def list_files(paths: Sequence[Path]) -> list[Path]:
     """The files of `paths`; a folder stands for its data files at any depth, sorted by path.
 
-    In a folder hidden names, README, LICENSE, the catalogue's SOURCE.json and special files are skipped; files of
-    unknown formats are counted in a warning. Raises `UserError` for a missing path, a pipe or device,
-    a folder without data files and a file of an unknown format.
+    A name with `*`, `?` or `[` that does not exist stands for the files that it matches. In a folder hidden names,
+    README, LICENSE, the catalogue's SOURCE.json and special files are skipped; files of unknown formats are counted in
+    a warning, and so are those of test and validation splits beside a train split.
+    Raises `UserError` for a missing path, a pipe or device, a folder without data files and a file of an unknown
+    format.
     """
     if isinstance(paths, (str, Path)):
         paths = [Path(paths)]
@@ -49,6 +60,11 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
             if not folder_files:
                 raise UserError("the folder has no data file", where=path, wanted=supported_formats())
             files += folder_files
+        elif not path.exists() and glob.has_magic(str(path)):
+            matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+            if not matches:
+                raise UserError("no file has such a name", where=path)
+            files += list_files(matches)
         elif path.exists():
             format_of(path)
             if not path.is_file():
@@ -64,7 +80,7 @@ def format_of(path: Path) -> str:
     name = path.name.lower()
     is_gzip = name.endswith(".gz")
     suffix = name.removesuffix(".gz").rpartition(".")[2]
-    if suffix not in FORMATS or (is_gzip and suffix == "parquet"):
+    if suffix not in FORMATS or (is_gzip and suffix in ("parquet", "arrow")):
         raise UserError("unknown file format", where=path, got=path.suffix or "no suffix", wanted=supported_formats())
     return suffix
 
@@ -78,7 +94,8 @@ def _data_files(folder: Path) -> list[Path]:
     unknown: Counter[str] = Counter()
     for path in sorted(folder.rglob("*")):
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if is_hidden or _NOT_DATA.fullmatch(path.name) or not path.is_file():
+        is_state = path.name == "state.json" and (path.parent / "dataset_info.json").is_file()  # of `datasets`
+        if is_hidden or is_state or _NOT_DATA.fullmatch(path.name) or not path.is_file():
             continue
         try:
             format_of(path)
@@ -90,7 +107,19 @@ def _data_files(folder: Path) -> list[Path]:
         listed = ", ".join(f"{ending} ({count:,})" for ending, count in unknown.most_common(_SUFFIXES_SHOWN))
         ellipsis = ", ..." if len(unknown) > _SUFFIXES_SHOWN else ""
         warnings.warn(f"{folder}: files of unknown formats are not read: {listed}{ellipsis}", stacklevel=3)
-    return files
+    return _without_test_splits(folder, files)
+
+
+def _without_test_splits(folder: Path, files: list[Path]) -> list[Path]:
+    """The files without those of test and validation splits, if others belong to a train split."""
+    names = [str(path.relative_to(folder).as_posix()) for path in files]
+    if not any(_TRAIN_SPLIT.search(name) for name in names):
+        return files
+    held_out = [name for name in names if _TEST_SPLIT.search(name) and not _TRAIN_SPLIT.search(name)]
+    if held_out:
+        listed = ", ".join(held_out[:_SUFFIXES_SHOWN]) + (", ..." if len(held_out) > _SUFFIXES_SHOWN else "")
+        warnings.warn(f"{folder}: test and validation splits are not read unless named: {listed}", stacklevel=4)
+    return [path for path, name in zip(files, names, strict=True) if name not in held_out]
 
 
 def _suffix(path: Path) -> str:

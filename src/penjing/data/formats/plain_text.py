@@ -1,4 +1,4 @@
-"""Plain text cut into documents: after lines `<|endoftext|>` where there are any, else after blank lines."""
+"""Plain text cut into documents: at `<|endoftext|>` where there is any, else after blank lines."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from penjing.data.formats.schema import SEPARATOR
 from penjing.data.formats.source_location import UnrecoverableFileError
 
 _INDENT = re.compile(r"[ \t\u3000]*\u3000[ \t\u3000]*|[ \t]+(?=[\u3001-\u303f\u3400-\u9fff\uff01-\uff60‘’“”—…])")
+
+_CODE = re.compile(r"[ \t]+[A-Za-z_@#{}()/<*\[\]-]")  # an indented line as in code
 
 Line = tuple[int, str | UserError]
 DOCUMENT_CHARACTERS = 2000  # approximate size of documents cut from a file without separators
@@ -45,18 +47,14 @@ def _clean_lines(path: Path, *, prose: bool = True) -> Iterator[Line]:
             yield number, UserError("a zero byte in a text file", where=f"{path}:{number}", next_step=hint)
             continue
         for part in line.split("\r") if "\r" in line else (line,):
-            if prose:
-                part = part.rstrip(" \t\u3000")
-                if part and part[0] in " \t\u3000":
-                    part = _INDENT.sub("", part, count=1) if _INDENT.match(part) else part
-            yield number, part
+            yield number, part.rstrip(" \t\u3000") if prose else part
 
 
 def _has_separator(path: Path) -> bool:
-    """Whether a line is `<|endoftext|>` alone; scans bytes up to the first one, or to damage."""
+    """Whether there is an `<|endoftext|>`; scans bytes up to the first one, or to damage."""
     mark = SEPARATOR.encode()
     try:
-        return any(raw is not None and mark in raw and raw.strip() == mark for _, _, raw in raw_lines(path))
+        return any(raw is not None and mark in raw for _, _, raw in raw_lines(path))
     except UserError:
         return False
 
@@ -67,18 +65,29 @@ class _DocumentLines:
     def __init__(self, start: int) -> None:
         self.start, self.lines, self.num_characters = start, list[str](), 0
         self.error: UserError | None = None
+        self.indented: dict[int, str] = {}  # lines whose indent was dropped, as they were
+        self.is_novel = self.is_code = False
 
     def add(self, line: str | UserError) -> None:
         if isinstance(line, UserError):
             self.error = line if isinstance(line, UnrecoverableFileError) else self.error or line
-        else:
-            self.lines.append(line)
-            self.num_characters += len(line) + 1
+            return
+        if line and line[0] in " \t\u3000":
+            if indent := _INDENT.match(line):
+                self.indented[len(self.lines)], line = line, line[indent.end() :]
+                self.is_novel = self.is_novel or "\u3000" in indent[0]
+            else:
+                self.is_code = self.is_code or _CODE.match(line) is not None
+        self.lines.append(line)
+        self.num_characters += len(line) + 1
 
     def document(self) -> tuple[int, str | UserError]:
         """(number of the first line, text) without blank lines at both ends, or the error."""
         if self.error is not None:
             return self.start, self.error
+        if self.is_code and not self.is_novel:  # indents of Chinese lines in it are no novel's
+            for number, line in self.indented.items():
+                self.lines[number] = line
         blank = 0
         while blank < len(self.lines) and not self.lines[blank]:
             blank += 1
@@ -91,11 +100,19 @@ class _DocumentLines:
 def _separated(path: Path) -> Iterator[tuple[int, str | UserError]]:
     document_lines = _DocumentLines(1)
     for number, line in _clean_lines(path):
-        if isinstance(line, str) and line.strip() == SEPARATOR:
-            yield document_lines.document()
-            document_lines = _DocumentLines(number + 1)
-        else:
+        if isinstance(line, UserError) or SEPARATOR not in line:
             document_lines.add(line)
+            continue
+        *ended, begun = line.split(SEPARATOR)
+        for part in ended:
+            if part.strip():
+                document_lines.add(part)
+            yield document_lines.document()
+            document_lines = _DocumentLines(number)
+        if begun.strip():
+            document_lines.add(begun)
+        else:
+            document_lines.start = number + 1
     if document_lines:
         yield document_lines.document()
 

@@ -7,12 +7,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from penjing.base.errors import UserError
-from penjing.data.formats.messages import assistant_turn, conversation, question_of, refuse_media, system_of, turns_of
+from penjing.data.formats.messages import (
+    assistant_turn,
+    conversation,
+    note_ignored,
+    question_of,
+    refuse_media,
+    system_of,
+    turns_of,
+)
 from penjing.data.formats.schema import ANSWER_FIELDS, CHAT_FIELDS, LABEL_FIELDS, Chat, Message, PreferenceRecord
 from penjing.data.formats.source_location import SourceLocation, fields_of, present, text_of, type_name
 
 
 def preference_of(record: Mapping[str, Any], where: SourceLocation) -> PreferenceRecord:
+    preference = _preference_of(record, where)
+    used = where.used | {"margin", *LABEL_FIELDS, *(CHAT_FIELDS if "chosen" in record else ())}
+    note_ignored(record, used, [message.content for chat in preference.chats for message in chat.messages], where)
+    return preference
+
+
+def _preference_of(record: Mapping[str, Any], where: SourceLocation) -> PreferenceRecord:
     refuse_media(record, where)
     if "chosen" in record or "rejected" in record:
         chats = tuple(_answered(record, name, where) for name in ("chosen", "rejected"))
@@ -42,6 +57,7 @@ def _answered(record: Mapping[str, Any], name: str, where: SourceLocation) -> Ch
     prompt, or all messages.
     """
     answer = record.get(name)
+    where.used.add(name)
     if answer is None:
         raise UserError(f"no field {name}", where=where, got=fields_of(record), wanted=name)
     question, tools = question_of(record, where)
@@ -52,7 +68,7 @@ def _answered(record: Mapping[str, Any], name: str, where: SourceLocation) -> Ch
         if messages and messages[0].role not in ("assistant", "tool"):
             return _ends_with_answer(system_of(record, where) + messages, tools, name, where)
     else:
-        messages = [assistant_turn(text_of(answer, name, where))]
+        messages = [assistant_turn(text_of(answer, name, where), where)]
     if not question:
         got = fields_of(record)
         raise UserError(f"field {name} is an answer without a prompt", where=where, got=got, wanted="prompt")
@@ -66,4 +82,6 @@ def _ends_with_answer(
         got = ", ".join(message.role for message in messages[-8:]) or "no message at all"
         wanted = "an assistant turn last"
         raise UserError(f"field {name} does not end with an answer", where=where, got=got, wanted=wanted)
+    if not messages[-1].is_target:
+        raise UserError(f"the answer of field {name} has weight 0", where=where, wanted="an answer to learn from")
     return conversation(messages, tools, where)

@@ -11,10 +11,18 @@ from penjing.data.formats.bad_records import BadRecords, NoBadRecords
 from penjing.data.formats.chats import chats_of, prompt_of
 from penjing.data.formats.dispatch import kind_of, record_text, rows_of, unknown_record
 from penjing.data.formats.files import format_of, list_files, no_record_error
-from penjing.data.formats.messages import is_empty
+from penjing.data.formats.messages import is_empty, note_marks
 from penjing.data.formats.plain_text import plain_documents
 from penjing.data.formats.preferences import preference_of
-from penjing.data.formats.schema import PLAIN_FORMATS, Chat, Document, Kind, PreferenceRecord
+from penjing.data.formats.schema import (
+    PLAIN_FORMATS,
+    SEPARATOR,
+    SWITCH_FIELDS,
+    Chat,
+    Document,
+    Kind,
+    PreferenceRecord,
+)
 from penjing.data.formats.source_location import SourceLocation, unrecoverable
 
 
@@ -36,10 +44,11 @@ def _read(
     for path in list_files(paths):
         num_before, left_out_before, first_empty = bad_records.records, bad_records.left_out, ""
         for line, value in _rows(path, plain_text_holds):
+            where = SourceLocation(path, line)
             try:
                 if isinstance(value, UserError):
                     raise value
-                records = parse(value, SourceLocation(path, line))
+                records = parse(value, where)
             except _EmptyRecord as reason:
                 first_empty = first_empty or f"line {line}: {reason}"
                 bad_records.leave_out(path, line, str(reason))
@@ -47,6 +56,7 @@ def _read(
                 bad_records.add(error, path, line)
             else:
                 bad_records.good += 1
+                bad_records.add_ignored(where)
                 yield from records
         num_read, num_left_out = bad_records.records - num_before, bad_records.left_out - left_out_before
         if not num_read:
@@ -82,15 +92,23 @@ def read_documents(paths: Sequence[Path], *, bad_records: BadRecords | None = No
     Plain text: BOM dropped, CRLF -> LF, trailing spaces and the full-width (or, before Chinese, any) indents of novels
     dropped. Lines `<|endoftext|>` separate documents if the file has one. Otherwise the file is cut, preferably after a
     blank line, into documents of about 2,000 characters, so that a validation set can be split off a novel too. No
-    line is cut or lost.
+    line is cut or lost. `<|endoftext|>` inside a line, or in a record's text, separates documents too.
     A record with empty text is left out. A broken one goes to `bad_records`; without `bad_records` it raises UserError.
     """
 
     def parse(value: Any, where: SourceLocation) -> Sequence[Document]:
         text = value if isinstance(value, str) else record_text(value, where)
-        if not text or text.isspace():
+        texts = [text]
+        if not isinstance(value, str):
+            where.ignored.update(f"field {name}" for name in SWITCH_FIELDS if value.get(name, 1) not in (1, None))
+            if SEPARATOR in text:
+                texts = [part.strip("\n") for part in text.split(SEPARATOR)]
+        texts = [text for text in texts if text and not text.isspace()]
+        if not texts:
             raise _EmptyRecord("the text is empty")
-        return [Document(text=text, source=str(where.path), line=where.line)]
+        for text in texts:
+            note_marks(text, where)
+        return [Document(text=text, source=str(where.path), line=where.line) for text in texts]
 
     return _read(paths, None, parse, bad_records)
 
@@ -115,6 +133,8 @@ def read_chats(paths: Sequence[Path], *, bad_records: BadRecords | None = None) 
             counts.reasons["an answer is empty"] += 1
         if not complete:
             raise _EmptyRecord("an answer is empty")
+        if not any(message.is_target for chat in complete for message in chat.messages if message.role == "assistant"):
+            raise _EmptyRecord("no answer has a weight above 0")
         return complete
 
     return _read(paths, "documents, not chats", parse, counts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,16 @@ from penjing.base.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """A file and a line."""
+    """A file and a line, and what its reader makes of the record there.
+
+    used: the fields of the record that were read. ignored: fields and marks that change what should be learned, and
+    that nothing uses.
+    """
 
     path: Path
     line: int
+    used: set[str] = field(default_factory=set, compare=False, repr=False)
+    ignored: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}"

@@ -36,4 +36,6 @@ def _turn(message: Message) -> dict[str, Any]:
         turn["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
         turn["tool_calls"] = [dict(call) for call in message.tool_calls]
+    if not message.is_target:
+        turn["weight"] = 0
     return turn

@@ -93,6 +93,9 @@ class Tokenizer:
         if missing:
             raise UserError("the tokenizer has no " + " ".join(missing), wanted="a tokenizer in ChatML form")
         self._plain, self._guard = _strip_control_tokens(json.loads(self.definition), set(self._control))
+        lost = next((token for token in self._control if not _MARK.fullmatch(token) and not self._writes(token)), None)
+        if lost is not None:
+            raise _lost_text_error(lost)
         self.added_ids = frozenset(self._control.values())
         self.end_of_text = self._control[self.roles.end_of_text]
         self.message_end = self._control[self.roles.message_end]
@@ -102,6 +105,10 @@ class Tokenizer:
         self.stop = frozenset((self.end_of_text, self.message_end, *map(self.control, self.roles.stop)))
         longest_first = sorted(self._control, key=len, reverse=True)
         self.control_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+
+    def _writes(self, token: str) -> bool:
+        """Whether the text of a control token can be encoded as text."""
+        return bool(self.decode(self.encode(token)))
 
     @cached_property
     def size(self) -> int:
@@ -279,12 +286,12 @@ _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # byte tokens of vocabularies that 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
-_MARKUP = re.compile(r"[<\[|\uff5c]")
+_MARK = re.compile(r".?[<\[|\uff5c].+[>\]|\uff5c]", re.DOTALL)
 
 
 def is_control(token: Mapping[str, Any]) -> bool:
     """Whether an added token is structural. The others (runs of blanks, words) may occur in user text."""
-    return bool(token["special"]) or _MARKUP.search(token["content"]) is not None
+    return bool(token["special"]) or _MARK.fullmatch(token["content"]) is not None
 
 
 def _strip_control_tokens(definition: dict[str, Any], control: set[str]) -> tuple[tokenizers.Tokenizer, str]:
@@ -314,7 +321,11 @@ def _strip_control_tokens(definition: dict[str, Any], control: set[str]) -> tupl
         model["vocab"] = [[replacements.get(piece, piece), score] for piece, score in vocabulary]
     else:
         model["vocab"] = {replacements.get(piece, piece): index for piece, index in vocabulary.items()}
-    twin = tokenizers.Tokenizer.from_str(json.dumps(definition))
+    try:
+        twin = tokenizers.Tokenizer.from_str(json.dumps(definition))
+    except Exception as error:  # the library's only class; merges may need a token
+        lost = [token for token in control if not _MARK.fullmatch(token) and f"`{token}`" in str(error)]
+        raise (_lost_text_error(lost[0]) if lost else error) from None
     for token in definition["added_tokens"]:
         if twin.token_to_id(token["content"]) != token["id"]:
             raise UserError("added tokens whose ids have a gap", where="tokenizer.json", got=token["content"][:40])
@@ -323,6 +334,15 @@ def _strip_control_tokens(definition: dict[str, Any], control: set[str]) -> tupl
     guard = "\U0010fffe\U0010fffc\U0010fffe"
     twin.add_special_tokens([tokenizers.AddedToken(guard, special=True, normalized=False)])
     return twin, guard
+
+
+def _lost_text_error(token: str) -> UserError:
+    return UserError(
+        "a control token is an ordinary word, which would vanish from every text",
+        where="tokenizer.json",
+        got=repr(token),
+        next_step="Remove it from added_tokens.",
+    )
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -394,9 +414,19 @@ def infer_special_tokens(
         raise UserError(
             "the tokenizer has no " + " ".join(missing), where=folder, wanted="what tokenizer_config.json names"
         )
-    # Some files name an ordinary vocabulary entry. It becomes a control token if it starts or ends texts, or has
-    # markup characters. Others, such as a padding word, may occur in user text.
-    structural = [token for name, token in names.items() if name in _STRUCTURAL_NAMES or _MARKUP.search(token)]
+    # Some files name an ordinary vocabulary entry. It becomes a control token if it is a mark. Others, such as a
+    # padding word, may occur in user text, and would vanish from it.
+    added = {token.content for token in full.get_added_tokens_decoder().values()}
+    for name, token in names.items():
+        if name in _STRUCTURAL_NAMES and token not in added and not _MARK.fullmatch(token):
+            raise UserError(
+                f"{name} is an ordinary token, which would vanish from every text",
+                where=folder,
+                got=repr(token),
+                wanted="an added token, or a mark such as </s>",
+                next_step=f"Correct {name} in tokenizer_config.json.",
+            )
+    structural = [token for name, token in names.items() if name in _STRUCTURAL_NAMES or _MARK.fullmatch(token)]
     full.add_special_tokens(list(dict.fromkeys([*structural, *ends])))
     special = [token.content for token in full.get_added_tokens_decoder().values() if token.special]
     text_end = next((token for token in _END_OF_TEXT_NAMES if token in special), None)
@@ -418,12 +448,17 @@ def infer_special_tokens(
 
 
 def _generation_end_tokens(full: tokenizers.Tokenizer, folder: Path) -> list[str]:
-    """The tokens that end generation, from generation_config.json or config.json."""
+    """The tokens that end generation, from generation_config.json or config.json.
+
+    Only added tokens: configs of other models keep a library's default id, which may be any word here.
+    """
+    added = full.get_added_tokens_decoder()
     for name in ("generation_config.json", "config.json"):
         value = _read_object(folder / name).get("eos_token_id")
-        tokens = [full.id_to_token(index) for index in (value if isinstance(value, list) else [value]) if _is_id(index)]
+        ids = value if isinstance(value, list) else [value]
+        tokens = [added[index].content for index in ids if _is_id(index) and index in added]
         if tokens:
-            return [token for token in tokens if token]
+            return tokens
     return []
 
 

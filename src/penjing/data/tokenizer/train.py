@@ -23,6 +23,8 @@ from penjing.data.tokenizer.tokenizer import (
 )
 
 MAX_TOKEN_BYTES = 16
+# Training takes time quadratic in the length of a piece. Text without spaces (DNA, base64) is one piece.
+MAX_PIECE_CHARACTERS = 1024
 MAX_CHARACTERS = 40_000  # distinct ones in the training text of a tokenizer
 SAMPLED_CHARACTERS = 8 << 20  # of the training text, counted to order the merges
 
@@ -110,7 +112,7 @@ def _train_bpe(texts: list[str], split: pre_tokenizers.PreTokenizer, size: int) 
     """Plain BPE; returns the merges in order."""
     bpe = tokenizers.Tokenizer(models.BPE())
     bpe.normalizer = normalizers.NFC()
-    bpe.pre_tokenizer = split
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.FixedLength(MAX_PIECE_CHARACTERS)])
     trainer = trainers.BpeTrainer(vocab_size=size, max_token_length=MAX_TOKEN_BYTES, show_progress=False)
     bpe.train_from_iterator(texts, trainer)
     return [(left, right) for left, right in json.loads(bpe.to_str())["model"]["merges"]]
