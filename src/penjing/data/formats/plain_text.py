@@ -13,7 +13,7 @@ from penjing.data.formats.source_location import UnrecoverableFileError
 
 _INDENT = re.compile(r"[ \t\u3000]*\u3000[ \t\u3000]*|[ \t]+(?=[\u3001-\u303f\u3400-\u9fff\uff01-\uff60‘’“”—…])")
 
-_CODE = re.compile(r"[ \t]+[A-Za-z_@#{}()/<*\[\]-]")  # an indented line as in code
+_CODE = re.compile(r"[ \t]+[A-Za-z_@#{}/*]")  # an indented line as in code
 
 Line = tuple[int, str | UserError]
 DOCUMENT_CHARACTERS = 2000  # approximate size of documents cut from a file without separators
@@ -51,10 +51,11 @@ def _clean_lines(path: Path, *, prose: bool = True) -> Iterator[Line]:
 
 
 def _has_separator(path: Path) -> bool:
-    """Whether there is an `<|endoftext|>`; scans bytes up to the first one, or to damage."""
+    """Whether a line begins or ends with `<|endoftext|>`; scans bytes up to the first one, or to damage."""
     mark = SEPARATOR.encode()
     try:
-        return any(raw is not None and mark in raw for _, _, raw in raw_lines(path))
+        found = (raw.strip() for _, _, raw in raw_lines(path) if raw is not None and mark in raw)
+        return any(line.startswith(mark) or line.endswith(mark) for line in found)
     except UserError:
         return False
 

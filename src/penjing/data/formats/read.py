@@ -98,11 +98,11 @@ def read_documents(paths: Sequence[Path], *, bad_records: BadRecords | None = No
 
     def parse(value: Any, where: SourceLocation) -> Sequence[Document]:
         text = value if isinstance(value, str) else record_text(value, where)
-        texts = [text]
         if not isinstance(value, str):
             where.ignored.update(f"field {name}" for name in SWITCH_FIELDS if value.get(name, 1) not in (1, None))
-            if SEPARATOR in text:
-                texts = [part.strip("\n") for part in text.split(SEPARATOR)]
+        texts = [text]
+        if SEPARATOR in text and format_of(where.path) != "py":
+            texts = [part.strip("\n") for part in text.split(SEPARATOR)]
         texts = [text for text in texts if text and not text.isspace()]
         if not texts:
             raise _EmptyRecord("the text is empty")
