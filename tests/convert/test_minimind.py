@@ -193,3 +193,10 @@ def test_the_tokenizer_lies_beside_or_in_the_folder_above(tmp_path):
     assert tokenizer_folder(path) == tmp_path / "model"
     (tmp_path / "out" / "tokenizer.json").write_text("{}")
     assert tokenizer_folder(path) == tmp_path / "out"
+
+
+def test_a_lora_file_says_what_it_is(tmp_path):
+    path = tmp_path / "lora_medical_768.pth"
+    torch.save({"layers.0.self_attn.q_proj.lora.A.weight": torch.zeros(16, 768)}, path)
+    with raises_user_error(where=path.name, got="lora", next_step="Merge it"):
+        read_tensors(path)

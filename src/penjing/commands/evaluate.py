@@ -19,6 +19,7 @@ from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
 from penjing.train.load_model import LoadedModel, load_trained, set_threads, use_device
 
 ROW_TOKENS = 1024  # rows of a text are at least this long, if the context of the model is
+WRONG_SHOWN, LONGEST_SHOWN = 5, 100  # wrong answers that are printed, and characters of each of their texts
 
 
 def evaluate(
@@ -60,9 +61,21 @@ def print_accuracy(graded: list[asking.GradedAnswer], console: Console) -> None:
         counts = (score.correct, score.total, f"{score.fraction:.0%}", f"{low:.0%}-{high:.0%}")
         cells.append((kind, language, *counts, f"{score.chance or 0:.0%}"))
     print_table(console, ("kind", "language", "right>", "asked>", "accuracy>", "95 %>", "chance>"), cells)
+    wrong = [answer for answer in graded if not answer.is_correct]
+    for answer in wrong[:: max(1, -(-len(wrong) // WRONG_SHOWN))]:  # spread over the file, and so over the kinds
+        question = answer.question
+        wanted = question.answer or f"a text with {', '.join(question.must_contain)}"
+        line = f"{_short(question.text)} -> {_short(answer.text) or 'nothing'}; wanted {_short(wanted)}"
+        console.print(escape_markup("wrong", line, indent=""), soft_wrap=True)
     if truncated := sum(answer.is_truncated for answer in graded):
         note = f"{truncated} of {len(graded)} answers were truncated; raise --max-tokens"
         console.print(escape_markup("note", note, indent=""))
+
+
+def _short(text: str) -> str:
+    """A text on one line, its end if it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST_SHOWN else "..." + line[3 - LONGEST_SHOWN :]
 
 
 def print_bits(trained: LoadedModel, text: Path, console: Console) -> None:

@@ -46,6 +46,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not isinstance(loaded, dict) or not loaded or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise UserError("not a file of named tensors", where=path, wanted="a state dict")
     tensors = {_WRAPPERS.sub("", str(name)): value for name, value in loaded.items()}
+    lora = next((name for name in tensors if ".lora." in name), None)
+    if lora is not None:
+        raise UserError(
+            "a LoRA adapter of MiniMind, not a model",
+            where=path,
+            got=lora,
+            wanted="the weights of a model",
+            next_step="Merge it into its base with MiniMind's scripts/convert_model.py, and give the merged .pth file.",
+        )
     first = next((name for name in tensors if _VERSION_1_NAMES.match(name)), None)
     if first is not None:
         raise UserError(

@@ -366,7 +366,8 @@ class RolloutSource(Source):
             informative = np.flatnonzero(buffer.counts_P).tolist()[: self.round_prompts]
             uninformative = np.flatnonzero(buffer.counts_P == 0).tolist()
             buffer = select(buffer, [*informative, *uninformative[: self.round_prompts - len(informative)]])
-        if not buffer.counts_P.any() and self.rank == 0:
+        # A value head (PPO) gives advantages where rewards are equal.
+        if self.sampler.values is None and degenerate(buffer.reward_PA).all() and self.rank == 0:
             warnings.warn(
                 "each prompt of a round had answers of equal reward: its steps teach nothing and show no rewards; "
                 "the prompts are too hard or too easy, or the reward does not tell answers apart",

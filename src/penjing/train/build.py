@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penjing.base import config
+from penjing.base.errors import UserError
 from penjing.base.files import write_text
 from penjing.base.malloc_tuning import malloc_trim
 from penjing.checkpoint.load import Checkpoint, newest
@@ -74,7 +75,7 @@ def prepare_run(
         _restore(instruments, checkpoint, changes, strategy)
     context = make_context(built, instruments, folder, hooks, num_steps(run, size))
     skipped = [] if checkpoint is None else [f"damaged checkpoint skipped: {name}" for name in checkpoint.skipped]
-    notes = [*skipped, *(f"allowed to change: {change}" for change in changes)]
+    notes = [*skipped, *(f"allowed to change: {change}" for change in changes), *_start_notes(run, size, checkpoint)]
     with ExitStack() as undo:
         undo.callback(context.trackers.close)
         notes += _choose_kernels(built)
@@ -113,6 +114,28 @@ def _resolve(
     precision.switch_tf32()
     strategy.scaler = precision.loss_scaler(strategy.device)
     return replace(run, compute=precision.resolved(run.compute)), precision
+
+
+def _start_notes(run: Run, size: DatasetSize, checkpoint: Checkpoint | None) -> list[str]:
+    """Lines on a start that is probably a mistake: conversations on random weights, and a learning rate that jumps."""
+    if checkpoint is None:
+        random = run.data.format == "chats" and not run.init_from
+        return ["the model starts from random weights: give init_from=RUN to start from a pretrained one"] * random
+    saved_settings = checkpoint.folder / "run.toml"
+    if checkpoint.step == 0 or not saved_settings.is_file():
+        return []
+    try:
+        saved = config.resolve(Run, config.read_toml(saved_settings))
+    except UserError:  # of an older version, with a setting that no longer exists
+        return []
+    before = saved.schedule.factor(checkpoint.step - 1, num_steps(saved, size)) * saved.optimizer.learning_rate
+    now = run.schedule.factor(checkpoint.step, num_steps(run, size)) * run.optimizer.learning_rate
+    if now <= 1.5 * before or before >= saved.optimizer.learning_rate / 2:
+        return []
+    return [
+        f"the learning rate jumps from {before:.2g} to {now:.2g}, as the run had decayed it for its earlier end: to "
+        "train a finished run longer, start a new one with init_from= and a small optimizer.learning_rate"
+    ]
 
 
 def _restore(
