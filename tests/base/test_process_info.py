@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from itertools import pairwise
 
-from penjing.base.process_info import peak_resident_bytes, process_age_seconds
+import pytest
+
+from penjing.base.process_info import peak_resident_bytes, process_age_seconds, thread_seconds
 
 SAY = """
 import sys, time
@@ -74,3 +77,14 @@ def test_a_small_process_does_not_inherit_the_peak_of_a_large_one():
 def test_age_counts_in_fine_ticks():
     ages = [process_age_seconds() for _ in range(1000)]
     assert ages[0] > 0 and all(one < other for one, other in pairwise(ages))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="only Linux tells")
+def test_a_thread_that_computes_has_a_core():
+    before, name = thread_seconds(), str(threading.get_native_id())
+    begun = time.thread_time()
+    while time.thread_time() - begun < 0.1:
+        pass
+    had, waited = thread_seconds(since=before)[name]
+    assert 0.05 < had < 0.5 and waited >= 0
+    assert thread_seconds()[name][0] > had, "since the thread began"

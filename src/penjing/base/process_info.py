@@ -1,4 +1,4 @@
-"""Age and peak memory of this process, and coordination of the processes of one launch."""
+"""Age, peak memory and thread times of this process, and coordination of the processes of one launch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,6 +47,21 @@ def peak_resident_bytes() -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def thread_seconds(since: Mapping[str, tuple[float, float]] | None = None) -> dict[str, tuple[float, float]]:
+    """For each thread of this process: seconds it ran on a core, and seconds it was runnable but waited for one.
+
+    since: an earlier result, which is subtracted. Empty except on Linux.
+    """
+    seconds = {}
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError):  # a thread that has just ended; another file format
+            running, waited, _ = file.read_text().split()
+            name = file.parent.name
+            earlier = (since or {}).get(name, (0.0, 0.0))
+            seconds[name] = (int(running) / 1e9 - earlier[0], int(waited) / 1e9 - earlier[1])
+    return seconds
 
 
 def run_once_per_launch(action: Callable[[], None], seconds: float = 5.0) -> None:

@@ -34,6 +34,7 @@ from penjing.eval.regression_questions import RegressionQuestions
 from penjing.export.adapter import save_run_adapter
 from penjing.infer.generate import generate
 from penjing.infer.sample import Sampling
+from penjing.kernels.cpu import spinning
 from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import launched_world, make_strategy
@@ -111,6 +112,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     set_threads(run.compute.threads, int(os.environ.get("LOCAL_WORLD_SIZE", launched_world())))
     strategy = make_strategy(run.compute.device)
     quiet = console if strategy.rank == 0 else Console(quiet=True)
+    spinning.report_busy_cores(lambda text: quiet.print(Text(f"  {text}", style="yellow")))
     try:
         questions = RegressionQuestions(run, quiet)
         with watched(strategy) as report_progress, locked(Path(run.out)) if strategy.rank == 0 else nullcontext():

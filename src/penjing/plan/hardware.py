@@ -7,7 +7,6 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -125,21 +124,6 @@ def physical_cores() -> int:
         pairs = {((folder / "physical_package_id").read_text(), (folder / "core_id").read_text()) for folder in folders}
         return min(allowed, len(pairs)) or allowed
     return allowed
-
-
-def thread_seconds(since: Mapping[str, tuple[float, float]] | None = None) -> dict[str, tuple[float, float]]:
-    """For each thread of this process: seconds it ran on a core, and seconds it was runnable but waited for one.
-
-    since: an earlier result, which is subtracted. Empty except on Linux.
-    """
-    seconds = {}
-    for file in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError, ValueError):  # a thread that has just ended; another file format
-            running, waited, _ = file.read_text().split()
-            name = file.parent.name
-            earlier = (since or {}).get(name, (0.0, 0.0))
-            seconds[name] = (int(running) / 1e9 - earlier[0], int(waited) / 1e9 - earlier[1])
-    return seconds
 
 
 def load_averages() -> tuple[float, ...]:

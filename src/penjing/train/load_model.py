@@ -19,6 +19,7 @@ from penjing.base.seeds import derive
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.checkpoint.manifest import MANIFEST, WEIGHTS, damage
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.kernels.cpu import spinning
 from penjing.model.config import ModelConfig
 from penjing.model.lora import DEFAULT, add_adapter, fingerprint, merge, trainable_state_dict
 from penjing.model.resize_embeddings import resize_embeddings
@@ -347,11 +348,12 @@ def set_threads(setting: int, world: int) -> int:
     """Set torch's CPU threads for this process; return their number.
 
     0: OMP_NUM_THREADS if set (torchrun sets it to 1), else the physical cores divided by the local ranks. More threads
-    than free cores are much slower: 100 steps took 15 s on two free cores and 143 s on two busy ones.
+    than free cores would be much slower, if `kernels/cpu/spinning.py` did not watch them.
     Raises UserError if OMP_NUM_THREADS is not a number.
     """
     count = setting or _openmp_threads() or max(1, physical_cores() // world)
     torch.set_num_threads(count)
+    spinning.control(count)
     tune_malloc()
     return count
 

@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from penjing.base.process_info import thread_seconds
 from penjing.loader.batch_source import DeviceSource, Source
 from penjing.optim.schedule import Constant
 from penjing.parallel.base import Strategy
@@ -80,7 +81,7 @@ class StepTiming:
 
     seconds: float
     data_wait: float = 0.0
-    threads: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # see hardware.thread_seconds
+    threads: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # see process_info.thread_seconds
     passes: tuple[float, ...] = ()  # each forward and backward pass, if they were timed separately
 
     @property
@@ -141,14 +142,14 @@ class ProbeSteps:
             schedule=ZeroLR(),
             accumulate=self.passes,
         )
-        before, waited, start = hardware.thread_seconds(), self.meter.data_wait_seconds, time.perf_counter()
+        before, waited, start = thread_seconds(), self.meter.data_wait_seconds, time.perf_counter()
         for _ in range(self.round_steps):
             float(step(trial, 0).loss)
         count, seconds = self.round_steps, time.perf_counter() - start
         return StepTiming(
             seconds=seconds / count,
             data_wait=(self.meter.data_wait_seconds - waited) / count,
-            threads=hardware.thread_seconds(since=before),
+            threads=thread_seconds(since=before),
             passes=tuple(timer.passes),
         )
 

@@ -150,7 +150,7 @@ def _build(library: type[_Functions]) -> _Functions | str:
     if sys.platform != "linux":
         return f"they are built on Linux only, not on {sys.platform}"
     compilers = list(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))))
-    openmp, reason = _openmp(), "there is no C compiler (cc, gcc or clang)"
+    openmp, reason = openmp_library(), "there is no C compiler (cc, gcc or clang)"
     if openmp is None:
         return "torch has loaded no OpenMP library, whose threads they would share"
     for compiler in dict.fromkeys(compilers):
@@ -192,7 +192,7 @@ def _is_intact(path: Path) -> bool:
     return hashlib.sha256(content[:-32]).digest() == content[-32:]
 
 
-def _openmp() -> str | None:
+def openmp_library() -> str | None:
     """The path of the OpenMP library that torch has loaded. A second one would add threads of its own to torch's."""
     try:
         loaded = Path("/proc/self/maps").read_text()
