@@ -116,3 +116,27 @@ def test_the_machine_described():
     assert facts["cpu"]
     assert facts["threads"] == torch.get_num_threads()
     assert facts["memory_bytes"] > 2**30
+
+
+def test_limits_of_control_groups_count(tmp_path):
+    """Version 2, version 1, and the groups above; `max` and a path outside the container's mount are no limits."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    files = {
+        "sys/fs/cgroup/user/run/memory.max": "max",
+        "sys/fs/cgroup/user/memory.max": "4096",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "8192",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    groups = tmp_path / "proc/self/cgroup"
+    groups.write_text("0::/user/run\n")
+    assert hardware.cgroup_limits(tmp_path) == [4096]
+    groups.write_text("9:cpu,cpuacct:/other\n4:memory:/docker/4f2a\n")
+    assert hardware.cgroup_limits(tmp_path) == [8192]
+
+
+def test_the_memory_of_this_machine_is_the_least_limit(monkeypatch):
+    total = hardware.memory_bytes()
+    monkeypatch.setattr(hardware, "cgroup_limits", lambda: [total // 2, 1 << 62])
+    assert hardware.memory_bytes() == total // 2

@@ -12,6 +12,7 @@ from penjing.base.errors import UserError
 from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.loader.batch_source import Source
 from penjing.objective.next_token import NextToken
+from penjing.train.batch_geometry import micro_sizes
 from penjing.train.loop import TrainState, train
 from penjing.train.oom_recovery import ResizableBatchSource, retry_on_oom
 
@@ -56,7 +57,7 @@ class Small(NextToken):
         return super().__call__(model, batch)
 
 
-@pytest.mark.parametrize(("rows", "room", "passes"), [(8, 8, 1), (8, 4, 2), (8, 3, 4), (8, 1, 8), (6, 2, 6), (9, 3, 3)])
+@pytest.mark.parametrize(("rows", "room", "passes"), [(8, 8, 1), (8, 4, 2), (8, 3, 4), (8, 1, 8), (6, 2, 3), (9, 3, 3)])
 def test_passes_become_smaller_and_the_rows_stay(rows, room, passes):
     objective = Small(room, begins=1)  # the first step still fits, as it does until memory is broken into pieces
     feed = ResizableBatchSource(Rows, rows)
@@ -78,6 +79,19 @@ def test_passes_become_smaller_and_the_rows_stay(rows, room, passes):
         assert torch.allclose(mine, theirs, atol=1e-6)
 
 
+def test_below_a_prime_comes_the_next_divisor_of_the_share():
+    """Two passes of 28 of a share of 56: 28, 14, 7, then 4 and not 1. Each step still has the same 56 rows."""
+    objective, feed = Small(5), ResizableBatchSource(Rows, 28, sizes=micro_sizes(56))
+    parts, model, _ = make(objective=objective, batches=feed, accumulate=2, steps=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train(parts, TrainState())
+    assert (feed.micro_size, feed.split) == (4, 7)
+    assert {len(ids_BT) for ids_BT in objective.seen} == {4}
+    rows = torch.cat(objective.seen)
+    assert torch.equal(rows, torch.cat([make_batch(number, rows=1).ids_BT for number in range(3 * 56)]))
+
+
 def test_the_run_is_the_one_begun_with_small_passes_bit_for_bit():
     parts, model, _ = make(objective=Small(2), batches=ResizableBatchSource(Rows, 8), steps=4)
     with warnings.catch_warnings():
@@ -97,13 +111,13 @@ def test_one_row_that_does_not_fit_is_an_error_that_says_so():
 
 
 def test_units_that_belong_together_stay_in_one_pass():
-    feed = ResizableBatchSource(Rows, 12, indivisible=3)
+    feed = ResizableBatchSource(Rows, 12, sizes=micro_sizes(12, 3))
     start = feed.state()
     sizes = []
     while feed.shrink(start):
         sizes.append(feed.micro_size)
     assert sizes == [6, 3]
-    parts, _, _ = make(objective=Small(2), batches=ResizableBatchSource(Rows, 12, indivisible=3))
+    parts, _, _ = make(objective=Small(2), batches=ResizableBatchSource(Rows, 12, sizes=micro_sizes(12, 3)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(UserError, match="out of memory even with a micro-batch of 3"):

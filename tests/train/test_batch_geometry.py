@@ -5,7 +5,7 @@ import torch
 
 from penjing.base import config
 from penjing.base.errors import UserError
-from penjing.train.batch_geometry import batch_geometry, smaller_micro_size
+from penjing.train.batch_geometry import batch_geometry, micro_sizes
 from penjing.train.config import Run
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -43,8 +43,10 @@ def test_units_that_do_not_divide_evenly_are_refused(rows, micro_size, world):
 
 
 def test_a_smaller_pass_holds_whole_blocks():
-    assert [smaller_micro_size(size) for size in (8, 9, 2, 1)] == [4, 3, 1, None]
-    assert [smaller_micro_size(24, 4), smaller_micro_size(12, 4), smaller_micro_size(4, 4)] == [12, 4, None]
+    assert [micro_sizes(size) for size in (8, 9, 1)] == [[8, 4, 2, 1], [9, 3, 1], [1]]
+    assert [micro_sizes(24, 4), micro_sizes(12, 3), micro_sizes(4, 4)] == [[24, 12, 8, 4], [12, 6, 3], [4]]
+    # Of the share, not of the pass: below the prime 73 comes 8.
+    assert batch_geometry(run_of(584), 1, CPU).micro_sizes == [584, 292, 146, 73, 8, 4, 2, 1]
 
 
 def test_groups_that_share_an_estimate_stay_in_one_pass():

@@ -13,7 +13,7 @@ from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
 from penjing.commands.plan_advice import advice, alternatives
-from penjing.commands.plan_fit import Fitted, external_memory, fit
+from penjing.commands.plan_fit import Fitted, fit
 from penjing.commands.plan_run import (
     PlanOptions,
     TokenBudget,
@@ -35,7 +35,7 @@ from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.memory import is_tight
 from penjing.plan.shape import Shape, shape_from_hf, shape_of
 from penjing.plan.step_time import StepTime, interval, step_time
-from penjing.plan.step_workload import Workload
+from penjing.plan.step_workload import Workload, rough_memory_bytes
 from penjing.recipes.pretrain import pretrain
 from penjing.train.config import Run
 from penjing.train.small_data import data_warnings, fit_batch, fit_rows
@@ -121,7 +121,7 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
     run = _fitted_to_data(run, options)
     amount = amount_of(run, options, shape)
     requested_rows = pass_rows(run, machine.kind, options.gpus)
-    fitted = None if external is not None else fit(run, target, options, requested_rows)
+    fitted = None if external is not None else fit(run, target, options)
     micro = fitted.micro_size if fitted else requested_rows
     work = workload_of(run, machine, options, micro, steps=amount.steps, external=external)
     step = step_time(work, machine)
@@ -132,7 +132,9 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
     per_step = round(run.batch.size * lengths_of(run).tokens)
     busy = parts["training"] / amount.steps
     peak = machine.peak_flops.get(work.dtype, 0.0) * options.gpus
-    total_bytes = fitted.plan.total_bytes if fitted else round(external_memory(work))
+    total_bytes = (
+        fitted.plan.total_bytes if fitted else rough_memory_bytes(work.shape, work.tokens, work.sharding, work.ranks)
+    )
     price = cost.price_of(machine.name, options.price)
     spent = cost.cost(price, seconds, options.gpus) if price else None
     if fitted:

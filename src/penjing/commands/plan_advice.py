@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from penjing.base import formatting as units
-from penjing.commands.plan_fit import Fitted, divisors
+from penjing.commands.plan_fit import Fitted
 from penjing.commands.plan_run import TokenBudget, accepted, generation_seconds, lengths_of
 from penjing.optim.muon import Muon
 from penjing.plan import compute_optimal as tokens
@@ -17,10 +19,15 @@ from penjing.plan.memory import safe_bytes
 from penjing.plan.shape import Shape
 from penjing.plan.step_time import step_time
 from penjing.plan.step_workload import Workload
+from penjing.train.batch_geometry import micro_sizes
 from penjing.train.compile_policy import choose
 from penjing.train.config import Run
+from penjing.train.memory_trace.fit import TracedPasses
 
 SUGGESTED_GPUS = ("RTX 4090", "A100", "H100")
+LARGE_GPUS = (*SUGGESTED_GPUS, "H200", "B200")  # for what fits no other
+MIN_SEQ_LEN = 128  # of what is suggested to save memory
+NEARBY, MAX_NEARBY_TRACES = 1 / 8, 3  # fraction by which an advised batch may differ; sizes that are traced for it
 Suggestion = tuple[float, str]  # gain for sorting, and text
 
 
@@ -35,13 +42,17 @@ def advice(run: Run, shape: Shape, amount: TokenBudget) -> list[str]:
         f"{best.tokens / size:.0f} per parameter of {count(size)}; counting matrices and head only, "
         f"{tokens.MATRIX_RATIO} x {count(shape.matrices)} = {count(best.by_matrices)}"
     ]
-    ratio, base = amount.tokens / size, law.loss(size, amount.tokens)
+
+    def loss(total: float) -> float:
+        return law.loss(size, tokens.repeated_tokens(amount.unique, total / amount.unique) if amount.unique else total)
+
+    ratio, base = amount.tokens / size, loss(amount.tokens)
     gains = [
-        f"{each} per parameter -{base - law.loss(size, each * size):.2f} nats for {each / ratio:.1f} x the time"
+        f"{each} per parameter -{base - loss(each * size):.2f} nats for {each / ratio:.1f} x the time"
         for each in tokens.TOKEN_RATIOS
         if each > 1.2 * ratio
     ]
-    if gains:
+    if gains and base < math.log(shape.vocabulary):  # above the loss of guessing the law does not hold
         lines.append("training longer: " + ", ".join(gains))
     embedding = shape.vocabulary * shape.width
     rules = "; ".join(
@@ -69,6 +80,13 @@ class _CurrentPlan:
         """Whether training accepts these settings on the same devices."""
         return accepted(run, self.machine, self.work.ranks)
 
+    def with_rows(self, rows: int, size: int = 0) -> tuple[Run, Workload]:
+        """The run and its workload with another micro-batch, and perhaps another batch size."""
+        size = size or self.run.batch.size
+        run = replace(self.run, batch=replace(self.run.batch, size=size, micro_size=rows))
+        tokens = round(rows * lengths_of(self.run).tokens)
+        return run, replace(self.work, tokens=tokens, passes=size // (rows * self.work.ranks))
+
     def gain(self, run: Run, work: Workload, machine: Machine | None = None, steps: float = 1.0) -> float:
         """Fraction of time saved, including generation. steps: current steps that one new step replaces."""
         current_seconds = _step_seconds(self.run, self.work, self.machine)
@@ -80,10 +98,14 @@ def _step_seconds(run: Run, work: Workload, machine: Machine) -> float:
 
 
 def alternatives(run: Run, machine: Machine, fitted: Fitted | None, work: Workload, seconds: float) -> list[str]:
-    """The three most helpful changes that training accepts for this run, with their predicted gains."""
+    """The three most helpful changes that training accepts for this run, with their predicted gains; for a run that
+    does not fit, what would."""
     current = _CurrentPlan(run=run, machine=machine, work=work, seconds=seconds)
+    if fitted and fitted.passes.limit and not fitted.passes.fits(fitted.micro_size):
+        return what_fits(current, fitted.passes)
     suggestions = [
         *(_passes(current, fitted) if fitted else ()),
+        *(_nearby_batch(current, fitted) if fitted else ()),
         *_compiled(current),
         *_faster_gpus(current, fitted),
         *_more_gpus(current),
@@ -94,25 +116,67 @@ def alternatives(run: Run, machine: Machine, fitted: Fitted | None, work: Worklo
 
 
 def _passes(current: _CurrentPlan, fitted: Fitted) -> Iterator[Suggestion]:
-    """A larger micro-batch, if it fits and is faster; a smaller one to save memory."""
-    share, tokens_each = current.run.batch.size // current.work.ranks, lengths_of(current.run).tokens
-
-    def with_rows(rows: int) -> tuple[Run, Workload]:
-        run = replace(current.run, batch=replace(current.run.batch, micro_size=rows))
-        return run, replace(current.work, tokens=round(rows * tokens_each), passes=share // rows)
-
-    possible = [rows for rows in divisors(share) if current.accepts(with_rows(rows)[0])]
-    for rows in possible:
+    """A larger micro-batch, if it fits and is faster."""
+    for rows in fitted.passes.geometry.micro_sizes:
         if fitted.micro_size < rows <= fitted.largest:
-            gain = current.gain(*with_rows(rows))
-            if gain > 0.005 and fitted.fits(rows):
+            run, work = current.with_rows(rows)
+            gain = current.gain(run, work)
+            if current.accepts(run) and gain > 0.005 and fitted.passes.fits(rows):
                 yield gain, f"batch.micro_size={rows}: {gain:.0%} faster, and fits"
                 break
-    rows = next((each for each in possible if each < fitted.micro_size), 0)
-    if rows and fitted.bytes_per_row > 0:
-        saved, slower = fitted.bytes_per_row * (fitted.micro_size - rows), max(0.0, -current.gain(*with_rows(rows)))
-        line = f"batch.micro_size={rows}: {units.gibibytes(saved)} less memory, {slower:.1%} slower"
-        yield (0.02 if fitted.plan.fits is not False else 1.0), line
+
+
+def _nearby_batch(current: _CurrentPlan, fitted: Fitted) -> Iterator[Suggestion]:
+    """A batch of about the same size whose share of a device has larger divisors that fit."""
+    batch, ranks, indivisible = current.run.batch, current.work.ranks, fitted.passes.geometry.indivisible
+    if batch.micro_size:
+        return
+    candidates = []
+    for share in range(math.ceil(batch.size * (1 - NEARBY) / ranks), int(batch.size * (1 + NEARBY) / ranks) + 1):
+        rows = next((size for size in micro_sizes(share, indivisible) if size <= fitted.largest), 0)
+        if rows > fitted.micro_size:
+            gain = current.gain(*current.with_rows(rows, share * ranks), steps=share * ranks / batch.size)
+            candidates.append((round(gain, 2), -abs(share * ranks - batch.size), rows, share * ranks))
+    for gain, _, rows, size in sorted(candidates, reverse=True)[:MAX_NEARBY_TRACES]:
+        run, _ = current.with_rows(rows, size)
+        if gain >= 0.05 and current.accepts(run) and fitted.passes.of(run).fits(rows):
+            faster = f"{gain:.0%} less time for the same tokens, {units.duration(current.seconds * (1 - gain))}"
+            yield gain, f"batch.size={size}: {faster}, with micro-batches of {rows} instead of {fitted.micro_size}"
+            return
+
+
+def what_fits(current: _CurrentPlan, passes: TracedPasses) -> list[str]:
+    """For a run that does not fit: a micro-batch with which it does, or that there is none, and what else would fit."""
+    run, sizes = current.run, [size for size in passes.geometry.micro_sizes if size <= passes.geometry.micro_size]
+    smallest = sizes[-1]
+    least = passes.plan(smallest).total_bytes
+    if least <= passes.limit:
+        return [f"batch.micro_size={next(size for size in sizes if passes.fits(size))}: fits"]
+    lines = [f"no micro-batch fits: the smallest, {smallest}, takes {units.gibibytes(least)}"]
+    variants = ((change, variant) for change, variant in _smaller_runs(run) if passes.of(variant).fits(smallest))
+    lines += [f"{change}: fits, with micro-batches of {smallest}" for change, variant in islice(variants, 1)]
+    for name in LARGE_GPUS if current.machine.kind == "cuda" else ():
+        other = machine_from_spec(find_gpu_spec(name))
+        if least <= safe_bytes(other.memory_bytes) and accepted(run, other, current.work.ranks):
+            return [*lines, f"--gpu {name!r}: fits, with micro-batches of at least {smallest}"]
+    share = passes.limit / least
+    return [*lines, f"a model of about {units.count(round(share * current.work.shape.parameters, -5))} parameters fits"]
+
+
+def _smaller_runs(run: Run) -> Iterator[tuple[str, Run]]:
+    """The run with settings that take less memory on the same device, ever more of them."""
+    changes = []
+    if run.compute.activation_checkpointing != "block" and not run.model.is_mixture and not run.lora.dropout:
+        changes.append("compute.activation_checkpointing=block")
+        run = replace(run, compute=replace(run.compute, activation_checkpointing="block"))
+        yield " ".join(changes), run
+    if run.optimizer.state_dtype != "int8":
+        changes.append("optimizer.state_dtype=int8")
+        run = replace(run, optimizer=replace(run.optimizer, state_dtype="int8"))
+        yield " ".join(changes), run
+    while run.data.seq_len >= 2 * MIN_SEQ_LEN and run.objective.sampling is None:
+        run = replace(run, data=replace(run.data, seq_len=run.data.seq_len // 2))
+        yield " ".join([*changes, f"data.seq_len={run.data.seq_len}"]), run
 
 
 def _compiled(current: _CurrentPlan) -> Iterator[Suggestion]:

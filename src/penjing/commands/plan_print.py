@@ -64,7 +64,8 @@ def _amount(page: PlanReport) -> list[tuple[str, str]]:
         ("compute", f"{total:.2e} FLOPs (causal) in {page.dtype}"),
         (
             "batch",
-            f"{page.rows_per_step} x {page.seq_len} = {page.tokens_per_step:,} tokens; per device "
+            f"{page.rows_per_step} x {page.tokens_per_step / page.rows_per_step:g} = {page.tokens_per_step:,} tokens; "
+            f"per device "
             f"micro-batches of {page.micro_size}, accumulation {page.passes}",
         ),
         ("steps", f"{page.steps:,}"),

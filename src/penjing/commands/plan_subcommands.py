@@ -5,21 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.markup import escape_markup, print_table
-from penjing.commands.plan_fit import divisors
 from penjing.commands.plan_print import verdict_of
-from penjing.commands.plan_run import PlanOptions, find_machine, lengths_of, pass_rows, workload_of
+from penjing.commands.plan_run import PlanOptions, find_machine, lengths_of, workload_of
 from penjing.model.transformer import Recompute
 from penjing.plan import cost
 from penjing.plan.config_search import Candidate, fitting_candidates, pareto
 from penjing.plan.device_model import Machine
 from penjing.plan.memory.device_target import MEMORY_MARGIN, is_tight, safe_bytes
 from penjing.plan.step_time import step_time
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 
 BAR = 40  # characters of the longest bar
@@ -66,12 +67,13 @@ def search(
         raise UserError("not a size of memory", where="--fit", got=repr(fit), wanted="such as 24GB or 8GiB")
     machine, target, notes = find_machine(options, run)
     limit_bytes = budget.memory_bytes or target.memory_bytes
-    pass_rows(replace(run, batch=replace(run.batch, micro_size=0)), machine.kind, options.gpus)
+    unset = replace(run, batch=replace(run.batch, micro_size=0))
+    sizes = batch_geometry(unset, options.gpus, torch.device(machine.kind)).micro_sizes
     configurations = [
         (variant, rows)
         for seq_len in lengths or (run.data.seq_len,)
         for variant in _recomputing(replace(run, data=replace(run.data, seq_len=seq_len)))
-        for rows in divisors(run.batch.size // options.gpus)
+        for rows in sizes
     ]
     if len(configurations) > MAX_TRACED:
         notes.append(f"only the first {MAX_TRACED} of {len(configurations)} configurations were traced")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ class Source(ABC):
     """An endless iterator of batches, with a position. Most sources override the first three methods only."""
 
     micro_size: int | None = None  # units of one batch, if batches can shrink during a run
-    split = 1  # how many batches now replace each original batch
+    split = Fraction(1)  # how many batches now replace each original batch; a step has a whole number of them
     exact = True  # whether a step's gradient does not depend on its split into batches
 
     @abstractmethod
@@ -46,7 +47,7 @@ class Source(ABC):
         raise TypeError(f"{type(self).__name__} cannot be made twice")
 
     def shrink(self, position: dict[str, Any]) -> bool:
-        """Halve the batches and go back to `position`; False if they cannot become smaller."""
+        """Make the batches smaller and go back to `position`; False if they cannot become smaller."""
         return False
 
     def close(self) -> None:  # noqa: B027 (most have nothing to stop)

@@ -134,8 +134,26 @@ def load_averages() -> tuple[float, ...]:
 
 
 def memory_bytes() -> int:
-    """Host memory of this machine; 0 = unknown."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    """Host memory that this process may use; 0 = unknown."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    return min([total, *cgroup_limits()]) if total else 0
+
+
+def cgroup_limits(root: Path = Path("/")) -> list[int]:
+    """The memory limits of this process's control groups, version 1 or 2, and of the groups above them."""
+    limits: list[int] = []
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
+            name = "memory.limit_in_bytes" if controllers else "memory.max"
+            folder = top / group.strip("/")
+            for path in (folder, *folder.parents):
+                with suppress(OSError, ValueError):  # outside the mount of a container; "max": no limit
+                    limits.append(int((path / name).read_text()))
+    return limits
 
 
 def describe(device: torch.device, dtype: torch.dtype) -> dict[str, object]:

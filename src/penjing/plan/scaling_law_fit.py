@@ -89,7 +89,7 @@ def forecast(points: Sequence[LossPoint], parameters: float, tokens: float) -> F
     degrees = max(1, len(points) - 3)
     residual = float(np.sqrt((error_P**2).sum() / degrees))
     rng = np.random.default_rng(0)
-    losses = []
+    losses, estimate = [], law.loss(parameters, tokens)
     for _ in range(RESAMPLES):
         noise_P = rng.normal(0.0, residual, len(points))
         resampled_points = [
@@ -98,9 +98,10 @@ def forecast(points: Sequence[LossPoint], parameters: float, tokens: float) -> F
         ]
         losses.append(fit(resampled_points, COARSE).loss(parameters, tokens) + float(rng.normal(0.0, residual)))
     return Forecast(
-        loss=law.loss(parameters, tokens),
-        low=quantile(losses, 0.1),
-        high=quantile(losses, 0.9),
+        loss=estimate,
+        # The prior and the bounds pull refits to one side: the interval always contains the estimate.
+        low=min(estimate, quantile(losses, 0.1)),
+        high=max(estimate, quantile(losses, 0.9)),
         law=law,
         residual_nats=float(np.sqrt((error_P**2).mean())),
     )

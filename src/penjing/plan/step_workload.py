@@ -33,6 +33,7 @@ ATTENTION_MATRICES = 3  # the first entries of `Workload._block_matmuls`; the ML
 BLOCK_KERNELS, STEP_KERNELS = 100, 60  # launches per block, forward and backward; and per step
 MASTER_KERNELS = 1.5
 FORWARD_SHARE = 1 / 3  # forward fraction of a block's bytes and kernels
+UNSHARDED_BYTES = {"zero1": 8.0, "zero2": 4.0, "fsdp": 0.0}  # of the 16 per parameter; other strategies: all 16
 RECOMPUTE_FACTORS = {"none": 1.0, "mlp": 1.15, "block": 1.3}  # estimates: of bytes moved and kernels launched
 
 
@@ -206,3 +207,12 @@ class Workload:
     @property
     def _has_masters(self) -> bool:
         return self.master_weights == "float32" and VALUE_BYTES[self.dtype] == 2
+
+
+def rough_memory_bytes(shape: Shape, tokens: int, sharding: str = "none", ranks: int = 1) -> int:
+    """A formula, without a trace: 16 bytes per parameter of weights, gradients and optimizer state (less the sharded
+    part), activations by width, full logits, and a context. tokens: of one pass."""
+    unsharded = UNSHARDED_BYTES.get(sharding, 16.0)
+    states = (unsharded + (16.0 - unsharded) / ranks) * shape.parameters
+    layers = shape.layers * tokens * (34 * shape.width + 4 * shape.intermediate_size)
+    return round(states + layers + 12.0 * tokens * shape.vocabulary + 0.5 * 2**30)

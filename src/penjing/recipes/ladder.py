@@ -25,7 +25,7 @@ def ladder(size: str = "30m") -> Layer:
     count = parameters(config.resolve(ModelConfig, {"preset": preset}))
     tokens = TOKENS_PER_PARAMETER * count.total
     rate = 1.79 * count.without_embedding**-0.713 * tokens**0.307
-    batch_size = max(8, round(0.58 * tokens**0.571 / ROW_TOKENS / 8) * 8)
+    batch_size = _smooth(max(8.0, 0.58 * tokens**0.571 / ROW_TOKENS))
     return {
         **pretrain(),
         "stage": "ladder",
@@ -37,3 +37,9 @@ def ladder(size: str = "30m") -> Layer:
         "optimizer": {"name": "adamw", "learning_rate": float(f"{rate:.2g}"), "weight_decay": 0.1},
         "schedule": {"name": "cosine", "warmup_ratio": 0.02, "min_lr_ratio": 0.1},
     }
+
+
+def _smooth(rows: float) -> int:
+    """The nearest number 4 to 7 times a power of two: it divides among devices and into micro-batches of many sizes."""
+    power = 1 << (math.floor(math.log2(rows)) - 2)
+    return round(rows / power) * power

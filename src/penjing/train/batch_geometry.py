@@ -21,6 +21,11 @@ class BatchGeometry:
     indivisible: int = 1  # units that must be in the same forward pass
     exact: bool = True  # whether gradients do not depend on the split, except for rounding
 
+    @property
+    def micro_sizes(self) -> list[int]:
+        """Every possible micro-batch size, largest first."""
+        return micro_sizes(self.micro_size * self.accumulation, self.indivisible)
+
 
 def batch_geometry(run: Run, world: int, device: torch.device) -> BatchGeometry:
     """The step of a run on `world` devices like `device`. Raises UserError if its units do not divide evenly.
@@ -56,6 +61,10 @@ def batch_geometry(run: Run, world: int, device: torch.device) -> BatchGeometry:
     )
 
 
-def smaller_micro_size(size: int, indivisible: int = 1) -> int | None:
-    """The largest proper divisor of `size` that is a multiple of `indivisible`; None if there is none."""
-    return next((part for part in range(size // 2, 0, -1) if size % part == 0 and part % indivisible == 0), None)
+def micro_sizes(share: int, indivisible: int = 1) -> list[int]:
+    """The possible micro-batch sizes of a device's `share` of a step, largest first: its divisors in whole blocks.
+
+    All passes of a step are equal: a source's position, a compiled graph and a plan then depend on one number. A
+    remainder pass would need a source that knows where a step ends, on any number of ranks.
+    """
+    return [size for size in range(share, 0, -1) if share % size == 0 and size % indivisible == 0]

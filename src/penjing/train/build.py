@@ -22,6 +22,7 @@ from penjing.train.build_model import BuiltRun, build_run
 from penjing.train.compile_policy import compile_run, compiled_seconds
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, TrainState
+from penjing.train.memory_trace.fit import fit_memory
 from penjing.train.precision import Precision
 from penjing.train.resume import ConfigDifference, check_same_run, run_fingerprints, saved_dtype, with_saved_batch
 from penjing.train.run_dir import RunDir
@@ -66,7 +67,8 @@ def prepare_run(
     stage = make_stage(run, strategy, hooks.report)
     stage.prepare_data()
     run = stage.run = fit_batch(stage.run, stage.size().units_per_epoch, strategy.world)
-    size = stage.size()
+    run, memory_notes = fit_memory(run, strategy)
+    stage.run, size = run, stage.size()
     built = build_run(stage, strategy, precision, checkpoint)
     fingerprints = run_fingerprints(stage, precision)
     changes = [] if checkpoint is None else check_same_run(run, fingerprints, checkpoint, allow_change)
@@ -75,7 +77,8 @@ def prepare_run(
         _restore(instruments, checkpoint, changes, strategy)
     context = make_context(built, instruments, folder, hooks, num_steps(run, size))
     skipped = [] if checkpoint is None else [f"damaged checkpoint skipped: {name}" for name in checkpoint.skipped]
-    notes = [*skipped, *(f"allowed to change: {change}" for change in changes), *_start_notes(run, size, checkpoint)]
+    notes = [*memory_notes, *skipped, *(f"allowed to change: {change}" for change in changes)]
+    notes += _start_notes(run, size, checkpoint)
     with ExitStack() as undo:
         undo.callback(context.trackers.close)
         notes += _choose_kernels(built)

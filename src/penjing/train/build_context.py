@@ -65,7 +65,7 @@ def make_instruments(
     source = ResizableBatchSource(
         lambda micro_size: _batches(built, micro_size),
         built.geometry.micro_size,
-        indivisible=built.geometry.indivisible,
+        sizes=built.geometry.micro_sizes,
         exact=built.geometry.exact,
     )
     meter, state = _meter(built, size), TrainState()

@@ -5,6 +5,7 @@ It has no branch for a stage, a model or a strategy. `step` is one optimizer ste
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -142,7 +143,7 @@ def step(context: TrainingContext, index: int) -> Step:
 def _gradients(context: TrainingContext) -> tuple[dict[str, Tensor], Tensor, int]:
     """The gradients of one step's batches: (this rank's sums, all ranks' units, this rank's tokens)."""
     batches = []
-    for _ in range(context.accumulate * context.source.split):
+    for _ in range(math.ceil(context.accumulate * context.source.split)):  # whole but in the probe's short steps
         with context.meter.waiting_for_data():
             batches.append(next(context.source))
     units = context.strategy.all_reduce(torch.stack([context.objective.weight(batch) for batch in batches]).sum())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from penjing.base.errors import UserError
 from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.loader.batch_source import Source, WrappedSource
-from penjing.train.batch_geometry import batch_geometry, smaller_micro_size
+from penjing.train.batch_geometry import batch_geometry, micro_sizes
 from penjing.train.stages.base import Stage
 
 Result = TypeVar("Result")
@@ -25,28 +26,27 @@ class ResizableBatchSource(WrappedSource):
     micro_size: int
 
     def __init__(
-        self, make: Callable[[int], Source], micro_size: int, *, indivisible: int = 1, exact: bool = True
+        self, make: Callable[[int], Source], micro_size: int, *, sizes: Sequence[int] = (), exact: bool = True
     ) -> None:
         """make: returns the source at its beginning, with this many units (rows, pairs, prompts) in a batch.
 
-        indivisible: units that must stay in one batch.
+        sizes: those that it may shrink to, largest first; none: the divisors of `micro_size`.
         """
         super().__init__(make(micro_size))
         self._make, self.micro_size = make, micro_size
-        self.indivisible, self.exact = indivisible, exact
+        self.sizes, self.exact = sizes or micro_sizes(micro_size), exact
 
     def fresh(self) -> ResizableBatchSource:
-        other = ResizableBatchSource(self._make, self.micro_size, indivisible=self.indivisible, exact=self.exact)
+        other = ResizableBatchSource(self._make, self.micro_size, sizes=self.sizes, exact=self.exact)
         other.split = self.split
         return other
 
     def shrink(self, position: dict[str, Any]) -> bool:
-        """The new size is the largest proper divisor that `indivisible` divides."""
-        smaller = smaller_micro_size(self.micro_size, self.indivisible)
+        smaller = next((size for size in self.sizes if size < self.micro_size), None)
         if smaller is None:
             return False
         self.close()
-        self.split *= self.micro_size // smaller
+        self.split *= Fraction(self.micro_size, smaller)
         self.micro_size = smaller
         self.source = self._make(smaller)
         self.source.restore(position)
@@ -96,7 +96,7 @@ def halve_micro_batch(source: Source, position: dict[str, Any], message: str, wo
         raise SmallestPass(source.micro_size, message)
     effect = "gradients unchanged" if source.exact else "the routers' balance loss is computed over each pass"
     warnings.warn(
-        f"out of memory: micro-batch is now {source.micro_size}, accumulation {source.split} times as much; {effect}",
+        f"out of memory: micro-batch is now {source.micro_size}, {float(source.split):g} times as many; {effect}",
         stacklevel=2,
     )
 
@@ -110,7 +110,7 @@ def with_smaller_passes(stage: Stage[Any], work: Callable[[], Result]) -> Result
         if strategy.world > 1:
             raise UserError(f"out of memory: {message}", where="batch.micro_size", next_step="Halve it.")
         geometry = batch_geometry(stage.run, strategy.world, strategy.device)
-        smaller = smaller_micro_size(geometry.micro_size, geometry.indivisible)
+        smaller = next((size for size in geometry.micro_sizes if size < geometry.micro_size), None)
         if smaller is None:
             raise SmallestPass(geometry.micro_size, message)
         stage.run = replace(stage.run, batch=replace(stage.run.batch, micro_size=smaller))

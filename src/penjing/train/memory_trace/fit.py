@@ -1,0 +1,127 @@
+"""The largest micro-batch whose step fits in memory, by traces: the same for a plan and, on a CPU, for training."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+
+import torch
+
+from penjing.base import formatting as units
+from penjing.base.errors import UserError
+from penjing.parallel.base import Strategy
+from penjing.plan import hardware
+from penjing.plan.memory import MemoryPlan, Target, safe_bytes
+from penjing.plan.memory.sharded_memory import Layout
+from penjing.plan.shape import shape_of
+from penjing.plan.step_workload import rough_memory_bytes
+from penjing.train.batch_geometry import batch_geometry
+from penjing.train.config import Run
+from penjing.train.memory_trace.trace import predict_memory
+
+MAX_LOGITS = 1 << 36  # of the largest pass that is searched: 512 blocks of the head, a second of tracing
+# A run is traced before step 1, which takes seconds, if the rough formula times this does not fit. The formula counts
+# mean lengths, and no reference model.
+ROUGH_FACTOR = 4
+
+
+class TracedPasses:
+    """Traced memory of a run's step by micro-batch size, each size traced once."""
+
+    def __init__(self, run: Run, target: Target, ranks: int = 1, engine: Layout = "single") -> None:
+        self.run, self.target, self.ranks, self.engine = run, target, ranks, engine
+        self.geometry = batch_geometry(run, ranks, torch.device(target.kind))
+        self.limit = safe_bytes(target.memory_bytes)  # 0 = unknown
+        self._plans: dict[int, MemoryPlan] = {}
+
+    def plan(self, rows: int) -> MemoryPlan:
+        """The plan of a step with passes of so many rows."""
+        if rows not in self._plans:
+            self._plans[rows] = predict_memory(
+                self.run, self.target, micro_size=rows, ranks=self.ranks, engine=self.engine
+            )
+        return self._plans[rows]
+
+    def of(self, run: Run) -> TracedPasses:
+        """The passes of a run with other settings on the same devices."""
+        return TracedPasses(run, self.target, self.ranks, self.engine)
+
+    def fits(self, rows: int) -> bool:
+        return self.plan(rows).total_bytes <= self.limit
+
+    def bytes_per_row(self) -> float:
+        """The slope up to the settings' micro-batch; 0 if there is no smaller one."""
+        full = self.geometry.micro_size
+        fewer = next((size for size in self.geometry.micro_sizes if size < full), 0)
+        return (self.plan(full).total_bytes - self.plan(fewer).total_bytes) / (full - fewer) if fewer else 0.0
+
+    def fitting_size(self) -> int:
+        """The settings' micro-batch, or the largest smaller one that fits; the smallest if none does."""
+        full = self.geometry.micro_size
+        if not self.limit or self.run.batch.micro_size or self.fits(full):
+            return full
+        line = full - (self.plan(full).total_bytes - self.limit) / max(1.0, self.bytes_per_row())
+        *sizes, smallest = [size for size in self.geometry.micro_sizes if size <= full]
+        return next((size for size in sizes if size <= line and self.fits(size)), smallest)
+
+    def largest(self) -> int:
+        """About how many rows fit in one pass; 0 if no traced number does.
+
+        Memory is the maximum of several linear functions of the rows: the optimizer's peak is constant, that of
+        activations grows. So it is convex: between two traced points it is at most the chord, beyond them it may be far
+        above it. The point where the extrapolated line meets the limit is therefore traced too.
+        """
+        fitting = max((rows for rows in self._plans if self.fits(rows)), default=0)
+        if not fitting:
+            return 0
+        if fitting == max(self._plans):
+            cap = MAX_LOGITS // (self.run.data.seq_len * self.run.model.vocab_size)
+            further = (self.limit - self.plan(fitting).total_bytes) / max(1.0, self.bytes_per_row())
+            beyond = min(fitting + math.floor(further), max(fitting, cap))
+            if self.fits(beyond):
+                return beyond
+        over = min(rows for rows in self._plans if rows > fitting)
+        low, high = self.plan(fitting).total_bytes, self.plan(over).total_bytes
+        return fitting + math.floor((over - fitting) * (self.limit - low) / (high - low))
+
+    def reduced(self, rows: int) -> str:
+        """A line for the user that the passes have fewer rows than the settings allow."""
+        geometry = self.geometry
+        effect = "the same gradients" if geometry.exact else "the router's auxiliary loss is computed per micro-batch"
+        accumulation = geometry.micro_size * geometry.accumulation // rows
+        full = units.gibibytes(self.plan(geometry.micro_size).total_bytes)
+        return (
+            f"a micro-batch of {geometry.micro_size} takes {full}; "
+            f"planned with batch.micro_size={rows} and accumulation {accumulation}: {effect}"
+        )
+
+
+def fit_memory(run: Run, strategy: Strategy) -> tuple[Run, list[str]]:
+    """On a CPU, the run with the micro-batch that its plan has, and a line if that is a smaller one.
+
+    A GPU raises an error when its memory is full, after which passes become smaller; on a CPU the system ends the
+    process. Raises UserError if the run does not fit.
+    """
+    share = hardware.memory_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", strategy.world))
+    if strategy.device.type != "cpu" or not share:
+        return run, []
+    micro = batch_geometry(run, strategy.world, strategy.device).micro_size
+    tokens = round(micro * run.objective.unit_lengths(run.data.seq_len).tokens)
+    if ROUGH_FACTOR * rough_memory_bytes(shape_of(run.model), tokens) < share:
+        return run, []
+    target = Target(kind="cpu", name=hardware.cpu_name(), memory_bytes=share)
+    passes = TracedPasses(run, target, strategy.world, "ddp" if strategy.world > 1 else "single")
+    rows = strategy.broadcast(passes.fitting_size() if strategy.rank == 0 else None)
+    total = passes.plan(rows).total_bytes
+    if total > share:
+        raise UserError(
+            f"the run does not fit in memory with a micro-batch of {rows}",
+            where="memory of each process" if strategy.world > 1 else "memory",
+            got=f"{units.gibibytes(total)} (estimate)",
+            wanted=f"at most {units.gibibytes(share)}",
+            next_step="Use a smaller model or data.seq_len, or unset batch.micro_size; try `penjing plan memory`.",
+        )
+    if rows == micro:
+        return run, []
+    return replace(run, batch=replace(run.batch, micro_size=rows)), [passes.reduced(rows)]
