@@ -72,7 +72,7 @@ def test_the_whole_page_without_gpu_and_without_data():
     assert page.predicted_seconds == pytest.approx(sum(page.parts_seconds.values()))
     assert page.mfu_causal < page.mfu_full_square < 1
     assert sum(page.waterfall.values()) == page.peak_memory_bytes
-    assert page.fits and len(page.alternatives) == 3
+    assert page.fits and len(page.alternatives) == 2  # less memory is no advice where it fits
     json.dumps(asdict(page), allow_nan=False)
 
 

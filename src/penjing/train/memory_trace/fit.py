@@ -18,7 +18,7 @@ from penjing.plan.shape import shape_of
 from penjing.plan.step_workload import rough_memory_bytes
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
-from penjing.train.memory_trace.trace import predict_memory
+from penjing.train.memory_trace import trace
 
 MAX_LOGITS = 1 << 36  # of the largest pass that is searched: 512 blocks of the head, a second of tracing
 # A run is traced before step 1, which takes seconds, if the rough formula times this does not fit. The formula counts
@@ -38,7 +38,7 @@ class TracedPasses:
     def plan(self, rows: int) -> MemoryPlan:
         """The plan of a step with passes of so many rows."""
         if rows not in self._plans:
-            self._plans[rows] = predict_memory(
+            self._plans[rows] = trace.predict_memory(
                 self.run, self.target, micro_size=rows, ranks=self.ranks, engine=self.engine
             )
         return self._plans[rows]
