@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -134,11 +135,54 @@ def test_more_rows_are_only_promised_where_they_do(monkeypatch):
     assert len(lines) == 1 and lines[0].startswith("batch.micro_size=32:")
 
 
-def test_fewer_rows_are_proposed_where_they_divide_a_devices_share():
-    run = resolve_run("pretrain", settings("batch.size=9", "data.seq_len=256"))
-    page = make_report("pretrain", run, PlanOptions(gpu="H100", tokens="1M"))
-    lines = [line for line in page.alternatives if "less memory" in line]
-    assert len(lines) == 1 and lines[0].startswith("batch.micro_size=3:")
+@pytest.mark.parametrize(("words", "advised"), [(("batch.micro_size=64",), "batch.micro_size=16: fits"), ((), None)])
+def test_fewer_rows_are_proposed_where_the_chosen_ones_do_not_fit(monkeypatch, words, advised):
+    let_memory_be(monkeypatch, lambda rows: rows * GIB)
+    run = resolve_run("pretrain", settings("batch.size=64", *words))
+    page = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M"))
+    assert page.fits is not bool(advised)
+    assert not advised or page.alternatives == [advised]
+    assert not any("less memory" in line for line in page.alternatives)
+
+
+def test_a_batch_nearby_with_larger_passes_is_proposed(monkeypatch):
+    """A share of 109 rows, a prime, has passes of one row where 109 do not fit."""
+    let_memory_be(monkeypatch, lambda rows: GIB + rows * GIB // 4)
+    run = resolve_run("pretrain", settings("batch.size=872"))
+    asked = PlanOptions(gpu="RTX 3090", gpus=8, tokens="1B")
+    page = make_report("pretrain", run, asked)
+    assert (page.micro_size, page.passes) == (1, 109)
+    (line,) = (each for each in page.alternatives if each.startswith("batch.size="))
+    size, rows = (int(re.search(words, line)[1]) for words in (r"batch.size=(\d+)", r"micro-batches of (\d+)"))
+    assert 0.875 * 872 <= size <= 1.125 * 872
+    run = replace(run, batch=replace(run.batch, size=size))
+    better = make_report("pretrain", run, asked)
+    assert better.micro_size == rows > 8 and better.predicted_seconds < 0.95 * page.predicted_seconds
+
+
+@pytest.mark.parametrize(
+    ("gib_of_a_row", "length", "advised"),
+    [
+        (30, 64, ["takes 30.00 GiB", "--gpu 'A100': fits"]),
+        (1000, 64, ["takes 1000.00 GiB", "parameters fits"]),
+        (70, 1024, ["takes 70.00 GiB", "data.seq_len=256: fits", "--gpu 'A100': fits"]),
+    ],
+)
+def test_a_run_that_never_fits_is_told_what_would(monkeypatch, gib_of_a_row, length, advised):
+    """Memory here follows the tokens of a pass alone: neither recomputation nor states in int8 help."""
+    let_memory_be(monkeypatch, lambda rows: rows)
+    rows_only = trace.predict_memory
+
+    def predict(run, target, **how):
+        plan = rows_only(run, target, **how)
+        return replace(plan, total_bytes=plan.total_bytes * gib_of_a_row * GIB * run.data.seq_len // length)
+
+    monkeypatch.setattr(trace, "predict_memory", predict)
+    run = resolve_run("pretrain", settings("batch.size=64", f"data.seq_len={length}"))
+    page = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M"))
+    assert page.fits is False and page.micro_size == 1
+    assert len(page.alternatives) == len(advised)
+    assert all(words in line for words, line in zip(advised, page.alternatives, strict=True))
 
 
 @pytest.mark.parametrize(("words", "gpus"), [((), 3), (("batch.micro_size=3",), 1), (("batch.micro_size=8",), 2)])

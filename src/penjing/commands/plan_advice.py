@@ -128,12 +128,12 @@ def _passes(current: _CurrentPlan, fitted: Fitted) -> Iterator[Suggestion]:
 
 def _nearby_batch(current: _CurrentPlan, fitted: Fitted) -> Iterator[Suggestion]:
     """A batch of about the same size whose share of a device has larger divisors that fit."""
-    batch, ranks, indivisible = current.run.batch, current.work.ranks, fitted.passes.geometry.indivisible
-    if batch.micro_size:
+    batch, ranks, geometry = current.run.batch, current.work.ranks, fitted.passes.geometry
+    if fitted.micro_size >= geometry.micro_size:
         return
     candidates = []
     for share in range(math.ceil(batch.size * (1 - NEARBY) / ranks), int(batch.size * (1 + NEARBY) / ranks) + 1):
-        rows = next((size for size in micro_sizes(share, indivisible) if size <= fitted.largest), 0)
+        rows = next((size for size in micro_sizes(share, geometry.indivisible) if size <= fitted.largest), 0)
         if rows > fitted.micro_size:
             gain = current.gain(*current.with_rows(rows, share * ranks), steps=share * ranks / batch.size)
             candidates.append((round(gain, 2), -abs(share * ranks - batch.size), rows, share * ranks))

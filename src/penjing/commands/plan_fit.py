@@ -31,7 +31,7 @@ def fit(run: Run, target: Target, options: PlanOptions) -> Fitted:
     return Fitted(
         plan=passes.plan(rows),
         micro_size=rows,
-        largest=passes.largest() if passes.limit and passes.bytes_per_row() else 0,
+        largest=passes.largest() if passes.limit and passes.geometry.micro_sizes[-1] < requested else 0,
         passes=passes,
         notes=notes,
     )
