@@ -165,3 +165,14 @@ def test_a_file_named_in_another_encoding_is_trained_on(folder):
 
     build_if_stale(run, folder / "place", SimpleNamespace(fingerprint=""), 0, make, lambda text: None)
     assert list(read_json(folder / "about.json")["source_files"]) == [r"archive/\xd6\xd0.txt"]
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "other_seconds", "steps"),
+    [(0.03, 10, 4000), (0.11, 20, 1600), (0.08, 20, 2700), (0.4, 60, 1600)],  # (345 - 1300 s - other) / s, in hundreds
+)
+def test_a_slow_machine_takes_fewer_steps_of_sft(tmp_path, step_seconds, other_seconds, steps):
+    training = 1300 * step_seconds
+    seconds = {"training_seconds": training, "seconds": training + other_seconds}
+    write_json(tmp_path / "outcome.json", {**seconds, "tokens": 1300 * 4 * 256})
+    assert module._sft_steps(tmp_path) == steps

@@ -42,6 +42,7 @@ from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
 from penjing.plan import hardware
+from penjing.recipes.quickstart_configs import SFT_STEPS
 from penjing.report.terminal import print_summary
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained, set_threads
@@ -133,7 +134,7 @@ def _work_through(options: QuickstartOptions, source: str, log: StageLog, consol
     if finetuning is None:
         log.stage("sft", lambda: "skipped: this data has no conversations to learn answers from")
     else:
-        log.stage("sft", lambda: _train(finetuning, log, console))
+        log.stage("sft", lambda: _sft(finetuning, log, console))
     log.stage("evaluate", lambda: _evaluate(out, corpus, pretraining))
     last = out / ("pretrain" if finetuning is None else "sft")
     log.stage("export", lambda: _export(out, last, log))
@@ -279,6 +280,8 @@ def _corpus(options: QuickstartOptions) -> Corpus:
 # --- training --------------------------------------------------------------------------------------------------------
 
 SHORT_STEPS = {"pretrain": 12, "sft": 8}
+# Of both stages, so that all fits in 8 minutes. Questions right after 1,200, 2,000 and 4,000 steps: 44, 60 and 65 %.
+TRAINING_SECONDS, MIN_SFT_STEPS = 345.0, 1600
 
 
 def _overrides(options: QuickstartOptions, stage: str) -> list[str]:
@@ -307,11 +310,23 @@ def _pretraining(options: QuickstartOptions, corpus: Corpus) -> Run:
     return resolve_run("tiny", layer, parse_overrides(_overrides(options, "pretrain")))
 
 
+def _sft_steps(pretrained: Path) -> int:
+    """Steps of SFT: as many as fit TRAINING_SECONDS at the pace of the finished pretraining, within limits.
+
+    A killed quickstart that continues gets the same number, as it follows from outcome.json.
+    """
+    outcome, run = read_json(RunDir(pretrained).outcome), resolve_run("tiny_sft")
+    step_seconds = outcome["training_seconds"] / outcome["tokens"] * run.batch.size * run.data.seq_len
+    fitting = (TRAINING_SECONDS - outcome["seconds"]) / step_seconds
+    return min(SFT_STEPS, max(MIN_SFT_STEPS, int(fitting) // 100 * 100))
+
+
 def _finetuning(options: QuickstartOptions, corpus: Corpus) -> Run | None:
     if not corpus.chats:
         return None
     layer: dict[str, Any] = {
         "out": str(options.out / "sft"),
+        "max_steps": _sft_steps(options.out / "pretrain"),
         "init_from": str(options.out / "pretrain"),
         "data": {"train": corpus.chats, "val_fraction": 0.01},
         "sample": {"prompts": list(CHAT_PROMPTS)},
@@ -340,6 +355,13 @@ def _train(run: Run, log: StageLog, console: Console) -> str:
     if "val_bits_per_byte" in outcome:
         return f"{text}, held-out {outcome['val_bits_per_byte']:.3f} bits per byte"
     return f"{text}, held-out loss {outcome.get('val_loss', math.nan):.3f} nats per token"
+
+
+def _sft(run: Run, log: StageLog, console: Console) -> str:
+    if MIN_SFT_STEPS <= run.max_steps < SFT_STEPS:
+        line = f"  {run.max_steps:,} steps instead of {SFT_STEPS:,}, as this machine is slow or busy; "
+        console.print(Text(f"{line}for all of them: sft.max_steps={SFT_STEPS}", style="yellow"))
+    return _train(run, log, console)
 
 
 def _record_tokens(log: StageLog, run: Run) -> None:
