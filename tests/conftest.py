@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import hypothesis
 import pytest
 import torch
 
@@ -21,6 +22,9 @@ from forks import ENVIRONMENT, Server
 from penjing.base import malloc_tuning as heap
 
 torch.set_num_threads(1)
+# Beside other programs an example takes any time.
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # for tests/kernels/test_triton_kernels.py; read when Triton is first imported
 os.environ.setdefault("PENJING_HOME", tempfile.mkdtemp(prefix="penjing-home-"))  # no test writes the user's ledger
@@ -112,7 +116,7 @@ def penjing(server):
     `real=True`, and under a `launcher` such as torchrun.
     """
 
-    def run(*words, ranks=1, real=False, launcher=(), check=True, timeout=240, cwd=None, **environment):
+    def run(*words, ranks=1, real=False, launcher=(), check=True, timeout=600, cwd=None, **environment):
         if real or launcher:
             done = subprocess.run(
                 [sys.executable, "-m", *launcher, *(["-m"] if launcher else []), "penjing", *map(str, words)],

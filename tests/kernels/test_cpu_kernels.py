@@ -443,7 +443,8 @@ def test_what_they_do_not_take():
 def child(code, **environment):
     """A process of its own."""
     values = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run([sys.executable, "-c", code], env=values, capture_output=True, text=True, timeout=120)
+    limit = 2 * library.BUILD_SECONDS
+    done = subprocess.run([sys.executable, "-c", code], env=values, capture_output=True, text=True, timeout=limit)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -454,6 +455,7 @@ ASK = (
 )
 
 
+@pytest.mark.timeout(3000)  # it compiles several times
 def test_they_are_built_once_and_by_several_at_once(tmp_path):
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         said = list(pool.map(lambda _: child(ASK, XDG_CACHE_HOME=str(tmp_path)), range(3)))
@@ -484,6 +486,7 @@ os.fsync = refuse
 """
 
 
+@pytest.mark.timeout(3000)  # it compiles several times
 def test_a_damaged_library_is_never_loaded_but_built_again_and_said_once(tmp_path):
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "temporary")}
     (tmp_path / "temporary").mkdir()

@@ -246,7 +246,7 @@ def test_trackers_that_never_begin_hold_up_the_run_for_one_wait_at_each_end():
     with pytest.warns(UserWarning, match="abandoned") as said:
         tracker.close()
     assert len(said) == 30
-    assert time.monotonic() - before < 15  # not 60, even on a busy machine
+    assert time.monotonic() - before < 30  # not 60, even on a busy machine
     assert good.seen == [1] and good.closed
     release.set()
 

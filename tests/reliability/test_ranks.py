@@ -54,7 +54,7 @@ def launch(folder, trouble, recipe, words, *options):
         start_new_session=True,
     )
     try:
-        said = process.communicate(timeout=240)[0]
+        said = process.communicate(timeout=600)[0]
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -62,7 +62,7 @@ def launch(folder, trouble, recipe, words, *options):
     return process.returncode, time.monotonic() - float(when.read_text()), said
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1500)
 def test_torchrun_restarts_a_run_whose_rank_was_killed_twice(tmp_path, stages):
     """Each attempt takes the step at which it is killed for the third of its own; the last one is left alone."""
     recipe, words = stages["pretrain"]
@@ -76,7 +76,7 @@ def test_torchrun_restarts_a_run_whose_rank_was_killed_twice(tmp_path, stages):
     assert again["weights_sha256"] == whole["weights_sha256"]
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", TROUBLE)
 def test_one_rank_in_trouble_ends_the_run_loudly(tmp_path, server, stages, name):
     recipe, words = stages["pretrain"]

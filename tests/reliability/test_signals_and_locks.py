@@ -127,7 +127,7 @@ calls = [0]
 def slow_validate(self):
     calls[0] += 1
     if calls[0] > 1:  # the first is the plan's
-        time.sleep(60)
+        time.sleep(180)
     return validate(self)
 tokens.NextTokenStage.validate = slow_validate
 """
@@ -136,7 +136,7 @@ tokens.NextTokenStage.validate = slow_validate
     send = SEND.format(path=path, lines=2, numbers=[int(signal.SIGTERM)], pause=1.0)
     status, seconds, said = server.run(recipe, words, before=slow + send)
     assert status == 143, said
-    assert seconds < 40
+    assert seconds < 120  # not 180, even on a busy machine
     status, _, said = server.run(recipe, words)
     assert status == 0, said
     assert "continues after step" in said

@@ -57,14 +57,14 @@ class Running:
         self.thread.start()
         while not self.server.started:
             time.sleep(0.005)
-        self.http = httpx.Client(base_url=self.url, timeout=30)
-        self.openai = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30)
+        self.http = httpx.Client(base_url=self.url, timeout=120)
+        self.openai = OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
 
     @property
     def hub(self):
         return self.app.state.service.hub
 
-    def idle(self, seconds=10):
+    def idle(self, seconds=60):
         """Wait until no answer has a slot or waits."""
         limit = time.monotonic() + seconds
         while any(each["active"] or each["waiting"] for each in self.hub.statistics().values()):

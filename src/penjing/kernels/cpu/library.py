@@ -35,7 +35,7 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-ffp-contract=fast"),
 )
 WIDEST_FLAGS = ("-mprefer-vector-width=512",)  # on x86; compilers use half of it by default
-BUILD_SECONDS = 120  # timeout of one compiler call
+BUILD_SECONDS = 300  # timeout of one compiler call: seconds alone, minutes beside other programs
 _SIGNATURES = {
     "rms_norm": (c_void_p,) * 4 + (c_long,) * 2 + (c_float,) + (c_int,) * 3,
     "rms_norm_backward": (c_void_p,) * 7 + (c_long,) * 3 + (c_int,) * 3,
