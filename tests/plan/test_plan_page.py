@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import warnings
 import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from penjing.commands.plan_run import PlanOptions
 from penjing.commands.train import execute, resolve_run
 from penjing.kernels.triton import ops as gpu
 from penjing.model.config import ModelConfig
+from penjing.parallel.base import local_device
 from penjing.plan import profile
 from penjing.plan.device_model import machine_from_spec
 from penjing.plan.flops import parameters
@@ -230,6 +232,7 @@ def test_stages_that_sample_pay_for_it():
 def test_a_card_at_hand_is_planned_with_the_kernels_that_run_there(monkeypatch, installed):
     properties = SimpleNamespace(total_memory=80 << 30)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
     monkeypatch.setattr(plan_run, "find_profile", lambda key: None)
@@ -247,6 +250,42 @@ def test_a_card_at_hand_is_planned_with_the_kernels_that_run_there(monkeypatch, 
     assert gpu.has_triton == installed
     with FakeDeviceMode(Target(capability=(9, 0))):
         assert gpu.supports(torch.device("cuda"), torch.bfloat16), "another machine's card has what it needs"
+
+
+@pytest.mark.parametrize(("setting", "planned"), [("auto", "cpu"), ("cpu", "cpu"), ("mps", "cpu")])
+def test_a_plan_is_for_the_device_that_trains_or_says_that_it_is_not(monkeypatch, setting, planned):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert local_device(setting).type == ("cpu" if setting == "cpu" else "mps")
+    device, notes = plan_run.planned_device(setting)
+    assert device.type == planned
+    assert [("mps" in note, "CPU" in note) for note in notes] == [(True, True)] * (setting != "cpu")
+    machine, _, lines = plan_run.find_machine(
+        PlanOptions(), resolve_run("pretrain", settings(f"compute.device={setting}"))
+    )
+    assert machine.kind == "cpu" and set(notes) <= set(lines)
+
+
+def test_an_accelerator_that_is_not_used_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    with pytest.warns(UserWarning, match="xpu is not used"):
+        assert local_device("auto").type == "cpu"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert local_device("cpu").type == "cpu", "chosen by the user"
+
+
+@pytest.mark.parametrize(("waited", "said"), [(0.0, False), (0.05, False), (3.0, True)])
+def test_a_measurement_beside_other_programs_says_so(monkeypatch, waited, said):
+    """A thread that ran for one second and waited for a core for `waited` more."""
+    times = lambda since=None: {"1": (1.0, waited)}  # noqa: E731
+    monkeypatch.setattr(plan_run, "thread_seconds", times)
+    monkeypatch.setattr(plan_run, "find_profile", lambda key: None)
+    _, _, notes = plan_run.find_machine(PlanOptions(), resolve_run("pretrain", settings("compute.device=cpu")))
+    lines = [note for note in notes if "other programs" in note]
+    assert len(lines) == said and all(f"{1 + waited:.1f} x" in line for line in lines)
 
 
 def test_longer_runs_and_faster_cards():

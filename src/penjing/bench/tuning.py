@@ -71,7 +71,7 @@ def _describe(result: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
     first, lost = result["first_step_seconds"], result["lost_seconds"]
     speed = f"{result['tokens_per_second']:,.0f} tokens/s, first step {first:.0f} s, then {lost:.0f} s lost"
     chosen_for = " and ".join(setting for setting in ("path", "step") if chosen[setting].items() <= result.items())
-    return f"{configuration}: {speed}{f'; chosen_for for {chosen_for}' if chosen_for else ''}"
+    return f"{configuration}: {speed}{f'; chosen for {chosen_for}' if chosen_for else ''}"
 
 
 def tuned_spec(spec: Any, tuned: Mapping[str, Any]) -> Any:

@@ -1,1 +1,1 @@
-"""Floor 7: one file for a group of verbs: read arguments, call one function, print."""
+"""Floor 8: one file for a group of verbs: read arguments, call one function, print."""

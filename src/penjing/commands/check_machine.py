@@ -13,6 +13,7 @@ from penjing import __version__
 from penjing.base import formatting as units
 from penjing.base.markup import print_table
 from penjing.kernels.ops import backends
+from penjing.parallel.base import local_device
 from penjing.plan import hardware
 from penjing.train.load_model import set_threads
 
@@ -22,7 +23,7 @@ EXTRAS = {"transformers": "hf", "wandb": "wandb", "huggingface_hub": "hub"}
 def check_machine(console: Console) -> None:
     """Print versions, devices, matmul speed, optional packages and kernel backends of this machine."""
     set_threads(0, 1)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = local_device("auto")
     dtype = hardware.compute_dtype("auto", device)
     peak = hardware.peak(device, dtype)
     machine = hardware.describe(device, dtype)

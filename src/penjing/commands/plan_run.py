@@ -10,10 +10,12 @@ import torch
 
 from penjing.base import config
 from penjing.base.errors import UserError
+from penjing.base.process_info import thread_seconds
 from penjing.kernels.triton import ops as gpu
 from penjing.objective.base import UnitLengths
 from penjing.objective.rollout import Rollout
 from penjing.parallel import STRATEGIES
+from penjing.parallel.base import local_device
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost, hardware
 from penjing.plan.device_model import Machine, machine_from_spec
@@ -24,6 +26,7 @@ from penjing.plan.profile import find_profile, gpu_machine, with_specs
 from penjing.plan.shape import Shape, shape_of
 from penjing.plan.step_time import DecodeWorkload, decode_time, step_time
 from penjing.plan.step_workload import Workload
+from penjing.plan.time_interval import slowdown
 from penjing.plan.trainable import Trainable, trainable_from_settings
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.compile_policy import COST_SECONDS, choose, missing_compiler, obstacle
@@ -34,6 +37,7 @@ from penjing.train.step_timing import SAVE_SECONDS, WRITE_RATE
 
 START_SECONDS = 20.0  # imports, reading data and the probe, before step 1: an estimate
 COPY_RATE = 4e9  # bytes per second of copying a checkpoint from a GPU into pageable memory: an estimate
+BUSY_FACTOR = 1.2  # slowdown of a measurement by other programs that the user is told of
 DEFAULT_STEPS = 1000  # of a stage without data
 CAPABILITY = {
     "pascal": (6, 0),
@@ -111,9 +115,17 @@ def find_machine(options: PlanOptions, run: Run) -> tuple[Machine, Target, list[
     if options.gpu:
         machine = gpu_machine(options.gpu)
         return machine, target_of(find_gpu_spec(options.gpu), machine), []
-    if torch.cuda.is_available() and run.compute.device != "cpu":
-        return _this_gpu(torch.device("cuda"))
-    return _this_cpu(run)
+    device, notes = planned_device(run.compute.device)
+    machine, target, more = _this_gpu(device) if device.type == "cuda" else _this_cpu(run)
+    return machine, target, notes + more
+
+
+def planned_device(setting: str) -> tuple[torch.device, list[str]]:
+    """This machine's device that plans and measurements are for, by a `compute.device` setting; and notes."""
+    device = local_device(setting)
+    if device.type in ("cuda", "cpu"):
+        return device, []
+    return torch.device("cpu"), [f"training computes on {device}, for which there are no plans: this is for the CPU"]
 
 
 def _this_gpu(device: torch.device) -> tuple[Machine, Target, list[str]]:
@@ -147,7 +159,7 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
     measured, notes = _measured(device)
     if measured:
         return measured, target, notes
-    dtype = str(hardware.compute_dtype(run.compute.dtype, device)).removeprefix("torch.")
+    dtype, before = str(hardware.compute_dtype(run.compute.dtype, device)).removeprefix("torch."), thread_seconds()
     rate = matmul(512, 512, 512, dtype, device, tries=3)["flops_per_second"]
     machine = Machine(
         name=hardware.cpu_name(),
@@ -161,7 +173,15 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
         memory_bytes=memory,
         peak_flops={dtype: rate},
     )
-    return machine, target, ["no profile of this machine: `penjing plan profile` halves the interval"]
+    notes = ["no profile of this machine: `penjing plan profile` halves the interval"]
+    return machine, target, notes + busy_notes(slowdown([thread_seconds(since=before)]))
+
+
+def busy_notes(factor: float) -> list[str]:
+    """A line if other programs slowed a measurement by this factor."""
+    if factor < BUSY_FACTOR:
+        return []
+    return [f"other programs used the cores while this machine was measured: times may be {factor:.1f} x too long"]
 
 
 def lengths_of(run: Run) -> UnitLengths:

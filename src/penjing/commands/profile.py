@@ -7,11 +7,14 @@ from rich.console import Console
 
 from penjing.base import formatting as units
 from penjing.base.markup import print_table
+from penjing.base.process_info import thread_seconds
+from penjing.commands.plan_run import busy_notes, planned_device
 from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.microbenchmarks import measure, profile_key
 from penjing.plan.profile import Profile, find_profile, save_profile
 from penjing.plan.shape import shape_of
 from penjing.plan.step_workload import Workload
+from penjing.plan.time_interval import slowdown
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
@@ -30,16 +33,19 @@ def matmul_shapes(run: Run, device: torch.device) -> list[tuple[int, int, int]]:
 def profile(run: Run | None, seconds: float, console: Console) -> Profile:
     """Measure, print and save. run: also measure its matmul shapes; None: square ones only."""
     set_threads(run.compute.threads if run else 0, 1)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device, notes = planned_device(run.compute.device if run else "auto")
     previous = find_profile(profile_key(device))
     if previous is not None and previous[1]:
         console.print(f"  the old profile is stale: {', '.join(previous[1])}", highlight=False)
     shapes = matmul_shapes(run, device) if run else []
+    before = thread_seconds()
     measured = measure(
         device, shapes, budget_seconds=seconds, report=lambda text: console.print(f"  {text}", highlight=False)
     )
     path = save_profile(measured)
     print_profile(measured, console)
+    for note in notes + busy_notes(slowdown([thread_seconds(since=before)])):
+        console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
     console.print(f"{path}: plans on this machine now use it (L1)", highlight=False, soft_wrap=True)
     return measured
 

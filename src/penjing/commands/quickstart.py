@@ -41,6 +41,7 @@ from penjing.eval import questions as asking
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
+from penjing.parallel.base import local_device
 from penjing.plan import hardware
 from penjing.recipes.quickstart_configs import SFT_STEPS
 from penjing.report.terminal import print_summary
@@ -174,7 +175,7 @@ def _open_log(options: QuickstartOptions, console: Console) -> StageLog:
                 next_step="Start anew with --fresh (make: FRESH=1), or give another --out (make: OUT=...).",
             )
         return StageLog(path, facts, console)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = local_device("auto")
     facts = {
         "title": "A small language model, made here",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

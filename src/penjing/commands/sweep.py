@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
@@ -18,7 +19,7 @@ from penjing.base.markup import escape_markup
 from penjing.bench.record import environment
 from penjing.bench.sweep import Grid, Measured, sweep
 from penjing.bench.table import ResultTable
-from penjing.commands.plan_run import PlanOptions, find_machine
+from penjing.commands.plan_run import PlanOptions, find_machine, planned_device
 from penjing.plan import hardware
 from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.microbenchmarks import SIZES, dtypes_of, squares
@@ -67,7 +68,7 @@ def run_sweep(
         got = f"lora.rank={run.lora.rank}, {run.objective.name}"
         raise UserError("only next-token steps of all weights can be timed", where=run.stage, got=got)
     set_threads(run.compute.threads, 1)
-    device = torch.device("cuda" if torch.cuda.is_available() and run.compute.device != "cpu" else "cpu")
+    device, _ = planned_device(run.compute.device)
     machine, target, notes = find_machine(PlanOptions(), run)
 
     def predict_bytes(variant: Run) -> int | None:
@@ -160,7 +161,9 @@ def run_matmul(
     if unknown:
         raise UserError("no such dtype", where="--dtypes", got=", ".join(unknown), wanted=", ".join(known))
     set_threads(0, 1)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device, notes = planned_device("auto")
+    for note in notes:
+        console.print(Text(f"note: {note}"))
     if "tf32" in dtypes and "tf32" not in dtypes_of(device):
         raise UserError("this device has no such matmuls", where="--dtypes", got="tf32")
     measured = squares(device, sizes=sizes or SIZES, dtypes=dtypes, budget_seconds=seconds)

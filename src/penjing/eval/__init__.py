@@ -1,1 +1,1 @@
-"""Floor 5: what a model can do, in figures with a chance level beside them."""
+"""Floor 6: what a model can do, in figures with a chance level beside them."""

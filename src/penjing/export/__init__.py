@@ -1,1 +1,1 @@
-"""Floor 5: a trained model as other programs want it."""
+"""Floor 6: a trained model as other programs want it."""

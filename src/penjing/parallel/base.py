@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -76,16 +77,14 @@ def clip_gradients(model: nn.Module, max_norm: float, scaler: LossScaler | None 
 
 
 def local_device(name: str) -> torch.device:
-    """The device called `name` for this process; `auto` takes CUDA if available, else MPS, else the CPU.
+    """The device called `name` for this process; `auto` takes CUDA if available, else MPS, else the CPU, and warns of
+    another accelerator, which is not used.
 
     Raises UserError if the named device is not available.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if name == "auto":
-        if torch.cuda.is_available():
-            name = "cuda"
-        else:
-            name = "mps" if torch.backends.mps.is_available() else "cpu"
+        name = _auto_device()
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -107,6 +106,17 @@ def local_device(name: str) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("this PyTorch has no Apple GPU support", where="device", got=name, next_step="Use device=cpu.")
     return device
+
+
+def _auto_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    if torch.backends.mps.is_available():
+        return "mps"
+    if torch.accelerator.is_available():
+        other = torch.accelerator.current_accelerator()
+        warnings.warn(f"{other} is not used: penjing computes on CUDA, MPS or the CPU", stacklevel=3)
+    return "cpu"
 
 
 def launched_world() -> int:

@@ -1,1 +1,1 @@
-"""Floor 5: what a run left behind, for a person: one HTML file (`page`) or some lines of terminal (`summary`)."""
+"""Floor 6: what a run left behind, for a person: one HTML file (`page`) or some lines of terminal (`summary`)."""

@@ -1,1 +1,1 @@
-"""Floor 5: reinforcement learning. `RolloutSource` samples the batches; rewards are in a registry."""
+"""Floor 6: reinforcement learning. `RolloutSource` samples the batches; rewards are in a registry."""

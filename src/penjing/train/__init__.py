@@ -1,1 +1,1 @@
-"""Floor 4: the one loop, its meter, and what puts the parts together."""
+"""Floor 5: the one loop, its meter, and what puts the parts together."""

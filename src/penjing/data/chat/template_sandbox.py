@@ -52,7 +52,7 @@ class LimitedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.filters = {name: self._limited(name, function) for name, function in (self.filters | filters).items()}
 
     def render(self, template: jinja2.Template, num_chars: int, values: Mapping[str, Any]) -> str:
-        """What the template writes. said: characters of the conversation. Raises TemplateLimit."""
+        """What the template writes. num_chars: characters of the conversation. Raises TemplateLimit."""
         budget = self.budget
         budget.largest = SPARE_BYTES + CONTENT_FACTOR * num_chars
         budget.left = _MADE_TIMES * budget.largest

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
-from functools import cache
 
-from penjing.base.errors import UserError
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.report import MemoryPlan, peak_events, plan_from
 from penjing.plan.memory.trace import Trace
@@ -16,32 +12,6 @@ from penjing.plan.memory.trace import Trace
 # the BLAS library. Four runs of the step alone (glibc, 1.6M and 26M parameters, float32 and bfloat16) used 44, 147, 153
 # and 205 MiB besides tensors of 105, 550, 575 and 730 MiB.
 HEAP_SHARE, HEAP_BYTES = 0.25, 20 << 20
-
-# Imports what a training run imports, runs a forward and backward matmul and an optimizer step: libraries allocate
-# caches and load further parts at first use.
-_PROCESS = """
-import torch
-from penjing.base.process_info import peak_resident_bytes
-from penjing.optim.adamw_no_dynamo import FusedAdamW
-from penjing.commands import train
-x = torch.nn.Parameter(torch.ones(128, 128))
-for dtype in (torch.float32, torch.bfloat16):
-    (x.to(dtype) @ x.to(dtype).T).float().sum().backward()
-optimizer = FusedAdamW([{"params": [x]}], 1e-3, (0.9, 0.95), 1e-8)
-optimizer.step()
-optimizer.zero_grad()
-del x, optimizer
-print(peak_resident_bytes())
-"""
-
-
-@cache
-def measured_process_bytes() -> int:
-    """Memory of a training process without a model: measured once in a subprocess, which takes some seconds."""
-    completed = subprocess.run([sys.executable, "-c", _PROCESS], capture_output=True, text=True)
-    if completed.returncode:
-        raise UserError("a process could not be measured", got=completed.stderr.strip().splitlines()[-1:])
-    return int(completed.stdout.split()[-1])
 
 
 def process_plan(

@@ -6,15 +6,19 @@ The model, the objective, the optimizers and the step (`loop.py`) are the run's.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
+from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import FakeDeviceMode
-from penjing.plan.memory.host_rss import extrapolate_peak, extrapolate_plan, measured_process_bytes, process_plan
+from penjing.plan.memory.host_rss import extrapolate_peak, extrapolate_plan, process_plan
 from penjing.plan.memory.report import MemoryPlan, plan_from
 from penjing.plan.memory.sharded_memory import Layout, rank_memory
 from penjing.plan.memory.trace import Trace, Tracer
@@ -36,6 +40,24 @@ CPU_ROWS = (4, 8)
 NOT_TRACED_ON_CPU = "memory-mapped data files are not counted; heap fragmentation is an estimate"
 
 
+# Imports what a training run imports, runs a forward and backward matmul and an optimizer step: libraries allocate
+# caches and load further parts at first use.
+_PROCESS = """
+import torch
+from penjing.base.process_info import peak_resident_bytes
+from penjing.optim.adamw_no_dynamo import FusedAdamW
+from penjing.train import build
+x = torch.nn.Parameter(torch.ones(128, 128))
+for dtype in (torch.float32, torch.bfloat16):
+    (x.to(dtype) @ x.to(dtype).T).float().sum().backward()
+optimizer = FusedAdamW([{"params": [x]}], 1e-3, (0.9, 0.95), 1e-8)
+optimizer.step()
+optimizer.zero_grad()
+del x, optimizer
+print(peak_resident_bytes())
+"""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TraceShape:
     """The quantities besides the settings that a trace of a run's step depends on."""
@@ -44,6 +66,15 @@ class TraceShape:
     accumulate: int = 1  # traced forward passes of a step; more than two change nothing
     ranks: int = 1
     layout: Layout = "single"
+
+
+@cache
+def measured_process_bytes() -> int:
+    """Memory of a training process without a model: measured once in a subprocess, which takes some seconds."""
+    completed = subprocess.run([sys.executable, "-c", _PROCESS], capture_output=True, text=True)
+    if completed.returncode:
+        raise UserError("a process could not be measured", got=completed.stderr.strip().splitlines()[-1:])
+    return int(completed.stdout.split()[-1])
 
 
 def predict_memory(
