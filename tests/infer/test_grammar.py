@@ -102,3 +102,18 @@ def test_a_call_is_of_one_of_the_functions(tokenizer, grammars):
 def test_schemas_that_cannot_be_followed(grammars, schema):
     with pytest.raises(UserError, match="schema"):
         grammars.for_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 1_000_003},
+        {"$ref": "#"},
+        {"allOf": [{"anyOf": [{"required": [f"{i}{j}"], "type": "object"} for j in range(4)]} for i in range(9)]},
+        json.loads('{"items":' * 180 + "{}" + "}" * 180),
+    ],
+)
+def test_a_schema_that_is_too_large_is_refused(grammars, schema):
+    with pytest.raises(UserError):
+        grammars.for_schema(schema)
+    assert grammars.for_schema(SCHEMA)

@@ -31,6 +31,7 @@ from penjing.infer.jobs import Answer, Job, JobQueue
 from penjing.infer.requests import (
     Event,
     FinishReason,
+    GrammarError,
     InjectedTokens,
     Request,
     Token,
@@ -445,5 +446,5 @@ def _allowed_tokens(grammar: TokenMask, vocab_size: int) -> NDArray[np.bool_] | 
     allowed = grammar.allowed()
     allowed_V = None if allowed is None else bits(allowed, vocab_size)
     if allowed_V is not None and not allowed_V.any():
-        raise ValueError("the grammar allows no token")
+        raise GrammarError("the grammar allows no token")
     return allowed_V

@@ -6,11 +6,16 @@ The grammar library is llguidance (extra `serve`), chosen over xgrammar and outl
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 from penjing.base.errors import UserError
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.infer.requests import GrammarError
 
 if TYPE_CHECKING:
     import llguidance
@@ -26,12 +31,15 @@ class JsonMask:
 
     def allowed(self) -> bytes:
         """A bit for each id of the vocabulary, lowest bit of a byte first."""
-        return self._matcher.compute_bitmask()
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise GrammarError(self._matcher.get_error())
+        return mask
 
     def accept(self, token_id: int) -> None:
-        """Advance by the sampled id. Raises ValueError if it is not allowed."""
+        """Advance by the sampled id. Raises GrammarError if it is not allowed."""
         if not self._matcher.consume_token(token_id):
-            raise ValueError(self._matcher.get_error())
+            raise GrammarError(self._matcher.get_error())
 
     @property
     def finished(self) -> bool:
@@ -40,24 +48,49 @@ class JsonMask:
 
 
 class JsonGrammars:
-    """Grammars for one vocabulary. vocab_size: the model's, which may be larger than the tokenizer's."""
+    """Grammars for one vocabulary; may be used from any thread. vocab_size: the model's, which may be larger than the
+    tokenizer's."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         import llguidance
 
-        self._library = llguidance
+        self._library, self._lock = llguidance, threading.Lock()
+        self._facts = [tokenizer.definition, vocab_size, sorted(tokenizer.stop)]
         self._tokenizer = llguidance.LLTokenizer(
             tokenizer.definition, n_vocab=vocab_size, eos_token=sorted(tokenizer.stop)
         )
+        self._process: subprocess.Popen[str] | None = None
 
     def for_schema(self, schema: Mapping[str, Any]) -> Callable[[], JsonMask]:
-        """A factory of masks for JSON that fits the schema, one per answer. Raises UserError if it is not supported."""
-        grammar = self._library.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)  # type: ignore[arg-type]
-        matcher = self._library.LLMatcher(self._tokenizer, grammar, log_level=0)
-        if matcher.is_error():
-            problem = matcher.get_error().splitlines()[0][:200]
-            raise UserError(f"not supported: {problem}", where="JSON schema")
+        """A factory of masks for JSON that fits the schema, one per answer. Another process has tried the grammar
+        first, so this takes at most twice its limit. Raises UserError if the schema is not supported or too large."""
+        from penjing.infer.grammar_process import build
+
+        try:
+            grammar = self._library.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)  # type: ignore[arg-type]
+            problem = self._try(grammar)
+        except ValueError as error:  # nested too deeply
+            problem = f"not supported: {error}"
+        if not problem:
+            matcher, problem = build(self._tokenizer, grammar)
+        if problem:
+            raise UserError(problem, where="JSON schema")
         return lambda: JsonMask(matcher.deep_copy())
+
+    def _try(self, grammar: str) -> str:
+        """What is wrong with a grammar."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                script = [sys.executable, "-I", str(Path(__file__).with_name("grammar_process.py"))]
+                self._process = subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                self._send(self._facts)
+            return str(json.loads(self._send(grammar).readline() or '"could not be tried"'))
+
+    def _send(self, value: Any) -> IO[str]:
+        assert self._process and self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(value) + "\n")
+        self._process.stdin.flush()
+        return self._process.stdout
 
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}

@@ -16,6 +16,10 @@ from penjing.infer.sample import Sampling
 MAX_TOP_LOGPROBS = 20
 
 
+class GrammarError(ValueError):
+    """A grammar allows no token, or is too complex to find those that it allows."""
+
+
 class TokenMask(Protocol):
     """A grammar's allowed next tokens; one object per answer."""
 

@@ -114,9 +114,10 @@ async def _start(target: Target, body: ChatRequest) -> PendingResponse:
 
 async def encode(target: Target, body: ChatRequest) -> Turn:
     """The turn to generate. Raises ApiError if a message is invalid, or all are too long."""
-    messages = [_message(message, number) for number, message in enumerate(body.messages)]
-    characters = sum(len(message.content) + len(message.reasoning_content) for message in messages)
-    return await target.encode(lambda: _turn(target, body, messages), [characters], "messages")
+    characters = len(body.model_dump_json(include={"messages", "tools"}, exclude_none=True))  # counts all text
+    needs_json = body.response_format is not None and body.response_format.type != "text"
+    is_slow = body.requires_tool_call or needs_json  # a grammar is compiled
+    return await target.encode(lambda: _turn(target, body), [characters], "messages", is_slow=is_slow)
 
 
 async def collect(work: PendingResponse) -> dict[str, Any]:
@@ -174,8 +175,9 @@ def _message(message: ChatMessage, number: int) -> Message:
     )
 
 
-def _turn(target: Target, body: ChatRequest, messages: Sequence[Message]) -> Turn:
+def _turn(target: Target, body: ChatRequest) -> Turn:
     """The prompt in the model's chat template, and the constraints on the answer."""
+    messages = [_message(message, number) for number, message in enumerate(body.messages)]
     tokenizer = target.served.tokenizer
     offered = [] if body.tool_choice == "none" else [tool.function for tool in body.tools or ()]
     functions = [function.model_dump(exclude_none=True) for function in offered]

@@ -98,7 +98,9 @@ class Target:
             raise ApiError(400, "continue_ids: no such token", param="continue_ids")
         return list(body.continue_ids or ())
 
-    async def encode(self, function: Callable[[], Result], lengths: Sequence[int], param: str) -> Result:
+    async def encode(
+        self, function: Callable[[], Result], lengths: Sequence[int], param: str, *, is_slow: bool = False
+    ) -> Result:
         """Tokenize prompts of these lengths in characters without blocking the event loop. An error names the field.
 
         An external chat template may take a second of CPU time even for a short prompt.
@@ -106,11 +108,13 @@ class Target:
         if max(lengths) > CHARACTERS_PER_TOKEN * self.served.context:
             raise self.too_long(f"{max(lengths)} characters", param)
         try:
-            if not self.served.tokenizer.is_ours or sum(lengths) > INLINE_CHARACTERS:
+            if is_slow or not self.served.tokenizer.is_ours or sum(lengths) > INLINE_CHARACTERS:
                 return await asyncio.to_thread(function)
             return function()
         except UserError as error:
             raise from_user_error(error, param) from None
+        except (RecursionError, UnicodeEncodeError):
+            raise ApiError(400, f"{param}: nested too deeply, or half a character", param=param) from None
 
     def too_long(self, length: str, param: str) -> ApiError:
         """The prompt leaves no space for an answer."""

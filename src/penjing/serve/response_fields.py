@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.infer.requests import Event, Token
+from penjing.infer.requests import Event, GrammarError, Token
 from penjing.serve.errors import ApiError, log
 from penjing.serve.metrics import Metrics
 
@@ -69,6 +69,8 @@ class RequestStats:
 
 def finish_reason_of(event: Event) -> str | None:
     """The finish reason; None while the answer runs. Raises ApiError, without internal details, if it failed."""
+    if isinstance(event.error, GrammarError):
+        raise ApiError(400, "the JSON schema is too complex to follow, or no more text fits it", code="schema_failed")
     if event.finish_reason == "error":
         log.error("an answer failed", exc_info=event.error)
         raise ApiError(500, "the server failed on this request", code="internal_error")
