@@ -77,6 +77,14 @@ class JsonGrammars:
             raise UserError(problem, where="JSON schema")
         return lambda: JsonMask(matcher.deep_copy())
 
+    def close(self) -> None:
+        """End the other process."""
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
     def _try(self, grammar: str) -> str:
         """What is wrong with a grammar."""
         with self._lock:

@@ -15,6 +15,7 @@ import sys
 import llguidance
 
 CPU_SECONDS = 0.5
+SECONDS = 5.0  # beside other programs
 MEBIBYTES = 64
 LEXER_STATES = 20_000  # while an answer is written; a state takes 2 kB
 
@@ -37,7 +38,8 @@ def _problem(tokenizer: llguidance.LLTokenizer, grammar: str) -> str:
     child = os.fork()
     if not child:
         os.close(reader)
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF ends the process
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # SIGPROF ends the process, as SIGALRM does
+        signal.setitimer(signal.ITIMER_REAL, SECONDS)
         with contextlib.suppress(OSError, ValueError):  # no /proc, or no such limit
             with open("/proc/self/statm") as file:
                 pages = int(file.read().split()[0])

@@ -21,10 +21,12 @@ from penjing.data.chat.turn_parser import ToolCall
 from penjing.serve import chat, completions
 from penjing.serve.errors import ApiError, handle_errors
 from penjing.serve.generation import PendingResponse, Service, Target
-from penjing.serve.guard import ADMITTED, CHAT, COMPLETIONS, TOKENIZE, Guard
+from penjing.serve.guard import ADMITTED, CHAT, COMPLETIONS, TOKENIZE, Guard, client_of
 from penjing.serve.hub import Hub
+from penjing.serve.limits import GRAMMAR_PLACES, TOOL_PLACES
 from penjing.serve.metrics import Metrics
 from penjing.serve.models import Models
+from penjing.serve.pool import FairPool
 from penjing.serve.request_body import parse_body, read_body
 from penjing.serve.schema import ChatRequest, CompletionRequest, TokenizeRequest, ToolCallRequest
 from penjing.serve.streams import EventStream, dumps, run_unless_disconnected
@@ -47,11 +49,14 @@ def make_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         hub = Hub({name: model.engine for name, model in models.served.items()})
-        app.state.service = Service(models, hub, max_tokens, metrics)
+        pools = FairPool("grammars", *GRAMMAR_PLACES), FairPool("tool calls", *TOOL_PLACES)
+        app.state.service = Service(models, hub, max_tokens, metrics, *pools)
         try:
             yield
         finally:
             await asyncio.to_thread(hub.close)
+            for closable in (*pools, models):
+                closable.close()
 
     app = FastAPI(title="penjing", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     handle_errors(app)
@@ -153,7 +158,8 @@ def _add_tools(app: FastAPI, toolbox: Toolbox) -> None:
         if body.name not in toolbox.tools:
             raise ApiError(404, "name: no such tool is offered", param="name", code="tool_not_found")
         call = ToolCall(name=body.name, arguments=body.arguments)
-        (result,) = await asyncio.to_thread(toolbox.run, [call])
+        client = client_of(request.scope, request.headers)
+        (result,) = await _service(request).tools.run(client, lambda: toolbox.run([call]))
         return JSONResponse({"text": result.text, "is_answer": result.is_answer})
 
 

@@ -116,8 +116,8 @@ async def encode(target: Target, body: ChatRequest) -> Turn:
     """The turn to generate. Raises ApiError if a message is invalid, or all are too long."""
     characters = len(body.model_dump_json(include={"messages", "tools"}, exclude_none=True))  # counts all text
     needs_json = body.response_format is not None and body.response_format.type != "text"
-    is_slow = body.requires_tool_call or needs_json  # a grammar is compiled
-    return await target.encode(lambda: _turn(target, body), [characters], "messages", is_slow=is_slow)
+    has_grammar = body.requires_tool_call or needs_json
+    return await target.encode(lambda: _turn(target, body), [characters], "messages", has_grammar=has_grammar)
 
 
 async def collect(work: PendingResponse) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from penjing.serve.hub import Batches, Hub, Job
 from penjing.serve.limits import MAX_ANSWERS
 from penjing.serve.metrics import Metrics
 from penjing.serve.models import Models, ServedModel
+from penjing.serve.pool import FairPool
 from penjing.serve.response_fields import RequestStats, TokenTexts
 from penjing.serve.schema import SamplingFields
 from penjing.serve.streams import DONE, dumps
@@ -36,6 +37,8 @@ class Service:
     hub: Hub
     max_tokens: int
     metrics: Metrics
+    grammars: FairPool
+    tools: FairPool
     texts: dict[str, TokenTexts] = field(default_factory=dict)
 
     def token_texts(self, served: ServedModel) -> TokenTexts:
@@ -99,7 +102,7 @@ class Target:
         return list(body.continue_ids or ())
 
     async def encode(
-        self, function: Callable[[], Result], lengths: Sequence[int], param: str, *, is_slow: bool = False
+        self, function: Callable[[], Result], lengths: Sequence[int], param: str, *, has_grammar: bool = False
     ) -> Result:
         """Tokenize prompts of these lengths in characters without blocking the event loop. An error names the field.
 
@@ -108,7 +111,9 @@ class Target:
         if max(lengths) > CHARACTERS_PER_TOKEN * self.served.context:
             raise self.too_long(f"{max(lengths)} characters", param)
         try:
-            if is_slow or not self.served.tokenizer.is_ours or sum(lengths) > INLINE_CHARACTERS:
+            if has_grammar:
+                return await self.service.grammars.run(self.job.client, function)
+            if not self.served.tokenizer.is_ours or sum(lengths) > INLINE_CHARACTERS:
                 return await asyncio.to_thread(function)
             return function()
         except UserError as error:

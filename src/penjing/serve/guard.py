@@ -3,6 +3,7 @@ Plain ASGI."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Callable, Collection
 from typing import NamedTuple
@@ -10,9 +11,11 @@ from typing import NamedTuple
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penjing.base.malloc_tuning import malloc_trim
 from penjing.serve.errors import ApiError
 from penjing.serve.generation import Service
 from penjing.serve.hub import Job, queue_full
+from penjing.serve.limits import TRIM_BYTES, TRIM_SECONDS
 from penjing.serve.request_body import read_body
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -46,6 +49,7 @@ class Guard:
     ) -> None:
         self.app, self.key, self.on_response = app, key.encode(), on_response
         self.loopback_only, self.open_paths = loopback_only, frozenset(open_paths)
+        self._will_trim = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -86,12 +90,21 @@ class Guard:
             return
         except ConnectionError:  # the client has disconnected
             return
+        is_large = len(body) > TRIM_BYTES
         try:
             await service.hub.wait_to_begin()
             scope[ADMITTED] = Admitted(job, body)
             await self.app(scope, receive, send)
         finally:
             service.hub.cancel(job)
+            if is_large and not self._will_trim:
+                self._will_trim = True
+                asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim)
+
+    def _trim(self) -> None:
+        """Return the memory of large bodies to the system: `tune_malloc` keeps it."""
+        self._will_trim = False
+        asyncio.get_running_loop().run_in_executor(None, malloc_trim)
 
     def _check_host(self, headers: Headers) -> None:
         if not self.loopback_only:

@@ -9,8 +9,15 @@ MAX_N = 16
 MAX_STOP, MAX_STOP_CHARACTERS = 16, 256
 MAX_LOGIT_BIAS = 1024
 MAX_TOOLS = 128
+MAX_MESSAGES = 4096
+MAX_PARTS = 1024  # of one message
 MAX_SCHEMA_CHARACTERS = 65_536
 MAX_WAITING = 256  # waiting answers of all models and clients; one client may have half of all places
+# At once; running and waiting, of all clients; of one client, which has one running.
+TOOL_PLACES = 4, 32, 8
+GRAMMAR_PLACES = 2, 128, 64
+TRIM_BYTES = 256 << 10  # memory of bodies above this is returned
+TRIM_SECONDS = 1.0  # after such a request
 RETRY_SECONDS = 1  # Retry-After for a rejected client
 READ_SECONDS = 10.0  # for a request to arrive: its headers, and then its body
 SEND_SECONDS = 30.0  # for a client to take what was sent to it

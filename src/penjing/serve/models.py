@@ -76,6 +76,12 @@ class Models:
             for adapter in model.adapters:
                 self._by_name[f"{model.name}:{adapter}"] = (model, adapter)
 
+    def close(self) -> None:
+        """End the processes that try grammars."""
+        for model in self.served.values():
+            if "grammars" in model.__dict__:
+                model.grammars.close()
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._by_name)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from penjing.serve import limits
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
+Ids = Annotated[list[Id], Field(min_length=1, fail_fast=True)]
 StopText = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARACTERS)]
 
 
@@ -25,6 +26,12 @@ def _check_size(value: dict[str, Any]) -> dict[str, Any]:
 
 
 JsonSchema = Annotated[dict[str, Any], AfterValidator(_check_size)]
+
+
+def _check_bias(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > limits.MAX_LOGIT_BIAS:
+        raise ValueError(f"has more than {limits.MAX_LOGIT_BIAS:,} entries")
+    return value
 
 
 class _Body(BaseModel):
@@ -49,16 +56,16 @@ class SamplingFields(_Body):
     logit_bias: (
         Annotated[
             dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-            Field(max_length=limits.MAX_LOGIT_BIAS),
+            BeforeValidator(_check_bias),  # pydantic checks all entries before their number
         ]
         | None
     ) = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=limits.MAX_STOP)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=limits.MAX_STOP, fail_fast=True)] | None = None
     n: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    continue_ids: list[Id] | None = None
+    continue_ids: Annotated[list[Id], Field(fail_fast=True)] | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
 
     @property
@@ -76,9 +83,9 @@ class CompletionRequest(SamplingFields):
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=limits.MAX_ANSWERS)]
-        | Annotated[list[Id], Field(min_length=1)]
-        | Annotated[list[Annotated[list[Id], Field(min_length=1)]], Field(min_length=1, max_length=limits.MAX_ANSWERS)]
+        | Annotated[list[str], Field(min_length=1, max_length=limits.MAX_ANSWERS, fail_fast=True)]
+        | Ids
+        | Annotated[list[Ids], Field(min_length=1, max_length=limits.MAX_ANSWERS, fail_fast=True)]
     )
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     echo: bool | None = None
@@ -114,10 +121,20 @@ class PastCall(_Body):
 
 class ChatMessage(_Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]] | None = None
+    content: (
+        str
+        | Annotated[
+            list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
+            Field(max_length=limits.MAX_PARTS, fail_fast=True),
+        ]
+        | None
+    ) = None
     refusal: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[PastCall], Field(max_length=limits.MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[PastCall], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
+
+
+Messages = Annotated[list[ChatMessage], Field(max_length=limits.MAX_MESSAGES, fail_fast=True)]
 
 
 class OfferedFunction(_Body):
@@ -153,12 +170,12 @@ class ResponseFormat(_Body):
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[Messages, Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[OfferedTool], Field(max_length=limits.MAX_TOOLS)] | None = None
+    tools: Annotated[list[OfferedTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     response_format: ResponseFormat | None = None
     enable_thinking: bool | None = None
@@ -178,7 +195,7 @@ class ChatRequest(SamplingFields):
 class TokenizeRequest(ChatRequest):
     """POST /tokenize: a conversation, or the prompt of a completion."""
 
-    messages: list[ChatMessage] = []
+    messages: Messages = []
     prompt: str | None = None
 
 
