@@ -61,6 +61,11 @@ def nested(draw):
     return "[" * depth + "]" * depth
 
 
+def several(item, count):
+    """A list of up to 4 MB."""
+    return "[" + ",".join([item] * min(count, 4_000_000 // len(item) + 1)) + "]"
+
+
 def hostile_fields(draw):
     """Fields of a chat request; a text stands for JSON as it is sent."""
     schema = json.dumps(hostile_schema(draw))
@@ -76,12 +81,12 @@ def hostile_fields(draw):
             {"response_format": '{"type":"json_schema","json_schema":{"name":"a","schema":' + schema + "}}"},
             {"response_format": '{"type":"json_schema","json_schema":{"name":"a","schema":' + schema + "}}"},
             {"tools": f"[{tool}]", "tool_choice": '"required"'},
-            {"tools": "[" + ",".join([tool] * 100) + "]"},
-            {"messages": "[" + ",".join([message] * count) + "]"},
+            {"tools": several(tool, 100)},
+            {"messages": several(message, count)},
             {"messages": f'[{json.dumps(USER)},{{"role":"assistant","tool_calls":[{call}]}},{json.dumps(USER)}]'},
-            {"messages": f'[{{"role":"user","content":[{",".join([message] * count)}]}}]'},
+            {"messages": f'[{{"role":"user","content":{several(message, count)}}}]'},
             {"logit_bias": "{" + ",".join(f'"{i}":1' for i in range(count)) + "}"},
-            {"stop": "[" + ",".join(['"a"'] * count) + "]"},
+            {"stop": several('"a"', count)},
             {draw.choice(["continue_ids", "stop", "tools", "x"]): nested(draw)},
         ]
     )

@@ -166,6 +166,7 @@ def _message(message: ChatMessage, number: int) -> Message:
         if not isinstance(arguments, dict):
             param = f"messages[{number}].tool_calls"
             raise ApiError(400, f"{param}: arguments are not a JSON object", param=param)
+        json.dumps(arguments, ensure_ascii=False).encode()  # raises for half a character, as \ud800
         calls.append({"name": call.function.name, "arguments": arguments})
     return Message(
         role=ROLES.get(message.role, message.role),
