@@ -137,3 +137,30 @@ def test_the_policy_is_trained_at_the_temperature_that_it_samples_at():
 def test_answers_of_one_prompt_are_drawn_apart():
     _, answers = sampled(small_model(), settings(max_new_tokens=12))
     assert len({tuple(ids) for _, ids in answers[:3]}) == 3
+
+
+class Flat(OddTokens):
+    def __call__(self, answers):
+        return np.ones((1, len(answers)))
+
+
+def test_rewards_that_never_vary_are_told_once():
+    prompts = [
+        Prompt(ids=ids, messages=(Message(role="user", content="?"),), truths=(), kind="", record={}, where="")
+        for ids in PROMPTS
+    ]
+    sampler = RolloutSampler(
+        settings=settings(steps_per_rollout=1),
+        model=small_model(),
+        tokenizer=NumberTokenizer(),
+        scorer=Flat(),
+        strategy=Single(torch.device("cpu")),
+        seq_len=64,
+    )
+    source = RolloutSource(sampler, prompts, seed=1, prompts_per_step=2, micro_units=2)
+    for _ in range(4):
+        next(source)  # a warning is an error here
+    with pytest.warns(UserWarning, match="equal reward"):
+        next(source)
+    for _ in range(5):
+        next(source)

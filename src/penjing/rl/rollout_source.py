@@ -44,6 +44,7 @@ from penjing.train.oom_recovery import retry_on_oom
 from penjing.train.stages.reference import LogProbs, answer_log_probs
 
 SCORED_ROWS = 8  # rows of one scoring pass (reference, value)
+FLAT_ROUNDS = 5  # in a row without any advantage, after which the user is told
 # What each rank fills in for its own prompts; all other fields are computed from these.
 EXCHANGED_FIELDS = (
     "id_PAM", "length_PA", "sampled_PAM", "turns_PA", "calls_PA", "failed_PA", "behaviour_PAM", "reference_PAM",
@@ -333,6 +334,7 @@ class RolloutSource(Source):
         self._next_index = 0  # in the stream of prompts
         self._unit = 0  # of the current round, over all ranks
         self._round: RolloutBuffer | None = None
+        self._flat_rounds = 0  # rounds in a row without any advantage
 
     def __next__(self) -> AnswerBatch:
         if self._round is None:
@@ -367,7 +369,9 @@ class RolloutSource(Source):
             uninformative = np.flatnonzero(buffer.counts_P == 0).tolist()
             buffer = select(buffer, [*informative, *uninformative[: self.round_prompts - len(informative)]])
         # A value head (PPO) gives advantages where rewards are equal.
-        if self.sampler.values is None and degenerate(buffer.reward_PA).all() and self.rank == 0:
+        is_flat = self.sampler.values is None and bool(degenerate(buffer.reward_PA).all())
+        self._flat_rounds = self._flat_rounds + 1 if is_flat else 0
+        if self.rank == 0 and (self._flat_rounds == FLAT_ROUNDS or not buffer.counts_P.any()):
             warnings.warn(
                 "each prompt of a round had answers of equal reward: its steps teach nothing and show no rewards; "
                 "the prompts are too hard or too easy, or the reward does not tell answers apart",
