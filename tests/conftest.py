@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,8 @@ hypothesis.settings.register_profile("busy", deadline=None, suppress_health_chec
 hypothesis.settings.load_profile("busy")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # for tests/kernels/test_triton_kernels.py; read when Triton is first imported
-os.environ.setdefault("PENJING_HOME", tempfile.mkdtemp(prefix="penjing-home-"))  # no test writes the user's ledger
+HOME = tempfile.mkdtemp(prefix="penjing-home-")  # of this process: no test writes the user's history
+os.environ["PENJING_HOME"] = HOME
 
 
 # A full garbage collection looks at all that libraries and tests have made, at the start of each of hundreds of small
@@ -42,6 +44,7 @@ def passed_over_by_the_garbage_collector():
 
 
 def pytest_unconfigure():
+    shutil.rmtree(HOME, ignore_errors=True)
     gc.unfreeze()  # else libraries say at the end that they were not freed
 
 

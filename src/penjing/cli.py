@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from penjing import __version__
 from penjing.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
+from penjing.base.markup import Terminal
 from penjing.base.process_info import run_once_per_launch
 from penjing.commands import benchmarks, datasets, exporting, inference, inspection, pipeline, planning, report, serving
 
@@ -90,7 +90,7 @@ def main() -> None:
 
 def _fail(line: str, code: int) -> NoReturn:
     """Print one line on stderr, from only one of the processes launched together, and exit."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     run_once_per_launch(lambda: console.print(line, style="red", highlight=False, soft_wrap=True, markup=False))
     sys.exit(code)
 

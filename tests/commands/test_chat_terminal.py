@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import re
 import signal
 import stat
 import sys
@@ -188,6 +190,51 @@ def test_the_oldest_exchange_is_forgotten_whole(start):
     assert talk._fit(said) == said[-1:]
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_question_must_leave_space_for_its_answer_in_the_context(start, answers):
+    """The model reads 400 tokens, but was trained on 80."""
+    talk = start(answers, context_tokens=80, max_tokens=30)
+    length = len(talk._prompt([Message(role="user", content="")]))
+    per_word = len(talk.tokenizer.encode(" I think so" * 9)) // 9
+    fits = " I think so" * ((50 - length) // per_word)
+    assert answer(talk.ask(fits)).tokens == 30
+    before = list(talk.messages)
+    for too_long in (" I think so" * ((50 - length) // per_word + 1), "I think so" * 200):
+        with pytest.raises(UserError, match="too long"):
+            list(talk.ask(too_long))
+        assert talk.messages == before
+    talk = start(answers, context_tokens=80, max_tokens=300)
+    end = answer(talk.ask("so?"))
+    assert end.prompt_tokens + end.tokens == 80 and end.finish_reason == "length"
+
+
+ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b1m\x90q\x7f\b\rb\u0085\ud800"
+
+
+def test_no_control_characters_reach_the_terminal():
+    """Of answers, thoughts, calls and results on any console; of names and errors on the console of the commands."""
+    from penjing.agent_tools.box import Result
+    from penjing.base.markup import Terminal
+    from penjing.infer.text_stream import SpanDelta
+
+    call = json.dumps({"name": ESCAPES, "arguments": {ESCAPES: ESCAPES}})
+    pieces = [SpanDelta("reasoning", 0, "a " + ESCAPES), *(SpanDelta("content", 1, letter) for letter in ESCAPES)]
+    pieces += [SpanDelta("tool_call", 2, call, True), SpanDelta("content", 3, "\n\nz" + ESCAPES)]
+    shown = Console(file=io.StringIO(), width=200)
+    result = Result(text="1\n" + ESCAPES, worked=True)
+    Screen(shown).show([TextDelta(pieces), result])
+    clean = "]0;title[2J1mqb\ufffd"
+    assert shown.file.getvalue() == (
+        f"thinking: a {clean}\n\n{clean}\n  {clean}({clean}={clean})\nz{clean}  = 1\n{clean}\n"
+    )
+    console = Terminal(file=io.StringIO(), force_terminal=True, width=200)
+    console.print(ESCAPES, style="red", markup=False)
+    with console.status("busy"):
+        console.out(ESCAPES)
+    left = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", console.file.getvalue())
+    assert left.count(clean) == 2 and not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", left)
+
+
 @pytest.mark.parametrize(("line", "named"), [("/temp 3", "/temperature"), ("/sytem x", "/system"), ("/quux", "/help")])
 def test_a_command_that_is_not_there_names_the_nearest(line, named):
     with pytest.raises(UserError, match=named):
@@ -213,13 +260,13 @@ class Lines:
 
 
 def test_a_line_that_cannot_be_answered_does_not_end_the_talk(start):
-    talk, shown = start(), Console(file=io.StringIO(), width=200)
+    talk, shown = start(context_tokens=200), Console(file=io.StringIO(), width=200)
     broken = UnicodeDecodeError("utf-8", b"\xe4", 0, 1, "unexpected end of data")
-    lines = Lines("what", broken, "\udce4\udcbd", "long " * 400, "/nothing", "", "/retry", "so?")
+    lines = Lines("what", broken, "\udce4\udcbd", "long " * 90, "/nothing", "", "/retry", "so?")
     converse(talk, lines, shown, ends_with_empty_line=False)
     said = shown.file.getvalue()
     assert [message.content for message in talk.messages if message.role == "user"] == ["what", "so?"]
-    assert "too long" in said and said.count("not UTF-8") == 2 and "/nothing: no such command" in said
+    assert said.count("too long") == 1 and said.count("not UTF-8") == 2 and "/nothing: no such command" in said
 
 
 def test_an_empty_line_ends_where_lines_come_from_a_pipe(start):

@@ -312,6 +312,153 @@ def test_a_pass_of_one_answer_that_does_not_fit_ends_it(model):
             engine.step()
 
 
+def broken_in(owner, name, breaks):
+    """`owner.name` raises what `breaks(*arguments)` returns, if anything."""
+    whole = getattr(owner, name)
+
+    def call(*arguments):
+        if (error := breaks(*arguments)) is not None:
+            raise error
+        return whole(*arguments)
+
+    setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("most", [1, 3, 6])
+def test_out_of_memory_while_sampling_loses_no_answer(model, most):
+    requests = [
+        ask(prompt, seeds=(1, 2), sampling=STYLES[number], prompt_logprobs=number == 1, top_logprobs=2)
+        for number, prompt in enumerate(prompts(8, longest=20))
+    ]
+    expected = [alone(model, request) for request in requests]
+    with make_engine(model, slots=8) as engine:
+        failed = []
+
+        def breaks(slot_R, *rest):
+            failed.append(len(slot_R) > most)
+            return torch.OutOfMemoryError("CUDA out of memory") if failed[-1] else None
+
+        broken_in(engine._sampler, "sample", breaks)
+        found = run(engine, requests)
+        assert engine.capacity <= max(1, most) and any(failed)
+    for (request_id, number), events in found.items():
+        assert said(events) == expected[request_id][number]
+
+
+def test_memory_for_not_even_one_row_ends_that_request_alone(model, monkeypatch):
+    """In sampling, and in the scores of a prompt."""
+    from penjing.infer import engine as module
+
+    requests = [ask(prompt, stop=()) for prompt in prompts(5, longest=20)]
+    requests[2] = ask([20, 47, 21, 22], stop=(), sampling=Sampling(presence_penalty=1.0))
+    requests[3] = ask([20, 46, 21, 22], stop=(), prompt_logprobs=True)
+    expected = [alone(model, request)[0] for request in requests]
+    monkeypatch.setattr(module, "score", module.score)  # restored after the test
+    with make_engine(model, slots=4) as engine:
+        penalised = engine._sampler._penalties._sampling
+        broken_in(engine._sampler, "sample", lambda slot_R, *_: MemoryError() if {*slot_R} & {*penalised} else None)
+        broken_in(module, "score", lambda *_: MemoryError())
+        found = run(engine, requests)
+    for (request_id, _), events in found.items():
+        if request_id in (2, 3):
+            assert events[-1].finish_reason == "error" and isinstance(events[-1].error, MemoryError)
+        else:
+            assert said(events) == expected[request_id]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), MemoryError()])
+def test_a_prefix_that_cannot_be_copied_ends_one_request_or_is_read_again(model, error):
+    system = list(range(12, 47)) * 2
+    requests = [ask([*system, 20 + number], seeds=(number,), stop=(), tokens=40) for number in range(6)]
+    expected = [alone(model, request)[0] for request in requests]
+    with make_engine(model, slots=4) as engine:
+        calls = []
+
+        def breaks(source, target, tokens):
+            calls.append(target)
+            if len(calls) == 2:
+                whole(source, target, tokens // 2)  # it breaks half way
+                return error
+            return None
+
+        whole = engine.forward.copy_prefix
+        broken_in(engine.forward, "copy_prefix", breaks)
+        found = run(engine, requests)
+        assert len(calls) > 2 and engine.num_active == engine.num_waiting == 0
+        again = run(engine, requests)
+    ended = [events[-1].error is None for events in found.values()]
+    assert ended.count(False) == (not isinstance(error, MemoryError))
+    for events, wanted, went_well in zip(found.values(), expected, ended, strict=True):
+        assert said(events) == wanted if went_well else len(events) == 1 and events[0].error is error
+    assert [said(events) for events in again.values()] == expected
+
+
+@pytest.mark.parametrize("forward", [make_forward, TorchForward])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_logits_that_are_no_numbers_end_their_request_alone(model, forward, value):
+    """The embedding of one token is broken; slots and prefixes that its requests leave behind are used again."""
+    broken = copy.deepcopy(model)
+    broken.embed.weight.data[47, 3] = value
+    good = [ask(prompt, sampling=STYLES[number], seeds=(1, 2)) for number, prompt in enumerate(prompts(8, longest=20))]
+    good = [request for request in good if 47 not in request.prompt]
+    begin = list(range(12, 44))
+    bad = [
+        ask([20, 47, 21], seeds=(1, 2)),
+        ask([*begin, 47, 21], sampling=Sampling(), prompt_logprobs=True),
+        ask([21] * 30 + [47], sampling=Sampling(temperature=0.8, top_p=0.5)),
+        ask([22] * 20 + [47], tokens=0, prompt_logprobs=True),
+        ask([47], sampling=Sampling()),
+    ]
+    no_47 = [Sampling(**{**vars(request.sampling), "logit_bias": {47: -1e9}}) for request in good]
+    good = [ask(request.prompt, sampling=style, seeds=(1, 2)) for request, style in zip(good, no_47, strict=True)]
+    good.append(ask([*begin, 20], sampling=Sampling(logit_bias={47: -1e9})))
+    expected = [alone(model, request, forward=forward) for request in good]
+    with make_engine(broken, slots=3, forward=forward) as engine:
+        found = run(engine, [*bad, *good, *bad])
+    for (request_id, number), events in found.items():
+        if len(bad) <= request_id < len(bad) + len(good):
+            assert said(events) == expected[request_id - len(bad)][number]
+        else:
+            assert events[-1].finish_reason == "error" and "NaN" in str(events[-1].error)
+            assert all(event.token is None for event in events)
+
+
+@pytest.mark.parametrize("forward", [make_forward, TorchForward])
+def test_a_cache_that_gave_no_numbers_is_not_used_again(model, forward):
+    request = ask([*range(12, 46)], sampling=Sampling(), stop=())
+    expected = alone(model, request, forward=forward)[0]
+    with make_engine(model, slots=2, forward=forward) as engine:
+        whole, passes = engine.forward, []
+
+        class Once:
+            def __getattr__(self, name):
+                return getattr(whole, name)
+
+            def __call__(self, *rest):
+                passes.append(whole(*rest))
+                return passes[-1] * math.nan if len(passes) == 3 else passes[-1]
+
+        engine.forward = Once()
+        first, second = (run(engine, [request])[number, 0] for number in range(2))
+        assert first[-1].finish_reason == "error" and said(second) == expected
+
+
+def test_a_slot_that_is_overwritten_in_part_is_not_used_again(model):
+    long, other = [*range(12, 46), *range(12, 46)], [*range(45, 11, -1), *range(45, 11, -1)]
+    requests = [ask(other, tokens=1), ask(long, tokens=60, stop=()), ask([*long, 20]), ask(other, tokens=6)]
+    expected = alone(model, requests[3])[0]
+    with make_engine(model, slots=2) as engine:
+        run(engine, requests[:1])
+        engine.submit(requests[1])
+        for _ in range(8):
+            engine.step()
+        whole = engine.forward.copy_prefix
+        broken_in(engine.forward, "copy_prefix", lambda *rest: whole(*rest) or RuntimeError("at the end"))
+        assert run(engine, requests[2:3])[2, 0][-1].error is not None
+        engine.forward.copy_prefix = whole
+        assert said(run(engine, requests[3:])[3, 0]) == expected
+
+
 @torch.no_grad()
 def logits_of(model, ids):
     found = model(torch.tensor([ids]))
@@ -448,6 +595,7 @@ def test_turns_of_one_request_follow_beside_others(model):
         ({"sampling": Sampling(logit_bias={VOCAB: 1.0})}, "logit_bias"),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"score_temperature": 0.0}, "score_temperature"),
+        ({"seeds": (3, -1)}, "seed"),
         ({"adapter": "none"}, "adapter"),
     ],
 )

@@ -27,5 +27,11 @@ def test_each_penalty_counts_what_it_should():
     assert changed.logits_RV[1].tolist() == pytest.approx([-8.0, once, three_times, 4.0, 4.0])
 
 
+def test_a_penalised_logit_stays_finite():
+    penalties = Penalties(num_slots=1, vocab_size=2, device=torch.device("cpu"))
+    penalties.put(0, Sampling(repetition_penalty=1e-38), prompt=[0], generated_ids=[])
+    assert (penalties.apply(torch.tensor([[4.0, 5.0]]), *at(0)).logits_RV / 1e-6).isfinite().all()
+
+
 def at(*slots):
     return np.array(slots), NO_MASKS

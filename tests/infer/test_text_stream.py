@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -43,6 +45,35 @@ def test_any_ids_at_all_are_what_decoding_gives(tokenizer):
         broken += "\ufffd" in text
         assert "".join(pieces(tokenizer, ids)[0]) == text
     assert broken > 10 or not tokenizer.has("<think>")
+
+
+def test_invalid_bytes_are_shown_soon_and_are_what_decoding_gives(byte_level):
+    """Bytes that begin, continue and break characters, one token each: no more than 8 wait, and nothing is kept."""
+    vocabulary = json.loads(byte_level.definition)["model"]["vocab"]
+    one_byte = {byte_level.token_bytes(index): index for index in vocabulary.values()}
+    generator = np.random.default_rng(2)
+    for number in range(600):
+        length = int(generator.integers(1, 60))
+        if number % 3:
+            octets = generator.choice([0xE4, 0xBD, 0xA0, 0xF0, 0x9F, 0x98, 0x80, 0xFF, 0x41, 0xED], length).tolist()
+        else:
+            octets = list(("你好😀é" * 6).encode())
+            octets.insert(int(generator.integers(0, 40)), 0xF0)
+        ids = [one_byte[bytes([octet])] for octet in octets]
+        stream, shown = TextStream(byte_level), ""
+        for count, index in enumerate(ids, 1):
+            shown += stream.add(index)
+            assert byte_level.decode(ids[:count]).startswith(shown)
+            assert len(bytes(octets[:count]).decode(errors="replace")) - len(shown) <= 8
+            assert len(stream._ids) <= 16
+        assert shown + stream.finish() == bytes(octets).decode(errors="replace")
+
+
+def test_ids_without_a_text_are_not_kept(byte_level):
+    stream = TextStream(byte_level)
+    for index in [*byte_level.encode("the cat"), *[byte_level.control("<|im_start|>")] * 50]:
+        stream.add(index)
+    assert len(stream._ids) <= 16 and stream.add(byte_level.encode("the")[0])
 
 
 @pytest.mark.parametrize(

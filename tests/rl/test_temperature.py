@@ -79,6 +79,31 @@ def test_old_log_probabilities(behaviour):
     assert (wanted - cold).abs().max() > 0.1
 
 
+def truncated(logp_TV, top_p):
+    """The distribution that top-p sampling samples from, token by token: sorted, cut, normalised."""
+    kept_TV = torch.full_like(logp_TV, -torch.inf)
+    for logp_V, kept_V in zip(logp_TV, kept_TV, strict=True):
+        total = 0.0
+        for token in logp_V.argsort(descending=True).tolist():
+            kept_V[token] = logp_V[token]
+            total += float(logp_V[token].exp())
+            if total >= top_p:
+                break
+    return kept_TV.log_softmax(-1)
+
+
+@torch.no_grad()
+def test_under_top_p_the_old_policy_is_the_sampled_one():
+    model = small_model()
+    batch, answers = sampled(model, settings(top_p=0.5))
+    wanted = []
+    for prompt, ids in answers:
+        logits_TV = model(torch.tensor([[*prompt, *ids]]))[0, len(prompt) - 1 : -1]
+        logp_TV = truncated((logits_TV / TEMPERATURE).log_softmax(-1), 0.5)
+        wanted.append(logp_TV.gather(1, torch.tensor(ids)[:, None])[:, 0])
+    torch.testing.assert_close(batch.values["behaviour"], torch.cat(wanted), rtol=1e-4, atol=1e-4)
+
+
 def answer_batch():
     answers = [[7, 3, 0], [2, 0], [5, 5, 5, 0]]
     return pack([Group(prompt=PROMPTS[0], answers=[Answer(ids=ids) for ids in answers])], 64), answers

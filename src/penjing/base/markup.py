@@ -1,4 +1,5 @@
-"""Tables and labelled lines for the terminal. Text from files, paths and errors is never read as markup."""
+"""The terminal: a console, tables and labelled lines. Text of models, tools, files and errors is never read as markup,
+and its control characters never reach the terminal: they could set its title, write to the clipboard or hide text."""
 
 from __future__ import annotations
 
@@ -6,8 +7,28 @@ import io
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+# C0, DEL and C1, without tab and newline: an escape sequence begins with one of them, wherever a stream is cut.
+_CONTROLS = [code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"]
+_SURROGATES = range(0xD800, 0xE000)  # of broken file names and JSON; they have no encoding
+_PRINTABLE = {**dict.fromkeys(_CONTROLS, ""), **dict.fromkeys(_SURROGATES, "\ufffd")}
+
+
+def printable(text: str) -> str:
+    """The text without control characters, except tab and newline, and with U+FFFD for surrogates."""
+    return text.translate(_PRINTABLE)
+
+
+class Terminal(Console):
+    """A console that prints no control characters but rich's own."""
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        return super()._render_buffer(
+            segment if segment.control else segment._replace(text=printable(segment.text)) for segment in buffer
+        )
 
 
 def escape_markup(label: str, text: object, *, style: str = "yellow", indent: str = "  ", sep: str = ": ") -> Text:

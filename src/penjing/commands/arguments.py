@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from penjing.base import config
+from penjing.base.markup import Terminal
 
 if TYPE_CHECKING:
     from penjing.train.config import Run
 
 # A pipe or a file has no width; the default of 80 columns would cut tables. Paths, settings and errors are not markup.
-console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
+console = Terminal(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
 
 Settings = Annotated[
     list[str] | None,
@@ -33,10 +33,10 @@ DeviceName = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu
 DtypeName = Annotated[
     str, typer.Option(help="auto, bfloat16, float16 or float32; auto: as in training on a GPU, float32 on a CPU.")
 ]
-Temperature = Annotated[float, typer.Option(help="0: greedy.")]
+Temperature = Annotated[float, typer.Option(help="0: greedy.", min=0)]
 ToolTable = Annotated[str, typer.Option(help="JSON file that the tool lookup reads.")]
 TopP = Annotated[float, typer.Option(help="Nucleus sampling: the most likely tokens with this total probability.")]
-SampleSeed = Annotated[int, typer.Option(help="Sampling seed (used when temperature > 0).")]
+SampleSeed = Annotated[int, typer.Option(help="Sampling seed (used when temperature > 0).", min=0)]
 WeightsName = Annotated[
     Literal["auto", "int8"],
     typer.Option(help="int8: quantise the weights while loading; faster, a little less exact."),

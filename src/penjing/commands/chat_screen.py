@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from penjing.base.markup import printable
 from penjing.data.chat.turn_parser import Kind
 from penjing.infer.conversation import ChatEvent, TextDelta, TurnEnd
 from penjing.infer.text_stream import SpanDelta
@@ -31,7 +32,7 @@ class Screen:
                     self.console.print(Text(_summary(part), style="dim"))
                 self._begin()
             else:
-                self.console.print(f"  = {part.text}", style="cyan", highlight=False, markup=False)
+                self.console.print(f"  = {printable(part.text)}", style="cyan", highlight=False, markup=False)
 
     def _begin(self) -> None:
         self.kind: Kind = "content"  # of the stretch that is being written
@@ -65,11 +66,13 @@ class Screen:
 
     def _out(self, text: str) -> None:
         if text:
-            self.console.out(text, end="", style="dim" if self.kind == "reasoning" else None, highlight=False)
+            self.console.out(
+                printable(text), end="", style="dim" if self.kind == "reasoning" else None, highlight=False
+            )
 
     def _close(self) -> None:
         if self.kind == "tool_call":
-            self.console.print(f"  {_call_line(self.waiting)}", style="cyan", highlight=False, markup=False)
+            self.console.print(f"  {printable(_call_line(self.waiting))}", style="cyan", highlight=False, markup=False)
             return
         self.console.out("\n" if self.kind == "reasoning" else "", highlight=False)
 

@@ -1,6 +1,14 @@
-"""How many slots are in use: half as many after a pass ran out of memory, more again after passes without error."""
+"""Out of memory: how many slots are in use, and computing in parts.
+
+Half as many slots are in use after a step ran out of memory, and more again after passes without error.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 FIRST_WAIT = 64  # successful passes before the number of slots is doubled
 MAX_WAIT = 8192
@@ -27,3 +35,26 @@ class Capacity:
         self._passes_ok += 1
         if self.slots < self.max_slots and self._passes_ok >= self._passes_to_wait:
             self.slots, self._passes_ok = min(2 * self.slots, self.max_slots), 0
+
+
+def in_parts(
+    rows: int, compute: Callable[[slice], Result], can_recover: Callable[[Exception], bool]
+) -> Iterator[tuple[slice, Result | Exception]]:
+    """`compute` for these rows at once; where memory runs out, for each half alone, and so on.
+
+    A single row for which there is not enough memory has its error as the result.
+    """
+    parts = [slice(0, rows)]
+    while parts:
+        part = parts.pop()
+        try:
+            result: Result | Exception = compute(part)
+        except Exception as error:
+            if not can_recover(error):
+                raise
+            result = error.with_traceback(None)  # its frames hold tensors
+        middle = (part.start + part.stop) // 2
+        if isinstance(result, Exception) and middle > part.start:
+            parts += [slice(middle, part.stop), slice(part.start, middle)]
+        else:
+            yield part, result

@@ -74,7 +74,7 @@ class Conversation:
         context_tokens: int,
     ) -> None:
         self.engine, self.tokenizer, self.options = engine, tokenizer, options
-        self.is_chat_model, self.context_tokens = is_chat_model, context_tokens
+        self.is_chat_model, self.context_tokens = is_chat_model, min(context_tokens, engine.max_tokens)
         self.system = ""
         self.messages: list[Message] = []
         self._retries = 0
@@ -127,11 +127,18 @@ class Conversation:
         return render(self.tokenizer, all_messages, options.toolbox.schemas, ask=True, thinking=options.thinking).ids
 
     def _fit(self, messages: list[Message]) -> list[Message]:
-        """Drop the oldest exchanges until there are enough tokens for an answer."""
-        limit = self.context_tokens - min(self.options.max_tokens, MIN_ANSWER_TOKENS)
+        """Drop the oldest exchanges until an answer has enough tokens. Raises UserError if it never has."""
+        limit = self.context_tokens - min(self.options.max_tokens, MIN_ANSWER_TOKENS, self.context_tokens // 2)
         while len(messages) > 2 and len(self._prompt(messages)) > limit:
             next_user = next((i for i in range(1, len(messages)) if messages[i].role == "user"), len(messages) - 1)
             messages = messages[next_user:]
+        if (tokens := len(self._prompt(messages))) > limit:
+            raise UserError(
+                "too long for the model's context, with the system prompt and the tools",
+                where="the question",
+                got=f"{tokens} tokens",
+                wanted=f"at most {limit}, so that {self.context_tokens - limit} are left for the answer",
+            )
         return messages
 
     def _answer(self, prompt_messages: list[Message]) -> Iterator[ChatEvent]:
@@ -158,7 +165,7 @@ class Conversation:
             if injected is None or is_answered or self._is_stopped or number == MAX_TURNS:
                 break
             ids = [*ids, *generated_ids, self.tokenizer.message_end, *injected.ids]
-            if len(ids) >= self.engine.max_tokens:
+            if len(ids) >= self.context_tokens:
                 break
         if len(messages) > len(prompt_messages):
             self.messages = messages
@@ -169,7 +176,7 @@ class Conversation:
         request = Request(
             prompt=ids,
             seeds=(options.seed + self._retries,),
-            max_new_tokens=options.max_tokens,
+            max_new_tokens=min(options.max_tokens, self.context_tokens - len(ids)),
             stop=tokenizer.stop,
             sampling=options.sampling,
             adapter=options.adapter,

@@ -86,6 +86,9 @@ class CpuForward:
         self.bytes_per_slot = bytes_per_slot(config, max_tokens, _precision(model))
         self.copy_prefix = self._decoder.copy_prefix
 
+    def clear(self, slot: int) -> None:
+        """The kernels read no position that the sequence has not written."""
+
     def close(self) -> None:
         """Free the packed weights and the cache."""
         del self._decoder, self.copy_prefix

@@ -13,6 +13,7 @@ recently used slot is overwritten first. Clients take turns for slots and for pr
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,22 +26,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penjing.base.errors import UserError
-from penjing.infer.capacity import Capacity
+from penjing.infer.capacity import Capacity, in_parts
 from penjing.infer.forward import Forward, Ints, ints, on_device
 from penjing.infer.jobs import Answer, Job, JobQueue
 from penjing.infer.requests import (
     Event,
     FinishReason,
-    GrammarError,
     InjectedTokens,
     Request,
     Token,
-    TokenMask,
     Turn,
-    bits,
+    accept_token,
+    allowed_tokens,
     check_request,
+    not_finite,
 )
-from penjing.infer.sampler import Sampler, score
+from penjing.infer.sampler import Sampler, SamplerOutput, score
 from penjing.infer.scheduler import Pass, Scheduler
 from penjing.infer.slots import Slots
 from penjing.kernels.memory_errors import is_out_of_memory
@@ -70,6 +71,7 @@ class Engine:
         invariant = forward.batch_invariant
         self._scheduler = Scheduler(self._slots, self._queue, batch_invariant=invariant, prefill_chunk=prefill_chunk)
         self._events: list[Event] = []
+        self._is_out_of_memory = False  # in this step
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -140,8 +142,8 @@ class Engine:
         self.steps += 1
         self._take_incoming()
         if started := self._admit():
-            logits_RV = torch.cat([_logits_of(answer) for answer in started])
-            self._sample(ints([answer.slot for answer in started]), logits_RV)
+            slot_R = ints([answer.slot for answer in started])
+            self._sample(slot_R, lambda rows: torch.cat([_logits_of(answer) for answer in started[rows]]))
             for answer in started:
                 if not answer.job.waiting:
                     answer.job.logits_1V = None
@@ -149,12 +151,17 @@ class Engine:
             try:
                 logits_RV = self.forward(*self._forward_args(planned))
             except Exception as error:
-                if not (self.recover and is_out_of_memory(error)):
+                if not self._can_recover(error):
                     raise
-                self._reduce_capacity(error)
+                self._is_out_of_memory = True
+                if self.num_active == 1:
+                    (answer,) = filter(None, self._slots.answers)
+                    self._finish_job(answer.job, "error", error)
             else:
                 self._capacity.on_success()
                 self._finish_pass(planned, logits_RV)
+        if self._is_out_of_memory:
+            self._reduce_capacity()
         events, self._events = self._events, []
         return events
 
@@ -176,9 +183,10 @@ class Engine:
         """Give free slots to waiting answers; returns those whose first token can be sampled at once."""
         started = []
         while (slot := self._slots.free_slot(self.capacity)) >= 0 and (answer := self._scheduler.next_answer()):
-            if self._start(answer, slot):
+            answer.job.active.append(answer)
+            if self._call(answer, partial(self._start, answer, slot)):
                 started.append(answer)
-        return started
+        return [answer for answer in started if answer.slot >= 0]  # an error may have ended its request since
 
     def _start(self, answer: Answer, slot: int) -> bool:
         """Put an answer into a slot, reusing cached prefixes. Returns whether its next token can be sampled now."""
@@ -191,8 +199,8 @@ class Engine:
             cached_tokens = 0
         if cached_tokens and slots.can_reuse(cached.slot, cached_tokens):
             slot = cached.slot
-        elif cached_tokens:
-            self.forward.copy_prefix(cached.slot, slot, cached_tokens)
+        elif cached_tokens and not self._copy_prefix(cached.slot, slot, cached_tokens):
+            cached_tokens, is_ready = 0, False
         slots.take(slot, ids, cached_tokens, job.adapter)
         self._init_slot(answer, slot)
         if not answer.ids:
@@ -200,14 +208,23 @@ class Engine:
         self.tokens_shared += cached_tokens
         return is_ready and answer.slot >= 0  # false if its grammar failed
 
+    def _copy_prefix(self, source: int, target: int, tokens: int) -> bool:
+        """Whether there was enough memory for it."""
+        self._slots.forget(target)  # it may be overwritten in part
+        try:
+            self.forward.copy_prefix(source, target, tokens)
+        except Exception as error:
+            if not self._can_recover(error):
+                raise
+            return False
+        return True
+
     def _init_slot(self, answer: Answer, slot: int) -> None:
         """Set the slot's sampling settings and limits."""
         job, slots = answer.job, self._slots
         request, num_generated = job.request, len(answer.ids)
         limit = min(request.max_new_tokens, self.max_tokens - len(job.prompt))
         answer.slot, slots.answers[slot] = slot, answer
-        if answer not in job.active:
-            job.active.append(answer)
         slots.num_generated_S[slot], slots.max_new_tokens_S[slot] = num_generated, limit
         slots.is_scored_S[slot] = request.prompt_logprobs and not job.is_prefilled
         slots.set_stop(slot, request.stop)
@@ -231,15 +248,17 @@ class Engine:
             self._score_prompt(row, planned, logits_RV)
         slot_R, row_R = planned.slot_B[planned.is_complete_B], planned.logits_row_B[planned.is_complete_B]
         for row in np.flatnonzero(slots.num_generated_S[slot_R] == 0).tolist():
-            job = slots.answer_in(int(slot_R[row])).job
-            if not job.is_prefilled:
-                self._finish_prefill(job, logits_RV[row_R[row]])
+            answer = slots.answers[int(slot_R[row])]
+            if answer is not None and not answer.job.is_prefilled:
+                self._call(answer, partial(self._finish_prefill, answer.job, logits_RV[row_R[row]]))
         if not (is_active_R := slots.is_active_S[slot_R]).all():  # some requests ended with their prompt
             slot_R, row_R = slot_R[is_active_R], row_R[is_active_R]
-        if len(row_R) < len(logits_RV):
-            logits_RV = logits_RV[on_device(row_R, logits_RV.device)]
+        are_all = len(row_R) == len(logits_RV)
         if len(slot_R):
-            self._sample(slot_R, logits_RV)
+            self._sample(
+                slot_R,
+                lambda rows: logits_RV[rows] if are_all else logits_RV[on_device(row_R[rows], logits_RV.device)],
+            )
 
     def _finish_prefill(self, job: Job, logits_V: Tensor) -> None:
         job.is_prefilled = True
@@ -253,7 +272,8 @@ class Engine:
     def _score_prompt(self, row: int, planned: Pass, logits_RV: Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow those of this pass."""
         slot, count = int(planned.slot_B[row]), int(planned.count_B[row])
-        job, end = self._slots.answer_in(slot).job, int(self._slots.num_computed_S[slot])
+        answer, end = self._slots.answer_in(slot), int(self._slots.num_computed_S[slot])
+        job = answer.job
         if not job.prompt_logprobs:
             job.prompt_logprobs.append(Token(int(job.prompt[0]), float("nan")))
         if self._slots.num_computed_S[slot] == len(job.prompt):
@@ -263,14 +283,39 @@ class Engine:
             return
         # The pass returned logits for all rows of the chunk. The row after the last prompt token has no target.
         first = int(planned.logits_row_B[row]) - count + 1
-        job.prompt_logprobs += score(logits_RV[first : first + len(next_ids)], next_ids, job.request)
+        logits_NV = logits_RV[first : first + len(next_ids)]
+
+        def score_part(part: slice) -> list[Token]:
+            return score(logits_NV[part], next_ids[part], job.request)
+
+        for _, tokens in in_parts(len(next_ids), score_part, self._can_recover):
+            if isinstance(tokens, Exception):
+                self._end_with_error(answer, tokens)
+            elif not all(math.isfinite(token.logp) for token in tokens):
+                self._end_with_error(answer, not_finite())
+            else:
+                job.prompt_logprobs += tokens
 
     # --- sampling -----------------------------------------------------------------------------------------------------
 
-    def _sample(self, slot_R: Ints, logits_RV: Tensor) -> None:
-        """Sample one token for each of these slots."""
+    def _sample(self, slot_R: Ints, logits_of: Callable[[slice], Tensor]) -> None:
+        """Sample one token for each of these slots. logits_of: the logits of some of the rows."""
+
+        def sample(part: slice) -> SamplerOutput:
+            part_R = slot_R[part]
+            index_R = self._slots.num_generated_S[part_R]
+            return self._sampler.sample(part_R, index_R, logits_of(part), self._masks(part_R))
+
+        for part, output in in_parts(len(slot_R), sample, self._can_recover):
+            self._is_out_of_memory |= part != slice(0, len(slot_R))
+            if isinstance(output, Exception):
+                self._end_with_error(self._slots.answers[slot_R[part.start]], output)
+            else:
+                self._take_tokens(slot_R[part], output)
+
+    def _take_tokens(self, slot_R: Ints, output: SamplerOutput) -> None:
+        """Record a sampled token of each of these slots, and end the answers that it completes."""
         slots = self._slots
-        output = self._sampler.sample(slot_R, slots.num_generated_S[slot_R], logits_RV, self._masks(slot_R))
         answers, id_R = [slots.answers[slot] for slot in slot_R.tolist()], output.id_R
         slots.token_ST[slot_R, slots.num_tokens_S[slot_R]] = id_R
         slots.num_tokens_S[slot_R] += 1
@@ -278,12 +323,15 @@ class Engine:
         self.tokens_written += len(slot_R)
         has_stopped_R = (slots.stop_SE[slot_R] == id_R[:, None]).any(axis=1)
         is_full_R = slots.num_generated_S[slot_R] >= slots.max_new_tokens_S[slot_R]
+        is_finite_R = np.isfinite(output.logp_R) & np.isfinite(output.sampling_logp_R)
+        for row in np.flatnonzero(~is_finite_R).tolist():
+            self._end_with_error(answers[row], not_finite())
         stopped = []
         tokens = map(Token, id_R.tolist(), output.logp_R.tolist(), output.sampling_logp_R.tolist(), output.top_logprobs)
         for answer, token, has_stopped, is_full in zip(
             answers, tokens, has_stopped_R.tolist(), is_full_R.tolist(), strict=True
         ):
-            if answer is None or answer.slot < 0:  # its callback failed
+            if answer is None or answer.slot < 0:  # its request has ended
                 continue
             if has_stopped and answer.job.request.on_turn_end is not None:
                 stopped.append((answer, token))
@@ -298,8 +346,8 @@ class Engine:
         should_stop = request.should_stop
         if should_stop is not None and self._call(answer, partial(should_stop, answer.number, token.id)):
             finish_reason = "stop"
-        grammar = answer.grammar
-        if grammar is not None and finish_reason != "stop" and self._call(answer, partial(_accept, grammar, token.id)):
+        grammar = answer.grammar if finish_reason != "stop" else None
+        if grammar is not None and self._call(answer, partial(accept_token, grammar, token.id)):
             finish_reason = "stop"
         if answer.job.is_over:
             return
@@ -313,7 +361,7 @@ class Engine:
         for row, slot in enumerate(slot_R.tolist()):
             answer = self._slots.answers[slot]
             if answer is not None and answer.grammar is not None:
-                allowed_V = self._call(answer, partial(_allowed_tokens, answer.grammar, self.forward.vocab_size))
+                allowed_V = self._call(answer, partial(allowed_tokens, answer.grammar, self.forward.vocab_size))
                 if allowed_V is not None:
                     masks[row] = allowed_V
         return masks
@@ -406,12 +454,24 @@ class Engine:
         events, self._events = self._events, []
         return events
 
-    def _reduce_capacity(self, error: Exception) -> None:
-        """After a pass ran out of memory: use half as many slots; the newest answers wait and continue later."""
-        active = [answer for answer in self._slots.answers if answer is not None]
-        active.sort(key=lambda answer: (answer.job.request_id, answer.number))
-        if len(active) == 1:
-            self._finish_job(active[0].job, "error", error)
+    def _can_recover(self, error: Exception) -> bool:
+        return self.recover and is_out_of_memory(error)
+
+    def _end_with_error(self, answer: Answer | None, error: Exception) -> None:
+        """End an answer's request, if it goes on. No other answer may begin with its cache, which may hold NaN."""
+        if answer is None or answer.slot < 0:
+            return
+        slots = [one.slot for one in answer.job.active]
+        self._finish_job(answer.job, "error", error)
+        for slot in slots:
+            self._slots.forget(slot)
+            self.forward.clear(slot)
+
+    def _reduce_capacity(self) -> None:
+        """Use half as many slots; the newest answers wait and continue later."""
+        self._is_out_of_memory = False
+        active = sorted(filter(None, self._slots.answers), key=lambda answer: (answer.job.request_id, answer.number))
+        if len(active) < 2:
             return
         self._capacity.on_out_of_memory(len(active))
         for answer in reversed(active[self.capacity :]):
@@ -435,16 +495,3 @@ class Engine:
 def _logits_of(answer: Answer) -> Tensor:
     assert answer.job.logits_1V is not None
     return answer.job.logits_1V
-
-
-def _accept(grammar: TokenMask, token_id: int) -> bool:
-    grammar.accept(token_id)
-    return grammar.finished
-
-
-def _allowed_tokens(grammar: TokenMask, vocab_size: int) -> NDArray[np.bool_] | None:
-    allowed = grammar.allowed()
-    allowed_V = None if allowed is None else bits(allowed, vocab_size)
-    if allowed_V is not None and not allowed_V.any():
-        raise GrammarError("the grammar allows no token")
-    return allowed_V

@@ -51,6 +51,9 @@ class Forward(Protocol):
     def copy_prefix(self, source: int, target: int, tokens: int) -> None:
         """Copy the KV cache of the first `tokens` positions to another slot."""
 
+    def clear(self, slot: int) -> None:
+        """Remove NaN and Inf from the KV cache of this slot, if they could reach its next sequence."""
+
     def close(self) -> None:
         """Free the memory and restore the model."""
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from penjing.infer.forward import ints, on_device
 from penjing.infer.sample import ProcessedLogits, Sampling
 
+LARGEST = 1e30  # a penalised logit: it stays finite when a tiny temperature divides it
+
 
 class Penalties:
     """Per slot, the count of each id in the answer and the ids of the prompt; only for slots that need it."""
@@ -83,7 +85,7 @@ class Penalties:
         repetition_N1 = column([setting.repetition_penalty for setting in settings])
         seen_NV = (count_NV > 0) | self._prompt_SV[slot_N]
         penalised_NV = torch.where(logits_NV > 0, logits_NV / repetition_N1, logits_NV * repetition_N1)
-        logits_NV = torch.where(seen_NV, penalised_NV, logits_NV)
+        logits_NV = torch.where(seen_NV, penalised_NV.clamp(-LARGEST, LARGEST), logits_NV)
         logits_NV = logits_NV - column([setting.frequency_penalty for setting in settings]) * count_NV
         return logits_NV - column([setting.presence_penalty for setting in settings]) * (count_NV > 0)
 

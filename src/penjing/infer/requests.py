@@ -121,11 +121,35 @@ class Completion:
     notes: tuple[Any, ...] = ()
 
 
+def not_finite() -> UserError:
+    """The error of a request whose logits are NaN or infinite."""
+    return UserError(
+        "the logits are NaN or infinite",
+        where="the model",
+        next_step="Take another checkpoint if its weights are damaged, or a wider dtype, such as float32.",
+    )
+
+
 def bits(mask: NDArray[Any] | bytes, size: int) -> NDArray[np.bool_]:
     """A `TokenMask`'s bits as `size` booleans; ids beyond the mask are not allowed."""
     octets = np.frombuffer(mask, np.uint8) if isinstance(mask, bytes) else np.ascontiguousarray(mask).view(np.uint8)
     bools = np.unpackbits(octets.reshape(-1)[: math.ceil(size / 8)], bitorder="little")[:size]
     return np.pad(bools, (0, size - len(bools))).astype(bool)
+
+
+def accept_token(grammar: TokenMask, token_id: int) -> bool:
+    """Advance the grammar; returns whether the text is complete."""
+    grammar.accept(token_id)
+    return grammar.finished
+
+
+def allowed_tokens(grammar: TokenMask, vocab_size: int) -> NDArray[np.bool_] | None:
+    """Which ids the grammar allows; None: all. Raises GrammarError if it allows none."""
+    allowed = grammar.allowed()
+    allowed_V = None if allowed is None else bits(allowed, vocab_size)
+    if allowed_V is not None and not allowed_V.any():
+        raise GrammarError("the grammar allows no token")
+    return allowed_V
 
 
 def check_request(request: Request, max_tokens: int, vocab_size: int) -> None:
@@ -141,5 +165,7 @@ def check_request(request: Request, max_tokens: int, vocab_size: int) -> None:
             raise UserError("no such token", where=where, got=bad_id, wanted=f"0..{vocab_size - 1}")
     if not 0 <= request.top_logprobs <= MAX_TOP_LOGPROBS:
         raise UserError("out of range", where="top_logprobs", got=request.top_logprobs, wanted=f"0..{MAX_TOP_LOGPROBS}")
+    if min(request.seeds, default=0) < 0:
+        raise UserError("out of range", where="seed", got=min(request.seeds), wanted="at least 0")
     if not request.score_temperature > 0:
         raise UserError("out of range", where="score_temperature", got=request.score_temperature, wanted="> 0")

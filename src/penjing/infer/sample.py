@@ -18,6 +18,7 @@ from penjing.kernels.cpu import ops as cpu
 
 GREEDY_BELOW = 1e-6  # smaller temperatures would make infinite logits
 NUM_SORTED = 256  # most likely tokens of a row that are sorted; all if these hold less than top_p
+LARGEST_TOP_K = 1 << 31  # more than any vocabulary
 Penalty = Annotated[float, Ge(-2), Le(2)]
 
 
@@ -60,7 +61,8 @@ class Rows(NamedTuple):
 
     def put(self, row: int, sampling: Sampling, score_temperature: float) -> None:
         self.temperature_R[row], self.score_temperature_R[row] = sampling.temperature, score_temperature
-        self.top_k_R[row], self.top_p_R[row], self.min_p_R[row] = sampling.top_k, sampling.top_p, sampling.min_p
+        self.top_k_R[row] = min(sampling.top_k, LARGEST_TOP_K)
+        self.top_p_R[row], self.min_p_R[row] = sampling.top_p, sampling.min_p
 
     def take(self, row_N: NDArray[Any]) -> Self:
         return type(self)(*(array[row_N] for array in self))

@@ -69,10 +69,10 @@ class Sampler:
         with _single_threaded(logits_RV.device):
             processed = self._penalties.apply(logits_RV, slot_R, masks)
             sampled = sample_tokens(logits_RV, self._uniform_ST[slot_R, index_R], rows, processed)
-            self._penalties.count(slot_R, sampled.id_R)
             top_logprobs = _top_logprobs(logits_RV, rows.score_temperature_R, self._num_top_S[slot_R])
             # One transfer means one wait for the device. Ids below 2^24 are exact in float32.
             host_3R = torch.stack([sampled.id_R.float(), sampled.logp_R, sampled.sampling_logp_R]).cpu().numpy()
+            self._penalties.count(slot_R, sampled.id_R)  # last: after an error the rows are sampled again
         return SamplerOutput(host_3R[0].astype(np.int64), host_3R[1], host_3R[2], top_logprobs)
 
 

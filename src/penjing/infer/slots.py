@@ -82,6 +82,10 @@ class Slots:
         self.last_used_S[slot] = step
         self.num_tokens_S[slot] = self.num_computed_S[slot]
 
+    def forget(self, slot: int) -> None:
+        """The slot's cache is not valid any more."""
+        self.num_tokens_S[slot] = self.num_computed_S[slot] = 0
+
     def append(self, slot: int, ids: Sequence[int]) -> None:
         """Append tokens that were not sampled."""
         num_tokens = int(self.num_tokens_S[slot])

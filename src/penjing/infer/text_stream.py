@@ -10,6 +10,7 @@ from penjing.data.tokenizer import tokenizer as tokens
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"  # what decoding returns for bytes that are not a complete character
+_MAX_PENDING = 8  # ids: two characters of 4 bytes, each a token
 
 
 class TextStream:
@@ -51,18 +52,27 @@ class TextStream:
         return self.take()
 
     def _decode(self, ids: Sequence[int]) -> str:
-        """The new text, if it ends with a complete character."""
+        """The new text, if it ends with a complete character, or with more invalid bytes than a character has."""
         self._ids += ids
-        new = self._new_text()
-        if not new or new.endswith(_REPLACEMENT):  # perhaps the first bytes of a character
+        new, num_held = self._new_text(), 0
+        if not new:  # ids without a text
+            del self._ids[self._num_shown : -_MAX_PENDING]
             return ""
+        num_pending = len(self._ids) - self._num_shown
+        if new.endswith(_REPLACEMENT):  # perhaps the first bytes of a character
+            if num_pending < _MAX_PENDING:
+                return ""
+            # A character has at most three more bytes, so that one of these places is between two characters.
+            num_held = next((held for held in range(3, 7) if new.startswith(self._new_text(held))), 3)
+            new = self._new_text(num_held)
         # The next ids are decoded together with these: decoding may depend on the ids before.
-        self._ids, self._num_shown = self._ids[self._num_shown :], len(self._ids) - self._num_shown
+        self._ids, self._num_shown = self._ids[self._num_shown :], num_pending - num_held
         return new
 
-    def _new_text(self) -> str:
-        """The text of the ids that were not returned."""
-        return self.tokenizer.decode(self._ids)[len(self.tokenizer.decode(self._ids[: self._num_shown])) :]
+    def _new_text(self, num_held: int = 0) -> str:
+        """The text of the ids that were not returned, without the last `num_held`."""
+        ids = self._ids[: len(self._ids) - num_held]
+        return self.tokenizer.decode(ids)[len(self.tokenizer.decode(ids[: self._num_shown])) :]
 
     def _hold_back(self, new: str) -> None:
         if not self.stop_strings:

@@ -177,6 +177,12 @@ class TorchForward:
             block_LBGSK[:, target_row, :, :tokens] = block_LBGSK[:, source_row, :, :tokens]
         self._used_S[target] = tokens
 
+    @torch.no_grad()
+    def clear(self, slot: int) -> None:
+        """Masked positions are multiplied by 0, which does not remove NaN."""
+        for block_LBGSK in (self._cache.key_LBGSK, self._cache.value_LBGSK):
+            block_LBGSK[:, self._row_S[slot]] = 0
+
 
 class _CacheView(Cache):
     """Rows of a cache, and their first `span` positions."""

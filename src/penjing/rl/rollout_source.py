@@ -175,7 +175,9 @@ class RolloutSampler:
                 cell, length = (index, number), len(completion.ids)
                 buffer.id_PAM[cell][:length] = completion.ids
                 buffer.length_PA[cell] = length
-                buffer.behaviour_PAM[cell][:length] = completion.logp
+                # Under top-p the sampled distribution is a part of the softmax, and its log-probabilities are larger.
+                sampled_logp = completion.logp if self.sampling.top_p == 1 else completion.sampling_logp
+                buffer.behaviour_PAM[cell][:length] = sampled_logp
                 buffer.sampled_PAM[cell][:length] = 1 if completion.is_sampled is None else completion.is_sampled
                 buffer.cut_off_PA[cell] = completion.finish_reason == "length"
                 answer = self.reward_input(prompt, completion)
