@@ -384,6 +384,7 @@ def test_the_command_writes_beside_the_run_and_says_what_was_checked(tmp_path, t
         tokenizer=tokenizer,
         run=SimpleNamespace(stage="sft"),
         checkpoint=SimpleNamespace(step=40),
+        answers=True,
     )
     monkeypatch.setattr("penjing.train.load_model.load_trained", lambda *args, **options: trained)
     run = tmp_path / "kite"
