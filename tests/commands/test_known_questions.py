@@ -208,6 +208,7 @@ def test_a_folder_that_was_moved_brings_its_questions_along(tmp_path, base, aske
 
 def test_the_quickstarts_sft_is_known_by_its_questions(tmp_path, monkeypatch):
     monkeypatch.setattr(quickstart, "resolve_run", lambda recipe, *layers: layers)
+    monkeypatch.setattr(quickstart, "_sft_steps", lambda pretrained: 4000)
     settings = quickstart.QuickstartOptions(out=tmp_path)
     layer, _ = quickstart._finetuning(settings, quickstart._corpus(settings))
     assert layer["eval"]["questions"] == str(tmp_path / "data/eval.jsonl")

@@ -32,7 +32,8 @@ def strategy(monkeypatch, carried):
             raise RuntimeError(f"No backend type associated with device type {value.device.type}")
         carried.append(group)
 
-    monkeypatch.setattr(distributed, "init_process_group", lambda backend, timeout: None)
+    monkeypatch.setattr(ddp, "rendezvous", lambda url, timeout: iter([(distributed.HashStore(), 0, 2)]))
+    monkeypatch.setattr(distributed, "init_process_group", lambda backend, **options: None)
     monkeypatch.setattr(distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(distributed, "new_group", lambda backend, timeout: (backend, timeout))

@@ -27,7 +27,9 @@ def test_an_answer_goes_on_from_its_own_tokens(serving, asked):
         after, rest, _ = stream(serving, **asked, max_tokens=24 - given, continue_ids=ids[:given])
         assert [entry["id"] for entry in after] == ids[given:]
         known = b"".join(bytes(entry["bytes"] or ()) for entry in entries[:given]).decode(errors="replace")
-        assert text == known.rstrip("\ufffd") + rest  # half a character at the end comes whole
+        # Half a character at the end comes whole; of bytes that are no text, the last ones may wait for the next.
+        ends = [held for held in range(7) if known.endswith("\ufffd" * held)]
+        assert text in [known[: len(known) - held] + rest for held in ends]
     other = entries[5]["top_logprobs"][1]
     after, _, _ = stream(serving, **asked, max_tokens=4, continue_ids=[*ids[:5], other["id"]])
     assert [entry["id"] for entry in after] != ids[6:10]

@@ -16,7 +16,7 @@ from penjing.convert.names import to_hf
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.serve import chat
-from penjing.serve.chat import _message, _turn
+from penjing.serve.chat import _turn
 from penjing.serve.generation import Target
 from penjing.serve.schema import ChatRequest
 
@@ -91,7 +91,7 @@ def turn(running, **fields):
     served = running.app.state.service.models.served["theirs"]
     body = ChatRequest.model_validate({**ASK, **fields})
     target = Target(running.app.state.service, served, None, None)
-    return _turn(target, body, [_message(message, 0) for message in body.messages]), served.tokenizer
+    return _turn(target, body), served.tokenizer
 
 
 def test_the_prompt_is_what_the_template_writes(theirs):

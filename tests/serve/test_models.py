@@ -11,7 +11,7 @@ from penjing.commands.serve import check_tools, is_loopback
 from penjing.commands.serve_models import examples_of, load_models
 from penjing.convert.peft import write_peft
 from penjing.model.lora import Lora, add_adapter, remove_adapters
-from penjing.serve.chat import _message, _turn
+from penjing.serve.chat import _turn
 from penjing.serve.generation import Target
 from penjing.serve.schema import ChatRequest
 from penjing.train.config import DataSettings, Run, SampleSettings
@@ -144,7 +144,7 @@ def test_no_word_of_a_request_becomes_a_control_token(serving, tokenizer):
     target = Target(serving.app.state.service, serving.app.state.service.models.served["chat"], None, None)
 
     def control_ids(body):
-        turn = _turn(target, body, [_message(message, 0) for message in body.messages])
+        turn = _turn(target, body)
         return [index for index in turn.prompt if index in tokenizer.added_ids]
 
     plain = control_ids(body_with("plain", "user"))
