@@ -111,6 +111,11 @@ def test_mixtures_are_compiled_where_all_experts_go_through_one_product(monkeypa
 
 
 @pytest.mark.slow
+def test_from_a_folder_with_a_space_nothing_is_compiled(monkeypatch):
+    monkeypatch.setattr(torch, "__file__", "/home/my trees/torch/__init__.py")
+    assert "/home/my trees/torch" in missing_compiler(CPU)
+
+
 @pytest.mark.skipif(bool(missing_compiler(CPU)), reason="no compiler")
 def test_compiled_blocks_compute_the_same_and_are_compiled_once(monkeypatch, tmp_path):
     monkeypatch.setitem(os.environ, "TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

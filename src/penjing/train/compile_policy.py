@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -46,7 +47,9 @@ class Decision:
 def missing_compiler(device: torch.device) -> str:
     """What this machine lacks to compile for `device`; empty: nothing."""
     if device.type == "cpu":
-        compiler = os.environ.get("CXX", "g++")
+        compiler, folder = os.environ.get("CXX", "g++"), str(Path(torch.__file__).parent)
+        if " " in folder:  # its linker gets the path without quotes
+            return f"torch cannot compile from a folder with a space in its name ({folder})"
         return "" if shutil.which(compiler) or shutil.which("clang++") else f"no C++ compiler ({compiler})"
     if device.type == "cuda":
         return "" if importlib.util.find_spec("triton") else "no triton"
