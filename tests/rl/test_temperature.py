@@ -79,12 +79,12 @@ def test_old_log_probabilities(behaviour):
     assert (wanted - cold).abs().max() > 0.1
 
 
-def truncated(logp_TV, top_p):
-    """The distribution that top-p sampling samples from, token by token: sorted, cut, normalised."""
+def truncated(logp_TV, top_p=1.0, top_k=0):
+    """The distribution that is sampled from, token by token: sorted, cut, normalised."""
     kept_TV = torch.full_like(logp_TV, -torch.inf)
     for logp_V, kept_V in zip(logp_TV, kept_TV, strict=True):
         total = 0.0
-        for token in logp_V.argsort(descending=True).tolist():
+        for token in logp_V.argsort(descending=True).tolist()[: top_k or None]:
             kept_V[token] = logp_V[token]
             total += float(logp_V[token].exp())
             if total >= top_p:
@@ -92,16 +92,44 @@ def truncated(logp_TV, top_p):
     return kept_TV.log_softmax(-1)
 
 
+@pytest.mark.parametrize("how", [{"top_p": 0.5}, {"top_k": 3}, {"top_p": 0.6, "old_logprobs": "recomputed"}])
 @torch.no_grad()
-def test_under_top_p_the_old_policy_is_the_sampled_one():
+def test_under_top_p_and_top_k_the_behaviour_policy_is_the_sampled_one(how):
     model = small_model()
-    batch, answers = sampled(model, settings(top_p=0.5))
-    wanted = []
+    batch, answers = sampled(model, settings(**how))
+    wanted, whole = [], torch.cat([plain(model, *each, TEMPERATURE) for each in answers])
+    cut = {name: value for name, value in how.items() if name != "old_logprobs"}
     for prompt, ids in answers:
         logits_TV = model(torch.tensor([[*prompt, *ids]]))[0, len(prompt) - 1 : -1]
-        logp_TV = truncated((logits_TV / TEMPERATURE).log_softmax(-1), 0.5)
+        logp_TV = truncated((logits_TV / TEMPERATURE).log_softmax(-1), **cut)
         wanted.append(logp_TV.gather(1, torch.tensor(ids)[:, None])[:, 0])
     torch.testing.assert_close(batch.values["behaviour"], torch.cat(wanted), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(batch.values["kept"], whole - torch.cat(wanted), rtol=1e-4, atol=1e-4)
+    assert batch.values["kept"].max() < -0.01
+
+
+@pytest.mark.parametrize("loss", ["grpo", "gspo", "cispo", "dapo", "ppo", "dr_grpo"])
+def test_the_gradient_of_truncated_samples_is_the_policy_s_own_on_what_was_kept(loss):
+    """One answer of each kept token, its loss times the probability that it is sampled, is the derivative of the sum of
+    p(token) A(token) over the kept ones. Ratios stay 1, also for tokens whose advantage is negative."""
+    logit_V, advantage_V = torch.tensor([1.0, 0.3, -0.2, 0.9, -1.0]), [1.0, -2.0, 0.5, -1.0, 3.0]
+    kept, top = [0, 1, 3], {"top_k": 3, "num_epochs": 2, "max_new_tokens": 1}
+    how = Policy(loss=loss, degenerate="keep" if loss == "dapo" else "auto", rollout=Rollout(**top))
+    logit_V.requires_grad_()
+    logp_V = logit_V.log_softmax(-1)
+    kept_mass = float(logp_V.detach()[kept].exp().sum())
+    total = torch.zeros(())
+    for token in kept:
+        logp = float(logp_V.detach()[token])
+        values = {"behaviour": [logp - float(np.log(kept_mass))], "kept": [float(np.log(kept_mass))]}
+        answer = Answer(ids=[token + 1], values=values)
+        batch = pack([Group(prompt=[9], answers=[answer], figures={"advantage": [advantage_V[token]]})], 8)
+        loss_N, parts = PolicyObjective(how).loss_from_log_probs(logp_V[token][None], torch.zeros(1), batch)
+        assert float(parts["ratio"]) == pytest.approx(1) and float(parts["kl_old_new"]) == pytest.approx(0, abs=1e-6)
+        total = total + loss_N * np.exp(logp) / kept_mass
+    (found_V,) = torch.autograd.grad(total, logit_V)
+    wanted = -sum(logit_V.log_softmax(-1)[token].exp() * advantage_V[token] for token in kept)
+    torch.testing.assert_close(found_V, torch.autograd.grad(wanted, logit_V)[0], rtol=1e-5, atol=1e-6)
 
 
 def answer_batch():

@@ -19,6 +19,11 @@ The divergence from a reference model is estimated from the sampled token alone.
 log pi(y_t) (J. Schulman, "Approximating KL Divergence", 2020): k1 = -d, k2 = d^2 / 2, k3 = exp(d) - d - 1. k2 and k3
 serve as KL_t in the sum above. k1 cannot: its gradient does not depend on the reference and is 0 on average. Instead,
 kl_coef * k1 is subtracted from each token's A as a constant, which gives the divergence's gradient (arXiv:2510.01555).
+
+top_p and top_k sample from pi / Z on the tokens that they keep, where Z is the probability of all of these under pi.
+The ratio r stays one of full softmaxes, so that it is 1 where nothing was learned and its clip range holds. The loss of
+each token is weighted by the Z of its sampling, which is the importance weight of pi to the sampled distribution and at
+most 1 (gspo: by the geometric mean over the answer).
 """
 
 from __future__ import annotations
@@ -56,6 +61,7 @@ PER_TOKEN = ("dapo", "cispo", "ppo")  # losses whose unit is a token; of the oth
 MAX_LOG_RATIO = 20.0  # a larger ratio is noise, and an infinite one times 0 would be NaN
 COUNTS = "counts"  # key in a batch's figures: 0 for answers in the batch that have no loss
 ADVANTAGE = "advantage"
+KEPT = "kept"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +271,8 @@ class PolicyObjective:
     batch.figures: `advantage` of each answer, unless batch.values has one of each token; `counts`, 0 for answers
     without a loss; means over units of all other figures are reported. batch.values: `behaviour`, log-probabilities at
     sampling (if missing, or if each answer is used in one step only, the current policy's, so that every ratio is 1);
-    `reference`; for ppo `advantage`, `value` and `return`, which need a model with a value head (model/value_head.py).
+    `kept`, log Z, if top_p or top_k sampled; `reference`; for ppo `advantage`, `value` and `return`, which need a model
+    with a value head (model/value_head.py).
     """
 
     def __init__(self, settings: Policy, router: RouterSettings = RouterSettings()) -> None:
@@ -311,13 +318,22 @@ class PolicyObjective:
         sums = {name: (units_N * token_value_N.detach()).sum() for name, token_value_N in parts.items()}
         return settings.weight * (units_N * loss_N).sum(), sums
 
+    def _ratio_N(self, log_ratio_N: Tensor, batch: AnswerBatch) -> Tensor:
+        """Each token's ratio; for gspo the geometric mean over its answer."""
+        if self.settings.loss != "gspo":
+            return log_ratio_N.exp()
+        mean_A = batch.sum_A(log_ratio_N) / batch.length_A().clamp(min=1)
+        return mean_A.exp()[batch.answer_N]
+
     def loss_from_log_probs(
         self, logp_N: Tensor, entropy_N: Tensor, batch: AnswerBatch
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss as a sum over units, and its metrics, from each token's log-probability and entropy."""
         settings, units_N = self.settings, self._units_N(batch)
         low, high = settings.clip
-        behaviour_N = batch.values.get("behaviour", logp_N.detach())
+        behaviour_N, kept_N = batch.values.get("behaviour", logp_N.detach()), batch.values.get(KEPT)
+        if kept_N is not None:
+            behaviour_N = behaviour_N + kept_N  # under the full softmax
         advantage_N = batch.values.get(ADVANTAGE)
         if advantage_N is None:
             advantage_N = batch.figures[ADVANTAGE][batch.answer_N]
@@ -326,11 +342,7 @@ class PolicyObjective:
             advantage_N = reward_advantage_N - settings.kl_coef * divergence(logp_N.detach(), reference_N, "k1")
         old_N = logp_N.detach() if settings.strictly_on_policy else behaviour_N
         log_ratio_N = (logp_N - old_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        if settings.loss == "gspo":
-            mean_A = batch.sum_A(log_ratio_N) / batch.length_A().clamp(min=1)
-            ratio_N = mean_A.exp()[batch.answer_N]
-        else:
-            ratio_N = log_ratio_N.exp()
+        ratio_N = self._ratio_N(log_ratio_N, batch)
         if settings.loss == "cispo":
             gain_N = ratio_N.clamp(max=1 + high).detach() * advantage_N * logp_N
         else:
@@ -342,6 +354,8 @@ class PolicyObjective:
                 kl_N = divergence(logp_N, reference_N, settings.kl_estimator)
                 loss_N = loss_N + settings.kl_coef * kl_N
             parts["kl"] = divergence(logp_N, reference_N, "k3")
+        if kept_N is not None:
+            loss_N = self._ratio_N(kept_N, batch) * loss_N
         if settings.loss == "dr_grpo":
             counted_N = (units_N > 0).to(loss_N.dtype) * batch.weight_N
             total = (counted_N * loss_N).sum() / settings.rollout.max_new_tokens

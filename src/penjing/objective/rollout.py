@@ -21,7 +21,7 @@ class Rollout(Settings):
     num_generations: PositiveInt = 8  # answers to each prompt
     max_new_tokens: PositiveInt = 64  # longest answer; with several turns, all turns and tool results together
     temperature: PositiveFloat = 1.0  # of sampling, and of the trained policy
-    # nucleus sampling; below 1, answers are not drawn from the distribution that is trained
+    # nucleus sampling; below 1, a token's loss is weighted by the probability that was kept (objective/policy.py)
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     top_k: NonNegativeInt = 0  # top-k sampling, with the same effect; 0 = all
     # optimizer steps per round of sampling, each with its own prompts
@@ -53,6 +53,11 @@ class Rollout(Settings):
                 got=self.max_turns,
                 next_step="Give objective.rollout.tools=calculator.",
             )
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether answers are sampled from a part of the softmax."""
+        return self.top_p < 1 or self.top_k > 0
 
     @property
     def steps_per_round(self) -> int:

@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group, pack
-from penjing.objective.policy import ADVANTAGE, COUNTS
+from penjing.objective.policy import ADVANTAGE, COUNTS, KEPT
 from penjing.rl.prompts import Prompt
 
 FloatArray = npt.NDArray[np.float64]
@@ -24,7 +25,8 @@ class RolloutBuffer:
     """P prompts with A answers of up to M tokens each.
 
     prompt_P: index of each prompt among the training prompts. id_PAM, length_PA: the answers, stop ids included.
-    behaviour_PAM, reference_PAM: log-probabilities under the sampling and the reference policy. value_PAM, gain_PAM,
+    behaviour_PAM, reference_PAM: log-probabilities under the sampled distribution and the reference policy. kept_PAM:
+    log of the probability that top_p and top_k kept; empty without them. value_PAM, gain_PAM,
     return_PAM: ppo's value before each token, its advantage and its return; empty for other losses. sampled_PAM: 1 for
     tokens that the model generated, 0 for tool results and other tokens between its turns. turns_PA, calls_PA,
     failed_PA: number of model turns, of tool calls, and of calls that failed. cut_off_PA: 1 for truncated answers.
@@ -50,6 +52,7 @@ class RolloutBuffer:
     reward_PA: FloatArray
     advantage_PA: FloatArray
     counts_P: FloatArray
+    kept_PAM: npt.NDArray[np.float32] = dataclasses.field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))
     sampled: int = 0
     degenerate: int = 0
     tokens: int = 0
@@ -74,6 +77,7 @@ class RolloutBuffer:
         arrays = {
             "behaviour": self.behaviour_PAM,
             "reference": self.reference_PAM,
+            KEPT: self.kept_PAM,
             "value": self.value_PAM,
             ADVANTAGE: self.gain_PAM,
             "return": self.return_PAM,

@@ -31,7 +31,7 @@ from penjing.loader.group_sampler import EpochOrder
 from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
-from penjing.objective.policy import ADVANTAGE, Policy
+from penjing.objective.policy import ADVANTAGE, KEPT, Policy
 from penjing.objective.value import advantages as token_advantages
 from penjing.objective.value import whiten
 from penjing.parallel.base import Strategy
@@ -48,7 +48,7 @@ FLAT_ROUNDS = 5  # in a row without any advantage, after which the user is told
 # What each rank fills in for its own prompts; all other fields are computed from these.
 EXCHANGED_FIELDS = (
     "id_PAM", "length_PA", "sampled_PAM", "turns_PA", "calls_PA", "failed_PA", "behaviour_PAM", "reference_PAM",
-    "value_PAM", "cut_off_PA", "score_RPA",
+    "kept_PAM", "value_PAM", "cut_off_PA", "score_RPA",
 )  # fmt: skip
 
 
@@ -175,9 +175,9 @@ class RolloutSampler:
                 cell, length = (index, number), len(completion.ids)
                 buffer.id_PAM[cell][:length] = completion.ids
                 buffer.length_PA[cell] = length
-                # Under top-p the sampled distribution is a part of the softmax, and its log-probabilities are larger.
-                sampled_logp = completion.logp if self.sampling.top_p == 1 else completion.sampling_logp
-                buffer.behaviour_PAM[cell][:length] = sampled_logp
+                buffer.behaviour_PAM[cell][:length] = completion.logp
+                if rollout.is_truncated:
+                    buffer.kept_PAM[cell][:length] = np.subtract(completion.logp, completion.sampling_logp)
                 buffer.sampled_PAM[cell][:length] = 1 if completion.is_sampled is None else completion.is_sampled
                 buffer.cut_off_PA[cell] = completion.finish_reason == "length"
                 answer = self.reward_input(prompt, completion)
@@ -198,6 +198,8 @@ class RolloutSampler:
         for name, score_fn in values.items():
             score = partial(self._score, buffer, local_indices, prompts, name, score_fn)
             retry_on_oom(score, self._halve_scored_rows)
+        if rollout.is_truncated:
+            buffer.behaviour_PAM -= buffer.kept_PAM
         buffer.seconds, buffer.scoring_seconds = seconds, time.perf_counter() - began - seconds
         self._exchange(buffer)
         buffer.tokens = int(buffer.sampled_PAM.sum())
@@ -218,12 +220,14 @@ class RolloutSampler:
         answers = (len(indices), rollout.num_generations)
         tokens = (*answers, rollout.max_new_tokens)
         value_shape = (*answers, 0 if self.values is None else rollout.max_new_tokens)
+        kept_shape = (*answers, rollout.max_new_tokens if rollout.is_truncated else 0)
         return RolloutBuffer(
             prompt_P=np.asarray(indices, dtype=np.int64),
             id_PAM=np.zeros(tokens, np.int64),
             length_PA=np.zeros(answers, np.int64),
             behaviour_PAM=np.zeros(tokens, np.float32),
             reference_PAM=np.zeros(tokens, np.float32),
+            kept_PAM=np.zeros(kept_shape, np.float32),
             value_PAM=np.zeros(value_shape, np.float32),
             gain_PAM=np.zeros(value_shape, np.float32),
             return_PAM=np.zeros(value_shape, np.float32),
@@ -345,7 +349,8 @@ class RolloutSource(Source):
         first = (self._unit + self.rank * self.micro_units) % self.round_prompts
         step = first // self.prompts_per_step
         indices = range(step * self.prompts_per_step, (step + 1) * self.prompts_per_step)
-        values = ["behaviour", *(["reference"] if self.sampler.reference is not None else [])]
+        values = ["behaviour", *([KEPT] if buffer.kept_PAM.size else [])]
+        values += ["reference"] if self.sampler.reference is not None else []
         if self.sampler.values is not None:
             values += ["value", ADVANTAGE, "return"]
         groups = [buffer.group(index, self.prompts, values) for index in range(first, first + self.micro_units)]

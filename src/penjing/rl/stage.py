@@ -23,7 +23,7 @@ from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.model.lora import adapted
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
-from penjing.objective.policy import ADVANTAGE, COUNTS, Policy, PolicyObjective
+from penjing.objective.policy import ADVANTAGE, COUNTS, KEPT, Policy, PolicyObjective
 from penjing.rl import prompts as prompt_files
 from penjing.rl.reward_mix import RewardMix
 from penjing.rl.rewards.base import RewardRuntime
@@ -85,8 +85,6 @@ class PolicyStage(Stage[Policy]):
         self.notes += [note] if (note := bad_records.note()) else []
         if prompts.skipped:
             self.notes.append(f"{prompts.skipped} prompts of more than {max_prompt_tokens} tokens were skipped")
-        if rollout.top_p < 1 or rollout.top_k:
-            self.notes.append("top_p and top_k sample from another distribution than the policy that is trained")
         unknown = sorted(prompts.tools - self.toolbox.tools.keys())
         if unknown and self.toolbox:
             self.notes.append(
@@ -181,6 +179,7 @@ class PolicyStage(Stage[Policy]):
     def example_batch(self, micro_size: int, device: torch.device) -> AnswerBatch:
         """A prompt's answers branch off it in one row."""
         values = ["behaviour", *(["reference"] if self.settings.kl_coef else []), ADVANTAGE]
+        values += [KEPT] if self.settings.rollout.is_truncated else []
         values += ["value", "return"] if self.settings.loss == "ppo" else []
         shape = (micro_size, self.settings.rollout.num_generations, self.run.data.seq_len)
         return example_answers(shape, device, values=values, figures=(COUNTS,))
