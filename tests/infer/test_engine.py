@@ -264,6 +264,73 @@ def test_out_of_memory_makes_fewer_at_once_and_loses_nobody(model, monkeypatch, 
         assert said(events)[0] == expected[request_id][number][0]
 
 
+def fails_once(engine, at):
+    """The forward pass runs out of memory once, at the first pass for which `at(slots)` is true."""
+    whole, done = engine.forward, []
+
+    class Short:
+        def __getattr__(self, name):
+            return getattr(whole, name)
+
+        def __call__(self, slot_N, *rest):
+            if not done and at({*slot_N.tolist()}):
+                done.append(True)
+                raise MemoryError
+            return whole(slot_N, *rest)
+
+    engine.forward = Short()
+    return done
+
+
+def test_after_an_out_of_memory_the_oldest_answers_go_on(model):
+    with make_engine(model, slots=6) as engine:
+        ids = [engine.submit(ask([20 + number], stop=(), tokens=30)) for number in range(6)]
+        for _ in range(4):
+            engine.step()
+        done = fails_once(engine, lambda _: True)
+        assert engine.step() == [] and done
+        assert [event.request_id for event in engine.step()] == ids[:3]
+
+
+def test_prompt_scores_are_given_once_though_the_prompt_is_read_again(model):
+    """The memory runs out when a part of the prompt was scored; the answer waits, and begins anew."""
+    prompt = prompts(1, seed=5, longest=100)[0][:1] + list(range(12, 46)) * 2
+    with make_engine(model, slots=2) as engine:
+        engine.submit(ask([20, 21], stop=(), tokens=6))
+        engine.step()
+        scored = engine.submit(ask(prompt, prompt_logprobs=True, tokens=2, stop=()))
+        for _ in range(2):
+            engine.step()
+        done = fails_once(engine, lambda slots: len(slots) == 2)
+        events = [event for event in run(engine)[scored, 0] if event.prompt_logprobs]
+    logp_TV = logits_of(model, prompt).log_softmax(-1)
+    assert done and len(events) == 1
+    assert [token.id for token in events[0].prompt_logprobs] == prompt
+    wanted = logp_TV[range(len(prompt) - 1), prompt[1:]].numpy()
+    np.testing.assert_allclose([token.logp for token in events[0].prompt_logprobs[1:]], wanted, atol=3e-5)
+
+
+def test_a_client_whose_prompts_fill_a_pass_leaves_slots_to_others(model):
+    with make_engine(model, slots=4, chunk=16) as engine:
+        for number in range(10):
+            engine.submit(ask([12 + number] * 150, client="many", stop=(), tokens=1))
+        engine.step()
+        assert engine.num_active == 1
+        late = engine.submit(ask([21] * 4, client="one", stop=(), tokens=1))
+        assert late in {event.request_id for _ in range(2) for event in engine.step()}
+
+
+def test_the_slot_that_was_used_longest_ago_is_overwritten(model):
+    """Of three prompts the second is the one that nobody asked for again."""
+    first, second, third, fourth = ([12 + number] * 40 for number in range(4))
+    with make_engine(model, slots=3) as engine:
+        cached = [
+            run(engine, [ask(prompt, stop=(), tokens=2)]).popitem()[1][0].cached_tokens > 0
+            for prompt in (first, second, third, first, fourth, third, first, second)
+        ]
+    assert cached == [False, False, False, True, False, True, True, False]
+
+
 def test_once_there_is_memory_again_as_many_are_answered_as_before(model):
     engine = make_engine(model, slots=8)
     whole, most, seen = engine.forward, [3], []

@@ -11,7 +11,7 @@ from small_models import rows_of
 from user_errors import raises_user_error
 
 from penjing.infer.requests import Request
-from penjing.infer.sample import Sampling, sample_tokens
+from penjing.infer.sample import Rows, Sampling, sample_tokens, warp_logits
 from penjing.infer.sampler import Sampler
 
 CHANCE = torch.tensor([0.05, 0.4, 0.02, 0.3, 0.15, 0.08])
@@ -56,6 +56,73 @@ def test_the_kept_set_and_its_shares(options, kept):
     assert (found > 0).nonzero()[:, 0].tolist() == kept
     # four standard deviations of a share of 20,000 draws
     assert ((found - expected).abs() <= 4 * (expected * (1 - expected) / DRAWS).sqrt()).all()
+
+
+def kept_by_definition(logit_V, sampling):
+    """The ids that a row samples from: first the k most likely with ties of the last, then of these as many as hold
+    top_p; and none less likely than min_p times the first."""
+    order = sorted(range(len(logit_V)), key=lambda index: -logit_V[index])
+    if sampling.top_k:
+        order = [index for index in order if logit_V[index] >= logit_V[order[min(sampling.top_k, len(order)) - 1]]]
+    chance = {index: math.exp(logit_V[index] - logit_V[order[0]]) for index in order}
+    kept, total, whole = [], 0.0, sum(chance.values())
+    for index in order:
+        if total / whole >= sampling.top_p or chance[index] < sampling.min_p:
+            break
+        kept.append(index)
+        total += chance[index]
+    return kept
+
+
+@pytest.mark.parametrize("largest_top_k", [40, 700, 5000])  # of the batch: as many are sorted at first, at least 256
+def test_filters_keep_what_they_are_defined_to_keep_of_a_large_vocabulary(largest_top_k):
+    """Also beyond the tokens that are sorted at first, beside rows that need only a few."""
+    styles = [
+        {"top_p": 0.9},
+        {},
+        {"top_k": 700},
+        {"top_p": 0.2},
+        {"top_k": 700, "top_p": 0.8},
+        {"top_k": 40, "top_p": 0.5},
+        {"top_p": 0.95, "min_p": 0.3},
+        {"min_p": 0.05},
+        {"top_k": 5000},
+    ]
+    styles = [style for style in styles if style.get("top_k", 0) <= largest_top_k]
+    logits_RV = torch.randn(len(styles), 3000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits_RV *= torch.tensor([5.0 if style.get("top_p") == 0.2 else 0.5 for style in styles])[:, None]
+    samplings = [Sampling(temperature=1.0, **style) for style in styles]
+    warped_RV = warp_logits(logits_RV.float(), rows_of(samplings))
+    sizes = set()
+    for row, sampling in enumerate(samplings):
+        wanted = kept_by_definition(logits_RV[row].tolist(), sampling)
+        assert (warped_RV[row] > -math.inf).nonzero()[:, 0].tolist() == sorted(wanted), styles[row]
+        sizes.add(len(wanted))
+    assert max(sizes - {3000}) > 700 and min(sizes) < 40
+
+
+def test_log_probabilities_of_greedy_filtered_and_plain_rows_side_by_side():
+    """logp is of the whole softmax at the score temperature, sampling_logp of the distribution that was sampled."""
+    styles = [(0.0, 1.0, 0), (0.7, 0.7, 0), (0.7, 0.7, 3), (1e-9, 0.7, 0), (1.0, 0.7, 0)]
+    logits_RV = torch.randn(len(styles), 50, generator=torch.Generator().manual_seed(3))
+    rows = Rows.empty(len(styles))
+    for row, (temperature, score_temperature, top_k) in enumerate(styles):
+        rows.put(row, Sampling(temperature=temperature, top_k=top_k), score_temperature)
+    for seed in range(10):
+        uniform_R = np.random.default_rng(seed).random(len(styles), dtype=np.float32)
+        found = sample_tokens(logits_RV, uniform_R, rows)
+        for row, (temperature, score_temperature, top_k) in enumerate(styles):
+            logit_V, token = logits_RV[row].double(), int(found.id_R[row])
+            whole_V = (logit_V / score_temperature).log_softmax(-1)
+            assert float(found.logp_R[row]) == pytest.approx(float(whole_V[token]), abs=1e-4)
+            if temperature < 1e-6:
+                assert token == int(logit_V.argmax()) and float(found.sampling_logp_R[row]) == 0
+                continue
+            kept = kept_by_definition(logit_V.tolist(), Sampling(temperature=1.0, top_k=top_k))
+            own_V = torch.full_like(logit_V, -math.inf)
+            own_V[kept] = logit_V[kept] / temperature
+            own_V = own_V.log_softmax(-1)
+            assert float(found.sampling_logp_R[row]) == pytest.approx(float(own_V[token]), abs=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.7])

@@ -67,6 +67,12 @@ def test_invalid_bytes_are_shown_soon_and_are_what_decoding_gives(byte_level):
             assert len(bytes(octets[:count]).decode(errors="replace")) - len(shown) <= 8
             assert len(stream._ids) <= 16
         assert shown + stream.finish() == bytes(octets).decode(errors="replace")
+        stream, shown, place = TextStream(byte_level), "", 0
+        while place < len(ids):  # several at once
+            count = int(generator.integers(1, 20))
+            stream.extend(ids[place : place + count])
+            shown, place = shown + stream.take(), place + count
+        assert shown + stream.finish() == bytes(octets).decode(errors="replace")
 
 
 def test_ids_without_a_text_are_not_kept(byte_level):
@@ -95,6 +101,16 @@ def test_a_stop_string_ends_the_text_wherever_tokens_part(tokenizer, stops, kept
         found, stream = pieces(tokenizer, ids, stops)
         assert "".join(found) == kept
         assert stream.stopped == (kept != SAID)
+
+
+def test_of_several_stop_strings_the_earliest_in_the_text_ends_it(byte_level):
+    ids = byte_level.encode("the cat sat on the mat")
+    for stops in (["mat", "sat"], ["sat", "mat"], [" mat", "zzz", " on"]):
+        stream = TextStream(byte_level, stops)
+        assert stream.extend(ids)
+        assert (
+            stream.take() == "the cat sat on the mat"[: min("the cat sat on the mat".find(stop) % 99 for stop in stops)]
+        )
 
 
 def test_watching_tells_the_moment(byte_level):

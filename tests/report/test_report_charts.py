@@ -118,6 +118,80 @@ def test_bars_with_their_intervals_and_chance() -> None:
     assert "x: 10 of 10 (95 % interval 72 % to 100 %)" in markup and ">100 %<" in markup
 
 
+def labelled(markup: str, anchor: str) -> dict[str, tuple[float, float]]:
+    """Where the texts with this anchor stand."""
+    texts = [element.attrib | {"is": element.text or ""} for element in ElementTree.fromstring(markup).iter("text")]
+    return {one["is"]: (float(one["x"]), float(one["y"])) for one in texts if one["text-anchor"] == anchor}
+
+
+@pytest.mark.parametrize(
+    ("points", "y_axis", "ticks"),
+    [
+        ([(0, -3.0), (5, 4.0), (10, 1.0)], Axis("nats"), {"-2": -2, "0": 0, "2": 2, "4": 4}),
+        ([(-10, -0.004), (0, -0.001), (20, -0.0025)], Axis("nats"), {"-4×10⁻³": -0.004, "-2×10⁻³": -0.002}),
+        ([(1, 0.2), (2, 30.0), (3, 2.0)], Axis("nats", log=True), {"1": 1, "10": 10}),
+    ],
+)
+def test_points_stand_where_the_ticks_say(
+    points: list[tuple[float, float]], y_axis: Axis, ticks: dict[str, float]
+) -> None:
+    """Up is more, and right is more: positions follow from two ticks of each axis, their rules and their signs."""
+    markup = str(charts.line_chart([Series("a", points, dots=True)], title="t", x=X, y=y_axis))
+    tree = ElementTree.fromstring(markup)
+    grid = [float(rule.attrib["y1"]) for rule in tree.iter("line") if rule.attrib["class"] == "grid"]
+    at = {label: y - 4 for label, (_, y) in labelled(markup, "end").items() if label in ticks}
+    assert at.keys() == ticks.keys() and all(min(abs(y - rule) for rule in grid) < 0.06 for y in at.values())
+    size = math.log10 if y_axis.log else float
+    (low, low_y), (high, high_y) = (
+        (size(ticks[label]), at[label])
+        for label in (min(ticks, key=ticks.__getitem__), max(ticks, key=ticks.__getitem__))
+    )
+    assert high_y < low_y
+    along = {float(label): x for label, (x, _) in labelled(markup, "middle").items()}
+    left, right = min(along), max(along)
+    assert along[left] < along[right]
+    for circle, (x, y) in zip(tree.iter("circle"), sorted(points), strict=True):
+        wanted_x = along[left] + (x - left) / (right - left) * (along[right] - along[left])
+        wanted_y = low_y + (size(y) - low) / (high - low) * (high_y - low_y)
+        assert float(circle.attrib["cx"]) == pytest.approx(wanted_x, abs=0.3)
+        assert float(circle.attrib["cy"]) == pytest.approx(wanted_y, abs=0.3)
+
+
+def test_whiskers_reach_from_the_low_to_the_high_end_of_the_interval() -> None:
+    """3 of 10: Wilson's interval is 10.8 % to 60.3 %; and the bar and the mark of chance by the same scale."""
+    tree = ElementTree.fromstring(str(charts.fraction_bars([line(3)], ["a"], ("x", "y"), title="t")))
+    rules = {kind: [rule.attrib for rule in tree.iter("line") if rule.attrib["class"] == kind] for kind in
+             ("grid", "whisker", "chance")}  # fmt: skip
+    grid = [float(rule["x1"]) for rule in rules["grid"]]
+    zero, one = min(grid), max(grid)
+    assert grid == pytest.approx([zero + tick * (one - zero) for tick in (0, 0.25, 0.5, 0.75, 1)], abs=0.1)
+
+    def fraction(x: str) -> float:
+        return (float(x) - zero) / (one - zero)
+
+    (whisker,), (chance,) = rules["whisker"], rules["chance"]
+    assert fraction(whisker["x1"]) == pytest.approx(0.108, abs=0.002)
+    assert fraction(whisker["x2"]) == pytest.approx(0.603, abs=0.002)
+    assert fraction(chance["x1"]) == fraction(chance["x2"]) == pytest.approx(0.25, abs=0.002)
+    (bar,) = [rect.attrib for rect in tree.iter("rect") if rect.find("title") is not None]
+    assert float(bar["x"]) == pytest.approx(zero, abs=0.1)
+    assert float(bar["width"]) == pytest.approx(0.3 * (one - zero), abs=0.2)
+    assert float(bar["y"]) < float(whisker["y1"]) == float(whisker["y2"]) < float(bar["y"]) + float(bar["height"])
+
+
+def test_ticks_below_zero_and_of_all_sizes() -> None:
+    assert charts.linear_ticks(-7, 3) == pytest.approx([-6, -4, -2, 0, 2])
+    assert charts.tick_labels([-2e6, 0, 2e6]) == ["-2M", "0", "2M"]
+    assert charts.tick_labels([-0.5, -0.25]) == ["-0.50", "-0.25"]
+    assert charts.figure(-3e-6) == "-3×10⁻⁶" and charts.power_label(-1e-6) == "-1×10⁻⁶"
+    for low, high in ((-1.0, 1.0), (-930.0, -12.5), (0.013, 0.0172), (3.0, 8e5)):
+        ticks = charts.linear_ticks(low, high, 5)
+        step = ticks[1] - ticks[0]
+        assert ticks == pytest.approx([ticks[0] + index * step for index in range(len(ticks))])
+        assert 2 <= (high - low) / step <= 5.01 and f"{step:e}"[0] in "125"
+        assert ticks[0] - step < low <= ticks[0] and ticks[-1] <= high < ticks[-1] + step
+
+
 def test_a_chart_is_described_in_words() -> None:
     markup = drawn([(1, 4.0), (2, 9.5), (3, 2.0)])
     assert "a: 4 at 1 to 2 at 3 tokens, lowest 2, highest 9.5" in ElementTree.fromstring(markup).attrib["aria-label"]

@@ -84,6 +84,39 @@ def test_few_conversations_stand_in_shorter_rows():
     assert fit_batch(asked, 10).batch.size == 1
 
 
+def test_the_longest_conversation_fits_its_row_to_the_last_token(tmp_path):
+    """A row of `seq_len` has as many inputs: all tokens of a conversation but the last. One more does not fit."""
+    from penjing.data.chat.render import render
+    from penjing.data.formats import Chat, Message
+    from penjing.data.packing.concat import PackedRows
+    from penjing.data.tokenize_dataset import prepare_chats
+    from penjing.data.tokenizer.train import train_tokenizer
+
+    tokenizer = train_tokenizer(["so it is, and so it was"] * 20, 300)
+    talks = [
+        (Message(role="user", content=f"so {number}"), Message(role="assistant", content="it is" * number))
+        for number in range(1, 8)
+    ]
+    chats = [Chat(messages=messages, tools=(), source="x", line=1) for messages in talks]
+    ids = sorted(render(tokenizer, messages).ids for messages in talks)
+    longest = max(map(len, ids))
+    for seq_len, skipped in ((longest - 1, 0), (longest - 2, 1)):
+        made = prepare_chats(chats, tokenizer, tmp_path / str(seq_len), seq_len=seq_len, val_fraction=0.3, about={})
+        assert (made.skipped, made.shortened) == (skipped, 0)
+        found = []
+        for half in (made.train, made.validation):
+            rows = PackedRows(half, seq_len, end_of_text=tokenizer.end_of_text, seed=0, order="fixed")
+            for row in map(rows.row, range(rows.rows_per_epoch)):
+                for document in range(row.document_T.max() + 1):
+                    of_T = row.document_T == document
+                    found.append([int(row.ids_T[of_T][0]), *row.target_T[of_T].tolist()])
+        assert sorted(found) == [each for each in ids if len(each) <= seq_len + 1]
+    run = resolve_run("sft", parse_overrides(["epochs=10"]))
+    for length in range(490, 520):
+        assert fit_rows(run, 3600, length).data.seq_len >= length - 1
+        assert fit_rows(run, 3600, length).data.seq_len == min(1024, 8 * ((length + 8) // 8))
+
+
 def test_warnings():
     assert data_warnings(50, 32, 32, "rows") == []
     (few,) = data_warnings(49, 4, 32, "rows")
