@@ -12,6 +12,7 @@ from penjing.base.errors import UserError
 from penjing.commands import train as execute
 from penjing.commands.plan_print import print_plan
 from penjing.commands.train import resolve_run, write_samples
+from penjing.infer.requests import NotFiniteError
 from penjing.parallel.single import Single
 from penjing.train.run_dir import RunDir
 
@@ -57,6 +58,16 @@ def test_what_a_model_writes_is_never_markup(monkeypatch):
     written = write_samples(run, None, TOKENIZER, screen)
     assert [sample["text"] for sample in written] == [NASTY, NASTY]
     assert screen.file.getvalue().splitlines() == [f"    Once [/INST]{NASTY}", f"    [/b]{NASTY}"]
+
+
+def test_samples_of_nan_logits_do_not_end_a_training(monkeypatch):
+    def no_numbers(*_, **__):
+        raise NotFiniteError
+
+    monkeypatch.setattr(execute, "generate", no_numbers)
+    screen = console()
+    assert write_samples(run_of("sample.prompts=Once"), None, TOKENIZER, screen) == []
+    assert "NaN" in screen.file.getvalue()
 
 
 def plan_of(run, notes):

@@ -11,6 +11,7 @@ import typer
 
 from penjing.base import config
 from penjing.base.errors import UserError
+from penjing.commands.arguments import say
 
 if TYPE_CHECKING:
     from penjing.report.load_run import ReportData, ReportedRun
@@ -37,7 +38,7 @@ def report(
     penjing report runs/dpo runs/dpo-ipo runs/dpo-lora --out dpo.html
     """
     _, page = write_page(runs, out)
-    print(f"report: {page}")
+    say(f"report: {page}")
 
 
 def write_page(folders: Sequence[Path], out: Path | None = None) -> tuple[ReportData, Path]:

@@ -23,7 +23,7 @@ from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_file, write_json
 from penjing.base.lock import locked
-from penjing.base.markup import escape_markup, silent_console
+from penjing.base.markup import escape_markup, printable, silent_console
 from penjing.base.registry import look_up
 from penjing.checkpoint.manifest import folder_name, steps
 from penjing.commands.plan_print import print_plan
@@ -33,6 +33,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.eval.regression_questions import RegressionQuestions
 from penjing.export.adapter import save_run_adapter
 from penjing.infer.generate import generate
+from penjing.infer.requests import NotFiniteError
 from penjing.infer.sample import Sampling
 from penjing.kernels.cpu import spinning
 from penjing.kernels.memory_errors import is_out_of_memory
@@ -204,16 +205,20 @@ def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: C
     else:
         prompt_ids = [[tokenizer.begin, *tokenizer.encode(prompt)] for prompt in prompts]
     stop = tokenizer.stop
-    texts = generate(
-        model, prompt_ids, max_new_tokens=run.sample.max_new_tokens, stop=stop, sampling=SAMPLE_STYLE, seed=run.seed
-    )
+    try:
+        texts = generate(
+            model, prompt_ids, max_new_tokens=run.sample.max_new_tokens, stop=stop, sampling=SAMPLE_STYLE, seed=run.seed
+        )
+    except NotFiniteError as error:  # training decides what becomes of it
+        console.print(Text(f"    no samples: {error.line()}", style="yellow"))
+        return []
     samples = []
     for prompt, ids in zip(prompts, texts, strict=True):
         text = tokenizer.decode(ids)
         language = "zh" if any("\u4e00" <= character <= "\u9fff" for character in prompt) else "en"
         samples.append({"prompt": prompt, "text": text, "language": language})
         shown = " ".join((prompt + (" -> " if run.data.format != "documents" else "") + text).split())
-        console.print(Text(f"    {shown[:160]}", style="dim"))  # not markup: the model's text may contain any
+        console.print(Text(f"    {printable(shown)[:160]}", style="dim"))  # no markup
     return samples
 
 

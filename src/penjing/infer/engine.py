@@ -33,13 +33,13 @@ from penjing.infer.requests import (
     Event,
     FinishReason,
     InjectedTokens,
+    NotFiniteError,
     Request,
     Token,
     Turn,
     accept_token,
     allowed_tokens,
     check_request,
-    not_finite,
 )
 from penjing.infer.sampler import Sampler, SamplerOutput, score
 from penjing.infer.scheduler import Pass, Scheduler
@@ -292,7 +292,7 @@ class Engine:
             if isinstance(tokens, Exception):
                 self._end_with_error(answer, tokens)
             elif not all(math.isfinite(token.logp) for token in tokens):
-                self._end_with_error(answer, not_finite())
+                self._end_with_error(answer, NotFiniteError())
             else:
                 job.prompt_logprobs += tokens
 
@@ -325,7 +325,7 @@ class Engine:
         is_full_R = slots.num_generated_S[slot_R] >= slots.max_new_tokens_S[slot_R]
         is_finite_R = np.isfinite(output.logp_R) & np.isfinite(output.sampling_logp_R)
         for row in np.flatnonzero(~is_finite_R).tolist():
-            self._end_with_error(answers[row], not_finite())
+            self._end_with_error(answers[row], NotFiniteError())
         stopped = []
         tokens = map(Token, id_R.tolist(), output.logp_R.tolist(), output.sampling_logp_R.tolist(), output.top_logprobs)
         for answer, token, has_stopped, is_full in zip(

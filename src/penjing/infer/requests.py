@@ -121,13 +121,15 @@ class Completion:
     notes: tuple[Any, ...] = ()
 
 
-def not_finite() -> UserError:
-    """The error of a request whose logits are NaN or infinite."""
-    return UserError(
-        "the logits are NaN or infinite",
-        where="the model",
-        next_step="Take another checkpoint if its weights are damaged, or a wider dtype, such as float32.",
-    )
+class NotFiniteError(UserError):
+    """A request's logits are NaN or infinite."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the logits are NaN or infinite",
+            where="the model",
+            next_step="Take another checkpoint if its weights are damaged, or a wider dtype, such as float32.",
+        )
 
 
 def bits(mask: NDArray[Any] | bytes, size: int) -> NDArray[np.bool_]:
