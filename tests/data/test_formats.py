@@ -810,6 +810,8 @@ def test_code_in_text_files_keeps_its_indents(tmp_path: Path) -> None:
     assert texts(write(tmp_path / "a.txt", code)) == [code]
     novel = "    话说天下大势\n    分久必合\n\u3000\u3000合久必分\n    Mary said\n"
     assert texts(write(tmp_path / "b.txt", novel)) == ["话说天下大势\n分久必合\n合久必分\n    Mary said"]
+    prose = "    话说天下大势\n    分久必合\n    Mary said\n"
+    assert texts(write(tmp_path / "c.txt", prose)) == ["话说天下大势\n分久必合\n    Mary said"]
 
 
 def test_names_with_wildcards(tmp_path: Path) -> None:

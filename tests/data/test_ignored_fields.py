@@ -232,3 +232,9 @@ def test_errors_of_data_that_no_fraction_allows(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "b.jsonl", *[turns(("user", "a"), ("assistant", " "))] * 3)
     with raises_user_error(what="an answer is empty: 3"):
         list(read_chats([path], bad_records=BadRecords()))
+
+
+@pytest.mark.parametrize("name", ["weight_at", "num_weight", "loss_tokens", "mask_tokens", "train_at", "reject_count"])
+def test_a_name_that_speaks_of_weights_is_not_harmless(name):
+    assert not HARMLESS_FIELD.fullmatch(name)
+    assert HARMLESS_FIELD.fullmatch("created_at") and HARMLESS_FIELD.fullmatch("num_tokens")

@@ -67,7 +67,7 @@ class _DocumentLines:
         self.start, self.lines, self.num_characters = start, list[str](), 0
         self.error: UserError | None = None
         self.indented: dict[int, str] = {}  # lines whose indent was dropped, as they were
-        self.is_novel = self.is_code = False
+        self.is_novel, self.num_code_lines = False, 0
 
     def add(self, line: str | UserError) -> None:
         if isinstance(line, UserError):
@@ -78,7 +78,7 @@ class _DocumentLines:
                 self.indented[len(self.lines)], line = line, line[indent.end() :]
                 self.is_novel = self.is_novel or "\u3000" in indent[0]
             else:
-                self.is_code = self.is_code or _CODE.match(line) is not None
+                self.num_code_lines += _CODE.match(line) is not None
         self.lines.append(line)
         self.num_characters += len(line) + 1
 
@@ -86,7 +86,8 @@ class _DocumentLines:
         """(number of the first line, text) without blank lines at both ends, or the error."""
         if self.error is not None:
             return self.start, self.error
-        if self.is_code and not self.is_novel:  # indents of Chinese lines in it are no novel's
+        # Among lines of code, the indents of Chinese lines are no novel's.
+        if self.num_code_lines >= max(1, len(self.indented)) and not self.is_novel:
             for number, line in self.indented.items():
                 self.lines[number] = line
         blank = 0

@@ -20,13 +20,15 @@ SWITCH_FIELDS = ("weight", "train", "loss", "loss_mask")  # of a message: whethe
 QUESTION_PARTS = ("context", "choices", "options", "passage", "documents", "input")  # what a question may refer to
 LABEL_FIELDS = ("label", "kto_tag")  # the latter is LLaMA-Factory's
 MEDIA_FIELDS = ("images", "image", "videos", "video", "audios", "audio")  # of multimodal records, which are refused
-# Fields that say where a record comes from or what it is about: nothing is lost if they are not learned.
+# Fields that say where a record comes from or what it is about: nothing is lost if they are not learned. A name that
+# speaks of weights is none of them, whatever its ending.
 HARMLESS_FIELD = re.compile(
+    r"(?!.*(?:weight|mask|loss|train|reject|reward))(?:"
     r"(?:.*[_-])?(?:u?u?id|ids|idx|index|hash|sha256|md5|scores?|ratings?|model|date|time|timestamp|url|urls|source|lang)"
     r"|(?:num|n|len)_.*|.*_(?:at|count|length|tokens)|__.*|unnamed: \d+|"
     r"|src|origin|link|dataset(?:_name)?|subset|split|licen[cs]e|author|title|created|updated|version|generator|language"
     r"|locale|country|categor(?:y|ies)|class|task(?:_type|_name)?|type|kind|topics?|tags?|domain|difficulty|level|quality"
-    r"|length|tokens|meta(?:data)?|info|comments?|object",
+    r"|length|tokens|meta(?:data)?|info|comments?|object)",
     re.IGNORECASE,
 )
 # Marks of templates: as text in a message or a document they are spelled out, and are no control tokens.
