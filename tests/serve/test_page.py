@@ -577,13 +577,19 @@ def test_an_input_method_keeps_its_enter(opened, server):
 # --- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def test_tabs_merge_what_they_write(opened, server):
-    """Also into one conversation, and where a tab did not hear of the other."""
+def two_tabs(opened, server):
+    """Two tabs with one stored conversation, "one"."""
     page = opened()
     send(page, "one")
     page.wait_for_timeout(500)
     other = page.context.new_page()
     other.goto(server.url)
+    return page, other
+
+
+def test_tabs_merge_what_they_write(opened, server):
+    """Also into one conversation, and where a tab did not hear of the other."""
+    page, other = two_tabs(opened, server)
     other.get_by_role("button", name="one", exact=True).click()
     other.evaluate("addEventListener('storage', (event) => event.stopImmediatePropagation(), { capture: true })")
     send(page, "two")
@@ -598,11 +604,7 @@ def test_tabs_merge_what_they_write(opened, server):
 
 
 def test_a_conversation_that_another_tab_deletes_is_gone(opened, server):
-    page = opened()
-    send(page, "one")
-    page.wait_for_timeout(500)
-    other = page.context.new_page()
-    other.goto(server.url)
+    page, other = two_tabs(opened, server)
     other.get_by_role("button", name="Delete “one”").click()
     other.get_by_role("button", name="Cancel").click()
     expect(other.locator(".conversation")).to_have_count(1)  # it asks

@@ -37,7 +37,7 @@ from penjing.train.step_timing import SAVE_SECONDS, WRITE_RATE
 
 START_SECONDS = 20.0  # imports, reading data and the probe, before step 1: an estimate
 COPY_RATE = 4e9  # bytes per second of copying a checkpoint from a GPU into pageable memory: an estimate
-BUSY_FACTOR = 1.2  # slowdown of a measurement by other programs that the user is told of
+BUSY_FACTOR = 1.2  # slowdown of a measurement by other programs from which on a note says so
 DEFAULT_STEPS = 1000  # of a stage without data
 CAPABILITY = {
     "pascal": (6, 0),
