@@ -41,7 +41,7 @@ class Preference(ObjectiveSettings):
     # 3e-4, and all at 1e-3 (docs/methods/dpo.md).
     adapter_rate_factor: ClassVar[float] = 2
     # A rejected answer's weight in kto hardly falls while it becomes less likely; a pair's falls as its margin grows.
-    # At the rate of the pairs kto moves an answer three times as far as at this one, and loses skills.
+    # At the rate of the pairs its squared log-ratio was three times that of this rate (docs/methods/dpo.md).
     loss_rate_factors: ClassVar[Mapping[str, float]] = {"kto": 0.4}
     # dpo: the original. cdpo, robust: some labels are flipped. ipo: a target margin. hinge: no gradient beyond the
     # margin. simpo, orpo: no reference. kto: needs no pairs.
