@@ -1,7 +1,13 @@
 """Answers drawn under a grammar fit their schema, whatever the model would rather say."""
 
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -117,3 +123,50 @@ def test_a_schema_that_is_too_large_is_refused(grammars, schema):
     with pytest.raises(UserError):
         grammars.for_schema(schema)
     assert grammars.for_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("limit", ["SECONDS", "CPU_SECONDS"])
+def test_a_grammar_has_limits_of_time(limit):
+    """Whichever ends first: time of the processor, or, where others use it, of the clock."""
+    script = f"""
+import time
+from penjing.infer import grammar_process
+
+def build(tokenizer, grammar):
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        if {limit!r} == "SECONDS":
+            time.sleep(30)
+
+grammar_process.build = build
+grammar_process.SECONDS = grammar_process.CPU_SECONDS = 50.0
+grammar_process.{limit} = 0.2
+print(grammar_process._problem(None, "{{}}"))
+"""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert "too large" in done.stdout and time.monotonic() - began < 25
+
+
+def test_a_grammar_that_is_tried_does_not_delay_the_end(tokenizer):
+    grammars, refused = JsonGrammars(tokenizer, tokenizer.size), []
+    grammars.for_schema(ANY_OBJECT)
+    child = grammars._process
+    os.kill(child.pid, signal.SIGSTOP)  # it tries for ever
+
+    def ask():
+        try:
+            grammars.for_schema(SCHEMA)
+        except UserError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while not grammars._lock.locked():
+        time.sleep(0.001)
+    closing = threading.Thread(target=grammars.close, daemon=True)
+    closing.start()
+    for thread in (closing, *threads):
+        thread.join(20)
+    assert len(refused) == 2 and child.poll() is not None and grammars._process is None

@@ -10,7 +10,10 @@ import psutil
 import pytest
 
 from penjing.agent_tools.calculator import Calculator
+from penjing.infer.grammar import ANY_OBJECT
+from penjing.serve import generation, guard
 
+JSON = {"Content-Type": "application/json"}
 USER = {"role": "user", "content": "so it is"}
 TYPES = ("object", "array", "string", "integer", "number", "boolean", "null", "nothing")
 TEXTS = ("", "a", "\\ud800", "(a+)+b", "[", "(?=a)", ".{0,9999}", "#", "#/$defs/a", "北京", "a" * 3000)
@@ -114,9 +117,7 @@ def attack(running, seed, requests, seconds):
     try:
         while len(statuses) < requests and time.monotonic() < limit:
             body = chat_body(hostile_fields(draw))
-            reply = running.http.post(
-                "/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
-            )
+            reply = running.http.post("/v1/chat/completions", content=body, headers=JSON)
             statuses.append(reply.status_code)
             assert reply.status_code in (200, 400, 413), (seed, len(statuses), body[:2000], reply.text)
     finally:
@@ -172,10 +173,118 @@ def test_a_list_is_refused_at_its_first_wrong_item(item):
     from penjing.serve.request_body import parse_body
     from penjing.serve.schema import ChatRequest
 
-    body = chat_body({"messages": "[" + ",".join([item] * 100_000) + "]"}).encode()
+    body = chat_body({"messages": "[" + ",".join([item] * 9_000) + "]"}).encode()
     with pytest.raises(ApiError, match=r"messages\[0\]") as refused:
         parse_body(body, ChatRequest)
     assert refused.value.__context__.error_count() < 9
+
+
+LISTS = "[" + ",".join(["[[],[]]"] * 20_000) + "]"
+CALL = '{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":%s}}]}'
+TOOL = '[{"type":"function","function":{"name":"f","parameters":%s}}]'
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": "[" + CALL % f'{{"a":{LISTS}}}' + "]"},
+        {"tools": TOOL % f'{{"a":{LISTS}}}'},
+        {"tools": TOOL % ("{" + ",".join(f'"{i}":1' for i in range(40_000)) + "}")},
+        {"unknown": LISTS},
+    ],
+    ids=["call", "tool", "keys", "unknown"],
+)
+def test_a_body_of_many_values_is_refused_before_it_is_parsed(serving, fields):
+    reply = serving.http.post("/v1/chat/completions", content=chat_body(fields), headers=JSON)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_text_that_looks_like_values_is_text(serving):
+    text = 'so "it, {is} [\\\\' * 20_000
+    reply = serving.chat(messages=[{"role": "user", "content": text}])
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_body_may_be_as_large_as_the_context_needs(start, make_served):
+    """128 prompts of ids that fill the context, and prompts of escapes only; not more."""
+    with start(make_served("chat", context=64), make_served("other", context=512)) as running:
+        post, most = running.http.post, running.app.state.service.models.max_body_bytes
+        ids = {"model": "other", "prompt": [[17] * 511] * 128, "max_tokens": 1}
+        assert post("/v1/completions", json=ids).status_code == 200
+        text = {"model": "other", "prompt": "\u5317" * 511 * 64}
+        assert 7 * len(ids["prompt"]) * 512 < most <= 1 << 20
+        assert len(json.dumps(text)) < most and post("/tokenize", json=text).status_code == 200
+        body = json.dumps({**ids, "prompt": "so"})
+        for spaces, status in ((most - len(body), 200), (most - len(body) + 1, 413)):
+            assert post("/v1/completions", content=body + " " * spaces, headers=JSON).status_code == status
+        arguments = json.dumps('{"a":' + LISTS[:-1] + "]}")
+        with start(make_served("chat", context=4096)) as long:
+            fields = {"messages": f"[{json.dumps(USER)},{CALL % arguments},{json.dumps(USER)}]"}
+            reply = long.http.post("/v1/chat/completions", content=chat_body(fields), headers=JSON)
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages[1].tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "is_returned"),
+    [
+        ("/api/tools/call", {"name": "calculator", "arguments": {"expression": "1" * 300_000}}, True),
+        ("/v1/chat/completions", {"model": "chat", "messages": [{"role": "user", "content": "a" * 300_000}]}, True),
+        (
+            "/v1/chat/completions",
+            {"model": "chat", "messages": [USER], "response_format": {"type": "json_object"}},
+            True,
+        ),
+        ("/v1/chat/completions", {"model": "chat", "messages": [USER]}, False),
+        ("/api/tools/call", {"name": "calculator", "arguments": {"expression": "1"}}, False),
+    ],
+    ids=["tool call", "chat", "grammar", "small chat", "small call"],
+)
+def test_large_work_returns_its_memory(start, make_served, monkeypatch, path, fields, is_returned):
+    trimmed = threading.Event()
+    monkeypatch.setattr(guard, "malloc_trim", trimmed.set)
+    monkeypatch.setattr(guard, "TRIM_SECONDS", 0.01)
+    monkeypatch.setattr(generation, "HEAVY_SECONDS", 0.0)
+    with start(make_served("chat"), tools=["calculator"]) as running:
+        running.http.post(path, json={"max_tokens": 2, **fields})
+        assert trimmed.wait(20 if is_returned else 0.3) == is_returned
+
+
+def test_schemas_take_turns(start, make_served, monkeypatch):
+    """One client's schemas are compiled one after another, and 64 of them may wait; others are not delayed."""
+    served = make_served("chat")
+    free, compiling, for_schema = threading.Event(), [], served.grammars.for_schema
+
+    def compiled(schema):
+        if "wait" in schema:
+            compiling.append(schema)
+            assert free.wait(60)
+        return for_schema(ANY_OBJECT)
+
+    monkeypatch.setattr(served.grammars, "for_schema", compiled)
+    with start(served) as running:
+        schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"wait": 1}}}
+        body = {"model": "chat", "messages": [USER], "max_tokens": 2, "response_format": schema}
+        statuses = []
+
+        def ask():
+            reply = httpx.post(
+                f"{running.url}/v1/chat/completions", json=body, headers={"User-Agent": "greedy"}, timeout=90
+            )
+            statuses.append(reply.status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(70)]
+        for thread in threads:
+            thread.start()
+        try:
+            while len(statuses) < 6:
+                time.sleep(0.01)
+            assert set(statuses) == {429} and len(compiling) == 1
+            assert running.chat(response_format={"type": "json_object"}).status_code == 200
+        finally:
+            free.set()
+            for thread in threads:
+                thread.join()
+        assert statuses.count(200) == 64
 
 
 def test_tool_calls_take_turns(start, make_served, monkeypatch):

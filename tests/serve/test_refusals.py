@@ -7,8 +7,6 @@ import time
 import httpx
 import pytest
 
-from penjing.serve import limits
-
 CHAT = {"model": "chat", "messages": [{"role": "user", "content": "so"}], "max_tokens": 2}
 TEXT = {"model": "base", "prompt": "so", "max_tokens": 2}
 JSON = {"Content-Type": "application/json"}
@@ -26,7 +24,7 @@ WRONG = {
     "n": ["0", "-1", "1000000", "1.0", "true", '"1"', "[]"],
     "seed": ["9223372036854775808", "-9223372036854775809", "1.5", '"1"', "true"],
     "logit_bias": ["[]", '{"x": 1}', '{"1": 101}', '{"1": "2"}', '{"999999": 1}', '{"-1": 1}', "true"],
-    "stop": ["1", '[""]', '""', "[1]", "{}", json.dumps(["a"] * 100_000), json.dumps("a" * 1000)],
+    "stop": ["1", '[""]', '""', "[1]", "{}", json.dumps(["a"] * 30_000), json.dumps("a" * 1000)],
     "stream": ["1", '"true"', "[]"],
     "model": ["1", "null", "[]", '""'],
 }
@@ -95,7 +93,7 @@ BODIES = {
     "a number": b"3",
     "invalid UTF-8": b'{"model": "\xff\xfe"}',
     "half a character": b'{"model": "chat", "messages": [{"role": "user", "content": "\\ud800"}]}',
-    "deep": b"[" * 100_000,
+    "deep": b"[" * 60_000,
     "deep inside": b'{"model": "chat", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}",
     "a huge number": b'{"model": "chat", "n": ' + b"9" * 5000 + b"}",
 }
@@ -139,7 +137,7 @@ def test_compressed_bodies_are_refused(serving):
 
 
 def test_a_large_body_is_413_before_it_is_read(serving):
-    big = limits.MAX_BODY_BYTES + 1
+    big = serving.app.state.service.models.max_body_bytes + 1
     refused(serving.http.post("/v1/completions", content=b" " * big, headers=JSON), 413)
     with socket.create_connection(("127.0.0.1", serving.port)) as line:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {10**12}\r\n"
@@ -156,7 +154,7 @@ def test_an_endless_body_is_refused_while_it_is_sent(serving):
 
 
 def test_long_prompts_are_refused(serving):
-    for length in (260, 100_000, 3_000_000):
+    for length in (260, 100_000, 600_000):
         error = refused(serving.chat(messages=[{"role": "user", "content": "12" * (length // 2)}]))
         assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
         refused(serving.http.post("/v1/completions", json={**TEXT, "prompt": "12" * (length // 2)}))

@@ -60,6 +60,7 @@ class JsonGrammars:
             tokenizer.definition, n_vocab=vocab_size, eos_token=sorted(tokenizer.stop)
         )
         self._process: subprocess.Popen[str] | None = None
+        self._is_closed = False
 
     def for_schema(self, schema: Mapping[str, Any]) -> Callable[[], JsonMask]:
         """A factory of masks for JSON that fits the schema, one per answer. Another process has tried the grammar
@@ -78,7 +79,10 @@ class JsonGrammars:
         return lambda: JsonMask(matcher.deep_copy())
 
     def close(self) -> None:
-        """End the other process."""
+        """End the other process, also while it tries a grammar."""
+        self._is_closed = True
+        if self._process is not None:
+            self._process.kill()  # who waits for its answer keeps the lock
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
@@ -88,6 +92,8 @@ class JsonGrammars:
     def _try(self, grammar: str) -> str:
         """What is wrong with a grammar."""
         with self._lock:
+            if self._is_closed:
+                return "the server stops"
             if self._process is None or self._process.poll() is not None:
                 script = [sys.executable, "-I", str(Path(__file__).with_name("grammar_process.py"))]
                 self._process = subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

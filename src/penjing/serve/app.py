@@ -61,7 +61,7 @@ def make_app(
     app = FastAPI(title="penjing", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     handle_errors(app)
     _add_api(app, models, loopback_only)
-    _add_tools(app, toolbox)
+    _add_tools(app, models, toolbox)
     _add_status(app)
     open_paths = _add_page(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
@@ -147,14 +147,15 @@ def _add_api(app: FastAPI, models: Models, loopback_only: bool) -> None:
         return JSONResponse(describe(name))
 
 
-def _add_tools(app: FastAPI, toolbox: Toolbox) -> None:
+def _add_tools(app: FastAPI, models: Models, toolbox: Toolbox) -> None:
     @app.get("/api/tools", responses=_ERRORS)
     async def list_tools() -> JSONResponse:
         return JSONResponse({"tools": [{"type": "function", "function": schema} for schema in toolbox.schemas]})
 
     @app.post("/api/tools/call", **_documented(ToolCallRequest))
     async def call_tool(request: Request) -> JSONResponse:
-        body = parse_body(await read_body(request.headers, request.receive), ToolCallRequest)
+        content = await read_body(request.headers, request.receive, models.max_body_bytes)
+        body = parse_body(content, ToolCallRequest)
         if body.name not in toolbox.tools:
             raise ApiError(404, "name: no such tool is offered", param="name", code="tool_not_found")
         call = ToolCall(name=body.name, arguments=body.arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from penjing.serve.deltas import Delta, TurnDeltas, merged, message_of
 from penjing.serve.errors import ApiError, from_user_error
 from penjing.serve.generation import PendingResponse, Service, Target
 from penjing.serve.hub import Job
+from penjing.serve.limits import MAX_VALUES
+from penjing.serve.request_body import has_more_values
 from penjing.serve.response_fields import finish_reason_of
 from penjing.serve.schema import ChatMessage, ChatRequest
 
@@ -152,6 +155,12 @@ def _check_fields(body: ChatRequest) -> None:
         raise ApiError(400, "continue_ids: not with a required tool call or JSON", param="continue_ids")
 
 
+def _parsed(arguments: str) -> Any:
+    """The JSON of a call; None for what is not JSON, or has too many values: no other thread runs while it is built."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return None if has_more_values(arguments.encode(), MAX_VALUES) else json.loads(arguments)
+
+
 def _message(message: ChatMessage, number: int) -> Message:
     """A message for the chat template. Raises ApiError for a call whose arguments are not a JSON object."""
     content = message.content or message.refusal
@@ -159,10 +168,8 @@ def _message(message: ChatMessage, number: int) -> Message:
     calls = []
     for call in message.tool_calls or ():
         arguments = call.function.arguments
-        try:
-            arguments = arguments if isinstance(arguments, dict) else json.loads((arguments or "").strip() or "{}")
-        except (ValueError, RecursionError):
-            arguments = ""
+        if not isinstance(arguments, dict):
+            arguments = _parsed((arguments or "").strip() or "{}")
         if not isinstance(arguments, dict):
             param = f"messages[{number}].tool_calls"
             raise ApiError(400, f"{param}: arguments are not a JSON object", param=param)

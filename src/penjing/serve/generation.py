@@ -25,6 +25,7 @@ from penjing.serve.schema import SamplingFields
 from penjing.serve.streams import DONE, dumps
 
 INLINE_CHARACTERS = 2000  # longer texts are tokenized in another thread
+HEAVY_SECONDS = 0.1  # a grammar that takes longer to compile has taken megabytes
 CHARACTERS_PER_TOKEN = 64  # an upper bound for real vocabularies
 Result = TypeVar("Result")
 
@@ -112,7 +113,11 @@ class Target:
             raise self.too_long(f"{max(lengths)} characters", param)
         try:
             if has_grammar:
-                return await self.service.grammars.run(self.job.client, function)
+                began = time.perf_counter()
+                try:
+                    return await self.service.grammars.run(self.job.client, function)
+                finally:
+                    self.job.is_heavy = time.perf_counter() - began > HEAVY_SECONDS
             if not self.served.tokenizer.is_ours or sum(lengths) > INLINE_CHARACTERS:
                 return await asyncio.to_thread(function)
             return function()

@@ -57,6 +57,14 @@ class Guard:
             return
         headers = Headers(scope=scope)
 
+        size = 0
+
+        async def receive_counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            return message
+
         async def send_counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self.on_response(scope, message["status"])
@@ -70,10 +78,14 @@ class Guard:
             return
         service: Service = scope["app"].state.service
         service.hub.count_arrival()
-        if scope["method"] == "POST" and scope["path"] in (CHAT, COMPLETIONS, TOKENIZE):
-            await self._generate(service, scope, receive, send_counted)
-        else:
-            await self.app(scope, receive, send_counted)
+        try:
+            if scope["method"] == "POST" and scope["path"] in (CHAT, COMPLETIONS, TOKENIZE):
+                await self._generate(service, scope, receive_counted, send_counted)
+            else:
+                await self.app(scope, receive_counted, send_counted)
+        finally:
+            if size > TRIM_BYTES:
+                self._trim_later()
 
     async def _generate(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a generation request with a place in the queue; see `Admitted`."""
@@ -83,26 +95,29 @@ class Guard:
             await QUEUE_FULL(scope, receive, send)
             return
         try:
-            body = await read_body(headers, receive)
+            body = await read_body(headers, receive, service.models.max_body_bytes)
             job = service.hub.admit(client)
         except ApiError as error:
             await error.response(scope, receive, send)
             return
         except ConnectionError:  # the client has disconnected
             return
-        is_large = len(body) > TRIM_BYTES
         try:
             await service.hub.wait_to_begin()
             scope[ADMITTED] = Admitted(job, body)
             await self.app(scope, receive, send)
         finally:
             service.hub.cancel(job)
-            if is_large and not self._will_trim:
-                self._will_trim = True
-                asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim)
+            if job.is_heavy:
+                self._trim_later()
+
+    def _trim_later(self) -> None:
+        if not self._will_trim:
+            self._will_trim = True
+            asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim)
 
     def _trim(self) -> None:
-        """Return the memory of large bodies to the system: `tune_malloc` keeps it."""
+        """Return the memory of large bodies and grammars to the system: `tune_malloc` keeps it."""
         self._will_trim = False
         asyncio.get_running_loop().run_in_executor(None, malloc_trim)
 

@@ -45,6 +45,7 @@ class Job:
         self.events: defaultdict[int, list[Event]] = defaultdict(list)  # by answer; not yet taken by `Hub.events`
         self.wake = asyncio.Event()
         self.collect_all = False  # wake only when all answers have ended
+        self.is_heavy = False  # it took memory that malloc may keep
         self.is_late = False  # REQUEST_SECONDS have passed
         self.first_token_at = 0.0  # `time.perf_counter` of the first event
 

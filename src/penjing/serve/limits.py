@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 MAX_BODY_BYTES = 4 << 20
+BODY_BYTES = 512 << 10  # of any request: tools, a schema
+BODY_BYTES_PER_TOKEN = 1024  # of the longest context: 128 prompts of ids, or one of \u escapes
+MAX_VALUES = 65_536  # strings, lists, objects and commas of a body: to build so many takes up to 30 ms
+MAX_PROMPT_VALUES = 524_288  # of a body with prompts of ids
 MAX_HEADER_BYTES = 64 << 10
 MAX_ANSWERS = 128  # of one request: prompts x n
 MAX_N = 16
@@ -16,7 +20,7 @@ MAX_WAITING = 256  # waiting answers of all models and clients; one client may h
 # At once; running and waiting, of all clients; of one client, which has one running.
 TOOL_PLACES = 4, 32, 8
 GRAMMAR_PLACES = 2, 128, 64
-TRIM_BYTES = 256 << 10  # memory of bodies above this is returned
+TRIM_BYTES = 256 << 10  # memory of bodies above this is returned, as of large grammars
 TRIM_SECONDS = 1.0  # after such a request
 RETRY_SECONDS = 1  # Retry-After for a rejected client
 READ_SECONDS = 10.0  # for a request to arrive: its headers, and then its body

@@ -10,6 +10,7 @@ from penjing.data.tokenizer.tokenizer import THINK, Tokenizer
 from penjing.infer.engine import Engine
 from penjing.infer.grammar import JsonGrammars
 from penjing.serve.errors import ApiError
+from penjing.serve.limits import BODY_BYTES, BODY_BYTES_PER_TOKEN, MAX_BODY_BYTES
 from penjing.train.load_model import LoadedModel
 
 
@@ -70,6 +71,8 @@ class Models:
 
     def __init__(self, served: Sequence[ServedModel]) -> None:
         self.served = {model.name: model for model in served}
+        context = max((model.context for model in served), default=0)
+        self.max_body_bytes = min(MAX_BODY_BYTES, BODY_BYTES + BODY_BYTES_PER_TOKEN * context)
         self._by_name: dict[str, tuple[ServedModel, str | None]] = {}
         for model in served:
             self._by_name[model.name] = (model, "" if model.adapters else None)
