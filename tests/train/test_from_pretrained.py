@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
 from penjing.checkpoint.tensors import write_tensors
+from penjing.cli import app
 from penjing.commands.chat import chat
 from penjing.commands.evaluate import evaluate
 from penjing.commands.train import execute, resolve_run
@@ -25,6 +27,7 @@ from penjing.data.tokenizer.train import train_tokenizer
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
 from penjing.infer.conversation import GenerationOptions
+from penjing.kernels.cpu import spinning
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 from penjing.train.average import average_models
@@ -255,6 +258,16 @@ def test_the_average_of_a_runs_checkpoints_and_of_models(stock, toy, tmp_path):
     assert torch.equal(mixed, expected.float())
     begun = resolve_run("sft", parse_overrides([f"init_from={tmp_path / 'mean'}", *SMALL]))
     assert torch.equal(load_start(begun).embed.weight, mean.model.embed.weight)
+
+
+@pytest.mark.parametrize("words", ["export hf {0} {1}", "export gguf {0} {1}.gguf", "average {0} {0} --out {1}"])
+def test_commands_that_compute_have_the_spinning_of_their_threads_controlled(words, stock, tmp_path, monkeypatch):
+    asked: list[int] = []
+    monkeypatch.setattr(spinning, "control", asked.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    done = CliRunner().invoke(app, [word.format(stock[1], tmp_path / "out") for word in words.split()])
+    assert done.exit_code == 0, done.output
+    assert set(asked) == {7}
 
 
 def test_what_cannot_be_averaged(stock, base_model, tmp_path):

@@ -119,6 +119,7 @@ def load_trained(
     MiniMind's weights, settings that they do not determine, and the folder of their tokenizer.
     Raises UserError if there is no model, or it does not fit its settings.
     """
+    spinning.control(torch.get_num_threads())  # who loads a model computes, and not every command sets the threads
     chosen, external = _find(path, hints)
     if external is not None:
         return _load_external(external, tokenizer_folder)
