@@ -24,7 +24,7 @@ from penjing.serve.request_body import has_more_values
 from penjing.serve.response_fields import finish_reason_of
 from penjing.serve.schema import ChatMessage, ChatRequest
 
-ROLES = {"developer": "system"}  # as OpenAI calls it since 2024
+ROLES = {"developer": "system", "function": "tool"}  # OpenAI's name since 2024, and until 2023
 
 
 @dataclass(frozen=True)
