@@ -101,6 +101,16 @@ def test_figures_are_those_on_record(name):
         assert f"{record['real_text']['wall_seconds']:.0f} s" in text
 
 
+@pytest.mark.parametrize("name", READMES)
+def test_each_processor_has_the_figures_of_its_run(name):
+    text = text_of(name)
+    (record,) = re.findall(r"results/quickstart_by_processor_[-\d]+\.json", text)
+    for run in json.loads((ROOT / record).read_text(encoding="utf-8"))["runs"]:
+        minutes, seconds = divmod(run["wall_seconds"], 60)
+        figures = rf"{run['sft_steps']:,} \| {run['right_percent_of_640']} %"
+        assert re.search(rf"{minutes} (min|分) {seconds} (s|秒) \| {figures}", text)
+
+
 def test_kinds_of_question_stand_where_the_record_has_them():
     """Above, like or below guessing, by the 95 % interval of both languages together."""
     kinds = {}

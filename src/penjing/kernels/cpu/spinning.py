@@ -3,7 +3,7 @@
 At the end of a parallel region each thread spins until the last one arrives. On free cores nothing is faster: without
 spinning, a small model trained at 0.64 of its speed. On busy cores the spinning threads use the time slices that the
 last one needs: beside three busy loops on two cores the same training ran at 0.07 of its speed, with short spinning at
-0.24 to 0.30, of at most 0.4. libgomp spins shortly while it manages more threads than the process has CPUs. So this
+0.24 to 0.33, of at most 0.4. libgomp spins shortly while it manages more threads than the process has CPUs. So this
 module holds a second team of sleeping threads while the cores are busy. The number of threads that compute stays the
 same, and so do all results.
 """
