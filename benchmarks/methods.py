@@ -266,11 +266,12 @@ def summary(figures: dict[str, Any]) -> str:
 def about(asked: argparse.Namespace) -> dict[str, Any]:
     import torch
 
+    from penjing import devices
     from penjing.bench.record import environment
-    from penjing.plan import hardware
 
     device = torch.device("cpu")
-    found = environment(device, hardware.compute_dtype("auto", device), threads=asked.threads or os.cpu_count())
+    dtype = devices.of(device).compute_dtype("auto", device)
+    found = environment(device, dtype, threads=asked.threads or os.cpu_count())
     return {**found, "seconds_are_comparable": not asked.shared}
 
 

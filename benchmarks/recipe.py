@@ -198,7 +198,7 @@ def main() -> None:
     asked = parse()
     import torch
 
-    from penjing.plan import hardware
+    from penjing import devices
 
     with tempfile.TemporaryDirectory() as place:
         work = Path(place)
@@ -212,7 +212,7 @@ def main() -> None:
             key: value.name if isinstance(value, Path) else value for key, value in vars(asked).items() if key != "out"
         }
         cpu = torch.device("cpu")
-        about = environment(cpu, hardware.compute_dtype("auto", cpu))
+        about = environment(cpu, devices.of(cpu).compute_dtype("auto", cpu))
         write_json(asked.out, {**about, "settings": settings, "goal": 0.7, "pairs": found})
 
 

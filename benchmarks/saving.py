@@ -150,8 +150,8 @@ def main() -> None:
         signal.signal(getattr(signal, name), signal.default_int_handler)
     import torch
 
+    from penjing import devices
     from penjing.data import synthetic as toyworld
-    from penjing.plan import hardware
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as folder:
@@ -161,7 +161,7 @@ def main() -> None:
         )
         data = work / "data" / "pretrain.jsonl"
         record = {
-            **environment(device, hardware.compute_dtype("auto", device)),
+            **environment(device, devices.of(device).compute_dtype("auto", device)),
             "quick": asked.quick,
             "model": asked.model,
             "tokens_per_step": asked.rows * 256,

@@ -91,6 +91,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
+    from penjing import devices
     from penjing.kernels.varlen_attention import supports_varlen
     from penjing.plan import hardware
     from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
@@ -116,7 +117,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
         "mean_keys": keys,
         "first_step_seconds": first,
         "compile_seconds": compiled_seconds() if case.compile != "off" else 0.0,
-        "peak_memory_bytes": hardware.peak_memory_bytes(ready.device),
+        "peak_memory_bytes": devices.of(ready.device).peak_memory_bytes(ready.device),
         "summed_loss": float(ready.total),
         "dtype": str(ready.dtype).removeprefix("torch."),
         "variable_length_kernel": supports_varlen(ready.device, ready.dtype, ready.config.head_dim),

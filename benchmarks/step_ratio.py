@@ -67,7 +67,7 @@ def cases(asked: argparse.Namespace) -> list[Case]:
 
 def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     """In this process: build, take the steps, say what they took."""
-    from penjing.plan import hardware
+    from penjing import devices
     from penjing.plan.flops import parameters
     from penjing.train.load_model import set_threads
 
@@ -77,7 +77,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     return {
         **environment(ready.device, ready.dtype),
         "step_seconds": seconds,
-        "peak_bytes": hardware.peak_memory_bytes(ready.device),
+        "peak_bytes": devices.of(ready.device).peak_memory_bytes(ready.device),
         "parameters": sum(parameter.numel() for parameter in ready.model.parameters()),
         "active": parameters(ready.config).active,
         "trainable": sum(parameter.numel() for parameter in ready.model.parameters() if parameter.requires_grad),

@@ -72,6 +72,7 @@ def prepare(case: Case) -> Ready:
 
     from penjing.base import config as settings
     from penjing.bench.full_rows import full_rows
+    from penjing.devices.choose import local_device
     from penjing.model.config import ModelConfig
     from penjing.model.init import initialise
     from penjing.model.lora import Lora, add_adapter
@@ -80,7 +81,6 @@ def prepare(case: Case) -> Ready:
     from penjing.optim.adamw import AdamW
     from penjing.optim.muon import Muon
     from penjing.optim.router_bias_update import RouterBalance
-    from penjing.parallel.base import local_device
     from penjing.parallel.single import Single
     from penjing.train.compile_policy import compile_model, compile_optimizers
     from penjing.train.config import ComputeSettings

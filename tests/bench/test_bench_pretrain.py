@@ -18,6 +18,7 @@ from penjing.bench.record import write
 from penjing.bench.trial_process import run_trial
 from penjing.bench.verdict import verdict
 from penjing.commands.bench import bench
+from penjing.devices.cpu import Cpu
 from penjing.train.config import Run
 
 PRETRAIN = Pretrain()
@@ -269,7 +270,7 @@ def test_real_contestants_learn_from_the_same(toy, quiet, tiny_quick, monkeypatc
 @pytest.mark.parametrize("fast", [True, False])
 def test_what_auto_means_is_found_once_and_handed_to_every_trial(toy, quiet, tiny_quick, monkeypatch, fast):
     """A trial that asks again may get another answer, and then medians are of two dtypes."""
-    monkeypatch.setattr("penjing.plan.hardware.has_fast_bfloat16", lambda device: fast)
+    monkeypatch.setattr(Cpu, "has_fast_bfloat16", lambda self, device, capability=None: fast)
     seen = []
 
     def see(module, spec, folder):

@@ -15,7 +15,7 @@ import penjing
 ROOT = Path(penjing.__file__).parent
 FLOORS = {
     0: "base",
-    1: "data kernels",
+    1: "data kernels devices",
     2: "agent_tools model loader",
     3: "plan objective optim parallel track checkpoint convert",
     4: "infer",  # a stage may let the model that it trains answer

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as functional
 from small_models import sizes
 
+from penjing import devices
 from penjing.loader.to_device import cu_seqlens
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
 from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
-from penjing.train.compile_policy import compile_model, missing_compiler
+from penjing.train.compile_policy import compile_model
 
 CPU = torch.device("cpu")
 LENGTHS = (70, 58, 100, 28)  # of the documents, targets included: two rows of 128
@@ -121,7 +122,7 @@ def test_it_is_the_loss_of_the_plain_way_on_a_gpu(name, reference):
 
 
 def check(way, reference, device):
-    if way.compiled and missing_compiler(device):
+    if way.compiled and devices.of(device).missing_compiler():
         pytest.skip("no compiler")
     model = a_model(way.dtype).to(device)
     if way.compiled:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from small_models import sizes, small_model
 
+from penjing import devices
 from penjing.checkpoint.load import newest
 from penjing.checkpoint.save import save
 from penjing.kernels import orthogonalize
@@ -17,7 +18,7 @@ from penjing.optim.adamw import AdamW
 from penjing.optim.adamw_low_precision import LowPrecisionAdamW
 from penjing.optim.low_precision_state import BLOCK, QuantCodebook, stochastic_round
 from penjing.optim.muon import Muon
-from penjing.train.compile_policy import compile_optimizers, missing_compiler
+from penjing.train.compile_policy import compile_optimizers
 from penjing.train.nonfinite_guard import takes_flag
 
 CPU = torch.device("cpu")
@@ -331,7 +332,7 @@ def test_the_curve_of_losses_stays_by_float32_s(settings):
 # --- compiled --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(bool(missing_compiler(CPU)), reason="nothing to compile with")
+@pytest.mark.skipif(bool(devices.of(CPU).missing_compiler()), reason="nothing to compile with")
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_the_compiled_orthogonalisation_gives_the_eager_numbers(dtype):
     torch._dynamo.reset()

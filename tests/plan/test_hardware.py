@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 
@@ -66,16 +65,11 @@ def test_the_peak_of_a_gpu_is_that_of_the_units_in_use(dtype, in_tf32, tflops, m
     assert found == (None if tflops is None else pytest.approx(tflops * 1e12))
 
 
-def test_the_helpers_work_on_a_cpu():
-    assert hardware.compute_dtype("float32", CPU) == torch.float32
-    assert hardware.compute_dtype("bfloat16", CPU) == torch.bfloat16
-    assert hardware.compute_dtype("auto", CPU) in (torch.float32, torch.bfloat16)
-    assert hardware.has_fast_bfloat16(torch.device("meta")) is False
+def test_the_peak_of_a_cpu_is_measured_and_that_of_an_unknown_device_is_not_known():
     peak = hardware.peak(CPU, torch.float32)
     assert peak.flops_per_second > 1e8
     assert peak.source == "measured matmul"
     assert hardware.peak(torch.device("meta"), torch.float32).flops_per_second is None
-    assert 1 <= hardware.physical_cores() <= os.cpu_count()
 
 
 def test_waiting_for_a_core_is_no_part_of_a_matmuls_time(monkeypatch):
@@ -101,14 +95,6 @@ def test_every_thread_in_use_counts(monkeypatch):
         torch.set_num_threads(before)
 
 
-def test_peak_memory_is_in_bytes_and_grows():
-    before = hardware.peak_memory_bytes(CPU)
-    assert before > 50 * 2**20, "Python and torch alone hold more"
-    held = bytearray(before + 64 * 2**20 - before)
-    del held
-    assert hardware.peak_memory_bytes(CPU) >= before
-
-
 def test_the_machine_described():
     facts = hardware.describe(CPU, torch.bfloat16)
     assert facts["device"] == "cpu"
@@ -116,27 +102,3 @@ def test_the_machine_described():
     assert facts["cpu"]
     assert facts["threads"] == torch.get_num_threads()
     assert facts["memory_bytes"] > 2**30
-
-
-def test_limits_of_control_groups_count(tmp_path):
-    """Version 2, version 1, and the groups above; `max` and a path outside the container's mount are no limits."""
-    (tmp_path / "proc/self").mkdir(parents=True)
-    files = {
-        "sys/fs/cgroup/user/run/memory.max": "max",
-        "sys/fs/cgroup/user/memory.max": "4096",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "8192",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    groups = tmp_path / "proc/self/cgroup"
-    groups.write_text("0::/user/run\n")
-    assert hardware.cgroup_limits(tmp_path) == [4096]
-    groups.write_text("9:cpu,cpuacct:/other\n4:memory:/docker/4f2a\n")
-    assert hardware.cgroup_limits(tmp_path) == [8192]
-
-
-def test_the_memory_of_this_machine_is_the_least_limit(monkeypatch):
-    total = hardware.memory_bytes()
-    monkeypatch.setattr(hardware, "cgroup_limits", lambda: [total // 2, 1 << 62])
-    assert hardware.memory_bytes() == total // 2

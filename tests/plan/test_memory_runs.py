@@ -9,6 +9,7 @@ import pytest
 import torch
 from user_errors import raises_user_error
 
+from penjing import devices
 from penjing.base.config import Layer
 from penjing.commands.train import resolve_run
 from penjing.loader.batch import Batch
@@ -17,7 +18,6 @@ from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
 from penjing.parallel.single import Single
-from penjing.plan.hardware import compute_dtype
 from penjing.plan.memory import Target, Tracer, plan_from
 from penjing.track.base import Trackers
 from penjing.train.config import Run
@@ -140,7 +140,7 @@ def test_a_card_without_bfloat16_is_traced_in_what_it_computes_in(preset: str, m
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: card.capability)
     auto, half = run_of("pretrain", model=model), run_of("pretrain", model=model, compute={"dtype": "float16"})
     planned = Precision.resolve(auto.compute, torch.device("cuda"), capability=card.capability)
-    assert planned.dtype == compute_dtype("auto", torch.device("cuda")) == torch.float16
+    assert planned.dtype == devices.of("cuda").compute_dtype("auto", torch.device("cuda")) == torch.float16
     plan = predict_memory(auto, card)
     assert plan == predict_memory(half, card)
     assert "master weights" in plan.waterfall

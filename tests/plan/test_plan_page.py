@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import warnings
 import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -29,9 +28,10 @@ from penjing.commands.plan_forecast import family
 from penjing.commands.plan_print import print_page, verdict_of
 from penjing.commands.plan_run import PlanOptions
 from penjing.commands.train import execute, resolve_run
+from penjing.devices.choose import local_device
+from penjing.devices.cpu import Cpu
 from penjing.kernels.triton import ops as gpu
 from penjing.model.config import ModelConfig
-from penjing.parallel.base import local_device
 from penjing.plan import profile
 from penjing.plan.device_model import machine_from_spec
 from penjing.plan.flops import parameters
@@ -264,17 +264,6 @@ def test_a_plan_is_for_the_device_that_trains_or_says_that_it_is_not(monkeypatch
         PlanOptions(), resolve_run("pretrain", settings(f"compute.device={setting}"))
     )
     assert machine.kind == "cpu" and set(notes) <= set(lines)
-
-
-def test_an_accelerator_that_is_not_used_is_named(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
-    with pytest.warns(UserWarning, match="xpu is not used"):
-        assert local_device("auto").type == "cpu"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert local_device("cpu").type == "cpu", "chosen by the user"
 
 
 @pytest.mark.parametrize(("waited", "said"), [(0.0, False), (0.05, False), (3.0, True)])
@@ -563,7 +552,7 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch,
     timed = step_timing._time_small_passes
     monkeypatch.setattr(step_timing, "_time_small_passes", lambda *given: sizes.append(1) or timed(*given))
     if few_rows:
-        monkeypatch.setattr(step_timing, "EAGER_SHARE", {"cpu": 1e-9})
+        monkeypatch.setattr(Cpu, "eager_share", 1e-9)
         monkeypatch.setattr(step_timing, "MIN_RATIO", 2)
     probed = states("probed")
     assert len(sizes) == few_rows

@@ -6,8 +6,10 @@ import pytest
 import torch
 from user_errors import raises_user_error
 
+from penjing import devices
 from penjing.base import config
 from penjing.base.errors import UserError
+from penjing.devices.cpu import Cpu
 from penjing.infer.generate import generate, sample_batch
 from penjing.infer.requests import Request
 from penjing.infer.sample import Sampling
@@ -16,7 +18,7 @@ from penjing.model.init import initialise
 from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 from penjing.train import compile_policy as compiling
-from penjing.train.compile_policy import compile_model, decide, missing_compiler
+from penjing.train.compile_policy import compile_model, decide
 from penjing.train.config import Run
 
 CPU = torch.device("cpu")
@@ -41,9 +43,9 @@ def choice(setting, device, seconds, *, bfloat16=False, **more):
 
 
 def test_only_long_runs_are_compiled(monkeypatch):
-    monkeypatch.setattr(compiling, "missing_compiler", lambda device: "")
+    monkeypatch.setattr(Cpu, "missing_compiler", lambda self: "")
     monkeypatch.setattr(compiling.library, "unavailable_reason", lambda: "no kernels")
-    border = compiling.MIN_PAYOFF * compiling.COST_SECONDS["cpu"] / (1 - 1 / compiling.GAIN["cpu"])
+    border = compiling.MIN_PAYOFF * Cpu.compile_seconds / (1 - 1 / Cpu.compile_gain)
     assert choice("auto", CPU, border * 0.99).how == "off"
     assert choice("auto", CPU, border * 1.01).how == "blocks"
     assert choice("off", CPU, 1e9).how == "off"
@@ -67,7 +69,7 @@ def test_only_long_runs_are_compiled(monkeypatch):
     ],
 )
 def test_passes_that_are_no_static_graph_are_not_compiled(monkeypatch, more, reason):
-    monkeypatch.setattr(compiling, "missing_compiler", lambda device: "")
+    monkeypatch.setattr(Cpu, "missing_compiler", lambda self: "")
     decision = choice("auto", torch.device("cuda"), 1e9, **more)
     assert decision.how == ("off" if reason else "blocks") and reason in decision.why
     if reason:
@@ -78,8 +80,8 @@ def test_passes_that_are_no_static_graph_are_not_compiled(monkeypatch, more, rea
 
 def test_without_a_compiler_it_is_off_and_said(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
-    assert "no C++ compiler" in missing_compiler(CPU)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert "no C++ compiler" in devices.of(CPU).missing_compiler()
     decision = choice("auto", CPU, 1e9)
     assert decision.how == "off"
     assert "no C++ compiler" in decision.why
@@ -88,13 +90,13 @@ def test_without_a_compiler_it_is_off_and_said(monkeypatch):
 
 
 def test_graphs_need_cuda(monkeypatch):
-    monkeypatch.setattr(compiling, "missing_compiler", lambda device: "")
+    monkeypatch.setattr(Cpu, "missing_compiler", lambda self: "")
     with raises_user_error(where="compute.compile", got="cpu", wanted="blocks or whole"):
         choice("graphs", CPU, 1e9)
 
 
 def test_mixtures_are_compiled_where_all_experts_go_through_one_product(monkeypatch):
-    monkeypatch.setattr(compiling, "missing_compiler", lambda device: "")
+    monkeypatch.setattr(Cpu, "missing_compiler", lambda self: "")
     cuda = torch.device("cuda")
     mixture = {
         "model": {
@@ -113,10 +115,10 @@ def test_mixtures_are_compiled_where_all_experts_go_through_one_product(monkeypa
 @pytest.mark.slow
 def test_from_a_folder_with_a_space_nothing_is_compiled(monkeypatch):
     monkeypatch.setattr(torch, "__file__", "/home/my trees/torch/__init__.py")
-    assert "/home/my trees/torch" in missing_compiler(CPU)
+    assert "/home/my trees/torch" in devices.of(CPU).missing_compiler()
 
 
-@pytest.mark.skipif(bool(missing_compiler(CPU)), reason="no compiler")
+@pytest.mark.skipif(bool(devices.of(CPU).missing_compiler()), reason="no compiler")
 def test_compiled_blocks_compute_the_same_and_are_compiled_once(monkeypatch, tmp_path):
     monkeypatch.setitem(os.environ, "TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     plain, compiled = small(), small()
@@ -140,7 +142,7 @@ def test_compiled_blocks_compute_the_same_and_are_compiled_once(monkeypatch, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(missing_compiler(CPU)), reason="no compiler")
+@pytest.mark.skipif(bool(devices.of(CPU).missing_compiler()), reason="no compiler")
 def test_what_is_written_while_a_model_learns_is_not_compiled(monkeypatch, tmp_path):
     """Every token would be another shape, and dynamo gives up after eight of them."""
     monkeypatch.setitem(os.environ, "TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -8,10 +8,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from penjing import devices
 from penjing.base.config import parse_overrides, read_toml
 from penjing.base.errors import UserError
 from penjing.commands.train import execute, resolve_run
-from penjing.plan import fast_bfloat16, hardware
+from penjing.devices import fast_bfloat16
+from penjing.devices.cpu import Cpu
 from penjing.train.config import ComputeSettings
 from penjing.train.precision import Precision
 
@@ -49,33 +51,33 @@ def machine(monkeypatch, tmp_path):
 def test_what_the_processor_has_decides_without_a_clock(units, fast, machine):
     machine(units)  # a measurement would raise StopIteration
     wanted = torch.bfloat16 if fast else torch.float32
-    assert hardware.compute_dtype("auto", CPU) == wanted
+    assert devices.of(CPU).compute_dtype("auto", CPU) == wanted
 
 
 def test_units_that_the_library_does_not_use_count_for_nothing(machine, monkeypatch):
     machine({"avx512_bf16"}, library=False)
-    assert hardware.compute_dtype("auto", CPU) == torch.float32
+    assert devices.of(CPU).compute_dtype("auto", CPU) == torch.float32
     machine({"avx512_bf16"})
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
-    assert hardware.compute_dtype("auto", CPU) == torch.float32
+    assert devices.of(CPU).compute_dtype("auto", CPU) == torch.float32
 
 
 @pytest.mark.parametrize("unit", ["bf16", "avx512_bf16"])
 def test_where_it_is_measured_the_first_answer_stays(machine, tmp_path, unit):
     machine({unit}, [3.0])
-    assert hardware.compute_dtype("auto", CPU) == torch.bfloat16
+    assert devices.of(CPU).compute_dtype("auto", CPU) == torch.bfloat16
     saved = json.loads((tmp_path / "home" / fast_bfloat16.RATIOS_FILE).read_text())
     assert list(saved.values()) == [3.0]
     machine({unit}, [0.3])  # a new process, in which a measurement would say otherwise
-    assert hardware.compute_dtype("auto", CPU) == torch.bfloat16
+    assert devices.of(CPU).compute_dtype("auto", CPU) == torch.bfloat16
     machine({unit, "sve"}, [0.3])  # another processor
-    assert hardware.compute_dtype("auto", CPU) == torch.float32
+    assert devices.of(CPU).compute_dtype("auto", CPU) == torch.float32
 
 
 def test_a_home_that_cannot_keep_it_is_no_error(machine, tmp_path):
     (tmp_path / "home").write_text("a file")
     machine({"bf16"}, [3.0])
-    assert hardware.compute_dtype("auto", CPU) == torch.bfloat16
+    assert devices.of(CPU).compute_dtype("auto", CPU) == torch.bfloat16
 
 
 def test_a_home_that_cannot_be_searched_is_no_error(machine, monkeypatch):
@@ -86,7 +88,7 @@ def test_a_home_that_cannot_be_searched_is_no_error(machine, monkeypatch):
 
     machine({"bf16"}, [3.0])
     monkeypatch.setattr(Path, "is_file", refuse)
-    assert hardware.compute_dtype("auto", CPU) == torch.bfloat16
+    assert devices.of(CPU).compute_dtype("auto", CPU) == torch.bfloat16
 
 
 def test_the_measured_ratio_is_that_of_cpu_time(monkeypatch):
@@ -104,7 +106,7 @@ def test_the_measured_ratio_is_that_of_cpu_time(monkeypatch):
 
 
 def _fast(monkeypatch, answer):
-    monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: answer)
+    monkeypatch.setattr(Cpu, "has_fast_bfloat16", lambda self, device, capability=None: answer)
 
 
 @pytest.mark.parametrize("begun", [True, False])

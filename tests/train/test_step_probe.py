@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from penjing.base.files import write_json
+from penjing.devices.cpu import Cpu
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.lora import Lora, add_adapter
@@ -130,7 +131,7 @@ def test_where_a_pass_takes_long_fewer_rows_tell_of_many(monkeypatch):
         return step_timing.StepTiming(seconds=0.05 * units * self.passes + 1, passes=(0.05 * units,) * self.passes)
 
     monkeypatch.setattr(step_timing.ProbeSteps, "take", take)
-    monkeypatch.setattr(step_timing.hardware, "peak_memory_bytes", lambda device: peak[0])
+    monkeypatch.setattr(Cpu, "peak_memory_bytes", lambda self, device: peak[0])
     geometry = BatchGeometry(global_size=128, micro_size=64, accumulation=2, world=1)
     meter = SimpleNamespace(peak_flops_per_second=1e9, flops_per_token=1e6)
     parts = Parts(1000, accumulate=2, strategy=CPU, meter=meter)
@@ -176,13 +177,13 @@ def test_masks_that_timing_draws_are_not_counted():
 
 
 def test_unrest_is_seen_in_passes_and_in_waiting_for_a_core(monkeypatch):
-    monkeypatch.setattr(step_timing.hardware, "load_averages", lambda: ())
-    monkeypatch.setattr(step_timing.hardware, "physical_cores", lambda: torch.get_num_threads() + 1)
+    monkeypatch.setattr(step_timing.host, "load_averages", lambda: ())
+    monkeypatch.setattr(step_timing.host, "physical_cores", lambda: torch.get_num_threads() + 1)
     timings = [step_timing.StepTiming(seconds=3.0, data_wait=0.4, threads={"1": (2.0, 0.6)}, passes=(1.0, 1.5))] * 2
     noise = step_timing._noise(CPU, timings)
     assert (noise.num_timed, noise.slowdown, noise.crowding) == (4, pytest.approx(1.3), 1.0)
     assert noise.spread == pytest.approx(0.25 / 1.25)
     assert not noise.all_cores
-    monkeypatch.setattr(step_timing.hardware, "physical_cores", torch.get_num_threads)
+    monkeypatch.setattr(step_timing.host, "physical_cores", torch.get_num_threads)
     assert step_timing._noise(CPU, timings).all_cores
     assert not step_timing._noise(SimpleNamespace(world=1, device=torch.device("cuda")), timings).all_cores

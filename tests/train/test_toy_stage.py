@@ -33,7 +33,8 @@ CARD = Target(name="A100", capability=(8, 0), memory_bytes=40 << 30)
 def objective(tmp_path_factory):
     """The page's two files and its line, each where the page says it goes."""
     folder = tmp_path_factory.mktemp("contributed")
-    loss, stage, line = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.partition("## Add a device")[0], flags=re.MULTILINE | re.DOTALL)
+    loss, stage, line = blocks
     patch = pytest.MonkeyPatch()
     for package, text in ((penjing.objective, loss), (stages, stage)):
         place = folder / package.__name__

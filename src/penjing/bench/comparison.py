@@ -19,8 +19,8 @@ from penjing.bench.trial_process import alternate, run_trial
 from penjing.bench.trial_spec import PER_TRIAL, TrialSpec
 from penjing.bench.tuning import tune, tuned_spec
 from penjing.bench.verdict import ratios, verdict
+from penjing.devices import host
 from penjing.optim.adamw import AdamW
-from penjing.plan import hardware
 from penjing.train.config import Run
 
 OURS = "penjing"
@@ -69,7 +69,7 @@ class Options:
             raise UserError("too small", where="--trials, --threads, --seconds", got=self.trials)
         if not 0 <= self.warmup < self.steps:
             raise UserError("no step is left to count", where="--steps", got=self.steps, wanted=f"over {self.warmup}")
-        object.__setattr__(self, "threads", self.threads or hardware.physical_cores())
+        object.__setattr__(self, "threads", self.threads or host.physical_cores())
 
 
 @dataclass(frozen=True, kw_only=True)

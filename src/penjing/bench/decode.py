@@ -19,11 +19,11 @@ from penjing.bench.table import MEBIBYTE, ResultTable, with_range
 from penjing.bench.trial_spec import DecodeSpec
 from penjing.bench.verdict import median_or_none, ratios
 from penjing.data.tokenizer.train import train_tokenizer
+from penjing.devices import host
 from penjing.export import gguf, hf
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
-from penjing.plan import hardware
 from penjing.plan.flops import parameters
 
 PREFILL_BATCH = 16  # prompts
@@ -92,7 +92,7 @@ class Decode(Benchmark):
         sizes = QUICK if request.quick else FULL
         options = replace(
             request.options,
-            threads=request.options.threads or hardware.physical_cores(),
+            threads=request.options.threads or host.physical_cores(),
             steps=2,
             warmup=1,
             seconds=sizes.seconds,

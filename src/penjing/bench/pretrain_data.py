@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penjing import devices
 from penjing.base import config
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
@@ -25,8 +26,8 @@ from penjing.data import formats
 from penjing.data.catalog import registry
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
+from penjing.devices.choose import local_device
 from penjing.optim.adamw import AdamW
-from penjing.parallel.base import local_device
 from penjing.plan import hardware
 from penjing.plan.flops import parameters, training_flops_per_token
 from penjing.train.config import Run
@@ -95,7 +96,7 @@ def prepare(work: Path, request: BenchmarkRequest) -> Prepared:
     spec = _spec(work, run, options, device, hf_shape(run, tokenizer))
     _write_files(spec, train_texts, held_out, tokenizer)
     write_text(Path(spec.run), config.to_toml(run))
-    dtype = hardware.compute_dtype(run.compute.dtype, device)
+    dtype = devices.of(device).compute_dtype(run.compute.dtype, device)
     rate = hardware.peak(device, dtype).flops_per_second or 0.0
     flops = training_flops_per_token(run.model, (spec.seq_len + 1) / 2)
     limit = {"matmul_flops_per_second": rate, "limit_tokens_per_second": rate / flops}
@@ -155,7 +156,7 @@ def _run(work: Path, size: DataSize, options: Options, device: torch.device, req
     }
     run = request.resolve(layer)
     # `auto` is resolved here, once, so that all trials use the same dtype.
-    dtype = hardware.compute_dtype(run.compute.dtype, device)
+    dtype = devices.of(device).compute_dtype(run.compute.dtype, device)
     name: Any = str(dtype).removeprefix("torch.") if run.compute.dtype == "auto" else run.compute.dtype
     # About as many steps as the seconds allow: the compile policy and the probe need the number.
     rate = ASSUMED_MFU * (hardware.peak(device, dtype).flops_per_second or 1e11)
@@ -168,7 +169,7 @@ def _baseline_dtypes(device: torch.device) -> tuple[str, ...]:
     """Dtypes that the baselines' pilots try: float32, and bfloat16 if the device has units for it."""
     if device.type == "cpu":
         has_units = (getattr(torch.cpu, f"_is_{isa}_supported", lambda: False)() for isa in ("avx512_bf16", "amx_tile"))
-        has_bfloat16 = any(has_units) or hardware.compute_dtype("auto", device) == torch.bfloat16
+        has_bfloat16 = any(has_units) or devices.of(device).compute_dtype("auto", device) == torch.bfloat16
     else:
         has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
     return ("float32", "bfloat16") if has_bfloat16 else ("float32",)

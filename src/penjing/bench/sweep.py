@@ -10,18 +10,17 @@ import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from penjing import devices
 from penjing.base import config
 from penjing.bench.full_rows import FullRows, full_rows
 from penjing.bench.gpu_counters import Utilisation, estimate_utilisation, measure_utilisation
 from penjing.bench.timer import time_steps
 from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.parallel.single import Single
-from penjing.plan import hardware
 from penjing.plan.device_model import Machine
 from penjing.plan.flops import training_flops_per_token
 from penjing.plan.memory import Target
@@ -210,14 +209,14 @@ def _time_point(
 ) -> tuple[list[float], int, Utilisation | None]:
     """Seconds of each step, peak memory, and utilisation in one more step."""
     empty_cache()
-    reset_peak_memory(device)
+    devices.of(device).reset_peak_memory(device)
     precision.require(device)
     precision.switch_tf32()
     context = _context(run, point, precision, device)
     step_seconds = time_steps(
         lambda index: float(step(context, index).loss), device, steps=steps, warmup=WARMUP_STEPS, seconds=seconds
     )
-    peak = hardware.peak_memory_bytes(device)
+    peak = devices.of(device).peak_memory_bytes(device)
     used = measure_utilisation(lambda: step(context, 0), device)
     return step_seconds, peak, used
 
@@ -244,16 +243,3 @@ def _context(run: Run, point: SweepPoint, precision: Precision, device: torch.de
         max_grad_norm=run.max_grad_norm,
         log_every=0,
     )
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    """Reset peak memory: on CUDA, and on Linux for resident memory. Elsewhere the peak cannot be reset."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        return
-    path = Path("/proc/self/clear_refs")
-    if path.exists():
-        try:
-            path.write_text("5")
-        except OSError:
-            return

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from penjing import devices
 from penjing.kernels.cpu import tensor_arena as arena
 
 
@@ -18,18 +19,19 @@ def snapshot(value: Any) -> Any:
 
     All copies from a GPU are started before the first is awaited.
     """
-    copied = tree_map_only(Tensor, _copy, value)
-    if torch.cuda.is_available():
-        torch.cuda.current_stream().synchronize()
+    sources: set[torch.device] = set()
+
+    def copy(tensor: Tensor) -> Tensor:
+        source = tensor.detach()
+        if devices.of(source.device).is_host:  # `.cpu()` would return the same tensor, which training changes
+            return arena.empty_like(source).copy_(source)
+        sources.add(source.device)
+        return source.to(devices.HOST, non_blocking=devices.of(source.device).pins_memory)
+
+    copied = tree_map_only(Tensor, copy, value)
+    for device in sources:
+        devices.of(device).await_copies(device)
     return copied
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    source = tensor.detach()
-    device_type = source.device.type
-    if device_type == "cpu":  # `.cpu()` would return the same tensor, which training changes
-        return arena.empty_like(source).copy_(source)
-    return source.to("cpu", non_blocking=device_type == "cuda")  # `snapshot` synchronizes CUDA only
 
 
 class Background:

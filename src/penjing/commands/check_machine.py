@@ -9,11 +9,12 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from penjing import __version__
+from penjing import __version__, devices
 from penjing.base import formatting as units
 from penjing.base.markup import print_table
+from penjing.devices import host
+from penjing.devices.choose import local_device
 from penjing.kernels.ops import backends
-from penjing.parallel.base import local_device
 from penjing.plan import hardware
 from penjing.train.load_model import set_threads
 
@@ -24,7 +25,7 @@ def check_machine(console: Console) -> None:
     """Print versions, devices, matmul speed, optional packages and kernel backends of this machine."""
     set_threads(0, 1)
     device = local_device("auto")
-    dtype = hardware.compute_dtype("auto", device)
+    dtype = devices.of(device).compute_dtype("auto", device)
     peak = hardware.peak(device, dtype)
     machine = hardware.describe(device, dtype)
     rate = "unknown" if peak.flops_per_second is None else f"{peak.flops_per_second / 1e12:.3g} TFLOPS ({peak.source})"
@@ -32,7 +33,7 @@ def check_machine(console: Console) -> None:
         "penjing": __version__,
         "python": sys.version.split()[0],
         "torch": torch.__version__,
-        "cpu": f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads",
+        host.PROCESSOR: f"{machine[host.PROCESSOR]}, {machine['cores']} cores, {machine['threads']} threads",
         "memory": units.gibibytes(float(str(machine["memory_bytes"]))),
         "device": machine["device"],
         "matmul": f"{machine['compute_dtype']}, {rate}",

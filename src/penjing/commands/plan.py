@@ -27,8 +27,9 @@ from penjing.commands.plan_run import (
     workload_of,
 )
 from penjing.convert.shape import config_from_hf
+from penjing.devices import host
 from penjing.plan import compute_optimal as tokens
-from penjing.plan import cost, hardware
+from penjing.plan import cost
 from penjing.plan.device_model import LEVELS, MARGINS, Machine
 from penjing.plan.flops import components, parameters, training_flops_per_token, windowed_keys
 from penjing.plan.gpu_specs import match_gpu_spec
@@ -176,7 +177,7 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
         disk_checkpoint_bytes=checkpoint_bytes(run, shape),
         cost=str(spent) if spent else "",
         price=str(price) if price else "",
-        kilowatt_hours=cost.kilowatt_hours(seconds, options.gpus, machine.watts, hardware.physical_cores()),
+        kilowatt_hours=cost.kilowatt_hours(seconds, options.gpus, machine.watts, host.physical_cores()),
         advice=advice(run, shape, amount),
         alternatives=alternatives(run, machine, fitted, work, seconds),
         warnings=warnings + _warnings(run, amount, shape, longest_row),
@@ -242,7 +243,7 @@ def _formulas(
     keys = sum(work.layer_keys()) / shape.layers
     attention = machine.attention_rate(work.dtype, keys)
     launches = f"{work.kernels():.0f} x {machine.launch_seconds * 1e6:.3g} us"
-    if machine.kind != "cpu":
+    if not machine.device.is_host:
         launches = f"max(0, {launches} - the above)"
     n = work.passes
     return [

@@ -155,7 +155,7 @@ def what_fits(current: _CurrentPlan, passes: TracedPasses) -> list[str]:
     lines = [f"no micro-batch fits: the smallest, {smallest}, takes {units.gibibytes(least)}"]
     variants = ((change, variant) for change, variant in _smaller_runs(run) if passes.of(variant).fits(smallest))
     lines += [f"{change}: fits, with micro-batches of {smallest}" for change, variant in islice(variants, 1)]
-    for name in LARGE_GPUS if current.machine.kind == "cuda" else ():
+    for name in () if current.machine.device.is_host else LARGE_GPUS:
         other = machine_from_spec(find_gpu_spec(name))
         if least <= safe_bytes(other.memory_bytes) and accepted(run, other, current.work.ranks):
             return [*lines, f"--gpu {name!r}: fits, with micro-batches of at least {smallest}"]
@@ -184,14 +184,14 @@ def _compiled(current: _CurrentPlan) -> Iterator[Suggestion]:
     run = replace(current.run, compute=replace(current.run.compute, compile="blocks"))
     if current.run.compute.compile != "off" or not current.accepts(run):
         return
-    if choose("auto", current.machine.kind, "", current.seconds).how != "off":
+    if choose("auto", current.machine.device, "", current.seconds).how != "off":
         gain = current.gain(run, replace(current.work, compiled=True))
         yield gain, f"compute.compile=auto: {gain:.0%} faster by formula (estimate)"
 
 
 def _faster_gpus(current: _CurrentPlan, fitted: Fitted | None) -> Iterator[Suggestion]:
     """A faster GPU with enough memory."""
-    if current.machine.kind != "cuda" or current.work.ranks > 1:
+    if current.machine.device.is_host or current.work.ranks > 1:
         return
     for name in SUGGESTED_GPUS:
         other = machine_from_spec(find_gpu_spec(name))
@@ -209,7 +209,7 @@ def _faster_gpus(current: _CurrentPlan, fitted: Fitted | None) -> Iterator[Sugge
 def _more_gpus(current: _CurrentPlan) -> Iterator[Suggestion]:
     more, work = 2 * current.work.ranks, current.work
     halved = work.passes % 2 == 0
-    if current.machine.kind != "cuda" or not accepted(current.run, current.machine, more):
+    if current.machine.device.is_host or not accepted(current.run, current.machine, more):
         return
     if not halved and current.run.batch.micro_size:
         return

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from rich.console import Console
 from rich.text import Text
 
+from penjing import devices
 from penjing.base import formatting as units
 from penjing.base.markup import escape_markup, print_table
 from penjing.commands.plan import PlanReport
+from penjing.devices import host
 from penjing.parallel.base import Strategy
-from penjing.plan import cost, hardware
+from penjing.plan import cost
 from penjing.plan.device_model import LEVELS
 from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.memory.device_target import MEMORY_MARGIN
@@ -141,11 +142,13 @@ def _money(page: PlanReport) -> list[tuple[str, str]]:
 def print_plan(prepared: PreparedRun, console: Console, further: Sequence[tuple[str, str]] = ()) -> None:
     """Print the run before step 1, in the terms of other trainers."""
     run, estimate, size, strategy = prepared.run, prepared.estimate, prepared.size, prepared.context.strategy
-    if run.compute.dtype == "float16" and strategy.device.type == "cpu":
+    if run.compute.dtype == "float16" and devices.of(strategy.device).is_host:
         console.print(escape_markup("warning", f"{SLOW_FLOAT16}; use compute.dtype=auto"))
     unit = f"rows of {size.seq_len} tokens" if size.unit == "rows" else size.unit
     named = run.model.preset or run.model.architecture
-    precision = str(hardware.compute_dtype(run.compute.dtype, strategy.device)).removeprefix("torch.")
+    precision = str(devices.of(strategy.device).compute_dtype(run.compute.dtype, strategy.device)).removeprefix(
+        "torch."
+    )
     rows = [
         ("model", f"{named}, {estimate.parameters:,} parameters, {estimate.trainable_parameters:,} trainable"),
         ("examples", f"{estimate.rows_per_epoch:,} {unit}, {size.padding_fraction:.1%} padding"),
@@ -194,9 +197,9 @@ def _step_line(estimate: RunEstimate) -> str:
 
 def _money_lines(estimate: RunEstimate, strategy: Strategy) -> list[tuple[str, str]]:
     """Cost, if a price is known, and energy."""
-    devices, seconds = strategy.world, estimate.predicted_seconds
-    card = match_gpu_spec(torch.cuda.get_device_name(strategy.device)) if strategy.device.type == "cuda" else None
+    world, seconds = strategy.world, estimate.predicted_seconds
+    card = match_gpu_spec(devices.of(strategy.device).name(strategy.device))
     price = cost.price_of(card.name) if card else None
-    energy = cost.kilowatt_hours(seconds, devices, card.watts if card else 0.0, hardware.physical_cores())
+    energy = cost.kilowatt_hours(seconds, world, card.watts if card else 0.0, host.physical_cores())
     lines = [("energy", f"{energy:.2g} kWh (estimate)")]
-    return [("cost", f"{cost.cost(price, seconds, devices)} at {price}"), *lines] if price else lines
+    return [("cost", f"{cost.cost(price, seconds, world)} at {price}"), *lines] if price else lines

@@ -8,16 +8,18 @@ from typing import Literal, cast
 
 import torch
 
+from penjing import devices
 from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.base.process_info import thread_seconds
+from penjing.devices import host
+from penjing.devices.choose import local_device
 from penjing.kernels.triton import ops as gpu
 from penjing.objective.base import UnitLengths
 from penjing.objective.rollout import Rollout
 from penjing.parallel import STRATEGIES
-from penjing.parallel.base import local_device
 from penjing.plan import compute_optimal as tokens
-from penjing.plan import cost, hardware
+from penjing.plan import cost
 from penjing.plan.device_model import Machine, machine_from_spec
 from penjing.plan.gpu_specs import GpuSpec, find_gpu_spec, match_gpu_spec
 from penjing.plan.memory import Target
@@ -29,7 +31,7 @@ from penjing.plan.step_workload import Workload
 from penjing.plan.time_interval import slowdown
 from penjing.plan.trainable import Trainable, trainable_from_settings
 from penjing.train.batch_geometry import batch_geometry
-from penjing.train.compile_policy import COST_SECONDS, choose, missing_compiler, obstacle
+from penjing.train.compile_policy import choose, obstacle
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
 from penjing.train.precision import Precision
@@ -88,7 +90,7 @@ def accepted(run: Run, machine: Machine, gpus: int) -> bool:
     try:
         pass_rows(run, machine.kind, gpus)
         dtype = _dtype(run, machine)
-        choose(run.compute.compile, machine.kind, _obstacle(run, machine, dtype), 0.0)
+        choose(run.compute.compile, machine.device, _obstacle(run, machine, dtype), 0.0)
         card = match_gpu_spec(machine.name)
         capability = target_of(card).capability if card else (0, 0)
         device = torch.device(machine.kind)
@@ -116,20 +118,21 @@ def find_machine(options: PlanOptions, run: Run) -> tuple[Machine, Target, list[
         machine = gpu_machine(options.gpu)
         return machine, target_of(find_gpu_spec(options.gpu), machine), []
     device, notes = planned_device(run.compute.device)
-    machine, target, more = _this_gpu(device) if device.type == "cuda" else _this_cpu(run)
+    machine, target, more = _this_cpu(run) if devices.of(device).is_host else _this_gpu(device)
     return machine, target, notes + more
 
 
 def planned_device(setting: str) -> tuple[torch.device, list[str]]:
     """This machine's device that plans and measurements are for, by a `compute.device` setting; and notes."""
     device = local_device(setting)
-    if device.type in ("cuda", "cpu"):
+    if devices.of(device).is_planned:
         return device, []
-    return torch.device("cpu"), [f"training computes on {device}, for which there are no plans: this is for the CPU"]
+    return devices.HOST, [f"training computes on {device}, for which there are no plans: this is for the CPU"]
 
 
 def _this_gpu(device: torch.device) -> tuple[Machine, Target, list[str]]:
-    name, total = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
+    kind = devices.of(device)
+    name, total = kind.name(device), kind.memory_bytes(device)
     spec = match_gpu_spec(name, total)
     measured, notes = _measured(device)
     if measured:
@@ -141,7 +144,7 @@ def _this_gpu(device: torch.device) -> tuple[Machine, Target, list[str]]:
     missing = gpu.missing()
     machine = replace(machine, memory_bytes=total, triton_kernels=not missing)
     notes += [f"planned without Triton kernels: {missing}"] if missing else []
-    target = target_of(spec, machine) if spec else Target(kind="cuda", name=name)
+    target = target_of(spec, machine) if spec else Target(kind=kind.type, name=name)
     return machine, replace(target, memory_bytes=total, triton_kernels=not missing), notes
 
 
@@ -154,16 +157,19 @@ def _measured(device: torch.device) -> tuple[Machine | None, list[str]]:
 
 def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
     set_threads(run.compute.threads, 1)
-    device, memory = torch.device("cpu"), hardware.memory_bytes()
-    target = Target(kind="cpu", name=hardware.cpu_name(), memory_bytes=memory)
+    device, memory = devices.HOST, host.memory_bytes()
+    target = Target(kind=device.type, name=host.cpu_name(), memory_bytes=memory)
     measured, notes = _measured(device)
     if measured:
         return measured, target, notes
-    dtype, before = str(hardware.compute_dtype(run.compute.dtype, device)).removeprefix("torch."), thread_seconds()
+    dtype, before = (
+        str(devices.of(device).compute_dtype(run.compute.dtype, device)).removeprefix("torch."),
+        thread_seconds(),
+    )
     rate = matmul(512, 512, 512, dtype, device, tries=3)["flops_per_second"]
     machine = Machine(
-        name=hardware.cpu_name(),
-        kind="cpu",
+        name=host.cpu_name(),
+        kind=device.type,
         level="L0",
         source="a short measurement",
         matmul_flops={dtype: rate},
@@ -246,7 +252,7 @@ def workload_of(
         extra_forwards=lengths.extra_forwards,
     )
     seconds = steps * step_time(eager, machine).seconds
-    how = choose(run.compute.compile, machine.kind, _obstacle(run, machine, dtype), seconds).how
+    how = choose(run.compute.compile, machine.device, _obstacle(run, machine, dtype), seconds).how
     return replace(eager, compiled=how != "off")
 
 
@@ -257,16 +263,16 @@ def trainable_part(run: Run) -> Trainable | None:
 
 def _obstacle(run: Run, machine: Machine, dtype: str) -> str:
     """Why training would not compile. A missing compiler counts if the plan is for this machine; a CPU always is."""
-    missing = obstacle(run, machine.kind, bfloat16=dtype == "bfloat16")
-    local = machine.kind == "cpu" or not machine.triton_kernels
-    return missing or (missing_compiler(torch.device(machine.kind)) if local else "")
+    missing = obstacle(run, machine.device, bfloat16=dtype == "bfloat16")
+    local = machine.device.is_host or not machine.triton_kernels
+    return missing or (machine.device.missing_compiler() if local else "")
 
 
 def _dtype(run: Run, machine: Machine) -> str:
     if run.compute.dtype != "auto":
         return run.compute.dtype
-    if machine.kind == "cpu":
-        return str(hardware.compute_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
+    if machine.device.is_host:
+        return str(machine.device.compute_dtype("auto", devices.HOST)).removeprefix("torch.")
     card = match_gpu_spec(machine.name)
     return "bfloat16" if card is None or card.has_bfloat16 else "float16"
 
@@ -286,7 +292,7 @@ def _sampling_seconds(run: Run, rollout: Rollout, answers: int, work: Workload, 
         prompt_tokens=(run.data.seq_len - rollout.max_new_tokens) / 2,
         answer_tokens=rollout.max_new_tokens / 2,
         longest=rollout.max_new_tokens,
-        slots=rollout.max_concurrent or (64 if machine.kind == "cpu" else 256),
+        slots=rollout.max_concurrent or machine.device.decode_slots,
     )
     return decode_time(decode, work, machine)
 
@@ -315,7 +321,7 @@ def checkpoint_seconds(run: Run, saved: int, machine: Machine, step_seconds: flo
     """
     checkpoints = math.ceil(steps / run.checkpoint.every)
     write = saved / WRITE_RATE
-    copy = saved / (COPY_RATE if machine.kind == "cuda" else machine.bytes_per_second)
+    copy = saved / (machine.bytes_per_second if machine.device.is_host else COPY_RATE)
     blocked = write
     if run.checkpoint.async_:
         blocked = max(0.0, write - run.checkpoint.every * step_seconds)
@@ -332,5 +338,5 @@ def parts_of(run: Run, work: Workload, machine: Machine, steps: int) -> tuple[di
         "validation": validations * _validation_seconds(run, work, machine),
         "checkpoint": checkpoint_seconds(run, checkpoint_bytes(run, work.shape), machine, busy, steps),
         "start-up": START_SECONDS,
-        "compile": COST_SECONDS[machine.kind] if work.compiled else 0.0,
+        "compile": machine.device.compile_seconds if work.compiled else 0.0,
     }, generation

@@ -36,7 +36,7 @@ def print_memory(run: Run, options: PlanOptions, console: Console, *, waterfall:
     of_memory = f" of {units.gibibytes(target.memory_bytes)}" if target.memory_bytes else ""
     fits = None if not target.memory_bytes else plan.total_bytes <= target.memory_bytes
     verdict = verdict_of(fits, is_tight(plan.total_bytes, target.memory_bytes))
-    kind = "allocated and reserved by torch" if target.kind == "cuda" else "of tensors"
+    kind = "of tensors" if target.device.is_host else "allocated and reserved by torch"
     console.print(Text(f"{units.gibibytes(plan.total_bytes)}{of_memory} on {target.name}: ") + verdict)
     console.print(
         f"  {kind}: {units.gibibytes(plan.peak_allocated_bytes)}, {units.gibibytes(plan.peak_reserved_bytes)}; "

@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from penjing import __version__
+from penjing import __version__, devices
 from penjing.base import formatting as units
 from penjing.base.config import convert, parse_overrides
 from penjing.base.errors import UserError
@@ -37,11 +37,11 @@ from penjing.data import tokenize_dataset as prepare
 from penjing.data.catalog import registry as catalogue
 from penjing.data.token_shards import TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.devices.choose import local_device
 from penjing.eval import questions as asking
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
-from penjing.parallel.base import local_device
 from penjing.plan import hardware
 from penjing.recipes.quickstart_configs import SFT_STEPS
 from penjing.report.terminal import print_summary
@@ -184,7 +184,7 @@ def _open_log(options: QuickstartOptions, console: Console) -> StageLog:
         "penjing": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "machine": hardware.describe(device, hardware.compute_dtype("auto", device)),
+        "machine": hardware.describe(device, devices.of(device).compute_dtype("auto", device)),
         "stages": [],
     }
     write_json(path, facts)

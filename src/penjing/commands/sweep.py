@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from penjing import devices
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import write_json, write_text
@@ -20,7 +21,6 @@ from penjing.bench.record import environment
 from penjing.bench.sweep import Grid, Measured, sweep
 from penjing.bench.table import ResultTable
 from penjing.commands.plan_run import PlanOptions, find_machine, planned_device
-from penjing.plan import hardware
 from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.microbenchmarks import SIZES, dtypes_of, squares
 from penjing.report.charts import Axis, Series, line_chart, standalone
@@ -93,7 +93,7 @@ def run_sweep(
         console.print(escape_markup("note", note))
     if out is not None:
         out = out.with_suffix("") if out.suffix in (".json", ".csv", ".md", ".svg") else out
-        dtype = hardware.compute_dtype(run.compute.dtype, device)
+        dtype = devices.of(device).compute_dtype(run.compute.dtype, device)
         write(rows, out, {**environment(device, dtype, level=machine.level), "model": run.model.preset, "steps": steps})
         console.print(f"{out}.json, .csv, .md, .svg: the same as data, table and plot", highlight=False)
     return rows

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from penjing import __version__
+from penjing import __version__, devices
 from penjing.base import config
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
@@ -39,7 +39,6 @@ from penjing.kernels.cpu import spinning
 from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import launched_world, make_strategy
-from penjing.plan import hardware
 from penjing.plan.run_estimate import RunEstimate
 from penjing.recipes import RECIPES, WITH_SIZE
 from penjing.track import TRACKERS
@@ -244,7 +243,7 @@ def _outcome(prepared: PreparedRun, figures: dict[str, float], seconds: float) -
         "this_process_seconds": seconds,
         **totals,
         "other_seconds": totals["sample_seconds"],
-        "peak_memory_bytes": hardware.peak_memory_bytes(strategy.device),
+        "peak_memory_bytes": devices.of(strategy.device).peak_memory_bytes(strategy.device),
         **figures,
         "before": _before(folder, figures) if strategy.rank == 0 else {},
         "resumed": prepared.resumed,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from penjing.base.errors import UserError
 from penjing.convert.names import EMBEDDING, HEAD, from_hf
+from penjing.devices import HOST
 from penjing.model.config import ModelConfig
 
 SUFFIXES = (".pth", ".pt")
@@ -34,7 +35,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     Only tensors and plain values are unpickled (`weights_only`); any other file is refused.
     """
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        loaded = torch.load(path, map_location=HOST, weights_only=True, mmap=True)
     except FileNotFoundError:
         raise UserError("no such file", where=path) from None
     # torch raises several classes without a common base for damage, old formats and refused pickles.

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from penjing import devices
 from penjing.base.errors import UserError
 from penjing.infer.forward import bytes_per_slot
 from penjing.kernels.cpu import library
@@ -34,7 +35,7 @@ from penjing.model.transformer import Transformer
 
 def supports(model: Transformer) -> str:
     """Why the C kernels cannot run this model; empty if they can."""
-    if model.embed.weight.device.type != "cpu":
+    if not devices.of(model.embed.weight.device).is_host:
         return "the model is not on a CPU"
     if reason := library.unavailable_decode_reason():
         return f"the C kernels for this CPU are not available: {reason}"
@@ -82,7 +83,7 @@ class CpuForward:
             num_slots=num_slots,
             max_tokens=max_tokens,
         )
-        self.device = torch.device("cpu")
+        self.device = devices.HOST
         self.bytes_per_slot = bytes_per_slot(config, max_tokens, _precision(model))
         self.copy_prefix = self._decoder.copy_prefix
 

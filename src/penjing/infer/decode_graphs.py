@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from penjing import devices
 from penjing.infer.forward import Ints, on_device
 from penjing.model.linear import Linear
 from penjing.model.lora import adapted
@@ -55,8 +56,8 @@ Decode = Callable[[Tensor, Key], Decoded]
 
 def unavailable_reason(model: Transformer) -> str:
     """Why decoding of this model cannot use CUDA graphs; empty: it can."""
-    if model.embed.weight.device.type != "cuda" or torch.version.hip is not None:
-        return "the model is not on a CUDA device"
+    if not devices.of(model.embed.weight.device).has_graphs:
+        return "the model's device records no graphs"
     return unsupported_reason(model)
 
 
@@ -105,7 +106,7 @@ class DecodeGraphs:
     def __init__(self, model: Transformer, decode: Decode, max_rows: int) -> None:
         self._model, self._decode = model, decode
         device = model.embed.weight.device
-        self._recorder = Recorder(device)
+        self._recorder = devices.of(device).recorder(device)
         self._input = torch.zeros(3 * max_rows, dtype=torch.long, device=device)
         # All graphs write here: results of their own would take rows x vocabulary x 4 bytes for each of them.
         widths = (model.config.hidden_size, model.config.vocab_size)
@@ -157,7 +158,7 @@ class DecodeGraphs:
     def _give_up(self, reason: str) -> None:
         self._graphs.clear()
         self.is_off = True
-        warnings.warn(f"decoding uses no CUDA graphs: {reason}", stacklevel=2)
+        warnings.warn(f"decoding uses no graphs: {reason}", stacklevel=2)
 
 
 def _agree(replayed: Tensor, eager: Tensor) -> bool:
@@ -167,33 +168,3 @@ def _agree(replayed: Tensor, eager: Tensor) -> bool:
 def _casted_weights(model: Transformer) -> list[Tensor]:
     casts = [layer.cast for layer in model.modules() if isinstance(layer, Linear)]
     return [cast for cast in (*casts, model.head_cast) if cast is not None]
-
-
-class Recorder:
-    """Captures and replays CUDA graphs in one memory pool; the only code here that needs CUDA."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def warm_up(self, run: Callable[[], object]) -> None:
-        current = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            for _ in range(WARM_UPS):
-                run()
-        current.wait_stream(self._stream)
-
-    def capture(self, run: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """The recording of what `run` launches; nothing is computed."""
-        recording = torch.cuda.CUDAGraph()
-        # Other threads, such as loaders that pin memory, may use CUDA meanwhile.
-        with (
-            torch.cuda.device(self._stream.device),
-            torch.cuda.graph(recording, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
-        ):
-            run()
-        return recording
-
-    def replay(self, recording: torch.cuda.CUDAGraph) -> None:
-        recording.replay()

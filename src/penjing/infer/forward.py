@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penjing import devices
 from penjing.base.errors import UserError
 from penjing.loader.to_device import to_device
 from penjing.model.config import ModelConfig
@@ -18,8 +18,7 @@ from penjing.model.transformer import Transformer
 Ints = NDArray[np.int64]
 Weights = Literal["auto", "int8"]
 DEFAULT_MAX_TOKENS = 4096  # positions of a slot by default
-DEFAULT_SLOTS = {"cpu": 64}  # small passes stay in a CPU's cache
-DEFAULT_SLOTS_OTHER = 256
+UNKNOWN_MEMORY_BYTES = 8e9  # assumed where the device does not say
 CACHE_MEMORY_FRACTION = 0.25  # largest share of the device's memory for the default KV cache
 
 
@@ -81,23 +80,15 @@ def default_slots(model: Transformer, max_tokens: int = 0) -> int:
     """Number of slots on the model's device: 64 on a CPU, else 256; fewer if their KV cache would take more than a
     quarter of its memory."""
     device = model.embed.weight.device
-    max_slots = DEFAULT_SLOTS.get(device.type, DEFAULT_SLOTS_OTHER)
+    kind = devices.of(device)
     slot_bytes = bytes_per_slot(model.config, max_tokens or default_tokens(model), model.compute_dtype or torch.float32)
-    return max(1, min(max_slots, int(CACHE_MEMORY_FRACTION * _memory(device) / slot_bytes)))
+    cache_bytes = CACHE_MEMORY_FRACTION * (kind.memory_bytes(device) or UNKNOWN_MEMORY_BYTES)
+    return max(1, min(kind.decode_slots, int(cache_bytes / slot_bytes)))
 
 
 def default_tokens(model: Transformer) -> int:
     """Positions of a slot: the model's longest sequence, up to 4,096."""
     return min(model.config.max_position_embeddings, DEFAULT_MAX_TOKENS)
-
-
-def _memory(device: torch.device) -> float:
-    if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory)
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (ValueError, OSError, AttributeError):  # not available on this system
-        return 8e9
 
 
 def ints(values: Any) -> Ints:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from penjing import devices
 from penjing.base.seeds import derive
 from penjing.infer.engine import Engine
 from penjing.infer.forward import Weights, default_slots, default_tokens, make_forward
 from penjing.infer.requests import Completion, Event, FinishReason, OnTurnEnd, Request
 from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
-
-# Prompt tokens of one step: a small chunk keeps a CPU busy.
-PREFILL_CHUNK = {"cpu": 256}
-PREFILL_CHUNK_OTHER = 4096
 
 
 def make_engine(
@@ -29,8 +26,7 @@ def make_engine(
     forward = make_forward(
         model, num_slots=slots or default_slots(model, max_tokens), max_tokens=max_tokens, weights=weights
     )
-    chunk = PREFILL_CHUNK.get(forward.device.type, PREFILL_CHUNK_OTHER)
-    return Engine(forward, prefill_chunk=chunk, recover=recover)
+    return Engine(forward, prefill_chunk=devices.of(forward.device).prefill_chunk, recover=recover)
 
 
 def sample_batch(

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penjing import devices
 from penjing.infer.forward import Ints, on_device
 from penjing.infer.penalties import Penalties
 from penjing.infer.requests import Request, Token
@@ -26,7 +27,7 @@ def _single_threaded(device: torch.device) -> Iterator[None]:
     """Run torch's CPU operations on one core. A step's tensors are small, so several threads mostly wait for each
     other, and keep cores busy between steps. On two busy cores 16 answers of a 26M model were 2.5 times as fast."""
     num_threads = torch.get_num_threads()
-    if device.type == "cpu":
+    if devices.of(device).is_host:
         torch.set_num_threads(1)
     try:
         yield
@@ -51,7 +52,7 @@ class Sampler:
         self._uniform_ST = np.zeros((num_slots, max_tokens), dtype=np.float32)
         self._num_top_S = np.zeros(num_slots, dtype=np.int64)
         self._penalties = Penalties(num_slots, vocab_size, device)
-        if device.type == "cpu":
+        if devices.of(device).is_host:
             library.kernels()  # build them now, not with the first token
 
     def put(self, slot: int, request: Request, seed: int, limit: int, generated_ids: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from penjing import devices
 from penjing.infer import decode_graphs
 from penjing.infer.decode_graphs import Decoded, DecodeGraphs, Key
 from penjing.infer.forward import Ints, bytes_per_slot, on_device
@@ -17,10 +18,6 @@ from penjing.model.cast_cache import cache_casted_weights
 from penjing.model.lora import adapted, adapter_scope, names
 from penjing.model.transformer import Transformer
 
-# Rows of a decoding pass are padded to a multiple of this. A CPU uses other kernels for fewer than four rows, and for
-# the last few values of a tensor; they round differently. Without padding, log-probabilities would depend on how many
-# other answers are running. For the same reason a CPU prefills each sequence's chunk by itself.
-ROW_MULTIPLE = {"cpu": 4}
 SPAN_MULTIPLE = 32  # the number of keys is rounded up to it, so that there are few shapes
 
 
@@ -40,7 +37,7 @@ class TorchForward:
         active_names = {layer.active for layer in adapted(model).values()} - {None}
         self.active_adapter = self.adapters.index(str(active_names.pop())) if active_names else -1
         dtype = model.compute_dtype or torch.float32
-        self._multiple = ROW_MULTIPLE.get(self.device.type, 1)
+        self._multiple = devices.of(self.device).row_multiple
         graphs = graphs and not decode_graphs.unavailable_reason(model)
         # Padding rows use extra slots that hold no sequence.
         rows = num_slots + max(self._multiple - 1, decode_graphs.max_padding(num_slots) if graphs else 0)

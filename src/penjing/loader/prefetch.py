@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from penjing import devices
 from penjing.loader.batch import Batch
 from penjing.loader.batch_source import Source, WrappedSource
 
@@ -34,8 +35,7 @@ class Prefetch(WrappedSource):
 
     def _work(self, ready: queue.Queue[Any], stop: threading.Event) -> None:
         item: Any
-        if self.device.type == "cuda" and self.device.index is not None:
-            torch.cuda.set_device(self.device)  # every thread has its own current device, initially 0
+        devices.of(self.device).set_current(self.device)  # every thread has its own current device, initially 0
         while not stop.is_set():
             try:
                 batch = next(self.source).to(self.device)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penjing import devices
+
 
 def to_device(value: Any, device: torch.device) -> Any:
     """A batch's fields by name, or one field, on `device`; on CUDA `edge_S` is filled in if the batch has that field.
@@ -14,12 +16,12 @@ def to_device(value: Any, device: torch.device) -> Any:
     Copies from pinned memory do not wait for the device.
     """
     if isinstance(value, dict):
-        if device.type == "cuda" and "edge_S" in value:
+        if devices.of(device).uses_cu_seqlens and "edge_S" in value:
             value = {**value, "edge_S": cu_seqlens(value["document_BT"])}
         return {name: to_device(inner, device) for name, inner in value.items()}
     if not isinstance(value, Tensor):
         return value
-    return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
+    return value.pin_memory().to(device, non_blocking=True) if devices.of(device).pins_memory else value.to(device)
 
 
 # Positions per entry of `cu_seqlens`. If documents are longer than this on average, `cu_seqlens` has the same length in

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from penjing.model.linear import Linear
 from penjing.model.transformer import Transformer
 
-DEVICES = ("cpu", "cuda")
-
 
 @contextmanager
 def cache_casted_weights(model: Transformer) -> Iterator[None]:
-    """For generation: on CPU and CUDA, cast weights to `compute_dtype` once instead of at every matmul without
+    """For generation: cast weights to `compute_dtype` once instead of at every matmul without
     gradients, so that a token takes little longer than reading the weights, which must not change meanwhile. Also run
     eagerly: compiled code would be compiled again for every length."""
     layers = [layer for layer in model.modules() if type(layer) is Linear and layer is not model.head]
@@ -39,4 +37,4 @@ def cache_casted_weights(model: Transformer) -> Iterator[None]:
 
 
 def _needs_cast(weight: Tensor, dtype: torch.dtype | None) -> bool:
-    return type(weight) is nn.Parameter and weight.device.type in DEVICES and dtype not in (None, weight.dtype)
+    return type(weight) is nn.Parameter and not weight.is_meta and dtype not in (None, weight.dtype)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from penjing import devices
 from penjing.base.errors import UserError
 from penjing.kernels import ops, reference
 from penjing.kernels.attention_metadata import document_mask, first_keys, key_ranges
@@ -28,11 +29,13 @@ MAX_DIFFERENCE = 0.05  # in bfloat16, of values and gradients of size 1
 def check_expert_sizes(model: Transformer, device: torch.device, dtype: torch.dtype) -> None:
     """Raise UserError if grouped matmuls do not support the expert sizes: on CUDA rows are multiples of 16 bytes."""
     multiple = 16 // dtype.itemsize
-    for layer in moe_layers(model) if device.type == "cuda" else ():
+    for layer in () if devices.of(device).is_host else moe_layers(model):
         _, inner, width = layer.gate_proj.shape
         for where, size in (("model.moe_intermediate_size", inner), ("model.hidden_size", width)):
             if size % multiple:
-                raise UserError("not on CUDA", where=where, got=size, wanted=f"a multiple of {multiple} in {dtype}")
+                raise UserError(
+                    f"not on {device.type}", where=where, got=size, wanted=f"a multiple of {multiple} in {dtype}"
+                )
 
 
 def check_kernels(model: Transformer, device: torch.device, dtype: torch.dtype) -> str:
@@ -62,7 +65,7 @@ def check_kernels(model: Transformer, device: torch.device, dtype: torch.dtype) 
 
 
 def _on_cpu(device: torch.device, dtype: torch.dtype) -> bool:
-    return device.type == "cpu" and not gpu.supports(device, dtype)  # with Triton's interpreter it does
+    return devices.of(device).is_host and not gpu.supports(device, dtype)  # with Triton's interpreter it does
 
 
 def _uses_attention_kernel(head_dim: int, device: torch.device, dtype: torch.dtype) -> bool:

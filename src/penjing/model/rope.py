@@ -13,10 +13,11 @@ import math
 import torch
 from torch import Tensor
 
+from penjing.devices import HOST
 from penjing.model.config import ModelConfig
 
 
-def frequencies(config: ModelConfig, device: torch.device | str = "cpu") -> Tensor:
+def frequencies(config: ModelConfig, device: torch.device = HOST) -> Tensor:
     """Angle per position of each rotated pair of dimensions, [rotary_size / 2] in float32."""
     size = config.rotary_size
     exponent = torch.arange(0, size, 2, dtype=torch.float32, device=device) / size

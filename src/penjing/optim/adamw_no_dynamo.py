@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from penjing import devices
 from penjing.kernels.cpu import tensor_arena as arena
 
 
@@ -42,7 +43,7 @@ class FusedAdamW(NoDynamoOptimizer, torch.optim.AdamW):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One step from the existing gradients. Closures are not supported."""
         for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
-            if parameter.device.type == "cpu" and parameter.grad is not None and not self.state[parameter]:
+            if devices.of(parameter.device).is_host and parameter.grad is not None and not self.state[parameter]:
                 # The state that torch would make, but allocated in the arena of a step's other large tensors.
                 self.state[parameter] = {
                     "step": torch.zeros((), dtype=torch.float32),

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from penjing import devices
 from penjing.base.seeds import derive
 from penjing.optim.adamw_no_dynamo import NoDynamoOptimizer
 
@@ -107,7 +108,9 @@ class LowPrecisionOptimizer(NoDynamoOptimizer):
     def bad(self) -> Tensor | None:
         """A tensor on the device, 1 if this step must change nothing. None if that is already known not to be so."""
         found_inf: Tensor | None = getattr(self, "found_inf", None)
-        if found_inf is not None and found_inf.device.type == "cpu" and not bool(found_inf > 0):  # nothing to wait for
+        if (
+            found_inf is not None and devices.of(found_inf.device).is_host and not bool(found_inf > 0)
+        ):  # nothing to wait for
             return None
         return found_inf
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from penjing.base.errors import UserError
+from penjing.devices.choose import local_device
 from penjing.kernels import ops
 from penjing.parallel.grad_scaler import LossScaler
 
@@ -74,49 +73,6 @@ def clip_gradients(model: nn.Module, max_norm: float, scaler: LossScaler | None 
     if scaler is not None:
         scaler.update(norm)
     return norm
-
-
-def local_device(name: str) -> torch.device:
-    """The device called `name` for this process; `auto` takes CUDA if available, else MPS, else the CPU, and warns of
-    another accelerator, which is not used.
-
-    Raises UserError if the named device is not available.
-    """
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if name == "auto":
-        name = _auto_device()
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(
-            "no such device", where="device", got=repr(name), wanted="auto, cpu, cuda, cuda:0 or mps"
-        ) from None
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            why = "this PyTorch has no CUDA" if torch.version.cuda is None else "no CUDA device was found"
-            raise UserError(
-                f"cannot use CUDA: {why}", where="device", got=name, next_step="Use device=cpu or device=auto."
-            )
-        index = local_rank if device.index is None else device.index
-        if index >= torch.cuda.device_count():
-            raise UserError(
-                "no such CUDA device", where="device", got=name, wanted=f"0..{torch.cuda.device_count() - 1}"
-            )
-        return torch.device("cuda", index)
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError("this PyTorch has no Apple GPU support", where="device", got=name, next_step="Use device=cpu.")
-    return device
-
-
-def _auto_device() -> str:
-    if torch.cuda.is_available():
-        return "cuda"
-    if torch.backends.mps.is_available():
-        return "mps"
-    if torch.accelerator.is_available():
-        other = torch.accelerator.current_accelerator()
-        warnings.warn(f"{other} is not used: penjing computes on CUDA, MPS or the CPU", stacklevel=3)
-    return "cpu"
 
 
 def launched_world() -> int:

@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from penjing import devices
 from penjing.parallel.base import Strategy
 
 # A rank that waits longer than this for the others ends with an error (torch's default is 10-30 min).
@@ -31,12 +32,11 @@ class DataParallel(Strategy):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+        devices.of(device).set_current(device)
         store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
         # torchrun keeps one store for all its attempts (--max-restarts): the keys of a dead attempt would be found.
         attempt = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = devices.of(device).collective_backend
         distributed.init_process_group(backend, store=attempt, rank=rank, world_size=world, timeout=TIMEOUT)
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         # Always gloo, also beside NCCL: exchanging values on the host does not make a GPU wait.
@@ -44,7 +44,7 @@ class DataParallel(Strategy):
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         self._control = distributed.new_group(backend="gloo", timeout=TIMEOUT)
-        ids = [self.device.index] if self.device.type == "cuda" else None
+        ids = None if devices.of(self.device).is_host else [self.device.index]
         # The code that changes a buffer (a router's load or bias) keeps ranks equal; a broadcast would lose the loads.
         options = inspect.signature(DistributedDataParallel).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"  # before torch 2.13

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from penjing import devices
 from penjing.parallel.base import Strategy
 
 
@@ -19,8 +20,9 @@ class Single(Strategy):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        if device.type == "cuda" and device.index is not None:
-            torch.cuda.set_device(device)  # calls without a device argument, such as events, use the current device
+        devices.of(device).set_current(
+            device
+        )  # calls without a device argument, such as events, use the current device
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         self._model = model

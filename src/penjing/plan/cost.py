@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penjing.base.config import read_toml
 from penjing.base.errors import UserError, nearest
-from penjing.plan.user_dir import user_dir
+from penjing.base.user_dir import user_dir
 
 PRICES_FILE = "prices.toml"  # in the user's folder: "RTX 4090" = "2.1 CNY", one line for each card
 # Of one card for an hour. The first is from MiniMind's README; the others are round figures for rented cards. Prices

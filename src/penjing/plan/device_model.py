@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penjing.plan.gpu_specs import GpuSpec
+from penjing import devices
+from penjing.devices.device import Device
+from penjing.plan.gpu_specs import DEVICE_TYPE, GpuSpec
 
 Level = Literal["L0", "L1", "L2", "L3"]
 LEVELS: dict[str, str] = {
@@ -64,7 +66,7 @@ class Machine:
     """One device, and the bandwidth between devices of its kind."""
 
     name: str
-    kind: Literal["cuda", "cpu"]
+    kind: str  # type of the device, as torch calls it
     level: Level
     source: str  # where the rates come from, as text
     matmul_flops: dict[str, float]  # sustained on large matmuls, by dtype
@@ -80,9 +82,14 @@ class Machine:
     matmuls: tuple[Gemm, ...] = ()  # measured shapes
     attentions: tuple[AttentionRate, ...] = ()  # the same; a dtype without one falls back to attention_share
 
+    @property
+    def device(self) -> Device:
+        """What a device of this kind can do."""
+        return devices.of(self.kind)
+
     def runs_triton_kernels(self, dtype: str) -> bool:
         """Whether steps in `dtype` use kernels/triton: cards with bfloat16 units do."""
-        return self.kind == "cuda" and self.triton_kernels and dtype == "bfloat16"
+        return not self.device.is_host and self.triton_kernels and dtype == "bfloat16"
 
     def rate(self, dtype: str) -> float:
         """FLOPs per second of large matmuls."""
@@ -110,7 +117,7 @@ class Machine:
         nearest = nearest_matmul(self.matmuls, rows, inner, outputs, dtype)
         if nearest is not None:
             return flops / nearest.flops_per_second
-        unaligned = self.kind == "cuda" and dtype != "float32" and any(side % 8 for side in (rows, inner, outputs))
+        unaligned = not self.device.is_host and dtype != "float32" and any(side % 8 for side in (rows, inner, outputs))
         return flops / (self.rate(dtype) * (UNALIGNED_SHARE if unaligned else 1.0))
 
 
@@ -141,7 +148,7 @@ def machine_from_spec(card: GpuSpec) -> Machine:
     rates = {dtype: card.peak_flops(dtype) * (0.9 if dtype == "float32" else share) for dtype in dtypes}
     return Machine(
         name=card.name,
-        kind="cuda",
+        kind=DEVICE_TYPE,
         level="L0",
         source=f"{card.name} data sheet",
         matmul_flops=rates,

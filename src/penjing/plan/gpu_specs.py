@@ -13,6 +13,7 @@ from typing import Literal
 
 from penjing.base.errors import UserError, suggest
 
+DEVICE_TYPE = "cuda"  # torch's name for the type of all cards here
 Generation = Literal["pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "consumer"]
 
 

@@ -6,7 +6,6 @@ GPUs are timed with CUDA events, CPUs with the wall clock. Every figure is the m
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ import torch.distributed as distributed
 import torch.multiprocessing as multiprocessing
 import torch.nn.functional as functional
 
+from penjing import devices
 from penjing.kernels.attention_metadata import first_keys
 from penjing.kernels.cpu import ops as cpu
 from penjing.kernels.tiled_attention import group_tiles, tiled_attention
@@ -25,7 +25,6 @@ from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
-from penjing.plan import hardware
 from penjing.plan.profile import Profile, ProfileKey
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import quantile
@@ -41,84 +40,47 @@ CPU_LENGTHS = 256, 1024  # document lengths for which attention is measured
 
 def profile_key(device: torch.device) -> ProfileKey:
     """The key of a profile measured now."""
-    if device.type != "cuda":
-        return ProfileKey(
-            device=hardware.cpu_name(), kind="cpu", torch=torch.__version__, threads=torch.get_num_threads()
-        )
-    driver, watts = _driver(device)
-    return ProfileKey(
-        device=torch.cuda.get_device_name(device),
-        kind="cuda",
-        driver=driver,
-        torch=torch.__version__,
-        cuda=str(torch.version.cuda),
-        power_limit_watts=watts,
-        devices=torch.cuda.device_count(),
-    )
-
-
-def _driver(device: torch.device) -> tuple[str, float]:
-    """Driver version and power limit from nvidia-smi; `unknown` and 0 without it."""
-    fields = ("--query-gpu=driver_version,power.limit", "--format=csv,noheader")
-    query = ["nvidia-smi", f"--id={device.index or 0}", *fields]
-    try:
-        output = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-        driver, watts = output.splitlines()[0].split(", ")
-        return driver, float(watts.split()[0])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return "unknown", 0.0
+    kind = devices.of(device)
+    return ProfileKey(device=kind.name(device), kind=kind.type, torch=torch.__version__, **kind.identity(device))
 
 
 def time_call(function: Callable[[], object], device: torch.device, tries: int = TRIES) -> tuple[float, float]:
     """Median seconds of one call, and (slowest - fastest) / median. CUDA events on GPUs, else the wall clock."""
+    time_calls = devices.of(device).time_calls
     function()
     times = 1
     while True:
-        elapsed = _time_calls(function, device, times)
+        elapsed = time_calls(function, device, times)
         if elapsed >= TRY_SECONDS or times >= 1 << 14:
             break
         times = max(2 * times, min(1 << 14, int(times * TRY_SECONDS / max(elapsed, 1e-7)) + 1))
-    seconds = sorted(_time_calls(function, device, times) / times for _ in range(tries))
+    seconds = sorted(time_calls(function, device, times) / times for _ in range(tries))
     median = quantile(seconds, 0.5)
     return median, (seconds[-1] - seconds[0]) / median
-
-
-def _time_calls(function: Callable[[], object], device: torch.device, times: int) -> float:
-    if device.type == "cuda":
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        for _ in range(times):
-            function()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
-    start = time.perf_counter()
-    for _ in range(times):
-        function()
-    return time.perf_counter() - start
 
 
 def matmul(rows: int, inner: int, outputs: int, dtype: str, device: torch.device, tries: int = TRIES) -> dict[str, Any]:
     """One matmul's rate. dtype `tf32`: float32 inputs on tensor cores."""
     torch_dtype = getattr(torch, "float32" if dtype == "tf32" else dtype)
-    allow_tf32 = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    allow_tf32 = devices.uses_tf32()
+    devices.set_tf32(dtype == "tf32")
     try:
         left = torch.randn(rows, inner, device=device, dtype=torch_dtype)
         right = torch.randn(inner, outputs, device=device, dtype=torch_dtype)
         out = torch.empty(rows, outputs, device=device, dtype=torch_dtype)
         median, spread = time_call(lambda: torch.mm(left, right, out=out), device, tries)
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+        devices.set_tf32(allow_tf32)
     rate = 2.0 * rows * inner * outputs / median
     return {"dtype": dtype, "flops_per_second": rate, "seconds": median, "spread": spread}
 
 
 def dtypes_of(device: torch.device) -> list[str]:
     """The dtypes in which matmuls are measured."""
-    if device.type != "cuda":
+    kind = devices.of(device)
+    if kind.is_host:
         return ["float32", "bfloat16"]
-    if hardware.has_fast_bfloat16(device):
+    if kind.has_fast_bfloat16(device):
         return ["bfloat16", "float16", "tf32", "float32"]
     return ["float16", "float32"]
 
@@ -158,7 +120,7 @@ def attention_rate(dtype: str, device: torch.device, cpu_tokens: int = CPU_LENGT
 
     On a CPU: of the C kernel or the tiled attention, as a run would use, with one document per row.
     """
-    on_gpu = device.type == "cuda"
+    on_gpu = not devices.of(device).is_host
     rows, heads, tokens, size = (4, 8, 1024, 64) if on_gpu else (4, 4, cpu_tokens, 64)
     torch_dtype = getattr(torch, dtype)
     shape = (rows, heads, tokens, size) if on_gpu else (rows, tokens, heads, size)
@@ -213,24 +175,25 @@ def copy_rate(device: torch.device) -> float:
 
 def launch_seconds(device: torch.device) -> float:
     """Host seconds to launch one operation on a tiny tensor. On a CPU: seconds per operation of a tiny model block."""
-    if device.type == "cpu":
+    kind = devices.of(device)
+    if kind.is_host:
         return _call_seconds(device)
     small = torch.ones(8, device=device)
     for _ in range(100):
         small.add_(1.0)
-    torch.accelerator.synchronize(device)
+    kind.synchronize(device)
     start = time.perf_counter()
     for _ in range(2000):
         small.add_(1.0)
     elapsed = time.perf_counter() - start
-    torch.accelerator.synchronize(device)
+    kind.synchronize(device)
     return elapsed / 2000
 
 
 def _call_seconds(device: torch.device) -> float:
     """Seconds per operation, including Python, autograd and thread start: the time of a tiny block, forward and
     backward, divided by the number of operations that a plan counts for it."""
-    dtype = hardware.compute_dtype("auto", device)
+    dtype = devices.of(device).compute_dtype("auto", device)
     ids_BT = torch.zeros(2, 8, dtype=torch.int64)
     passes, calls = [], []
     for layers in (1, 5):
@@ -260,38 +223,28 @@ def _call_seconds(device: torch.device) -> float:
     return max(0.0, seconds) / (calls[1] - calls[0])
 
 
-def context_bytes(device: torch.device) -> int:
-    """Memory used besides tensors: on CUDA, used but not reserved by torch; on a CPU, the process."""
-    if device.type != "cuda":
-        return hardware.peak_memory_bytes(device)
-    left = torch.ones(256, 256, device=device)
-    left @ left
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return int(total - free - torch.cuda.memory_reserved(device))
-
-
-def _all_reduce_worker(rank: int, world: int, rendezvous: str, rate_file: str) -> None:
+def _all_reduce_worker(rank: int, device_type: str, world: int, rendezvous: str, rate_file: str) -> None:
     """One rank of an all-reduce; rank 0 writes the bus rate."""
-    torch.cuda.set_device(rank)
-    distributed.init_process_group("nccl", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
-    value = torch.ones(ALL_REDUCE_BYTES // 4, device=f"cuda:{rank}")
-    median, _ = time_call(lambda: distributed.all_reduce(value), torch.device("cuda", rank), 5)
+    device, kind = torch.device(device_type, rank), devices.of(device_type)
+    kind.set_current(device)
+    meet = f"file://{rendezvous}"
+    distributed.init_process_group(kind.collective_backend, init_method=meet, rank=rank, world_size=world)
+    value = torch.ones(ALL_REDUCE_BYTES // 4, device=device)
+    median, _ = time_call(lambda: distributed.all_reduce(value), device, 5)
     if rank == 0:
         Path(rate_file).write_text(str(2.0 * (world - 1) / world * ALL_REDUCE_BYTES / median))
     distributed.destroy_process_group()
 
 
-def all_reduce_rate() -> float:
-    """Bus bytes per second of an all-reduce over this machine's GPUs; 0 with fewer than two."""
-    world = torch.cuda.device_count() if torch.cuda.is_available() else 0
+def all_reduce_rate(device: torch.device) -> float:
+    """Bus bytes per second of an all-reduce over this machine's devices of the type; 0 with fewer than two."""
+    world = devices.of(device).count()
     if world < 2:
         return 0.0
     with tempfile.TemporaryDirectory() as folder:
         rate_file = os.path.join(folder, "rate")
         multiprocessing.spawn(  # type: ignore[attr-defined,no-untyped-call]
-            _all_reduce_worker, args=(world, os.path.join(folder, "meet"), rate_file), nprocs=world
+            _all_reduce_worker, args=(device.type, world, os.path.join(folder, "meet"), rate_file), nprocs=world
         )
         return float(Path(rate_file).read_text())
 
@@ -304,10 +257,10 @@ def measure(
     report: Callable[[str], None] = lambda text: None,
 ) -> Profile:
     """Measure a full profile. shapes: (rows, inner, outputs) of a model's matmuls, measured in the dtype of a run."""
-    began = time.perf_counter()
-    context = context_bytes(device)
+    began, kind = time.perf_counter(), devices.of(device)
+    context = kind.context_bytes(device)
     measured_squares = squares(device, budget_seconds=0.5 * budget_seconds, report=report)
-    dtype = str(hardware.compute_dtype("auto", device)).removeprefix("torch.")
+    dtype = str(devices.of(device).compute_dtype("auto", device)).removeprefix("torch.")
     measured: list[dict[str, Any]] = []
     for rows, inner, outputs in shapes:
         if time.perf_counter() - began > budget_seconds:
@@ -316,9 +269,8 @@ def measure(
         measurement = matmul(rows, inner, outputs, dtype, device, tries=3)
         measured.append({"rows": rows, "inner": inner, "outputs": outputs, **measurement})
         report(f"{dtype} {rows} x {inner} x {outputs}: {measurement['flops_per_second'] / 1e12:.3g} TFLOPS")
-    by_length = attentions(device, 0.2 * budget_seconds) if device.type == "cpu" else []
+    by_length = attentions(device, 0.2 * budget_seconds) if kind.is_host else []
     short = [measurement["flops_per_second"] for measurement in by_length if measurement["dtype"] == dtype][:1]
-    on_gpu = device.type == "cuda"
     return Profile(
         key=profile_key(device),
         created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -329,7 +281,7 @@ def measure(
         copy_bytes_per_second=copy_rate(device),
         launch_seconds=launch_seconds(device),
         context_bytes=context,
-        memory_bytes=torch.cuda.get_device_properties(device).total_memory if on_gpu else hardware.memory_bytes(),
-        all_reduce_bytes_per_second=all_reduce_rate(),
+        memory_bytes=kind.memory_bytes(device),
+        all_reduce_bytes_per_second=all_reduce_rate(device),
         seconds=time.perf_counter() - began,
     )

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from penjing.base.user_dir import user_dir
 from penjing.plan.run_estimate import PARTS
 from penjing.plan.step_time import quantile
-from penjing.plan.user_dir import user_dir
 
 DRIFT_RUNS = 5  # number of newest runs on a machine to check
 DRIFT_SHARE = 0.05  # median error of their time above which the profile is out of date

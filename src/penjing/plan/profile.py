@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from penjing import devices
 from penjing.base.files import read_json, write_json
+from penjing.base.user_dir import user_dir
 from penjing.plan.device_model import (
     LAUNCH_SECONDS,
     PCIE_BYTES_PER_SECOND,
@@ -19,7 +21,6 @@ from penjing.plan.device_model import (
     machine_from_spec,
 )
 from penjing.plan.gpu_specs import GpuSpec, find_gpu_spec, match_gpu_spec
-from penjing.plan.user_dir import user_dir
 
 VERSION = 1
 
@@ -29,7 +30,7 @@ class ProfileKey:
     """What a profile is valid for. If the key has changed, the profile is out of date and the changes are listed."""
 
     device: str  # name reported by the driver or the CPU
-    kind: Literal["cuda", "cpu"]
+    kind: str  # its type, as torch calls it
     driver: str = ""
     torch: str
     cuda: str = ""
@@ -81,6 +82,7 @@ class Profile:
             for measured in self.shapes
         )
         shares = [rate / best[dtype] for dtype, rate in self.attention_flops_per_second.items() if best.get(dtype)]
+        on_host = devices.of(self.key.kind).is_host
         return Machine(
             name=self.key.device,
             kind=self.key.kind,
@@ -90,11 +92,11 @@ class Profile:
             attention_share=max(shares) if shares else 0.3,
             bytes_per_second=self.copy_bytes_per_second,
             # Operations of a training step cost Python and autograd time besides the measured launch.
-            launch_seconds=max(self.launch_seconds, LAUNCH_SECONDS) if self.key.kind == "cuda" else self.launch_seconds,
+            launch_seconds=self.launch_seconds if on_host else max(self.launch_seconds, LAUNCH_SECONDS),
             bus_bytes_per_second=self.all_reduce_bytes_per_second or PCIE_BYTES_PER_SECOND,
             memory_bytes=self.memory_bytes,
             watts=self.key.power_limit_watts,
-            peak_flops=best if self.key.kind == "cpu" else {},
+            peak_flops=best if on_host else {},
             context_bytes=self.context_bytes,
             matmuls=matmuls,
             attentions=tuple(AttentionRate(**measured) for measured in self.attentions),

@@ -61,7 +61,7 @@ def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: flo
     else:  # DDP reduces gradients during the last backward pass; nothing hides the last bucket
         exposed = max(0.1 * exchange, exchange - HIDDEN_SHARE * busy)
     # On a CPU the call overhead adds up; a GPU computes while its host launches.
-    exposed_launch = host if machine.kind == "cpu" else max(0.0, host - busy)
+    exposed_launch = host if machine.device.is_host else max(0.0, host - busy)
     seconds = passes * (busy + exposed_launch)
     loader_seconds = passes * work.tokens / loader_tokens_per_second if loader_tokens_per_second else 0.0
     return StepTime(
@@ -132,7 +132,7 @@ def decode_time(decode: DecodeWorkload, work: Workload, machine: Machine) -> flo
         (weights + cache) / machine.bytes_per_second,
         concurrent * (2.0 * shape.matrices + 4.0 * shape.layers * shape.query_size * keys) / rate,
     )
-    step = busy + host if machine.kind == "cpu" else max(busy, host)
+    step = busy + host if machine.device.is_host else max(busy, host)
     steps = max(float(decode.longest), decode.answers * decode.answer_tokens / concurrent)
     return prefill + steps * step
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penjing import devices
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -288,7 +289,7 @@ class RolloutSampler:
         self, buffer: RolloutBuffer, indices: Sequence[int], prompts: Sequence[Prompt]
     ) -> Iterator[list[tuple[int, int, Group]]]:
         """Groups that are scored together, each with its prompt's index and the number of its first answer."""
-        separate, max_tokens = self.strategy.device.type == "cpu", self.scored_rows * self.seq_len
+        separate, max_tokens = devices.of(self.strategy.device).is_host, self.scored_rows * self.seq_len
         pending: list[tuple[int, int, Group]] = []
         tokens = 0
         for index in indices:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from penjing import devices
 from penjing.base.errors import UserError
 from penjing.train.config import Run
 
@@ -36,7 +37,8 @@ def batch_geometry(run: Run, world: int, device: torch.device) -> BatchGeometry:
     """
     size, micro = run.batch.size, run.batch.micro_size
     if not micro:
-        passes = 2 if device.type == "cpu" and size % 2 == 0 else 1
+        passes = devices.of(device).min_passes
+        passes = passes if size % passes == 0 else 1
         micro = max(1, size // max(world, passes))
     if size % (micro * world):
         share = f"{world} devices" + (f" x {micro} batch.micro_size" if run.batch.micro_size else "")

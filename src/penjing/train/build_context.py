@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from penjing import devices
 from penjing.base import config
 from penjing.base.files import sha256_text
 from penjing.checkpoint.load import Checkpoint
@@ -117,7 +118,7 @@ def _meter(built: BuiltRun, size: DatasetSize) -> Meter:
     return Meter(
         training_flops_per_token(run.model, size.num_keys, trainable=trainable, extra_forwards=size.extra_forwards),
         hardware.peak(strategy.device, built.precision.dtype).flops_per_second,
-        peak_memory_bytes=lambda: hardware.peak_memory_bytes(strategy.device),
+        peak_memory_bytes=lambda: devices.of(strategy.device).peak_memory_bytes(strategy.device),
         sum_ranks=lambda count: int(strategy.all_reduce(torch.tensor(count))),
     )
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from penjing import devices
 from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.base.malloc_tuning import tune_malloc
@@ -19,13 +20,13 @@ from penjing.base.seeds import derive
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.checkpoint.manifest import MANIFEST, WEIGHTS, damage
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.devices.choose import local_device
+from penjing.devices.host import physical_cores
 from penjing.kernels.cpu import spinning
 from penjing.model.config import ModelConfig
 from penjing.model.lora import DEFAULT, add_adapter, fingerprint, merge, trainable_state_dict
 from penjing.model.resize_embeddings import resize_embeddings
 from penjing.model.transformer import Transformer
-from penjing.parallel.base import local_device
-from penjing.plan.hardware import physical_cores
 from penjing.train.config import ComputeSettings, DataSettings, Run
 from penjing.train.external_models import ExternalModel, read_external_model
 from penjing.train.precision import SLOW_FLOAT16, Precision
@@ -151,9 +152,9 @@ def use_device(model: torch.nn.Module, device: str = "auto", dtype: str = "auto"
     target = local_device(device)
     if dtype not in DTYPES:
         raise UserError("no such dtype", where="--dtype", got=repr(dtype), wanted=", ".join(DTYPES))
-    setting = "float32" if dtype == "auto" and target.type == "cpu" else dtype
+    setting = "float32" if dtype == "auto" and devices.of(target).is_host else dtype
     precision = Precision.resolve(ComputeSettings(dtype=setting), target)  # type: ignore[arg-type]  # one of DTYPES
-    if target.type == "cpu" and precision.dtype == torch.float16:
+    if devices.of(target).is_host and precision.dtype == torch.float16:
         warnings.warn(f"{SLOW_FLOAT16}; use --dtype float32", stacklevel=2)
     model.to(target)
     precision.apply(model)

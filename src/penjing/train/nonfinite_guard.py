@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from penjing import devices
 from penjing.base.errors import UserError
 from penjing.parallel.grad_scaler import LossScaler
 
@@ -35,7 +36,7 @@ Record = Callable[[dict[str, Any]], None]
 def guarded_step(optimizers: Sequence[Any], norm: Tensor, loss: Tensor) -> Tensor:
     """Take the optimizers' step and return 0.0 if norm and loss (of all ranks) are finite; else skip it, return 1.0."""
     bad = (~(torch.isfinite(norm) & torch.isfinite(loss))).float()
-    masked = norm.device.type == "cuda" and all(takes_flag(optimizer) for optimizer in optimizers)
+    masked = devices.of(norm.device).skips_steps and all(takes_flag(optimizer) for optimizer in optimizers)
     skip = not masked and bool(bad)
     for optimizer in optimizers:
         if masked:
@@ -58,7 +59,7 @@ class PendingStep:
     step: int
     values_4: Tensor  # bad, excused, loss per unit, norm
     samples: Callable[[], dict[str, Any]]  # the step's samples
-    ready: Any  # a CUDA event, or None
+    ready: Any  # an event of the device, or None
 
 
 class NonFiniteGuard:
@@ -85,12 +86,7 @@ class NonFiniteGuard:
         """bad, loss (per unit, over all ranks), norm: of the last step, still on the device."""
         excused = bad.bool() & torch.isfinite(loss) & self.scaler.can_halve() if self.scaler else torch.zeros_like(bad)
         values_4 = torch.stack([bad.float(), excused.float(), loss.detach().float(), norm.detach().float()])
-        ready = None
-        if values_4.device.type == "cuda":
-            pinned = torch.empty(4, pin_memory=True)
-            values_4 = pinned.copy_(values_4, non_blocking=True)
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record()
+        values_4, ready = devices.of(values_4.device).send_to_host(values_4)
         self._waiting.append(PendingStep(step, values_4, samples, ready))
         while len(self._waiting) > (0 if ready is None else 1):
             self._flush_one()

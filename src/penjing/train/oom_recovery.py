@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from penjing import devices
 from penjing.base.errors import UserError
 from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.loader.batch_source import Source, WrappedSource
@@ -81,8 +82,9 @@ def retry_on_oom(work: Callable[[], Result], reduce_memory: Callable[[str], None
 def empty_cache() -> None:
     """Free cached memory that no tensor uses."""
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    other = torch.accelerator.current_accelerator(check_available=True)
+    if other is not None:
+        devices.of(other).empty_cache()
 
 
 def halve_micro_batch(source: Source, position: dict[str, Any], message: str, world: int) -> None:

@@ -9,18 +9,17 @@ from typing import Literal
 import torch
 from torch import nn
 
+from penjing import devices
 from penjing.base.errors import UserError
 from penjing.kernels.fp8 import Float8, require_float8
 from penjing.model.linear import set_compute_dtype, use_float8
 from penjing.model.lora import cast_frozen_base
 from penjing.model.transformer import Transformer
 from penjing.parallel.grad_scaler import LossScaler
-from penjing.plan.hardware import compute_dtype
 from penjing.train.config import ComputeSettings
 
 SLOW_FLOAT16 = "float16 matmuls on a CPU are many times slower than float32"
 Format = Literal["bfloat16", "float16", "tf32", "float32"]
-TF32_CAPABILITY = (8, 0)  # of the first NVIDIA cards with tf32 units
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +46,17 @@ class Precision:
         """
         setting = str(compute.dtype)
         if setting == "auto":
-            unavailable = resumed_dtype == "tf32" and device.type != "cuda"
+            unavailable = resumed_dtype == "tf32" and not devices.of(device).supports_tf32
             setting = agree("float32" if unavailable else resumed_dtype or _fastest(device, capability))
         return cls(setting, compute.fp8)  # type: ignore[arg-type]  # one of the names
 
     def require(self, device: torch.device, capability: tuple[int, int] | None = None) -> None:
         """Raise UserError for a format that `device` does not support. capability: as in `resolve`."""
-        if device.type == "cuda" and capability is None and (self.matmul == "tf32" or self.fp8 != "off"):
-            capability = torch.cuda.get_device_capability(device)
-        if self.matmul == "tf32" and (device.type != "cuda" or capability is None or capability < TF32_CAPABILITY):
+        if self.matmul != "tf32" and self.fp8 == "off":
+            return
+        kind = devices.of(device)
+        capability = capability or kind.capability(device)
+        if self.matmul == "tf32" and not kind.has_tf32(capability):
             raise UserError(
                 "needs an NVIDIA GPU of compute capability 8.0 or later",
                 where="compute.dtype",
@@ -63,7 +64,7 @@ class Precision:
                 next_step="Use compute.dtype=auto.",
             )
         if self.fp8 != "off":
-            require_float8(device.type, capability or (0, 0), self.dtype)
+            require_float8(device.type, capability, self.dtype)
 
     def resolved(self, compute: ComputeSettings) -> ComputeSettings:
         """The settings with the resolved dtype instead of `auto`."""
@@ -72,7 +73,7 @@ class Precision:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of matmul inputs; for tf32, which tensor cores round, it is float32."""
-        return compute_dtype(self.matmul, torch.device("cpu"))
+        return devices.of(devices.HOST).compute_dtype(self.matmul, devices.HOST)
 
     @property
     def name(self) -> str:
@@ -81,7 +82,7 @@ class Precision:
 
     def switch_tf32(self) -> None:
         """Enable or disable tf32 (10 bits of mantissa) for float32 matmuls of this process."""
-        torch.backends.cuda.matmul.allow_tf32 = self.matmul == "tf32"
+        devices.set_tf32(self.matmul == "tf32")
 
     def loss_scaler(self, device: torch.device) -> LossScaler | None:
         """A scaler for float16, in which small gradients underflow; else None."""
@@ -99,6 +100,4 @@ class Precision:
 
 
 def _fastest(device: torch.device, capability: tuple[int, int] | None) -> str:
-    if device.type == "cuda" and capability is not None:
-        return "bfloat16" if capability >= TF32_CAPABILITY else "float16"
-    return str(compute_dtype("auto", device)).removeprefix("torch.")
+    return str(devices.of(device).compute_dtype("auto", device, capability)).removeprefix("torch.")

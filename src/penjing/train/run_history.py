@@ -6,10 +6,10 @@ import time
 import warnings
 from typing import Any
 
+from penjing import devices
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
 from penjing.kernels.memory_errors import is_out_of_memory
-from penjing.plan import hardware
 from penjing.plan import prediction_history as history
 from penjing.train.build import PreparedRun
 from penjing.train.signals import Stopped
@@ -38,7 +38,7 @@ def append_history(prepared: PreparedRun, seconds: float, error: BaseException |
 
 
 def _stopped(prepared: PreparedRun, seconds: float, error: BaseException) -> dict[str, Any]:
-    totals = prepared.context.meter.totals()
+    totals, device = prepared.context.meter.totals(), prepared.context.strategy.device
     kind = "out of memory" if is_out_of_memory(error) else "stopped" if isinstance(error, Stopped) else "failed"
     return {
         "ended": "interrupted" if isinstance(error, KeyboardInterrupt) else kind,
@@ -47,6 +47,6 @@ def _stopped(prepared: PreparedRun, seconds: float, error: BaseException) -> dic
         "seconds": sum(value or 0.0 for name, value in totals.items() if name in SPENT),
         "this_process_seconds": seconds,
         **totals,
-        "peak_memory_bytes": hardware.peak_memory_bytes(prepared.context.strategy.device),
+        "peak_memory_bytes": devices.of(device).peak_memory_bytes(device),
         "resumed": prepared.resumed,
     }

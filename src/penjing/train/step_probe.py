@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from penjing import __version__
+from penjing import __version__, devices
 from penjing.base.files import read_json, write_json
 from penjing.parallel.base import Strategy
-from penjing.plan import hardware
 from penjing.plan import prediction_history as history
 from penjing.plan.flops import training_flops_per_token
 from penjing.plan.run_estimate import RunEstimate, RunSize, estimate_run
@@ -104,9 +103,9 @@ def _full_square(run: Run, size: DatasetSize, model: nn.Module) -> float:
 
 
 def _machine(strategy: Strategy) -> str:
-    name = torch.cuda.get_device_name(strategy.device) if strategy.device.type == "cuda" else hardware.cpu_name()
-    threads = f", {torch.get_num_threads()} threads" if strategy.device.type == "cpu" else ""
-    return f"{strategy.world} x {name}{threads}"
+    kind = devices.of(strategy.device)
+    threads = f", {torch.get_num_threads()} threads" if kind.is_host else ""
+    return f"{strategy.world} x {kind.name(strategy.device)}{threads}"
 
 
 def _times(every: int, steps: int) -> int:

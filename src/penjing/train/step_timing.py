@@ -20,17 +20,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from penjing import devices
 from penjing.base.process_info import thread_seconds
+from penjing.devices import host
 from penjing.loader.batch_source import DeviceSource, Source
 from penjing.optim.schedule import Constant
 from penjing.parallel.base import Strategy
-from penjing.plan import hardware
 from penjing.plan.compute_optimal import token_bytes
 from penjing.plan.run_estimate import ProbeTimings
 from penjing.plan.step_time import LinearFit, fit_two_points, quantile
 from penjing.plan.time_interval import ProbeNoise, crowding, slowdown
 from penjing.train.batch_geometry import BatchGeometry, batch_geometry
-from penjing.train.compile_policy import EAGER_SHARE
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
 from penjing.train.stages.base import DatasetSize, Stage
@@ -115,8 +115,7 @@ class PassTimer:
         start = time.perf_counter()
         with self._strategy.micro_step(last=last):
             yield
-        if self._strategy.device.type != "cpu":
-            torch.accelerator.synchronize(self._strategy.device)
+        devices.of(self._strategy.device).synchronize(self._strategy.device)
         self.passes.append(time.perf_counter() - start)
 
 
@@ -205,14 +204,14 @@ def _noise(strategy: Strategy, timings: list[StepTiming]) -> ProbeNoise:
     timed = [seconds for timing in timings for seconds in timing.passes] or [timing.seconds for timing in timings]
     spread = (quantile(timed, 0.9) - quantile(timed, 0.1)) / 2 * len(timed) / sum(timed)
     noise = ProbeNoise(spread=spread, num_timed=len(timed))
-    if strategy.device.type != "cpu":
+    if not devices.of(strategy.device).is_host:
         return noise
     threads = torch.get_num_threads() * strategy.world
     return replace(
         noise,
         slowdown=slowdown([timing.threads for timing in timings]),
-        crowding=crowding(hardware.load_averages(), threads, os.cpu_count() or 1),
-        all_cores=threads >= hardware.physical_cores(),
+        crowding=crowding(host.load_averages(), threads, os.cpu_count() or 1),
+        all_cores=threads >= host.physical_cores(),
     )
 
 
@@ -233,7 +232,7 @@ def _time_passes(stage: Stage[Any], size: DatasetSize, context: TrainingContext)
         passes,
         round_steps=size.round_steps,
         # Waiting for the device after each pass costs a little, so only if passes must be estimated.
-        times_passes=stage.runs_ahead and (context.strategy.device.type == "cpu" or passes < context.accumulate),
+        times_passes=stage.runs_ahead and (devices.of(context.strategy.device).is_host or passes < context.accumulate),
     )
     timed = _time_steps if stage.runs_ahead else _time_sampled_steps
     try:
@@ -266,7 +265,7 @@ def _time_steps(steps: ProbeSteps, size: DatasetSize) -> tuple[list[StepTiming],
 
     while not timings or not strategy.any(enough()):
         timings.append(steps.take())
-        peaks.append(hardware.peak_memory_bytes(strategy.device))
+        peaks.append(devices.of(strategy.device).peak_memory_bytes(strategy.device))
     if strategy.any(_mean([timing.seconds for timing in timings]) < SLOW_STEP_SECONDS):
         steps.source.restore(start)
         steps.take()  # only the first batch has to be waited for
@@ -295,9 +294,10 @@ def _time_sampled_steps(steps: ProbeSteps, size: DatasetSize) -> tuple[list[Step
 def _small_pass_units(size: DatasetSize, context: TrainingContext, geometry: BatchGeometry) -> int:
     """Units of the timed passes: as in the run, or fewer if one pass takes long on a CPU."""
     rate, units = context.meter.peak_flops_per_second, geometry.micro_size
-    if context.strategy.device.type != "cpu" or geometry.world > 1 or not rate:
+    kind = devices.of(context.strategy.device)
+    if not kind.is_host or geometry.world > 1 or not rate:
         return units
-    unit_seconds = size.tokens_per_unit * context.meter.flops_per_token / (EAGER_SHARE["cpu"] * rate)
+    unit_seconds = size.tokens_per_unit * context.meter.flops_per_token / (kind.eager_share * rate)
     small = _affordable(_budget(unit_seconds * geometry.global_size * context.num_steps), unit_seconds, geometry)
     return small if small <= units // MIN_RATIO else units
 
@@ -320,7 +320,7 @@ def _time_small_passes(
 
     def take(units: int) -> tuple[StepTiming, int]:
         source = DeviceSource(stage.source(units, 0, 1), device)
-        return ProbeSteps(context, source, passes).take(), hardware.peak_memory_bytes(device)
+        return ProbeSteps(context, source, passes).take(), devices.of(device).peak_memory_bytes(device)
 
     first, _ = take(small)
     unit_seconds = first.pass_seconds / small / COLD_FACTOR
@@ -429,8 +429,8 @@ def _with_growth(run: Run, size: DatasetSize, context: TrainingContext, peaks: l
 
     peaks: measured or estimated in the probe's steps. late_shapes: whether many further GEMM shapes are expected.
     """
-    peak = max([hardware.peak_memory_bytes(context.strategy.device), *peaks])
-    if context.strategy.device.type != "cpu":
+    peak = max([devices.of(context.strategy.device).peak_memory_bytes(context.strategy.device), *peaks])
+    if not devices.of(context.strategy.device).is_host:
         return peak
     peak += round(peak * RISE) + min(extrapolate_growth(peaks), round(peak * MAX_GROWTH))
     if late_shapes:

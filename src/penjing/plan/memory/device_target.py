@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+
+from penjing import devices
+from penjing.devices.device import Device
+from penjing.plan.gpu_specs import DEVICE_TYPE
 
 GIB = 1 << 30
 # Error margin of the traced peak, as a fraction of the device's memory. Of eight published limits (docs/memory.md) the
@@ -30,7 +33,7 @@ class Target:
     every other card it is an estimate unless a profile measured it. On a CPU: the process without its tensors.
     """
 
-    kind: Literal["cuda", "cpu"] = "cuda"
+    kind: str = DEVICE_TYPE  # type of the device, as torch calls it
     name: str = "A100"
     capability: tuple[int, int] = (8, 0)  # CUDA compute capability
     memory_bytes: int = 0  # total reported by the driver; 0 = unknown
@@ -38,8 +41,13 @@ class Target:
     triton_kernels: bool = True  # whether kernels/triton can run, on cards that support it
 
     @property
+    def device(self) -> Device:
+        """What a device of this kind can do."""
+        return devices.of(self.kind)
+
+    @property
     def workspace_bytes(self) -> int:
         """cuBLAS workspace per handle and stream (`getChosenWorkspaceSize` in CUDABlas.cpp)."""
-        if self.kind != "cuda":
+        if self.device.is_host:
             return 0
         return 32 << 20 if self.capability[0] in (9, 10, 12) else 4096 * 1024 * 2 + 16 * 1024 * 8

@@ -1,6 +1,6 @@
 """Meta tensors that report another device, so that code takes the paths it would take there.
 
-Our code and libraries check the device of tensors (`x.device.type == "cpu"`, `x.is_cuda`). Under `FakeDeviceMode` meta
+Our code and libraries check the device of tensors. Under `FakeDeviceMode` meta
 tensors report the target device, and tensors created on the target are created on the meta device. Where torch chooses
 a kernel by device below Python (attention, dropout, RMSNorm), this mode chooses by the target's rules.
 """
@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from penjing import devices
 from penjing.kernels.cpu import tensor_arena as arena
 from penjing.kernels.triton import ops as gpu
 from penjing.plan.memory.device_target import Target
@@ -29,9 +30,12 @@ _autograd: Any = torch.autograd  # patched below
 # torch's checks, by name, that a checkpoint recomputed what it had saved.
 _recomputed_checks: dict[str, Any] = torch.utils.checkpoint._allowed_determinism_checks_to_fns
 _DEVICE = torch.Tensor.device.__get__
-_IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
-_IS_CPU = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
-_IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+# `x.is_cpu` and the like, by the type of the device.
+_IS_TYPE = {
+    getattr(torch.Tensor, f"is_{name}").__get__: name
+    for name in (*devices.DEVICES, "meta")
+    if hasattr(torch.Tensor, f"is_{name}")
+}
 # Methods that read values. Meta tensors have none: every number is 0, every bool False.
 _VALUES: dict[Any, Callable[[Tensor], Any]] = {
     torch.Tensor.item: lambda x: False if x.dtype == torch.bool else 0.0 if x.is_floating_point() else 0,
@@ -65,14 +69,15 @@ class FakeDeviceMode(TorchFunctionMode):
     def __init__(self, target: Target) -> None:
         super().__init__()
         self.target = target
-        self.device = torch.device("cuda", 0) if target.kind == "cuda" else torch.device("cpu")
-        self._real = (torch.Generator, torch.cuda.get_device_capability, _autograd._engine_run_backward)
+        self.device = devices.HOST if target.device.is_host else torch.device(target.kind, 0)
+        self._real = (torch.Generator, _autograd._engine_run_backward)
         self._real_check = _recomputed_checks["default"]
 
     def __enter__(self) -> FakeDeviceMode:
-        # A CUDA generator cannot be created without CUDA, and meta tensors need none.
+        # A device's generator cannot be created without the device, and meta tensors need none.
         torch.Generator = _HostGenerator  # type: ignore[misc]
-        torch.cuda.get_device_capability = lambda device=None: self.target.capability
+        self._capability = self.target.device.pretend_capability(self.target.capability)
+        self._capability.__enter__()
         _autograd._engine_run_backward = self._run_backward
         # A checkpoint's saved tensors are checked below Python, outside this mode; recomputed ones inside it.
         _recomputed_checks["default"] = lambda x: {"shape": x.shape, "dtype": x.dtype}
@@ -86,14 +91,15 @@ class FakeDeviceMode(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._arena_disabled.__exit__(*error)
         gpu.has_triton = self._has_triton
-        torch.Generator, torch.cuda.get_device_capability, _autograd._engine_run_backward = self._real  # type: ignore[misc]
+        self._capability.__exit__(*error)
+        torch.Generator, _autograd._engine_run_backward = self._real  # type: ignore[misc]
         _recomputed_checks["default"] = self._real_check
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """torch disables this mode during `backward()`, but our autograd functions and checkpoints need it."""
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
-            return self._real[2](*args, **kwargs)
+            return self._real[1](*args, **kwargs)
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
@@ -103,14 +109,14 @@ class FakeDeviceMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.device:  # not a tensor: torch looks up the target's module by it
             return func(*args, **kwargs)
-        if self.target.kind == "cpu" and func in _CONSTRUCTORS and kwargs.get("device") is None:
+        if self.target.device.is_host and func in _CONSTRUCTORS and kwargs.get("device") is None:
             kwargs = {**kwargs, "device": META}
         first = args[0] if args else None
         if isinstance(first, Tensor) and first.device == META:
             if func == _DEVICE:
                 return self.device
-            if func in (_IS_CUDA, _IS_CPU, _IS_META):
-                return func == (_IS_CUDA if self.target.kind == "cuda" else _IS_CPU)
+            if func in _IS_TYPE:
+                return _IS_TYPE[func] == self.target.kind
             if func in _VALUES:
                 return _VALUES[func](first)
             if func in _NO_TRANSFER:
@@ -140,7 +146,7 @@ class FakeDeviceMode(TorchFunctionMode):
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is functional.scaled_dot_product_attention:
             return attention(self.target, *args, **kwargs)
-        if self.target.kind == "cuda":
+        if not self.target.device.is_host:
             if func is functional.dropout:
                 return _dropout(*args, **kwargs)
             if func in (functional.rms_norm, torch.rms_norm):
@@ -189,11 +195,11 @@ def attention(
     CPUs have a flash kernel too, which accepts masks and grouped heads but no dropout.
     """
     aten = torch.ops.aten
-    if target.kind == "cuda":
-        kernel = attention_kernel(target, query, key, attn_mask)
+    if target.device.is_host:
+        kernel = "math" if dropout_p else "host flash"
     else:
-        kernel = "math" if dropout_p else "cpu"
-    if kernel == "cpu":
+        kernel = attention_kernel(target, query, key, attn_mask)
+    if kernel == "host flash":
         out = aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, dropout_p, is_causal, attn_mask=_additive(attn_mask, query), scale=scale
         )[0]

@@ -18,7 +18,7 @@ ORDER = (*get_args(Component), "fragmentation", "context")  # of the waterfall
 class MemoryPlan:
     """Device memory of a step, in bytes.
 
-    peak_allocated_bytes, peak_reserved_bytes: as `torch.cuda.max_memory_allocated` and `max_memory_reserved` count;
+    peak_allocated_bytes, peak_reserved_bytes: as `max_memory_allocated` and `max_memory_reserved` count;
     on a CPU both are the bytes of tensors. total_bytes: including memory outside PyTorch (context, communication; on a
     CPU the process itself). waterfall: the components of total_bytes at the peak, which add up to it.
     peak_at, peak_line: the operation whose result made the peak, and the source line it was called from.
@@ -51,7 +51,7 @@ def replay(trace: Trace, target: Target, *, capacity: int = 0) -> Replay:
 
     capacity: bytes for segments, 0 = no limit. On a CPU nothing is rounded or cached.
     """
-    if target.kind == "cpu":
+    if target.device.is_host:
         curve = trace.live_bytes()
         peak = max(curve, default=0)
         return Replay(peak, peak, curve.index(peak) if curve else 0, not capacity or peak <= capacity)
@@ -138,4 +138,4 @@ def live_bytes_by_component(trace: Trace, target: Target, event_index: int) -> d
 def _bytes_of(storage: Storage, target: Target) -> int:
     """Size of a storage, rounded as the allocator does."""
     size = target.workspace_bytes if storage.num_bytes == WORKSPACE else storage.num_bytes
-    return round_request(size) if target.kind == "cuda" and size else size
+    return size if target.device.is_host or not size else round_request(size)

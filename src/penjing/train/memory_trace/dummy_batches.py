@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from penjing.devices import HOST
 from penjing.kernels import attention_metadata, experts
 from penjing.kernels.tiled_attention import TileGroup, group_tiles
 from penjing.loader.batch_source import Source
@@ -30,7 +31,7 @@ _experts: Any = experts
 @contextmanager
 def on_target(target: Target) -> Iterator[None]:
     """Run as on the target; for a CPU also without the values that the model reads there."""
-    if target.kind == "cuda":
+    if not target.device.is_host:
         with FakeDeviceMode(target):
             yield
         return
@@ -70,7 +71,7 @@ def _without_values() -> Iterator[None]:
     ) -> list[TileGroup]:
         rows, tokens = document_BT.shape
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            number_T = torch.zeros(tokens, dtype=torch.long, device="cpu")
+            number_T = torch.zeros(tokens, dtype=torch.long, device=HOST)
             seen = None if mask_B1TS is None else torch.ones(rows, 1, tokens, tokens, dtype=torch.bool).tril()
             groups = real_groups(number_T.repeat(rows, 1), seen, window, dtype)
         return [TileGroup(one.tile_N.to(META), one.key_tile_NM.to(META), one.bias_NTS.to(META)) for one in groups]

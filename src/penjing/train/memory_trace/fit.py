@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import torch
 
+from penjing import devices
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
+from penjing.devices import host
 from penjing.parallel.base import Strategy
-from penjing.plan import hardware
 from penjing.plan.memory import MemoryPlan, Target, safe_bytes
 from penjing.plan.memory.sharded_memory import Layout
 from penjing.plan.shape import shape_of
@@ -103,14 +104,14 @@ def fit_memory(run: Run, strategy: Strategy) -> tuple[Run, list[str]]:
     A GPU raises an error when its memory is full, after which passes become smaller; on a CPU the system ends the
     process. Raises UserError if the run does not fit.
     """
-    share = hardware.memory_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", strategy.world))
-    if strategy.device.type != "cpu" or not share:
+    share = host.memory_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", strategy.world))
+    if not devices.of(strategy.device).is_host or not share:
         return run, []
     micro = batch_geometry(run, strategy.world, strategy.device).micro_size
     tokens = round(micro * run.objective.unit_lengths(run.data.seq_len).tokens)
     if ROUGH_FACTOR * rough_memory_bytes(shape_of(run.model), tokens) < share:
         return run, []
-    target = Target(kind="cpu", name=hardware.cpu_name(), memory_bytes=share)
+    target = Target(kind=strategy.device.type, name=host.cpu_name(), memory_bytes=share)
     passes = TracedPasses(run, target, strategy.world, "ddp" if strategy.world > 1 else "single")
     rows = strategy.broadcast(passes.fitting_size() if strategy.rank == 0 else None)
     total = passes.plan(rows).total_bytes

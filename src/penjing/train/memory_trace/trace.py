@@ -99,7 +99,7 @@ def predict_memory(
         ranks=ranks,
         layout="ddp" if ranks > 1 and engine == "single" else engine,
     )
-    if target.kind == "cpu":
+    if target.device.is_host:
         return _on_cpu(run, target, shape, measured_process_bytes() if process_bytes is None else process_bytes)
     trace, notes = trace_run(run, target, shape)
     per_rank = rank_memory(trace, shape.layout, shape.ranks, largest_block_bytes(run.model))
@@ -165,7 +165,8 @@ def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple
     precision = Precision.resolve(run.compute, device, capability=target.capability)
     precision.require(device, target.capability)
     run = replace(run, compute=precision.resolved(run.compute))
-    tracer = Tracer(vocabulary=run.model.vocab_size, loss_files=LOSS_FILES, kernel_temporaries=target.kind == "cuda")
+    on_host = target.device.is_host
+    tracer = Tracer(vocabulary=run.model.vocab_size, loss_files=LOSS_FILES, kernel_temporaries=not on_host)
     strategy = TraceStrategy(tracer, device, shape.layout, shape.ranks)
     stage = make_stage(run, strategy)
     with FakeDeviceMode(target), META:
@@ -178,15 +179,15 @@ def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple
             tracer.tag_model(frozen)
         context = _context(built, shape, tracer)
         # On a CPU there is no caching allocator: the optimizer state is made separately, and one step is enough.
-        if target.kind == "cpu":
+        if on_host:
             _make_state(built, tracer)
-        for index in range(1 if target.kind == "cpu" else STEPS):
+        for index in range(1 if on_host else STEPS):
             tracer.phase = "forward"
             step(context, index)
             tracer.tag_state(built.optimizers)
             if index == 0:
                 _validate(built, shape, tracer)
-    if target.kind == "cuda" and run.compute.compile != "off":
+    if not on_host and run.compute.compile != "off":
         notes.append("traced without torch.compile, which usually takes less memory")
     if run.model.is_mixture:
         notes.append("tokens are assumed to spread evenly over experts")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from penjing import devices
 from penjing.objective.base import Objective
 from penjing.parallel.base import Strategy
 
@@ -14,8 +15,8 @@ from penjing.parallel.base import Strategy
 def summed_over_ranks(values: Sequence[float], strategy: Strategy) -> list[float]:
     """Each value summed over all ranks in float64."""
     totals = torch.tensor(values, dtype=torch.float64)
-    if strategy.device.type != "mps":  # MPS has no float64, and only one rank
-        totals = strategy.all_reduce(totals.to(strategy.device))
+    on_device = devices.of(strategy.device).supports_float64  # elsewhere ranks add on the host
+    totals = strategy.all_reduce(totals.to(strategy.device) if on_device else totals)
     summed: list[float] = totals.tolist()
     return summed
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from penjing import devices
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
 from penjing.base.seeds import derive
@@ -85,8 +86,8 @@ class NextTokenStage(Stage[NextTokenSettings]):
         return NextToken(self.router)
 
     def example_batch(self, micro_size: int, device: torch.device) -> Batch:
-        on_cuda = self.strategy.device.type == "cuda"
-        return example_rows(micro_size, self.run.data.seq_len, device, with_edges=on_cuda)
+        with_edges = devices.of(self.strategy.device).uses_cu_seqlens
+        return example_rows(micro_size, self.run.data.seq_len, device, with_edges=with_edges)
 
     def validate(self) -> dict[str, float]:
         batches = (

@@ -23,7 +23,7 @@ import torch
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
-from penjing.plan.user_dir import user_dir
+from penjing.base.user_dir import user_dir
 
 FAST_UNITS = frozenset({"amx_bf16"})
 MAYBE_FAST_UNITS = frozenset({"avx512_bf16", "bf16"})  # the latter of ARM

@@ -1,0 +1,42 @@
+"""Choose this process's device."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from penjing import devices
+from penjing.base.errors import UserError
+
+
+def local_device(name: str) -> torch.device:
+    """The device called `name` for this process; `auto` takes the accelerator if there is one, else the CPU.
+
+    Raises UserError if the named device is not available.
+    """
+    try:
+        device = torch.device(_auto_type() if name == "auto" else name)
+    except RuntimeError:
+        known = ", ".join(devices.DEVICES)
+        raise UserError("no such device", where="device", got=repr(name), wanted=f"auto, {known}") from None
+    kind = devices.of(device)
+    called = kind.label or kind.type
+    if reason := kind.unavailable_reason():
+        next_step = f"Use device={devices.HOST} or device=auto."
+        raise UserError(f"cannot use {called}: {reason}", where="device", got=name, next_step=next_step)
+    if kind.is_host:
+        return device
+    count = kind.count()
+    index = int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index
+    if index >= count:
+        raise UserError(f"no such {called} device", where="device", got=name, wanted=f"0..{count - 1}")
+    return torch.device(device.type, index)
+
+
+def _auto_type() -> str:
+    """The first row of the table that is available, but the host last: before it, an accelerator without a row."""
+    rows = [name for name in devices.DEVICES if name != devices.HOST.type]
+    found = next((name for name in rows if not devices.of(name).unavailable_reason()), None)
+    other = torch.accelerator.current_accelerator(check_available=True)
+    return found or (other.type if other is not None else devices.HOST.type)
