@@ -24,6 +24,11 @@ def test_the_same_seed_gives_the_same_weights(tmp_path, whole, penjing, small_ru
     assert outcome(tmp_path / "again")["weights_sha256"] == outcome(whole)["weights_sha256"]
 
 
+def test_a_runs_label_changes_nothing(tmp_path, whole, penjing, small_run, outcome):
+    penjing("train", "pretrain", *small_run, "stage=rehearsal", f"out={tmp_path / 'out'}")
+    assert outcome(tmp_path / "out")["weights_sha256"] == outcome(whole)["weights_sha256"]
+
+
 def test_another_seed_gives_other_weights(tmp_path, whole, penjing, small_run, outcome):
     penjing("train", "pretrain", *small_run, "seed=2", f"out={tmp_path / 'other'}")
     assert outcome(tmp_path / "other")["weights_sha256"] != outcome(whole)["weights_sha256"]

@@ -235,7 +235,7 @@ def _check(run: Run, fixed: FixedSettings) -> None:
 
 def sample_order(run: Run, count: int, *parts: str) -> list[int]:
     """Indices of the groups or prompts, of `count`, that the run's steps use, in order."""
-    order = EpochOrder(count, derive(run.seed, run.stage, "order"), *parts)
+    order = EpochOrder(count, derive(run.seed, "order"), *parts)
     return [order[index] for index in range(run.max_steps * run.batch.size)]
 
 

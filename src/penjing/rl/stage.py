@@ -166,7 +166,7 @@ class PolicyStage(Stage[Policy]):
         return RolloutSource(
             self.sampler,
             self.prompts,
-            seed=derive(self.run.seed, self.run.stage, "order"),
+            seed=derive(self.run.seed, "order"),
             prompts_per_step=self.run.batch.size,
             micro_units=micro_size,
             rank=rank,

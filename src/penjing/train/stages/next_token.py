@@ -120,7 +120,7 @@ def make_rows(run: Run, shards: TokenShards, tokenizer: Tokenizer, *, validation
     packers: dict[str, type[Rows]] = {"best_fit": BestFitRows, "concat": ConcatRows}
     packer = PackedRows if shards.kind == "chats" else packers[run.data.packing]
     order: Order = "fixed" if validation else run.data.order
-    seed = derive(run.seed, run.stage, "order")
+    seed = derive(run.seed, "order")
     return packer(shards, seq_len, end_of_text=tokenizer.end_of_text, seed=seed, order=order)
 
 

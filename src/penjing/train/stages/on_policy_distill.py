@@ -125,7 +125,7 @@ class OnPolicyStage(TeacherStage):
         )
         self.set_teacher(teacher)
         self._prompts, self._held_out, skipped = encode_prompts(run, self.settings, self.tokenizer, bad)
-        self._order = EpochOrder(len(self._prompts), run.seed, run.stage, "order")
+        self._order = EpochOrder(len(self._prompts), run.seed, "order")
         self.fingerprint = sha256_text(repr([(prompt.ids, prompt.answer) for prompt in self._prompts]))
         self.notes += [note] if (note := bad.note()) else []
         if skipped:
@@ -176,10 +176,10 @@ class OnPolicyStage(TeacherStage):
     def batch(self, indices: Sequence[int]) -> AnswerBatch:
         """The prompts at these indices of the endless order, with the student's answers or the data's."""
         prompts = [self._prompts[self._order[index]] for index in indices]
-        seed = derive(self.run.seed, self.run.stage, "own")
+        seed = derive(self.run.seed, "own")
         on_policy = [fraction(seed, index) < self.settings.on_policy_fraction for index in indices]
         numbers = [number for number, sampled in enumerate(on_policy) if sampled]
-        seeds = [derive(self.run.seed, self.run.stage, "answer", indices[number]) for number in numbers]
+        seeds = [derive(self.run.seed, "answer", indices[number]) for number in numbers]
         prompt_ids = [prompts[number].ids for number in numbers]
         samples = self._sampler(self.settings.sample_temperature)(self.model, prompt_ids, seeds, self.tokenizer.stop)
         answers = [prompt.answer for prompt in prompts]

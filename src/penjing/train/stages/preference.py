@@ -171,7 +171,7 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         if not (number and self.run.init_from):
             return {}
         prompts = [self.tokens["validation"][index].prompt for index in range(number)]
-        seeds = [derive(self.run.seed, self.run.stage, "own", index) for index in range(number)]
+        seeds = [derive(self.run.seed, "own", index) for index in range(number)]
         write = make_sampler(self.settings.own_answer_tokens, Sampling(temperature=1.0))
         stop, size = self.tokenizer.stop, self.no_grad_size
         return kl_to_reference(self.model, self._start_model(), prompts, seeds, write, stop, self.strategy, size)

@@ -90,7 +90,7 @@ class PreferenceDataStage(Stage[S]):
         )
 
     def source(self, micro_size: int, rank: int, world: int) -> Source:
-        order = EpochOrder(len(self.train), derive(self.run.seed, self.run.stage, "order"))
+        order = EpochOrder(len(self.train), derive(self.run.seed, "order"))
         return group_source(self.train.group, order, micro_size, rank, world)
 
     def validation_size(self, micro_size: int) -> int:
