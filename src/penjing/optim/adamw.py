@@ -13,6 +13,7 @@ from penjing.optim.adamw_low_precision import LowPrecisionAdamW
 from penjing.optim.adamw_no_dynamo import FusedAdamW
 from penjing.optim.low_precision_state import BYTES, StateDtype, uses_low_precision
 from penjing.optim.param_groups import embeddings, group_parameters
+from penjing.optim.ranks import ONE_RANK, Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,8 @@ class AdamW(Settings):
         """Warnings about settings that are probably mistakes."""
         return []
 
-    def build(self, model: nn.Module, seed: int = 0) -> list[torch.optim.Optimizer]:
-        """seed: of stochastic rounding."""
+    def build(self, model: nn.Module, seed: int = 0, ranks: Ranks = ONE_RANK) -> list[torch.optim.Optimizer]:
+        """seed: of stochastic rounding. ranks: unused; the work is small."""
         groups = group_parameters(model)
         param_groups: list[dict[str, Any]] = [
             {"params": groups.matrices, "weight_decay": self.weight_decay},

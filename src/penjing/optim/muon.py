@@ -19,6 +19,7 @@ from penjing.kernels import ops, reference
 from penjing.optim.adamw import adamw, split_groups
 from penjing.optim.low_precision_state import BYTES, LowPrecisionOptimizer, StateDtype, chunks
 from penjing.optim.param_groups import embeddings, group_parameters
+from penjing.optim.ranks import ONE_RANK, Ranks
 
 MAX_ADAMW_RATE = 2e-3  # a learning rate up to this was probably meant for AdamW
 
@@ -35,11 +36,13 @@ class _MuonOptimizer(LowPrecisionOptimizer):
         dtype: torch.dtype | None,
         state_dtype: StateDtype = "float32",
         seed: int = 0,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
-        """dtype: of the orthogonalization's matmuls. state_dtype: of the momentum. seed: of stochastic rounding."""
+        """dtype: of the orthogonalization's matmuls. state_dtype: of the momentum. seed: of stochastic rounding.
+        ranks: that share the orthogonalizations; each of them keeps all of the momentum."""
         defaults = {"lr": learning_rate, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, defaults, state_dtype, seed)
-        self.orthogonalize = ops.Orthogonalize(dtype)
+        self.orthogonalize, self.dtype, self.ranks = ops.Orthogonalize(dtype), dtype or torch.float32, ranks
 
     def compile_update(self) -> None:
         """Compile the orthogonalization, once for each shape of a stack, at its first use."""
@@ -54,20 +57,37 @@ class _MuonOptimizer(LowPrecisionOptimizer):
                 if parameter.grad is not None:
                     by_shape.setdefault(parameter.shape, []).append(parameter)
             # Matrices of one shape are stacked: 28 small matmuls become 5 batched ones.
+            stacks: list[list[nn.Parameter]] = []
             for parameters in by_shape.values():
                 height = ops.stack_height(len(parameters), parameters[0])
-                for first in range(0, len(parameters), height):
-                    self._step_stack(group, parameters[first : first + height])
+                stacks += [parameters[first : first + height] for first in range(0, len(parameters), height)]
+            # In a round each rank orthogonalizes one stack, and the stacks of a round cost about the same.
+            stacks.sort(key=lambda stack: len(stack) * stack[0].numel() * min(stack[0].shape[-2:]), reverse=True)
+            for first in range(0, len(stacks), self.ranks.world):
+                self._step_round(group, stacks[first : first + self.ranks.world])
 
-    def _step_stack(self, group: dict[str, Any], parameters: list[nn.Parameter]) -> None:
+    def _step_round(self, group: dict[str, Any], stacks: list[list[nn.Parameter]]) -> None:
+        """The step of one stack of each rank. Stacks are the same with any number of ranks, and so are the bits."""
+        updates = []
+        for owner, parameters in enumerate(stacks):
+            stack_EMN = self._directions(group["momentum"], parameters)
+            is_ours = owner == self.ranks.rank
+            updates.append(self.orthogonalize(stack_EMN) if is_ours else torch.empty_like(stack_EMN, dtype=self.dtype))
+        decay = 1 - group["lr"] * group["weight_decay"]
+        for owner, (parameters, update_EMN) in enumerate(zip(stacks, updates, strict=True)):
+            self.ranks.broadcast_tensor(update_EMN, owner)
+            rows, columns = parameters[0].shape[-2:]
+            scale = max(1.0, rows / columns) ** 0.5
+            ops.decayed_update(parameters, update_EMN, decay, group["lr"], scale, self.bad)
+
+    def _directions(self, momentum: float, parameters: list[nn.Parameter]) -> Tensor:
+        """Each matrix's direction, stacked. Frees the gradients."""
         like = parameters[0]
         stack_EMN = torch.empty((len(parameters), *like.shape), dtype=torch.float32, device=like.device)
         for parameter, direction_MN in zip(parameters, stack_EMN, strict=True):
-            self._nesterov_direction(group["momentum"], parameter, direction_MN)
+            self._nesterov_direction(momentum, parameter, direction_MN)
             parameter.grad = None
-        scale = max(1.0, like.shape[-2] / like.shape[-1]) ** 0.5
-        decay = 1 - group["lr"] * group["weight_decay"]
-        ops.decayed_update(parameters, self.orthogonalize(stack_EMN), decay, group["lr"], scale, self.bad)
+        return stack_EMN
 
     def _nesterov_direction(self, momentum: float, parameter: nn.Parameter, out: Tensor) -> None:
         """Update the momentum with the gradient, and write Nesterov's mean of the two to `out`."""
@@ -117,8 +137,8 @@ class Muon(Settings):
             "gradient's; its usual rate is 0.02. Use optimizer=adamw for AdamW"
         ]
 
-    def build(self, model: nn.Module, seed: int = 0) -> list[torch.optim.Optimizer]:
-        """seed: of stochastic rounding."""
+    def build(self, model: nn.Module, seed: int = 0, ranks: Ranks = ONE_RANK) -> list[torch.optim.Optimizer]:
+        """seed: of stochastic rounding. ranks: that hold the same model and gradients, and share the work."""
         groups = group_parameters(model)
         dtype = getattr(model, "compute_dtype", None)  # the dtype of the model's matmuls
         optimizers: list[torch.optim.Optimizer] = []
@@ -128,7 +148,7 @@ class Muon(Settings):
         variants: tuple[tuple[list[dict[str, Any]], StateDtype], ...] = ((full, "float32"), (low, self.state_dtype))
         for param_groups, state_dtype in variants:
             if param_groups[0]["params"]:  # either may be empty (torch refuses empty groups)
-                optimizers.append(_MuonOptimizer(param_groups, *settings, state_dtype, derive(seed, "matrices")))
+                optimizers.append(_MuonOptimizer(param_groups, *settings, state_dtype, derive(seed, "matrices"), ranks))
         others = [{"params": groups.tables + groups.gains, "weight_decay": 0.0}]
         rate, betas, seed = self.adamw_learning_rate, (self.beta1, self.beta2), derive(seed, "rest")
         return optimizers + adamw(others, embeddings(model), rate, betas, self.eps, self.state_dtype, seed)

@@ -58,6 +58,10 @@ class Strategy(ABC):
         """Return rank 0's `value` on every rank. Before `wrap`, this method and `any` wait without a limit."""
 
     @abstractmethod
+    def broadcast_tensor(self, tensor: Tensor, source: int) -> None:
+        """Overwrite a tensor on the device with that of rank `source`."""
+
+    @abstractmethod
     def close(self) -> None: ...
 
 

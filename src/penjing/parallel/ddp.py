@@ -74,5 +74,8 @@ class DataParallel(Strategy):
         distributed.broadcast_object_list(objects, src=0, group=self._control)
         return objects[0]
 
+    def broadcast_tensor(self, tensor: Tensor, source: int) -> None:
+        distributed.broadcast(tensor, src=source)
+
     def close(self) -> None:
         distributed.destroy_process_group()

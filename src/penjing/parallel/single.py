@@ -40,5 +40,8 @@ class Single(Strategy):
     def broadcast(self, value: Any) -> Any:
         return value
 
+    def broadcast_tensor(self, tensor: Tensor, source: int) -> None:
+        pass
+
     def close(self) -> None:
         pass

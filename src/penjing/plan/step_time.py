@@ -52,7 +52,9 @@ def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: flo
     elementwise, head = work.elementwise_bytes() / bandwidth, work.head_bytes() / bandwidth
     busy = matmuls + attention + elementwise + head
     host = work.kernels() * machine.launch_seconds
-    optimizer = work.optimizer_bytes() / bandwidth + work.optimizer_flops() / rate
+    # CPUs share Muon's orthogonalizations (optim/muon.py).
+    sharing = work.ranks if machine.device.is_host else 1
+    optimizer = work.optimizer_bytes() / bandwidth + work.optimizer_flops() / (rate * sharing)
     passes, exchange = work.passes, work.communication_bytes() / machine.bus_bytes_per_second
     if work.ranks > 8:
         exchange *= 2.5  # between nodes

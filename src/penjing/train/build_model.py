@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from penjing import devices
 from penjing.base.seeds import derive
 from penjing.checkpoint.load import Checkpoint
 from penjing.model.freeze import freeze
@@ -16,6 +17,7 @@ from penjing.model.init import initialise
 from penjing.model.lora import add_adapter
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.objective.base import Objective
+from penjing.optim.ranks import ONE_RANK, Ranks
 from penjing.optim.router_bias_update import RouterBalance
 from penjing.parallel.base import Strategy
 from penjing.train.batch_geometry import BatchGeometry, batch_geometry
@@ -88,7 +90,9 @@ def complete(
     if checkpoint is not None:
         load_weights(trainable, checkpoint)
     wrapped = strategy.wrap(trainable)
-    optimizers: list[Any] = run.optimizer.build(trainable, derive(run.seed, "optimizer"))
+    # Between GPUs nobody has compared the exchange with the work that it saves.
+    ranks: Ranks = strategy if devices.of(strategy.device).is_host else ONE_RANK
+    optimizers: list[Any] = run.optimizer.build(trainable, derive(run.seed, "optimizer"), ranks)
     if run.model.is_mixture:
         rate = 0.0 if run.lora.rank else run.router.bias_update_rate  # a frozen base's routers stay as they are
         optimizers.append(RouterBalance(built.model, rate, strategy.all_reduce))

@@ -1,0 +1,102 @@
+"""Ranks share Muon's orthogonalizations: each matrix is computed once, and every rank has the bits of one alone."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from penjing.optim.muon import Muon
+from penjing.optim.ranks import ONE_RANK
+
+SHAPES = [(8, 16), (16, 8), (24, 24), (5, 40)]
+
+
+class Threads:
+    """`world` ranks that are threads of this process; `exchanged` has the sizes that each of them sent."""
+
+    def __init__(self, world: int) -> None:
+        self.world, self.barrier = world, threading.Barrier(world, timeout=60)
+        self.sent: dict[int, Tensor] = {}
+        self.exchanged: list[list[int]] = [[] for _ in range(world)]
+
+    def rank(self, number: int) -> Rank:
+        return Rank(self, number)
+
+
+class Rank:
+    def __init__(self, threads: Threads, rank: int) -> None:
+        self.threads, self.rank, self.world = threads, rank, threads.world
+
+    def broadcast_tensor(self, tensor: Tensor, source: int) -> None:
+        threads = self.threads
+        if source == self.rank:
+            threads.sent[source] = tensor
+            threads.exchanged[self.rank].append(tensor.numel())
+        threads.barrier.wait()
+        if source != self.rank:
+            assert tensor.dtype == threads.sent[source].dtype
+            tensor.copy_(threads.sent[source])
+        threads.barrier.wait()
+
+
+class Blocks(nn.Module):
+    """Matrices in `blocks`, several of most shapes, and a stack of experts."""
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.compute_dtype = dtype
+        generator = torch.Generator().manual_seed(1)
+        draw = lambda *shape: nn.Parameter(torch.randn(*shape, generator=generator))  # noqa: E731
+        block = nn.ParameterList([draw(*shape) for shape in SHAPES for _ in range(3)] + [draw(4, 8, 16)])
+        self.blocks = nn.ModuleList([block])
+
+
+def weights_after(ranks, dtype: torch.dtype | None, state_dtype: str, steps: int = 3) -> list[Tensor]:
+    model = Blocks(dtype)
+    optimizers = Muon(learning_rate=0.1, state_dtype=state_dtype).build(model, 3, ranks)
+    for step in range(steps):
+        for number, parameter in enumerate(model.parameters()):
+            generator = torch.Generator().manual_seed(100 * step + number)
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        for optimizer in optimizers:
+            optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("world", [2, 3, 32])
+def test_every_rank_has_the_bits_of_one_alone(world, dtype, state_dtype):
+    expected = weights_after(ONE_RANK, dtype, state_dtype)
+    threads = Threads(world)
+    with ThreadPoolExecutor(world) as pool:
+        runs = [pool.submit(weights_after, threads.rank(number), dtype, state_dtype) for number in range(world)]
+    for run in runs:
+        assert all(torch.equal(ours, alone) for ours, alone in zip(run.result(), expected, strict=True))
+    # Each matrix of each step was sent by exactly one rank.
+    assert sum(map(sum, threads.exchanged)) == 3 * sum(weight.numel() for weight in expected)
+
+
+def test_ranks_do_about_the_same_work(monkeypatch):
+    """Of 32 matrices in four sizes, none is stacked with another, and no rank computes more than one above its share."""
+    monkeypatch.setattr("penjing.kernels.ops.stack_height", lambda count, like: 1)
+    model = nn.Module()
+    model.blocks = nn.ModuleList([nn.ParameterList([torch.ones(side, side) for side in (8, 16, 32, 64)] * 8)])
+    threads = Threads(4)
+
+    def run(number):
+        with_grad = nn.Module()
+        with_grad.blocks = nn.ModuleList([nn.ParameterList([p.detach().clone() for p in model.parameters()])])
+        (optimizer,) = Muon().build(with_grad, 1, threads.rank(number))
+        for parameter in with_grad.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+        optimizer.step()
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(run, number) for number in range(4)]:
+            done.result()
+    assert [sorted(sizes) for sizes in threads.exchanged] == [[64, 64, 256, 256, 1024, 1024, 4096, 4096]] * 4
