@@ -33,17 +33,11 @@ VERBS: dict[str, typer.Typer | Callable[..., None]] = {
     "show": inspection.show,
     "doctor": inspection.doctor,
 }
-MOVED = {"verify": "plan verify", "ledger": "plan history", "scale": "plan forecast", "profile": "plan profile"}
 
 
 class _Verbs(typer.core.TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(VERBS)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in MOVED:
-            raise UserError(f"moved to `penjing {MOVED[args[0]]}`", where=args[0])
-        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(

@@ -5,10 +5,9 @@ import os
 import subprocess
 import sys
 
-import pytest
 from typer.main import get_command
 
-from penjing.cli import MOVED, app
+from penjing.cli import app
 from penjing.data.tokenizer.train import train_tokenizer
 
 # Runs each command line in one process, and prints its exit code and whether torch was imported by then.
@@ -74,11 +73,3 @@ def test_verbs_without_a_model_need_no_torch(tmp_path):
 
 def test_the_child_sees_torch_where_it_is_imported():
     assert run([["show", "pretrain"]]) == [[["show", "pretrain"], None, True]]
-
-
-@pytest.mark.parametrize("old", MOVED)
-def test_a_verb_that_moved_names_its_new_place(penjing, old):
-    done = penjing(old, check=False)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert f"`penjing {MOVED[old]}`" in done.stderr
-    assert tuple(MOVED[old].split()) in set(every_verb(get_command(app)))

@@ -15,7 +15,6 @@ from penjing.base import config
 from penjing.cli import app
 from penjing.commands.train import resolve_run
 from penjing.recipes import RECIPES
-from penjing.train.renamed_settings import RENAMED
 
 DOCS = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/methods").glob("*.md"))]
 LOG = ROOT / "docs/log.md"  # says what was so when it was written
@@ -74,13 +73,6 @@ def test_settings_exist(page: Path) -> None:
     named = re.findall(rf"`((?:{'|'.join(sorted(SECTIONS))})\.(?!md)[a-z0-9_.]*[a-z0-9_])", text_of(page))
     assert set(named) <= KNOWN
     assert page.name != "train.md" or len(set(named)) >= 15
-
-
-@pages
-def test_no_setting_has_its_old_name(page: Path) -> None:
-    for old in RENAMED:
-        if "." in old and old not in KNOWN:
-            assert not re.search(rf"(?<![\w./]){re.escape(old)}\b", text_of(page)), old
 
 
 @pages

@@ -82,7 +82,7 @@ def test_every_rank_has_the_bits_of_one_alone(world, dtype, state_dtype):
 
 
 def test_ranks_do_about_the_same_work(monkeypatch):
-    """Of 32 matrices in four sizes, none is stacked with another, and no rank computes more than one above its share."""
+    """Of eight matrices in each of four sizes, one to a stack, every rank computes two of each size."""
     monkeypatch.setattr("penjing.kernels.ops.stack_height", lambda count, like: 1)
     model = nn.Module()
     model.blocks = nn.ModuleList([nn.ParameterList([torch.ones(side, side) for side in (8, 16, 32, 64)] * 8)])

@@ -33,62 +33,60 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RECORD = HERE / "expected.json"
 
-# ---- What is run. Keys have the spelling of 0.1; RENAMED translates them for a checkout that has the new ones.
+# ---- What is run
 SHAPE = (
-    "model.preset=tiny model.vocabulary_size=400 model.hidden_size=32 model.num_layers=2 model.num_heads=2"
-    " model.num_kv_heads=1 model.head_size=16 model.mlp_size=48"
+    "model.preset=tiny model.vocab_size=400 model.hidden_size=32 model.num_hidden_layers=2 model.num_attention_heads=2"
+    " model.num_key_value_heads=1 model.head_dim=16 model.intermediate_size=48"
 )
-WIDE = "model.hidden_size=64 model.mlp_size=128 model.head_size=32"  # int8 is for tensors from 4096 elements on
-EVERY = "seed=5 compute.device=cpu compute.threads=1 sample.every=0 track.every=1 save.every=100"
-RUN = f"{EVERY} compute.dtype=float32 steps=4 batch.rows=8 validate.every=2 validate.rows=8"
-TEXTS = "data.train=data/pretrain.jsonl data.row_tokens=64"
-CHATS = "start=runs/pretrain data.train=data/sft.jsonl data.row_tokens=128"
-PAIRS = (
-    "start=runs/sft data.train=data/dpo.jsonl data.row_tokens=256 objective.own_answers=4 objective.own_answer_tokens=6"
-)
-JUDGED = "start=runs/sft data.train=data/dpo.jsonl data.row_tokens=256"
+WIDE = "model.hidden_size=64 model.intermediate_size=128 model.head_dim=32"  # int8 is for tensors from 4096 elements on
+EVERY = "seed=5 compute.device=cpu compute.threads=1 sample.every=0 log.every=1 checkpoint.every=100"
+RUN = f"{EVERY} compute.dtype=float32 max_steps=4 batch.size=8 eval.every=2 eval.sequences=8"
+TEXTS = "data.train=data/pretrain.jsonl data.seq_len=64"
+CHATS = "init_from=runs/pretrain data.train=data/sft.jsonl data.seq_len=128"
+JUDGED = "init_from=runs/sft data.train=data/dpo.jsonl data.seq_len=256"
+PAIRS = f"{JUDGED} objective.own_answers=4 objective.own_answer_tokens=6"
 PROMPTS = (
-    "start=runs/sft data.train=data/rl.jsonl data.row_tokens=256 batch.rows=4 validate.rows=4"
-    " objective.rollout.answers=4 objective.rollout.max_tokens=6"
+    "init_from=runs/sft data.train=data/rl.jsonl data.seq_len=256 batch.size=4 eval.sequences=4"
+    " objective.rollout.num_generations=4 objective.rollout.max_new_tokens=6"
     " objective.rewards=model objective.reward.model=runs/reward"
 )
 TAUGHT = "objective.teacher=runs/pretrain"
-# case: (recipe, settings); `steps` and the others may be said again, the last one counts
+# case: (recipe, settings); `max_steps` and the others may be said again, the last one counts
 TRAININGS = {
     "pretrain": ("pretrain", f"{SHAPE} {RUN} {TEXTS}"),  # dense, Muon, warm-up stable decay
     "pretrain_tiny_bfloat16": ("pretrain", f"model=tiny {RUN} {TEXTS} compute.dtype=bfloat16"),
-    "pretrain_adamw_cosine": ("pretrain", f"{SHAPE} {RUN} {TEXTS} optimizer.kind=adamw optimizer.learning_rate=0.003"
-                              " schedule.kind=cosine"),
-    "pretrain_accumulated": ("pretrain", f"{SHAPE} {RUN} {TEXTS} batch.micro_rows=2"),
-    "pretrain_recomputed": ("pretrain", f"{SHAPE} {RUN} {TEXTS} compute.recompute=block"),
+    "pretrain_adamw_cosine": ("pretrain", f"{SHAPE} {RUN} {TEXTS} optimizer.name=adamw optimizer.learning_rate=0.003"
+                              " schedule.name=cosine"),
+    "pretrain_accumulated": ("pretrain", f"{SHAPE} {RUN} {TEXTS} batch.micro_size=2"),
+    "pretrain_recomputed": ("pretrain", f"{SHAPE} {RUN} {TEXTS} compute.activation_checkpointing=block"),
     "pretrain_int8_state": ("pretrain", f"{SHAPE} {RUN} {TEXTS} {WIDE}"
-                            " optimizer.kind=adamw optimizer.state=int8"),
-    "pretrain_muon_int8_state": ("pretrain", f"{SHAPE} {RUN} {TEXTS} {WIDE} optimizer.state=int8"),
-    "pretrain_stream": ("pretrain", f"{SHAPE} {RUN} {TEXTS} data.packing=stream data.order=as_given data.prefetch=0"),
-    "pretrain_bfloat16": ("pretrain", f"{SHAPE} {RUN} {TEXTS} compute.dtype=bfloat16 schedule.kind=constant"),
-    "mixture": ("pretrain", f"{SHAPE} {RUN} {TEXTS} model.preset=tiny-moe model.experts=4"
-                " model.expert_size=16 model.shared_expert_size=16"),
+                            " optimizer.name=adamw optimizer.state_dtype=int8"),
+    "pretrain_muon_int8_state": ("pretrain", f"{SHAPE} {RUN} {TEXTS} {WIDE} optimizer.state_dtype=int8"),
+    "pretrain_stream": ("pretrain", f"{SHAPE} {RUN} {TEXTS} data.packing=concat data.order=as_given data.prefetch=0"),
+    "pretrain_bfloat16": ("pretrain", f"{SHAPE} {RUN} {TEXTS} compute.dtype=bfloat16 schedule.name=constant"),
+    "mixture": ("pretrain", f"{SHAPE} {RUN} {TEXTS} model.preset=tiny-moe model.num_experts=4"
+                " model.moe_intermediate_size=16 model.shared_expert_intermediate_size=16"),
     "ladder": ("ladder:500k", f"{RUN} {TEXTS}"),
     "sft": ("sft", f"{RUN} {CHATS}"),
     "lora": ("lora", f"{RUN} {CHATS} lora.rank=2 lora.dropout=0.3"),
-    "dora": ("lora", f"{RUN} {CHATS} lora.rank=2 lora.kind=dora"),
-    "dpo": ("dpo", f"{RUN} {PAIRS} batch.micro_rows=2"),
+    "dora": ("lora", f"{RUN} {CHATS} lora.rank=2 lora.use_dora=true"),
+    "dpo": ("dpo", f"{RUN} {PAIRS} batch.micro_size=2"),
     "dpo_lora": ("dpo", f"{RUN} {PAIRS} lora.rank=2"),
     "dpo_precomputed": ("dpo", f"{RUN} {PAIRS} objective.reference=precomputed"),
-    "kto": ("dpo", f"{RUN} {PAIRS} objective.loss=kto objective.wanted_weight=1.2 objective.kl_groups=4"
+    "kto": ("dpo", f"{RUN} {PAIRS} objective.loss=kto objective.desirable_weight=1.2 objective.kl_groups=4"
             " optimizer.learning_rate=5e-5"),
-    "simpo": ("dpo", f"{RUN} {PAIRS} objective.loss=simpo objective.target_margin=0.6"),
+    "simpo": ("dpo", f"{RUN} {PAIRS} objective.loss=simpo objective.simpo_gamma=0.6"),
     "orpo": ("dpo", f"{RUN} {PAIRS} objective.loss=orpo"),
     "reward": ("reward", f"{RUN} {JUDGED}"),
     "distill": ("distill", f"{SHAPE} {RUN} {TEXTS} {TAUGHT}"),
     "distill_top_k": ("distill", f"{SHAPE} {RUN} {TEXTS} {TAUGHT} objective.mode=top_k objective.top_k=4"),
-    "distill_on_policy": ("distill", f"{RUN} {CHATS} data.kind=chats objective.teacher=runs/sft batch.rows=4"
-                          " objective.mode=on_policy objective.data_weight=0 objective.answer_tokens=6"),
-    "grpo": ("grpo", f"{RUN} {PROMPTS} objective.rollout.updates=2"),
-    "grpo_kl": ("grpo", f"{RUN} {PROMPTS} objective.loss=dapo objective.kl_weight=0.1"),
-    "ppo": ("ppo", f"{RUN} {PROMPTS} objective.value.discount=0.99"),
+    "distill_on_policy": ("distill", f"{RUN} {CHATS} data.format=chats objective.teacher=runs/sft batch.size=4"
+                          " objective.mode=on_policy objective.ce_weight=0 objective.max_new_tokens=6"),
+    "grpo": ("grpo", f"{RUN} {PROMPTS} objective.rollout.steps_per_rollout=2"),
+    "grpo_kl": ("grpo", f"{RUN} {PROMPTS} objective.loss=dapo objective.kl_coef=0.1"),
+    "ppo": ("ppo", f"{RUN} {PROMPTS} objective.value.gamma=0.99"),
 }  # fmt: skip
-STARTS = re.compile(r"(?:start|objective\.teacher|objective\.reward\.model)=runs/(\S+)")
+STARTS = re.compile(r"(?:init_from|objective\.teacher|objective\.reward\.model)=runs/(\S+)")
 GENERATE = (
     "data toyworld --out data --documents 300 --conversations 120 --preferences 40 --prompts 40 --questions 1 --seed 3"
 )
@@ -102,96 +100,14 @@ EXPORTS = {  # case: (command, what it writes)
 CARD = ["--gpu", "RTX 3090", "--json"]  # its plan depends on no machine
 QUICK = ("pretrain", "mixture", "sft", "lora", "dpo", "reward", "grpo", "distill")  # run in `make test`
 
-# ---- Old words and what they become. A checkout has the new ones where a config.py declares the field MARK.
-MARK = re.compile(r"^ +max_grad_norm: ", re.MULTILINE)
-RENAMED = {
-    "start": "init_from",
-    "steps": "max_steps",
-    "model.num_layers": "model.num_hidden_layers",
-    "model.num_heads": "model.num_attention_heads",
-    "model.num_kv_heads": "model.num_key_value_heads",
-    "model.head_size": "model.head_dim",
-    "model.mlp_size": "model.intermediate_size",
-    "model.vocabulary_size": "model.vocab_size",
-    "model.experts": "model.num_experts",
-    "model.expert_size": "model.moe_intermediate_size",
-    "model.shared_expert_size": "model.shared_expert_intermediate_size",
-    "data.kind": "data.format",
-    "data.row_tokens": "data.seq_len",
-    "data.packing=stream": "data.packing=concat",
-    "batch.rows": "batch.size",
-    "batch.micro_rows": "batch.micro_size",
-    "lora.kind=dora": "lora.use_dora=true",
-    "optimizer.kind": "optimizer.name",
-    "optimizer.state": "optimizer.state_dtype",
-    "schedule.kind": "schedule.name",
-    "compute.recompute": "compute.activation_checkpointing",
-    "validate.every": "eval.every",
-    "validate.rows": "eval.sequences",
-    "save.every": "checkpoint.every",
-    "track.every": "log.every",
-    "objective.kl_weight": "objective.kl_coef",
-    "objective.target_margin": "objective.simpo_gamma",
-    "objective.wanted_weight": "objective.desirable_weight",
-    "objective.data_weight": "objective.ce_weight",
-    "objective.rollout.answers": "objective.rollout.num_generations",
-    "objective.rollout.updates": "objective.rollout.steps_per_rollout",
-    "objective.answer_tokens": "objective.max_new_tokens",
-    "objective.rollout.max_tokens": "objective.rollout.max_new_tokens",
-    "objective.value.discount": "objective.value.gamma",
-}
-COMMANDS = {"data toyworld": "data toyworld", "plan run": "plan run"}  # old words: new words
-# Old names of metrics and of the plan's figures: new names.
-METRICS = {
-    "degenerate_fraction": "frac_zero_reward_std",
-    "cut_off_fraction": "truncated_fraction",
-    "reward_spread": "reward_std",
-    "kl_behaviour_nats": "kl_old_new",
-    "likelihood_accuracy": "logp_accuracy",
-    "expert_load_worst": "max_expert_load_ratio",
-    "bad_steps": "skipped_steps",
-    "expert_load_mean": "mean_expert_load_ratio",
-    "gradient_norm": "grad_norm",
-    "loss_nats_per_token": "loss",
-    "kl_nats_per_token": "kl",
-    "kl_nats_per_answer": "kl_per_answer",
-    "divergence_nats_per_token": "divergence",
-    "kl_nats": "kl",
-    "entropy_nats": "entropy",
-    "chosen_drift_nats_per_token": "chosen_kl_to_reference",
-    "answer_drift_nats_per_token": "answer_kl_to_reference",
-    "chosen_nats_per_token": "chosen_nll",
-    "kto_z_nats": "kto_z",
-    "largest_micro_rows": "largest_micro_size",
-    "micro_rows": "micro_size",
-    "products": "matmuls",
-    "row_tokens": "seq_len",
-}
 TIMES = re.compile(r"second|wait|mfu|time|memory|resident|probe|startup|speed|version|python|machine|host|threads")
 
 # ---- Running
 
 
-def has_new_words(source: Path) -> bool:
-    return any(MARK.search(path.read_text(encoding="utf-8")) for path in source.rglob("config.py"))
-
-
-def settings_for(source: Path, words: str) -> list[str]:
-    """The settings as this checkout spells them; where one is said twice the last counts."""
-    new = has_new_words(source)
-    said: dict[str, str] = {}
-    for word in words.split():
-        word = RENAMED.get(word, word) if new else word
-        key, _, value = word.partition("=")
-        said[RENAMED.get(key, key) if new else key] = value
-    return [f"{key}={value}" for key, value in said.items()]
-
-
-def command_for(source: Path, words: str) -> list[str]:
-    new = has_new_words(source)
-    for old, renamed in COMMANDS.items() if new else ():
-        words = re.sub(rf"^{old}\b", renamed, words)
-    return words.split()
+def settings_for(words: str) -> list[str]:
+    """The settings; where one is said twice the last counts."""
+    return [f"{key}={value}" for key, value in dict(word.split("=", 1) for word in words.split()).items()]
 
 
 def needed(cases: list[str]) -> list[str]:
@@ -206,15 +122,15 @@ def needed(cases: list[str]) -> list[str]:
 
 def run(source: Path, folder: Path, cases: list[str]) -> dict[str, dict[str, Any]]:
     """The values of each case, run from the package in `source` (a src folder) within `folder`."""
-    jobs = [("data", command_for(source, GENERATE))]
+    jobs = [("data", GENERATE.split())]
     for case in needed(cases):
         recipe, words = TRAININGS[case]
-        settings = [*settings_for(source, words), f"out=runs/{case}"]
+        settings = [*settings_for(words), f"out=runs/{case}"]
         jobs.append((case, ["train", recipe, *settings]))
-        jobs.append((f"{case}.plan", [*command_for(source, "plan run"), recipe, *settings, *CARD]))
+        jobs.append((f"{case}.plan", ["plan", "run", recipe, *settings, *CARD]))
         for words, _ in EXPORTS.get(case, ()):
             if "gguf" not in words or importlib.util.find_spec("gguf"):
-                jobs.append((f"{case}.export", command_for(source, words)))
+                jobs.append((f"{case}.export", words.split()))
     environment = {
         **os.environ,
         "PYTHONPATH": str(source),
@@ -366,21 +282,12 @@ def figures(plan: Any, *, all_of_it: bool = False) -> dict[str, Any]:
     }
 
 
-def new_name(name: Any) -> Any:
-    """Of a metric or a figure of a plan, also a dotted one; `validation_` before one is `val_`."""
-    if isinstance(name, str) and "." in name:
-        return ".".join(map(new_name, name.split(".")))
-    if isinstance(name, str) and name.startswith(("validation_", "val_")):
-        return f"val_{new_name(name.partition('_')[2])}"
-    return METRICS.get(name, name)
-
-
 def flat(tree: Any, name: str = "") -> dict[str, Any]:
-    """The leaves of a tree by their dotted names, the new ones."""
+    """The leaves of a tree by their dotted names."""
     if not isinstance(tree, dict | list):
         return {name: tree}
     pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
-    return {key: value for at, each in pairs for key, value in flat(each, f"{name}.{new_name(at)}".strip(".")).items()}
+    return {key: value for at, each in pairs for key, value in flat(each, f"{name}.{at}".strip(".")).items()}
 
 
 def exported(path: Path) -> dict[str, Any]:
@@ -436,10 +343,10 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def renamed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Metrics and figures that are not there any more, beside new ones of the same values: rows wanted in METRICS."""
+    """Metrics and figures that are not there any more, beside new ones of the same values."""
     found = []
     for part in ("metrics", "plan", "card"):
-        before, after = ({new_name(name): value for name, value in each.get(part, {}).items()} for each in (old, new))
+        before, after = (each.get(part, {}) for each in (old, new))
         gone, come = (
             {name: each[name] for name in each if name not in other}
             for each, other in ((before, after), (after, before))

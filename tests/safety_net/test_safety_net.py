@@ -40,14 +40,6 @@ def test_a_difference_is_seen_and_named():
     assert net.renamed(old, {**old, "metrics": {"loss_nats": [2.0, 1.0]}}) == ["loss -> loss_nats"]
 
 
-def test_old_keys_are_translated_where_a_checkout_has_the_new_ones(tmp_path):
-    (tmp_path / "config.py").write_text("    clip_norm: float = 1.0  # once max_grad_norm\n")
-    words = "batch.rows=8 data.packing=stream seed=1 seed=2"
-    assert net.settings_for(tmp_path, words) == ["batch.rows=8", "data.packing=stream", "seed=2"]
-    (tmp_path / "config.py").write_text("    max_grad_norm: float = 1.0\n")
-    assert net.settings_for(tmp_path, words) == ["batch.size=8", "data.packing=concat", "seed=2"]
-
-
 def test_tensors_are_known_by_their_content_and_not_by_their_names(tmp_path):
     import torch
     from safetensors.torch import save_file

@@ -19,7 +19,7 @@ from penjing.optim.schedule import WarmupStableDecay
 from penjing.parallel.single import Single
 from penjing.train import load_model as folder
 from penjing.train.config import Run
-from penjing.train.renamed_settings import FOREIGN, RENAMED
+from penjing.train.foreign_settings import FOREIGN
 from penjing.train.resume import flat
 from penjing.train.run_dir import RunDir
 from penjing.train.stages import settings_classes
@@ -234,13 +234,3 @@ def test_other_programs_names_lead_to_settings_that_exist():
     known = known_settings()
     assert {name for names in FOREIGN.values() for name in names} <= known
     assert not FOREIGN.keys() & {name for name in known if "." not in name}
-
-
-def test_an_old_setting_names_the_new_one():
-    known = known_settings()
-    groups = {key.partition(".")[0] for key in known}
-    assert not RENAMED.keys() & known
-    assert set(RENAMED.values()) <= known | groups
-    with pytest.raises(UserError) as refused:
-        config.resolve(Run, config.parse_overrides(["batch.rows=8"]))
-    assert refused.value.where == "batch.rows" and "batch.size" in refused.value.next_step

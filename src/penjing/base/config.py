@@ -79,21 +79,11 @@ def resolve(kind: type[T], *layers: Layer) -> T:
     """Build a `kind` from its defaults and `layers`, later ones winning. Raises UserError on any key or value."""
     merged: dict[str, Any] = {}
     for layer in layers:
-        _check_renamed(getattr(kind, "renamed", {}), layer, "")
         try:
             merged = _merge(kind, merged, layer, "")
         except _UnknownKey as unknown:
             raise _unknown_setting(kind, *unknown.args) from None
     return typing.cast(T, _build(kind, merged, ""))
-
-
-def _check_renamed(renamed: Mapping[str, str], layer: Layer, prefix: str) -> None:
-    """Raises UserError for a key of an earlier version; the error names the new key."""
-    for name, value in layer.items():
-        if isinstance(value, Mapping):
-            _check_renamed(renamed, value, f"{prefix}{name}.")
-        if prefix + name in renamed:
-            raise UserError("renamed", where=prefix + name, next_step=f"Set {renamed[prefix + name]} instead.")
 
 
 def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:

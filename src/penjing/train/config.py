@@ -19,7 +19,7 @@ from penjing.objective.router import RouterSettings
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 from penjing.optim.schedule import Constant, Cosine, WarmupStableDecay
-from penjing.train.renamed_settings import FOREIGN, RENAMED
+from penjing.train.foreign_settings import FOREIGN
 from penjing.train.stages import settings_classes
 
 
@@ -156,7 +156,6 @@ class LogSettings(Settings):
 class Run(Settings):
     """One training run; a recipe fills in the settings."""
 
-    renamed: ClassVar = RENAMED
     foreign: ClassVar = FOREIGN
 
     stage: str = "pretrain"  # name of the recipe
