@@ -144,6 +144,37 @@ def test_a_law_is_found_again_and_foresees_a_larger_run():
     assert found.high - found.low < 0.3
 
 
+@pytest.mark.parametrize(
+    "law",
+    [
+        LossLaw(120.0, 900.0, 1.2, 0.34, 0.40),
+        LossLaw(900.0, 200.0, 0.6, 0.43, 0.27),  # exponents far from the published ones
+        LossLaw(40.0, 3000.0, 2.0, 0.26, 0.45),
+    ],
+)
+def test_a_forecast_lies_within_its_interval_and_the_interval_is_as_wide_as_the_noise(law):
+    for noise in (0.003, 0.02):
+        found = losslaw.forecast(runs_of(law, noise), 1e8, 1e9)
+        assert found.low < found.loss < found.high
+        near = losslaw.forecast(runs_of(law, noise), 1e6, 5e6)  # amid the runs, where the prior matters little
+        assert 2.2 * near.residual_nats < near.high - near.low < 6 * near.residual_nats + 0.01
+
+
+def test_coefficients_are_the_non_negative_least_squares():
+    """No small step that keeps the signs lowers the error: the problem is convex."""
+    random = np.random.default_rng(1)
+    for _ in range(20):
+        first_P, second_P = random.uniform(0.1, 1, 6), random.uniform(0.1, 1, 6)
+        loss_PR = random.uniform(0.1, 3, (6, 3))
+        solved_3R, error_R = losslaw._solve_linear(first_P, second_P, loss_PR)
+        matrix_P3 = np.stack([np.ones(6), first_P, second_P], axis=1)
+        assert (solved_3R >= 0).all()
+        assert ((matrix_P3 @ solved_3R - loss_PR) ** 2).sum(axis=0) == pytest.approx(error_R)
+        for change_3 in random.normal(0, 0.01, (50, 3)):
+            nearby_3R = np.maximum(0, solved_3R + change_3[:, None])
+            assert (((matrix_P3 @ nearby_3R - loss_PR) ** 2).sum(axis=0) >= error_R - 1e-12).all()
+
+
 def test_a_law_wants_several_sizes_and_lengths():
     points = runs_of(LAWS["corrected"], 0.0)
     with raises_user_error(got=3, wanted="at least 4"):

@@ -10,6 +10,7 @@ import torch
 
 from penjing import devices
 from penjing.base import config
+from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.process_info import thread_seconds
 from penjing.devices import host
@@ -157,9 +158,11 @@ def _measured(device: torch.device) -> tuple[Machine | None, list[str]]:
 
 def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
     set_threads(run.compute.threads, 1)
-    device, memory = devices.HOST, host.memory_bytes()
+    device, memory = devices.HOST, host.available_bytes()
     target = Target(kind=device.type, name=host.cpu_name(), memory_bytes=memory)
     measured, notes = _measured(device)
+    held = host.memory_bytes() - memory
+    notes += [f"other programs hold {units.gibibytes(held)} of this machine's memory"] if held > memory // 4 else []
     if measured:
         return measured, target, notes
     dtype, before = (
@@ -176,10 +179,10 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
         attention_share=min(1.0, attention_rate(dtype, device) / rate),
         bytes_per_second=copy_rate(device),
         launch_seconds=launch_seconds(device),
-        memory_bytes=memory,
+        memory_bytes=host.memory_bytes(),
         peak_flops={dtype: rate},
     )
-    notes = ["no profile of this machine: `penjing plan profile` halves the interval"]
+    notes += ["no profile of this machine: `penjing plan profile` halves the interval"]
     return machine, target, notes + busy_notes(slowdown([thread_seconds(since=before)]))
 
 

@@ -30,24 +30,47 @@ def load_averages() -> tuple[float, ...]:
 def memory_bytes() -> int:
     """Host memory that this process may use; 0 = unknown."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-    return min([total, *cgroup_limits()]) if total else 0
+    return min([total, *(limit for limit, _ in cgroup_memory())]) if total else 0
 
 
-def cgroup_limits(root: Path = Path("/")) -> list[int]:
-    """The memory limits of this process's control groups, version 1 or 2, and of the groups above them."""
-    limits: list[int] = []
+def available_bytes(processes: int = 1, root: Path = Path("/")) -> int:
+    """Host memory for this process, one of so many alike: its own, and its part of what no program holds; 0 = unknown.
+
+    Page cache counts as available: the system gives it back.
+    """
+    try:
+        free = _fields(root / "proc/meminfo")["MemAvailable:"] * 1024
+        own = _fields(root / "proc/self/status")["RssAnon:"] * 1024  # mapped files count as page cache
+    except (OSError, KeyError):
+        return memory_bytes() // processes
+    free = min([free, *(limit - used for limit, used in cgroup_memory(root))])
+    return own + max(0, free) // processes
+
+
+def cgroup_memory(root: Path = Path("/")) -> list[tuple[int, int]]:
+    """Limit and use, page cache left out, of this process's control groups, version 1 or 2, and those above them."""
+    found: list[tuple[int, int]] = []
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, group = line.split(":", 2)
             if controllers and "memory" not in controllers.split(","):
                 continue
             top = root / "sys/fs/cgroup" / ("memory" if controllers else "")
-            name = "memory.limit_in_bytes" if controllers else "memory.max"
+            names = ("limit_in_bytes", "usage_in_bytes", "total_") if controllers else ("max", "current", "")
             folder = top / group.strip("/")
             for path in (folder, *folder.parents):
                 with suppress(OSError, ValueError):  # outside the mount of a container; "max": no limit
-                    limits.append(int((path / name).read_text()))
-    return limits
+                    limit, used = (int((path / f"memory.{name}").read_text()) for name in names[:2])
+                    cache = _fields(path / "memory.stat")
+                    cached = sum(cache.get(f"{names[2]}{kind}_file", 0) for kind in ("active", "inactive"))
+                    found.append((limit, max(0, used - cached)))
+    return found
+
+
+def _fields(file: Path) -> dict[str, int]:
+    """The numbers of a file with a name and a number in each line."""
+    words = (line.split() for line in file.read_text().splitlines())
+    return {first: int(rest[0]) for first, *rest in words if rest and rest[0].isdecimal()}
 
 
 def cpu_name() -> str:

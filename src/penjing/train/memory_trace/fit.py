@@ -104,8 +104,12 @@ def fit_memory(run: Run, strategy: Strategy) -> tuple[Run, list[str]]:
     A GPU raises an error when its memory is full, after which passes become smaller; on a CPU the system ends the
     process. Raises UserError if the run does not fit.
     """
-    share = host.memory_bytes() // int(os.environ.get("LOCAL_WORLD_SIZE", strategy.world))
-    if not devices.of(strategy.device).is_host or not share:
+    if not devices.of(strategy.device).is_host:
+        return run, []
+    # Available memory changes all the time, and all ranks must decide alike: rank 0's counts.
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", strategy.world))
+    share = strategy.broadcast(host.available_bytes(processes))
+    if not share:
         return run, []
     micro = batch_geometry(run, strategy.world, strategy.device).micro_size
     tokens = round(micro * run.objective.unit_lengths(run.data.seq_len).tokens)
@@ -120,7 +124,7 @@ def fit_memory(run: Run, strategy: Strategy) -> tuple[Run, list[str]]:
             f"the run does not fit in memory with a micro-batch of {rows}",
             where="memory of each process" if strategy.world > 1 else "memory",
             got=f"{units.gibibytes(total)} (estimate)",
-            wanted=f"at most {units.gibibytes(share)}",
+            wanted=f"at most {units.gibibytes(share)}, which are free now",
             next_step="Use a smaller model or data.seq_len, or unset batch.micro_size; try `penjing plan memory`.",
         )
     if rows == micro:
