@@ -15,8 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from penjing.convert.hf_config import hf_config
 from penjing.convert.names import to_hf
+from penjing.devices.cpu import Cpu
+from penjing.devices.cuda import Cuda, Recorder
 from penjing.infer import decode_graphs
-from penjing.infer.decode_graphs import Recorder, max_padding, num_keys, num_rows
+from penjing.infer.decode_graphs import max_padding, num_keys, num_rows
 from penjing.infer.engine import Engine
 from penjing.infer.forward import ints
 from penjing.infer.generate import generate
@@ -62,7 +64,7 @@ def recorder(monkeypatch):
     class Fresh(FakeRecorder):
         pass
 
-    monkeypatch.setattr(decode_graphs, "Recorder", Fresh)
+    monkeypatch.setattr(Cpu, "recorder", lambda self, device: Fresh(device))
     monkeypatch.setattr(decode_graphs, "unavailable_reason", decode_graphs.unsupported_reason)
     monkeypatch.setattr(decode_graphs, "CAPTURE_AFTER", 1)
     return Fresh
@@ -329,7 +331,7 @@ class CountingRecorder(Recorder):
 @pytest.fixture
 def counted(monkeypatch):
     """Graphs of a GPU, captured the second time; a warning, as of a failed capture, is an error."""
-    monkeypatch.setattr(decode_graphs, "Recorder", CountingRecorder)
+    monkeypatch.setattr(Cuda, "recorder", lambda self, device: CountingRecorder(device))
     monkeypatch.setattr(decode_graphs, "CAPTURE_AFTER", 1)
     CountingRecorder.captured = CountingRecorder.replays = 0
     with warnings.catch_warnings():

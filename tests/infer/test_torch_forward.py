@@ -8,7 +8,7 @@ import pytest
 import torch
 from small_models import small_model
 
-from penjing.infer import torch_forward
+from penjing.devices.cpu import Cpu
 from penjing.infer.forward import bytes_per_slot, default_slots, ints, make_forward
 from penjing.infer.torch_forward import TorchForward
 from penjing.model.linear import Linear, set_compute_dtype
@@ -39,9 +39,9 @@ def rows(read):
     return slot_N, position_N, ints([index for _, _, ids in read for index in ids])
 
 
-@pytest.mark.parametrize("multiples", [torch_forward.ROW_MULTIPLE, {}], ids=["as on a CPU", "as elsewhere"])
-def test_any_mixture_of_chunks_and_single_tokens(model, monkeypatch, multiples):
-    monkeypatch.setattr(torch_forward, "ROW_MULTIPLE", multiples)
+@pytest.mark.parametrize("multiple", [Cpu.row_multiple, 1], ids=["as on a CPU", "as elsewhere"])
+def test_any_mixture_of_chunks_and_single_tokens(model, monkeypatch, multiple):
+    monkeypatch.setattr(Cpu, "row_multiple", multiple)
     generator = np.random.default_rng(0)
     forward = TorchForward(model, num_slots=SLOTS, max_tokens=TOKENS)
     texts = generator.integers(0, 37, (SLOTS, TOKENS)).tolist()
