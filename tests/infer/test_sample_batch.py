@@ -10,7 +10,7 @@ import torch
 from small_models import rows_of, small_model
 
 from penjing.base.errors import UserError
-from penjing.infer import generate as generate_module
+from penjing.devices.cpu import Cpu
 from penjing.infer import sample
 from penjing.infer.generate import sample_batch
 from penjing.infer.requests import Request
@@ -123,7 +123,7 @@ def test_nor_in_its_log_probabilities_to_the_last_bit(monkeypatch, window, dtype
 def test_prompts_read_in_several_passes_are_the_same(model, monkeypatch):
     requests = make_requests(num_prompts=20)
     expected = ids(write(model, requests))
-    monkeypatch.setattr(generate_module, "PREFILL_CHUNK", {"cpu": 7})
+    monkeypatch.setattr(Cpu, "prefill_chunk", 7)
     assert ids(write(model, requests, slots=7)) == expected
 
 

@@ -100,9 +100,8 @@ def test_what_a_slot_takes():
 
 
 def test_fewer_slots_where_keys_and_values_would_take_the_memory(monkeypatch):
-    from penjing.infer import forward as module
-
     model = small_model()
-    monkeypatch.setattr(module, "_memory", lambda device: 4.0 * 10.5 * bytes_per_slot(model.config, 64, torch.float32))
+    memory = int(4.0 * 10.5 * bytes_per_slot(model.config, 64, torch.float32))
+    monkeypatch.setattr(Cpu, "memory_bytes", lambda self, device: memory)
     assert default_slots(model, 64) == 10
     assert default_slots(model, 6400) == 1

@@ -7,7 +7,7 @@ import platform
 from contextlib import suppress
 from pathlib import Path
 
-PROCESSOR = "cpu"  # the name of the processor among a machine's figures, in records and reports
+PROCESSOR = "cpu"  # the field of the processor's name in records
 
 
 def physical_cores() -> int:
