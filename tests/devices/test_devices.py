@@ -16,8 +16,7 @@ from penjing.devices.device import Device
 
 CPU = torch.device("cpu")
 ROOT = Path(penjing.__file__).parent
-# report/ reads the field `cpu` of records, without torch.
-MAY_NAME_DEVICES = ("devices/", "kernels/", "plan/gpu_specs.py", "bench/", "report/")
+MAY_NAME_DEVICES = ("devices/", "kernels/", "plan/gpu_specs.py", "bench/")
 NAMES = re.compile(r"""["'](cpu|cuda|mps|xpu|npu|hpu)(:\d)?["']|torch\.(cuda|mps|xpu|cpu)\b|\bis_(cuda|cpu|mps)\b""")
 
 

@@ -243,7 +243,7 @@ def _formulas(
     keys = sum(work.layer_keys()) / shape.layers
     attention = machine.attention_rate(work.dtype, keys)
     launches = f"{work.kernels():.0f} x {machine.launch_seconds * 1e6:.3g} us"
-    if not machine.device.is_host:
+    if not machine.on_host:
         launches = f"max(0, {launches} - the above)"
     n = work.passes
     return [

@@ -155,7 +155,7 @@ def what_fits(current: _CurrentPlan, passes: TracedPasses) -> list[str]:
     lines = [f"no micro-batch fits: the smallest, {smallest}, takes {units.gibibytes(least)}"]
     variants = ((change, variant) for change, variant in _smaller_runs(run) if passes.of(variant).fits(smallest))
     lines += [f"{change}: fits, with micro-batches of {smallest}" for change, variant in islice(variants, 1)]
-    for name in () if current.machine.device.is_host else LARGE_GPUS:
+    for name in () if current.machine.on_host else LARGE_GPUS:
         other = machine_from_spec(find_gpu_spec(name))
         if least <= safe_bytes(other.memory_bytes) and accepted(run, other, current.work.ranks):
             return [*lines, f"--gpu {name!r}: fits, with micro-batches of at least {smallest}"]
@@ -191,7 +191,7 @@ def _compiled(current: _CurrentPlan) -> Iterator[Suggestion]:
 
 def _faster_gpus(current: _CurrentPlan, fitted: Fitted | None) -> Iterator[Suggestion]:
     """A faster GPU with enough memory."""
-    if current.machine.device.is_host or current.work.ranks > 1:
+    if current.machine.on_host or current.work.ranks > 1:
         return
     for name in SUGGESTED_GPUS:
         other = machine_from_spec(find_gpu_spec(name))
@@ -209,7 +209,7 @@ def _faster_gpus(current: _CurrentPlan, fitted: Fitted | None) -> Iterator[Sugge
 def _more_gpus(current: _CurrentPlan) -> Iterator[Suggestion]:
     more, work = 2 * current.work.ranks, current.work
     halved = work.passes % 2 == 0
-    if current.machine.device.is_host or not accepted(current.run, current.machine, more):
+    if current.machine.on_host or not accepted(current.run, current.machine, more):
         return
     if not halved and current.run.batch.micro_size:
         return

@@ -267,14 +267,14 @@ def trainable_part(run: Run) -> Trainable | None:
 def _obstacle(run: Run, machine: Machine, dtype: str) -> str:
     """Why training would not compile. A missing compiler counts if the plan is for this machine; a CPU always is."""
     missing = obstacle(run, machine.device, bfloat16=dtype == "bfloat16")
-    local = machine.device.is_host or not machine.triton_kernels
+    local = machine.on_host or not machine.triton_kernels
     return missing or (machine.device.missing_compiler() if local else "")
 
 
 def _dtype(run: Run, machine: Machine) -> str:
     if run.compute.dtype != "auto":
         return run.compute.dtype
-    if machine.device.is_host:
+    if machine.on_host:
         return str(machine.device.compute_dtype("auto", devices.HOST)).removeprefix("torch.")
     card = match_gpu_spec(machine.name)
     return "bfloat16" if card is None or card.has_bfloat16 else "float16"
@@ -324,7 +324,7 @@ def checkpoint_seconds(run: Run, saved: int, machine: Machine, step_seconds: flo
     """
     checkpoints = math.ceil(steps / run.checkpoint.every)
     write = saved / WRITE_RATE
-    copy = saved / (machine.bytes_per_second if machine.device.is_host else COPY_RATE)
+    copy = saved / (machine.bytes_per_second if machine.on_host else COPY_RATE)
     blocked = write
     if run.checkpoint.async_:
         blocked = max(0.0, write - run.checkpoint.every * step_seconds)

@@ -1,25 +1,39 @@
 """What devices can do: a row for each type. Only this package, kernels/ and plan/gpu_specs.py name a device.
 
 `devices.of(device)` answers for a `torch.device` or the name of a type. A type without a row is asked through
-`torch.accelerator` (devices/device.py).
+`torch.accelerator` (devices/device.py). torch is imported when it is first needed.
 """
 
 from __future__ import annotations
 
 from functools import cache
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from penjing.base.registry import look_up
-from penjing.devices.device import Device
 
-HOST = torch.device("cpu")
+if TYPE_CHECKING:
+    import torch
+
+    from penjing.devices.device import Device
+
+    HOST: torch.device
+
+HOST_TYPE = "cpu"
 # In the order in which `auto` looks for them: the last one is everywhere.
 DEVICES = {
     "cuda": "penjing.devices.cuda:Cuda",
     "mps": "penjing.devices.mps:Mps",
-    "cpu": "penjing.devices.cpu:Cpu",
+    HOST_TYPE: "penjing.devices.cpu:Cpu",
 }
+_ANY = {"any": "penjing.devices.device:Device"}
+
+
+def __getattr__(name: str) -> Any:
+    if name != "HOST":
+        raise AttributeError(name)
+    import torch
+
+    return torch.device(HOST_TYPE)
 
 
 def of(device: torch.device | str) -> Device:
@@ -29,14 +43,20 @@ def of(device: torch.device | str) -> Device:
 
 @cache
 def _row(type_name: str) -> Device:
-    kind: type[Device] = look_up(DEVICES, type_name, what="device") if type_name in DEVICES else Device
-    return kind(type_name)
+    known = type_name in DEVICES
+    kind = look_up(DEVICES, type_name, what="device") if known else look_up(_ANY, "any", what="device")
+    row: Device = kind(type_name)
+    return row
 
 
 def uses_tf32() -> bool:
     """Whether float32 matmuls of this process may run in tf32 (10 bits of mantissa), where tensor cores are."""
+    import torch
+
     return bool(torch.backends.cuda.matmul.allow_tf32)
 
 
 def set_tf32(allowed: bool) -> None:
+    import torch
+
     torch.backends.cuda.matmul.allow_tf32 = allowed

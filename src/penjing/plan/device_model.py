@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from penjing import devices
-from penjing.devices.device import Device
 from penjing.plan.gpu_specs import DEVICE_TYPE, GpuSpec
+
+if TYPE_CHECKING:
+    from penjing.devices.device import Device
 
 Level = Literal["L0", "L1", "L2", "L3"]
 LEVELS: dict[str, str] = {
@@ -83,13 +85,18 @@ class Machine:
     attentions: tuple[AttentionRate, ...] = ()  # the same; a dtype without one falls back to attention_share
 
     @property
+    def on_host(self) -> bool:
+        """Whether it computes on the CPU."""
+        return self.kind == devices.HOST_TYPE
+
+    @property
     def device(self) -> Device:
         """What a device of this kind can do."""
         return devices.of(self.kind)
 
     def runs_triton_kernels(self, dtype: str) -> bool:
         """Whether steps in `dtype` use kernels/triton: cards with bfloat16 units do."""
-        return not self.device.is_host and self.triton_kernels and dtype == "bfloat16"
+        return not self.on_host and self.triton_kernels and dtype == "bfloat16"
 
     def rate(self, dtype: str) -> float:
         """FLOPs per second of large matmuls."""
@@ -117,7 +124,7 @@ class Machine:
         nearest = nearest_matmul(self.matmuls, rows, inner, outputs, dtype)
         if nearest is not None:
             return flops / nearest.flops_per_second
-        unaligned = not self.device.is_host and dtype != "float32" and any(side % 8 for side in (rows, inner, outputs))
+        unaligned = not self.on_host and dtype != "float32" and any(side % 8 for side in (rows, inner, outputs))
         return flops / (self.rate(dtype) * (UNALIGNED_SHARE if unaligned else 1.0))
 
 

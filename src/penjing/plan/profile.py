@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from penjing import devices
 from penjing.base.files import read_json, write_json
 from penjing.base.user_dir import user_dir
+from penjing.devices import HOST_TYPE
 from penjing.plan.device_model import (
     LAUNCH_SECONDS,
     PCIE_BYTES_PER_SECOND,
@@ -82,7 +82,7 @@ class Profile:
             for measured in self.shapes
         )
         shares = [rate / best[dtype] for dtype, rate in self.attention_flops_per_second.items() if best.get(dtype)]
-        on_host = devices.of(self.key.kind).is_host
+        on_host = self.key.kind == HOST_TYPE
         return Machine(
             name=self.key.device,
             kind=self.key.kind,

@@ -53,7 +53,7 @@ def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: flo
     busy = matmuls + attention + elementwise + head
     host = work.kernels() * machine.launch_seconds
     # CPUs share Muon's orthogonalizations (optim/muon.py).
-    sharing = work.ranks if machine.device.is_host else 1
+    sharing = work.ranks if machine.on_host else 1
     optimizer = work.optimizer_bytes() / bandwidth + work.optimizer_flops() / (rate * sharing)
     passes, exchange = work.passes, work.communication_bytes() / machine.bus_bytes_per_second
     if work.ranks > 8:
@@ -63,7 +63,7 @@ def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: flo
     else:  # DDP reduces gradients during the last backward pass; nothing hides the last bucket
         exposed = max(0.1 * exchange, exchange - HIDDEN_SHARE * busy)
     # On a CPU the call overhead adds up; a GPU computes while its host launches.
-    exposed_launch = host if machine.device.is_host else max(0.0, host - busy)
+    exposed_launch = host if machine.on_host else max(0.0, host - busy)
     seconds = passes * (busy + exposed_launch)
     loader_seconds = passes * work.tokens / loader_tokens_per_second if loader_tokens_per_second else 0.0
     return StepTime(
@@ -134,7 +134,7 @@ def decode_time(decode: DecodeWorkload, work: Workload, machine: Machine) -> flo
         (weights + cache) / machine.bytes_per_second,
         concurrent * (2.0 * shape.matrices + 4.0 * shape.layers * shape.query_size * keys) / rate,
     )
-    step = busy + host if machine.device.is_host else max(busy, host)
+    step = busy + host if machine.on_host else max(busy, host)
     steps = max(float(decode.longest), decode.answers * decode.answer_tokens / concurrent)
     return prefill + steps * step
 

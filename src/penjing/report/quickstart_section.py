@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penjing.base import formatting as units
+from penjing.devices.host import PROCESSOR
 from penjing.report import charts, text_format
 from penjing.report.charts import figure
 from penjing.report.load_run import Fields, Quickstart, ReportedRun, continuation
@@ -27,7 +28,7 @@ DATA_FACTS: FactTable = (
     ("Chinese characters", "han_fraction", percent),
 )
 MACHINE_FACTS: FactTable = (
-    ("Processor", "cpu", None),
+    ("Processor", PROCESSOR, None),
     ("Cores", "cores", count),
     ("Threads used", "threads", count),
     ("Memory", "memory_bytes", units.gibibytes),

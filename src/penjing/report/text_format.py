@@ -9,6 +9,8 @@ from datetime import datetime
 
 from penjing.base import formatting as units
 from penjing.base.accuracy import Score, accuracy_lines, change_lines
+from penjing.devices import HOST_TYPE
+from penjing.devices.host import PROCESSOR
 from penjing.report.charts import figure
 from penjing.report.load_run import Fields, Quickstart, ReportData, ReportedRun
 from penjing.report.metrics import CHARTS, HELD_OUT, TOKENS, task_names
@@ -194,7 +196,7 @@ def _training_sentence(record: ReportData, facts: Fields) -> str:
     sentence += f", in {duration(seconds)}" if seconds else ""
     machine = facts.fields("machine")
     device = machine.text("device")
-    hardware = machine.text("cpu") if device in ("cpu", "") else device
+    hardware = machine.text(PROCESSOR) if device in (HOST_TYPE, "") else device
     return sentence + (f" on {clip(hardware, 80)}." if hardware else ".")
 
 
