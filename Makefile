@@ -23,8 +23,8 @@ coverage: $(VENV)/installed-dev
 	$(BIN)/python tests/run.py --cov --cov-report=term
 
 lint: $(VENV)/installed-dev
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
 # The stamps are made last: an install that broke off is taken up again. `--no-deps` on ourselves keeps a second run

@@ -23,12 +23,12 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+from compare.trial_process import alternate
 from training_step import Case, prepare, shape, step_arguments, timed
 
 from penjing.bench.record import environment, write
 from penjing.bench.table import ResultTable, spread, with_range
 from penjing.bench.timer import time_steps
-from penjing.bench.trial_process import alternate
 
 SHAPES: dict[str, Case] = {
     "26M": Case(name="26M", model=shape(512, 8, 8, 2, 1408, 6400), seq_len=512, rows=4, passes=2),

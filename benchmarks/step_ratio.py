@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from compare.trial_process import alternate
 from training_step import Case, prepare, settings_of, step_arguments, timed
 
 from penjing.base import config
@@ -27,7 +28,6 @@ from penjing.base.files import write_json
 from penjing.bench.record import environment
 from penjing.bench.table import ResultTable, spread, with_range
 from penjing.bench.timer import time_steps
-from penjing.bench.trial_process import alternate
 from penjing.model.config import ModelConfig
 
 

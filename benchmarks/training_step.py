@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from penjing.bench.trial_process import run_json
+from compare.trial_process import run_json
 
 DOCUMENT_TOKENS = 300  # on average
 

@@ -57,15 +57,15 @@ for _name, _verb in VERBS.items():
         app.command(_name)(_verb)
 
 
-def main() -> None:
-    """Run the command line. An error that the user can correct is one line and exit code 2, never a traceback."""
+def main(program: typer.Typer = app) -> None:
+    """Run a command line. An error that the user can correct is one line and exit code 2, never a traceback."""
     if "--version" in sys.argv[1:2]:
         print(f"penjing {__version__}")
         return
     if sys.platform == "win32":
         _fail("penjing: needs Linux or macOS; on Windows run it in WSL 2", EXIT_USER_ERROR)
     try:
-        code = app(standalone_mode=False)
+        code = program(standalone_mode=False)
         if code == EXIT_INTERRUPTED:  # newer versions of typer return it, older ones raise
             raise KeyboardInterrupt
         sys.exit(code)

@@ -183,28 +183,6 @@ def test_a_wrong_command_line_is_one_line(mistake, words, expected):
     assert all(fact in line for fact in expected.split(" ... "))
 
 
-def test_ctrl_c_is_one_line(monkeypatch, capsys, tmp_path):
-    """Where no signal handler of training stands, and what had been measured by then is named."""
-    out = tmp_path / "bench.json"
-
-    def interrupted(*_, save, **__):
-        out.write_text("of another day")
-        save({"finished": False, "parameters": 1})
-        assert out.read_text() == "of another day"  # until there is a trial
-        save({"finished": False, "parameters": 1, "path": {"trials": {}}})
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("penjing.commands.bench.bench", interrupted)
-    monkeypatch.setattr("penjing.cli.sys.argv", ["penjing", "bench", "train", "--out", str(out)])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    said = capsys.readouterr()
-    assert stopped.value.code == 130
-    assert said.err == "penjing: interrupted\n"
-    assert str(out) in said.out.replace("\n", "") and "--resume" in said.out
-    assert '"finished": false' in out.read_text()
-
-
 def test_another_system_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr("penjing.cli.sys.platform", "win32")
     with pytest.raises(SystemExit) as stopped:

@@ -16,7 +16,7 @@ from penjing.devices.device import Device
 
 CPU = torch.device("cpu")
 ROOT = Path(penjing.__file__).parent
-MAY_NAME_DEVICES = ("devices/", "kernels/", "plan/gpu_specs.py", "bench/")
+MAY_NAME_DEVICES = ("devices/", "kernels/", "plan/gpu_specs.py")
 NAMES = re.compile(r"""["'](cpu|cuda|mps|xpu|npu|hpu)(:\d)?["']|torch\.(cuda|mps|xpu|cpu)\b|\bis_(cuda|cpu|mps)\b""")
 
 

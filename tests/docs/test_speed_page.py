@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from compare import BENCHMARKS
+from compare.verdict import verdict
 
 from penjing.base.registry import look_up
-from penjing.bench import BENCHMARKS
-from penjing.bench.verdict import verdict
 from penjing.model.config import ModelConfig
 from penjing.plan.flops import parameters
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from penjing import devices
 from penjing.plan.device_model import Machine
 from penjing.plan.step_workload import Workload
 
@@ -29,7 +30,7 @@ class Utilisation:
 
 def measure_utilisation(function: Callable[[], object], device: torch.device) -> Utilisation | None:
     """Run `function` between two samples of the GPU's counters; None if the GPU or the library has none."""
-    if device.type != "cuda":
+    if devices.of(device).is_host:
         return None
     try:
         nvml: Any = importlib.import_module("pynvml")
@@ -42,7 +43,7 @@ def measure_utilisation(function: Callable[[], object], device: torch.device) ->
     except Exception:  # no library, no permission to read counters, or an older card: use the estimate
         return None
     function()
-    torch.cuda.synchronize(device)
+    devices.of(device).synchronize(device)
     nvml.nvmlGpmSampleGet(handle, after)
     request = nvml.c_nvmlGpmMetricsGet_t()
     request.version, request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 3
