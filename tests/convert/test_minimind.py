@@ -12,6 +12,8 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.convert.minimind import from_minimind, infer_config, read_tensors, tokenizer_folder
+from penjing.convert.peft import attach_peft, read_peft
+from penjing.model.lora import set_adapter
 from penjing.model.transformer import Transformer
 
 IDS_BT = torch.randint(0, 50, (2, 17), generator=torch.Generator().manual_seed(1))
@@ -195,8 +197,56 @@ def test_the_tokenizer_lies_beside_or_in_the_folder_above(tmp_path):
     assert tokenizer_folder(path) == tmp_path / "out"
 
 
-def test_a_lora_file_says_what_it_is(tmp_path):
-    path = tmp_path / "lora_medical_768.pth"
-    torch.save({"layers.0.self_attn.q_proj.lora.A.weight": torch.zeros(16, 768)}, path)
-    with raises_user_error(where=path.name, got="lora", next_step="Merge it"):
+def lora_weights(weights: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """Of the square layers, as MiniMind trains them."""
+    generator, lora = torch.Generator().manual_seed(7), {}
+    for name, value in weights.items():
+        if value.ndim == 2 and value.shape[0] == value.shape[1] and "self_attn" in name:
+            layer = prefix + name.removeprefix("model.").removesuffix(".weight")
+            lora[f"{layer}.lora.A.weight"] = 0.1 * torch.randn(4, value.shape[1], generator=generator)
+            lora[f"{layer}.lora.B.weight"] = 0.1 * torch.randn(value.shape[0], 4, generator=generator)
+    return lora
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "module.model.", "_orig_mod.model."])
+def test_a_lora_file_computes_w_plus_b_a(tmp_path, prefix):
+    weights = random_weights(layers=2)
+    state, config = from_minimind(weights, infer_config(weights, {}, "x.pth"), "x.pth")
+    lora = lora_weights(weights, prefix)
+    assert len(lora) == 2 * 2 * 2, "q_proj and o_proj of two layers"
+    torch.save(lora, tmp_path / "lora_medical_64.pth")
+    model = Transformer(config).eval()
+    model.load_state_dict(state)
+    attach_peft(model, "medical", read_peft(tmp_path / "lora_medical_64.pth"))
+    set_adapter(model, "medical")
+    merged = dict(weights)
+    for name, a in lora.items():
+        if name.endswith(".A.weight"):
+            layer = "model." + name.removeprefix(prefix).removesuffix(".lora.A.weight") + ".weight"
+            merged[layer] = weights[layer] + lora[name.replace(".A.", ".B.")] @ a
+    with torch.no_grad():
+        actual_BTV, expected_BTV, base_BTV = model(IDS_BT), plain(merged, config), plain(weights, config)
+    assert (actual_BTV - expected_BTV).abs().max() < 1e-5 * max(1.0, float(expected_BTV.std()))
+    assert (actual_BTV - base_BTV).abs().max() > 0.1
+
+
+def test_a_lora_file_is_no_model_and_must_fit_its_base(tmp_path):
+    weights = random_weights(layers=2)
+    config, path = infer_config(weights, {}, "x.pth"), tmp_path / "lora_medical_64.pth"
+    model = Transformer(config)
+    good = lora_weights(weights)
+    torch.save(good, path)
+    with raises_user_error(where=path.name, got="lora", next_step=f"--adapter {path}"):
         read_tensors(path)
+    name = next(iter(good))
+    wrong = {
+        "not a LoRA": {**good, "layers.0.self_attn.q_proj.weight": torch.ones(2, 2)},
+        "wrong adapter tensors": {key: value for key, value in good.items() if key != name},
+        "another shape": {**good, name: torch.ones(4, 3)},
+        "no such linear layer": {key.replace("layers.1", "layers.9"): value for key, value in good.items()},
+    }
+    for reason, tensors in wrong.items():
+        torch.save(tensors, path)
+        with pytest.raises(UserError, match=reason) as refused:
+            attach_peft(model, "medical", read_peft(path))
+        assert path.name in str(refused.value)

@@ -26,14 +26,47 @@ _KNOWN_HEADS = {(512, 128): (8, 2), (640, 160): (8, 2), (768, 192): (8, 2)}
 _WRAPPERS = re.compile(r"^(_orig_mod\.|module\.)+")
 _VERSION_1_NAMES = re.compile(r"^(tok_embeddings\.|layers\.\d+\.(attention|feed_forward)\.)")
 _SHARED = re.compile(r"^(model\.layers\.\d+\.mlp\.)shared_experts\.(?:(\d+)\.)?(\w+_proj\.weight)$")
+_LORA_NAME = re.compile(r"^(?:model\.)?(layers\.\d+\.\S+)\.lora\.([AB])\.weight$")
 _LAYER = "model.layers.{}."
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a `.pth` file by their transformers-like names, memory-mapped.
+    """The weights of a model in a `.pth` file by their transformers-like names, memory-mapped."""
+    tensors = _load(path)
+    lora = next((name for name in tensors if ".lora." in name), None)
+    if lora is not None:
+        raise UserError(
+            "a LoRA adapter of MiniMind, not a model",
+            where=path,
+            got=lora,
+            wanted="the weights of a model",
+            next_step=f"Give its base model, and --adapter {path} in `penjing chat`, `serve` or `adapter merge`.",
+        )
+    first = next((name for name in tensors if _VERSION_1_NAMES.match(name)), None)
+    if first is not None:
+        raise UserError(
+            "weights of MiniMind's first version, which has another rotary layout",
+            where=path,
+            got=first,
+            wanted="version 2 or 3",
+        )
+    return tensors
 
-    Only tensors and plain values are unpickled (`weights_only`); any other file is refused.
-    """
+
+def read_lora(path: Path) -> dict[str, dict[str, Tensor]]:
+    """A LoRA adapter in a `.pth` file: the matrices A [rank, in] and B [out, rank] by layer; W + B A is computed."""
+    layers: dict[str, dict[str, Tensor]] = {}
+    for name, value in _load(path).items():
+        match = _LORA_NAME.match(name)
+        if match is None or value.ndim != 2:
+            wanted = "layers.N.self_attn.q_proj.lora.A.weight and the like, matrices"
+            raise UserError("not a LoRA adapter of MiniMind", where=path, got=name, wanted=wanted)
+        layers.setdefault(f"model.{match[1]}", {})[match[2]] = value.float()
+    return layers
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    """The tensors of a `.pth` file. Only tensors and plain values are unpickled; any other file is refused."""
     try:
         loaded = torch.load(path, map_location=HOST, weights_only=True, mmap=True)
     except FileNotFoundError:
@@ -46,25 +79,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         loaded = loaded["model"]
     if not isinstance(loaded, dict) or not loaded or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise UserError("not a file of named tensors", where=path, wanted="a state dict")
-    tensors = {_WRAPPERS.sub("", str(name)): value for name, value in loaded.items()}
-    lora = next((name for name in tensors if ".lora." in name), None)
-    if lora is not None:
-        raise UserError(
-            "a LoRA adapter of MiniMind, not a model",
-            where=path,
-            got=lora,
-            wanted="the weights of a model",
-            next_step="Merge it into its base with MiniMind's scripts/convert_model.py, and give the merged .pth file.",
-        )
-    first = next((name for name in tensors if _VERSION_1_NAMES.match(name)), None)
-    if first is not None:
-        raise UserError(
-            "weights of MiniMind's first version, which has another rotary layout",
-            where=path,
-            got=first,
-            wanted="version 2 or 3",
-        )
-    return tensors
+    return {_WRAPPERS.sub("", str(name)): value for name, value in loaded.items()}
 
 
 def infer_config(tensors: Mapping[str, Tensor], hints: Mapping[str, Any], where: object) -> ModelConfig:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from penjing.base.errors import UserError
 from penjing.base.files import atomic_write, read_json, write_json
+from penjing.convert import minimind
 from penjing.convert.names import hf_name
 from penjing.model.lora import Adapter, AdapterSize, adaptable, adapted, attach
 from penjing.model.transformer import Transformer
@@ -47,8 +48,8 @@ _BASE_PRESERVING_INITS = (True, False, None, "gaussian", "orthogonal", "eva")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeftAdapter:
-    """An adapter read from a folder. tensors: by the layer's name in `peft` (model.layers.0.self_attn.q_proj) and part
-    (A, B, magnitude). base_sha256: empty unless penjing wrote the adapter."""
+    """An adapter read from a folder or a file. tensors: by the layer's name in `peft` (model.layers.0.self_attn.q_proj)
+    and part (A, B, magnitude). base_sha256: empty unless penjing wrote the adapter."""
 
     folder: Path
     tensors: dict[str, dict[str, Tensor]]
@@ -153,8 +154,13 @@ def _target_modules(model: Transformer, layers: set[str]) -> list[str]:
 
 
 def read_peft(folder: Path) -> PeftAdapter:
-    """Read a LoRA or DoRA adapter made by `peft` or by us. Raises UserError naming a setting that we do not support."""
+    """Read a LoRA or DoRA adapter made by `peft` or by us, or a LoRA file of MiniMind.
+
+    Raises UserError naming a setting that we do not support.
+    """
     folder = Path(folder)
+    if folder.suffix in minimind.SUFFIXES and folder.is_file():
+        return _read_minimind(folder)
     config_path = folder / CONFIG
     if not config_path.is_file():
         raise UserError("not the folder of an adapter", where=folder, wanted=f"{CONFIG} and {WEIGHTS} in it")
@@ -190,6 +196,15 @@ def read_peft(folder: Path) -> PeftAdapter:
         base_sha256=str(metadata.get("base_sha256", "")),
         metadata=metadata,
     )
+
+
+def _read_minimind(path: Path) -> PeftAdapter:
+    layers = minimind.read_lora(path)
+    for layer, parts in layers.items():
+        if parts.keys() != {"A", "B"}:
+            raise UserError("a layer has the wrong adapter tensors", where=path, got=f"{layer}: {sorted(parts)}")
+    sizes = {layer: AdapterSize(rank=parts["A"].shape[0], scale=1.0) for layer, parts in layers.items()}
+    return PeftAdapter(folder=path, tensors=layers, sizes=sizes, base_name="")
 
 
 def _check_config(config: Any, where: Path) -> None:
@@ -228,7 +243,7 @@ def _by_pattern(patterns: Mapping[str, Any], layer: str, default: Any) -> Any:
 @torch.no_grad()
 def attach_peft(model: Transformer, name: str, adapter: PeftAdapter) -> None:
     """Attach the adapter to `model` as `name`; `set_adapter` activates it. Raises UserError if it does not fit."""
-    where = adapter.folder / WEIGHTS
+    where = adapter.folder if adapter.folder.is_file() else adapter.folder / WEIGHTS
     layers = adaptable(model)
     layer_by_hf_name = {_layer_name(layer, model.config.architecture): layer for layer in layers}
     for hf_layer, parts in adapter.tensors.items():

@@ -67,8 +67,8 @@ def _no_adapter(path: Path) -> UserError:
 def attach_adapters(trained: LoadedModel, specs: Sequence[str]) -> dict[str, PeftAdapter]:
     """Attach adapters to a model, each given as DIR or NAME=DIR; returns them by name. The first becomes active.
 
-    DIR holds adapter_config.json, or is a run that trained an adapter. Raises UserError for an adapter whose recorded
-    base hash differs.
+    DIR holds adapter_config.json, or is a run that trained an adapter, or a LoRA file of MiniMind. Raises UserError for
+    an adapter whose recorded base hash differs.
     """
     attached: dict[str, PeftAdapter] = {}
     base = ""
@@ -97,7 +97,8 @@ def _parse_spec(spec: str) -> tuple[str, Path]:
         return name, path
     source = path.resolve()
     source = source.parent if source.name == FOLDER else source
-    characters = (character if re.match("[A-Za-z0-9_-]", character) else "_" for character in source.name)
+    name = source.stem if source.is_file() else source.name
+    characters = (character if re.match("[A-Za-z0-9_-]", character) else "_" for character in name)
     return "".join(characters).lstrip("-_") or "adapter", path
 
 
