@@ -42,9 +42,8 @@ def cases() -> list[Case]:
         Case(name="1B", model=shape(2048, 18, 16, 8, 6144, 32768), seq_len=2048, rows=16, passes=4,
              goal_tokens_per_second=8.2e4),
     ]  # fmt: skip
-    for how in ("off", "whole", "graphs"):
+    for how in ("off", "graphs"):
         found.append(Case(name=f"26M compile={how}", model=m26, seq_len=1024, rows=128, compile=how))
-    found.append(Case(name="124M GPT-2 compile=whole", model=m124, seq_len=1024, rows=64, passes=8, compile="whole"))
     found.append(Case(name="26M graphs 8 rows", model=m26, seq_len=1024, rows=8, compile="graphs"))
     found.append(Case(name="26M blocks 8 rows", model=m26, seq_len=1024, rows=8))
     found.append(Case(name="64M adamw", model=m64, seq_len=1024, rows=128, optimizer="adamw"))

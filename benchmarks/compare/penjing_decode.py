@@ -10,7 +10,8 @@ from compare.decode_measure import Decoder, OnTokens, finish
 from compare.trial_spec import DecodeSpec, read_spec
 from penjing.base.process_info import peak_resident_bytes
 from penjing.infer.engine import Engine
-from penjing.infer.forward import Weights, make_forward
+from penjing.infer.forward import Weights
+from penjing.infer.make_forward import make_forward
 from penjing.infer.requests import Request
 from penjing.infer.sample import Sampling
 from penjing.train.load_model import load_trained, set_threads, use_device

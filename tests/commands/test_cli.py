@@ -3,11 +3,14 @@
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 from penjing.cli import app, main
+from penjing.commands.check_machine import optional_packages
 
 
 def commands(command, path=()):
@@ -181,6 +184,13 @@ def test_a_full_disk_is_one_line_and_loses_nothing(mistake, tmp_path, toy):
 def test_a_wrong_command_line_is_one_line(mistake, words, expected):
     line = mistake(*words)
     assert all(fact in line for fact in expected.split(" ... "))
+
+
+def test_doctor_looks_for_the_packages_of_every_extra():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = set(project["optional-dependencies"]) - {"test", "dev"}
+    assert set(optional_packages().values()) == extras
+    assert optional_packages()["llama-cpp-python"] == "llama"
 
 
 def test_another_system_is_one_line(monkeypatch, capsys):

@@ -176,9 +176,9 @@ def test_too_much_loss_is_refused(tmp_path, tokenizer, monkeypatch):
 
 def test_types_of_llama_cpps_own_tool_are_named_as_such(tmp_path, tokenizer):
     model = make_model(tokenizer)
-    with raises_user_error(where="--type", got="q4_k_m"):
+    with raises_user_error(where="--dtype", got="q4_k_m"):
         gguf.export(model, tokenizer, tmp_path / "model.gguf", kind="q4_k_m")
-    with raises_user_error(where="--type", got="q8"):
+    with raises_user_error(where="--dtype", got="q8"):
         gguf.export(model, tokenizer, tmp_path / "model.gguf", kind="q8")
 
 
@@ -388,7 +388,7 @@ def test_the_command_writes_beside_the_run_and_says_what_was_checked(tmp_path, t
     )
     monkeypatch.setattr("penjing.train.load_model.load_trained", lambda *args, **options: trained)
     run = tmp_path / "kite"
-    done = CliRunner().invoke(app, ["export", "gguf", str(run), "--type", "q8_0", "--licence", "mit"])
+    done = CliRunner().invoke(app, ["export", "gguf", str(run), "--dtype", "q8_0", "--licence", "mit"])
     assert done.exit_code == 0, done.output
     assert "read back: largest difference" in done.output
     values, _ = read(run / "kite-q8_0.gguf")

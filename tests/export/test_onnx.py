@@ -91,10 +91,10 @@ def test_a_graph_that_computes_otherwise_is_refused(tmp_path, tokenizer, monkeyp
 
 
 def test_what_cannot_be_written_is_refused_by_name(tmp_path, tokenizer):
-    with raises_user_error(where="--type", got="int4"):
+    with raises_user_error(where="--dtype", got="int4"):
         onnx.export(make_model(tokenizer), tokenizer, tmp_path / "out", kind="int4")
     mixture = make_model(tokenizer, architecture="qwen3_moe", **EXPERTS)
-    with raises_user_error(where="--type", got="int8"):
+    with raises_user_error(where="--dtype", got="int8"):
         onnx.export(mixture, tokenizer, tmp_path / "out", kind="int8")
     (tmp_path / "photos").mkdir()
     with raises_user_error(where="photos", next_step="another folder"):
@@ -113,7 +113,7 @@ def test_the_command_says_what_was_checked(tmp_path, tokenizer, monkeypatch):
 
     monkeypatch.setattr("penjing.train.load_model.load_trained", lambda *args, **options: trained)
     monkeypatch.setattr(onnx, "export", export)
-    done = CliRunner().invoke(app, ["export", "onnx", str(tmp_path), "--type", "int8"])
+    done = CliRunner().invoke(app, ["export", "onnx", str(tmp_path), "--dtype", "int8"])
     assert done.exit_code == 0, done.output
     ((given, named),) = asked
     assert given == (model, tokenizer, tmp_path / "onnx") and named["kind"] == "int8"

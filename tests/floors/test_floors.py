@@ -78,6 +78,17 @@ def test_imports_go_down_only() -> None:
     assert not upward, "\n".join(upward)
 
 
+def test_no_circle_of_files() -> None:
+    """Imports inside functions, and those for types only, count too."""
+    files = modules()
+    below = {name: {found for found in imports(name, path) if found in files} - {name} for name, path in files.items()}
+    for name in below:  # a package's own file is imported with each of its modules, and imports none of them
+        below[name] -= {package for package in below[name] if name.startswith(package + ".")}
+    while leaves := [name for name, imported in below.items() if not imported]:
+        below = {name: imported.difference(leaves) for name, imported in below.items() if name not in leaves}
+    assert not below
+
+
 def test_no_function_has_more_than_ten_parameters() -> None:
     """But commands, whose options they are, and Triton's kernels, which take no tensors but addresses and strides."""
     found = []

@@ -9,7 +9,8 @@ import torch
 from small_models import small_model
 
 from penjing.devices.cpu import Cpu
-from penjing.infer.forward import bytes_per_slot, default_slots, ints, make_forward
+from penjing.infer.forward import bytes_per_slot, default_slots, ints
+from penjing.infer.make_forward import make_forward
 from penjing.infer.torch_forward import TorchForward
 from penjing.model.linear import Linear, set_compute_dtype
 

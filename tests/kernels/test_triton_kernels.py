@@ -266,7 +266,7 @@ class Way:
         if how == "blocks":
             for block in model.blocks:
                 block.compile(fullgraph=True, dynamic=False, backend="aot_eager")
-        elif how == "whole":
+        elif how == "with its loss":
             model.compile(fullgraph=True, dynamic=False, backend="aot_eager")
         ids_BT = torch.randint(300, (1, 50), generator=generator).to(DEVICE)
         document_BT = rows(1, 49, 20)
@@ -278,7 +278,7 @@ class Way:
         return loss.item(), torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad]) / 1024
 
 
-@pytest.mark.parametrize("how", ["off", "blocks", "whole"])
+@pytest.mark.parametrize("how", ["off", "blocks", "with its loss"])
 @pytest.mark.parametrize("architecture", ["qwen3", "llama", "qwen3_moe"])
 def test_a_model_of_kernels_is_the_plain_one(architecture, how, monkeypatch):
     """Compiled too: what a compiler is told of each operator is what it does."""

@@ -50,8 +50,6 @@ WAYS = {
 }
 # On a GPU, half precision goes through kernels of our own (kernels/triton/ops.py), float32 through torch's operations.
 GPU_WAYS = WAYS | {
-    "whole": Way(2e-6, 2e-5, packing=True, fused_head=True, compiled="whole"),
-    "whole in bfloat16": Way(5e-3, 3e-2, packing=True, fused_head=True, compiled="whole", dtype=torch.bfloat16),
     "graphs": Way(5e-3, 3e-2, packing=True, fused_head=True, compiled="graphs", dtype=torch.bfloat16),
     "float16 compiled": Way(1e-3, 5e-3, packing=True, fused_head=True, compiled="blocks", dtype=torch.float16),
 }

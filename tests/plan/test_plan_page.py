@@ -273,7 +273,7 @@ def test_a_measurement_beside_other_programs_says_so(monkeypatch, waited, said):
     monkeypatch.setattr(plan_run, "thread_seconds", times)
     monkeypatch.setattr(plan_run, "find_profile", lambda key: None)
     _, _, notes = plan_run.find_machine(PlanOptions(), resolve_run("pretrain", settings("compute.device=cpu")))
-    lines = [note for note in notes if "other programs" in note]
+    lines = [note for note in notes if "used the cores" in note]
     assert len(lines) == said and all(f"{1 + waited:.1f} x" in line for line in lines)
 
 
@@ -351,7 +351,7 @@ def test_sizes_beyond_the_ladder_have_its_largest_shape():
     assert plan_counts.model_of(7_000_000_000) == plan_counts.model_of(3_000_000_000)
 
 
-@pytest.mark.parametrize("option", ["--tokens=1M", "--unique=1M", "--gpus=2", "--engine=ddp", "--explain"])
+@pytest.mark.parametrize("option", ["--tokens=1M", "--unique=1M", "--gpus=2", "--strategy=ddp", "--explain"])
 def test_what_a_probe_does_not_look_at_is_refused(option):
     from typer.testing import CliRunner
 

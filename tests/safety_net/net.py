@@ -92,7 +92,7 @@ GENERATE = (
 )
 EXPORTS = {  # case: (command, what it writes)
     "pretrain": [("export hf runs/pretrain exported/hf", "hf"),
-                 ("export gguf runs/pretrain exported/f16.gguf --type f16", "f16.gguf")],
+                 ("export gguf runs/pretrain exported/f16.gguf --dtype f16", "f16.gguf")],
     "mixture": [("export hf runs/mixture exported/mixture-hf", "mixture-hf")],
     "lora": [("export hf runs/lora exported/lora-hf", "lora-hf"),
              ("adapter export runs/lora exported/adapter", "adapter")],

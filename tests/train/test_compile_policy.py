@@ -49,7 +49,6 @@ def test_only_long_runs_are_compiled(monkeypatch):
     assert choice("auto", CPU, border * 0.99).how == "off"
     assert choice("auto", CPU, border * 1.01).how == "blocks"
     assert choice("off", CPU, 1e9).how == "off"
-    assert choice("whole", CPU, 1.0).how == "whole"
     monkeypatch.setattr(compiling.library, "unavailable_reason", lambda: "")
     decision = choice("auto", CPU, 1e9)
     assert decision.how == "off" and "our C kernels are faster" in decision.why
@@ -91,7 +90,7 @@ def test_without_a_compiler_it_is_off_and_said(monkeypatch):
 
 def test_graphs_need_cuda(monkeypatch):
     monkeypatch.setattr(Cpu, "missing_compiler", lambda self: "")
-    with raises_user_error(where="compute.compile", got="cpu", wanted="blocks or whole"):
+    with raises_user_error(where="compute.compile", got="cpu", wanted="blocks or auto"):
         choice("graphs", CPU, 1e9)
 
 

@@ -129,8 +129,8 @@ def test_what_is_no_number_of_threads_is_one_line(threads, said):
 
 def test_a_graph_of_all_of_a_pass_needs_texts():
     assert resolve("compute.compile=blocks", "data.format=chats")
-    with raises_user_error(where="compute.compile", got="whole with data.format=chats", wanted="blocks, auto or off"):
-        resolve("compute.compile=whole", "data.format=chats")
+    with raises_user_error(where="compute.compile", got="graphs with data.format=chats", wanted="blocks, auto or off"):
+        resolve("compute.compile=graphs", "data.format=chats")
 
 
 def test_halves_that_were_half_replaced_are_made_again(tmp_path):

@@ -40,7 +40,7 @@ def bench_sweep(
     recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="Sets model and optimizer.")] = "pretrain",
     settings: Settings = None,
     rows: Annotated[str, typer.Option(help="Rows of a micro-batch, such as 4,8,16.")] = "",
-    passes: Annotated[str, typer.Option(help="Micro-batches of a step (accumulation), such as 1,2,4.")] = "",
+    accumulation: Annotated[str, typer.Option(help="Micro-batches of a step, such as 1,2,4.")] = "",
     lengths: Annotated[str, typer.Option(help="Row lengths, such as 256,512.")] = "",
     dtypes: Annotated[str, typer.Option(help="Such as bfloat16,float32.")] = "",
     recompute: Annotated[str, typer.Option(help="Activation checkpointing, such as none,block.")] = "",
@@ -54,14 +54,14 @@ def bench_sweep(
 
     [bold]Example[/]
 
-    penjing bench sweep pretrain model=tiny --rows 2,4,8 --passes 1,2 --lengths 128,256 --out sweep
+    penjing bench sweep pretrain model=tiny --rows 2,4,8 --accumulation 1,2 --lengths 128,256 --out sweep
     """
     from penjing.bench.sweep import Grid
     from penjing.commands.sweep import run_sweep
 
     grid = Grid(
         micro_size=_numbers(rows, "--rows"),
-        accumulate=_numbers(passes, "--passes"),
+        accumulate=_numbers(accumulation, "--accumulation"),
         seq_len=_numbers(lengths, "--lengths"),
         dtypes=config.convert(tuple[str, ...], dtypes, "--dtypes"),
         recompute=config.convert(tuple[str, ...], recompute, "--recompute"),

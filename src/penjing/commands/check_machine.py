@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import sys
 
 import torch
@@ -18,7 +19,7 @@ from penjing.kernels.ops import backends
 from penjing.plan import hardware
 from penjing.train.load_model import set_threads
 
-EXTRAS = {"transformers": "hf", "wandb": "wandb", "huggingface_hub": "hub"}
+FOR_DEVELOPERS = ("test", "dev")  # extras that no command needs
 
 
 def check_machine(console: Console) -> None:
@@ -40,7 +41,7 @@ def check_machine(console: Console) -> None:
     }
     for name, value in lines.items():
         console.print(f"{name:<20} {value}", highlight=False)
-    for package, extra in EXTRAS.items():
+    for package, extra in optional_packages().items():
         try:  # not by import: a folder `wandb` of runs can be imported too
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -48,3 +49,13 @@ def check_machine(console: Console) -> None:
         console.print(Text(f"{package:<20} {version}"))
     console.print()
     print_table(console, ("op", "backend", "why"), backends(device, dtype))
+
+
+def optional_packages() -> dict[str, str]:
+    """The packages of all extras, as penjing's metadata lists them, and the extra of each."""
+    found = {}
+    for requirement in importlib.metadata.requires("penjing") or ():
+        match = re.match(r"([\w.-]+).*\bextra == [\"'](\w+)", requirement)
+        if match and match[2] not in FOR_DEVELOPERS:
+            found[match[1]] = match[2]
+    return found

@@ -52,7 +52,7 @@ def export_gguf(
         ),
     ] = None,
     kind: Annotated[
-        str, typer.Option("--type", help="Weight format: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.")
+        str, typer.Option("--dtype", help="Weight format: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1 or q4_0.")
     ] = "f16",
     name: Annotated[str, typer.Option(help="Model name in the file; default: the run's name.")] = "",
     licence: Annotated[str, typer.Option(help="Licence of the weights, such as apache-2.0; check your data's.")] = "",
@@ -66,7 +66,7 @@ def export_gguf(
 
     penjing export gguf runs/quickstart
 
-    penjing export gguf runs/quickstart my-model-q8_0.gguf --type q8_0 --licence apache-2.0 --language zh
+    penjing export gguf runs/quickstart my-model-q8_0.gguf --dtype q8_0 --licence apache-2.0 --language zh
     """
     from penjing.export.default_paths import default_path, model_name
     from penjing.export.gguf import About, export
@@ -93,7 +93,7 @@ def export_onnx(
     out: Annotated[
         Path | None, typer.Argument(help="Folder to write; default: RUN/onnx, for an external model NAME-onnx.")
     ] = None,
-    kind: Annotated[str, typer.Option("--type", help="Weight format: f32 or int8.")] = "f32",
+    kind: Annotated[str, typer.Option("--dtype", help="Weight format: f32 or int8.")] = "f32",
 ) -> None:
     """Write an ONNX graph (token ids to logits) and its tokenizer, verified with onnxruntime against penjing's logits.
 

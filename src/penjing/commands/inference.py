@@ -94,7 +94,7 @@ def generate(
     seed: SampleSeed = 0,
     thinking: Annotated[
         bool | None,
-        typer.Option("--thinking/--no-thinking", help="Reason before each answer or not; else the model decides."),
+        typer.Option("--think/--no-think", help="Reason before each answer or not; else the model decides."),
     ] = None,
     keep_cut: Annotated[bool, typer.Option("--keep-cut", help="Keep answers truncated at --max-tokens.")] = False,
     every_turn: Annotated[

@@ -68,11 +68,11 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         if self.engine:
-            config.convert(Engine, self.engine, "--engine")
+            config.convert(Engine, self.engine, "--strategy")
 
     @property
     def strategy(self) -> Engine:
-        """The parallelism: --engine, or the default for so many GPUs."""
+        """The parallelism: --strategy, or the default for so many GPUs."""
         return cast(Engine, self.engine or ("ddp" if self.gpus > 1 else "single"))
 
     def notes(self) -> list[str]:

@@ -39,7 +39,7 @@ Planned = Annotated[
 ]
 Gpu = Annotated[str, typer.Option(help="A GPU by name, such as 'RTX 3090'; empty: this machine.")]
 Gpus = Annotated[int, typer.Option(help="Number of GPUs.", min=1)]
-Engine = Annotated[str, typer.Option(help="Parallelism: ddp, zero1, zero2, zero3, fsdp.")]
+Engine = Annotated[str, typer.Option("--strategy", help="Parallelism: ddp, zero1, zero2, zero3, fsdp.")]
 
 
 @app.command("run")
@@ -75,7 +75,13 @@ def plan_run(
     options = PlanOptions(gpu=gpu, gpus=gpus, engine=engine, budget=budget, tokens=tokens, unique=unique, price=price)
     run, external = _planned(recipe, settings)
     if run.data.train and not gpu and external is None:
-        unused = {"--tokens": tokens, "--unique": unique, "--gpus": gpus > 1, "--engine": engine, "--explain": explain}
+        unused = {
+            "--tokens": tokens,
+            "--unique": unique,
+            "--gpus": gpus > 1,
+            "--strategy": engine,
+            "--explain": explain,
+        }
         if names := [name for name, given in unused.items() if given]:
             raise UserError(
                 "has no effect with data.train", where=", ".join(names), next_step="Add --gpu NAME, or max_steps=N."

@@ -152,12 +152,12 @@ def _check_type(kind: str, path: Path) -> None:
     if kind in TOOL_TYPES:
         raise UserError(
             "the gguf package cannot write this type; llama-quantize can",
-            where="--type",
+            where="--dtype",
             got=kind,
             next_step=f"Export f16, then: llama-quantize FILE-f16.gguf {path.name} {kind.upper()}",
         )
     if kind not in TYPES:
-        raise UserError("no such type", where="--type", got=kind, next_step=suggest(kind, [*TYPES, *TOOL_TYPES]))
+        raise UserError("no such type", where="--dtype", got=kind, next_step=suggest(kind, [*TYPES, *TOOL_TYPES]))
 
 
 def metadata(config: ModelConfig, vocabulary: Vocabulary, about: About, kind: str) -> dict[str, Any]:

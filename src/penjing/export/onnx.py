@@ -64,13 +64,13 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = 
     """
     path = Path(path)
     if kind not in TYPES:
-        raise UserError("no such type", where="--type", got=kind, next_step=suggest(kind, TYPES))
+        raise UserError("no such type", where="--dtype", got=kind, next_step=suggest(kind, TYPES))
     if kind == "int8" and model.config.is_mixture:
         raise UserError(
             "onnxruntime's quantiser does not support a mixture of experts",
-            where="--type",
+            where="--dtype",
             got=kind,
-            next_step="`penjing export gguf --type q8_0` writes 8 bits.",
+            next_step="`penjing export gguf --dtype q8_0` writes 8 bits.",
         )
     try:
         import onnx  # noqa: F401

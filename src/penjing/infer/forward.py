@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penjing import devices
-from penjing.base.errors import UserError
 from penjing.loader.to_device import to_device
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
@@ -55,19 +54,6 @@ class Forward(Protocol):
 
     def close(self) -> None:
         """Free the memory and restore the model."""
-
-
-def make_forward(model: Transformer, *, num_slots: int, max_tokens: int, weights: Weights = "auto") -> Forward:
-    """The fastest `Forward` for this model on its device."""
-    from penjing.infer import cpu_forward
-    from penjing.infer.torch_forward import TorchForward
-
-    reason = cpu_forward.supports(model)
-    if not reason:
-        return cpu_forward.CpuForward(model, num_slots=num_slots, max_tokens=max_tokens, weights=weights)
-    if weights != "auto":
-        raise UserError(f"only supported by the C kernels for CPUs: {reason}", where="weights", got=weights)
-    return TorchForward(model, num_slots=num_slots, max_tokens=max_tokens)
 
 
 def bytes_per_slot(config: ModelConfig, max_tokens: int, dtype: torch.dtype) -> int:

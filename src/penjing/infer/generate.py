@@ -8,7 +8,8 @@ from dataclasses import replace
 from penjing import devices
 from penjing.base.seeds import derive
 from penjing.infer.engine import Engine
-from penjing.infer.forward import Weights, default_slots, default_tokens, make_forward
+from penjing.infer.forward import Weights, default_slots, default_tokens
+from penjing.infer.make_forward import make_forward
 from penjing.infer.requests import Completion, Event, FinishReason, OnTurnEnd, Request
 from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer

@@ -21,7 +21,7 @@ from penjing.kernels.cpu import library
 from penjing.train.build_model import BuiltRun
 from penjing.train.config import Run
 
-Setting = Literal["auto", "off", "blocks", "whole", "graphs"]
+Setting = Literal["auto", "off", "blocks", "graphs"]
 MIN_PAYOFF = 2.0  # required ratio of saved time to compile time
 
 
@@ -29,7 +29,7 @@ MIN_PAYOFF = 2.0  # required ratio of saved time to compile time
 class Decision:
     """What to compile, and why."""
 
-    how: Literal["off", "blocks", "whole", "graphs"]
+    how: Literal["off", "blocks", "graphs"]
     why: str
     predicted_seconds: float = 0.0  # of compiling; an estimate
 
@@ -67,7 +67,7 @@ def choose(setting: Setting, kind: Device, lacking: str, eager_seconds: float) -
             where, next_step = "compute.compile", "Use compute.compile=auto."
             raise UserError("cannot compile", where=where, got=lacking, next_step=next_step)
         if setting == "graphs" and not kind.has_graphs:
-            where, wanted = "compute.compile", "blocks or whole"
+            where, wanted = "compute.compile", "blocks or auto"
             raise UserError("no graphs can be recorded", where=where, got=kind.type, wanted=wanted)
         return Decision(setting, "as set", kind.compile_seconds)
     if not lacking and kind.is_host and not library.unavailable_reason():
@@ -90,18 +90,17 @@ def compile_run(built: BuiltRun, flops: float, peak_flops_per_second: float | No
     return decision
 
 
-def compile_model(model: nn.Module, how: Literal["blocks", "whole", "graphs"]) -> None:
+def compile_model(model: nn.Module, how: Literal["blocks", "graphs"]) -> None:
     """Compile in place: parameter names and the model's class stay. Compiling happens at the first call.
 
-    Full graph: a graph break is an error. `whole` includes the loss; `graphs` also replays each pass as one CUDA graph,
-    for passes so short that kernel launches dominate.
+    Full graph: a graph break is an error. `graphs` compiles the model with its loss, and replays each pass as one CUDA
+    graph, for passes so short that kernel launches dominate.
     """
     if how == "blocks":
         for block in _decoder(model).blocks:
             block.compile(fullgraph=True, dynamic=False)
         return
-    kwargs: dict[str, Any] = {"mode": "reduce-overhead"} if how == "graphs" else {}
-    model.compile(fullgraph=True, dynamic=False, **kwargs)
+    model.compile(fullgraph=True, dynamic=False, mode="reduce-overhead")
 
 
 def compile_optimizers(optimizers: Sequence[Any], device: torch.device) -> None:

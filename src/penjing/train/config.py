@@ -93,9 +93,9 @@ class ComputeSettings(Settings):
     # Matmuls of the blocks' linear layers in float8, with a scale per tensor (kernels/fp8.py). Needs compute capability
     # 8.9 or later; faster for models from about 700M parameters on, slower for smaller ones.
     fp8: Float8 = "off"
-    # torch.compile. auto: each block, in runs long enough to pay for it (train/compile_policy.py); `whole`: one graph
-    # with the loss; `graphs`: as `whole`, with CUDA graphs, for very short passes.
-    compile: Literal["auto", "off", "blocks", "whole", "graphs"] = "auto"
+    # torch.compile. auto: each block, in runs long enough to pay for it (train/compile_policy.py); `graphs`: model and
+    # loss as one CUDA graph, for very short passes.
+    compile: Literal["auto", "off", "blocks", "graphs"] = "auto"
     # Activations to recompute in the backward pass instead of storing them: of MLPs, or of blocks. Takes less memory
     # and more time; the result is the same.
     activation_checkpointing: Recompute = "none"
@@ -198,7 +198,7 @@ class Run(Settings):
                 got="a mixture of experts" if self.model.is_mixture else "lora.dropout",
                 wanted="none",
             )
-        if self.compute.compile in ("whole", "graphs") and self.data.format == "chats":
+        if self.compute.compile == "graphs" and self.data.format == "chats":
             raise UserError(
                 "answers differ in length, so every pass would be recompiled",
                 where="compute.compile",

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penjing.base.registry import look_up
-
-if TYPE_CHECKING:
-    from penjing.train.stages.base import Stage
 
 # objective -> (its settings, its stage). The choices of `Run.objective`.
 STAGES = {
@@ -26,8 +23,8 @@ def settings_classes() -> list[type[Any]]:
     return list(dict.fromkeys(look_up(table, name, what="objective") for name in table))
 
 
-def stage_class(name: str) -> type[Stage[Any]]:
+def stage_class(name: str) -> type[Any]:
     """The stage of an objective (`ObjectiveSettings.stage`)."""
     stages = {objective: stage for objective, (_, stage) in STAGES.items()}
-    stage: type[Stage[Any]] = look_up(stages, name, what="objective")
+    stage: type[Any] = look_up(stages, name, what="objective")
     return stage

@@ -139,4 +139,5 @@ class Stage(ABC, Generic[S]):
 
 def make_stage(run: Run, strategy: Strategy, report: Report = lambda text: None) -> Stage[Any]:
     """The stage of a run's objective, before its data are read."""
-    return stage_class(run.objective.stage)(run, strategy, report)
+    stage: Stage[Any] = stage_class(run.objective.stage)(run, strategy, report)
+    return stage
