@@ -72,8 +72,8 @@ def words(base, toy, small_run):
 PAIRS = ("dpo.jsonl", "objective.own_answers=0")
 PROMPTS = (
     "rl.jsonl",
-    "objective.rollout.max_new_tokens=4",
-    "objective.rollout.num_generations=2",
+    "objective.rollout.max_new_tokens=12",
+    "objective.rollout.num_generations=4",  # so many, and so long, that their rewards differ
     "objective.rewards=repetition,length",
 )
 RUNS = [
