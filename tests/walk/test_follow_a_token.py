@@ -42,7 +42,7 @@ SHAPE = {
     "head_dim": 8,
     "intermediate_size": 24,
 }
-SEED, ROW_TOKENS, IDS = 4, 18, 400
+SEED, ROW_TOKENS, IDS = 5, 18, 400
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_follow_a_token(run):
 
     # data/packing opens each story with the end-of-text token, which makes 9 positions, and lays two whole stories into
     # every row of 18. Every epoch has its own order of rows. Ours is the second of its row.
-    rows = BestFitRows(shards, ROW_TOKENS, end_of_text=tokenizer.end_of_text, seed=derive(SEED, "pretrain", "order"))
+    rows = BestFitRows(shards, ROW_TOKENS, end_of_text=tokenizer.end_of_text, seed=derive(SEED, "order"))
     place = next(index for index in range(rows.rows_per_epoch) if story in rows.documents(index))
     assert rows.documents(place) == [story - 1, story]
     row = rows.row(place)
