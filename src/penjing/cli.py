@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NoReturn
 
 import typer
 
 from penjing import __version__
 from penjing.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
-from penjing.base.markup import Terminal
+from penjing.base.markup import Terminal, escape_markup
 from penjing.base.process_info import run_once_per_launch
 from penjing.commands import benchmarks, datasets, exporting, inference, inspection, pipeline, planning, report, serving
 
@@ -62,6 +64,7 @@ def main(program: typer.Typer = app) -> None:
     if "--version" in sys.argv[1:2]:
         print(f"penjing {__version__}")
         return
+    warnings.showwarning = lambda message, *place: _show_warning(" ".join(str(message).split()))
     if sys.platform == "win32":
         _fail("penjing: needs Linux or macOS; on Windows run it in WSL 2", EXIT_USER_ERROR)
     try:
@@ -80,6 +83,12 @@ def main(program: typer.Typer = app) -> None:
             _fail(f"penjing: {error}", error.exit_code)
         _fail_on_usage(error)
         raise
+
+
+@cache
+def _show_warning(text: str) -> None:
+    """Print a warning on stderr: one line, once, without the line of code that it comes from."""
+    Terminal(stderr=True).print(escape_markup("warning", text), highlight=False, soft_wrap=True)
 
 
 def _fail(line: str, code: int) -> NoReturn:

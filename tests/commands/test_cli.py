@@ -139,6 +139,16 @@ def test_wrong_option_is_exit_code_2(penjing):
     assert penjing("train", "--nonsense", check=False).returncode == 2
 
 
+def test_a_warning_is_one_line_and_told_once(penjing, tmp_path):
+    rows = [f'{{"text": "Mia went to river {number} and sang.", "mood": "glad"}}' for number in range(40)]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    settings = ["model.num_hidden_layers=1", "max_steps=1", "batch.size=1", "out=run"]
+    done = penjing("train", "tiny", "data.train=a.jsonl", *settings, cwd=tmp_path)
+    (line,) = [line for line in done.stderr.splitlines() if "mood" in line]
+    assert line.strip().startswith("warning: ") and "40 records, the first a.jsonl:1" in line
+    assert "UserWarning" not in done.stderr and ".py:" not in done.stderr
+
+
 def test_a_full_disk_is_one_line_and_loses_nothing(mistake, tmp_path, toy):
     """A file size limit stands for a full disk: the write is refused in the middle."""
     script = (

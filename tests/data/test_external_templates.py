@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -418,6 +418,27 @@ def test_each_answer_of_a_talk_is_taught_as_if_it_were_the_last(name: str, tmp_p
         part = render(tokenizer, talk[:length])
         stop = len(part.ids) - part.ids[::-1].index(tokenizer.message_end)
         assert (whole.ids[:stop], whole.weights[:stop]) == (part.ids[:stop], part.weights[:stop])
+
+
+@pytest.mark.parametrize("name", [*EVERY_FAMILY, "shouts"])
+def test_an_answer_of_weight_0_is_rendered_but_not_taught(name: str, tmp_path: Path) -> None:
+    """`shouts` edits words, and so takes the other way through the templates."""
+    tokenizer = with_template(tmp_path, SHOUTS) if name == "shouts" else Tokenizer.load(write(name, tmp_path))
+    talk = [user("a kite"), said("the pond"), user("more"), said("Mia saw"), user("12?"), said("风筝")]
+    everything = render(tokenizer, talk)
+    learned = set[int]()
+    for answer in (1, 3, 5):
+        alone = [replace(message, is_target=index == answer) for index, message in enumerate(talk)]
+        rendered = render(tokenizer, alone)
+        assert rendered.ids == everything.ids
+        words = talk[answer].content.upper() if name == "shouts" else talk[answer].content
+        (text,) = taught(tokenizer, alone)  # of some templates the name of the speaker too
+        assert text.removesuffix(tokenizer.roles.message_end).strip().endswith(words)
+        places = {place for place, weight in enumerate(rendered.weights) if weight}
+        assert places and not places & learned
+        learned |= places
+    assert learned == {place for place, weight in enumerate(everything.weights) if weight}
+    assert not any(render(tokenizer, [replace(message, is_target=False) for message in talk]).weights)
 
 
 def test_thoughts_are_taught_where_they_stand(tmp_path: Path) -> None:

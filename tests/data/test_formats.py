@@ -814,6 +814,24 @@ def test_code_in_text_files_keeps_its_indents(tmp_path: Path) -> None:
     assert texts(write(tmp_path / "c.txt", prose)) == ["话说天下大势\n分久必合\n    Mary said"]
 
 
+@pytest.mark.parametrize("text", [
+    "x = {\n    # 名字\n    “甲”: 1,\n    'b': 2,\n}",
+    "He read:\n    “‘And ne’er but once, my son,’ he said,\n      ‘Was yon dark cavern trod;\nand wept.",
+    "一、总则\n    （一）目的\n        1. 内容",  # half of the indented lines are Chinese
+    "ファイル\n    これは、アプリケーションの\n    情報です。\n    プロジェクト",
+    "if a:\n\treturn “中”\n\tpass",
+])  # fmt: skip
+def test_indents_of_code_verse_and_lists_stay(tmp_path: Path, text: str) -> None:
+    assert texts(write(tmp_path / "a.txt", text)) == [text]
+
+
+@pytest.mark.parametrize("indent", ["\u3000\u3000", "    ", "\t", " \u3000 ", "  "])
+def test_indents_of_chinese_paragraphs_are_dropped(tmp_path: Path, indent: str) -> None:
+    lines = ["第一章", "“你好，”他说。", "……", "——走吧！", "他走了。"]
+    written = lines[:1] + [indent + line for line in lines[1:]]
+    assert texts(write(tmp_path / "a.txt", "\n".join(written))) == ["\n".join(lines)]
+
+
 def test_names_with_wildcards(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     paths = [jsonl(tmp_path / "parts" / f"{name}.jsonl", {"text": name}) for name in "ba"]

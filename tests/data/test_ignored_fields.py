@@ -25,11 +25,11 @@ from penjing.data.formats import (
     read_prompts,
 )
 from penjing.data.formats.schema import (
-    HARMLESS_FIELD,
     REASONING_FIELDS,
     SWITCH_FIELDS,
     SYSTEM_FIELDS,
     TOOL_FIELDS,
+    is_harmless,
 )
 from penjing.data.tokenizer.tokenizer import MESSAGE_END, THINK, TOOL_CALL
 from penjing.data.tokenizer.train import train_tokenizer
@@ -213,7 +213,7 @@ def test_no_field_is_dropped_without_a_word(
 ) -> None:
     record = json.loads(json.dumps(base))
     holder = next(iter(record.values()))[-1] if of_message and isinstance(next(iter(record.values())), list) else record
-    if name in holder or HARMLESS_FIELD.fullmatch(name):
+    if name in holder or is_harmless(name):
         return
     before: list[Chat] = read(tmp_path, record)[0]
     holder[name] = value
@@ -234,7 +234,40 @@ def test_errors_of_data_that_no_fraction_allows(tmp_path: Path) -> None:
         list(read_chats([path], bad_records=BadRecords()))
 
 
-@pytest.mark.parametrize("name", ["weight_at", "num_weight", "loss_tokens", "mask_tokens", "train_at", "reject_count"])
-def test_a_name_that_speaks_of_weights_is_not_harmless(name):
-    assert not HARMLESS_FIELD.fullmatch(name)
-    assert HARMLESS_FIELD.fullmatch("created_at") and HARMLESS_FIELD.fullmatch("num_tokens")
+@pytest.mark.parametrize(("reader", "row"), [
+    (read_chats, {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Mia."}]}),
+    (read_chats, {"instruction": "Who?", "output": "Mia."}),
+    (read_chats, {"question": "Who?", "answer": "Mia."}),
+    (read_preferences, {"prompt": "Who?", "chosen": "Mia.", "rejected": "Ben."}),
+    (read_preferences, {"prompt": "Who?", "completion": "Mia.", "kto_tag": True}),
+    (read_prompts, {"prompt": "Who?", "gt": "Mia", "tests": "x", "cases": []}),
+    (read_documents, {"text": "Mia is here."}),
+])  # fmt: skip
+@pytest.mark.parametrize("name", [
+    "weight_at", "num_weight", "loss_tokens", "train_at", "input_ids", "labels", "answer_id", "type", "score", "meta",
+    "metadata", "title", "class", "rating", "ignore", "chosen_score", "output", "thought",
+])  # fmt: skip
+def test_only_known_fields_are_harmless(tmp_path: Path, reader: Any, row: dict[str, Any], name: str) -> None:
+    before, counts, _ = read(tmp_path, row | {"id": 1, "Task-ID": 2, "createdAt": 3, "source": "web"}, reader=reader)
+    assert before and not counts.ignored
+    if name not in row:
+        after, counts, warning = read(tmp_path, row | {name: [0]}, reader=reader)
+        assert len(after) == 1 and list(counts.ignored) == [f"field {name}"] and name in warning
+
+
+def test_a_label_of_a_pair_and_a_margin_of_a_label_are_counted(tmp_path: Path) -> None:
+    pair = {"prompt": "Who?", "chosen": "Mia.", "rejected": "Ben.", "margin": 1.0, "label": False}
+    assert list(read(tmp_path, pair, reader=read_preferences)[1].ignored) == ["field label"]
+    labelled = {"prompt": "Who?", "completion": "Mia.", "label": False, "margin": 1.0}
+    assert list(read(tmp_path, labelled, reader=read_preferences)[1].ignored) == ["field margin"]
+
+
+def test_all_columns_of_a_table_of_documents_are_counted(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").table({"id": [1, 2], "train": [True, False], "text": ["a", "b"]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    counts = BadRecords()
+    with pytest.warns(UserWarning, match="field train"):
+        found = list(read_documents([tmp_path / "a.parquet"], bad_records=counts))
+    assert [document.text for document in found] == ["a", "b"]
+    assert counts.ignored == {"field train": (1, f"{tmp_path}/a.parquet:2")}

@@ -1,9 +1,8 @@
 """Read data files of all common formats into records: documents, chats, prompts, preferences. Errors name the line.
 
 Files (each also as `.gz`, except parquet): `.txt` `.md` (cut into documents), `.py` (one document), `.jsonl`, `.json`
-(an array, lines, or one object), `.csv` `.tsv` (first row names the columns), `.parquet` and `.arrow` (of
-`datasets`). In a `.tsv` a quotation
-mark is an ordinary character, unless a pair encloses a whole field.
+(an array, lines, or one object), `.csv` `.tsv` (first row names the columns), `.parquet` and `.arrow` (of `datasets`).
+In a `.tsv` a quotation mark is an ordinary character, unless a pair encloses a whole field.
 
 A document record has its text in `text`, else `content`, else `raw_content`; the text is not changed.
 A chat record may have any of these shapes, detected for each record:

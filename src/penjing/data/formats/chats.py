@@ -25,8 +25,8 @@ from penjing.data.formats.schema import (
     ANSWER_FIELDS,
     CHAT_FIELDS,
     QUESTION_FIELDS,
-    QUESTION_PARTS,
     REASONING_FIELDS,
+    REFERENCE_FIELDS,
     Chat,
     Message,
 )
@@ -100,6 +100,5 @@ def prompt_of(record: Mapping[str, Any], where: SourceLocation) -> Chat:
     if not messages or messages[-1].role not in ("user", "tool"):
         got = messages[-1].role if messages else "no message at all"
         raise UserError("the last turn asks nothing", where=where, got=got, wanted="a user turn")
-    parts = {name: record[name] for name in QUESTION_PARTS if name in record}  # rewards may read the other fields
-    note_ignored(parts, where.used, [message.content for message in messages], where)
+    note_ignored(record, where.used | set(REFERENCE_FIELDS), [message.content for message in messages], where)
     return conversation(messages, tools, where)

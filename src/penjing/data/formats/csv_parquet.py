@@ -12,7 +12,6 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.formats.files import format_of, lines
-from penjing.data.formats.schema import TEXT_FIELDS
 from penjing.data.formats.source_location import NotTextError, unrecoverable
 
 Line = tuple[int, str | UserError]
@@ -176,8 +175,8 @@ def _unquoted(text: str, line_items: Iterator[Line], width: int | None) -> tuple
 # --- parquet and arrow -----------------------------------------------------------------------------------------------
 
 
-def table_records(path: Path, text_only: bool) -> Iterator[tuple[int, Record]]:
-    """(row, record), only a text field if `text_only`; a broken file gives an error as the last item."""
+def table_records(path: Path) -> Iterator[tuple[int, Record]]:
+    """(row, record); a broken file gives an error as the last item."""
     try:
         import pyarrow
         import pyarrow.ipc
@@ -187,10 +186,6 @@ def table_records(path: Path, text_only: bool) -> Iterator[tuple[int, Record]]:
             "reading parquet and arrow needs pyarrow", where=path, next_step="pip install pyarrow"
         ) from None
 
-    def columns(names: Sequence[str]) -> list[str]:
-        text_columns = [name for name in TEXT_FIELDS if name in names][:1]
-        return text_columns if text_only and text_columns else list(names)
-
     row, suffix = 0, format_of(path)
     try:
         with ExitStack() as stack:
@@ -198,10 +193,8 @@ def table_records(path: Path, text_only: bool) -> Iterator[tuple[int, Record]]:
                 source = stack.enter_context(pyarrow.memory_map(str(path)))
                 reader = stack.enter_context(pyarrow.ipc.open_stream(source))
                 batches = (batch.slice(first, 256) for batch in reader for first in range(0, batch.num_rows, 256))
-                batches = (batch.select(columns(reader.schema.names)) for batch in batches)
             else:
-                table = stack.enter_context(pyarrow.parquet.ParquetFile(path))
-                batches = table.iter_batches(batch_size=256, columns=columns(table.schema_arrow.names))
+                batches = stack.enter_context(pyarrow.parquet.ParquetFile(path)).iter_batches(batch_size=256)
             for batch in batches:
                 for record in batch.to_pylist():
                     row += 1

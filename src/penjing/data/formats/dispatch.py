@@ -22,8 +22,8 @@ from penjing.data.formats.schema import (
 from penjing.data.formats.source_location import SourceLocation, fields_of, present, text_of
 
 
-def rows_of(path: Path, text_only: bool = False) -> Iterator[tuple[int, dict[str, Any] | UserError]]:
-    """(line, record) of a file; a broken one is yielded as an error. text_only: read only the text field if possible.
+def rows_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | UserError]]:
+    """(line, record) of a file; a broken one is yielded as an error.
 
     Raises UserError if the file cannot be opened at all.
     """
@@ -33,7 +33,7 @@ def rows_of(path: Path, text_only: bool = False) -> Iterator[tuple[int, dict[str
         case "tsv":
             return tsv_records(path)
         case "parquet" | "arrow":
-            return table_records(path, text_only)
+            return table_records(path)
         case _:
             return json_records(path)
 
@@ -46,6 +46,7 @@ def record_text(record: Mapping[str, Any], where: SourceLocation) -> str:
         hint = None if kind in (None, "documents") else f"This looks like {kind}, not documents: data.format={kind}."
         wanted = " or ".join(TEXT_FIELDS)
         raise UserError("no field text", where=where, got=fields_of(record), wanted=wanted, next_step=hint)
+    where.used.add(name)
     return text_of(record[name], name, where)
 
 

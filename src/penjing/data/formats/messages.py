@@ -10,7 +10,6 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.data.formats.schema import (
     CHAT_FIELDS,
-    HARMLESS_FIELD,
     MEDIA_FIELDS,
     QUESTION_FIELDS,
     REASONING_FIELDS,
@@ -21,6 +20,7 @@ from penjing.data.formats.schema import (
     TOOL_FIELDS,
     Chat,
     Message,
+    is_harmless,
 )
 from penjing.data.formats.source_location import SourceLocation, fields_of, present, text_of, type_name
 
@@ -58,7 +58,7 @@ def note_ignored(
     """Note the fields that nothing uses, unless they are empty, harmless, or repeat the contents of the messages."""
     for name, value in fields.items():
         is_blank = value is None or value == [] or value == {} or (isinstance(value, str) and not value.strip())
-        if name in used or is_blank or HARMLESS_FIELD.fullmatch(name):
+        if name in used or is_blank or is_harmless(name):
             continue
         if not (isinstance(value, str) and contents and (value in contents or all(text in value for text in contents))):
             where.ignored.add(f"field {name[:30].encode('utf-8', 'backslashreplace').decode()}{suffix}")
@@ -310,7 +310,7 @@ def _tool_calls(value: object, name: str, where: SourceLocation) -> tuple[dict[s
         if not isinstance(arguments, dict):
             raise UserError(f"{name}: arguments", where=where, got=type_name(arguments), wanted="an object")
         calls.append({"name": item["name"], "arguments": arguments})
-        note_ignored(item, ("name", "arguments", "parameters", "function"), (), where, " of a tool call")
+        note_ignored(item, ("name", "arguments", "parameters", "type"), (), where, " of a tool call")
     return tuple(calls)
 
 

@@ -11,9 +11,8 @@ from penjing.data.formats.files import encoding_hint, format_of, lines, raw_line
 from penjing.data.formats.schema import SEPARATOR
 from penjing.data.formats.source_location import UnrecoverableFileError
 
-_INDENT = re.compile(r"[ \t\u3000]*\u3000[ \t\u3000]*|[ \t]+(?=[\u3001-\u303f\u3400-\u9fff\uff01-\uff60‘’“”—…])")
-
-_CODE = re.compile(r"[ \t]+[A-Za-z_@#{}/*]")  # an indented line as in code
+_MARKS = r"[\u3001-\u303f\uff01-\uff60‘’“”—…]"  # of Chinese; quotation marks and dashes are those of English too
+_CHINESE_INDENT = re.compile(rf"[ \t\u3000]*\u3000[ \t\u3000]*|[ \t]+(?={_MARKS}*[\u3400-\u9fff]|{_MARKS}+$)")
 
 Line = tuple[int, str | UserError]
 DOCUMENT_CHARACTERS = 2000  # approximate size of documents cut from a file without separators
@@ -61,24 +60,29 @@ def _has_separator(path: Path) -> bool:
 
 
 class _DocumentLines:
-    """The lines of the current document, and the first error among them."""
+    """The lines of the current document, and the first error among them.
+
+    Indents of Chinese paragraphs are dropped: every full-width one; spaces and tabs before Chinese if most indented
+    lines of the document begin so. All others stay, as code, verse and lists need them.
+    """
 
     def __init__(self, start: int) -> None:
         self.start, self.lines, self.num_characters = start, list[str](), 0
         self.error: UserError | None = None
-        self.indented: dict[int, str] = {}  # lines whose indent was dropped, as they were
-        self.is_novel, self.num_code_lines = False, 0
+        self.num_indented, self.chinese_indents = 0, dict[int, int]()  # of a line: what is left to drop
 
     def add(self, line: str | UserError) -> None:
         if isinstance(line, UserError):
             self.error = line if isinstance(line, UnrecoverableFileError) else self.error or line
             return
-        if line and line[0] in " \t\u3000":
-            if indent := _INDENT.match(line):
-                self.indented[len(self.lines)], line = line, line[indent.end() :]
-                self.is_novel = self.is_novel or "\u3000" in indent[0]
-            else:
-                self.num_code_lines += _CODE.match(line) is not None
+        if line.startswith((" ", "\t", "\u3000")):
+            self.num_indented += 1
+            if indent := _CHINESE_INDENT.match(line):
+                width = indent.end()
+                if "\u3000" in indent[0]:
+                    line, width = line[width:], 0
+                self.chinese_indents[len(self.lines)] = width
+                self.num_characters -= width
         self.lines.append(line)
         self.num_characters += len(line) + 1
 
@@ -86,10 +90,9 @@ class _DocumentLines:
         """(number of the first line, text) without blank lines at both ends, or the error."""
         if self.error is not None:
             return self.start, self.error
-        # Among lines of code, the indents of Chinese lines are no novel's.
-        if self.num_code_lines >= max(1, len(self.indented)) and not self.is_novel:
-            for number, line in self.indented.items():
-                self.lines[number] = line
+        if 2 * len(self.chinese_indents) > self.num_indented:
+            for number, width in self.chinese_indents.items():
+                self.lines[number] = self.lines[number][width:]
         blank = 0
         while blank < len(self.lines) and not self.lines[blank]:
             blank += 1

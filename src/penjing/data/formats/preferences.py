@@ -22,7 +22,7 @@ from penjing.data.formats.source_location import SourceLocation, fields_of, pres
 
 def preference_of(record: Mapping[str, Any], where: SourceLocation) -> PreferenceRecord:
     preference = _preference_of(record, where)
-    used = where.used | {"margin", *LABEL_FIELDS, *(CHAT_FIELDS if "chosen" in record else ())}
+    used = where.used | {*CHAT_FIELDS, "margin"} if len(preference.chats) == 2 else where.used | set(LABEL_FIELDS)
     note_ignored(record, used, [message.content for chat in preference.chats for message in chat.messages], where)
     return preference
 

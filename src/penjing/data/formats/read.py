@@ -11,7 +11,7 @@ from penjing.data.formats.bad_records import BadRecords, NoBadRecords
 from penjing.data.formats.chats import chats_of, prompt_of
 from penjing.data.formats.dispatch import kind_of, record_text, rows_of, unknown_record
 from penjing.data.formats.files import format_of, list_files, no_record_error
-from penjing.data.formats.messages import is_empty, note_marks
+from penjing.data.formats.messages import is_empty, note_ignored, note_marks
 from penjing.data.formats.plain_text import plain_documents
 from penjing.data.formats.preferences import preference_of
 from penjing.data.formats.schema import (
@@ -74,7 +74,7 @@ def _rows(path: Path, plain_text_holds: str | None) -> Iterator[tuple[int, Any]]
     line = 0
     try:
         if format_of(path) not in PLAIN_FORMATS:
-            rows: Iterator[tuple[int, Any]] = rows_of(path, text_only=plain_text_holds is None)
+            rows: Iterator[tuple[int, Any]] = rows_of(path)
         elif plain_text_holds is None:
             rows = plain_documents(path)
         else:
@@ -89,17 +89,17 @@ def _rows(path: Path, plain_text_holds: str | None) -> Iterator[tuple[int, Any]]
 def read_documents(paths: Sequence[Path], *, bad_records: BadRecords | None = None) -> Iterator[Document]:
     """Documents of `paths`, in order, one at a time.
 
-    Plain text: BOM dropped, CRLF -> LF, trailing spaces and the full-width (or, before Chinese, any) indents of novels
-    dropped. Lines `<|endoftext|>` separate documents if the file has one. Otherwise the file is cut, preferably after a
-    blank line, into documents of about 2,000 characters, so that a validation set can be split off a novel too. No
-    line is cut or lost. `<|endoftext|>` inside a line, or in a record's text, separates documents too.
+    Plain text: BOM dropped, CRLF -> LF, trailing spaces and the indents of Chinese paragraphs dropped. Lines
+    `<|endoftext|>` separate documents if the file has one. Otherwise the file is cut, preferably after a blank line,
+    into documents of about 2,000 characters, so that a validation set can be split off a novel too. No line is cut or
+    lost. `<|endoftext|>` inside a line, or in a record's text, separates documents too.
     A record with empty text is left out. A broken one goes to `bad_records`; without `bad_records` it raises UserError.
     """
 
     def parse(value: Any, where: SourceLocation) -> Sequence[Document]:
         text = value if isinstance(value, str) else record_text(value, where)
         if not isinstance(value, str):
-            where.ignored.update(f"field {name}" for name in SWITCH_FIELDS if value.get(name, 1) not in (1, None))
+            note_ignored(value, where.used | {name for name in SWITCH_FIELDS if value.get(name) == 1}, (text,), where)
         texts = [text]
         if SEPARATOR in text and format_of(where.path) != "py":
             texts = [part.strip("\n") for part in text.split(SEPARATOR)]

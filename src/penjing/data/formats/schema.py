@@ -17,24 +17,24 @@ SYSTEM_FIELDS = ("system", "system_prompt")
 TOOL_FIELDS = ("tools", "functions")  # the latter is OpenAI's first name for them
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 SWITCH_FIELDS = ("weight", "train", "loss", "loss_mask")  # of a message: whether the loss includes it
-QUESTION_PARTS = ("context", "choices", "options", "passage", "documents", "input")  # what a question may refer to
 LABEL_FIELDS = ("label", "kto_tag")  # the latter is LLaMA-Factory's
 MEDIA_FIELDS = ("images", "image", "videos", "video", "audios", "audio")  # of multimodal records, which are refused
-# Fields that say where a record comes from or what it is about: nothing is lost if they are not learned. A name that
-# speaks of weights is none of them, whatever its ending.
-HARMLESS_FIELD = re.compile(
-    r"(?!.*(?:weight|mask|loss|train|reject|reward))(?:"
-    r"(?:.*[_-])?(?:u?u?id|ids|idx|index|hash|sha256|md5|scores?|ratings?|model|date|time|timestamp|url|urls|source|lang)"
-    r"|(?:num|n|len)_.*|.*_(?:at|count|length|tokens)|__.*|unnamed: \d+|"
-    r"|src|origin|link|dataset(?:_name)?|subset|split|licen[cs]e|author|title|created|updated|version|generator|language"
-    r"|locale|country|categor(?:y|ies)|class|task(?:_type|_name)?|type|kind|topics?|tags?|domain|difficulty|level|quality"
-    r"|length|tokens|meta(?:data)?|info|comments?|object)",
-    re.IGNORECASE,
-)
+# Of a prompt: what rewards and eval compare the answer with
+REFERENCE_FIELDS = ("gt", "answer", "truth", "tests", "cases", "must_contain", "chance", "kind", "wrong", "tool_call")
+# Fields that name a record, or say where it comes from or what it is about: nothing is lost if they are not learned.
+_HARMLESS_FIELDS = """
+    id uid uuid guid idx index index_level_0 unnamed:0 row_id line hash sha256 md5 doc_id document_id
+    record_id sample_id example_id item_id problem_id question_id prompt_id task_id user_id conversation_id
+    conversation_hash conv_id chat_id dialog_id dialogue_id session_id message_id message_tree_id turn_id
+    source src origin data_source dataset dataset_name subset split dump url urls uri link file file_name
+    file_path path license licence author created created_at updated updated_at added date time timestamp
+    version generator model model_name language lang language_score locale country category topic topics tags
+    domain difficulty num_tokens num_turns token_count char_count word_count
+"""
 # Marks of templates: as text in a message or a document they are spelled out, and are no control tokens.
 TEXT_MARK = re.compile(
-    r"<(?:\|[A-Za-z_]{1,40}\||/?(?:s|think|tool_call|tool_response|bos|eos|pad|unk)|(?:start|end)_of_turn"
-    r"|\uff5c[^\uff5c<>]{1,40}\uff5c)>|\[/?INST\]"
+    r"<(?:\|[\w\u2581]{1,40}\||/?(?:s|think|tool_call|tool_response|bos|eos|pad|unk)|(?:start|end)_of_turn"
+    r"|\uff5c[^\uff5c<>]{1,40}\uff5c)>|\[/?INST\]|<</?SYS>>"
 )
 PLAIN_FORMATS = ("txt", "md", "py")
 FORMATS = (*PLAIN_FORMATS, "jsonl", "json", "csv", "tsv", "parquet", "arrow")
@@ -45,6 +45,18 @@ ROLES = {
     "tool": "tool", "observation": "tool", "function": "tool", "function_response": "tool",
     "function_call": "assistant",
 }  # fmt: skip
+
+
+def _spelling(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).lower()
+
+
+_HARMLESS = frozenset(map(_spelling, ("", *_HARMLESS_FIELDS.split())))  # the empty name: row numbers from pandas
+
+
+def is_harmless(name: str) -> bool:
+    """Whether nothing is lost if a field of this name is not learned; `task_id`, `taskId`, `Task-ID` are one name."""
+    return _spelling(name) in _HARMLESS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
