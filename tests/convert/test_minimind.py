@@ -13,8 +13,11 @@ from user_errors import raises_user_error
 from penjing.base.errors import UserError
 from penjing.convert.minimind import from_minimind, infer_config, read_tensors, tokenizer_folder
 from penjing.convert.peft import attach_peft, read_peft
+from penjing.data.tokenizer.train import train_tokenizer
+from penjing.export.adapter import attach_adapters, export_adapter
 from penjing.model.lora import set_adapter
 from penjing.model.transformer import Transformer
+from penjing.train.load_model import load_trained
 
 IDS_BT = torch.randint(0, 50, (2, 17), generator=torch.Generator().manual_seed(1))
 
@@ -240,7 +243,10 @@ def test_a_lora_file_is_no_model_and_must_fit_its_base(tmp_path):
         read_tensors(path)
     name = next(iter(good))
     wrong = {
-        "not a LoRA": {**good, "layers.0.self_attn.q_proj.weight": torch.ones(2, 2)},
+        "another depth": {key: value for key, value in good.items() if "layers.1" not in key},
+        "not a LoRA": {**good, name: torch.ones(4, 512, dtype=torch.int32)},
+        "wrong adapter": {**good, **dict.fromkeys((name, name.replace(".A.", ".B.")), torch.ones(0, 0))},
+        "not a LoRA adapter": {**good, "layers.0.self_attn.q_proj.weight": torch.ones(2, 2)},
         "wrong adapter tensors": {key: value for key, value in good.items() if key != name},
         "another shape": {**good, name: torch.ones(4, 3)},
         "no such linear layer": {key.replace("layers.1", "layers.9"): value for key, value in good.items()},
@@ -250,3 +256,30 @@ def test_a_lora_file_is_no_model_and_must_fit_its_base(tmp_path):
         with pytest.raises(UserError, match=reason) as refused:
             attach_peft(model, "medical", read_peft(path))
         assert path.name in str(refused.value)
+
+
+def test_a_lora_file_becomes_a_folder_that_computes_the_same(tmp_path, penjing):
+    tokenizer = train_tokenizer(["some words to read, and some more words"] * 9, 300)
+    tokenizer.save(tmp_path)
+    weights = random_weights(layers=2)
+    embedding = torch.randn(tokenizer.size, 512, generator=torch.Generator().manual_seed(3))
+    weights |= dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), embedding)
+    base, lora, folder = (tmp_path / name for name in ("full_sft.pth", "lora_medical.pth", "folder"))
+    torch.save(weights, base)
+    torch.save(lora_weights(weights), lora)
+    penjing("adapter", "export", base, folder, "--adapter", lora)
+    outputs = []
+    for path in (lora, folder):
+        trained = load_trained(base)
+        ((name, adapter),) = attach_adapters(trained, [str(path)]).items()
+        assert (name, adapter.is_chat_tuned) == (path.stem, True)
+        with torch.no_grad():
+            outputs.append(trained.model(IDS_BT))
+    assert torch.equal(*outputs)
+    torch.save({**weights, "model.norm.weight": weights["model.norm.weight"] + 1}, base)
+    with raises_user_error(where="folder", got="a base with hash"):
+        attach_adapters(load_trained(base), [str(folder)])
+    with raises_user_error(where="full_sft.pth", next_step="--adapter"):
+        export_adapter(base, [], tmp_path / "none")
+    with raises_user_error(where="nope.pth"):
+        attach_adapters(load_trained(base), [str(tmp_path / "nope.pth")])

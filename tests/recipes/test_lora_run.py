@@ -90,7 +90,7 @@ def test_it_ends_with_an_adapter_that_peft_loads_on_the_exported_base(tmp_path, 
     ids_BT = torch.arange(40).view(2, 20)
     with torch.no_grad():
         torch.testing.assert_close(load_trained(whole).model(ids_BT), theirs(ids_BT).logits, rtol=1e-5, atol=1e-5)
-    export_adapter(whole, tmp_path / "again")
+    export_adapter(whole, [], tmp_path / "again")
     name = "adapter_model.safetensors"
     assert (tmp_path / "again" / name).read_bytes() == (whole / "adapter" / name).read_bytes()
 
@@ -281,6 +281,6 @@ def test_a_conversation_switches_adapters(whole, base, monkeypatch, capsys):
 
 def test_a_run_without_adapters_has_none_to_export(tmp_path, base):
     with raises_user_error(where="run"):
-        export_adapter(base, tmp_path / "x")
+        export_adapter(base, [], tmp_path / "x")
     with raises_user_error(where="run"):
         merge_adapter(base, [], tmp_path / "x")

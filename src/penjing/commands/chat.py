@@ -36,7 +36,7 @@ def chat(
     dtype: str = "auto",
     weights: Weights = "auto",
 ) -> None:
-    """One answer to `prompt`, or a conversation until the user ends it. adapters: DIR or NAME=DIR, the first is active.
+    """One answer to `prompt`, or a conversation until the user ends it. adapters: `attach_adapters` reads them.
 
     Raises UserError for reasoning or tools with a model that was only pretrained.
     """

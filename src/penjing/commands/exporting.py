@@ -110,13 +110,17 @@ def export_onnx(
     say(f"{exported.path}: {exported.note}")
 
 
+AdapterPaths = Annotated[
+    list[str] | None,
+    typer.Option(metavar="[NAME=]PATH", help="A folder in peft's format, or a MiniMind LoRA .pth; default: the run's."),
+]
+
+
 @adapter_app.command("merge")
 def adapter_merge(
     run: RunPath,
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    adapter: Annotated[
-        list[str] | None, typer.Option(metavar="[NAME=]DIR", help="An adapter to merge; default: the run's.")
-    ] = None,
+    adapter: AdapterPaths = None,
 ) -> None:
     """Merge an adapter into its base: write a Hugging Face directory, verified against penjing's logits and text.
 
@@ -133,16 +137,20 @@ def adapter_merge(
 
 
 @adapter_app.command("export")
-def adapter_export(run: RunPath, out: Annotated[Path, typer.Argument(help="Folder to write.")]) -> None:
-    """Write the adapter that a run trained, in the format of `peft`.
+def adapter_export(
+    run: RunPath, out: Annotated[Path, typer.Argument(help="Folder to write.")], adapter: AdapterPaths = None
+) -> None:
+    """Write the adapter that a run trained, or another one of a base model, in the format of `peft`.
 
-    [bold]Example[/]
+    [bold]Examples[/]
 
     penjing adapter export runs/lora my-adapter
+
+    penjing adapter export full_sft_768.pth my-adapter --adapter lora_medical_768.pth
     """
     from penjing.export.adapter import export_adapter
 
-    export_adapter(run, out)
+    export_adapter(run, adapter or (), out)
     say(f"{out}: loads with peft.PeftModel.from_pretrained(base, {str(out)!r})")
 
 

@@ -31,7 +31,7 @@ def chat(
     max_tokens: Annotated[int, typer.Option(help="Most new tokens of an answer.", min=1)] = 200,
     seed: SampleSeed = 0,
     adapter: Annotated[
-        list[str] | None, typer.Option(metavar="[NAME=]DIR", help="A LoRA adapter to load; may be given again.")
+        list[str] | None, typer.Option(metavar="[NAME=]PATH", help="A LoRA adapter to load; may be given again.")
     ] = None,
     think: Annotated[
         bool | None,

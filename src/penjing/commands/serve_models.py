@@ -26,7 +26,7 @@ STAGES = ("sft", "pretrain")  # of a quickstart's folder; the first is what its 
 def load_models(
     words: Sequence[str], *, adapters: Sequence[str], device: str, dtype: str, weights: Weights, slots: int
 ) -> Models:
-    """Load what the command line names: each word RUN, RUN@STEP or NAME=RUN; adapters, DIR or NAME=DIR, of the first.
+    """Load what the command line names: each word RUN, RUN@STEP or NAME=RUN; adapters, PATH or NAME=PATH, of the first.
 
     A quickstart's folder is served with both of its stages. Raises UserError for what is not there, and for two models
     of one name.

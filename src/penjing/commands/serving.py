@@ -32,7 +32,7 @@ def serve(
     adapter: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="[NAME=]DIR", help="A LoRA adapter of the first RUN, served as RUN:NAME; may be given again."
+            metavar="[NAME=]PATH", help="A LoRA adapter of the first RUN, served as RUN:NAME; may be given again."
         ),
     ] = None,
     tools: Annotated[

@@ -58,7 +58,7 @@ def read_lora(path: Path) -> dict[str, dict[str, Tensor]]:
     layers: dict[str, dict[str, Tensor]] = {}
     for name, value in _load(path).items():
         match = _LORA_NAME.match(name)
-        if match is None or value.ndim != 2:
+        if match is None or value.ndim != 2 or not value.is_floating_point():
             wanted = "layers.N.self_attn.q_proj.lora.A.weight and the like, matrices"
             raise UserError("not a LoRA adapter of MiniMind", where=path, got=name, wanted=wanted)
         layers.setdefault(f"model.{match[1]}", {})[match[2]] = value.float()

@@ -159,7 +159,7 @@ def read_peft(folder: Path) -> PeftAdapter:
     Raises UserError naming a setting that we do not support.
     """
     folder = Path(folder)
-    if folder.suffix in minimind.SUFFIXES and folder.is_file():
+    if folder.suffix in minimind.SUFFIXES and not folder.is_dir():
         return _read_minimind(folder)
     config_path = folder / CONFIG
     if not config_path.is_file():
@@ -201,10 +201,11 @@ def read_peft(folder: Path) -> PeftAdapter:
 def _read_minimind(path: Path) -> PeftAdapter:
     layers = minimind.read_lora(path)
     for layer, parts in layers.items():
-        if parts.keys() != {"A", "B"}:
+        if parts.keys() != {"A", "B"} or not parts["A"].numel():
             raise UserError("a layer has the wrong adapter tensors", where=path, got=f"{layer}: {sorted(parts)}")
     sizes = {layer: AdapterSize(rank=parts["A"].shape[0], scale=1.0) for layer, parts in layers.items()}
-    return PeftAdapter(folder=path, tensors=layers, sizes=sizes, base_name="")
+    # MiniMind trains adapters on conversations only.
+    return PeftAdapter(folder=path, tensors=layers, sizes=sizes, base_name="", metadata={"learned_from": "chats"})
 
 
 def _check_config(config: Any, where: Path) -> None:
@@ -259,6 +260,10 @@ def attach_peft(model: Transformer, name: str, adapter: PeftAdapter) -> None:
                 got=f"{hf_layer} {shape}",
                 wanted=[layer.out_features, layer.in_features],
             )
+    num_layers = len({layer.split(".")[2] for layer in adapter.tensors})
+    if adapter.folder.is_file() and num_layers != model.config.num_hidden_layers:  # MiniMind adapts every layer
+        got, wanted = f"{num_layers} layers", model.config.num_hidden_layers
+        raise UserError("the adapter is for a model of another depth", where=where, got=got, wanted=wanted)
     attach(model, name, {layer_by_hf_name[hf_layer]: size for hf_layer, size in adapter.sizes.items()})
     new_adapters = {layer: module.adapter(name) for layer, module in adapted(model).items() if name in module.adapters}
     for hf_layer, parts in adapter.tensors.items():

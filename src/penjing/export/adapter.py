@@ -1,4 +1,4 @@
-"""LoRA adapters after training: export in `peft`'s format, merge into the weights, attach to a base model."""
+"""LoRA adapters after training: convert to `peft`'s format, merge into the weights, attach to a base model."""
 
 from __future__ import annotations
 
@@ -25,61 +25,70 @@ def save_run_adapter(run: Run, model: Transformer, base: dict[str, str], step: i
     base: `init_from` and `sha256` from the checkpoint.
     """
     folder = out or Path(run.out) / FOLDER
-    name = str(Path(run.init_from).resolve()) if Path(run.init_from).exists() else run.init_from  # a hub name is kept
     extra = {"run": Path(run.out).name, "step": step, "learned_from": run.data.format}
-    write_peft(folder, model, DEFAULT, base_name=name, base_sha256=base["sha256"], extra=extra)
+    base_name = _base_name(run.init_from)
+    write_peft(folder, model, DEFAULT, base_name=base_name, base_sha256=base["sha256"], extra=extra)
     return folder
 
 
-def export_adapter(path: Path, out: Path) -> None:
-    """Write the adapter of a run to `out`. Raises UserError if the run trained none."""
-    trained = load_trained(path)
-    if DEFAULT not in names(trained.model):
-        raise _no_adapter(path)
-    state = trained.checkpoint.state()
-    save_run_adapter(trained.run, trained.model, state["base"], trained.checkpoint.step, out)
+def _base_name(name: str) -> str:
+    return str(Path(name).resolve()) if Path(name).exists() else name  # a hub name is kept
 
 
-def merge_adapter(path: Path, adapters: Sequence[str], out: Path) -> VerifiedFolder:
-    """Merge an adapter (the run's, or one in `peft`'s format) into its base, and write a Hugging Face directory.
+def export_adapter(path: Path, adapters: Sequence[str], out: Path) -> None:
+    """Write an adapter (the run's, or one of those that `attach_adapters` reads) to `out`, in `peft`'s format.
 
     Raises UserError for no adapter, or more than one.
     """
     trained = load_trained(path)
     attached = attach_adapters(trained, adapters)
-    adapter_names = names(trained.model)
-    if len(adapter_names) != 1:
-        if not adapter_names:
-            raise _no_adapter(path)
-        raise UserError("only one adapter can be merged", where=path, got=", ".join(adapter_names))
-    merge(trained.model, *(attached or adapter_names))
+    name = _only_adapter(path, trained.model)
+    if not attached:
+        state = trained.checkpoint.state()
+        save_run_adapter(trained.run, trained.model, state["base"], trained.checkpoint.step, out)
+        return
+    base, extra = fingerprint(trained.model), attached[name].metadata
+    write_peft(out, trained.model, name, base_name=_base_name(str(path)), base_sha256=base, extra=extra)
+
+
+def merge_adapter(path: Path, adapters: Sequence[str], out: Path) -> VerifiedFolder:
+    """Merge an adapter (the run's, or one that `attach_adapters` reads) into its base: write a Hugging Face directory.
+
+    Raises UserError for no adapter, or more than one.
+    """
+    trained = load_trained(path)
+    attach_adapters(trained, adapters)
+    merge(trained.model, _only_adapter(path, trained.model))
     return hf.export(trained.model, trained.tokenizer, out, card=model_card(trained, path))
 
 
-def _no_adapter(path: Path) -> UserError:
-    return UserError(
-        "this model has no adapter",
-        where=path,
-        next_step="Train one with `penjing train lora init_from=...`.",
-    )
+def _only_adapter(path: Path, model: Transformer) -> str:
+    """The name of the model's adapter. Raises UserError for none, or more than one."""
+    adapter_names = names(model)
+    if not adapter_names:
+        next_step = "Give one with --adapter, or train one with `penjing train lora init_from=...`."
+        raise UserError("this model has no adapter", where=path, next_step=next_step)
+    if len(adapter_names) > 1:
+        raise UserError("only one adapter at a time", where=path, got=", ".join(adapter_names))
+    return adapter_names[0]
 
 
 def attach_adapters(trained: LoadedModel, specs: Sequence[str]) -> dict[str, PeftAdapter]:
-    """Attach adapters to a model, each given as DIR or NAME=DIR; returns them by name. The first becomes active.
+    """Attach adapters to a model, each given as PATH or NAME=PATH; returns them by name. The first becomes active.
 
-    DIR holds adapter_config.json, or is a run that trained an adapter, or a LoRA file of MiniMind. Raises UserError for
-    an adapter whose recorded base hash differs.
+    PATH: a folder with adapter_config.json, a run that trained an adapter, or a LoRA file of MiniMind.
+    Raises UserError for an adapter whose recorded base hash differs.
     """
     attached: dict[str, PeftAdapter] = {}
     base = ""
     for spec in specs:
-        name, folder = _parse_spec(spec)
-        adapter = read_peft(folder)
+        name, path = _parse_spec(spec)
+        adapter = read_peft(path)
         if adapter.base_sha256:
             base = base or fingerprint(trained.model)
             _check_base(adapter, base)
         if name in names(trained.model):
-            raise UserError("two adapters have the same name", where=spec, got=name, next_step="Give them as NAME=DIR.")
+            raise UserError("two adapters have the same name", where=spec, got=name, next_step="Write NAME=PATH.")
         attach_peft(trained.model, name, adapter)
         attached[name] = adapter
     if attached:
@@ -97,8 +106,8 @@ def _parse_spec(spec: str) -> tuple[str, Path]:
         return name, path
     source = path.resolve()
     source = source.parent if source.name == FOLDER else source
-    name = source.stem if source.is_file() else source.name
-    characters = (character if re.match("[A-Za-z0-9_-]", character) else "_" for character in name)
+    stem = source.stem if source.is_file() else source.name
+    characters = (character if re.match("[A-Za-z0-9_-]", character) else "_" for character in stem)
     return "".join(characters).lstrip("-_") or "adapter", path
 
 
