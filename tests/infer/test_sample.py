@@ -137,6 +137,15 @@ def test_no_temperature_is_greedy(temperature):
     assert pick(LOGITS_BV * 1e6, Sampling(temperature=temperature, top_p=0.5)).tolist() == [1]
 
 
+@pytest.mark.parametrize("temperature", [1e30, 1e39, 1e300])
+def test_any_temperature_fits_into_float32(temperature):
+    """It is uniform, without a warning that a number does not fit (a test fails on warnings here)."""
+    rows = Rows.empty(1)
+    with np.errstate(over="raise"):
+        rows.put(0, Sampling(temperature=temperature), temperature)
+    assert torch.equal(warp_logits(torch.tensor([[1.0, -50.0, 90.0]]), rows).softmax(-1), torch.full((1, 3), 1 / 3))
+
+
 def test_rows_have_their_own_sets():
     logits_BV = torch.tensor([[9.0, 0, 0, 0], [0, 0, 9.0, 0]])
     for seed in range(20):

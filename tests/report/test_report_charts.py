@@ -192,6 +192,16 @@ def test_ticks_below_zero_and_of_all_sizes() -> None:
         assert ticks[0] - step < low <= ticks[0] and ticks[-1] <= high < ticks[-1] + step
 
 
+@pytest.mark.parametrize("num_ticks", [2, 3, 4, 5])
+def test_there_are_two_ticks_or_more(num_ticks: int) -> None:
+    for index in range(2000):
+        low = 0.37 * index % 7 - 3
+        high = low + 10 ** (0.003 * index - 3)
+        ticks = charts.linear_ticks(low, high, num_ticks)
+        assert 2 <= len(ticks) <= 2 * num_ticks + 1
+        assert low <= ticks[0] + 1e-6 * (high - low) and ticks[-1] <= high + 1e-6 * (high - low)
+
+
 def test_a_chart_is_described_in_words() -> None:
     markup = drawn([(1, 4.0), (2, 9.5), (3, 2.0)])
     assert "a: 4 at 1 to 2 at 3 tokens, lowest 2, highest 9.5" in ElementTree.fromstring(markup).attrib["aria-label"]

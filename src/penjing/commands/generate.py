@@ -85,7 +85,7 @@ def generate_file(
     Raises UserError if `out` holds answers of another model, other prompts, other settings or another dtype.
     """
     options.sampling  # noqa: B018 (raises on settings that cannot be, before a model is read)
-    if options.answers > 1 and not options.temperature:
+    if options.answers > 1 and options.sampling.is_greedy:
         raise UserError(
             f"all {options.answers} answers to a prompt would be the same one",
             where="--answers",

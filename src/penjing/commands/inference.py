@@ -86,7 +86,7 @@ def generate(
         list[Path], typer.Option(help="Conversations that end with a question or an answer; may be given again.")
     ],
     out: Annotated[Path, typer.Option(help="JSONL file to write; the same command again continues it.")],
-    answers: Annotated[int, typer.Option(help="Answers per prompt.", min=1, max=10_000)] = 1,
+    answers: Annotated[int, typer.Option(help="Answers per prompt; all are in memory at once.", min=1, max=10_000)] = 1,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0 = all.", min=0)] = 0,

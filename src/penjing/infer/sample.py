@@ -19,6 +19,7 @@ from penjing.kernels.cpu import ops as cpu
 
 GREEDY_BELOW = 1e-6  # smaller temperatures would make infinite logits
 NUM_SORTED = 256  # most likely tokens of a row that are sorted; all if these hold less than top_p
+LARGEST_TEMPERATURE = 1e30  # every token is equally likely long before; larger ones are Inf in float32
 LARGEST_TOP_K = 1 << 31  # more than any vocabulary
 Penalty = Annotated[float, Ge(-2), Le(2)]
 
@@ -61,7 +62,8 @@ class Rows(NamedTuple):
         return cls(zeros_R, np.zeros(rows, dtype=np.int64), zeros_R.copy(), zeros_R.copy(), zeros_R.copy())
 
     def put(self, row: int, sampling: Sampling, score_temperature: float) -> None:
-        self.temperature_R[row], self.score_temperature_R[row] = sampling.temperature, score_temperature
+        self.temperature_R[row] = min(sampling.temperature, LARGEST_TEMPERATURE)
+        self.score_temperature_R[row] = min(score_temperature, LARGEST_TEMPERATURE)
         self.top_k_R[row] = min(sampling.top_k, LARGEST_TOP_K)
         self.top_p_R[row], self.min_p_R[row] = sampling.top_p, sampling.min_p
 

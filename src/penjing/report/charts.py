@@ -104,12 +104,16 @@ def downsample(points: Sequence[Point], limit: int) -> list[Point]:
 
 
 def linear_ticks(low: float, high: float, num_ticks: int = 5) -> list[float]:
-    """About `num_ticks` round values (1, 2 or 5 times a power of ten apart) inside [low, high]."""
+    """About `num_ticks` round values, at least two, inside [low, high]: 1, 2 or 5 times a power of ten apart."""
     rough = (high - low) / max(num_ticks, 1)
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * times for times in (1, 2, 5, 10) if power * times >= rough * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [index * step for index in range(first, last + 1)]
+    ticks: list[float] = []
+    for step in (power * times for times in (10, 5, 2, 1, 0.5, 0.2)):
+        if len(ticks) > 1 and step < rough * 0.999:
+            break
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        ticks = [index * step for index in range(first, last + 1)]
+    return ticks
 
 
 def log_ticks(low: float, high: float, num_ticks: int = 5) -> list[float]:
