@@ -7,10 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as some
 from torch import Tensor, nn
 
 from penjing.optim.muon import Muon
-from penjing.optim.ranks import ONE_RANK
+from penjing.optim.ranks import ONE_RANK, owner_of_each
 
 SHAPES = [(8, 16), (16, 8), (24, 24), (5, 40)]
 
@@ -81,22 +83,38 @@ def test_every_rank_has_the_bits_of_one_alone(world, dtype, state_dtype):
     assert sum(map(sum, threads.exchanged)) == 3 * sum(weight.numel() for weight in expected)
 
 
-def test_ranks_do_about_the_same_work(monkeypatch):
-    """Of eight matrices in each of four sizes, one to a stack, every rank computes two of each size."""
+@pytest.mark.parametrize(
+    ("sides", "world", "expected"),
+    [
+        # A matrix of side 64 costs as much as eight of side 32, which have twice its numbers.
+        ([64] + [32] * 8, 2, [[64**2], [32**2] * 8]),
+        ([8, 16, 32, 64] * 8, 4, [[8**2] * 2 + [16**2] * 2 + [32**2] * 2 + [64**2] * 2] * 4),
+        ([32, 8], 3, [[32**2], [8**2], []]),
+    ],
+)
+def test_ranks_share_by_cost(monkeypatch, sides, world, expected):
+    """The sizes of the matrices that each rank computes, none stacked with another."""
     monkeypatch.setattr("penjing.kernels.ops.stack_height", lambda count, like: 1)
-    model = nn.Module()
-    model.blocks = nn.ModuleList([nn.ParameterList([torch.ones(side, side) for side in (8, 16, 32, 64)] * 8)])
-    threads = Threads(4)
+    threads = Threads(world)
 
     def run(number):
-        with_grad = nn.Module()
-        with_grad.blocks = nn.ModuleList([nn.ParameterList([p.detach().clone() for p in model.parameters()])])
-        (optimizer,) = Muon().build(with_grad, 1, threads.rank(number))
-        for parameter in with_grad.parameters():
+        model = nn.Module()
+        model.blocks = nn.ModuleList([nn.ParameterList([torch.ones(side, side) for side in sides])])
+        for parameter in model.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-        optimizer.step()
+        for optimizer in Muon().build(model, 1, threads.rank(number)):
+            optimizer.step()
 
-    with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(run, number) for number in range(4)]:
+    with ThreadPoolExecutor(world) as pool:
+        for done in [pool.submit(run, number) for number in range(world)]:
             done.result()
-    assert [sorted(sizes) for sizes in threads.exchanged] == [[64, 64, 256, 256, 1024, 1024, 4096, 4096]] * 4
+    assert [sorted(sizes) for sizes in threads.exchanged] == expected
+
+
+@given(some.lists(some.integers(1, 1000), max_size=30), some.integers(1, 9))
+def test_no_rank_has_more_than_a_piece_above_its_share(costs, world):
+    owners = owner_of_each(costs, world)
+    loads = [sum(cost for cost, owner in zip(costs, owners, strict=True) if owner == rank) for rank in range(world)]
+    assert sum(loads) == sum(costs)
+    assert max(loads) <= sum(costs) / world + max(costs, default=0)
+    assert len(set(owners)) == min(len(costs), world)  # nobody is idle while another has two

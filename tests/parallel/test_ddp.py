@@ -1,6 +1,7 @@
 """Two processes compute what one does."""
 
 import pytest
+from short_runs import cut_back, newest
 
 LAUNCHER = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
@@ -54,17 +55,21 @@ def test_two_ranks_learn_the_same_bits_in_bfloat16(tmp_path, toy, penjing, small
         assert outcome(single)["weights_sha256"] == outcome(double)["weights_sha256"]
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, one, penjing, small_run, losses):
+def state_of(folder):
+    return (newest(folder) / "optimizer.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, one, penjing, small_run, losses, outcome, ranks):
     folder = tmp_path / "run"
-    penjing("train", "pretrain", *small_run, f"out={folder}", ranks=2)
-    for checkpoint in sorted((folder / "checkpoints").iterdir())[1:]:
-        for path in checkpoint.iterdir():
-            path.unlink()
-        checkpoint.rmdir()
-    done = penjing("train", "pretrain", *small_run, f"out={folder}")
+    penjing("train", "pretrain", *small_run, f"out={folder}", ranks=3 - ranks)
+    cut_back(folder, tmp_path / "again", 9)
+    done = penjing("train", "pretrain", *small_run, f"out={tmp_path / 'again'}", ranks=ranks)
     assert "continues after step 9" in done.stdout
-    expected, got = losses(one), losses(folder)
+    expected, got = losses(one), losses(tmp_path / "again")
     assert max(abs(got[step] - expected[step]) for step in expected) < 1e-5
+    assert outcome(tmp_path / "again")["weights_sha256"] == outcome(one)["weights_sha256"]
+    assert state_of(tmp_path / "again") == state_of(one)
 
 
 def test_an_error_on_the_way_ends_both_ranks_with_one_line(tmp_path, penjing, small_run):

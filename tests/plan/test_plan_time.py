@@ -225,6 +225,23 @@ def test_the_flops_of_muon_are_those_that_its_step_takes(shape):
     assert work.optimizer_flops() == counter.get_total_flops() > 0
 
 
+def test_cpus_share_muons_work_and_then_the_weights():
+    alone, shared = replace(WORK, optimizer="muon"), replace(WORK, optimizer="muon", ranks=4, sharding="ddp")
+    # Two blocks; m and n of the matrices: query and output, key and value, the MLP's three.
+    sides = [(64, 64), (64, 64), (32, 64), (32, 64), (64, 128), (64, 128), (64, 128)]
+    seconds = 2 * sum(3 * (4 * m * m * n + 2 * m**3) for m, n in sides) / 1e9
+    one, four = step_time(alone, PLAIN), step_time(shared, PLAIN)
+    assert one.optimizer - four.optimizer == pytest.approx(3 / 4 * seconds)
+    adamw = step_time(replace(shared, optimizer="adamw"), PLAIN)
+    weights = 2 * sum(m * n for m, n in sides)
+    received = 4 * weights * 3 / 4 / PLAIN.bus_bytes_per_second
+    assert four.communication - adamw.communication == pytest.approx(received)
+    # Between GPUs nothing is shared.
+    gpu = replace(PLAIN, kind="cuda")
+    assert step_time(shared, gpu).optimizer == step_time(alone, gpu).optimizer
+    assert step_time(shared, gpu).communication == step_time(replace(shared, optimizer="adamw"), gpu).communication
+
+
 def test_a_line_through_two_probes():
     line = fit_two_points((4, 1.3), (8, 2.3))
     assert (line.fixed, line.slope) == pytest.approx((0.3, 0.25))

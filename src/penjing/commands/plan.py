@@ -35,7 +35,7 @@ from penjing.plan.flops import components, parameters, training_flops_per_token,
 from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.memory import is_tight
 from penjing.plan.shape import Shape, shape_from_hf, shape_of
-from penjing.plan.step_time import StepTime, interval, step_time
+from penjing.plan.step_time import StepTime, interval, optimizer_ranks, step_time
 from penjing.plan.step_workload import Workload, rough_memory_bytes
 from penjing.recipes.pretrain import pretrain
 from penjing.train.config import Run
@@ -245,7 +245,8 @@ def _formulas(
     launches = f"{work.kernels():.0f} x {machine.launch_seconds * 1e6:.3g} us"
     if not machine.on_host:
         launches = f"max(0, {launches} - the above)"
-    n = work.passes
+    n, sharing = work.passes, optimizer_ranks(work, machine)
+    sent = work.communication_bytes() + work.shared_weight_bytes(sharing)
     return [
         f"M = {shape.matrices:,} parameters in matrices, including the head (N = {shape.parameters:,})",
         f"FLOPs per token, causal: 6 M + 12 L H K x {keys:g} keys = {causal:.4g}; "
@@ -257,8 +258,8 @@ def _formulas(
         f"logits and loss: {n} x {work.head_bytes():.4g} bytes / {moved / 1e9:.4g} GB/s = {step.head:.4g} s",
         f"launches: {n} x {launches} = {step.launch:.4g} s",
         f"optimizer: {work.optimizer_bytes():.4g} bytes / {moved / 1e9:.4g} GB/s + "
-        f"{work.optimizer_flops():.4g} FLOPs = {step.optimizer:.4g} s",
-        f"communication: {work.communication_bytes():.4g} bytes / {machine.bus_bytes_per_second / 1e9:.4g} GB/s, "
+        f"{work.optimizer_flops():.4g} FLOPs / {sharing} / {rate / 1e12:.4g} TFLOPS = {step.optimizer:.4g} s",
+        f"communication: {sent:.4g} bytes / {machine.bus_bytes_per_second / 1e9:.4g} GB/s, "
         f"exposed part = {step.communication:.4g} s",
         f"interval: +-{MARGINS[machine.level]:.0%} at {machine.level}, {LEVELS[machine.level]}",
     ]

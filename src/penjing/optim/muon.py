@@ -19,7 +19,7 @@ from penjing.kernels import ops, reference
 from penjing.optim.adamw import adamw, split_groups
 from penjing.optim.low_precision_state import BYTES, LowPrecisionOptimizer, StateDtype, chunks
 from penjing.optim.param_groups import embeddings, group_parameters
-from penjing.optim.ranks import ONE_RANK, Ranks
+from penjing.optim.ranks import ONE_RANK, Ranks, owner_of_each
 
 MAX_ADAMW_RATE = 2e-3  # a learning rate up to this was probably meant for AdamW
 
@@ -39,10 +39,10 @@ class _MuonOptimizer(LowPrecisionOptimizer):
         ranks: Ranks = ONE_RANK,
     ) -> None:
         """dtype: of the orthogonalization's matmuls. state_dtype: of the momentum. seed: of stochastic rounding.
-        ranks: that share the orthogonalizations; each of them keeps all of the momentum."""
+        ranks: that share the orthogonalizations; each keeps all of the momentum, so that any number of them resumes."""
         defaults = {"lr": learning_rate, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, defaults, state_dtype, seed)
-        self.orthogonalize, self.dtype, self.ranks = ops.Orthogonalize(dtype), dtype or torch.float32, ranks
+        self.orthogonalize, self.ranks = ops.Orthogonalize(dtype), ranks
 
     def compile_update(self) -> None:
         """Compile the orthogonalization, once for each shape of a stack, at its first use."""
@@ -61,33 +61,25 @@ class _MuonOptimizer(LowPrecisionOptimizer):
             for parameters in by_shape.values():
                 height = ops.stack_height(len(parameters), parameters[0])
                 stacks += [parameters[first : first + height] for first in range(0, len(parameters), height)]
-            # In a round each rank orthogonalizes one stack, and the stacks of a round cost about the same.
-            stacks.sort(key=lambda stack: len(stack) * stack[0].numel() * min(stack[0].shape[-2:]), reverse=True)
-            for first in range(0, len(stacks), self.ranks.world):
-                self._step_round(group, stacks[first : first + self.ranks.world])
+            owners = owner_of_each([_cost(stack) for stack in stacks], self.ranks.world)
+            for owner, stack in zip(owners, stacks, strict=True):
+                self._step_stack(group, stack, is_ours=owner == self.ranks.rank)
+            for owner, stack in zip(owners, stacks, strict=True):
+                for parameter in stack:
+                    self.ranks.broadcast_tensor(parameter, owner)
 
-    def _step_round(self, group: dict[str, Any], stacks: list[list[nn.Parameter]]) -> None:
-        """The step of one stack of each rank. Stacks are the same with any number of ranks, and so are the bits."""
-        updates = []
-        for owner, parameters in enumerate(stacks):
-            stack_EMN = self._directions(group["momentum"], parameters)
-            is_ours = owner == self.ranks.rank
-            updates.append(self.orthogonalize(stack_EMN) if is_ours else torch.empty_like(stack_EMN, dtype=self.dtype))
-        decay = 1 - group["lr"] * group["weight_decay"]
-        for owner, (parameters, update_EMN) in enumerate(zip(stacks, updates, strict=True)):
-            self.ranks.broadcast_tensor(update_EMN, owner)
-            rows, columns = parameters[0].shape[-2:]
-            scale = max(1.0, rows / columns) ** 0.5
-            ops.decayed_update(parameters, update_EMN, decay, group["lr"], scale, self.bad)
-
-    def _directions(self, momentum: float, parameters: list[nn.Parameter]) -> Tensor:
-        """Each matrix's direction, stacked. Frees the gradients."""
+    def _step_stack(self, group: dict[str, Any], parameters: list[nn.Parameter], *, is_ours: bool) -> None:
+        """Update the momentum, and the weights if they are ours. Stacks are the same with any number of ranks, and so
+        are the bits."""
         like = parameters[0]
         stack_EMN = torch.empty((len(parameters), *like.shape), dtype=torch.float32, device=like.device)
         for parameter, direction_MN in zip(parameters, stack_EMN, strict=True):
-            self._nesterov_direction(momentum, parameter, direction_MN)
+            self._nesterov_direction(group["momentum"], parameter, direction_MN)
             parameter.grad = None
-        return stack_EMN
+        if is_ours:
+            scale = max(1.0, like.shape[-2] / like.shape[-1]) ** 0.5
+            decay = 1 - group["lr"] * group["weight_decay"]
+            ops.decayed_update(parameters, self.orthogonalize(stack_EMN), decay, group["lr"], scale, self.bad)
 
     def _nesterov_direction(self, momentum: float, parameter: nn.Parameter, out: Tensor) -> None:
         """Update the momentum with the gradient, and write Nesterov's mean of the two to `out`."""
@@ -104,6 +96,11 @@ class _MuonOptimizer(LowPrecisionOptimizer):
                 gradient = torch.where(bad > 0, mean, gradient)
             reference.nesterov_update(gradient, mean, out_N[chunk], momentum)
             self.write_state(parameter, "momentum", chunk, mean, generator, signed=True)
+
+
+def _cost(stack: list[nn.Parameter]) -> int:
+    """FLOPs of a stack's orthogonalization, up to a factor."""
+    return len(stack) * stack[0].numel() * min(stack[0].shape[-2:])
 
 
 @dataclass(frozen=True, kw_only=True)

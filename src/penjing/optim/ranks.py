@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -26,3 +27,12 @@ class _OneRank:
 
 
 ONE_RANK: Ranks = _OneRank()
+
+
+def owner_of_each(costs: Sequence[float], world: int) -> list[int]:
+    """The rank that does each piece of work: the dearest piece first, each for the rank with the least so far."""
+    owners, loads = [0] * len(costs), [0.0] * world
+    for piece in sorted(range(len(costs)), key=lambda piece: costs[piece], reverse=True):
+        owners[piece] = loads.index(min(loads))
+        loads[owners[piece]] += costs[piece]
+    return owners

@@ -52,8 +52,7 @@ def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: flo
     elementwise, head = work.elementwise_bytes() / bandwidth, work.head_bytes() / bandwidth
     busy = matmuls + attention + elementwise + head
     host = work.kernels() * machine.launch_seconds
-    # CPUs share Muon's orthogonalizations (optim/muon.py).
-    sharing = work.ranks if machine.on_host else 1
+    sharing = optimizer_ranks(work, machine)
     optimizer = work.optimizer_bytes() / bandwidth + work.optimizer_flops() / (rate * sharing)
     passes, exchange = work.passes, work.communication_bytes() / machine.bus_bytes_per_second
     if work.ranks > 8:
@@ -62,6 +61,7 @@ def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: flo
         exposed = exchange * EXPOSED_SHARE
     else:  # DDP reduces gradients during the last backward pass; nothing hides the last bucket
         exposed = max(0.1 * exchange, exchange - HIDDEN_SHARE * busy)
+        exposed += work.shared_weight_bytes(sharing) / machine.bus_bytes_per_second
     # On a CPU the call overhead adds up; a GPU computes while its host launches.
     exposed_launch = host if machine.on_host else max(0.0, host - busy)
     seconds = passes * (busy + exposed_launch)
@@ -76,6 +76,11 @@ def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: flo
         communication=exposed if work.ranks > 1 else 0.0,
         data_wait=max(0.0, loader_seconds - seconds - optimizer),
     )
+
+
+def optimizer_ranks(work: Workload, machine: Machine) -> int:
+    """How many ranks share Muon's orthogonalizations: on CPUs all of DDP's (optim/ranks.py)."""
+    return work.ranks if machine.on_host and work.sharding == "ddp" else 1
 
 
 @dataclass(frozen=True, slots=True)

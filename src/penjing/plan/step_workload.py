@@ -183,6 +183,13 @@ class Workload:
             total += count * 3 * (4.0 * small * small * large + 2.0 * small**3)
         return total * self.weight_share
 
+    def shared_weight_bytes(self, ranks: int) -> float:
+        """Bytes each of `ranks` receives in one step for the float32 weights that others updated with Muon."""
+        if self.optimizer != "muon":
+            return 0.0
+        matrices = sum(inner * outputs * count for _, inner, outputs, count in self._block_matmuls())
+        return 4 * matrices * self.weight_share * (ranks - 1) / ranks
+
     def kernels(self) -> float:
         """Kernels launched in one pass."""
         again = RECOMPUTE_FACTORS[self.recompute]

@@ -90,7 +90,7 @@ def complete(
     if checkpoint is not None:
         load_weights(trainable, checkpoint)
     wrapped = strategy.wrap(trainable)
-    # Between GPUs nobody has compared the exchange with the work that it saves.
+    # On GPUs nobody has run the exchange, nor compared it with the work that it saves.
     ranks: Ranks = strategy if devices.of(strategy.device).is_host else ONE_RANK
     optimizers: list[Any] = run.optimizer.build(trainable, derive(run.seed, "optimizer"), ranks)
     if run.model.is_mixture:
