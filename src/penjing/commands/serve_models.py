@@ -59,7 +59,7 @@ def examples_of(run: Run) -> tuple[str, ...]:
 
 def _prompts(data: DataSettings) -> Iterator[str]:
     """The first question of each conversation, or the first words of each document."""
-    paths, bad_records = [Path(name) for name in data.train], records.BadRecords(max_bad_fraction=1)
+    paths, bad_records = [Path(name) for name in data.train], records.UncheckedRecords()
     if data.format == "documents":
         for document in records.read_documents(paths, bad_records=bad_records):
             line, _, _ = document.text.strip().partition("\n")

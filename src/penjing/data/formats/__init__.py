@@ -29,7 +29,7 @@ A preference record is a pair or one labelled answer. An answer that is a list o
 Everything is read lazily: memory holds one record (a JSON array is decoded value by value), never a file.
 """
 
-from penjing.data.formats.bad_records import DEFAULT_MAX_BAD, BadRecords, NoBadRecords
+from penjing.data.formats.bad_records import DEFAULT_MAX_BAD, BadRecords, NoBadRecords, UncheckedRecords
 from penjing.data.formats.files import list_files
 from penjing.data.formats.read import read_chats, read_documents, read_preferences, read_prompts, sniff
 from penjing.data.formats.schema import CHAT_FIELDS, Chat, Document, Kind, Message, PreferenceRecord
@@ -45,6 +45,7 @@ __all__ = [
     "Message",
     "NoBadRecords",
     "PreferenceRecord",
+    "UncheckedRecords",
     "chat_record",
     "list_files",
     "read_chats",

@@ -147,6 +147,16 @@ class NoBadRecords(BadRecords):
         raise error from None
 
 
+class UncheckedRecords(BadRecords):
+    """For a first look at data, such as examples of questions: nothing is an error, and nothing is warned of."""
+
+    def __init__(self) -> None:
+        super().__init__(max_bad_fraction=1)
+
+    def check(self) -> None:
+        self._close()
+
+
 def _file_lost_error(error: UnrecoverableFileError) -> UserError:
     hint = "Repair the file, or continue without the unreadable part: data.max_bad_fraction=1."
     return UserError(
