@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -22,7 +23,7 @@ class Threads:
 
     def __init__(self, world: int) -> None:
         self.world, self.barrier = world, threading.Barrier(world, timeout=60)
-        self.sent: dict[int, Tensor] = {}
+        self.sent: dict[int, Sequence[Tensor]] = {}
         self.exchanged: list[list[int]] = [[] for _ in range(world)]
 
     def rank(self, number: int) -> Rank:
@@ -33,15 +34,15 @@ class Rank:
     def __init__(self, threads: Threads, rank: int) -> None:
         self.threads, self.rank, self.world = threads, rank, threads.world
 
-    def broadcast_tensor(self, tensor: Tensor, source: int) -> None:
+    def broadcast_tensors(self, tensors: Sequence[Tensor], source: int) -> None:
         threads = self.threads
         if source == self.rank:
-            threads.sent[source] = tensor
-            threads.exchanged[self.rank].append(tensor.numel())
+            threads.sent[source] = tensors
+            threads.exchanged[self.rank] += [tensor.numel() for tensor in tensors]
         threads.barrier.wait()
         if source != self.rank:
-            assert tensor.dtype == threads.sent[source].dtype
-            tensor.copy_(threads.sent[source])
+            for tensor, sent in zip(tensors, threads.sent[source], strict=True):
+                tensor.copy_(sent)
         threads.barrier.wait()
 
 

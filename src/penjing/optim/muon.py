@@ -65,8 +65,7 @@ class _MuonOptimizer(LowPrecisionOptimizer):
             for owner, stack in zip(owners, stacks, strict=True):
                 self._step_stack(group, stack, is_ours=owner == self.ranks.rank)
             for owner, stack in zip(owners, stacks, strict=True):
-                for parameter in stack:
-                    self.ranks.broadcast_tensor(parameter, owner)
+                self.ranks.broadcast_tensors(stack, owner)
 
     def _step_stack(self, group: dict[str, Any], parameters: list[nn.Parameter], *, is_ours: bool) -> None:
         """Update the momentum, and the weights if they are ours. Stacks are the same with any number of ranks, and so

@@ -14,15 +14,15 @@ class Ranks(Protocol):
     rank: int
     world: int
 
-    def broadcast_tensor(self, tensor: Tensor, source: int) -> None:
-        """Overwrite the tensor with that of rank `source`."""
+    def broadcast_tensors(self, tensors: Sequence[Tensor], source: int) -> None:
+        """Overwrite the tensors with those of rank `source`."""
         ...
 
 
 class _OneRank:
     rank, world = 0, 1
 
-    def broadcast_tensor(self, tensor: Tensor, source: int) -> None:
+    def broadcast_tensors(self, tensors: Sequence[Tensor], source: int) -> None:
         pass
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -58,8 +58,8 @@ class Strategy(ABC):
         """Return rank 0's `value` on every rank. Before `wrap`, this method and `any` wait without a limit."""
 
     @abstractmethod
-    def broadcast_tensor(self, tensor: Tensor, source: int) -> None:
-        """Overwrite a tensor on the device with that of rank `source`."""
+    def broadcast_tensors(self, tensors: Sequence[Tensor], source: int) -> None:
+        """Overwrite tensors on the device, all of one dtype, with those of rank `source`."""
 
     @abstractmethod
     def close(self) -> None: ...

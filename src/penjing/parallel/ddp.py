@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
@@ -74,8 +74,12 @@ class DataParallel(Strategy):
         distributed.broadcast_object_list(objects, src=0, group=self._control)
         return objects[0]
 
-    def broadcast_tensor(self, tensor: Tensor, source: int) -> None:
-        distributed.broadcast(tensor, src=source)
+    @torch.no_grad()
+    def broadcast_tensors(self, tensors: Sequence[Tensor], source: int) -> None:
+        packed = torch.cat([tensor.reshape(-1) for tensor in tensors])  # each message costs a wait
+        distributed.broadcast(packed, src=source)
+        for tensor, part in zip(tensors, packed.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
 
     def close(self) -> None:
         distributed.destroy_process_group()

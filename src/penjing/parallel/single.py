@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -40,7 +40,7 @@ class Single(Strategy):
     def broadcast(self, value: Any) -> Any:
         return value
 
-    def broadcast_tensor(self, tensor: Tensor, source: int) -> None:
+    def broadcast_tensors(self, tensors: Sequence[Tensor], source: int) -> None:
         pass
 
     def close(self) -> None:
