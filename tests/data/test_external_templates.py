@@ -540,6 +540,56 @@ def test_an_ordinary_word_that_fills_up_rows_stays_one(tmp_path: Path) -> None:
     assert dict(loaded.roles.names)["pad_token"] == word
 
 
+RARE = "kite \U0001fa81 é ᚠ\n"  # with characters that have no token of their own
+
+
+@pytest.mark.parametrize("name", ["pad_token", "unk_token", "mask_token"])
+def test_a_byte_token_that_a_config_names_still_writes_its_byte(tmp_path: Path, name: str) -> None:
+    folder = write("zephyr", tmp_path)
+    for byte in (0xF0, 0x9F, 0x0A):
+        with_settings(folder, **{name: f"<0x{byte:02X}>"})
+        tokenizer = Tokenizer.load(folder)
+        assert tokenizer.decode(tokenizer.encode(RARE)).lstrip(" ") == RARE
+    with_settings(folder, eos_token="<0xF0>")
+    with raises_user_error(what="eos_token is an ordinary token", got="<0xF0>"):
+        Tokenizer.load(folder)
+
+
+def add_special(folder: Path, token: str, index: int) -> None:
+    path = folder / "tokenizer.json"
+    saved = json.loads(path.read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    saved["added_tokens"].append({"id": index, "content": token, "special": True, **flags})
+    saved["added_tokens"].sort(key=lambda entry: entry["id"])
+    path.write_text(json.dumps(saved))
+
+
+@pytest.mark.parametrize(
+    ("family", "token"), [("zephyr", "<0xF0>"), ("unigram", "1"), ("unigram", "s"), ("unigram", "a")]
+)
+def test_an_added_token_that_text_needs_is_refused(tmp_path: Path, family: str, token: str) -> None:
+    folder = write(family, tmp_path)
+    index = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).token_to_id(token)
+    assert index is not None
+    add_special(folder, token, index)
+    with raises_user_error(what="would vanish from every text", got=repr(token)):
+        Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize("name", ["eos_token", "bos_token"])
+def test_an_end_that_stands_for_unknown_characters_is_refused(tmp_path: Path, name: str) -> None:
+    folder = write("unigram", tmp_path)
+    with_settings(folder, **{name: "<unk>"}, add_bos_token=True)
+    with raises_user_error(what="the token for unknown characters"):
+        Tokenizer.load(folder)
+    folder = write("zephyr", tmp_path)  # which knows all characters by their bytes
+    with_settings(folder, **{name: "<unk>"}, chat_template=None)
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.decode(tokenizer.encode(RARE)).lstrip(" ") == RARE and tokenizer.stop.isdisjoint(
+        tokenizer.encode(RARE)
+    )
+
+
 def test_saved_and_loaded_is_the_same(loaded: Tokenizer, folder: Path, tmp_path: Path) -> None:
     loaded.save(tmp_path / "copy")
     again = Tokenizer.load(tmp_path / "copy")

@@ -14,7 +14,11 @@ _MAX_PENDING = 8  # ids: two characters of 4 bytes, each a token
 
 
 class TextStream:
-    """Ids in, text out. All deltas joined are `tokenizer.decode` of all ids, up to the first stop string."""
+    """Ids in, text out. All deltas joined are `tokenizer.decode` of all ids, up to the first stop string.
+
+    One exception: of a damaged run of byte tokens (`<0xF0>`), `decode` loses all characters, a stream only those that
+    are damaged.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = ()) -> None:
         self.tokenizer, self.stop_strings = tokenizer, [text for text in stop_strings if text]

@@ -93,22 +93,34 @@ class Tokenizer:
         if missing:
             raise UserError("the tokenizer has no " + " ".join(missing), wanted="a tokenizer in ChatML form")
         self._plain, self._guard = _strip_control_tokens(json.loads(self.definition), set(self._control))
+        self.added_ids = frozenset(self._control.values())
         lost = next((token for token in self._control if not _MARK.fullmatch(token) and not self._writes(token)), None)
         if lost is not None:
             raise _lost_text_error(lost)
-        self.added_ids = frozenset(self._control.values())
         self.end_of_text = self._control[self.roles.end_of_text]
         self.message_end = self._control[self.roles.message_end]
         # Precedes a document: the end-of-text token, or a separate token (`<s>`).
         self.begin = self._control[self.roles.begin]
         # Ids that end an answer.
         self.stop = frozenset((self.end_of_text, self.message_end, *map(self.control, self.roles.stop)))
+        if not {self.begin, *self.stop}.isdisjoint(self.encode(_RARE)):
+            raise UserError(
+                "the token for unknown characters also begins or ends texts",
+                where="tokenizer.json",
+                wanted="a token of its own for each",
+                next_step="Name other tokens as eos_token and bos_token in tokenizer_config.json.",
+            )
         longest_first = sorted(self._control, key=len, reverse=True)
         self.control_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
     def _writes(self, token: str) -> bool:
-        """Whether the text of a control token can be encoded as text."""
-        return bool(self.decode(self.encode(token)))
+        """Whether the text of a control token can be encoded as text, at the start of a word and inside it.
+
+        Not if it is a byte token, which encodes characters without a token of their own.
+        """
+        encoded = [self.encode(token), self.encode(token * 2)]
+        is_text = all(self.decode(ids) and self.added_ids.isdisjoint(ids) for ids in encoded)
+        return is_text and not _BYTE_TOKEN.fullmatch(token)
 
     @cached_property
     def size(self) -> int:
@@ -281,12 +293,13 @@ NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 _STRUCTURAL_NAMES = ("bos_token", "eos_token")
 # Tokens that end a document when `eos_token` in tokenizer_config.json is the end of a turn.
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+_RARE = "\u16a0\U0001d11e\U0001fa81"  # characters that few vocabularies have
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # byte tokens of vocabularies that are not byte-level
 # Characters for bytes in byte-level vocabularies: printable bytes unchanged, the others from U+0100 on.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
-_MARK = re.compile(r".?[<\[|\uff5c].+[>\]|\uff5c]", re.DOTALL)
+_MARK = re.compile(r"(?!<0x[0-9A-F]{2}>$).?[<\[|\uff5c].+[>\]|\uff5c]", re.DOTALL)
 
 
 def is_control(token: Mapping[str, Any]) -> bool:
