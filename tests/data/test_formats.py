@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import os
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -866,3 +867,44 @@ def test_folders_of_save_to_disk(tmp_path: Path) -> None:
     assert [record for _, record in rows_of(arrow)] == rows[:350]
     arrow.write_bytes(arrow.read_bytes()[:-100])
     assert "broken arrow file" in error_of(arrow).what
+
+
+@pytest.mark.parametrize("alphabet", ["ACGT", "你好吗", "aé你🎈"])
+def test_a_long_line_of_text_becomes_documents_and_nothing_is_lost(tmp_path: Path, alphabet: str) -> None:
+    rng = random.Random(2)
+    line = "".join(rng.choices(alphabet, k=300_000))
+    path = write(tmp_path / "a.txt", f"{line}\n")
+    found = list(read_documents([path]))
+    assert "".join(document.text for document in found) == line
+    assert all(len(document.text.encode()) >= 2**16 - 4 for document in found[:-1])
+    assert max(len(document.text.encode()) for document in found) <= 2**16
+    assert {document.line for document in found} == {1}
+    assert texts(write(tmp_path / "a.jsonl", json.dumps({"text": line}))) == [line], "a record is not cut"
+
+
+def test_one_line_of_more_than_64_mib_is_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", b"ACGTTGCA" * (9 << 20))
+    assert sum(len(document.text) for document in read_documents([path])) == 72 << 20
+
+
+def test_long_lines_are_not_cut_inside_a_separator_or_a_paragraph(tmp_path: Path) -> None:
+    for shift in range(-15, 2):
+        path = write(tmp_path / "a.txt", "A" * (2**16 + shift) + "<|endoftext|>" + "B" * 99)
+        assert "".join(texts(path)) == "A" * (2**16 + shift) + "B" * 99
+        assert not any("AB" in text for text in texts(path))
+    paragraphs = [f"{number} " + "some words " * (number % 90) + "end" for number in range(999)]
+    found = texts(write(tmp_path / "b.txt", "\r".join(paragraphs)))
+    assert "\n".join(found).split("\n") == paragraphs
+    assert texts(write(tmp_path / "c.txt", b"\xef\xbb\xbf" + b"A" * 99_999)) == [
+        "A" * (2**16 - 3),
+        "A" * (99_999 - 2**16 + 3),
+    ]
+
+
+def test_a_broken_character_costs_only_its_document_of_a_long_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", b"A" * 200_000 + b"\xff" + b"C" * 200_000)
+    bad = BadRecords(max_bad_fraction=1.0)
+    assert (
+        400_000 - 2 * 2**16 <= sum(len(document.text) for document in read_documents([path], bad_records=bad)) < 400_000
+    )
+    assert bad.bad == 1

@@ -7,6 +7,7 @@ import json
 import random
 import time
 import unicodedata
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,23 @@ def test_text_without_spaces_is_trained_in_linear_time_and_ordinary_text_alike(m
     limited = train_tokenizer(ordinary, 700, max_han_per_token=4).definition
     monkeypatch.setattr(train, "MAX_PIECE_CHARACTERS", 1 << 30)
     assert train_tokenizer(ordinary, 700, max_han_per_token=4).definition == limited
+
+
+def test_only_text_whose_words_do_not_repeat_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "MAX_WORD_CHARACTERS", 100)
+    read = []
+
+    def texts(words: Callable[[int], str]) -> Iterator[str]:
+        for number in range(1000):
+            read.append(number)
+            yield words(number)
+
+    train_tokenizer(texts(lambda number: f"the same {number % 7} words, again"), 300)
+    assert len(read) == 1000
+    read.clear()
+    trained = train_tokenizer(texts(lambda number: "GATTACA" * 5 if number < 3 else f"{number:030x}"), 300)
+    assert len(read) == 6, "35 characters of the first, 3 x 30 of others"
+    assert len(trained.encode("GATTACA")) == 1
 
 
 def external(folder: Path, eos: object, names: dict[str, str], ends: Any = None) -> Path:

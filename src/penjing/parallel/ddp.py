@@ -78,7 +78,7 @@ class DataParallel(Strategy):
     def broadcast_tensors(self, tensors: Sequence[Tensor], source: int) -> None:
         packed = torch.cat([tensor.reshape(-1) for tensor in tensors])  # each message costs a wait
         distributed.broadcast(packed, src=source)
-        for tensor, part in zip(tensors, packed.split([tensor.numel() for tensor in tensors]), strict=True):
+        for tensor, part in zip(tensors, torch.split(packed, [tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import gzip
 import re
 import warnings
 import zlib
-from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE, getincrementaldecoder
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE, getincrementaldecoder, utf_8_decode
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from typing import IO, cast
 
 from penjing.base.errors import UserError
 from penjing.base.files import open_regular
-from penjing.data.formats.schema import FORMATS
+from penjing.data.formats.schema import FORMATS, SEPARATOR
 from penjing.data.formats.source_location import NotTextError, unrecoverable
 
 BLOCK_BYTES = 1 << 18
@@ -182,11 +182,15 @@ def open_data(path: Path) -> Iterator[DataFile]:
         raise UserError(f"cannot be read: {error.strerror or error}", where=path) from None
 
 
-def raw_lines(path: Path) -> Iterator[tuple[int, int, bytes | None]]:
+def raw_lines(path: Path, cut_at: int = 0) -> Iterator[tuple[int, int, bytes | None]]:
     """(number, offset, bytes) of each line, its end included; None for one of more than LARGEST_LINE_BYTES.
 
+    cut_at: a longer line, of any length, comes in parts of at most so many bytes.
     Raises UserError if the rest of the file cannot be read.
     """
+    if cut_at:
+        yield from _parts_of_lines(path, cut_at)
+        return
     offset = 0
     with open_data(path) as stream:
         number = 0
@@ -204,14 +208,28 @@ def raw_lines(path: Path) -> Iterator[tuple[int, int, bytes | None]]:
             offset += length
 
 
-def lines(path: Path) -> Iterator[tuple[int, str | UserError]]:
-    """(number, line), decoded one by one so that a bad byte is located exactly. Only LF ends a line.
+def _parts_of_lines(path: Path, cut_at: int) -> Iterator[tuple[int, int, bytes]]:
+    """A part ends after a CR, or else anywhere but inside a character or `<|endoftext|>`."""
+    number, offset, raw = 1, 0, b""
+    with open_data(path) as stream:
+        while raw := raw + stream.readline(cut_at - len(raw)):
+            end = len(raw)
+            if end == cut_at and not raw.endswith(b"\n"):
+                end = raw.rfind(b"\r") + 1
+                end = end or max(0, raw.find(b"<", cut_at - len(SEPARATOR) + 1))
+                end = end or utf_8_decode(raw, "replace", False)[1]
+            yield number, offset, raw[:end]
+            number, offset, raw = number + (raw[:end].endswith(b"\n")), offset + end, raw[end:]
+
+
+def lines(path: Path, cut_at: int = 0) -> Iterator[tuple[int, str | UserError]]:
+    """(number, line), decoded one by one so that a bad byte is located exactly. Only LF ends a line; cut_at: see above.
 
     A line that is not UTF-8 is yielded as an error; if the rest of the file cannot be read, an error is the last item.
     """
     number = 0
     try:
-        for number, offset, raw in raw_lines(path):
+        for number, offset, raw in raw_lines(path, cut_at):
             if raw is None:
                 yield number, UserError(f"a line of more than {LARGEST_LINE_BYTES >> 20} MiB", where=f"{path}:{number}")
                 continue
@@ -220,7 +238,7 @@ def lines(path: Path) -> Iterator[tuple[int, str | UserError]]:
                 text = raw.decode("utf-8")
             except UnicodeDecodeError as error:
                 bad, text = error.start, raw.decode("utf-8", errors="replace")
-            if number == 1:
+            if not offset:
                 text = text.removeprefix("\ufeff")
             text = text.rstrip("\r\n")
             yield number, text if bad < 0 else encoding_error(path, number, offset + bad, raw[bad], text)

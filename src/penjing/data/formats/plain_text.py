@@ -16,6 +16,7 @@ _CHINESE_INDENT = re.compile(rf"[ \t\u3000]*\u3000[ \t\u3000]*|[ \t]+(?={_MARKS}
 
 Line = tuple[int, str | UserError]
 DOCUMENT_CHARACTERS = 2000  # approximate size of documents cut from a file without separators
+LONG_LINE_BYTES = 1 << 16  # a longer line of such a file is no paragraph (DNA, base64): it becomes several documents
 
 
 def plain_documents(path: Path) -> Iterator[tuple[int, str | UserError]]:
@@ -36,8 +37,8 @@ def _whole_text(path: Path) -> Iterator[tuple[int, str | UserError]]:
         yield 1, "\n".join(parts) + "\n"
 
 
-def _clean_lines(path: Path, *, prose: bool = True) -> Iterator[Line]:
-    for number, line in lines(path):
+def _clean_lines(path: Path, *, prose: bool = True, cut_at: int = 0) -> Iterator[Line]:
+    for number, line in lines(path, cut_at):
         if isinstance(line, UserError):
             yield number, line
             continue
@@ -123,9 +124,9 @@ def _separated(path: Path) -> Iterator[tuple[int, str | UserError]]:
 
 
 def _chunked(path: Path) -> Iterator[tuple[int, str | UserError]]:
-    """Cut after a blank line once there is enough text; after any line at 1.5 times as much."""
+    """Cut after a blank line once there is enough text; after any line or part of a line at 1.5 times as much."""
     document_lines = _DocumentLines(1)
-    for number, line in _clean_lines(path):
+    for number, line in _clean_lines(path, cut_at=LONG_LINE_BYTES):
         if not document_lines:
             if not line:
                 continue

@@ -91,8 +91,8 @@ def read_documents(paths: Sequence[Path], *, bad_records: BadRecords | None = No
 
     Plain text: BOM dropped, CRLF -> LF, trailing spaces and the indents of Chinese paragraphs dropped. Lines
     `<|endoftext|>` separate documents if the file has one. Otherwise the file is cut, preferably after a blank line,
-    into documents of about 2,000 characters, so that a validation set can be split off a novel too. No line is cut or
-    lost. `<|endoftext|>` inside a line, or in a record's text, separates documents too.
+    into documents of about 2,000 characters, so that a validation set can be split off a novel too. No line is lost,
+    and none of less than 64 KiB is cut. `<|endoftext|>` inside a line, or in a record's text, separates documents too.
     A record with empty text is left out. A broken one goes to `bad_records`; without `bad_records` it raises UserError.
     """
 

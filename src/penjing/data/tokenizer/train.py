@@ -25,6 +25,9 @@ from penjing.data.tokenizer.tokenizer import (
 MAX_TOKEN_BYTES = 16
 # Training takes time quadratic in the length of a piece. Text without spaces (DNA, base64) is one piece.
 MAX_PIECE_CHARACTERS = 1024
+# In distinct words, for which training takes about 100 bytes of memory a character. The 64 MiB of text that a run takes
+# hold less, unless hardly a word repeats (DNA, base64).
+MAX_WORD_CHARACTERS = 24 << 20
 MAX_CHARACTERS = 40_000  # distinct ones in the training text of a tokenizer
 SAMPLED_CHARACTERS = 8 << 20  # of the training text, counted to order the merges
 
@@ -35,6 +38,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, *, max_han_per_token:
     max_han_per_token: the maximum of Chinese characters per token. Without a limit BPE merges whole phrases (3.1
     characters per token on formulaic text), and prompts that start elsewhere break. 1 keeps characters apart, 2 allows
     words, 4 suits vocabularies of 6,400 and more. No token mixes Chinese with anything else.
+    Texts after MAX_WORD_CHARACTERS are not read.
     Raises UserError if `vocab_size` cannot hold the 256 bytes and the control tokens, or the text is empty.
     """
     if vocab_size < SMALLEST_VOCABULARY:
@@ -43,11 +47,24 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, *, max_han_per_token:
         )
     if max_han_per_token < 1:
         raise UserError("too small", where="tokenizer.max_han_per_token", got=max_han_per_token, wanted="at least 1")
-    texts = [text for text in texts if text.strip()]
+    texts = list(_limited(text for text in texts if text.strip()))
     if not texts:
         raise UserError("there is no text to train a tokenizer on")
     num_merges = vocab_size - SMALLEST_VOCABULARY
     return Tokenizer(_assemble(_merges(texts, num_merges, max_han_per_token)[:num_merges]))
+
+
+def _limited(texts: Iterable[str]) -> Iterator[str]:
+    """The texts up to MAX_WORD_CHARACTERS."""
+    words: set[str] = set()
+    num_characters = 0
+    for text in texts:
+        new_words = set(text.split()) - words
+        words |= new_words
+        num_characters += sum(map(len, new_words))
+        yield text
+        if num_characters >= MAX_WORD_CHARACTERS:
+            return
 
 
 def _split(first: str = "") -> pre_tokenizers.PreTokenizer:
