@@ -99,9 +99,9 @@ class Decode(Benchmark):
             seconds=sizes.seconds,
         )
         torch.set_num_threads(options.threads)
-        shapes = {setting: _shape(preset, sizes) for setting, preset in PRESETS.items()}
+        shapes = {setting: model_shape(preset, sizes) for setting, preset in PRESETS.items()}
         for setting, shape in shapes.items():
-            _write_model(work / "models" / setting, shape, with_gguf=any("llama" in name for name in options.baselines))
+            write_model(work / "models" / setting, shape, with_gguf=any("llama" in name for name in options.baselines))
         spec = DecodeSpec(
             setting="",
             out="",
@@ -227,7 +227,7 @@ def _compare(record: Mapping[str, Any], setting: str, ours: str, other: str) -> 
     return "; ".join(f"{word}: {', '.join(each)}" for word, each in leads.items() if each)
 
 
-def _shape(preset: str, sizes: DecodeSizes) -> ModelConfig:
+def model_shape(preset: str, sizes: DecodeSizes) -> ModelConfig:
     """The preset, with a context that fits the longest prompt."""
     shape: ModelConfig = config.resolve(ModelConfig, {"preset": preset})
     longest = max(*sizes.first_token, sizes.prompt_tokens) + sizes.new_tokens
@@ -240,7 +240,7 @@ def _texts() -> list[str]:
     return [file.read_text(encoding="utf-8") for file in files[:12]]
 
 
-def _write_model(path: Path, shape: ModelConfig, *, with_gguf: bool) -> None:
+def write_model(path: Path, shape: ModelConfig, *, with_gguf: bool) -> None:
     """Write a Hugging Face directory `path`, and GGUF files of the same weights next to it."""
     model = Transformer(shape)
     initialise(model, seed=1)

@@ -182,7 +182,7 @@ def trial(speed, **figures):
 def test_the_table_has_a_dash_where_one_took_no_part_and_the_verdict_says_who_is_ahead(
     tiny, installed, quiet, monkeypatch
 ):
-    monkeypatch.setattr(decode, "_write_model", lambda path, shape, with_gguf: None)
+    monkeypatch.setattr(decode, "write_model", lambda path, shape, with_gguf: None)
     theirs = {name: f"compare.baselines.llama_cpp {name.split('-')[1]}" for name in LLAMA}
     speeds = {BF16: 2.0, INT8: 3.0, "penjing-float32": 1.0, "penjing-serve": 1.9}
     speeds |= dict(zip(LLAMA, (4.0, 2.0), strict=True))

@@ -68,7 +68,7 @@ def run(stand_in: Path, *command: str, row: str = "") -> None:
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, "STAND_IN_ROW": row},
+        env={**os.environ, "STAND_IN_ROW": row, "CUDA_VISIBLE_DEVICES": ""},  # `auto` would take a GPU
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -111,7 +111,7 @@ class Device:
 
     def memory_bytes(self, device: torch.device) -> int:
         """Memory of the device; 0 = unknown."""
-        with suppress(RuntimeError, AttributeError):
+        with suppress(RuntimeError, AttributeError, ValueError):  # ValueError: torch has another accelerator
             return int(torch.accelerator.get_memory_info(device)[1])
         return 0
 
@@ -121,12 +121,12 @@ class Device:
 
     def peak_memory_bytes(self, device: torch.device) -> int:
         """Peak memory of this process: reserved on the device, or resident where the device does not say."""
-        with suppress(RuntimeError, AttributeError):
+        with suppress(RuntimeError, AttributeError, ValueError):
             return int(torch.accelerator.max_memory_reserved(device))
         return peak_resident_bytes()
 
     def reset_peak_memory(self, device: torch.device) -> None:
-        with suppress(RuntimeError, AttributeError):
+        with suppress(RuntimeError, AttributeError, ValueError):
             torch.accelerator.reset_peak_memory_stats(device)
 
     def empty_cache(self) -> None:

@@ -32,7 +32,7 @@ from penjing.kernels import SWITCH
 _is_off = f"{SWITCH}=off" if os.environ.get(SWITCH) == "off" else ""
 FLAGS = (
     *("-O3", "-march=native", "-fopenmp", "-pthread", "-shared", "-fPIC"),
-    *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-ffp-contract=fast"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
 )
 WIDEST_FLAGS = ("-mprefer-vector-width=512",)  # on x86; compilers use half of it by default
 BUILD_SECONDS = 300  # timeout of one compiler call: seconds alone, minutes beside other programs
@@ -78,6 +78,7 @@ class _Functions:
 
     SOURCES: tuple[str, ...]  # passed to the compiler
     HEADERS: tuple[str, ...]
+    FLAGS: tuple[str, ...]
     SIGNATURES: Mapping[str, tuple[type, ...]]
 
     def __init__(self, path: Path) -> None:
@@ -95,6 +96,7 @@ class _Kernels(_Functions):
     """The kernels of a training step."""
 
     SOURCES, HEADERS = ("kernels.c", "attention.c", "weight_grad.c"), ("types.h",)
+    FLAGS = (*FLAGS, "-ffp-contract=fast")
     SIGNATURES = _SIGNATURES
 
     def __init__(self, path: Path) -> None:
@@ -107,6 +109,7 @@ class _DecodeKernels(_Functions):
     """The kernels of a forward pass for generation."""
 
     SOURCES, HEADERS = ("decode.c",), ("linear.h", "panels.h", "team.h", "types.h")
+    FLAGS = (*FLAGS, "-ffp-contract=off")  # which products are fused may depend on how many rows a loop is unrolled for
     SIGNATURES = _DECODE_SIGNATURES
 
 
@@ -165,7 +168,7 @@ def _load(library: type[_Functions], compiler: str, openmp: str) -> _Functions:
     """Load the library from the cache; build it if needed. Raises OSError, SubprocessError and AttributeError."""
     source_dir = Path(__file__).parent
     sources, headers = ([source_dir / name for name in names] for names in (library.SOURCES, library.HEADERS))
-    name = f"cpu_{Path(library.SOURCES[0]).stem}-{_key([*sources, *headers], compiler, openmp)}.so"
+    name = f"cpu_{Path(library.SOURCES[0]).stem}-{_key(library, [*sources, *headers], compiler, openmp)}.so"
     with suppress(OSError, RuntimeError):  # not built yet, no home, or a file system that forbids execution
         cached = cache_dir() / name
         if _is_intact(cached):
@@ -173,7 +176,7 @@ def _load(library: type[_Functions], compiler: str, openmp: str) -> _Functions:
         warnings.warn(f"{cached} is damaged: the CPU kernels are built again", stacklevel=2)
     with tempfile.TemporaryDirectory(prefix="penjing-") as folder:  # a loaded library stays mapped
         built = Path(folder) / name
-        _compile(sources, compiler, openmp, built)
+        _compile(library, sources, compiler, openmp, built)
         with suppress(OSError, UserError, RuntimeError):  # the cache cannot be written: disk full, no permission
             cached = cache_dir() / name
             content = built.read_bytes()
@@ -203,7 +206,7 @@ def openmp_library() -> str | None:
     return next((file for file in candidates if "torch" in file), candidates[0] if candidates else None)
 
 
-def _key(files: Sequence[Path], compiler: str, openmp: str) -> str:
+def _key(library: type[_Functions], files: Sequence[Path], compiler: str, openmp: str) -> str:
     """A hash of source, flags, compiler, processor and OpenMP library: machines may share a home directory."""
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=BUILD_SECONDS).stdout
     try:
@@ -211,17 +214,17 @@ def _key(files: Sequence[Path], compiler: str, openmp: str) -> str:
     except OSError:
         lines = []
     processor = [line for line in lines if line.split(":")[0].strip() in ("flags", "Features", "model name")][:2]
-    build_info = repr(("ends in SHA-256", FLAGS, WIDEST_FLAGS, openmp, platform.machine(), processor)).encode()
+    build_info = repr(("ends in SHA-256", library.FLAGS, WIDEST_FLAGS, openmp, platform.machine(), processor)).encode()
     parts = [*(source.read_bytes() for source in files), build_info, version]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 
-def _compile(sources: Sequence[Path], compiler: str, openmp: str, path: Path) -> None:
+def _compile(library: type[_Functions], sources: Sequence[Path], compiler: str, openmp: str, path: Path) -> None:
     """Build to `path`. Raises OSError and SubprocessError."""
     widest_flags = WIDEST_FLAGS if platform.machine() in ("x86_64", "AMD64") else ()
     for extra_flags in dict.fromkeys((widest_flags, ())):
         result = subprocess.run(
-            [compiler, *FLAGS, *extra_flags, "-o", path, *sources, openmp, "-lm"],
+            [compiler, *library.FLAGS, *extra_flags, "-o", path, *sources, openmp, "-lm"],
             capture_output=True,
             text=True,
             timeout=BUILD_SECONDS,

@@ -86,9 +86,10 @@ INLINE float dot(const float *x, const float *y, long count) {
     long i = 0;
     for (; i + PANEL <= count; i += PANEL)
         for (int v = 0; v < VECTORS; v++)
-            lanes[v] += *(const Floats *)(x + i + v * WIDTH) * *(const Floats *)(y + i + v * WIDTH);
+            lanes[v] = add_products(lanes[v], *(const Floats *)(x + i + v * WIDTH),
+                                    *(const Floats *)(y + i + v * WIDTH), FLOAT32);
     float rest = 0.0f;
-    for (; i < count; i++) rest += x[i] * y[i];
+    for (; i < count; i++) rest = multiply_add(x[i], y[i], rest);
     return sum_of(lanes) + rest;
 }
 

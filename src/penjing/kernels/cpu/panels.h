@@ -15,9 +15,11 @@ enum { INT8 = 2 };
 enum { PANEL = 16, SIDE = 4, GROUP = 32 }; /* outputs of a panel; panels per group; inputs of one int8 scale */
 enum { MAX_ROWS = 6, PREFETCH_BYTES = 4096 };      /* rows of one block; bytes to prefetch ahead */
 
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
 #if defined(__AVX512F__)
 enum { WIDTH = 16, BLOCK_PANELS = 4 }; /* floats of a vector; panels whose sums fit the registers */
-#include <immintrin.h>
 #elif defined(__AVX__)
 enum { WIDTH = 8, BLOCK_PANELS = 1 };
 #else
@@ -80,7 +82,14 @@ INLINE Floats add_products(Floats sum, Floats value, Floats weight, int type) {
 #if defined(__AVX512BF16__)
     if (type == BFLOAT16) return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)value, (__m512bh)weight);
 #endif
-    return sum + value * weight;
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)value, (__m512)weight, (__m512)sum);
+#elif defined(__AVX__) && defined(__FMA__)
+    return (Floats)_mm256_fmadd_ps((__m256)value, (__m256)weight, (__m256)sum);
+#else
+    UNROLL for (int i = 0; i < WIDTH; i++) sum[i] = multiply_add(value[i], weight[i], sum[i]);
+    return sum;
+#endif
 }
 
 /* Bytes of `panels` panels with this number of inputs. */

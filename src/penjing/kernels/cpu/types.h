@@ -54,14 +54,29 @@ INLINE long bytes(long count, int type) { return count * (type == BFLOAT16 ? 2 :
 INLINE const void *row_of(const void *x, long i, int type) { return (const char *)x + bytes(i, type); }
 INLINE void *out_row_of(void *x, long i, int type) { return (char *)x + bytes(i, type); }
 
+/* a * b + c, rounded once where the processor can. Of the plain expression a compiler may make either, and not the same
+   in two loops. */
+INLINE float multiply_add(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 /* e^x to within 2e-7 of it: 2^n e^r, |r| <= ln(2) / 2, by Taylor's series. 0 below the least normal number. */
 INLINE float exponential(float x) {
     float high = x > 88.0f ? 88.0f : x;
-    float shifted = high * 1.44269504f + 12582912.0f; /* 1.5 x 2^23: what is added to it is rounded to a whole number */
+    float shifted = multiply_add(high, 1.44269504f, 12582912.0f); /* 1.5 x 2^23: what is added to it is rounded to a whole number */
     float n = shifted - 12582912.0f;
-    float r = (high - n * 0.693145752f) - n * 1.42860677e-6f; /* ln(2) in two parts, the first exact with n */
-    float series = 1.0f + r * (1.0f + r * (0.5f + r * (1.66666667e-1f + r * (4.16666667e-2f
-        + r * (8.33333333e-3f + r * 1.38888889e-3f)))));
+    float r = multiply_add(-n, 1.42860677e-6f, multiply_add(-n, 0.693145752f, high)); /* the first part is exact */
+    float series = 1.38888889e-3f;
+    series = multiply_add(r, series, 8.33333333e-3f);
+    series = multiply_add(r, series, 4.16666667e-2f);
+    series = multiply_add(r, series, 1.66666667e-1f);
+    series = multiply_add(r, series, 0.5f);
+    series = multiply_add(r, series, 1.0f);
+    series = multiply_add(r, series, 1.0f);
     float power = from_bits((bits(shifted) - 0x4B400000u + 127u) << 23);
     return x < -87.0f ? 0.0f : series * power;
 }
