@@ -25,6 +25,7 @@ from compare.trial_process import run_json
 from compare.trial_spec import DecodeSpec
 from training_step import arguments, settings_of
 
+from penjing import devices
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
 from penjing.base.process_info import peak_resident_bytes
@@ -39,7 +40,8 @@ TINY = DecodeSizes(first_token=(16,), new_tokens=16, prompt_tokens=16, batches=(
 
 class EagerEngine(PenjingEngine):
     def open(self, sequences: int, tokens: int) -> None:
-        self.engine = Engine(TorchForward(self.model, num_slots=sequences, max_tokens=tokens, graphs=False))
+        forward = TorchForward(self.model, num_slots=sequences, max_tokens=tokens, graphs=False)
+        self.engine = Engine(forward, prefill_chunk=devices.of(forward.device).prefill_chunk)
 
 
 def parse() -> argparse.Namespace:

@@ -9,9 +9,8 @@ from pathlib import Path
 from compare.decode_measure import Decoder, OnTokens, finish
 from compare.trial_spec import DecodeSpec, read_spec
 from penjing.base.process_info import peak_resident_bytes
-from penjing.infer.engine import Engine
 from penjing.infer.forward import Weights
-from penjing.infer.make_forward import make_forward
+from penjing.infer.generate import make_engine
 from penjing.infer.requests import Request
 from penjing.infer.sample import Sampling
 from penjing.train.load_model import load_trained, set_threads, use_device
@@ -25,9 +24,8 @@ class PenjingEngine(Decoder):
         self.options = [kind]
 
     def open(self, sequences: int, tokens: int) -> None:
-        forward = make_forward(self.model, num_slots=sequences, max_tokens=tokens, weights=self.weights)
-        self.engine = Engine(forward)
-        self.options = [self.options[0], type(forward).__name__]
+        self.engine = make_engine(self.model, slots=sequences, max_tokens=tokens, weights=self.weights)
+        self.options = [self.options[0], type(self.engine.forward).__name__]
 
     def write(self, prompts: Sequence[Sequence[int]], new_tokens: int, on_tokens: OnTokens) -> None:
         indices = {

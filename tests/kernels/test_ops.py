@@ -62,13 +62,14 @@ def test_attention_with_a_cache_sees_what_it_returns():
     assert torch.equal(stored[0][1], heads[2])
 
 
+@pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
-def test_the_attention_of_one_token_is_attention(key_heads):
-    """With an additive mask, as decoding on CUDA has it."""
+def test_attention_over_a_cache_as_on_a_gpu_is_attention(key_heads, tokens):
+    """With an additive mask, as inference on CUDA has it."""
     generator = torch.Generator().manual_seed(key_heads)
-    q_BTHK = torch.randn(3, 1, 4, 8, generator=generator)
+    q_BTHK = torch.randn(3, tokens, 4, 8, generator=generator)
     k_BGSK, v_BGSK = (torch.randn(3, key_heads, 32, 8, generator=generator) for _ in range(2))
-    mask_B1TS = cache_mask(torch.tensor([[0], [5], [31]]), 32, window=6)
+    mask_B1TS = cache_mask(torch.tensor([[0], [5], [27]]) + torch.arange(tokens), 32, window=6)
     wanted = reference.attention(q_BTHK, k_BGSK, v_BGSK, mask_B1TS)
-    got = reference.single_token_attention(q_BTHK, k_BGSK, v_BGSK, additive_mask(mask_B1TS, q_BTHK.dtype))
+    got = reference.cached_attention(q_BTHK, k_BGSK, v_BGSK, additive_mask(mask_B1TS, q_BTHK.dtype))
     torch.testing.assert_close(got, wanted)

@@ -191,8 +191,7 @@ def attention(
     q_BTHK, k_BTGK = apply_rope(q_BTHK, *rotary), apply_rope(k_BTGK, *rotary)
     if cache is not None:
         k_BGSK, v_BGSK = (x.to(q_BTHK.dtype) for x in cache(k_BTGK, v_BTGK))
-        decodes = num_tokens == 1 and qkv[0].device.type == "cuda"
-        attend = reference.single_token_attention if decodes else reference.attention
+        attend = reference.cached_attention if qkv[0].device.type == "cuda" else reference.attention
         return attend(q_BTHK, k_BGSK, v_BGSK, metadata.mask_B1TS)
     if metadata.cu_seqlens_S is not None:
         return varlen_attention(q_BTHK, k_BTGK, v_BTGK, metadata.cu_seqlens_S, num_tokens, metadata.window)

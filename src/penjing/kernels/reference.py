@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def rms_norm(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
@@ -43,12 +44,21 @@ def attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: Tensor 
     return out_BHTK.transpose(1, 2)
 
 
-def single_token_attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: Tensor | None) -> Tensor:
-    """`attention` with T = 1: the query heads that share a key head are queries of one head. So any of torch's kernels
-    will do; those with a mask do not take grouped heads, and the keys and values would be repeated first."""
-    q_BGRK = q_BTHK.view(q_BTHK.shape[0], k_BGSK.shape[1], -1, q_BTHK.shape[3])
-    out_BGRK = functional.scaled_dot_product_attention(q_BGRK, k_BGSK, v_BGSK, attn_mask=mask_B1TS)
-    return out_BGRK.reshape(q_BTHK.shape)
+def cached_attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: Tensor | None) -> Tensor:
+    """`attention` over a cache on a GPU. torch's kernels with a mask do not take grouped heads: of one token, the query
+    heads that share a key head become queries of one head; of more, keys and values are repeated.
+
+    Without cuDNN, which builds a plan for every new shape (40 ms on an H200), and nearly every prompt has a new one.
+    """
+    num_rows, num_tokens, num_heads, size = q_BTHK.shape
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        if num_tokens > 1:
+            repeats = num_heads // k_BGSK.shape[1]
+            k_BHSK, v_BHSK = (x.repeat_interleave(repeats, dim=1) for x in (k_BGSK, v_BGSK))
+            return attention(q_BTHK, k_BHSK, v_BHSK, mask_B1TS)
+        q_BGRK = q_BTHK.view(num_rows, k_BGSK.shape[1], -1, size)
+        out_BGRK = functional.scaled_dot_product_attention(q_BGRK, k_BGSK, v_BGSK, attn_mask=mask_B1TS)
+        return out_BGRK.reshape(q_BTHK.shape)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
