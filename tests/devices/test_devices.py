@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,15 @@ def test_what_is_not_there_is_one_line_with_its_name(monkeypatch, name):
     accelerators(monkeypatch)
     with pytest.raises(UserError, match=name.partition(":")[0]):
         local_device(name)
+
+
+def test_torch_compile_knows_the_capability_after_a_plan():
+    """A plan for a card may be what imports torch._dynamo, which finds functions by identity."""
+    program = (
+        "import torch\nfrom penjing import devices\n"
+        "with devices.of('cuda').pretend_capability((9, 0)): import torch.nn.attention.varlen\n"
+        "from torch._dynamo import trace_rules, variables\n"
+        "found = trace_rules.lookup(torch.cuda.get_device_capability)\n"
+        "assert found is variables.TorchInGraphFunctionVariable, found"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)

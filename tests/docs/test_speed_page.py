@@ -26,7 +26,7 @@ DECODE = ("decode 26m", "decode 1m")
 THREE_TRIALS = ("bf16 path", "bf16 step")
 TABLES = (
     *("path", "step", *THREE_TRIALS, *HARDEST, "litgpt path", "litgpt step", "recipe"),
-    *("gpu", "gpu step", "cpu kernels", *DECODE),
+    *("gpu", "gpu step", "gpu decode", "cpu kernels", *DECODE),
 )
 
 
@@ -56,7 +56,7 @@ COMPARED = {
     **{name: ("bench_train_avx512bf16", name.split()[1]) for name in THREE_TRIALS},
     **{name: tuple(name.split()) for name in DECODE},
 }
-SCRIPTS = {"recipe": "recipe", "gpu": "speed_gpu", "cpu kernels": "cpu_kernels"}
+SCRIPTS = {"recipe": "recipe", "gpu": "speed_gpu", "gpu decode": "gpu_decode", "cpu kernels": "cpu_kernels"}
 
 
 def rendered(kind):

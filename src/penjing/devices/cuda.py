@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from penjing.devices.device import Capability, Device
 
 BFLOAT16_CAPABILITY = (8, 0)  # of the first cards with bfloat16 and tf32 units
+DYNAMO_RULES = "torch._dynamo.trace_rules"
 WARM_UPS = 3  # of a pass before it is recorded
 
 
@@ -63,12 +65,14 @@ class Cuda(Device):
 
     @contextmanager
     def pretend_capability(self, capability: Capability) -> Iterator[None]:
-        real = torch.cuda.get_device_capability
+        real, had_dynamo = torch.cuda.get_device_capability, DYNAMO_RULES in sys.modules
         torch.cuda.get_device_capability = lambda device=None: capability
         try:
             yield
         finally:
             torch.cuda.get_device_capability = real
+            if not had_dynamo and (rules := sys.modules.get(DYNAMO_RULES)):
+                rules.clear_lru_cache()  # torch.compile finds functions by identity, and has not seen the real one
 
     def has_fast_bfloat16(self, device: torch.device, capability: Capability | None = None) -> bool:
         return (capability or self.capability(device)) >= BFLOAT16_CAPABILITY
@@ -129,7 +133,7 @@ def _driver(device: torch.device) -> tuple[str, float]:
 
 
 class Recorder:
-    """Captures and replays CUDA graphs in one memory pool. Nobody has run it on a GPU."""
+    """Captures and replays CUDA graphs in one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

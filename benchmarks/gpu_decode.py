@@ -1,7 +1,7 @@
 """Speed of decoding on one GPU: penjing with CUDA graphs and without, beside `transformers`.
 
-Run: python benchmarks/decode_gpu.py --out results/decode_gpu.json
-Try: python benchmarks/decode_gpu.py --device cpu --tiny
+Run: python benchmarks/gpu_decode.py --out results/gpu_decode.json
+Try: python benchmarks/gpu_decode.py --device cpu --tiny
 
 The same random weights in bfloat16 for all; greedy; prompts of 128 tokens, 256 new ones. Each contestant is a process
 of its own, and they take turns. Measured as in `decode.py`: the time to the first token, and tokens per second while
@@ -101,6 +101,11 @@ def table(result: dict[str, Any], model: str) -> ResultTable:
     return ResultTable(["", *engines], rows, f"{model}, median (range)")
 
 
+def markdown(result: dict[str, Any]) -> str:
+    """The tables of docs/speed.md."""
+    return "\n\n".join(f"{model}:\n\n{table(result, model).markdown()}" for model in result["models"])
+
+
 def main() -> None:
     asked = parse()
     sizes = TINY if asked.tiny else FULL
@@ -131,7 +136,7 @@ def main() -> None:
                         found.append({"failed": str(error)})
                     if asked.out:
                         write_json(asked.out, result)
-            print(table(result, model).markdown())
+    print(markdown(result))
 
 
 if __name__ == "__main__":
