@@ -98,6 +98,14 @@ def _fail(line: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+def _setting_of(option: str) -> str:
+    """The setting that an unknown option stands for: `--learning_rate` is optimizer.learning_rate; or empty."""
+    from penjing.base import config
+    from penjing.train.config import Run
+
+    return next(iter(config.settings_named(Run, option.lstrip("-"))), "") if option else ""
+
+
 def _fail_on_usage(error: Exception) -> None:
     """An unknown, missing or wrong option or argument: one line that names the help page.
 
@@ -112,4 +120,6 @@ def _fail_on_usage(error: Exception) -> None:
         sys.exit(EXIT_USER_ERROR)
     where = error.ctx.command_path if error.ctx else "penjing"
     message = error.format_message().replace("\n", " ").rstrip(".")
+    if (setting := _setting_of(str(getattr(error, "option_name", "")))) and where.endswith((" train", " plan run")):
+        message += f". Settings have no dashes: {setting}=VALUE"
     _fail(f"{where}: {message}{'' if message.endswith('?') else '.'} See `{where} --help`.", EXIT_USER_ERROR)

@@ -168,6 +168,8 @@ def test_a_full_disk_is_one_line_and_loses_nothing(mistake, tmp_path, toy):
     [
         (("quickstart", "--nope"), "No such option: --nope. See `"),
         (("traain",), "Did you mean 'train'?"),
+        (("train", "pretrain", "--learning_rate", "1e-3"), "Settings have no dashes: optimizer.learning_rate=VALUE"),
+        (("train", "pretrain", "batch.rows=3"), "Did you mean batch.size?"),
         (("train",), "Missing argument"),
         (("data", "toyworld", "--documents", "many"), "--documents"),
         (("plan", "tokens", "--params", "64M", "--hours", "2", "--gpu", "A100", "--gpus", "-1"), "--gpus"),

@@ -248,6 +248,11 @@ def test_files_that_give_nothing(tmp_path: Path) -> None:
         assert "only blank lines" in error_of(write(tmp_path / name, "\ufeff\n \n")).line()
     assert "no record" in error_of(write(tmp_path / "a.json", "[ ]")).line()
     assert "no record" in error_of(write(tmp_path / "a.csv", "text\n")).line()
+    path = jsonl(tmp_path / "c.jsonl", *[{"prompt": "a", "chosen": "b", "rejected": "c"}] * 5, {"text": 3})
+    with pytest.raises(UserError) as caught:
+        list(read_documents([path], bad_records=BadRecords(max_bad_fraction=1.0)))
+    assert caught.value.line().startswith(f"no usable record: 6 broken: {path}:1: no field text")
+    assert f"{path}:6" in caught.value.line() and f"{path}:2" not in caught.value.line(), "each kind once"
     path = jsonl(tmp_path / "b.jsonl", {"text": ""}, {"text": None}, {"text": " \n"})
     assert error_of(path).line() == f"{path}: no usable record: all 3 are left out, line 1: the text is empty"
 

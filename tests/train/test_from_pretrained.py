@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.base.files import write_json
+from penjing.base.files import read_json, write_json
 from penjing.checkpoint.tensors import write_tensors
 from penjing.cli import app
 from penjing.commands.chat import chat
@@ -223,6 +224,16 @@ def test_what_is_no_model_is_one_line(tmp_path):
         resolve_run("sft", parse_overrides([f"init_from={tmp_path / 'text.txt'}"]))
     with pytest.raises(UserError, match="not the folder of a run"):
         load_trained(tmp_path)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(stock, tmp_path):
+    folder = tmp_path / "cut"
+    shutil.copytree(stock[1], folder)
+    model = make_model(300)
+    write_json(folder / "config.json", {**read_json(folder / "config.json"), "vocab_size": 300})
+    write_tensors(folder / "model.safetensors", to_hf(model.state_dict(), model.config))
+    with pytest.raises(UserError, match="the tokenizer has more ids than the model; got 340; wanted at most 300"):
+        load_trained(folder)
 
 
 def test_minimind_weights(stock, toy, tmp_path):

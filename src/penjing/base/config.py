@@ -225,17 +225,22 @@ def _leaf(path: str) -> str:
     return path.rpartition(".")[2]
 
 
+def settings_named(root: Any, path: str) -> list[str]:
+    """The settings that have this name, here, in another group, or in other programs; the most similar path first."""
+    name = _leaf(path).lower().replace("-", "_")
+    same = [key for key in _paths(root) if _leaf(key) == name]
+    return [*getattr(root, "foreign", {}).get(name, ())] or difflib.get_close_matches(path, same, 3, 0)
+
+
 def _unknown_setting(root: Any, path: str, group: list[str]) -> UserError:
     """The error for a key that is no setting. It names the one that was meant: by its name in other programs, by the
     same name in another group, or by a similar name. group: the settings where the key stands."""
     paths = _paths(root)
     if path in paths:
         return UserError("unknown setting", where=path, next_step=f"It needs a choice such as {paths[path]}.")
-    name = _leaf(path).lower().replace("-", "_")
-    same = [key for key in paths if _leaf(key) == name]
-    meant = [*getattr(root, "foreign", {}).get(name, ())] or difflib.get_close_matches(path, same, 3, 0)
+    meant = settings_named(root, path)
     by_name = {_leaf(key): key for key in [*paths, *group]}
-    if not meant and (near := nearest(name, by_name)):
+    if not meant and (near := nearest(_leaf(path).lower(), by_name)):
         meant = [by_name[near]]
     hint = f"Did you mean {' or '.join(meant)}?" if meant else f"Settings here: {', '.join(group)}"
     return UserError("unknown setting", where=path, next_step=hint)

@@ -13,7 +13,7 @@ _FOREIGN = {
     "schedule.warmup_ratio": "warmup_steps warmup_iters warmup num_warmup_steps",
     "schedule.min_lr_ratio": "min_lr min_learning_rate lr_min",
     "schedule.decay_ratio": "lr_decay_iters lr_decay_steps warmdown_ratio warmdown_iters",
-    "batch.size": "batch_size train_batch_size total_batch_size global_batch_size",
+    "batch.size": "rows batch_size train_batch_size total_batch_size global_batch_size",
     "batch.micro_size batch.size": "per_device_train_batch_size micro_batch_size device_batch_size accum_iter "
     "gradient_accumulation_steps accumulation_steps grad_accum_steps gradient_accumulation grad_accum",
     "epochs": "num_train_epochs num_epochs n_epochs epoch",

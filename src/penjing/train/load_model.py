@@ -189,6 +189,13 @@ def _load_external(external: ExternalModel, tokenizer_folder: Path | None) -> Lo
     model = Transformer(external.config)
     _fill(model, external.read_weights(), external.path)
     tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder else external.tokenizer()
+    if not tokenizer_folder and tokenizer.size > external.config.vocab_size:  # a named one may be of a start model
+        raise UserError(
+            "the tokenizer has more ids than the model",
+            where=external.path,
+            got=f"{tokenizer.size:,}",
+            wanted=f"at most {external.config.vocab_size:,}",
+        )
     kind: Literal["chats", "documents"] = "chats" if tokenizer.template else "documents"
     data = DataSettings(format=kind, seq_len=min(EXTERNAL_TOKENS, model.config.max_position_embeddings))
     run = Run(stage="external", out=str(external.path), model=external.config, data=data)

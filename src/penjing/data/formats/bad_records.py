@@ -35,7 +35,8 @@ class BadRecords:
         self.good = self.bad = self.left_out = 0
         self.reasons: Counter[str] = Counter()  # why valid records, or parts of them, were left out
         self.ignored: dict[str, tuple[int, str]] = {}  # field or mark: number of records that have it, the first place
-        self.first: list[str] = []
+        self.first: list[str] = []  # of a few kinds of error
+        self._kinds: set[tuple[str, str]] = set()
         self.unread: list[str] = []  # file:line where reading stopped
         self._stream: IO[str] | None = None
 
@@ -46,8 +47,10 @@ class BadRecords:
     def add(self, error: UserError, file: Path, line: int) -> None:
         """Count a broken record. Raises UserError if it ends its file early, unless max_bad_fraction is 1."""
         self.bad += 1
-        if len(self.first) < _NUM_SHOWN:
-            self.first.append(error.line())
+        kind = (error.what, str(error.got))
+        if len(self.first) < _NUM_SHOWN and kind not in self._kinds:
+            self._kinds.add(kind)
+            self.first.append(error.line().rstrip("."))
         reason = f"{error.what}; got {error.got}" if error.got is not None else error.what
         if isinstance(error, UnrecoverableFileError):
             reason += "; what follows in the file is not read"
@@ -97,11 +100,9 @@ class BadRecords:
             )
         if not self.good:
             reasons = "".join(f" ({reason}: {count:,})" for reason, count in self.reasons.most_common(_NUM_SHOWN))
-            raise UserError(
-                f"no usable record: {self.left_out:,} are left out{reasons}, {self.bad:,} broken"
-                + (f": {examples}" if examples else ""),
-                where=self.path,
-            )
+            counts = [f"{self.left_out:,} are left out{reasons}"] * bool(self.left_out)
+            counts += [f"{self.bad:,} broken: {examples}"] * bool(self.bad)
+            raise UserError(f"no usable record: {', '.join(counts) or 'the data are empty'}", where=self.path)
 
     def note(self) -> str:
         """A line for the user; empty if nothing was wrong."""

@@ -43,6 +43,8 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
     given = start_tokenizer(run)
     if given is None and existing is not None and existing.size <= run.model.vocab_size:
         given = existing
+    if given is None:
+        data_paths(run)  # before a line says that something begins
     if given is None and run.data.format not in ("documents", "chats"):
         raise UserError(
             "no tokenizer: one is trained on texts and conversations only",
