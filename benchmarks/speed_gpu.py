@@ -104,7 +104,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     keys = mean_keys(np.array(ready.lengths), case.seq_len)
     causal = training_flops_per_token(ready.config, keys)
     square = training_flops_per_token(ready.config, case.seq_len)
-    peak = hardware.peak(ready.device, ready.dtype).flops_per_second
+    peak = hardware.peak(ready.device, ready.dtype)
     return {
         **environment(ready.device, ready.dtype),
         "parameters": parameters(ready.config).total,

@@ -97,7 +97,7 @@ def prepare(work: Path, request: BenchmarkRequest) -> Prepared:
     _write_files(spec, train_texts, held_out, tokenizer)
     write_text(Path(spec.run), config.to_toml(run))
     dtype = devices.of(device).compute_dtype(run.compute.dtype, device)
-    rate = hardware.peak(device, dtype).flops_per_second or 0.0
+    rate = hardware.peak(device, dtype) or 0.0
     flops = training_flops_per_token(run.model, (spec.seq_len + 1) / 2)
     limit = {"matmul_flops_per_second": rate, "limit_tokens_per_second": rate / flops}
     about = {
@@ -159,7 +159,7 @@ def _run(work: Path, size: DataSize, options: Options, device: torch.device, req
     dtype = devices.of(device).compute_dtype(run.compute.dtype, device)
     name: Any = str(dtype).removeprefix("torch.") if run.compute.dtype == "auto" else run.compute.dtype
     # About as many steps as the seconds allow: the compile policy and the probe need the number.
-    rate = ASSUMED_MFU * (hardware.peak(device, dtype).flops_per_second or 1e11)
+    rate = ASSUMED_MFU * (hardware.peak(device, dtype) or 1e11)
     flops = training_flops_per_token(run.model, (run.data.seq_len + 1) / 2) * run.batch.size * run.data.seq_len
     run = request.resolve({**layer, "max_steps": max(20, round(options.seconds * rate / flops))})
     return replace(run, compute=replace(run.compute, dtype=name))

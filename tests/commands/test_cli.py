@@ -15,7 +15,8 @@ from penjing.commands.check_machine import optional_packages
 
 def commands(command, path=()):
     for name, sub in getattr(command, "commands", {}).items():
-        yield (*path, name), sub
+        if not sub.hidden:
+            yield (*path, name), sub
         yield from commands(sub, (*path, name))
 
 
@@ -173,6 +174,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(mistake, tmp_path, toy):
         (("train",), "Missing argument"),
         (("data", "toyworld", "--documents", "many"), "--documents"),
         (("plan", "tokens", "--params", "64M", "--hours", "2", "--gpu", "A100", "--gpus", "-1"), "--gpus"),
+        (("bench", "train", "--steps", "3"), "python benchmarks/train.py"),
         (("bench", "matmul", "--sizes", "0"), "--sizes: not above zero"),
         (("report", "."), "no run in this folder"),
         (("chat", "runs/none"), "no such folder"),

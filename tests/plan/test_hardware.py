@@ -40,8 +40,7 @@ CPU = torch.device("cpu")
 )
 def test_data_sheet_peaks(name, tflops):
     found = hardware.data_sheet_peak(name)
-    assert found.flops_per_second == (None if tflops is None else pytest.approx(tflops * 1e12))
-    assert ("data sheet" in found.source) == (tflops is not None)
+    assert found == (None if tflops is None else pytest.approx(tflops * 1e12))
 
 
 @pytest.mark.parametrize(
@@ -59,17 +58,15 @@ def test_the_peak_of_a_gpu_is_that_of_the_units_in_use(dtype, in_tf32, tflops, m
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = in_tf32
     try:
-        found = hardware.peak(torch.device("cuda"), dtype).flops_per_second
+        found = hardware.peak(torch.device("cuda"), dtype)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     assert found == (None if tflops is None else pytest.approx(tflops * 1e12))
 
 
 def test_the_peak_of_a_cpu_is_measured_and_that_of_an_unknown_device_is_not_known():
-    peak = hardware.peak(CPU, torch.float32)
-    assert peak.flops_per_second > 1e8
-    assert peak.source == "measured matmul"
-    assert hardware.peak(torch.device("meta"), torch.float32).flops_per_second is None
+    assert hardware.peak(CPU, torch.float32) > 1e8
+    assert hardware.peak(torch.device("meta"), torch.float32) is None
 
 
 def test_waiting_for_a_core_is_no_part_of_a_matmuls_time(monkeypatch):

@@ -69,6 +69,13 @@ def bench_sweep(
     run_sweep(resolved(recipe, settings), grid, console, steps=steps, seconds=seconds, out=out)
 
 
+@app.command("train", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@app.command("decode", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def moved(context: typer.Context) -> None:
+    name = context.info_name
+    raise UserError("moved", where=f"bench {name}", next_step=f"Run `python benchmarks/{name}.py` of penjing's source.")
+
+
 def _numbers(text: str, where: str) -> tuple[int, ...]:
     numbers: tuple[int, ...] = config.convert(tuple[int, ...], text, where)
     if any(number < 1 for number in numbers):

@@ -13,12 +13,16 @@ from rich.text import Text
 from penjing import __version__, devices
 from penjing.base import formatting as units
 from penjing.base.markup import print_table
+from penjing.commands.profile import matmul_cells
 from penjing.devices import host
 from penjing.devices.choose import local_device
 from penjing.kernels.ops import backends
 from penjing.plan import hardware
+from penjing.plan.gpu_specs import match_gpu_spec
+from penjing.plan.microbenchmarks import squares
 from penjing.train.load_model import set_threads
 
+MATMUL_SECONDS = 1.0  # for larger and larger matmuls
 FOR_DEVELOPERS = ("test", "dev")  # extras that no command needs
 
 
@@ -27,9 +31,9 @@ def check_machine(console: Console) -> None:
     set_threads(0, 1)
     device = local_device("auto")
     dtype = devices.of(device).compute_dtype("auto", device)
-    peak = hardware.peak(device, dtype)
     machine = hardware.describe(device, dtype)
-    rate = "unknown" if peak.flops_per_second is None else f"{peak.flops_per_second / 1e12:.3g} TFLOPS ({peak.source})"
+    measured = squares(device, dtypes=[str(machine["compute_dtype"])], budget_seconds=MATMUL_SECONDS)
+    size, name, rate, _, share = matmul_cells(measured[-1], match_gpu_spec(str(machine["device"])))
     lines = {
         "penjing": __version__,
         "python": sys.version.split()[0],
@@ -37,10 +41,10 @@ def check_machine(console: Console) -> None:
         host.PROCESSOR: f"{machine[host.PROCESSOR]}, {machine['cores']} cores, {machine['threads']} threads",
         "memory": units.gibibytes(float(str(machine["memory_bytes"]))),
         "device": machine["device"],
-        "matmul": f"{machine['compute_dtype']}, {rate}",
+        "matmul": f"{name}, {size}: {rate} TFLOPS, {share}",
     }
-    for name, value in lines.items():
-        console.print(f"{name:<20} {value}", highlight=False)
+    for heading, value in lines.items():
+        console.print(f"{heading:<20} {value}", highlight=False)
     for package, extra in optional_packages().items():
         try:  # not by import: a folder `wandb` of runs can be imported too
             version = importlib.metadata.version(package)

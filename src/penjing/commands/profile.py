@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from rich.console import Console
 
@@ -9,7 +11,7 @@ from penjing.base import formatting as units
 from penjing.base.markup import print_table
 from penjing.base.process_info import thread_seconds
 from penjing.commands.plan_run import busy_notes, planned_device
-from penjing.plan.gpu_specs import match_gpu_spec
+from penjing.plan.gpu_specs import GpuSpec, match_gpu_spec
 from penjing.plan.microbenchmarks import measure, profile_key
 from penjing.plan.profile import Profile, find_profile, save_profile
 from penjing.plan.shape import shape_of
@@ -18,6 +20,16 @@ from penjing.plan.time_interval import slowdown
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
+
+MATMUL_HEADINGS = ("matmul>", "dtype>", "TFLOPS (median)>", "spread>", "fraction of the stated peak>")
+
+
+def matmul_cells(row: dict[str, Any], card: GpuSpec | None) -> tuple[str, ...]:
+    """A measured matmul as a row of the table, beside the card's stated peak if it is known."""
+    rate = row["flops_per_second"]
+    size = f"{row['size']}^3" if "size" in row else f"{row['rows']} x {row['inner']} x {row['outputs']}"
+    share = f"{rate / card.peak_flops(row['dtype']):.0%}" if card else "no stated peak"
+    return size, row["dtype"], f"{rate / 1e12:.3g}", f"{row['spread']:.0%}", share
 
 
 def matmul_shapes(run: Run, device: torch.device) -> list[tuple[int, int, int]]:
@@ -53,14 +65,9 @@ def profile(run: Run | None, seconds: float, console: Console) -> Profile:
 def print_profile(measured: Profile, console: Console) -> None:
     """Print the rates, with the fraction of the GPU's specified peak if it is known."""
     card = match_gpu_spec(measured.key.device, measured.memory_bytes)
-    rows = []
-    for row in [*measured.squares, *measured.shapes]:
-        rate = row["flops_per_second"]
-        size = f"{row['size']}^3" if "size" in row else f"{row['rows']} x {row['inner']} x {row['outputs']}"
-        share = f"{rate / card.peak_flops(row['dtype']):.0%}" if card else ""
-        rows.append((size, row["dtype"], f"{rate / 1e12:.3g}", f"{row['spread']:.0%}", share))
+    rows = [matmul_cells(row, card) for row in [*measured.squares, *measured.shapes]]
     title = f"{measured.key.device}, torch {measured.key.torch}"
-    print_table(console, ("matmul>", "dtype>", "TFLOPS>", "spread>", "of specified peak>"), rows, title=title)
+    print_table(console, MATMUL_HEADINGS, rows, title=title)
     for row in measured.attentions:
         keys, rate = row["keys"], row["flops_per_second"]
         line = f"causal, {row['dtype']}, {keys:g} keys: {rate / 1e12:.3g} TFLOPS"

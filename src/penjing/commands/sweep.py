@@ -16,11 +16,12 @@ from penjing import devices
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import write_json, write_text
-from penjing.base.markup import escape_markup
+from penjing.base.markup import escape_markup, print_table
 from penjing.bench.record import environment
 from penjing.bench.sweep import Grid, Measured, sweep
 from penjing.bench.table import ResultTable
 from penjing.commands.plan_run import PlanOptions, find_machine, planned_device
+from penjing.commands.profile import MATMUL_HEADINGS, matmul_cells
 from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.microbenchmarks import SIZES, dtypes_of, squares
 from penjing.report.charts import Axis, Series, line_chart, standalone
@@ -173,14 +174,8 @@ def run_matmul(
     card = match_gpu_spec(record["machine"]["device"])
     for row in measured:
         row["share_of_peak"] = row["flops_per_second"] / card.peak_flops(row["dtype"]) if card else None
-    headings = ["size", "dtype", "TFLOPS (median)", "spread", "fraction of the stated peak"]
-    rows = [_matmul_cells(row) for row in measured]
-    ResultTable(headings, rows, record["machine"]["device"]).print(console)
+    rows = [matmul_cells(row, card) for row in measured]
+    print_table(console, MATMUL_HEADINGS, rows, title=record["machine"]["device"])
     if out is not None:
         write_json(out, record)
     return record
-
-
-def _matmul_cells(row: dict[str, Any]) -> list[str]:
-    share = "no stated peak" if row["share_of_peak"] is None else f"{row['share_of_peak']:.0%}"
-    return [str(row["size"]), row["dtype"], f"{row['flops_per_second'] / 1e12:.3g}", f"{row['spread']:.0%}", share]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -17,38 +16,28 @@ from penjing.plan.gpu_specs import match_gpu_spec
 SLOW_MATMUL_SECONDS = 0.5  # a slower one is timed only once
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """Peak FLOPs per second for MFU, and the source of the figure. None: unknown."""
-
-    flops_per_second: float | None
-    source: str
-
-
-def peak(device: torch.device, dtype: torch.dtype) -> Peak:
-    """The peak rate for MFU; for float32 the tf32 rate if tf32 matmuls are allowed."""
+def peak(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Peak FLOPs per second for MFU; for float32 of tf32 matmuls if they are allowed. None: unknown."""
     kind = devices.of(device)
     if kind.is_host:
-        return Peak(_host_rate(dtype), "measured matmul")
+        return _host_rate(dtype)
     if dtype in (torch.bfloat16, torch.float16, torch.float32):
         # `compute.dtype=tf32` is float32 with this switch on (train/precision.py).
         in_tf32 = dtype == torch.float32 and devices.uses_tf32()
         return data_sheet_peak(kind.name(device), "tf32" if in_tf32 else str(dtype).removeprefix("torch."))
-    return Peak(None, "unknown device")
+    return None
 
 
-def data_sheet_peak(name: str, dtype: str = "bfloat16") -> Peak:
+def data_sheet_peak(name: str, dtype: str = "bfloat16") -> float | None:
     """The peak of the GPU whose driver name is `name`. A Ti or laptop card does not match the plain card."""
     card = match_gpu_spec(name)
-    if card is None or (dtype == "bfloat16" and not card.has_bfloat16):
-        return Peak(None, "unknown device")
-    return Peak(card.peak_flops(dtype), f"{card.name} data sheet")
+    return None if card is None or (dtype == "bfloat16" and not card.has_bfloat16) else card.peak_flops(dtype)
 
 
 def cpu_matmul_rate(dtype: torch.dtype) -> float:
     """FLOPs per second of concurrent 1024 x 512 x 1024 matmuls, one on each thread in use.
 
-    Measured in CPU time: load of other processes does not count, and no thread waits for another.
+    Measured in CPU time, unlike plan/microbenchmarks.py: load of other processes does not count, and no thread waits.
     """
     threads, rates = torch.get_num_threads(), list[float]()
 

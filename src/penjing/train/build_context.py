@@ -117,7 +117,7 @@ def _meter(built: BuiltRun, size: DatasetSize) -> Meter:
     trainable = trainable_of(built.trainable, run.model)
     return Meter(
         training_flops_per_token(run.model, size.num_keys, trainable=trainable, extra_forwards=size.extra_forwards),
-        hardware.peak(strategy.device, built.precision.dtype).flops_per_second,
+        hardware.peak(strategy.device, built.precision.dtype),
         peak_memory_bytes=lambda: devices.of(strategy.device).peak_memory_bytes(strategy.device),
         sum_ranks=lambda count: int(strategy.all_reduce(torch.tensor(count))),
     )
