@@ -15,7 +15,7 @@ from penjing.data.tokenizer.tokenizer import END_TOOL_CALL, TOOL_CALL, Tokenizer
 from penjing.infer.grammar import ANY_OBJECT, JsonMask, call_schema
 from penjing.infer.requests import Event
 from penjing.infer.text_stream import TurnStream
-from penjing.serve.deltas import Delta, TurnDeltas, merged, message_of
+from penjing.serve.deltas import Delta, TurnDeltas, as_function_call, merged, message_of
 from penjing.serve.errors import ApiError, from_user_error
 from penjing.serve.generation import PendingResponse, Service, Target
 from penjing.serve.hub import Job
@@ -48,7 +48,9 @@ class ChatChoice:
         self.stop, self.texts = tokenizer.stop, target.service.token_texts(target.served)
         self.num_top = (body.top_logprobs or 0) if body.logprobs else None
         self.stream = TurnStream(tokenizer, turn.thinking, body.stop_texts)
-        self.deltas = TurnDeltas(is_forced=bool(turn.suffix_ids))
+        self.is_legacy = bool(body.functions)
+        has_one_call = self.is_legacy or body.parallel_tool_calls is False
+        self.deltas = TurnDeltas(is_forced=bool(turn.suffix_ids), max_calls=1 if has_one_call else None)
         for index in turn.prefix_ids:  # one by one: together, half a character at the end would hold back all of them
             self.stream.append(index)
         if not turn.suffix_ids:
@@ -81,8 +83,8 @@ class ChatChoice:
         pieces = self.stream.finish() if self.finish else self.stream.take()
         deltas = merged(self.deltas.add(pieces, ended=self.finish is not None))
         if self.finish == "stop" and self.deltas.calls:
-            self.finish = "tool_calls"
-        return deltas
+            self.finish = "function_call" if self.is_legacy else "tool_calls"
+        return [as_function_call(delta) for delta in deltas] if self.is_legacy else deltas
 
     @property
     def opening(self) -> dict[str, Any]:
@@ -117,7 +119,9 @@ async def _start(target: Target, body: ChatRequest) -> PendingResponse:
 
 async def encode(target: Target, body: ChatRequest) -> Turn:
     """The turn to generate. Raises ApiError if a message is invalid, or all are too long."""
-    characters = len(body.model_dump_json(include={"messages", "tools"}, exclude_none=True))  # counts all text
+    characters = len(
+        body.model_dump_json(include={"messages", "tools", "functions"}, exclude_none=True)
+    )  # counts all text
     needs_json = body.response_format is not None and body.response_format.type != "text"
     has_grammar = body.requires_tool_call or needs_json
     return await target.encode(lambda: _turn(target, body), [characters], "messages", has_grammar=has_grammar)
@@ -139,7 +143,11 @@ def _check_fields(body: ChatRequest) -> None:
     """Raises ApiError for fields that exclude each other."""
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: only with logprobs", param="top_logprobs")
-    if body.requires_tool_call and not body.tools:
+    if body.tools and body.functions:
+        raise ApiError(400, "functions: not with tools", param="functions")
+    if body.function_call and not body.functions:
+        raise ApiError(400, "function_call: only with functions", param="function_call")
+    if (body.requires_tool_call or body.allowed_tools) and not (body.tools or body.functions):
         raise ApiError(400, "tool_choice: only with tools", param="tool_choice")
     needs_json = body.response_format is not None and body.response_format.type != "text"
     if needs_json and body.response_format and body.response_format.type == "json_schema":
@@ -166,15 +174,15 @@ def _message(message: ChatMessage, number: int) -> Message:
     content = message.content or message.refusal
     text = content if isinstance(content, str) else "".join(part.text for part in content or ())
     calls = []
-    for call in message.tool_calls or ():
-        arguments = call.function.arguments
+    for call in message.calls:
+        arguments = call.arguments
         if not isinstance(arguments, dict):
             arguments = _parsed((arguments or "").strip() or "{}")
         if not isinstance(arguments, dict):
-            param = f"messages[{number}].tool_calls"
+            param = f"messages[{number}].{'tool_calls' if message.tool_calls else 'function_call'}"
             raise ApiError(400, f"{param}: arguments are not a JSON object", param=param)
         json.dumps(arguments, ensure_ascii=False).encode()  # raises for half a character, as \ud800
-        calls.append({"name": call.function.name, "arguments": arguments})
+        calls.append({"name": call.name, "arguments": arguments})
     return Message(
         role=ROLES.get(message.role, message.role),
         content=text,
@@ -187,12 +195,13 @@ def _turn(target: Target, body: ChatRequest) -> Turn:
     """The prompt in the model's chat template, and the constraints on the answer."""
     messages = [_message(message, number) for number, message in enumerate(body.messages)]
     tokenizer = target.served.tokenizer
-    offered = [] if body.tool_choice == "none" else [tool.function for tool in body.tools or ()]
-    functions = [function.model_dump(exclude_none=True) for function in offered]
+    functions = _offered_functions(body)
     prefix_ids, suffix_ids, grammar = target.prefix_ids(body), list[int](), None
     if body.requires_tool_call:
         prefix_ids, suffix_ids = _mark_ids(tokenizer, TOOL_CALL, after="\n"), _mark_ids(tokenizer, END_TOOL_CALL)
-        grammar = _grammar(target, call_schema(_callable_functions(body, functions)), "tools")
+        grammar = _grammar(
+            target, call_schema(_named(body, functions, body.required_tool and [body.required_tool])), "tools"
+        )
     elif body.response_format is not None and body.response_format.type != "text":
         field = body.response_format.json_schema
         schema = field.json_schema if field is not None and body.response_format.type == "json_schema" else None
@@ -215,11 +224,17 @@ def _mark_ids(tokenizer: Tokenizer, mark: str, after: str = "") -> list[int]:
     return tokenizer.encode(mark + after)
 
 
-def _callable_functions(body: ChatRequest, functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    name = body.required_tool
-    if name is None:
+def _offered_functions(body: ChatRequest) -> list[dict[str, Any]]:
+    """What the prompt lists. Tools that are not allowed are left out, since nothing else keeps a model from calling
+    them."""
+    offered = body.functions or [tool.function for tool in body.tools or ()]
+    return _named(body, [function.model_dump(exclude_none=True) for function in offered], body.allowed_tools)
+
+
+def _named(body: ChatRequest, functions: list[dict[str, Any]], names: Sequence[str] | None) -> list[dict[str, Any]]:
+    """The functions of these names; all if there are none. Raises ApiError if one is missing."""
+    if names is None:
         return functions
-    matching = [function for function in functions if function["name"] == name]
-    if not matching:
-        raise ApiError(400, "tool_choice: no such tool is offered", param="tool_choice")
-    return matching
+    if not {function["name"] for function in functions}.issuperset(names):
+        raise ApiError(400, f"{body.choice_field}: no such tool is offered", param=body.choice_field)
+    return [function for function in functions if function["name"] in names]

@@ -23,10 +23,11 @@ class TurnDeltas:
     """`SpanDelta`s of one turn in, OpenAI's deltas out. A call is sent when complete, an invalid one as content.
 
     is_forced: the turn must be a call. It is a tool call, with the beginning of its arguments, even if it was cut.
+    max_calls: later calls are left out.
     """
 
-    def __init__(self, is_forced: bool = False) -> None:
-        self.is_forced = is_forced
+    def __init__(self, is_forced: bool = False, max_calls: int | None = None) -> None:
+        self.is_forced, self.max_calls = is_forced, max_calls
         self.calls = 0  # complete ones
         self._call = ""  # the text of the running call
         self._number = -1  # of its span
@@ -61,6 +62,8 @@ class TurnDeltas:
         if call.problem:
             separator = "\n" if self._has_content else ""
             return self._text("content", f"{separator}{TOOL_CALL}{text}{END_TOOL_CALL if closed else ''}")
+        if self.calls == self.max_calls:
+            return []
         self.calls += 1
         return _call(self.calls - 1, call.name, json.dumps(call.arguments, ensure_ascii=False))
 
@@ -80,6 +83,11 @@ def _call(index: int, name: str, arguments: str) -> list[Delta]:
     function = {"name": name, "arguments": ""}
     opening = {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
     return [{"tool_calls": [opening]}, {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}]
+
+
+def as_function_call(delta: Delta) -> Delta:
+    """A delta in the form for requests with `functions`."""
+    return {"function_call": delta["tool_calls"][0]["function"]} if "tool_calls" in delta else delta
 
 
 def merged(deltas: Sequence[Delta]) -> list[Delta]:
@@ -102,6 +110,9 @@ def message_of(deltas: Sequence[Delta]) -> dict[str, Any]:
         for name in ("content", "reasoning_content"):
             if name in delta:
                 message[name] = (message.get(name) or "") + delta[name]
+        if "function_call" in delta:
+            called = message.setdefault("function_call", {**delta["function_call"], "arguments": ""})
+            called["arguments"] += delta["function_call"]["arguments"]
         for call in delta.get("tool_calls", ()):
             if "id" in call:
                 calls.append({name: call[name] for name in ("id", "type")} | {"function": dict(call["function"])})
@@ -109,6 +120,6 @@ def message_of(deltas: Sequence[Delta]) -> dict[str, Any]:
                 calls[-1]["function"]["arguments"] += call["function"]["arguments"]
     if calls:
         message["tool_calls"] = calls
-    elif message["content"] is None:
+    elif message["content"] is None and "function_call" not in message:
         message["content"] = ""
     return message

@@ -47,12 +47,14 @@ def from_user_error(error: UserError, param: str | None = None) -> ApiError:
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """The first wrong field, by its path. The sent value is not repeated."""
-    first_error = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    path = _path(first_error["loc"])
+    """The first wrong field, by its path. What it says of the sent value is short."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    path = _path(errors[0]["loc"])
+    same_field = [each for each in errors if _path(each["loc"]) == path]  # one for each kind of value it may have
+    first_error = max(same_field, key=lambda each: len(each["loc"]))  # of the kind that fits best
     if first_error["type"] == "json_invalid" or not path:
         return ApiError(400, f"the body is not valid: {first_error['msg']}", code="invalid_json")
-    return ApiError(400, f"{path}: {first_error['msg']}", param=path)
+    return ApiError(400, f"{path}: {first_error['msg'].removeprefix('Value error, ')[:300]}", param=path)
 
 
 def _path(location: Sequence[int | str]) -> str:
@@ -73,10 +75,11 @@ def handle_errors(app: FastAPI) -> None:
         assert isinstance(error, ApiError)
         return error.response
 
-    async def http_error(_: Request, error: Exception) -> JSONResponse:
+    async def http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        response = ApiError(error.status_code, str(error.detail), code=code).response
+        message = f"{request.method} {request.url.path[:100]}: {error.detail}; /openapi.json lists what is served"
+        response = ApiError(error.status_code, message, code=code).response
         response.headers.update(error.headers or {})
         return response
 

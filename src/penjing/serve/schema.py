@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from penjing.serve import limits
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Id], Field(min_length=1, fail_fast=True)]
-StopText = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_CHARACTERS)]
+StopText = Annotated[str, Field(max_length=limits.MAX_STOP_CHARACTERS)]
 
 
 def _check_size(value: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +70,9 @@ class SamplingFields(_Body):
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        """An empty one never stops."""
+        texts = [self.stop] if isinstance(self.stop, str) else self.stop or ()
+        return tuple(text for text in texts if text)
 
     @property
     def wants_usage(self) -> bool:
@@ -108,6 +110,15 @@ class RefusalPart(_Body):
         return self.refusal
 
 
+def _check_kind(value: Any) -> Any:
+    if value == "custom":
+        raise ValueError("custom tools are not served, only functions")
+    return value
+
+
+Kind = Annotated[Literal["function"], BeforeValidator(_check_kind)]
+
+
 class CalledFunction(_Body):
     name: Name
     arguments: str | dict[str, Any] | None = None
@@ -115,7 +126,7 @@ class CalledFunction(_Body):
 
 class PastCall(_Body):
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Kind = "function"
     function: CalledFunction
 
 
@@ -132,6 +143,11 @@ class ChatMessage(_Body):
     refusal: str | None = None
     reasoning_content: str | None = None
     tool_calls: Annotated[list[PastCall], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
+    function_call: CalledFunction | None = None
+
+    @property
+    def calls(self) -> list[CalledFunction]:
+        return [call.function for call in self.tool_calls or ()] or ([self.function_call] if self.function_call else [])
 
 
 Messages = Annotated[list[ChatMessage], Field(max_length=limits.MAX_MESSAGES, fail_fast=True)]
@@ -144,7 +160,7 @@ class OfferedFunction(_Body):
 
 
 class OfferedTool(_Body):
-    type: Literal["function"]
+    type: Kind
     function: OfferedFunction
 
 
@@ -153,8 +169,34 @@ class NamedFunction(_Body):
 
 
 class NamedTool(_Body):
-    type: Literal["function"]
+    type: Kind
     function: NamedFunction
+
+
+class Allowed(_Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=limits.MAX_TOOLS, fail_fast=True)]
+
+
+class AllowedTools(_Body):
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+
+def _choice_kind(value: Any) -> str:
+    return str(value.get("type")) if isinstance(value, dict) else "mode"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("mode")]
+    | Annotated[NamedTool, Tag("function")]
+    | Annotated[AllowedTools, Tag("allowed_tools")],
+    Discriminator(
+        _choice_kind,
+        custom_error_type="tool_choice",
+        custom_error_message="should be none, auto, required, a function or allowed_tools; custom tools are not served",
+    ),
+]
 
 
 class NamedSchema(_Body):
@@ -176,20 +218,40 @@ class ChatRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[OfferedTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[list[OfferedFunction], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
     response_format: ResponseFormat | None = None
     enable_thinking: bool | None = None
 
     @property
+    def choice_field(self) -> str:
+        """The field that chooses among the functions: OpenAI's name since 2023, or before."""
+        return "function_call" if self.functions else "tool_choice"
+
+    @property
+    def choice(self) -> Any:
+        return getattr(self, self.choice_field)
+
+    @property
     def requires_tool_call(self) -> bool:
         """Whether the answer must be a tool call. (`isinstance` of pydantic's classes costs 0.1 ms.)"""
-        return self.tool_choice is not None and self.tool_choice not in ("none", "auto")
+        allowed = getattr(self.choice, "allowed_tools", None)
+        return (allowed.mode if allowed else self.choice) not in (None, "none", "auto")
 
     @property
     def required_tool(self) -> str | None:
         """The name of the tool to call; None for any."""
-        named = getattr(self.tool_choice, "function", None)
-        return None if named is None else str(named.name)
+        name: str | None = getattr(getattr(self.choice, "function", self.choice), "name", None)
+        return name
+
+    @property
+    def allowed_tools(self) -> list[str] | None:
+        """The names of the tools that may be offered; None for all."""
+        allowed = getattr(self.choice, "allowed_tools", None)
+        names = allowed and [tool.function.name for tool in allowed.tools]
+        return [] if self.choice == "none" else names
 
 
 class TokenizeRequest(ChatRequest):

@@ -1,0 +1,189 @@
+"""Tools by OpenAI's other forms: `functions` of 2023, `allowed_tools`, one call at a time; and what is not served."""
+
+import json
+
+import pytest
+from sse import events
+
+from penjing.infer.text_stream import SpanDelta
+from penjing.serve.deltas import TurnDeltas
+
+QUESTION = {"role": "user", "content": "so it is"}
+
+
+def described(name):
+    parameters = {"type": "object", "properties": {"a": {"enum": [name]}}, "required": ["a"]}
+    return {"name": name, "parameters": {**parameters, "additionalProperties": False}}
+
+
+FUNCTIONS = [described("kite"), described("rain"), described("city")]
+TOOLS = [{"type": "function", "function": function} for function in FUNCTIONS]
+
+
+def named(*names):
+    return [{"type": "function", "function": {"name": name}} for name in names]
+
+
+def allowed(mode, *names):
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named(*names)}}
+
+
+def error(response, status=400):
+    assert response.status_code == status, response.text
+    return response.json()["error"]
+
+
+@pytest.fixture(scope="module")
+def roomy(start, make_served):
+    with start(make_served("chat", context=2048), max_tokens=200) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", ["kite", "rain"])
+def test_a_function_call_is_the_tool_call_of_the_same_seed(roomy, name):
+    new = roomy.chat(tools=TOOLS, tool_choice=named(name)[0], seed=3, max_tokens=99).json()
+    old = roomy.chat(functions=FUNCTIONS, function_call={"name": name}, seed=3, max_tokens=99).json()
+    (call,) = new["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"a": name}
+    assert old["choices"][0]["message"] == {"role": "assistant", "content": None, "function_call": call["function"]}
+    assert old["choices"][0]["finish_reason"] == "function_call"
+    assert old["usage"]["total_tokens"] == new["usage"]["total_tokens"]
+
+
+def test_a_streamed_function_call(roomy):
+    asked = {"functions": FUNCTIONS, "function_call": {"name": "rain"}, "seed": 3, "max_tokens": 99}
+    choices = [chunk["choices"][0] for chunk in events(roomy.chat(**asked, stream=True).text)]
+    assert not any("tool_calls" in choice["delta"] or choice["delta"].get("content") for choice in choices)
+    parts = [choice["delta"]["function_call"] for choice in choices if "function_call" in choice["delta"]]
+    assert [part.get("name") for part in parts] == ["rain"] + [None] * (len(parts) - 1)
+    assert json.loads("".join(part["arguments"] for part in parts)) == {"a": "rain"}
+    assert choices[-1]["finish_reason"] == "function_call" and choices[-1]["delta"] == {}
+    cut = roomy.chat(**{**asked, "max_tokens": 12}).json()["choices"][0]
+    assert cut["finish_reason"] == "length" and "tool_calls" not in cut["message"]
+
+
+def test_history_of_function_calls_reads_as_that_of_tool_calls(roomy):
+    called = {"name": "kite", "arguments": '{"a": "kite"}'}
+    call = {"id": "1", "type": "function", "function": called}
+    old = [
+        QUESTION,
+        {"role": "assistant", "content": None, "function_call": called},
+        {"role": "function", "name": "kite", "content": "rain"},
+    ]
+    new = [
+        QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "rain"},
+    ]
+    ids = [
+        roomy.http.post("/tokenize", json={"model": "chat", "messages": messages, field: offered}).json()["tokens"]
+        for messages, field, offered in ((old, "functions", FUNCTIONS), (new, "tools", TOOLS))
+    ]
+    assert ids[0] == ids[1]
+    old[1]["function_call"] = {"name": "kite", "arguments": "[1]"}
+    assert error(roomy.chat(messages=old))["param"] == "messages[1].function_call"
+
+
+def count(server, **fields):
+    return server.http.post("/tokenize", json={"model": "chat", "messages": [QUESTION], **fields}).json()["count"]
+
+
+def test_the_old_choices_offer_what_the_new_ones_do(roomy):
+    for choice in ("none", "auto", None):
+        assert count(roomy, functions=FUNCTIONS, function_call=choice) == count(roomy, tools=TOOLS, tool_choice=choice)
+    assert count(roomy, functions=FUNCTIONS, function_call="none") == count(roomy)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_required_call_is_one_of_the_allowed_tools(roomy, seed):
+    choice = allowed("required", "rain", "city")
+    answer = roomy.chat(tools=TOOLS, tool_choice=choice, seed=seed, max_tokens=99).json()["choices"][0]
+    (call,) = answer["message"]["tool_calls"]
+    assert call["function"]["name"] in ("rain", "city") and answer["finish_reason"] == "tool_calls"
+
+
+def test_only_allowed_tools_are_offered(roomy):
+    assert count(roomy, tools=TOOLS, tool_choice=allowed("auto", "rain")) == count(roomy, tools=TOOLS[1:2])
+    assert roomy.chat(tools=TOOLS, tool_choice=allowed("auto", "rain"), enable_thinking=False).status_code == 200
+
+
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"tools": TOOLS, "tool_choice": allowed("required", "rain", "nothing")}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": allowed("auto", "nothing")}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": allowed("never", "rain")}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": []}}, "tool_choice"),
+    ({"tool_choice": allowed("auto", "rain")}, "tool_choice"),
+    ({"functions": FUNCTIONS, "function_call": {"name": "nothing"}}, "function_call"),
+    ({"functions": FUNCTIONS, "function_call": "required"}, "function_call"),
+    ({"function_call": {"name": "kite"}}, "function_call"),
+    ({"tools": TOOLS, "function_call": "auto"}, "function_call"),
+    ({"tools": TOOLS, "functions": FUNCTIONS}, "functions"),
+    ({"functions": [{"name": "a b"}]}, "functions"),
+])  # fmt: skip
+def test_a_choice_that_cannot_be_followed_is_refused(roomy, fields, param):
+    assert error(roomy.chat(**fields))["param"].startswith(param)
+
+
+def test_custom_tools_are_refused_by_name(roomy):
+    custom = {"type": "custom", "custom": {"name": "kite"}}
+    past = [QUESTION, {"role": "assistant", "tool_calls": [{"id": "1", "type": "custom", "custom": {"name": "kite"}}]}]
+    for fields in (
+        {"tools": [custom]},
+        {"tools": TOOLS, "tool_choice": custom},
+        {"messages": past},
+    ):
+        assert "custom" in error(roomy.chat(**fields))["message"]
+
+
+def spans(*texts):
+    return [SpanDelta(kind="tool_call", text=text, number=number, closed=True) for number, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("most", [1, 2, None])
+def test_no_more_calls_than_asked_for(most):
+    calls = [json.dumps({"name": name, "arguments": {}}) for name in "abc"]
+    deltas = TurnDeltas(max_calls=most).add(spans(*calls), ended=True)
+    names = [call["function"]["name"] for delta in deltas for call in delta["tool_calls"] if "id" in call]
+    assert names == list("abc")[:most]
+
+
+def test_empty_stop_strings_stop_nothing(serving):
+    """As null does; others beside them still stop."""
+    texts = []
+    for path, body in (("chat/completions", {"messages": [QUESTION]}), ("completions", {"prompt": "so it is"})):
+        body |= {"model": "chat" if "messages" in body else "base", "seed": 6, "max_tokens": 30}
+        texts = [
+            serving.http.post(f"/v1/{path}", json={**body, "stop": stop}).json()["choices"]
+            for stop in (None, "", [], [""], ["", ""])
+        ]
+        assert all(each == texts[0] for each in texts)
+        text = texts[0][0].get("text") or texts[0][0]["message"]["content"]
+        stopped = serving.http.post(f"/v1/{path}", json={**body, "stop": ["", text[4:6]]}).json()["choices"][0]
+        assert (stopped.get("text") or stopped["message"]["content"]) == text[: text.index(text[4:6])]
+
+
+def test_the_first_token_of_an_echo_has_no_log_probability(serving, tokenizer):
+    """Of a text too, whose tokens follow the one that begins a document; the others' are those of the ids."""
+    text = "so it is"
+    asked = {"model": "base", "echo": True, "logprobs": 2, "max_tokens": 3, "temperature": 0}
+    told = serving.http.post("/v1/completions", json={**asked, "prompt": text}).json()["choices"][0]["logprobs"]
+    assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
+    assert None not in told["token_logprobs"][1:] and None not in told["top_logprobs"][1:]
+    ids = [tokenizer.begin, *tokenizer.encode(text)]
+    same = serving.http.post("/v1/completions", json={**asked, "prompt": ids}).json()["choices"][0]["logprobs"]
+    assert same["token_logprobs"][2:] == told["token_logprobs"][1:]
+
+
+@pytest.mark.parametrize("path", ["embeddings", "responses", "images/generations"])
+def test_an_endpoint_that_is_not_served_is_named(serving, path):
+    assert f"/v1/{path}" in error(serving.http.post(f"/v1/{path}", json={}), 404)["message"]
+
+
+def test_an_image_is_named(serving):
+    part = {"type": "image_url", "image_url": {"url": "https://example.org/kite.png"}}
+    response = serving.chat(messages=[{"role": "user", "content": [{"type": "text", "text": "so"}, part]}])
+    assert "image_url" in error(response)["message"]
+    part["type"] *= 10_000
+    response = serving.chat(messages=[{"role": "user", "content": [part]}])
+    assert len(error(response)["message"]) < 400
