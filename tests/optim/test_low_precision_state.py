@@ -18,8 +18,8 @@ from penjing.optim.adamw import AdamW
 from penjing.optim.adamw_low_precision import LowPrecisionAdamW
 from penjing.optim.low_precision_state import BLOCK, QuantCodebook, stochastic_round
 from penjing.optim.muon import Muon
+from penjing.parallel.base import takes_flag
 from penjing.train.compile_policy import compile_optimizers
-from penjing.train.nonfinite_guard import takes_flag
 
 CPU = torch.device("cpu")
 SETTINGS = {"adamw": AdamW, "muon": Muon}

@@ -18,12 +18,13 @@ from penjing.objective.next_token import NextToken
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 from penjing.optim.schedule import Cosine
+from penjing.parallel.base import guarded_step, takes_flag
 from penjing.parallel.grad_scaler import LossScaler
 from penjing.parallel.single import Single
 from penjing.track.base import Trackers
 from penjing.train import nonfinite_guard as guard_module
 from penjing.train.loop import TrainingContext, TrainState, train
-from penjing.train.nonfinite_guard import NonFiniteGuard, guarded_step, is_spike, takes_flag
+from penjing.train.nonfinite_guard import NonFiniteGuard, is_spike
 from penjing.train.throughput import Meter
 
 SHAPE = {

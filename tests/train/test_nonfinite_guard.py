@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from penjing.base.errors import UserError
-from penjing.train.nonfinite_guard import NonFiniteGuard, guarded_step, is_spike
+from penjing.parallel.base import guarded_step
+from penjing.train.nonfinite_guard import NonFiniteGuard, is_spike
 
 FINE, NONE = torch.tensor(1.0), torch.tensor(math.nan)
 

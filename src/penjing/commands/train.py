@@ -110,7 +110,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     """
     began = time.time()
     set_threads(run.compute.threads, int(os.environ.get("LOCAL_WORLD_SIZE", launched_world())))
-    strategy = make_strategy(run.compute.device)
+    strategy = make_strategy(run.compute.device, run.parallel.strategy)
     quiet = console if strategy.rank == 0 else Console(quiet=True)
     spinning.report_busy_cores(lambda text: quiet.print(Text(f"  {text}", style="yellow")))
     try:
@@ -176,7 +176,7 @@ def plan_only(run: Run, console: Console) -> RunEstimate:
     with tempfile.TemporaryDirectory() as folder:
         prepared = prepare_run(
             replace(run, out=folder),
-            make_strategy(run.compute.device),
+            make_strategy(run.compute.device, run.parallel.strategy),
             RunHooks(
                 sample=lambda model, tokenizer, step: write_samples(run, model, tokenizer, silent_console(console))
             ),

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from penjing import devices
+from penjing.base.errors import UserError
 from penjing.devices.choose import local_device
 from penjing.kernels import ops
 from penjing.parallel.grad_scaler import LossScaler
@@ -42,8 +44,28 @@ class Strategy(ABC):
         scaled.backward()  # type: ignore[no-untyped-call]
 
     def clip(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their global norm is at most `max_norm` (0: no clipping); return the norm."""
-        return clip_gradients(self._model, max_norm, self.scaler)
+        """Scale all gradients so that their global norm is at most `max_norm` (0: no clipping); return the norm before.
+
+        A scaler first divides the gradients by its scale.
+        """
+        parameters = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if self.scaler is not None:
+            self.scaler.unscale(gradients)
+        norm = ops.global_norm(gradients)
+        if max_norm > 0:
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        if self.scaler is not None:
+            self.scaler.update(norm)
+        return norm
+
+    def step(self, optimizers: Sequence[Any], max_norm: float, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """Clip, and take the optimizers' step: (the gradients' norm, 1.0 if it or `loss` is not finite, else 0.0).
+
+        A bad step changes nothing. loss: over all ranks.
+        """
+        norm = self.clip(max_norm)
+        return norm, guarded_step(optimizers, norm, loss)
 
     @abstractmethod
     def all_reduce(self, value: Tensor) -> Tensor:
@@ -65,18 +87,23 @@ class Strategy(ABC):
     def close(self) -> None: ...
 
 
-def clip_gradients(model: nn.Module, max_norm: float, scaler: LossScaler | None = None) -> Tensor:
-    """Clip by the global norm; return the norm before clipping. A scaler first divides the gradients by its scale."""
-    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if scaler is not None:
-        scaler.unscale(gradients)
-    norm = ops.global_norm(gradients)
-    if max_norm > 0:
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    if scaler is not None:
-        scaler.update(norm)
-    return norm
+def guarded_step(optimizers: Sequence[Any], norm: Tensor, loss: Tensor) -> Tensor:
+    """Take the optimizers' step and return 0.0 if norm and loss (of all ranks) are finite; else skip it, return 1.0."""
+    bad = (~(torch.isfinite(norm) & torch.isfinite(loss))).float()
+    masked = devices.of(norm.device).skips_steps and all(takes_flag(optimizer) for optimizer in optimizers)
+    skip = not masked and bool(bad)
+    for optimizer in optimizers:
+        if masked:
+            optimizer.found_inf, optimizer.grad_scale = bad, None
+        if not skip:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return bad
+
+
+def takes_flag(optimizer: Any) -> bool:
+    """Whether an optimizer changes nothing if its `found_inf` is 1 (the convention of torch's grad scalers)."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def launched_world() -> int:
@@ -84,11 +111,16 @@ def launched_world() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def make_strategy(device_name: str) -> Strategy:
-    """The strategy for this launch: data parallel if torchrun started several processes, else a single device."""
+def make_strategy(device_name: str, name: str = "auto") -> Strategy:
+    """The strategy of that name; `auto`: data parallel if torchrun started several processes, else a single device."""
     from penjing.base.registry import look_up
     from penjing.parallel import STRATEGIES
 
-    kind = "ddp" if launched_world() > 1 else "single"
-    strategy: Strategy = look_up(STRATEGIES, kind, what="strategy")(local_device(device_name))
+    world = launched_world()
+    if name == "auto":
+        name = "ddp" if world > 1 else "single"
+    strategy: Strategy = look_up(STRATEGIES, name, what="parallel.strategy")(local_device(device_name))
+    if strategy.world != world:
+        got = f"{name} in {world} processes"
+        raise UserError("works with one process", where="parallel.strategy", got=got, wanted="auto")
     return strategy

@@ -17,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from penjing import devices
+from penjing.base.errors import UserError
 from penjing.parallel.base import Strategy
 
 # A rank that waits longer than this for the others ends with an error (torch's default is 10-30 min).
@@ -33,7 +34,11 @@ class DataParallel(Strategy):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         devices.of(device).set_current(device)
-        store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+        try:
+            store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
+        except ValueError as error:  # a variable that torchrun sets
+            next_step = "Start with `torchrun --nproc_per_node N -m penjing ...`."
+            raise UserError(str(error), where="parallel.strategy=ddp", next_step=next_step) from None
         # torchrun keeps one store for all its attempts (--max-restarts): the keys of a dead attempt would be found.
         attempt = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
         backend = devices.of(device).collective_backend

@@ -103,6 +103,15 @@ class ComputeSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParallelSettings(Settings):
+    """Several devices."""
+
+    section: ClassVar = "parallel"
+
+    strategy: str = "auto"  # single, or ddp under torchrun; auto: by the number of processes
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvalSettings(Settings):
     """Loss on the held-out texts."""
 
@@ -176,6 +185,7 @@ class Run(Settings):
     schedule: Cosine | WarmupStableDecay | Constant = field(default_factory=Cosine)
     router: RouterSettings = field(default_factory=RouterSettings)
     compute: ComputeSettings = field(default_factory=ComputeSettings)
+    parallel: ParallelSettings = field(default_factory=ParallelSettings)
     eval: EvalSettings = field(default_factory=EvalSettings)
     sample: SampleSettings = field(default_factory=SampleSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)

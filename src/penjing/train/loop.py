@@ -22,7 +22,7 @@ from penjing.objective.base import Objective
 from penjing.optim.schedule import Schedule
 from penjing.parallel.base import Strategy
 from penjing.track.base import Trackers
-from penjing.train.nonfinite_guard import NonFiniteGuard, guarded_step
+from penjing.train.nonfinite_guard import NonFiniteGuard
 from penjing.train.oom_recovery import halve_micro_batch, retry_on_oom
 from penjing.train.signals import Signals, Stopped
 from penjing.train.throughput import Meter
@@ -130,13 +130,12 @@ def step(context: TrainingContext, index: int) -> Step:
 
     sums, units, tokens = retry_on_oom(lambda: _gradients(context), halve)
     after = source.position()
-    norm = context.strategy.clip(context.max_grad_norm)
     factor = context.schedule.factor(index, context.num_steps)
     for optimizer in context.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * factor
     loss = context.strategy.all_reduce(sums["total"]) / units.clamp(min=1)
-    bad = guarded_step(context.optimizers, norm, loss)
+    norm, bad = context.strategy.step(context.optimizers, context.max_grad_norm, loss)
     return Step(sums, units, loss, norm, bad, tokens, lambda: source.samples(before, after))
 
 

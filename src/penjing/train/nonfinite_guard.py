@@ -33,25 +33,6 @@ DEVIATIONS = 10.0  # distance above the recent losses, in their spreads, at whic
 Record = Callable[[dict[str, Any]], None]
 
 
-def guarded_step(optimizers: Sequence[Any], norm: Tensor, loss: Tensor) -> Tensor:
-    """Take the optimizers' step and return 0.0 if norm and loss (of all ranks) are finite; else skip it, return 1.0."""
-    bad = (~(torch.isfinite(norm) & torch.isfinite(loss))).float()
-    masked = devices.of(norm.device).skips_steps and all(takes_flag(optimizer) for optimizer in optimizers)
-    skip = not masked and bool(bad)
-    for optimizer in optimizers:
-        if masked:
-            optimizer.found_inf, optimizer.grad_scale = bad, None
-        if not skip:
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    return bad
-
-
-def takes_flag(optimizer: Any) -> bool:
-    """Whether an optimizer changes nothing if its `found_inf` is 1 (the convention of torch's grad scalers)."""
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-
-
 @dataclass(frozen=True, slots=True)
 class PendingStep:
     """A step whose values are on their way from the device to the host."""

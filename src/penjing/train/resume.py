@@ -20,6 +20,7 @@ FREE_TO_CHANGE = (
     "compute.device",
     "compute.threads",
     "compute.dtype",  # its resolved value is compared, as `precision`; `auto` is the dtype the run was started with
+    "parallel",
     "log",
     "checkpoint",
     "sample",

@@ -16,7 +16,6 @@ from penjing.devices import HOST
 from penjing.kernels import attention_metadata, experts
 from penjing.kernels.tiled_attention import TileGroup, group_tiles
 from penjing.loader.batch_source import Source
-from penjing.parallel.base import clip_gradients
 from penjing.parallel.single import Single
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import FakeDeviceMode
@@ -139,7 +138,7 @@ class TraceStrategy(Single):
 
     def clip(self, max_norm: float) -> Tensor:
         self._tracer.phase = "optimizer"
-        return clip_gradients(self._model, max_norm)
+        return super().clip(max_norm)
 
     def all_reduce(self, value: Tensor) -> Tensor:
         return value.clone() if self.world > 1 else value

@@ -116,7 +116,7 @@ def fit_memory(run: Run, strategy: Strategy) -> tuple[Run, list[str]]:
     if ROUGH_FACTOR * rough_memory_bytes(shape_of(run.model), tokens) < share:
         return run, []
     target = Target(kind=strategy.device.type, name=host.cpu_name(), memory_bytes=share)
-    passes = TracedPasses(run, target, strategy.world, "ddp" if strategy.world > 1 else "single")
+    passes = TracedPasses(run, target, strategy.world)
     rows = strategy.broadcast(passes.fitting_size() if strategy.rank == 0 else None)
     total = passes.plan(rows).total_bytes
     if total > share:
