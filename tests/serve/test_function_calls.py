@@ -113,6 +113,7 @@ def test_only_allowed_tools_are_offered(roomy):
     ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": allowed("never", "rain")}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": []}}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice"),
     ({"tool_choice": allowed("auto", "rain")}, "tool_choice"),
     ({"functions": FUNCTIONS, "function_call": {"name": "nothing"}}, "function_call"),
     ({"functions": FUNCTIONS, "function_call": "required"}, "function_call"),
@@ -187,3 +188,23 @@ def test_an_image_is_named(serving):
     part["type"] *= 10_000
     response = serving.chat(messages=[{"role": "user", "content": [part]}])
     assert len(error(response)["message"]) < 400
+
+
+def test_spoken_answers_are_refused_by_name(roomy):
+    assert error(roomy.chat(modalities=["text", "audio"]))["param"] == "modalities"
+    assert roomy.chat(modalities=["text"]).status_code == 200
+
+
+def test_a_missing_field_is_named(roomy):
+    assert "allowed_tools" in error(roomy.chat(tools=TOOLS, tool_choice={"type": "allowed_tools"}))["message"]
+    assert "name" in error(roomy.chat(response_format={"type": "json_schema", "json_schema": {}}))["message"]
+
+
+@pytest.mark.parametrize("prompt", ["", [""]])
+def test_an_empty_prompt_begins_a_document(serving, tokenizer, prompt):
+    asked = {"model": "base", "seed": 2, "max_tokens": 9, "logprobs": 1}
+    told, same = (
+        serving.http.post("/v1/completions", json={**asked, **more}).json()["choices"]
+        for more in ({"prompt": prompt, "echo": True}, {"prompt": [tokenizer.begin]})
+    )
+    assert told == same

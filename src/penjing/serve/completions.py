@@ -52,7 +52,9 @@ class CompletionChoice:
         self.finish = finish_reason_of(events[-1])
         text = self.text.finish() if self.finish else self.text.take()
         if self._echo:
-            first = [token._replace(logp=math.nan) for token in self.prompt.scores[:1]]  # as OpenAI's has none
+            first = [
+                token._replace(logp=math.nan, top_logprobs=()) for token in self.prompt.scores[:1]
+            ]  # as OpenAI's has none
             text, tokens, self._echo = self.prompt.text + text, [*first, *self.prompt.scores[1:], *tokens], False
         scores = None if self.num_top is None else self._scores(tokens)
         if not (text or (tokens and scores) or self.finish):
@@ -86,8 +88,6 @@ async def start(service: Service, body: CompletionRequest, job: Job) -> PendingR
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens: 0 needs echo", param="max_tokens")
     prompts = _prompts(body)
-    if not all(prompts):
-        raise ApiError(400, "prompt: is empty", param="prompt")
     if body.continue_ids and (body.echo or len(prompts) > 1):
         raise ApiError(400, "continue_ids: only with one prompt, and not with echo", param="continue_ids")
     return await _start(Target.of(service, body, job, len(prompts)), body, prompts)

@@ -54,7 +54,10 @@ def from_validation(error: ValidationError) -> ApiError:
     first_error = max(same_field, key=lambda each: len(each["loc"]))  # of the kind that fits best
     if first_error["type"] == "json_invalid" or not path:
         return ApiError(400, f"the body is not valid: {first_error['msg']}", code="invalid_json")
-    return ApiError(400, f"{path}: {first_error['msg'].removeprefix('Value error, ')[:300]}", param=path)
+    problem = first_error["msg"].removeprefix("Value error, ")[:300]
+    if first_error["type"] == "missing":
+        problem = f"{first_error['loc'][-1]} is required"
+    return ApiError(400, f"{path}: {problem}", param=path)
 
 
 def _path(location: Sequence[int | str]) -> str:

@@ -223,6 +223,7 @@ class ChatRequest(SamplingFields):
     functions: Annotated[list[OfferedFunction], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
     function_call: Literal["none", "auto"] | NamedFunction | None = None
     response_format: ResponseFormat | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
     enable_thinking: bool | None = None
 
     @property
