@@ -98,7 +98,7 @@ def train_once(settings: dict[str, Any], folder: Path, *, plain: bool) -> float:
     if plain:
         plain_weights(made.model, run.seed)
     figures = train(made.context, made.state)
-    made.context.trackers.close()
+    made.context.trackers.end()
     made.context.source.close()
     return figures["val_bits_per_byte"]
 

@@ -27,6 +27,7 @@ from penjing.model.linear import Linear
 from penjing.objective.next_token import NextToken
 from penjing.optim.adamw import AdamW
 from penjing.parallel.base import make_strategy
+from penjing.track.base import Tracker
 from penjing.train.build import PreparedRun, prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.config import Run
@@ -40,7 +41,7 @@ FIGURES = {
 }
 
 
-class StepTracker:
+class StepTracker(Tracker):
     """Ends a timed step: the loop logs after each step."""
 
     def __init__(self, timer: TrialTimer, units: int, names: Mapping[str, str]) -> None:
@@ -48,9 +49,6 @@ class StepTracker:
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         self.timer.step(self.units, **{name: figures[logged_name] for name, logged_name in self.names.items()})
-
-    def close(self) -> None:
-        pass
 
 
 def alignment(spec: AlignmentSpec) -> dict[str, Any]:

@@ -544,7 +544,7 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch,
         run = resolve_run("pretrain", config.parse_overrides(words))
         torch.manual_seed(5)
         made = prepare_run(run, Single(CPU))
-        made.context.trackers.close()
+        made.context.trackers.end()
         optimizers = [optimizer.state_dict() for optimizer in made.context.optimizers]
         return made.model.state_dict(), optimizers, made.context.source.state(), torch.get_rng_state(), made.estimate
 
@@ -571,6 +571,7 @@ def test_the_probe_leaves_everything_as_it_was(small_run, tmp_path, monkeypatch,
 
 def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, monkeypatch):
     from penjing.parallel.single import Single
+    from penjing.track.base import Tracker
     from penjing.train import build as module
 
     def refuse(*given, **named):
@@ -578,7 +579,8 @@ def test_trackers_of_a_run_that_is_never_begun_are_closed(small_run, tmp_path, m
 
     monkeypatch.setattr(module, "plan", refuse)
     closed = []
-    tracker = SimpleNamespace(log=lambda *given: None, close=lambda: closed.append(True))
+    tracker = Tracker()
+    monkeypatch.setattr(tracker, "end", lambda: closed.append(True))
     run = resolve_run("pretrain", config.parse_overrides([*small_run, f"out={tmp_path / 'run'}"]))
     with pytest.raises(UserError, match="no plan"):
         prepare_run(run, Single(CPU), RunHooks(trackers=lambda *given: [tracker]))

@@ -21,7 +21,7 @@ from penjing.optim.schedule import Cosine
 from penjing.parallel.base import guarded_step, takes_flag
 from penjing.parallel.grad_scaler import LossScaler
 from penjing.parallel.single import Single
-from penjing.track.base import Trackers
+from penjing.track.base import Tracker, Trackers
 from penjing.train import nonfinite_guard as guard_module
 from penjing.train.loop import TrainingContext, TrainState, train
 from penjing.train.nonfinite_guard import NonFiniteGuard, is_spike
@@ -165,12 +165,9 @@ def test_one_bad_micro_batch_of_several_costs_the_whole_step_once():
 def test_figures_leave_a_bad_step_out():
     seen = []
 
-    class Memory:
+    class Memory(Tracker):
         def log(self, step, figures):
             seen.append((step, dict(figures)))
-
-        def close(self):
-            pass
 
     parts, _, _ = make(objective=Spoiled([2], math.nan))
     train(replace(parts, trackers=Trackers([Memory()]), log_every=4), TrainState())

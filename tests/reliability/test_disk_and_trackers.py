@@ -16,7 +16,7 @@ from penjing.base.files import DiskError
 from penjing.checkpoint.background import Background, snapshot
 from penjing.checkpoint.load import newest
 from penjing.track.background import BackgroundTrackers
-from penjing.track.base import Trackers
+from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import JsonLines, read_lines
 from penjing.train import checkpointer as saving
 
@@ -159,7 +159,7 @@ def test_a_refusal_in_the_background_is_told_and_the_next_save_is_made(tmp_path,
 # --- trackers --------------------------------------------------------------------------------------------------------
 
 
-class Remote:
+class Remote(Tracker):
     """A tracker that raises or hangs at some call. `seen` has the logged steps, and of a roll-back its step as text."""
 
     def __init__(self, how="", at=2):
@@ -179,7 +179,7 @@ class Remote:
     def rewind(self, step):
         self.seen.append(str(step))
 
-    def close(self):
+    def end(self):
         self.closed = True
 
 
@@ -191,7 +191,7 @@ def test_good_trackers_get_everything_in_order():
         trackers.log(step, {"loss": 1.0})
     trackers.rewind(20)
     trackers.log(21, {})
-    trackers.close()
+    trackers.end()
     for remote in remotes.values():
         assert remote.seen == [*range(50), "20", 21]
         assert remote.closed
@@ -210,7 +210,7 @@ def test_a_roll_back_reaches_a_tracker_that_has_fallen_behind():
     tracker.rewind(7)
     remote.how = ""
     remote.release.set()
-    tracker.close()
+    tracker.end()
     assert remote.seen[-1] == "7" and remote.closed
 
 
@@ -225,7 +225,7 @@ def test_a_bad_tracker_is_a_warning(how):
             trackers.log(step, {"loss": 1.0})
             if step == 5:
                 time.sleep(0.1)
-        trackers.close()
+        trackers.end()
     assert said, "somebody has to be told"
     assert len(said) <= 3
     remote.release.set()
@@ -244,7 +244,7 @@ def test_trackers_that_never_begin_hold_up_the_run_for_one_wait_at_each_end():
     )
     tracker.log(1, {})
     with pytest.warns(UserWarning, match="abandoned") as said:
-        tracker.close()
+        tracker.end()
     assert len(said) == 30
     assert time.monotonic() - before < 30  # not 60, even on a busy machine
     assert good.seen == [1] and good.closed
@@ -293,7 +293,7 @@ def test_going_back_takes_later_lines_out(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("last", ["log", "close"])
+@pytest.mark.parametrize("last", ["log", "end"])
 def test_going_back_while_the_disk_refuses_is_made_up_for(tmp_path, monkeypatch, last):
     import penjing.track.jsonl as jsonl
 
@@ -315,7 +315,7 @@ def test_going_back_while_the_disk_refuses_is_made_up_for(tmp_path, monkeypatch,
         trackers.log(4, {"again": 1})
     if last == "log":
         trackers.log(5, {"again": 1})
-    trackers.close()
+    trackers.end()
     again = [(4, True), (5, True)] if last == "log" else [(4, True)]
     found = [(line["step"], "again" in line) for line in read_lines(path)]
     assert found == [(1, False), (2, False), (3, False), *again]

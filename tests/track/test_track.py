@@ -22,16 +22,16 @@ def test_lines_after_the_resumed_step_are_removed(tmp_path):
     first = JsonLines(path, resume_step=0)
     for step in (1, 2, 3, 4):
         first.log(step, {"loss": step / 2})
-    first.close()
+    first.end()
     second = JsonLines(path, resume_step=2)
     second.log(3, {"loss": 9.0})
-    second.close()
+    second.end()
     assert read_lines(path) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 1.0}, {"step": 3, "loss": 9.0}]
 
 
 def test_a_file_that_is_gone_has_no_lines(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    JsonLines(path, resume_step=0).close()
+    JsonLines(path, resume_step=0).end()
     path.unlink()
     assert read_lines(path) == []
 
@@ -39,7 +39,7 @@ def test_a_file_that_is_gone_has_no_lines(tmp_path):
 def test_a_fresh_start_removes_what_was_there(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n')
-    JsonLines(path, resume_step=0).close()
+    JsonLines(path, resume_step=0).end()
     assert path.read_text() == ""
 
 
@@ -51,7 +51,7 @@ def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path, tail):
     assert read_lines(path) == expected
     tracker = JsonLines(path, resume_step=2)
     tracker.log(3, {})
-    tracker.close()
+    tracker.end()
     assert read_lines(path) == [*expected, {"step": 3}]
 
 
@@ -66,8 +66,8 @@ def test_what_is_no_number_is_null(tmp_path):
         "norm": None,
         "tokens": 3,
         "speed": 1.5,
-    }, "and it is on disk before close"
-    tracker.close()
+    }, "and it is on disk before the end"
+    tracker.end()
 
 
 # --- several at once -------------------------------------------------------------------------------------------------
@@ -82,9 +82,9 @@ class Recorder:
         if step in self.fails_on:
             raise RuntimeError("the network is down")
 
-    def close(self):
-        self.seen.append("closed")
-        if "close" in self.fails_on:
+    def end(self):
+        self.seen.append("ended")
+        if "end" in self.fails_on:
             raise RuntimeError("the network is down")
 
 
@@ -97,16 +97,16 @@ def test_a_tracker_that_fails_warns_once_and_is_left_out():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trackers.log(3, {})
-        trackers.close()
+        trackers.end()
     assert bad.seen == [1, 2]
-    assert good.seen == [1, 2, 3, "closed"]
+    assert good.seen == [1, 2, 3, "ended"]
 
 
 def test_failing_to_close_is_a_warning_too():
-    bad, good = Recorder(fails_on=("close",)), Recorder()
+    bad, good = Recorder(fails_on=("end",)), Recorder()
     with pytest.warns(UserWarning, match="left out"):
-        Trackers([bad, good]).close()
-    assert good.seen == ["closed"]
+        Trackers([bad, good]).end()
+    assert good.seen == ["ended"]
 
 
 def test_a_keyboard_interrupt_is_not_a_tracker_s_trouble():
@@ -124,7 +124,7 @@ def test_a_pipe_gets_plain_lines():
     tracker = ConsoleTracker(Console(file=stream, width=200), name="pretrain", num_steps=10, start_step=0)
     tracker.log(5, {"loss": 2.5, "learning_rate": 5e-4, "seconds_left": 61.0})
     tracker.log(10, {"val_loss": 2.25})
-    tracker.close()
+    tracker.end()
     first, second = stream.getvalue().splitlines()
     assert first.startswith("  pretrain step 5/10: loss 2.500  lr 5.0e-04, ")
     assert first.endswith(" left")
@@ -136,7 +136,7 @@ def test_a_terminal_gets_a_bar():
     console = Console(file=stream, width=120, force_terminal=True)
     tracker = ConsoleTracker(console, name="sft", num_steps=4, start_step=1)
     tracker.log(4, {"loss": 2.5})
-    tracker.close()
+    tracker.end()
     assert "loss 2.500" in stream.getvalue()
     assert "100%" in stream.getvalue()
 
@@ -148,7 +148,7 @@ def test_a_name_is_never_markup(live):
     tracker = ConsoleTracker(console, name="my [dim] [/stage]", num_steps=4, start_step=1)
     tracker.log(4, {"val_loss": 2.5})
     tracker.log(4, {"loss": 2.5})
-    tracker.close()
+    tracker.end()
     assert "my [dim] [/stage] step 4/4: validation loss 2.500" in stream.getvalue()
 
 
@@ -159,7 +159,7 @@ def test_the_bar_goes_back_with_the_run():
     )
     tracker.log(4, {"loss": 2.5})
     Trackers([tracker]).rewind(2)
-    tracker.close()
+    tracker.end()
     assert stream.getvalue().rindex(" 50%") > stream.getvalue().find("100%")
 
 

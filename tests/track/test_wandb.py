@@ -67,7 +67,9 @@ def parts(folder):
 
 def make(folder, **config):
     folder.mkdir(exist_ok=True)
-    return look_up(TRACKERS, "wandb", what="tracker")(folder, project="p", name="", config=config)
+    tracker = look_up(TRACKERS, "wandb", what="tracker")()
+    tracker.start(folder, project="p", name="", config=config)
+    return tracker
 
 
 def test_a_resumed_run_goes_on_under_its_id_and_both_parts_are_in_its_files(tmp_path):
@@ -76,7 +78,7 @@ def test_a_resumed_run_goes_on_under_its_id_and_both_parts_are_in_its_files(tmp_
         tracker = BackgroundTrackers({"wandb": lambda: make(folder, seed=7)})  # in a thread, as in a run
         for step in steps:
             tracker.log(step, {"loss": 1 / step, "learning_rate": 1e-3})
-        tracker.close()
+        tracker.end()
         wandb.teardown()  # as at the end of the process
     (first_id, config, first), (second_id, _, second) = parts(folder)
     assert first_id == second_id
@@ -92,7 +94,7 @@ def test_a_roll_back_continues_the_run_from_that_step(tmp_path):
     tracker.rewind(2)
     for step in (3, 4, 5):
         tracker.log(step, {"loss": 2.0})
-    tracker.close()
+    tracker.end()
     wandb.teardown()
     (first_id, _, _), (second_id, _, second) = parts(tmp_path / "run")
     assert first_id == second_id
@@ -137,4 +139,4 @@ def test_a_login_or_the_user_s_own_mode_decides(tmp_path, monkeypatch, environme
 def test_without_the_library_the_line_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with raises_user_error(where="log.trackers", next_step="penjing[wandb]"):
-        Wandb(tmp_path, project="p", name="", config={})
+        Wandb().start(tmp_path, project="p", name="", config={})

@@ -15,7 +15,7 @@ from penjing.optim.adamw import AdamW
 from penjing.optim.schedule import Constant, WarmupStableDecay
 from penjing.parallel.grad_scaler import LossScaler
 from penjing.parallel.single import Single
-from penjing.track.base import Trackers
+from penjing.track.base import Tracker, Trackers
 from penjing.train.loop import TrainingContext, TrainState, train
 from penjing.train.nonfinite_guard import NonFiniteGuard, PendingStep
 from penjing.train.throughput import Meter
@@ -40,15 +40,12 @@ class Repeat(Source):
         pass
 
 
-class Memory:
+class Memory(Tracker):
     def __init__(self):
         self.seen = []
 
     def log(self, step, figures):
         self.seen.append((step, dict(figures)))
-
-    def close(self):
-        pass
 
 
 def batch(rows, tokens=12, scored=None, seed=0):

@@ -157,7 +157,7 @@ def _train_prepared(
         append_history(prepared, time.time() - began, error)
         raise
     finally:
-        prepared.context.trackers.close()
+        prepared.context.trackers.end()
         prepared.context.source.close()
     if run.lora.rank and strategy.rank == 0:
         try:
@@ -182,16 +182,19 @@ def plan_only(run: Run, console: Console) -> RunEstimate:
             ),
         )
         print_plan(replace(prepared, run=replace(prepared.run, out=run.out)), console)
-        prepared.context.trackers.close()
+        prepared.context.trackers.end()
         return prepared.estimate
 
 
 def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tracker]:
-    settings = {"project": run.log.project, "name": run.log.run_name, "config": config.to_dict(run)}
-    names = () if console.quiet else run.log.trackers
-    makes = {name: partial(look_up(TRACKERS, name, what="tracker"), Path(run.out), **settings) for name in names}
-    background = BackgroundTrackers(makes)
+    background = BackgroundTrackers({name: partial(_started, name, run) for name in run.log.trackers})
     return [ConsoleTracker(console, name=run.stage, num_steps=steps, start_step=start), background]
+
+
+def _started(name: str, run: Run) -> Tracker:
+    tracker: Tracker = look_up(TRACKERS, name, what="tracker")()
+    tracker.start(Path(run.out), project=run.log.project, name=run.log.run_name, config=config.to_dict(run))
+    return tracker
 
 
 def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: Console) -> list[dict[str, Any]]:

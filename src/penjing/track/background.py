@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 
 from penjing.base.errors import UserError
-from penjing.track.base import Tracker
+from penjing.track.base import Tracker, Trackers
 
 MAX_PENDING = 1000  # calls that wait for a tracker; metrics beyond are dropped until it takes some
 # The run's longest waits for all trackers together: for their start, so that a wrong setting is an error before step 1,
@@ -17,7 +17,7 @@ MAX_PENDING = 1000  # calls that wait for a tracker; metrics beyond are dropped 
 START_SECONDS, END_SECONDS = 5.0, 10.0
 
 
-class BackgroundTrackers:
+class BackgroundTrackers(Trackers):
     """Makes each tracker in a thread of its own and passes it the calls.
 
     A tracker that raises is not called again. A tracker that hangs loses metrics, but delays nothing.
@@ -41,17 +41,19 @@ class BackgroundTrackers:
             thread.warn_error()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        copy = dict(metrics)
+        super().log(step, dict(metrics))
+
+    def _call_all(self, call: Callable[[Tracker], None]) -> None:
         for thread in self._threads:
             thread.warn_error()
             if thread.is_alive() and not thread.is_full():
-                thread.calls.put(lambda tracker: tracker.log(step, copy))
+                thread.calls.put(call)
 
     def rewind(self, step: int) -> None:
         for thread in self._threads:
             thread.calls.put(lambda tracker: tracker.rewind(step))
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Wait up to `end_seconds` for pending metrics to be sent."""
         deadline = time.monotonic() + self.end_seconds
         for thread in self._threads:
@@ -80,7 +82,7 @@ class _TrackerThread(threading.Thread):
             self.started.set()
             while (call := self.calls.get()) is not None:
                 call(tracker)
-            tracker.close()
+            tracker.end()
         except BaseException as error:  # any kind: a library may even call sys.exit
             self.error = error
         finally:

@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from penjing.base import formatting as units
+from penjing.track.base import Tracker
 
 
-class ConsoleTracker:
+class ConsoleTracker(Tracker):
     """A progress bar on a terminal; one line for each logged step if the output is a file or a pipe."""
 
     def __init__(self, console: Console, *, name: str, num_steps: int, start_step: int) -> None:
@@ -45,7 +46,7 @@ class ConsoleTracker:
     def _print(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False)
 
-    def close(self) -> None:
+    def end(self) -> None:
         self._progress.stop()
 
 

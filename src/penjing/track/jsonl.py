@@ -7,17 +7,18 @@ import json
 import math
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from penjing.base.files import DiskError, write_text
+from penjing.track.base import Tracker
 
 MAX_PENDING = 10_000  # lines kept in memory while the disk refuses them
 
 
-class JsonLines:
+class JsonLines(Tracker):
     """Appends lines of `{"step": ..., metrics}`. Before the first line is written, lines of steps after `resume_step`,
     which will be repeated, are removed; this creates the file."""
 
@@ -66,10 +67,35 @@ class JsonLines:
                     raise OSError(errno.ENOSPC, "No space left on device")
                 self._pending.popleft()
 
-    def close(self) -> None:
+    def end(self) -> None:
         if self._pending or self._truncate_after < math.inf:
             with suppress(OSError, DiskError):
                 self._write()
+
+
+class RunFiles(Tracker):
+    """A run's metrics, samples and incidents, each a file. A rollback leaves its samples and incidents."""
+
+    def __init__(self, metrics: Path, samples: Path, incidents: Path, *, resume_step: int) -> None:
+        paths = (metrics, samples, incidents)
+        self._metrics, self._samples, self._incidents = (JsonLines(path, resume_step=resume_step) for path in paths)
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._metrics.log(step, metrics)
+
+    def rewind(self, step: int) -> None:
+        self._metrics.rewind(step)
+
+    def end(self) -> None:
+        self._metrics.end()
+
+    def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        self._samples.rewind(step - 1)
+        for one in samples:
+            self._samples.log(step, one)
+
+    def incident(self, incident: Mapping[str, Any]) -> None:
+        self._incidents.log(incident["step"], incident)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

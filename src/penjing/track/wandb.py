@@ -11,12 +11,13 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
+from penjing.track.base import Tracker
 
 
-class Wandb:
+class Wandb(Tracker):
     """One wandb run per training run; a resumed run continues it (the run's folder stores its id)."""
 
-    def __init__(self, folder: Path, *, project: str, name: str, config: dict[str, Any]) -> None:
+    def start(self, folder: Path, *, project: str, name: str, config: dict[str, Any]) -> None:
         try:
             import wandb
         except ImportError:
@@ -42,5 +43,5 @@ class Wandb:
         self._run.finish()
         self._run = self._begin(resume_from=f"{self._run.id}?_step={step}")
 
-    def close(self) -> None:
+    def end(self) -> None:
         self._run.finish()

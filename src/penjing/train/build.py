@@ -75,12 +75,12 @@ def prepare_run(
     instruments = make_instruments(built, size, folder, checkpoint, fingerprints)
     if checkpoint is not None:
         _restore(instruments, checkpoint, changes, strategy)
-    context = make_context(built, instruments, folder, hooks, num_steps(run, size))
+    context = make_context(built, instruments, hooks, num_steps(run, size))
     skipped = [] if checkpoint is None else [f"damaged checkpoint skipped: {name}" for name in checkpoint.skipped]
     notes = [*memory_notes, *skipped, *(f"allowed to change: {change}" for change in changes)]
     notes += _start_notes(run, size, checkpoint)
     with ExitStack() as undo:
-        undo.callback(context.trackers.close)
+        undo.callback(context.trackers.end)
         notes += _choose_kernels(built)
         estimate, compile_notes = _probe(built, size, context, instruments, hooks, resuming=checkpoint is not None)
         if strategy.rank == 0:

@@ -21,7 +21,7 @@ from penjing.plan import hardware
 from penjing.plan.flops import training_flops_per_token
 from penjing.plan.trainable import trainable_of
 from penjing.track.base import Tracker, Trackers
-from penjing.track.jsonl import JsonLines
+from penjing.track.jsonl import RunFiles
 from penjing.train.build_model import BuiltRun
 from penjing.train.checkpointer import Checkpointer, Label, Stateful
 from penjing.train.config import Run
@@ -53,6 +53,7 @@ class Instruments:
     source: ResizableBatchSource
     meter: Meter
     guard: NonFiniteGuard
+    trackers: Trackers
     checkpointer: Checkpointer
     state: TrainState
     resumed: int  # how often the run was resumed
@@ -71,14 +72,10 @@ def make_instruments(
     )
     meter, state = _meter(built, size), TrainState()
     first = 0 if checkpoint is None else checkpoint.step
-    incidents = JsonLines(folder.incidents, resume_step=first)
-
-    def record(incident: dict[str, Any]) -> None:
-        if built.strategy.rank == 0:
-            incidents.log(incident["step"], incident)
-
-    stage.record = lambda incident: record({"step": state.step + 1, **incident})
-    guard = NonFiniteGuard(record, scaler)
+    files = RunFiles(folder.metrics, folder.samples, folder.incidents, resume_step=first)
+    trackers = Trackers([files] if built.strategy.rank == 0 else [])
+    stage.record = lambda incident: trackers.incident({"step": state.step + 1, **incident})
+    guard = NonFiniteGuard(trackers.incident, scaler)
     # Everything with state, such as a loss scaler, must be listed here to be saved and restored.
     stateful: dict[str, Stateful] = {"source": source, "meter": meter, "guard": guard}
     if scaler is not None:
@@ -92,7 +89,7 @@ def make_instruments(
         model=built.trainable,
         optimizers=built.optimizers,
         stateful=stateful,
-        record=record,
+        record=trackers.incident,
         label=Label(
             texts={"run.toml": settings},
             about={**fingerprints, "resumed": resumed, "base": built.base},
@@ -100,7 +97,15 @@ def make_instruments(
         ),
         trainable_only=bool(run.lora.rank),
     )
-    return Instruments(source=source, meter=meter, guard=guard, checkpointer=checkpointer, state=state, resumed=resumed)
+    return Instruments(
+        source=source,
+        meter=meter,
+        guard=guard,
+        trackers=trackers,
+        checkpointer=checkpointer,
+        state=state,
+        resumed=resumed,
+    )
 
 
 def _batches(built: BuiltRun, micro_size: int) -> Source:
@@ -123,24 +128,19 @@ def _meter(built: BuiltRun, size: DatasetSize) -> Meter:
     )
 
 
-def make_context(
-    built: BuiltRun, instruments: Instruments, folder: RunDir, hooks: RunHooks, num_steps: int
-) -> TrainingContext:
+def make_context(built: BuiltRun, instruments: Instruments, hooks: RunHooks, num_steps: int) -> TrainingContext:
     """The loop's context."""
     run, stage, strategy = built.run, built.stage, built.strategy
     scaler, step = strategy.scaler, instruments.state.step
-    trackers = hooks.trackers(run, num_steps, step)
-    metrics, samples = (JsonLines(path, resume_step=step) for path in (folder.metrics, folder.samples))
+    instruments.trackers.rewind(step)  # creates the file of metrics
     if strategy.rank == 0:
-        metrics.rewind(step)  # creates the file
+        instruments.trackers.add(hooks.trackers(run, num_steps, step))
     extra_metrics = [optimizer.metrics for optimizer in built.optimizers if isinstance(optimizer, RouterBalance)]
 
     def sample(index: int) -> None:
         new_samples = hooks.sample(built.model, stage.tokenizer, index)
-        if strategy.rank == 0 and new_samples:
-            samples.rewind(index - 1)  # replaces earlier samples of this step
-            for one in new_samples:
-                samples.log(index, one)
+        if new_samples:
+            instruments.trackers.sample(index, new_samples)
 
     return TrainingContext(
         strategy=strategy,
@@ -149,7 +149,7 @@ def make_context(
         source=instruments.source,
         optimizers=built.optimizers,
         schedule=run.schedule,
-        trackers=Trackers([metrics, *trackers] if strategy.rank == 0 else []),
+        trackers=instruments.trackers,
         meter=instruments.meter,
         num_steps=num_steps,
         accumulate=built.geometry.accumulation,
