@@ -104,7 +104,15 @@ def test_a_required_call_is_one_of_the_allowed_tools(roomy, seed):
 
 def test_only_allowed_tools_are_offered(roomy):
     assert count(roomy, tools=TOOLS, tool_choice=allowed("auto", "rain")) == count(roomy, tools=TOOLS[1:2])
-    assert roomy.chat(tools=TOOLS, tool_choice=allowed("auto", "rain"), enable_thinking=False).status_code == 200
+
+
+def test_allowed_tools_may_be_left_alone(roomy):
+    """As with `auto`: this seed's answer is the same, and no call."""
+    answers = [
+        roomy.chat(tools=TOOLS[1:2], tool_choice=choice, seed=1).json()["choices"]
+        for choice in ("auto", allowed("auto", "rain"))
+    ]
+    assert answers[0] == answers[1] and answers[0][0]["message"]["content"]
 
 
 @pytest.mark.parametrize(("fields", "param"), [
@@ -123,7 +131,9 @@ def test_only_allowed_tools_are_offered(roomy):
     ({"functions": [{"name": "a b"}]}, "functions"),
 ])  # fmt: skip
 def test_a_choice_that_cannot_be_followed_is_refused(roomy, fields, param):
-    assert error(roomy.chat(**fields))["param"].startswith(param)
+    for path in ("/v1/chat/completions", "/tokenize"):
+        asked = {"model": "chat", "messages": [QUESTION], **fields}
+        assert error(roomy.http.post(path, json=asked))["param"].startswith(param)
 
 
 def test_custom_tools_are_refused_by_name(roomy):
@@ -208,3 +218,10 @@ def test_an_empty_prompt_begins_a_document(serving, tokenizer, prompt):
         for more in ({"prompt": prompt, "echo": True}, {"prompt": [tokenizer.begin]})
     )
     assert told == same
+
+
+def test_an_error_is_of_the_kind_of_value_that_fits_best(serving):
+    assert "at most 16 items" in error(serving.chat(stop=["a"] * 17))["message"]
+    assert "at most 256 characters" in error(serving.chat(stop="a" * 257))["message"]
+    assert "valid string" in error(serving.chat(stop=1))["message"]
+    assert error(serving.chat(functions=[{"name": "a b"}]))["param"] == "functions[0].name"

@@ -95,11 +95,7 @@ class ChatChoice:
 
 async def start(service: Service, body: ChatRequest, job: Job) -> PendingResponse:
     """Submit a request to the engine. Raises ApiError if it is invalid."""
-    _check_fields(body)
-    return await _start(Target.of(service, body, job), body)
-
-
-async def _start(target: Target, body: ChatRequest) -> PendingResponse:
+    target = Target.of(service, body, job)
     if not target.is_chat_model:
         raise ApiError(
             400, "model: was only pretrained and continues texts: use /v1/completions", param="model", code="no_chat"
@@ -118,13 +114,12 @@ async def _start(target: Target, body: ChatRequest) -> PendingResponse:
 
 
 async def encode(target: Target, body: ChatRequest) -> Turn:
-    """The turn to generate. Raises ApiError if a message is invalid, or all are too long."""
-    characters = len(
-        body.model_dump_json(include={"messages", "tools", "functions"}, exclude_none=True)
-    )  # counts all text
+    """The turn to generate. Raises ApiError if a field is invalid, or the messages are too long."""
+    _check_fields(body)
+    all_text = body.model_dump_json(include={"messages", "tools", "functions"}, exclude_none=True)
     needs_json = body.response_format is not None and body.response_format.type != "text"
     has_grammar = body.requires_tool_call or needs_json
-    return await target.encode(lambda: _turn(target, body), [characters], "messages", has_grammar=has_grammar)
+    return await target.encode(lambda: _turn(target, body), [len(all_text)], "messages", has_grammar=has_grammar)
 
 
 async def collect(work: PendingResponse) -> dict[str, Any]:

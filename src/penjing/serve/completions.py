@@ -52,9 +52,7 @@ class CompletionChoice:
         self.finish = finish_reason_of(events[-1])
         text = self.text.finish() if self.finish else self.text.take()
         if self._echo:
-            first = [
-                token._replace(logp=math.nan, top_logprobs=()) for token in self.prompt.scores[:1]
-            ]  # as OpenAI's has none
+            first = [Token(token.id, math.nan) for token in self.prompt.scores[:1]]  # as OpenAI's has none
             text, tokens, self._echo = self.prompt.text + text, [*first, *self.prompt.scores[1:], *tokens], False
         scores = None if self.num_top is None else self._scores(tokens)
         if not (text or (tokens and scores) or self.finish):

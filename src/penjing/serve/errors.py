@@ -51,7 +51,7 @@ def from_validation(error: ValidationError) -> ApiError:
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     path = _path(errors[0]["loc"])
     same_field = [each for each in errors if _path(each["loc"]) == path]  # one for each kind of value it may have
-    first_error = max(same_field, key=lambda each: len(each["loc"]))  # of the kind that fits best
+    first_error = max(same_field, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))  # best fit
     if first_error["type"] == "json_invalid" or not path:
         return ApiError(400, f"the body is not valid: {first_error['msg']}", code="invalid_json")
     problem = first_error["msg"].removeprefix("Value error, ")[:300]
@@ -64,7 +64,7 @@ def _path(location: Sequence[int | str]) -> str:
     """Such as `messages[0].role`. Cut at a depth, since pydantic adds type names of unions behind it."""
     if not location:
         return ""
-    depth = 3 if location[0] in ("messages", "tools") else 1
+    depth = 3 if location[0] in ("messages", "tools", "functions") else 1
     path = str(location[0])
     for key in location[1:depth]:
         path += f"[{key}]" if isinstance(key, int) else f".{key}"
