@@ -70,9 +70,7 @@ class SamplingFields(_Body):
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        """An empty one never stops."""
-        texts = [self.stop] if isinstance(self.stop, str) else self.stop or ()
-        return tuple(text for text in texts if text)
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def wants_usage(self) -> bool:
