@@ -25,11 +25,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from compare.spread import spread
 from compare.trial_process import alternate
 
 from penjing.base.files import write_json
 from penjing.bench.record import environment
-from penjing.bench.table import spread
 from penjing.track.jsonl import read_lines
 
 WARM_STEPS = 5  # not counted: allocations, caches

@@ -12,6 +12,7 @@ import torch
 
 from compare.comparison import OURS, Benchmark, BenchmarkRequest, Prepared, training_fields
 from compare.figures import complete_rounds
+from compare.spread import MEBIBYTE
 from compare.trial_spec import AlignmentSpec
 from penjing.base import config
 from penjing.base.config import Layer
@@ -19,7 +20,6 @@ from penjing.base.errors import UserError
 from penjing.base.files import write_text
 from penjing.base.seeds import derive
 from penjing.bench.record import environment
-from penjing.bench.table import MEBIBYTE
 from penjing.data import formats
 from penjing.data.preference_shards import PreferenceShards, prepare_groups
 from penjing.data.tokenizer.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penjing.bench.table import spread
+from compare.spread import spread
 
 Trial = Mapping[str, Any]  # what a trial printed
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from compare.comparison import OURS, Benchmark, BenchmarkRequest, Prepared
 from compare.figures import complete_rounds
+from compare.spread import MEBIBYTE
 from compare.verdict import median_or_none, ratios
-from penjing.bench.table import MEBIBYTE
 
 Curve = Sequence[Mapping[str, float]]
 OURS_ADAMW = "penjing-adamw"  # penjing with the baselines' optimizer, to compare the step alone

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from penjing import cli
 from penjing.base import config
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
+from penjing.base.files import write_json
 from penjing.base.registry import look_up
-from penjing.bench.record import write
 from penjing.commands.arguments import console, say
 from penjing.commands.train import resolve_run
 from penjing.train.config import Run
@@ -127,3 +128,8 @@ def main(command: Callable[..., None]) -> None:
     )
     program.command()(command)
     cli.main(program)
+
+
+def write(record: Mapping[str, Any], out: Path, command: Sequence[str]) -> None:
+    """Write the record to a file, with the command that made it."""
+    write_json(out, {"command": shlex.join(command), **record})

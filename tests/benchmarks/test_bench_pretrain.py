@@ -10,7 +10,7 @@ import torch
 from compare import comparison, pretrain_data
 from compare.comparison import BASELINES, FOLDER, Options
 from compare.pretrain import Pretrain, equal_time, time_to_equal
-from compare.run import main, run_comparison
+from compare.run import main, run_comparison, write
 from compare.trial_process import run_trial
 from compare.verdict import verdict
 from pages import script
@@ -18,7 +18,6 @@ from user_errors import raises_user_error
 
 from penjing.base import config
 from penjing.base.errors import UserError
-from penjing.bench.record import write
 from penjing.devices.cpu import Cpu
 from penjing.train.config import Run
 

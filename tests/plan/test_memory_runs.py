@@ -19,7 +19,6 @@ from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
 from penjing.parallel.single import Single
 from penjing.plan.memory import Target, Tracer, plan_from
-from penjing.track.base import Trackers
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.trace import TraceShape, predict_memory, trace_run
@@ -108,7 +107,6 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
         source=Random(),
         optimizers=optimizers,
         schedule=run.schedule,
-        trackers=Trackers([]),
         meter=Meter(0.0, None),
         num_steps=2,
         accumulate=2,

@@ -90,7 +90,6 @@ def make(optimizer="adamw", *, objective=None, accumulate=1, steps=STEPS, batche
         source=batches or Batches(),
         optimizers=OPTIMIZERS[optimizer].build(model),
         schedule=Cosine(warmup_ratio=0.3),
-        trackers=Trackers([]),
         meter=Meter(1.0, None),
         num_steps=steps,
         accumulate=accumulate,

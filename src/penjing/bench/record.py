@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import shlex
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import penjing
-from penjing.base.files import write_json
 from penjing.plan import hardware
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "litgpt", "llama-cpp-python")
@@ -29,8 +25,3 @@ def environment(device: torch.device, dtype: torch.dtype, **more: object) -> dic
             continue
     machine = {**hardware.describe(device, dtype), **more}
     return {"date": time.strftime("%Y-%m-%d"), "machine": machine, "versions": versions}
-
-
-def write(record: Mapping[str, Any], out: Path, command: Sequence[str]) -> None:
-    """Write the record to a file, with the command that made it."""
-    write_json(out, {"command": shlex.join(command), **record})

@@ -27,7 +27,6 @@ from penjing.plan.memory import Target
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import quantile, step_time
 from penjing.plan.step_workload import Workload
-from penjing.track.base import Trackers
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build_model import build_run
 from penjing.train.config import Run
@@ -236,7 +235,6 @@ def _context(run: Run, point: SweepPoint, precision: Precision, device: torch.de
         source=FullRows(repeat(batch)),
         optimizers=built.optimizers,
         schedule=run.schedule,
-        trackers=Trackers([]),
         meter=Meter(0.0, None),
         num_steps=1 << 20,
         accumulate=point.accumulate,

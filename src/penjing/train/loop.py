@@ -38,11 +38,11 @@ class TrainingContext:
     source: Source
     optimizers: list[Any]  # torch optimizers, and other objects with a `step`, such as optim/router_bias_update.py
     schedule: Schedule
-    trackers: Trackers
     meter: Meter
     num_steps: int
     accumulate: int  # micro-batches per step on each rank
     max_grad_norm: float
+    trackers: Trackers = field(default_factory=lambda: Trackers([]))
     # Between steps; 0 means never.
     log_every: int = 1
     validate_every: int = 0

@@ -22,7 +22,6 @@ from penjing.plan.memory.host_rss import extrapolate_peak, extrapolate_plan, pro
 from penjing.plan.memory.report import MemoryPlan, plan_from
 from penjing.plan.memory.sharded_memory import Layout, rank_memory
 from penjing.plan.memory.trace import Trace, Tracer
-from penjing.track.base import Trackers
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build_model import BuiltRun, build_model, complete
 from penjing.train.config import Run
@@ -206,7 +205,6 @@ def _context(built: BuiltRun, shape: TraceShape, tracer: Tracer) -> TrainingCont
         source=DummySource(lambda: stage.example_batch(shape.micro_size, META), tracer, run.data.prefetch),
         optimizers=built.optimizers,
         schedule=run.schedule,
-        trackers=Trackers([]),
         meter=Meter(0.0, None),
         num_steps=STEPS,
         accumulate=shape.accumulate,
