@@ -220,22 +220,22 @@ def test_the_card_states_what_is_known_and_no_more(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("given", "stage", "name", "expected"),
+    ("given", "external", "name", "expected"),
     [
-        ("runs/dpo", "dpo", "export", "runs/dpo/export"),
-        ("runs/dpo", "dpo", "dpo-f16.gguf", "runs/dpo/dpo-f16.gguf"),
-        ("runs/dpo/checkpoints/step-00000002", "dpo", "onnx", "runs/dpo/onnx"),
-        ("Qwen/Qwen3-0.6B", "external", "export", "Qwen3-0.6B-export"),
-        ("Qwen/Qwen3-0.6B", "external", "Qwen3-0.6B-f16.gguf", "Qwen3-0.6B-f16.gguf"),
-        ("models/full_sft_512.pth", "external", "onnx", "full_sft_512-onnx"),
+        ("runs/dpo", False, "export", "runs/dpo/export"),
+        ("runs/dpo", False, "dpo-f16.gguf", "runs/dpo/dpo-f16.gguf"),
+        ("runs/dpo/checkpoints/step-00000002", False, "onnx", "runs/dpo/onnx"),
+        ("Qwen/Qwen3-0.6B", True, "export", "Qwen3-0.6B-export"),
+        ("Qwen/Qwen3-0.6B", True, "Qwen3-0.6B-f16.gguf", "Qwen3-0.6B-f16.gguf"),
+        ("models/full_sft_512.pth", True, "onnx", "full_sft_512-onnx"),
     ],
 )
-def test_where_an_export_goes(tmp_path, monkeypatch, given, stage, name, expected):
+def test_where_an_export_goes(tmp_path, monkeypatch, given, external, name, expected):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "dpo" / "checkpoints" / "step-00000002"
     chosen = SimpleNamespace(folder=folder)
     monkeypatch.setattr(where, "checkpoint_at", lambda path: chosen if path.resolve() == folder else None)
-    trained = SimpleNamespace(run=SimpleNamespace(stage=stage))
+    trained = SimpleNamespace(external=external)
     assert where.default_path(Path(given), trained, name).resolve() == tmp_path / expected
 
 

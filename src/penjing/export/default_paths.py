@@ -15,7 +15,7 @@ def model_name(run: Path) -> str:
 def default_path(run: Path, trained: LoadedModel, name: str) -> Path:
     """`name` in the run's folder, also for a checkpoint, since old checkpoints are deleted. The export of an external
     model goes into the working directory, since a hub name or a file is not a folder."""
-    if trained.run.stage == "external":
+    if trained.external:
         return Path(name if name.startswith(model_name(run)) else f"{model_name(run)}-{name}")
     checkpoint = checkpoint_at(run)
     return (checkpoint.folder.parent.parent if checkpoint else run) / name

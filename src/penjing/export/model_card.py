@@ -32,9 +32,8 @@ def _read_json_if_present(path: Path) -> dict[str, Any]:
 def model_card(trained: LoadedModel, run_path: Path) -> str:
     """README.md of an export, in the format of the hub. Unknown values are left out."""
     run, config = trained.run, trained.run.model
-    external = run.stage == "external"
-    folder = RunDir(Path(run.out) if external else stage_folder(run_path))
-    title = folder.path.resolve().name if external else f"{folder.path.parent.name}-{folder.path.name}"
+    folder = RunDir(Path(run.out) if trained.external else stage_folder(run_path))
+    title = folder.path.resolve().name if trained.external else f"{folder.path.parent.name}-{folder.path.name}"
     outcome, plan = _read_json_if_present(folder.outcome), _read_json_if_present(folder.plan)
     if outcome and outcome["weights_sha256"] != sha256_file(trained.checkpoint.folder / WEIGHTS):
         outcome = {}  # it belongs to a later checkpoint
@@ -48,13 +47,13 @@ def model_card(trained: LoadedModel, run_path: Path) -> str:
         f"# {title}",
         "",
         f"A {units.count(parameters(config).total)}-parameter {config.architecture} model, "
-        f"{'converted' if external else 'made'} with penjing {__version__}.",
+        f"{'converted' if trained.external else 'made'} with penjing {__version__}.",
         "",
         "| | |",
         "|---|---|",
         *(
             []
-            if external
+            if trained.external
             else [
                 f"| stage | {run.stage} |",
                 f"| step | {trained.checkpoint.step} |",

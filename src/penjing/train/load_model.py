@@ -43,6 +43,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     run: Run  # of an external model: its shape and path, and defaults
     checkpoint: Checkpoint  # of an external model: its folder, step 0
+    external: bool = False
 
     @property
     def answers(self) -> bool:
@@ -199,7 +200,7 @@ def _load_external(external: ExternalModel, tokenizer_folder: Path | None) -> Lo
     kind: Literal["chats", "documents"] = "chats" if tokenizer.template else "documents"
     data = DataSettings(format=kind, seq_len=min(EXTERNAL_TOKENS, model.config.max_position_embeddings))
     run = Run(stage="external", out=str(external.path), model=external.config, data=data)
-    return LoadedModel(model.eval(), tokenizer, run, Checkpoint(external.path, 0, ()))
+    return LoadedModel(model.eval(), tokenizer, run, Checkpoint(external.path, 0, ()), external=True)
 
 
 def start_shape(start: str, hints: Mapping[str, Any] | None = None) -> ModelConfig:
