@@ -198,7 +198,7 @@ def test_the_card_states_what_is_known_and_no_more(tmp_path, tokenizer):
     checkpoint.folder.mkdir(parents=True)
     (checkpoint.folder / "model.safetensors").write_bytes(b"weights")
     (folder / "run.toml").write_text("")
-    trained = SimpleNamespace(run=run, checkpoint=checkpoint, tokenizer=tokenizer)
+    trained = SimpleNamespace(run=run, checkpoint=checkpoint, tokenizer=tokenizer, external=False)
     text = model_card(trained, folder)
     assert text.startswith("---\nlibrary_name: transformers\n")
     assert "# kite-pretrain" in text
