@@ -10,7 +10,8 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/set_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <torch/extension.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/library.h>
 
 namespace {
 constexpr auto TYPE = c10::DeviceType::PrivateUse1;
@@ -107,6 +108,4 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-    at::RegisterPrivateUse1HooksInterface(&hooks);
-}
+const bool REGISTERED = (at::RegisterPrivateUse1HooksInterface(&hooks), true);
