@@ -89,10 +89,10 @@ def plain_weights(model: Any, seed: int) -> None:
 
 def train_once(settings: dict[str, Any], folder: Path, *, plain: bool) -> float:
     """Bits per byte of the held-out text after one training."""
-    from penjing.commands.train import resolve_run
     from penjing.parallel.base import make_strategy
     from penjing.train.build import prepare_run
     from penjing.train.loop import train
+    from penjing.workflows.train import resolve_run
 
     run = resolve_run("pretrain", {**settings, "out": str(folder)})
     made = prepare_run(run, make_strategy("cpu"))

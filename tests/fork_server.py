@@ -24,7 +24,7 @@ import torch._dynamo  # the first optimizer of a process imports it, which takes
 CALLS = ("open", "write", "fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
 IMPORTED = (  # each child would import them anew
     "penjing.cli",
-    "penjing.commands.train",
+    "penjing.workflows.train",
     "penjing.rl.stage",
     "penjing.train.stages.distill",
     "penjing.train.stages.preference",
@@ -60,8 +60,8 @@ def training(job):
 
     from penjing.base.config import parse_overrides
     from penjing.base.errors import UserError
-    from penjing.commands.train import execute, resolve_run
     from penjing.train.signals import Stopped
+    from penjing.workflows.train import execute, resolve_run
 
     said = io.StringIO()
     code = 0

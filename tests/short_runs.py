@@ -7,7 +7,7 @@ import safetensors.torch
 from rich.console import Console
 
 from penjing.base.config import parse_overrides
-from penjing.commands.train import execute, resolve_run
+from penjing.workflows.train import execute, resolve_run
 
 
 def train(recipe, *words):

@@ -23,8 +23,8 @@ from penjing.base.errors import UserError
 from penjing.base.files import write_json
 from penjing.base.registry import look_up
 from penjing.commands.arguments import console, say
-from penjing.commands.train import resolve_run
 from penjing.train.config import Run
+from penjing.workflows.train import resolve_run
 
 
 def run_comparison(

@@ -11,8 +11,8 @@ from compare.verdict import ratios, verdict
 from user_errors import raises_user_error
 
 from penjing.base.seeds import derive
-from penjing.commands.train import execute, resolve_run
 from penjing.loader.group_sampler import EpochOrder, group_source
+from penjing.workflows.train import execute, resolve_run
 
 MEBIBYTE = 2**20
 

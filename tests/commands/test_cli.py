@@ -10,7 +10,7 @@ import pytest
 from typer.main import get_command
 
 from penjing.cli import app, main
-from penjing.commands.check_machine import optional_packages
+from penjing.workflows.check_machine import optional_packages
 
 
 def commands(command, path=()):
@@ -98,7 +98,7 @@ def test_cuda_absent(mistake, toy):
 
 
 def test_epochs_take_the_place_of_a_recipes_steps():
-    from penjing.commands.train import resolve_run
+    from penjing.workflows.train import resolve_run
 
     assert resolve_run("tiny", {"epochs": 2}).max_steps == 0
     assert resolve_run("tiny", {"max_steps": 7}).max_steps == 7

@@ -12,16 +12,16 @@ from rich.console import Console
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.commands import generate
 from penjing.commands.chat import chat as talk
-from penjing.commands.evaluate import evaluate
-from penjing.commands.generate import AnswerOptions, generate_file, split_turns
-from penjing.commands.train import execute, resolve_run
 from penjing.data.formats import Chat, Message, NoBadRecords, read_chats
 from penjing.data.tokenizer.tokenizer import VISIBLE_TOKENS, Tokenizer
 from penjing.infer.conversation import GenerationOptions
 from penjing.kernels.cpu import library
 from penjing.model.transformer import Transformer
+from penjing.workflows import generate
+from penjing.workflows.evaluate import evaluate
+from penjing.workflows.generate import AnswerOptions, generate_file, split_turns
+from penjing.workflows.train import execute, resolve_run
 
 DRAWN = AnswerOptions(temperature=1.0, max_tokens=12, cut="keep", seed=4)
 

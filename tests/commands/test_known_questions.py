@@ -13,13 +13,13 @@ from rich.console import Console
 from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
-from penjing.commands import quickstart
-from penjing.commands.train import execute, resolve_run
 from penjing.eval import questions as asking
 from penjing.eval.regression_questions import RegressionQuestions, print_changes
 from penjing.parallel.single import Single
 from penjing.train.from_pretrained import questions_of_start
 from penjing.train.run_dir import RunDir
+from penjing.workflows import quickstart
+from penjing.workflows.train import execute, resolve_run
 
 SMALL = {"who": 4, "tool": 6}
 

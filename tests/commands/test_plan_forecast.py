@@ -7,9 +7,9 @@ from rich.console import Console
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.commands import plan_forecast as scaling
-from penjing.commands.plan_forecast import LADDER, LOSS, _ladder, _train, forecast_loss
-from penjing.commands.train import resolve_run
+from penjing.workflows import forecast as scaling
+from penjing.workflows.forecast import LADDER, LOSS, _ladder, _train, forecast_loss
+from penjing.workflows.train import resolve_run
 
 
 def run_of(recipe, *words):

@@ -12,10 +12,10 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
-from penjing.commands import quickstart as module
-from penjing.commands.quickstart import QuickstartOptions, quickstart
-from penjing.commands.train import resolve_run
 from penjing.train.stages.run_data import build_if_stale
+from penjing.workflows import quickstart as module
+from penjing.workflows.quickstart import QuickstartOptions, quickstart
+from penjing.workflows.train import resolve_run
 
 TURNS = [{"from": "human", "value": "a?"}, {"from": "gpt", "value": "b."}]
 ANSWERED, WAITING = {"conversations": TURNS}, {"conversations": [*TURNS, {"from": "human", "value": "c?"}]}

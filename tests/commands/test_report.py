@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from penjing.base import config
-from penjing.commands.report import recipe_defaults, write_page
-from penjing.commands.train import resolve_run
 from penjing.report.load_run import read_record
+from penjing.workflows.report import recipe_defaults, write_page
+from penjing.workflows.train import resolve_run
 
 
 def settled(folder: Path, recipe: str, **changed: object) -> Path:

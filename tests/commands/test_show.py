@@ -9,10 +9,10 @@ import torch
 from rich.console import Console
 from user_errors import raises_user_error
 
-from penjing.commands.check_machine import check_machine
-from penjing.commands.corpus_report import corpus_report, print_tokens
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.kernels.ops import backends
+from penjing.workflows.check_machine import check_machine
+from penjing.workflows.corpus_report import corpus_report, print_tokens
 
 
 def report(*paths):

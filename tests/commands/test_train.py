@@ -9,12 +9,12 @@ from rich.console import Console
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.commands import train as execute
-from penjing.commands.plan_print import print_plan
-from penjing.commands.train import resolve_run, write_samples
 from penjing.infer.requests import NotFiniteError
 from penjing.parallel.single import Single
+from penjing.planner.page import print_plan
 from penjing.train.run_dir import RunDir
+from penjing.workflows import train as execute
+from penjing.workflows.train import resolve_run, write_samples
 
 NASTY = "so [/quote] and [/] and [red]he[/red] said :heart:"
 TOKENIZER = SimpleNamespace(begin=0, stop={1}, encode=lambda text: [2], decode=lambda ids: NASTY)

@@ -11,15 +11,15 @@ import pytest
 from pages import script
 
 from penjing.base import config
-from penjing.commands.plan_counts import step_estimate
-from penjing.commands.plan_run import target_of
-from penjing.commands.train import resolve_run
 from penjing.model.config import ModelConfig
 from penjing.plan import compute_optimal as tokens
 from penjing.plan.device_model import MARGINS, machine_from_spec
 from penjing.plan.flops import parameters, training_flops_per_token
 from penjing.plan.gpu_specs import GPU_SPECS
 from penjing.plan.shape import shape_of
+from penjing.planner.counts import step_estimate
+from penjing.planner.inputs import target_of
+from penjing.workflows.train import resolve_run
 
 PAGE = Path(__file__).parents[2] / "docs/cost.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -13,8 +13,8 @@ from typer.main import get_command
 
 from penjing.base import config
 from penjing.cli import app
-from penjing.commands.train import resolve_run
 from penjing.recipes import RECIPES
+from penjing.workflows.train import resolve_run
 
 DOCS = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/methods").glob("*.md"))]
 LOG = ROOT / "docs/log.md"  # says what was so when it was written
@@ -111,7 +111,7 @@ def test_a_matmul_is_called_so(page: Path) -> None:
 
 
 def test_the_design_shows_each_package_on_its_floor() -> None:
-    rows = re.findall(r"^\| (\d) \| ([^|]+) \|", text_of(ROOT / "docs/design.md"), flags=re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \|", text_of(ROOT / "docs/design.md"), flags=re.MULTILINE)
     shown = {package: int(floor) for floor, packages in rows for package in re.findall(r"`(\w+)`", packages)}
     floors = literal("tests/floors/test_floors.py", "FLOORS")
     expected = {package: floor for floor, packages in floors.items() for package in packages.split()}

@@ -21,9 +21,12 @@ FLOORS = {
     5: "train",
     6: "eval export report rl serve",
     7: "recipes bench",  # benchmarks run what stands below
-    8: "commands",
-    9: "cli",
-    10: "__main__",  # the door: calls cli and nothing else
+    8: "planner",
+    9: "workflows",
+    10: "api",
+    11: "commands",
+    12: "cli",
+    13: "__main__",  # the door: calls cli and nothing else
 }
 FLOOR_OF = {package: floor for floor, packages in FLOORS.items() for package in packages.split()}
 # (module, imported package), each with its reason; better none

@@ -15,7 +15,6 @@ from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.commands.train import execute, resolve_run
 from penjing.kernels import fp8 as float8
 from penjing.kernels.fp8 import BACKWARD, FORWARD, fp8_warnings, linear_float8, quantize, require_float8
 from penjing.model.config import ModelConfig
@@ -26,6 +25,7 @@ from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.plan.memory import Target
 from penjing.train.memory_trace.trace import predict_memory
+from penjing.workflows.train import execute, resolve_run
 
 SHAPE = ModelConfig(**sizes(64, 64, 2, 4, 2, 16, 160))
 BFLOAT16_ROUNDING = 2**-8  # what rounding to bfloat16 changes at most, as a share of the number: half of the 8th bit

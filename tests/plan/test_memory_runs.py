@@ -11,7 +11,6 @@ from user_errors import raises_user_error
 
 from penjing import devices
 from penjing.base.config import Layer
-from penjing.commands.train import resolve_run
 from penjing.loader.batch import Batch
 from penjing.loader.batch_source import Source
 from penjing.model.linear import set_compute_dtype
@@ -24,6 +23,7 @@ from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.trace import TraceShape, predict_memory, trace_run
 from penjing.train.precision import Precision
 from penjing.train.throughput import Meter
+from penjing.workflows.train import resolve_run
 
 MIB = 1 << 20
 TINY: Layer = {"model": {"preset": "tiny"}, "data": {"seq_len": 64}, "batch": {"size": 4}}

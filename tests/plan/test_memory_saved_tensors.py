@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from penjing.base.config import Layer
-from penjing.commands.train import resolve_run
 from penjing.model.transformer import Transformer
 from penjing.plan.memory import MemoryPlan, Target
 from penjing.train.config import Run
 from penjing.train.memory_trace.trace import predict_memory
+from penjing.workflows.train import resolve_run
 
 CARD = Target(name="RTX 3090", capability=(8, 6), memory_bytes=24 << 30)
 ONE_BILLION: Layer = {

@@ -6,8 +6,11 @@ import pytest
 from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
-from penjing.commands import plan_advice
-from penjing.commands.plan_run import (
+from penjing.plan.device_model import machine_from_spec
+from penjing.plan.gpu_specs import find_gpu_spec
+from penjing.plan.step_time import step_time
+from penjing.planner import advice as plan_advice
+from penjing.planner.inputs import (
     PlanOptions,
     accepted,
     checkpoint_bytes,
@@ -15,11 +18,8 @@ from penjing.commands.plan_run import (
     parts_of,
     workload_of,
 )
-from penjing.commands.train import resolve_run
-from penjing.plan.device_model import machine_from_spec
-from penjing.plan.gpu_specs import find_gpu_spec
-from penjing.plan.step_time import step_time
 from penjing.train import compile_policy as compiling
+from penjing.workflows.train import resolve_run
 
 H100 = machine_from_spec(find_gpu_spec("H100"))
 

@@ -18,16 +18,6 @@ from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.bench import sweep as sweeping
 from penjing.bench.sweep import Grid, SweepPoint
-from penjing.commands import plan as planning
-from penjing.commands import plan_counts, plan_run
-from penjing.commands import plan_history as verify
-from penjing.commands import plan_subcommands as plan_tools
-from penjing.commands import sweep as tables
-from penjing.commands.plan import make_report, read_external
-from penjing.commands.plan_forecast import family
-from penjing.commands.plan_print import print_page, verdict_of
-from penjing.commands.plan_run import PlanOptions
-from penjing.commands.train import execute, resolve_run
 from penjing.devices.choose import local_device
 from penjing.devices.cpu import Cpu
 from penjing.kernels.triton import ops as gpu
@@ -39,11 +29,22 @@ from penjing.plan.gpu_specs import find_gpu_spec
 from penjing.plan.memory import Target, is_tight, safe_bytes
 from penjing.plan.memory.fake_device_mode import FakeDeviceMode
 from penjing.plan.step_time import step_time
+from penjing.planner import counts as plan_counts
+from penjing.planner import history as verify
+from penjing.planner import inputs as plan_run
+from penjing.planner import report as planning
+from penjing.planner import search as plan_tools
+from penjing.planner.inputs import PlanOptions
+from penjing.planner.page import print_page, verdict_of
+from penjing.planner.report import make_report, read_external
 from penjing.train import build_model, step_timing
 from penjing.train.build import prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.memory_trace import trace
 from penjing.train.step_timing import extrapolate_growth
+from penjing.workflows import sweep as tables
+from penjing.workflows.forecast import family
+from penjing.workflows.train import execute, resolve_run
 
 TINY = ["model=tiny", "data.seq_len=64", "batch.size=8", "compute.compile=off"]
 
@@ -608,7 +609,7 @@ def test_a_run_keeps_its_plan_and_its_score(small_run, tmp_path):
 
 
 def test_a_run_that_breaks_is_scored_too(small_run, tmp_path, monkeypatch):
-    from penjing.commands import train as module
+    from penjing.workflows import train as module
 
     def broken(parts, progress):
         progress.step = 3

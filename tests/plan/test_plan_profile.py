@@ -11,10 +11,10 @@ from rich.console import Console
 
 from penjing import devices
 from penjing.base import config
-from penjing.commands.profile import matmul_shapes, print_profile
-from penjing.commands.train import resolve_run
 from penjing.plan import microbenchmarks as measure
 from penjing.plan.profile import Profile, ProfileKey, find_profile, profile_of_gpu, save_profile
+from penjing.planner.profile import matmul_shapes, print_profile
+from penjing.workflows.train import resolve_run
 
 CPU = torch.device("cpu")
 KEY = ProfileKey(

@@ -3,8 +3,8 @@
 import pytest
 
 from penjing.base.config import parse_overrides
-from penjing.commands.train import resolve_run
 from penjing.train.from_pretrained import LARGEST_RATE
+from penjing.workflows.train import resolve_run
 
 
 def rate(recipe, *words, file=None):

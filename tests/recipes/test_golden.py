@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penjing.base import config
-from penjing.commands.train import resolve_run
 from penjing.recipes import RECIPES
 from penjing.train.config import Run
+from penjing.workflows.train import resolve_run
 
 GOLDEN = Path(__file__).parent / "golden"
 

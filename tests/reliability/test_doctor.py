@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from penjing.base.errors import UserError
 from penjing.checkpoint.manifest import folder_name, steps
 from penjing.cli import app
-from penjing.commands.check_run import check_runs, examine
+from penjing.workflows.check_run import check_runs, examine
 
 
 @pytest.fixture(scope="module")

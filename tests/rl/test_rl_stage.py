@@ -21,7 +21,6 @@ from user_errors import raises_user_error
 from penjing.agent_tools.box import Result
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.commands.train import execute, resolve_run
 from penjing.data.chat.turn_parser import ParsedTurn, ToolCall
 from penjing.data.formats import Message
 from penjing.infer.requests import InjectedTokens
@@ -37,6 +36,7 @@ from penjing.rl.rollout_buffer import RolloutBuffer, collate, concat, select, sp
 from penjing.rl.rollout_source import RolloutSampler, RolloutSource
 from penjing.rl.stage import PolicyStage
 from penjing.train.stages.reference import answer_log_probs
+from penjing.workflows.train import execute, resolve_run
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,6 @@ from small_models import small_model
 
 from penjing.base.files import write_json
 from penjing.checkpoint.tensors import write_tensors
-from penjing.commands.serve_models import load_models
 from penjing.convert.hf_config import hf_config
 from penjing.convert.names import to_hf
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS
@@ -19,6 +18,7 @@ from penjing.serve import chat
 from penjing.serve.chat import _turn
 from penjing.serve.generation import Target
 from penjing.serve.schema import ChatRequest
+from penjing.workflows.serve_models import load_models
 
 TEXTS = ["so it is, and so it was: 北京和上海 have 12 kites", '{"name": "kite", "arguments": {}}'] * 9
 # In the manner of Llama's and Mistral's; what users say can make it refuse, loop and swell.

@@ -7,8 +7,6 @@ import pytest
 from penjing.agent_tools.base import ToolSettings
 from penjing.agent_tools.box import Toolbox
 from penjing.base.errors import UserError
-from penjing.commands.serve import check_tools, is_loopback
-from penjing.commands.serve_models import examples_of, load_models
 from penjing.convert.peft import write_peft
 from penjing.model.lora import Lora, add_adapter, remove_adapters
 from penjing.serve.chat import _turn
@@ -16,6 +14,8 @@ from penjing.serve.generation import Target
 from penjing.serve.schema import ChatRequest
 from penjing.train.config import DataSettings, Run, SampleSettings
 from penjing.train.load_model import load_trained
+from penjing.workflows.serve import check_tools, is_loopback
+from penjing.workflows.serve_models import examples_of, load_models
 
 ASK = {"messages": [{"role": "user", "content": "so"}], "max_tokens": 6, "temperature": 0, "logprobs": True}
 

@@ -12,10 +12,10 @@ from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
-from penjing.commands.train import resolve_run
 from penjing.parallel.single import Single
 from penjing.train.load_model import load_trained
 from penjing.train.stages.base import make_stage
+from penjing.workflows.train import resolve_run
 
 STUDENT = [
     "model=tiny",

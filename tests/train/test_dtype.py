@@ -11,11 +11,11 @@ from rich.console import Console
 from penjing import devices
 from penjing.base.config import parse_overrides, read_toml
 from penjing.base.errors import UserError
-from penjing.commands.train import execute, resolve_run
 from penjing.devices import fast_bfloat16
 from penjing.devices.cpu import Cpu
 from penjing.train.config import ComputeSettings
 from penjing.train.precision import Precision
+from penjing.workflows.train import execute, resolve_run
 
 QUIET = Console(quiet=True)
 CPU = torch.device("cpu")

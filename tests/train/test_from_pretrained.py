@@ -19,8 +19,6 @@ from penjing.base.files import read_json, write_json
 from penjing.checkpoint.tensors import write_tensors
 from penjing.cli import app
 from penjing.commands.chat import chat
-from penjing.commands.evaluate import evaluate
-from penjing.commands.train import execute, resolve_run
 from penjing.convert.hf_config import hf_config
 from penjing.convert.names import to_hf
 from penjing.data.chat.chatml_template import CHAT_TEMPLATE
@@ -33,6 +31,8 @@ from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 from penjing.train.average import average_models
 from penjing.train.load_model import load_start, load_trained
+from penjing.workflows.evaluate import evaluate
+from penjing.workflows.train import execute, resolve_run
 
 QUIET = Console(quiet=True)
 SHAPE = {

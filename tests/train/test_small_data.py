@@ -11,12 +11,12 @@ from user_errors import raises_user_error
 
 from penjing.base import config
 from penjing.base.config import parse_overrides
-from penjing.commands.plan import PlanOptions, make_report
-from penjing.commands.train import execute, plan_only, resolve_run
+from penjing.planner.report import PlanOptions, make_report
 from penjing.train import build_context
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained
 from penjing.train.small_data import data_warnings, fit_batch, fit_rows, start_warnings, step_rows
+from penjing.workflows.train import execute, plan_only, resolve_run
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ import penjing.objective
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.commands.inspection import show
-from penjing.commands.plan import make_report
-from penjing.commands.plan_run import PlanOptions
-from penjing.commands.train import execute, plan_only, resolve_run
 from penjing.plan.memory import Target
+from penjing.planner.inputs import PlanOptions
+from penjing.planner.report import make_report
 from penjing.train import stages
 from penjing.train.memory_trace.trace import predict_memory
+from penjing.workflows.train import execute, plan_only, resolve_run
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 CARD = Target(name="A100", capability=(8, 0), memory_bytes=40 << 30)

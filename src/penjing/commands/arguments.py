@@ -50,8 +50,8 @@ def say(text: str) -> None:
 
 def resolved(recipe: str, settings: list[str] | None) -> Run:
     """The run of a recipe or a TOML file, overridden by settings of the command line."""
-    from penjing.commands.train import resolve_run
     from penjing.recipes import RECIPES
+    from penjing.workflows.train import resolve_run
 
     overrides = config.parse_overrides(settings or [])
     if recipe.endswith(".toml") or Path(recipe).is_file():

@@ -30,7 +30,7 @@ def bench_matmul(
 
     penjing bench matmul --seconds 20
     """
-    from penjing.commands.sweep import run_matmul
+    from penjing.workflows.sweep import run_matmul
 
     run_matmul(_numbers(sizes, "--sizes"), config.convert(tuple[str, ...], dtypes, "--dtypes"), seconds, out, console)
 
@@ -57,7 +57,7 @@ def bench_sweep(
     penjing bench sweep pretrain model=tiny --rows 2,4,8 --accumulation 1,2 --lengths 128,256 --out sweep
     """
     from penjing.bench.sweep import Grid
-    from penjing.commands.sweep import run_sweep
+    from penjing.workflows.sweep import run_sweep
 
     grid = Grid(
         micro_size=_numbers(rows, "--rows"),

@@ -107,7 +107,7 @@ def data_report(
 
     penjing data report corpus.jsonl
     """
-    from penjing.commands.corpus_report import corpus_report
+    from penjing.workflows.corpus_report import corpus_report
 
     corpus_report(files, console)
 
@@ -150,6 +150,6 @@ def tokenizer_show(
 
     penjing tokenizer show runs/quickstart "Mia has 3 apples."
     """
-    from penjing.commands.corpus_report import print_tokens
+    from penjing.workflows.corpus_report import print_tokens
 
     print_tokens(path, text, console)

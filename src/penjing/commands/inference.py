@@ -112,7 +112,7 @@ def generate(
 
     penjing generate runs/large --prompts prompts.jsonl --out answers.jsonl --answers 4 --temperature 0.8 --seed 1
     """
-    from penjing.commands.generate import AnswerOptions, generate_file
+    from penjing.workflows.generate import AnswerOptions, generate_file
 
     options = AnswerOptions(
         answers=answers,
@@ -154,6 +154,6 @@ def evaluate(
 
     penjing eval runs/quickstart --text my.txt
     """
-    from penjing.commands import evaluate
+    from penjing.workflows import evaluate
 
     evaluate.evaluate(run, questions, text, console, thinking=think, max_tokens=max_tokens, device=device, dtype=dtype)

@@ -102,9 +102,9 @@ def doctor(
     penjing doctor runs/quickstart
     """
     if run is not None:
-        from penjing.commands.check_run import check_runs
+        from penjing.workflows.check_run import check_runs
 
         raise typer.Exit(0 if check_runs(run, console) else 1)
-    from penjing.commands.check_machine import check_machine
+    from penjing.workflows.check_machine import check_machine
 
     check_machine(console)

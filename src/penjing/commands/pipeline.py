@@ -34,7 +34,7 @@ def quickstart(
 
     penjing quickstart --data sanguo max_steps=1000
     """
-    from penjing.commands import quickstart as stages
+    from penjing.workflows import quickstart as stages
 
     options = stages.QuickstartOptions(data=data, out=out, fresh=fresh, short=short, settings=tuple(settings or ()))
     stages.quickstart(options, console)
@@ -69,8 +69,8 @@ def train(
 
     penjing train runs/six/run.toml out=runs/again
     """
-    from penjing.commands.train import execute
     from penjing.eval.regression_questions import print_changes
+    from penjing.workflows.train import execute
 
     run = resolved(recipe, settings)
     outcome = execute(run, console, allow_change or ())

@@ -68,9 +68,9 @@ def plan_run(
 
     penjing plan downloads/SmolLM2-135M/config.json --gpu A100 --gpus 2 --unique 1.2B
     """
-    from penjing.commands.plan import make_report
-    from penjing.commands.plan_print import print_page
-    from penjing.commands.plan_run import PlanOptions
+    from penjing.planner.inputs import PlanOptions
+    from penjing.planner.page import print_page
+    from penjing.planner.report import make_report
 
     options = PlanOptions(gpu=gpu, gpus=gpus, engine=engine, budget=budget, tokens=tokens, unique=unique, price=price)
     run, external = _planned(recipe, settings)
@@ -99,9 +99,9 @@ def plan_run(
 
 def _plan_measured(run: Run, options: Any, as_json: bool) -> None:
     """The plan with steps timed on this machine."""
-    from penjing.commands.plan import over_budget
-    from penjing.commands.train import plan_only
     from penjing.plan import cost
+    from penjing.planner.report import over_budget
+    from penjing.workflows.train import plan_only
 
     estimate = plan_only(run, Console(quiet=True) if as_json else console)
     seconds = estimate.predicted_seconds
@@ -120,7 +120,7 @@ def _plan_measured(run: Run, options: Any, as_json: bool) -> None:
 
 def _planned(recipe: str, settings: list[str] | None) -> tuple[Run, Shape | None]:
     """The run of a recipe or of a Hugging Face model, and the shape of a model that penjing cannot train."""
-    from penjing.commands.plan import is_external, read_external
+    from penjing.planner.report import is_external, read_external
 
     if is_external(recipe):
         return read_external(Path(recipe), config.parse_overrides(settings or []))
@@ -150,8 +150,8 @@ def plan_memory(
 
     penjing plan memory pretrain model=104m --gpu "RTX 3090" --waterfall
     """
-    from penjing.commands.plan_run import PlanOptions
-    from penjing.commands.plan_subcommands import print_memory
+    from penjing.planner.inputs import PlanOptions
+    from penjing.planner.search import print_memory
 
     options = PlanOptions(gpu=gpu, gpus=gpus, engine=engine)
     if print_memory(_traceable(recipe, settings), options, console, waterfall=waterfall) is False:
@@ -175,8 +175,8 @@ def plan_search(
 
     penjing plan search pretrain model=104m --gpu "RTX 3090" --fit 24GB
     """
-    from penjing.commands.plan_run import PlanOptions
-    from penjing.commands.plan_subcommands import search
+    from penjing.planner.inputs import PlanOptions
+    from penjing.planner.search import search
 
     rows = config.convert(tuple[int, ...], lengths, "--lengths")
     options = PlanOptions(gpu=gpu, gpus=gpus, engine=engine)
@@ -198,7 +198,7 @@ def plan_tokens(
 
     penjing plan tokens --params 64M --unique 1.2B --hours 2 --gpu "RTX 3090"
     """
-    from penjing.commands.plan_counts import print_tokens
+    from penjing.planner.counts import print_tokens
 
     print_tokens(params, unique, hours, gpu, gpus, console)
 
@@ -216,7 +216,7 @@ def plan_estimate(
 
     penjing plan estimate --params 26M --tokens 10B --tflops 75
     """
-    from penjing.commands.plan_counts import print_estimate
+    from penjing.planner.counts import print_estimate
 
     print_estimate(params, tokens, tflops, gpu, console)
 
@@ -233,7 +233,7 @@ def plan_forecast(
 
     penjing plan forecast pretrain model=tiny data.train=corpus.jsonl max_steps=5000 --budget 20min
     """
-    from penjing.commands.plan_forecast import forecast_loss
+    from penjing.workflows.forecast import forecast_loss
 
     forecast_loss(resolved(recipe, settings), budget, console)
 
@@ -248,7 +248,7 @@ def plan_verify(
 
     penjing plan verify runs/quickstart
     """
-    from penjing.commands.plan_history import verify
+    from penjing.planner.history import verify
 
     verify(run, console)
 
@@ -261,7 +261,7 @@ def plan_history(last: Annotated[int, typer.Option(help="Runs to show.", min=1)]
 
     penjing plan history --last 5
     """
-    from penjing.commands.plan_history import print_history
+    from penjing.planner.history import print_history
 
     print_history(console, last)
 
@@ -280,6 +280,6 @@ def plan_profile(
 
     penjing plan profile pretrain model=64m --seconds 20
     """
-    from penjing.commands.profile import profile
+    from penjing.planner.profile import profile
 
     profile(resolved(recipe, settings) if recipe else None, seconds, console)

@@ -1,4 +1,4 @@
-"""penjing serve: the verb. Imports no torch; commands/serve.py does the work."""
+"""penjing serve: the verb. Imports no torch; workflows/serve.py does the work."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def serve(
 
     curl http://127.0.0.1:8000/v1/completions --json '{"model": "quickstart", "prompt": "Tom"}'
     """
-    from penjing.commands.serve import ServeOptions, start
+    from penjing.workflows.serve import ServeOptions, start
 
     if api_key and KEY in os.environ and api_key != os.environ[KEY]:
         raise UserError("is not what --api-key says", where=KEY)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penjing.commands.plan_run import PlanOptions
 from penjing.plan.memory import MemoryPlan, Target
+from penjing.planner.inputs import PlanOptions
 from penjing.train.config import Run
 from penjing.train.memory_trace.fit import TracedPasses
 

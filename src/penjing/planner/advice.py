@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from penjing.base import formatting as units
-from penjing.commands.plan_fit import Fitted
-from penjing.commands.plan_run import TokenBudget, accepted, generation_seconds, lengths_of
 from penjing.optim.muon import Muon
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
@@ -19,6 +17,8 @@ from penjing.plan.memory import safe_bytes
 from penjing.plan.shape import Shape
 from penjing.plan.step_time import step_time
 from penjing.plan.step_workload import Workload
+from penjing.planner.fit import Fitted
+from penjing.planner.inputs import TokenBudget, accepted, generation_seconds, lengths_of
 from penjing.train.batch_geometry import micro_sizes
 from penjing.train.compile_policy import choose
 from penjing.train.config import Run

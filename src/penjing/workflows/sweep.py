@@ -20,10 +20,10 @@ from penjing.base.markup import escape_markup, print_table
 from penjing.bench.record import environment
 from penjing.bench.sweep import Grid, Measured, sweep
 from penjing.bench.table import ResultTable
-from penjing.commands.plan_run import PlanOptions, find_machine, planned_device
-from penjing.commands.profile import MATMUL_HEADINGS, matmul_cells
 from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.microbenchmarks import SIZES, dtypes_of, squares
+from penjing.planner.inputs import PlanOptions, find_machine, planned_device
+from penjing.planner.profile import MATMUL_HEADINGS, matmul_cells
 from penjing.report.charts import Axis, Series, line_chart, standalone
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads

@@ -10,7 +10,6 @@ from rich.text import Text
 from penjing import devices
 from penjing.base import formatting as units
 from penjing.base.markup import escape_markup, print_table
-from penjing.commands.plan import PlanReport
 from penjing.devices import host
 from penjing.parallel.base import Strategy
 from penjing.plan import cost
@@ -18,6 +17,7 @@ from penjing.plan.device_model import LEVELS
 from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.memory.device_target import MEMORY_MARGIN
 from penjing.plan.run_estimate import RunEstimate
+from penjing.planner.report import PlanReport
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build import PreparedRun
 from penjing.train.precision import SLOW_FLOAT16

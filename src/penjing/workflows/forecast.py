@@ -16,8 +16,6 @@ from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
 from penjing.base.markup import escape_markup, print_table, silent_console
-from penjing.commands.plan_run import PlanOptions, find_machine
-from penjing.commands.train import execute
 from penjing.model.config import ModelConfig
 from penjing.plan import cost
 from penjing.plan.device_model import Machine
@@ -26,10 +24,12 @@ from penjing.plan.scaling_law_fit import Forecast, LossPoint, forecast
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
 from penjing.plan.step_workload import Workload
+from penjing.planner.inputs import PlanOptions, find_machine
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.run_dir import RunDir
 from penjing.train.step_probe import FORECAST
+from penjing.workflows.train import execute
 
 LOSS = "val_loss"
 LADDER = "ladder.json"  # in the folder of the proxy runs: the options, and the runs chosen for them

@@ -12,20 +12,6 @@ from penjing.base import config
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
-from penjing.commands.plan_advice import advice, alternatives
-from penjing.commands.plan_fit import Fitted, fit
-from penjing.commands.plan_run import (
-    PlanOptions,
-    TokenBudget,
-    amount_of,
-    checkpoint_bytes,
-    find_machine,
-    lengths_of,
-    parts_of,
-    pass_rows,
-    trainable_part,
-    workload_of,
-)
 from penjing.convert.shape import config_from_hf
 from penjing.devices import host
 from penjing.plan import compute_optimal as tokens
@@ -37,6 +23,20 @@ from penjing.plan.memory import is_tight
 from penjing.plan.shape import Shape, shape_from_hf, shape_of
 from penjing.plan.step_time import StepTime, interval, optimizer_ranks, step_time
 from penjing.plan.step_workload import Workload, rough_memory_bytes
+from penjing.planner.advice import advice, alternatives
+from penjing.planner.fit import Fitted, fit
+from penjing.planner.inputs import (
+    PlanOptions,
+    TokenBudget,
+    amount_of,
+    checkpoint_bytes,
+    find_machine,
+    lengths_of,
+    parts_of,
+    pass_rows,
+    trainable_part,
+    workload_of,
+)
 from penjing.recipes.pretrain import pretrain
 from penjing.train.config import Run
 from penjing.train.small_data import data_warnings, fit_batch, fit_rows

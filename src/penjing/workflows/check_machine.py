@@ -13,13 +13,13 @@ from rich.text import Text
 from penjing import __version__, devices
 from penjing.base import formatting as units
 from penjing.base.markup import print_table
-from penjing.commands.profile import matmul_cells
 from penjing.devices import host
 from penjing.devices.choose import local_device
 from penjing.kernels.ops import backends
 from penjing.plan import hardware
 from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.microbenchmarks import squares
+from penjing.planner.profile import matmul_cells
 from penjing.train.load_model import set_threads
 
 MATMUL_SECONDS = 1.0  # for larger and larger matmuls

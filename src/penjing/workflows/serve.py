@@ -53,10 +53,10 @@ def start(words: Sequence[str], options: ServeOptions, console: Console) -> None
         raise UserError(f"{error.name} is missing", next_step='Install it: pip install "penjing[serve]"') from None
     from penjing.agent_tools.base import ToolSettings
     from penjing.agent_tools.box import Toolbox
-    from penjing.commands.serve_models import load_models
     from penjing.serve.app import make_app
     from penjing.serve.connection import make_server
     from penjing.train.load_model import set_threads
+    from penjing.workflows.serve_models import load_models
 
     loopback_only = is_loopback(options.host)
     _check_key(options.key, options.host, loopback_only)

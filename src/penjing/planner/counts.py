@@ -85,7 +85,7 @@ def _print_tokens_in(hours: str, count: int, shape: Shape, gpu: str, gpus: int, 
 
 
 def _this_machine() -> tuple[Machine, list[str]]:
-    from penjing.commands.plan_run import PlanOptions, find_machine  # imports torch
+    from penjing.planner.inputs import PlanOptions, find_machine  # imports torch
     from penjing.train.config import Run
 
     machine, _, notes = find_machine(PlanOptions(), Run())

@@ -26,7 +26,6 @@ from penjing.base.lock import locked
 from penjing.base.markup import escape_markup, printable, silent_console
 from penjing.base.registry import look_up
 from penjing.checkpoint.manifest import folder_name, steps
-from penjing.commands.plan_print import print_plan
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -40,6 +39,7 @@ from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import launched_world, make_strategy
 from penjing.plan.run_estimate import RunEstimate
+from penjing.planner.page import print_plan
 from penjing.recipes import RECIPES, WITH_SIZE
 from penjing.track import TRACKERS
 from penjing.track.background import BackgroundTrackers

@@ -28,8 +28,6 @@ from penjing.base.config import convert, parse_overrides
 from penjing.base.errors import UserError
 from penjing.base.files import make_folder, read_json, sha256_file, sha256_text, write_json
 from penjing.base.lock import LOCK, is_locked, locked, owner
-from penjing.commands.report import write_page
-from penjing.commands.train import execute, resolve_run
 from penjing.data import dataset_stats as survey
 from penjing.data import formats as records
 from penjing.data import synthetic as toyworld
@@ -48,6 +46,8 @@ from penjing.report.terminal import print_summary
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained, set_threads
 from penjing.train.run_dir import RunDir
+from penjing.workflows.report import write_page
+from penjing.workflows.train import execute, resolve_run
 
 TOYWORLD = "toyworld"
 STORY_PROMPTS = ("One sunny day, Mia", "一天早上，小明")

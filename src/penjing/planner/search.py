@@ -12,14 +12,14 @@ from rich.text import Text
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.markup import escape_markup, print_table
-from penjing.commands.plan_print import verdict_of
-from penjing.commands.plan_run import PlanOptions, find_machine, lengths_of, workload_of
 from penjing.model.transformer import Recompute
 from penjing.plan import cost
 from penjing.plan.config_search import Candidate, fitting_candidates, pareto
 from penjing.plan.device_model import Machine
 from penjing.plan.memory.device_target import MEMORY_MARGIN, is_tight, safe_bytes
 from penjing.plan.step_time import step_time
+from penjing.planner.inputs import PlanOptions, find_machine, lengths_of, workload_of
+from penjing.planner.page import verdict_of
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 

@@ -10,13 +10,13 @@ from rich.console import Console
 from penjing.base import formatting as units
 from penjing.base.markup import print_table
 from penjing.base.process_info import thread_seconds
-from penjing.commands.plan_run import busy_notes, planned_device
 from penjing.plan.gpu_specs import GpuSpec, match_gpu_spec
 from penjing.plan.microbenchmarks import measure, profile_key
 from penjing.plan.profile import Profile, find_profile, save_profile
 from penjing.plan.shape import shape_of
 from penjing.plan.step_workload import Workload
 from penjing.plan.time_interval import slowdown
+from penjing.planner.inputs import busy_notes, planned_device
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads

@@ -1,0 +1,1 @@
+"""What the commands do: train, answer a file, sweep, serve, check, and the quickstart of all of it."""

@@ -1,0 +1,42 @@
+"""An HTML page about one run, or a comparison of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from penjing.base import config
+from penjing.base.errors import UserError
+from penjing.recipes import RECIPES
+from penjing.report.html import FILE_NAME, write_report
+from penjing.report.load_run import ReportData, ReportedRun, flatten, read_record
+from penjing.workflows.train import resolve_run
+
+SIZE_PRESET = "ladder-"  # prefix of presets of the ladder; its recipe takes the size after a colon
+
+
+def write_page(folders: Sequence[Path], out: Path | None = None) -> tuple[ReportData, Path]:
+    """Write the page; returns what was read and the page's path. Raises UserError for a folder that is no run."""
+    record = read_record(folders)
+    record = replace(record, runs=tuple(replace(run, defaults=recipe_defaults(run)) for run in record.runs))
+    folder = Path(folders[0]) if len(folders) == 1 else Path()
+    return record, write_report(record, out or folder / FILE_NAME)
+
+
+def recipe_defaults(run: ReportedRun) -> dict[str, str]:
+    """The default of every setting in the run's recipe; empty if the run names no known recipe.
+
+    With init_from, the model's shape comes from that model, so it counts as a default.
+    """
+
+    stage, preset = run.settings.get("stage", ""), run.settings.get("model.preset", "")
+    if stage not in RECIPES:
+        return {}
+    try:
+        recipe = f"{stage}:{preset.removeprefix(SIZE_PRESET)}" if stage == "ladder" else stage
+        defaults = flatten(config.to_dict(resolve_run(recipe)))
+    except UserError:
+        return {}
+    shape = {name: value for name, value in run.settings.items() if name.startswith("model.")}
+    return defaults | shape if run.settings.get("init_from") else defaults
