@@ -24,12 +24,11 @@ from dataclasses import replace
 from typing import Any
 
 from compare.run import write
-from compare.spread import spread, with_range
+from compare.table import ResultTable, spread, with_range
 from compare.trial_process import alternate
 from training_step import Case, prepare, shape, step_arguments, timed
 
 from penjing.bench.record import environment
-from penjing.bench.table import ResultTable
 from penjing.bench.timer import time_steps
 
 SHAPES: dict[str, Case] = {

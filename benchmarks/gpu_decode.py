@@ -21,7 +21,7 @@ from typing import Any
 from compare.decode import FROM_IDS, DecodeSizes, model_shape, write_model
 from compare.decode_measure import measure
 from compare.penjing_decode import PenjingEngine
-from compare.spread import spread, with_range
+from compare.table import ResultTable, spread, with_range
 from compare.trial_process import run_json
 from compare.trial_spec import DecodeSpec
 from training_step import arguments, settings_of
@@ -30,7 +30,6 @@ from penjing import devices
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
 from penjing.base.process_info import peak_resident_bytes
-from penjing.bench.table import ResultTable
 from penjing.infer.engine import Engine
 from penjing.infer.torch_forward import TorchForward
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penjing.bench.table import ResultTable
+from compare.table import ResultTable
+
 from penjing.report.charts import Axis, Series, line_chart, standalone
 from penjing.track.jsonl import read_lines
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from compare.table import ResultTable
 
 from penjing.base.files import read_json, write_json
-from penjing.bench.table import ResultTable
 from penjing.plan.prediction_history import compare
 
 ROOT = Path(__file__).parents[1]

@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from compare.table import ResultTable
+
 from penjing.base.files import write_json
-from penjing.bench.table import ResultTable
 
 
 def planned(case: dict[str, Any], gpu: str) -> dict[str, Any]:

@@ -24,13 +24,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from compare.spread import spread, with_range
+from compare.table import ResultTable, spread, with_range
 from compare.tuning import best_rate
 from training_step import arguments
 
 from penjing.base.files import write_json
 from penjing.bench.record import environment
-from penjing.bench.table import ResultTable
 
 SIZES = {
     "0.5M": {"hidden_size": 96, "num_hidden_layers": 3, "intermediate_size": 256, "head_dim": 96},

@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from compare.spread import spread
+from compare.table import spread
 from compare.trial_process import alternate
 
 from penjing.base.files import write_json

@@ -18,13 +18,12 @@ import sys
 from dataclasses import asdict, replace
 from typing import Any
 
-from compare.spread import spread, with_range
+from compare.table import ResultTable, spread, with_range
 from training_step import Case, prepare, settings_of, shape, step_arguments, timed
 
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
 from penjing.bench.record import environment
-from penjing.bench.table import ResultTable
 from penjing.bench.timer import time_steps
 
 

@@ -20,14 +20,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from compare.spread import spread, with_range
+from compare.table import ResultTable, spread, with_range
 from compare.trial_process import alternate
 from training_step import Case, prepare, settings_of, step_arguments, timed
 
 from penjing.base import config
 from penjing.base.files import write_json
 from penjing.bench.record import environment
-from penjing.bench.table import ResultTable
 from penjing.bench.timer import time_steps
 from penjing.model.config import ModelConfig
 

@@ -12,7 +12,7 @@ import torch
 
 from compare.comparison import OURS, Benchmark, BenchmarkRequest, Prepared, training_fields
 from compare.figures import complete_rounds
-from compare.spread import MEBIBYTE
+from compare.table import MEBIBYTE
 from compare.trial_spec import AlignmentSpec
 from penjing.base import config
 from penjing.base.config import Layer

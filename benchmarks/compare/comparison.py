@@ -12,14 +12,13 @@ from rich.console import Console
 
 from compare.figures import Trial, figures
 from compare.resume import merge_trials, with_medians
-from compare.spread import MEBIBYTE, Show, with_range
+from compare.table import MEBIBYTE, ResultTable, Show, with_range
 from compare.trial_process import alternate, run_trial
 from compare.trial_spec import PER_TRIAL, TrialSpec
 from compare.tuning import tune, tuned_spec
 from compare.verdict import ratios, verdict
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
-from penjing.bench.table import ResultTable
 from penjing.devices import host
 from penjing.optim.adamw import AdamW
 from penjing.train.config import Run

@@ -13,13 +13,12 @@ import torch
 
 from compare.comparison import Benchmark, BenchmarkRequest, Prepared
 from compare.figures import complete_rounds
-from compare.spread import MEBIBYTE, with_range
+from compare.table import MEBIBYTE, ResultTable, with_range
 from compare.trial_spec import DecodeSpec
 from compare.verdict import median_or_none, ratios
 from penjing import __version__
 from penjing.base import config
 from penjing.bench.record import environment
-from penjing.bench.table import ResultTable
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.devices import host
 from penjing.export import gguf, hf

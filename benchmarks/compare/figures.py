@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compare.spread import spread
+from compare.table import spread
 
 Trial = Mapping[str, Any]  # what a trial printed
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from compare.comparison import OURS, Benchmark, BenchmarkRequest, Prepared
 from compare.figures import complete_rounds
-from compare.spread import MEBIBYTE
+from compare.table import MEBIBYTE
 from compare.verdict import median_or_none, ratios
 
 Curve = Sequence[Mapping[str, float]]

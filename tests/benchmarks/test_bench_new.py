@@ -6,13 +6,12 @@ import sys
 import pytest
 from compare import BENCHMARKS
 from compare.run import run_comparison
-from compare.spread import spread, with_range
+from compare.table import ResultTable, spread, with_range
 from compare.trial_process import alternate, run_json
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.base.registry import look_up
-from penjing.bench.table import ResultTable
 
 TOY = """
 from compare.comparison import Benchmark, Prepared

@@ -16,10 +16,9 @@ from penjing import devices
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import write_json, write_text
-from penjing.base.markup import escape_markup, print_table
+from penjing.base.markup import escape_markup, markdown_table, print_table
 from penjing.bench.record import environment
 from penjing.bench.sweep import Grid, Measured, sweep
-from penjing.bench.table import ResultTable
 from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.microbenchmarks import SIZES, dtypes_of, squares
 from penjing.planner.inputs import PlanOptions, find_machine, planned_device
@@ -54,6 +53,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("fp32", "FP32 %", "{:.0%}".format),
     ("counters", "by", str),
 )
+HEADINGS = [heading for _, heading, _ in COLUMNS]
 EMPTY_PLOT = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="640" height="60"><text x="10" y="30">nothing fitted</text></svg>'
 )
@@ -89,7 +89,9 @@ def run_sweep(
         predict_bytes=predict_bytes,
         report=lambda row: console.print(f"  {_short(row)}", highlight=False),
     )
-    table(rows, f"{machine.name}, predicted at {machine.level}").print(console)
+    first, *others = HEADINGS
+    title = f"{machine.name}, predicted at {machine.level}"
+    print_table(console, [first, *(f"{heading}>" for heading in others)], map(cells, rows), title=title)
     for note in notes:
         console.print(escape_markup("note", note))
     if out is not None:
@@ -114,10 +116,6 @@ def cells(row: Measured) -> list[str]:
     return list(shown.values())
 
 
-def table(rows: Sequence[Measured], title: str = "") -> ResultTable:
-    return ResultTable([heading for _, heading, _ in COLUMNS], [cells(row) for row in rows], title)
-
-
 def write(rows: Sequence[Measured], out: Path, environment: dict[str, Any]) -> None:
     """OUT.json with everything, OUT.csv and OUT.md with the table, OUT.svg with the plot."""
 
@@ -131,7 +129,7 @@ def write(rows: Sequence[Measured], out: Path, environment: dict[str, Any]) -> N
     writer.writeheader()
     writer.writerows(flat)
     write_text(path(".csv"), text.getvalue())
-    write_text(path(".md"), table(rows).markdown())
+    write_text(path(".md"), markdown_table(HEADINGS, map(cells, rows)))
     write_text(path(".svg"), plot(rows))
 
 
