@@ -155,12 +155,6 @@ class PreferenceShards(ArrayFolder):
     def __iter__(self) -> Iterator[TokenGroup]:
         return (self[index] for index in range(len(self)))
 
-    def answer_slices(self, index: int) -> list[slice]:
-        """The slice of each answer of a group in the answer tokens of the folder, without prompts."""
-        first, last = int(self.first_G[index]), int(self.first_G[index + 1])
-        bounds = np.array([self.prompt_G2[index, 1], *self.end_A[first:last]]) - self._prompts_G[index]
-        return [slice(start, end) for start, end in pairwise(bounds.tolist())]
-
     @property
     def has_pairs(self) -> bool:
         """Whether every group is a pair."""

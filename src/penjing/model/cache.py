@@ -39,16 +39,3 @@ class Cache:
         self.key_LBGSK[layer][rows_B1, :, position_BT] = key_BTGK.to(self.key_LBGSK.dtype)
         self.value_LBGSK[layer][rows_B1, :, position_BT] = value_BTGK.to(self.value_LBGSK.dtype)
         return self.key_LBGSK[layer], self.value_LBGSK[layer]
-
-    def select_rows(self, row_N: Tensor) -> None:
-        """Keep only these rows, in this order: row i becomes the old row row_N[i].
-
-        Rows move within the existing blocks. Extra memory is needed for one layer's moved rows only.
-        """
-        rows = row_N.tolist()
-        first_moved = next((index for index, row in enumerate(rows) if index != row), len(rows))
-        for block_BGSK in (*self.key_LBGSK, *self.value_LBGSK):
-            block_BGSK[first_moved : len(rows)] = block_BGSK[row_N[first_moved:]]
-        self.key_LBGSK = self.key_LBGSK[:, : len(rows)]
-        self.value_LBGSK = self.value_LBGSK[:, : len(rows)]
-        self.length_B = self.length_B[row_N]
