@@ -98,6 +98,22 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
     return layer
 
 
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"a.b": 1, "c": {"d": 2}}` -> `{"a": {"b": 1}, "c": {"d": 2}}`; the later of two values wins."""
+
+    def put(values: Mapping[str, Any], above: list[str]) -> None:
+        for key, value in values.items():
+            path = [*above, *key.split(".")]
+            if isinstance(value, Mapping):
+                put(value, path)
+            else:
+                _put(layer, path, str(value) if isinstance(value, Path) else value)
+
+    layer: dict[str, Any] = {}
+    put(settings, [])
+    return layer
+
+
 def _expand_user(value: str) -> str:
     """Expand `~` in paths; few shells expand it after an equals sign."""
     return value if value.startswith("[") else ",".join(map(_expand_user_path, value.split(",")))
@@ -107,7 +123,7 @@ def _expand_user_path(text: str) -> str:
     return os.path.expanduser(text) if text == "~" or text.startswith("~/") else text
 
 
-def _put(layer: dict[str, Any], path: list[str], value: str) -> None:
+def _put(layer: dict[str, Any], path: list[str], value: Any) -> None:
     table = layer
     for name in path[:-1]:
         nested = table.setdefault(name, {})

@@ -50,12 +50,6 @@ def say(text: str) -> None:
 
 def resolved(recipe: str, settings: list[str] | None) -> Run:
     """The run of a recipe or a TOML file, overridden by settings of the command line."""
-    from penjing.recipes import RECIPES
-    from penjing.workflows.train import resolve_run
+    from penjing.workflows.train import named_run
 
-    overrides = config.parse_overrides(settings or [])
-    if recipe.endswith(".toml") or Path(recipe).is_file():
-        layer = config.read_toml(Path(recipe))
-        stage = str(layer.get("stage", "pretrain"))  # may be a name that the user chose
-        return resolve_run(stage if stage in RECIPES else "pretrain", layer, overrides)
-    return resolve_run(recipe, overrides)
+    return named_run(recipe, config.parse_overrides(settings or []))

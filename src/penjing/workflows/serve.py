@@ -5,11 +5,11 @@ from __future__ import annotations
 import ipaddress
 import resource
 import socket
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +20,7 @@ from penjing.infer.forward import Weights
 
 if TYPE_CHECKING:
     from penjing.agent_tools.box import Toolbox
+    from penjing.serve.connection import Server
     from penjing.serve.models import Models
 
 OPEN_FILES = 65_536  # wanted: a connection is one
@@ -42,8 +43,28 @@ class ServeOptions:
     dtype: str = "auto"
 
 
+class OpenServer(NamedTuple):
+    """A server whose address is taken and whose models are loaded; `server.run(sockets=[listener])` answers."""
+
+    server: Server
+    listener: socket.socket
+    models: Models
+    address: str
+
+
 def start(words: Sequence[str], options: ServeOptions, console: Console) -> None:
     """Serve until SIGTERM or SIGINT. Raises UserError for models, addresses and keys that cannot be used."""
+    with open_server(words, options) as opened:
+        console.print(_table(opened.models), highlight=False)
+        for line in _greeting(opened.address, opened.models, bool(options.key)):
+            console.print(line, highlight=False, soft_wrap=True)
+        opened.server.run(sockets=[opened.listener])
+    console.print("stopped", highlight=False)
+
+
+@contextmanager
+def open_server(words: Sequence[str], options: ServeOptions) -> Iterator[OpenServer]:
+    """Take the address and load the models. Raises UserError for what cannot be used."""
     try:
         import fastapi  # noqa: F401
         import httptools  # noqa: F401
@@ -75,11 +96,7 @@ def start(words: Sequence[str], options: ServeOptions, console: Console) -> None
         app = make_app(models, toolbox, key=options.key, loopback_only=loopback_only, max_tokens=options.max_tokens)
         _allow_open_files()
         address = f"http://{_shown(options.host)}:{listener.getsockname()[1]}"
-        console.print(_table(models), highlight=False)
-        for line in _greeting(address, models, bool(options.key)):
-            console.print(line, highlight=False, soft_wrap=True)
-        make_server(app).run(sockets=[listener])
-    console.print("stopped", highlight=False)
+        yield OpenServer(make_server(app), listener, models, address)
 
 
 def is_loopback(host: str) -> bool:

@@ -79,6 +79,15 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
     )
 
 
+def named_run(recipe: str, overrides: Layer) -> Run:
+    """The run of a recipe or a TOML file, overridden by `overrides`."""
+    if recipe.endswith(".toml") or Path(recipe).is_file():
+        layer = config.read_toml(Path(recipe))
+        stage = str(layer.get("stage", "pretrain"))  # may be a name that the user chose
+        return resolve_run(stage if stage in RECIPES else "pretrain", layer, overrides)
+    return resolve_run(recipe, overrides)
+
+
 def explicit_batch(base: Layer, layers: Sequence[Layer]) -> Layer:
     """The recipe without automatic batch size if a layer sets batch.size, and without automatic sequence length if a
     layer sets data.seq_len."""
