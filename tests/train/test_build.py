@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,7 +47,7 @@ def parts(monkeypatch, tmp_path):
 
     monkeypatch.setattr(build, "plan", enough)
     # A CPU's matmuls of float16 are too slow to be timed here.
-    monkeypatch.setattr(hardware, "peak", lambda *given: SimpleNamespace(flops_per_second=None))
+    monkeypatch.setattr(hardware, "peak", lambda *given: None)
 
     def make(*words):
         common = [f"model.{name}={value}" for name, value in SHAPE.items()]

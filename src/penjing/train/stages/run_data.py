@@ -43,8 +43,6 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
     given = start_tokenizer(run)
     if given is None and existing is not None and existing.size <= run.model.vocab_size:
         given = existing
-    if given is None:
-        data_paths(run)  # before a line says that something begins
     if given is None and run.data.format not in ("documents", "chats"):
         raise UserError(
             "no tokenizer: one is trained on texts and conversations only",
@@ -54,6 +52,7 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
         )
     if given is None:
         size = run.tokenizer.vocab_size or run.model.vocab_size
+        data_paths(run)  # an error comes before a line says that something begins
         report(f"training a tokenizer of {size:,} ids")
         given = train_tokenizer(_training_texts(run), size, max_han_per_token=run.tokenizer.max_han_per_token)
     if given.size > run.model.vocab_size:
