@@ -179,6 +179,8 @@ def serve(*runs: str | Path, **options: Any) -> Iterator[Served]:
         try:
             while thread.is_alive() and not opened.server.started:
                 time.sleep(0.01)
+            if not opened.server.started:
+                raise UserError("the server did not start", where=opened.address)
             yield Served(opened.address, thread)
         finally:
             opened.server.should_exit = True

@@ -383,6 +383,7 @@ def test_the_command_writes_beside_the_run_and_says_what_was_checked(tmp_path, t
         model=make_model(tokenizer),
         tokenizer=tokenizer,
         run=SimpleNamespace(stage="sft"),
+        external=False,
         checkpoint=SimpleNamespace(step=40),
         answers=True,
     )

@@ -104,7 +104,7 @@ def test_what_cannot_be_written_is_refused_by_name(tmp_path, tokenizer):
 
 def test_the_command_says_what_was_checked(tmp_path, tokenizer, monkeypatch):
     run, model = SimpleNamespace(stage="sft"), make_model(tokenizer, architecture="qwen2")
-    trained = SimpleNamespace(model=model, tokenizer=tokenizer, run=run)
+    trained = SimpleNamespace(model=model, tokenizer=tokenizer, run=run, external=False)
     asked = []
 
     def export(*given, **named):

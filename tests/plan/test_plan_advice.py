@@ -66,6 +66,7 @@ def test_training_and_plan_refuse_the_same():
 def test_a_cpu_without_a_compiler_is_not_planned_or_advised_to_compile(monkeypatch, has_compiler):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr("shutil.which", lambda name: name if has_compiler else None)
+    monkeypatch.setattr("torch.__file__", "/home/trees/torch/__init__.py")  # no space, wherever these tests run
     monkeypatch.setattr(compiling.library, "unavailable_reason", lambda: "no kernels")
     cpu = replace(H100, name="a processor", kind="cpu")
     run, _, work = planned("pretrain", "compute.compile=off")

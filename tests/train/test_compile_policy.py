@@ -79,6 +79,7 @@ def test_passes_that_are_no_static_graph_are_not_compiled(monkeypatch, more, rea
 
 def test_without_a_compiler_it_is_off_and_said(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(torch, "__file__", "/home/trees/torch/__init__.py")  # no space, wherever these tests run
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert "no C++ compiler" in devices.of(CPU).missing_compiler()
     decision = choice("auto", CPU, 1e9)
