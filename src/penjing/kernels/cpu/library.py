@@ -109,7 +109,7 @@ class _DecodeKernels(_Functions):
     """The kernels of a forward pass for generation."""
 
     SOURCES, HEADERS = ("decode.c",), ("linear.h", "panels.h", "team.h", "types.h")
-    FLAGS = (*FLAGS, "-ffp-contract=off")  # which products are fused may depend on how many rows a loop is unrolled for
+    FLAGS = (*FLAGS, "-ffp-contract=off")  # else which a * b + c become FMAs depends on the unrolled rows
     SIGNATURES = _DECODE_SIGNATURES
 
 

@@ -54,7 +54,7 @@ INLINE long bytes(long count, int type) { return count * (type == BFLOAT16 ? 2 :
 INLINE const void *row_of(const void *x, long i, int type) { return (const char *)x + bytes(i, type); }
 INLINE void *out_row_of(void *x, long i, int type) { return (char *)x + bytes(i, type); }
 
-/* a * b + c, rounded once where the processor can. Of the plain expression a compiler may make either, and not the same
+/* a * b + c, rounded once where the processor can. Of the plain expression a compiler makes either, and not always the same
    in two loops. */
 INLINE float multiply_add(float a, float b, float c) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
