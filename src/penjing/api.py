@@ -68,7 +68,7 @@ class Model:
         """The text that follows each prompt: an answer of a chat model, else a continuation.
 
         prompts: texts, or conversations for a chat model. sampling: fields of `Sampling`, such as temperature (0, the
-        default, is greedy), top_p and top_k. Raises UserError for an empty prompt or one that fills the context.
+        default, is greedy), top_p and top_k. Raises UserError for a prompt that fills the context.
         """
         from penjing.data.chat.turn_parser import parse
         from penjing.infer.generate import generate
