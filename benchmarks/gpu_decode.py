@@ -21,7 +21,7 @@ from typing import Any
 from compare.decode import FROM_IDS, DecodeSizes, model_shape, write_model
 from compare.decode_measure import measure
 from compare.penjing_decode import PenjingEngine
-from compare.table import ResultTable, spread, with_range
+from compare.table import ResultTable, joined, spread, with_range
 from compare.trial_process import run_json
 from compare.trial_spec import DecodeSpec
 from training_step import arguments, settings_of
@@ -102,8 +102,8 @@ def table(result: dict[str, Any], model: str) -> ResultTable:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The tables of docs/speed.md."""
-    return "\n\n".join(f"{model}:\n\n{table(result, model).markdown()}" for model in result["models"])
+    """The table of docs/speed.md."""
+    return joined({model: table(result, model) for model in result["models"]}).markdown()
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from compare.comparison import OURS, Benchmark, BenchmarkRequest, Prepared
 from compare.figures import complete_rounds
-from compare.table import MEBIBYTE
+from compare.table import MEBIBYTE, ResultTable
 from compare.verdict import median_or_none, ratios
 
 Curve = Sequence[Mapping[str, float]]
@@ -106,6 +106,37 @@ class Pretrain(Benchmark):
             reached = "reached" if got >= LIMIT_FRACTION else "missed"
             lines.append(f"fraction of the GEMM roofline: {got:.2f}; goal at least {LIMIT_FRACTION:g}: {reached}")
         return lines
+
+
+def overview(records: Sequence[tuple[str, str, Mapping[str, Any], Sequence[str]]]) -> ResultTable:
+    """All records in one table: (machine, link, record, settings to show); a row per record and baseline.
+
+    Cells are medians of penjing with the baselines' optimizer over the baseline's. Memory and the share of the GEMM
+    roofline are those of the first setting shown. The last ratio is with penjing's own recipe.
+    """
+    headings = ["machine", "parameters", "compared with", "tokens/s, own path", "tokens/s, one step", "memory"]
+    headings += ["time to its final loss", "the same with Muon", "penjing's share of the GEMM roofline", "trials"]
+    rows = []
+    for machine, link, record, settings in records:
+        medians = {setting: record[setting]["medians"] for setting in settings}
+        first = medians[settings[0]]
+        speed = first[OURS_ADAMW]["units_per_second"]["median"]
+        for name in (each for each in first if each not in Pretrain.ours):
+            speeds = [
+                _ratio(medians[each], name, "units_per_second") if each in medians else "-"
+                for each in Pretrain.settings
+            ]
+            times = ["-", "-"]
+            if "path" in medians:
+                times = [_shown(times_to_equal(record, ours, name), "{:.2f} x") for ours in (OURS_ADAMW, OURS)]
+            size, trials = f"{record['parameters'] / 1e6:.1f}M", f"[{record['options']['trials']}]({link})"
+            share = f"{speed / _limit(record):.2f}" if _limit(record) else "-"
+            rows.append([machine, size, name, *speeds, _ratio(first, name, "peak_bytes"), *times, share, trials])
+    return ResultTable(headings, rows)
+
+
+def _ratio(medians: Mapping[str, Any], baseline: str, figure: str) -> str:
+    return f"{medians[OURS_ADAMW][figure]['median'] / medians[baseline][figure]['median']:.2f} x"
 
 
 def _limit(record: Mapping[str, Any]) -> float:

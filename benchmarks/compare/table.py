@@ -39,3 +39,14 @@ class ResultTable:
     def print(self, console: Console) -> None:
         first, *others = self.headings
         print_table(console, [first, *(f"{heading}>" for heading in others)], self.rows, title=self.title)
+
+
+def joined(tables: Mapping[str, ResultTable]) -> ResultTable:
+    """One table of several: the first column names each one's table, a dash stands where a table lacks a column."""
+    headings = list(dict.fromkeys(heading for table in tables.values() for heading in table.headings[1:]))
+    rows = []
+    for name, table in tables.items():
+        for label, *cells in table.rows:
+            found = dict(zip(table.headings[1:], cells, strict=True))
+            rows.append([f"{name}, {label}", *[found.get(heading, "-") for heading in headings]])
+    return ResultTable(["", *headings], rows)
