@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from compare.table import ResultTable
 
+from penjing.base.untrusted import read_lines
 from penjing.report.charts import Axis, Series, line_chart, standalone
-from penjing.track.jsonl import read_lines
 
 # A later one's methods take the place of an earlier one's.
 RECORDS = (

@@ -16,8 +16,8 @@ from penjing.base.config import parse_overrides
 from penjing.eval import questions as asking
 from penjing.eval.regression_questions import RegressionQuestions, print_changes
 from penjing.parallel.single import Single
+from penjing.track.run_dir import RunDir
 from penjing.train.from_pretrained import questions_of_start
-from penjing.train.run_dir import RunDir
 from penjing.workflows import quickstart
 from penjing.workflows.train import execute, resolve_run
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from penjing.base import config
-from penjing.report.load_run import read_record
+from penjing.report.load_runs import read_record
 from penjing.workflows.report import recipe_defaults, write_page
 from penjing.workflows.train import resolve_run
 

@@ -12,7 +12,8 @@ from penjing.base.errors import UserError
 from penjing.infer.requests import NotFiniteError
 from penjing.parallel.single import Single
 from penjing.planner.page import print_plan
-from penjing.train.run_dir import RunDir
+from penjing.track.run_dir import RunDir
+from penjing.track.run_record import RunRecord
 from penjing.workflows import train as execute
 from penjing.workflows.train import resolve_run, write_samples
 
@@ -109,7 +110,7 @@ def test_float16_on_a_cpu_is_warned_of_before_the_first_step(dtype):
 def test_figures_from_before_are_found_among_lines_that_a_full_disk_cut_short(tmp_path):
     figures = '{"step": 0, "tokens": 0, "val_loss": 5.5, "val_other": 1.0}'
     (tmp_path / "metrics.jsonl").write_text(f'\n{{"step": 0, "vali\n\n{figures}\n{{"step": 3, "loss": 2.0}}\n{{"st')
-    assert execute._before(RunDir(tmp_path), {"val_loss": 2.0}) == {"val_loss": 5.5}
+    assert execute._before(RunRecord(tmp_path), {"val_loss": 2.0}) == {"val_loss": 5.5}
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory.\nTried"), MemoryError()])

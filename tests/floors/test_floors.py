@@ -15,8 +15,8 @@ ROOT = Path(penjing.__file__).parent
 FLOORS = {
     0: "base",
     1: "data kernels devices",
-    2: "agent_tools model loader",
-    3: "plan objective optim parallel track checkpoint convert",
+    2: "agent_tools model loader checkpoint",
+    3: "plan objective optim parallel track convert",
     4: "infer",  # a stage may let the model that it trains answer
     5: "train",
     6: "eval export report rl serve",

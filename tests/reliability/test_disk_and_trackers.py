@@ -13,11 +13,12 @@ from small_models import make_checkpointer
 
 from penjing.base.errors import UserError
 from penjing.base.files import DiskError
+from penjing.base.untrusted import read_lines
 from penjing.checkpoint.background import Background, snapshot
 from penjing.checkpoint.load import newest
 from penjing.track.background import BackgroundTrackers
 from penjing.track.base import Tracker, Trackers
-from penjing.track.jsonl import JsonLines, read_lines
+from penjing.track.jsonl import JsonLines
 from penjing.train import checkpointer as saving
 
 # --- in the middle of a run ------------------------------------------------------------------------------------------

@@ -79,9 +79,9 @@ def test_before_the_first_checkpoint(run, copy_of):
 
 
 def test_no_run(tmp_path):
-    with pytest.raises(UserError, match="no run here"):
+    with pytest.raises(UserError, match="no run in this folder"):
         check_runs(tmp_path, Console(file=io.StringIO()))
-    with pytest.raises(UserError, match="no run here"):
+    with pytest.raises(UserError, match="no such folder"):
         check_runs(tmp_path / "gone", Console(file=io.StringIO()))
 
 

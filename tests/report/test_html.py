@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from penjing.base.errors import UserError
 from penjing.base.lock import locked
 from penjing.report import html as page
 from penjing.report.html import MAX_PAGE_BYTES, write_report
-from penjing.report.load_run import read_record
+from penjing.report.load_runs import read_record
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 NOT_ALLOWED = {"script", "img", "iframe", "object", "embed", "link", "form", "base", "foreignobject", "audio", "video"}
@@ -238,10 +237,11 @@ def test_a_run_in_progress(tmp_path: Path) -> None:
 def test_settings_beside_the_recipe(tmp_path: Path) -> None:
     record = read_record([write_run(tmp_path / "run", "chats")])
     run = record.runs[0]
-    defaults = {**run.settings, "optimizer.learning_rate": "0.5"}
-    source = page.render(replace(record, runs=(replace(run, defaults=defaults),)))
+    run.defaults = {**run.settings, "optimizer.learning_rate": "0.5"}
+    source = page.render(record)
     assert "optimizer.learning_rate" in source and ">0.5<" in source and "data.format" not in source
-    assert 'id="settings"' not in page.render(replace(record, runs=(replace(run, defaults=run.settings),)))
+    run.defaults = run.settings
+    assert 'id="settings"' not in page.render(record)
 
 
 def test_questions_before_and_after_and_what_was_lost(tmp_path: Path) -> None:

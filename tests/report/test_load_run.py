@@ -10,7 +10,8 @@ import pytest
 from report_synthetic import put, put_lines, write_folder
 
 from penjing.base.errors import UserError
-from penjing.report.load_run import number, read_record, text
+from penjing.base.untrusted import number, text
+from penjing.report.load_runs import read_record
 
 
 def test_whole_folder(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from report_synthetic import PARTS, write_folder, write_run
 from rich.console import Console
 
-from penjing.report.load_run import read_record
+from penjing.report.load_runs import read_record
 from penjing.report.terminal import print_summary
 
 

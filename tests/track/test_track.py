@@ -10,9 +10,10 @@ import warnings
 import pytest
 from rich.console import Console
 
+from penjing.base.untrusted import read_lines
 from penjing.track.base import Trackers
 from penjing.track.console import ConsoleTracker, describe
-from penjing.track.jsonl import JsonLines, read_lines
+from penjing.track.jsonl import JsonLines
 
 # --- JSON lines ------------------------------------------------------------------------------------------------------
 

@@ -17,11 +17,11 @@ from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 from penjing.optim.schedule import WarmupStableDecay
 from penjing.parallel.single import Single
+from penjing.track.run_dir import RunDir
 from penjing.train import load_model as folder
 from penjing.train.config import Run
 from penjing.train.foreign_settings import FOREIGN
 from penjing.train.resume import flat
-from penjing.train.run_dir import RunDir
 from penjing.train.stages import settings_classes
 from penjing.train.stages.next_token import NextTokenStage, make_rows
 from penjing.train.stages.run_data import build_if_stale, run_tokenizer

@@ -28,7 +28,7 @@ def show(
     penjing show runs/quickstart
     """
     from penjing.recipes import RECIPES
-    from penjing.train.run_dir import RunDir, stage_folder
+    from penjing.track.run_dir import RunDir, stage_folder
 
     if what == "models":
         _print_models()
@@ -38,7 +38,7 @@ def show(
     elif what.partition(":")[0] in RECIPES:
         _print_file(config.to_toml(resolved(what, settings)))
     elif (Path(what) / "quickstart.json").is_file():
-        from penjing.report.load_run import read_record
+        from penjing.report.load_runs import read_record
         from penjing.report.terminal import print_summary
 
         print_summary(read_record([Path(what)]), console)

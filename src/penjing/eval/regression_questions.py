@@ -15,10 +15,11 @@ from rich.text import Text
 
 from penjing.base.accuracy import change_lines, scores_from_rows
 from penjing.base.errors import UserError
-from penjing.base.files import read_json, sha256_file, write_json
+from penjing.base.files import sha256_file, write_json
 from penjing.base.markup import escape_markup, print_table
 from penjing.data.chat.render import parse_switch
 from penjing.eval import questions as qa
+from penjing.track.run_record import RunRecord
 from penjing.train.build import PreparedRun
 from penjing.train.config import Run
 from penjing.train.from_pretrained import NONE
@@ -99,7 +100,7 @@ class RegressionQuestions:
     def _saved(self, prepared: PreparedRun) -> dict[str, Any]:
         """The saved results of the same questions."""
         file_info = {"file": str(self.path), "sha256": sha256_file(self.path)}
-        saved = read_json(prepared.folder.questions) if prepared.folder.questions.is_file() else {}
+        saved = RunRecord(prepared.folder.path).answers.raw
         return {**saved, **file_info} if saved.get("sha256") == file_info["sha256"] else file_info
 
     def compare(self, prepared: PreparedRun, outcome: dict[str, Any]) -> dict[str, Any]:

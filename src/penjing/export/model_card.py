@@ -7,11 +7,12 @@ from typing import Any
 
 from penjing import __version__
 from penjing.base import formatting as units
-from penjing.base.files import read_json, sha256_file
+from penjing.base.files import sha256_file
 from penjing.checkpoint.manifest import WEIGHTS
 from penjing.plan.flops import parameters
+from penjing.track.run_dir import stage_folder
+from penjing.track.run_record import RunRecord
 from penjing.train.load_model import LoadedModel
-from penjing.train.run_dir import RunDir, stage_folder
 
 VAL_PREFIX, LOSS = "val_", "val_loss"
 
@@ -25,16 +26,13 @@ def _val_metric_row(name: str, value: Any) -> str:
     return f"| held-out {name.removeprefix(VAL_PREFIX).replace('_', ' ')} | {value:.4f} |"
 
 
-def _read_json_if_present(path: Path) -> dict[str, Any]:
-    return dict(read_json(path)) if path.is_file() else {}
-
-
 def model_card(trained: LoadedModel, run_path: Path) -> str:
     """README.md of an export, in the format of the hub. Unknown values are left out."""
     run, config = trained.run, trained.run.model
-    folder = RunDir(Path(run.out) if trained.external else stage_folder(run_path))
-    title = folder.path.resolve().name if trained.external else f"{folder.path.parent.name}-{folder.path.name}"
-    outcome, plan = _read_json_if_present(folder.outcome), _read_json_if_present(folder.plan)
+    path = Path(run.out) if trained.external else stage_folder(run_path)
+    title = path.resolve().name if trained.external else f"{path.parent.name}-{path.name}"
+    record = RunRecord(path)
+    outcome, plan = record.outcome.raw, record.plan.raw
     if outcome and outcome["weights_sha256"] != sha256_file(trained.checkpoint.folder / WEIGHTS):
         outcome = {}  # it belongs to a later checkpoint
     lines = [

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from penjing.base.untrusted import Fields
 from penjing.base.user_dir import user_dir
 from penjing.plan.run_estimate import PARTS
 from penjing.plan.step_time import quantile
@@ -33,34 +34,39 @@ class Comparison:
         return (self.predicted - self.actual) / self.actual if self.actual else None
 
 
-def compare(plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[Comparison]:
+def compare(planned: Mapping[str, Any], ended: Mapping[str, Any]) -> list[Comparison]:
     """Every term that both know. An unfinished run is compared with the fraction of the plan that it completed."""
-    done = float(outcome.get("steps_done", plan["steps"])) / max(1, int(plan["steps"]))
-    terms = []
+    plan, outcome, terms, done = Fields(planned), Fields(ended), [], share_done(planned, ended)
 
-    def add(name: str, unit: str, predicted: Any, actual: Any) -> None:
+    def add(name: str, unit: str, predicted: float | None, actual: float | None) -> None:
         if predicted is not None and actual is not None and (predicted or actual):
-            terms.append(Comparison(name, unit, float(predicted), float(actual)))
+            terms.append(Comparison(name, unit, predicted, actual))
 
-    planned = plan["predicted_seconds"] * done
-    add("time", "seconds", planned, outcome.get("seconds"))
-    parts = plan.get("parts_seconds", {})
+    seconds, actual = (plan.number("predicted_seconds") or 0) * done, outcome.number("seconds")
+    add("time", "seconds", seconds, actual)
+    parts, step_parts = plan.fields("parts_seconds"), plan.fields("step_parts_seconds")
     for part in PARTS:
-        if part in parts:
-            add(f"  {part}", "seconds", parts[part] * done, outcome.get(f"{part}_seconds"))
-    waits = [seconds for name, seconds in plan.get("step_parts_seconds", {}).items() if name != "compute"]
-    if waits:
-        add("  waiting for data", "seconds", sum(waits) * plan["steps"] * done, outcome.get("data_wait_seconds"))
-    if outcome.get("refit_seconds") and done == 1:
-        add("time, re-fit (L3)", "seconds", outcome["refit_seconds"], outcome.get("seconds"))
-    if plan.get("startup_seconds") and outcome.get("this_process_seconds") and not outcome.get("resumed"):
-        add("wall, start-up with it", "seconds", planned + plan["startup_seconds"], outcome["this_process_seconds"])
-    add("peak memory", "bytes", plan.get("predicted_peak_memory_bytes"), outcome.get("peak_memory_bytes"))
-    add("tokens", "tokens", plan.get("tokens", 0) * done, outcome.get("tokens"))
-    add("speed", "tokens per second", plan.get("tokens_per_second"), outcome.get("tokens_per_second"))
-    loss = plan.get("predicted_loss")
-    add("validation loss", "nats per token", loss, outcome.get("val_loss"))
+        if (predicted := parts.number(part)) is not None:
+            add(f"  {part}", "seconds", predicted * done, outcome.number(f"{part}_seconds"))
+    if waits := [step_parts.number(name) or 0 for name in step_parts.raw if name != "compute"]:
+        steps = (plan.number("steps") or 0) * done
+        add("  waiting for data", "seconds", sum(waits) * steps, outcome.number("data_wait_seconds"))
+    if (refit := outcome.number("refit_seconds")) and done == 1:
+        add("time, re-fit (L3)", "seconds", refit, actual)
+    startup, wall = plan.number("startup_seconds"), outcome.number("this_process_seconds")
+    if startup and wall and not outcome.number("resumed"):
+        add("wall, start-up with it", "seconds", seconds + startup, wall)
+    add("peak memory", "bytes", plan.number("predicted_peak_memory_bytes"), outcome.number("peak_memory_bytes"))
+    add("tokens", "tokens", (plan.number("tokens") or 0) * done, outcome.number("tokens"))
+    add("speed", "tokens per second", plan.number("tokens_per_second"), outcome.number("tokens_per_second"))
+    add("validation loss", "nats per token", plan.number("predicted_loss"), outcome.number("val_loss"))
     return terms
+
+
+def share_done(plan: Mapping[str, Any], outcome: Mapping[str, Any]) -> float:
+    """The fraction of the planned steps that the run completed."""
+    steps, done = Fields(plan).number("steps"), Fields(outcome).number("steps_done")
+    return 1.0 if done is None or steps is None else done / max(1.0, steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +92,7 @@ def entry(run: str, when: str, plan: Mapping[str, Any], outcome: Mapping[str, An
     errors = {term.name.strip(): term for term in compare(plan, outcome)}
     time, peak, refit = (errors.get(name) for name in ("time", "peak memory", "time, re-fit (L3)"))
     actual = time.actual if time else 0.0
-    done = float(outcome.get("steps_done", plan["steps"])) / max(1, int(plan["steps"]))
+    done = share_done(plan, outcome)
     low, high = (plan.get(f"predicted_seconds_{end}", 0.0) * done for end in ("low", "high"))
     return HistoryRecord(
         run=run,

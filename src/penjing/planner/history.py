@@ -8,12 +8,11 @@ from rich.console import Console
 
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
-from penjing.base.files import read_json
 from penjing.base.markup import escape_markup, print_table
 from penjing.plan import prediction_history as history
 from penjing.plan.device_model import LEVELS
 from penjing.plan.step_time import quantile
-from penjing.train.run_dir import RunDir
+from penjing.track.run_record import RunRecord, find_runs
 
 
 def verify(path: Path, console: Console) -> list[history.Comparison]:
@@ -21,35 +20,35 @@ def verify(path: Path, console: Console) -> list[history.Comparison]:
 
     Raises UserError if there is no plan, or the run has not ended.
     """
-    folders = [folder for folder in (path, path / "pretrain", path / "sft") if RunDir(folder).plan.is_file()]
-    if not folders:
+    records = [record for record in find_runs(path) if record.plan]
+    if not records:
         raise UserError("no plan.json", where=path, wanted="a run of `penjing train` or `penjing quickstart`")
-    return [term for folder in folders for term in _verify_one(RunDir(folder), console)]
+    return [term for record in records for term in _verify_one(record, console)]
 
 
-def _verify_one(folder: RunDir, console: Console) -> list[history.Comparison]:
-    plan = read_json(folder.plan)
-    ended = folder.outcome if folder.outcome.is_file() else folder.ended
-    if not ended.is_file():
+def _verify_one(record: RunRecord, console: Console) -> list[history.Comparison]:
+    folder, plan, outcome = record.folder, record.plan, record.outcome or record.ended
+    if not outcome:
         raise UserError("has not ended yet", where=folder.path, wanted=f"{folder.outcome.name} or {folder.ended.name}")
-    outcome = read_json(ended)
-    level = str(plan.get("level", ""))
-    terms = history.compare(plan, outcome)
+    level = plan.text("level")
+    terms = history.compare(plan.raw, outcome.raw)
     title = f"{folder.path}: planned at {level}, {LEVELS.get(level, 'an older version')}"
     rows = [
         (term.name, _formatted(term.predicted, term.unit), _formatted(term.actual, term.unit), _percent(term.error))
         for term in terms
     ]
     print_table(console, ("", "predicted>", "actual>", "error>"), rows, title=title)
-    low, high = plan.get("predicted_seconds_low"), plan.get("predicted_seconds_high")
-    if "ended" in outcome:
-        done = f"{outcome['ended']} after step {outcome['steps_done']} of {plan['steps']}"
+    low, high = plan.number("predicted_seconds_low"), plan.number("predicted_seconds_high")
+    seconds = outcome.number("seconds")
+    if ended := outcome.text("ended"):
+        done = f"{ended} after step {outcome.text('steps_done')} of {plan.text('steps')}"
         console.print(f"  {done}: the prediction is scaled to so many steps")
-    elif low is not None and high is not None:
-        inside = "inside" if low <= outcome["seconds"] <= high else "outside"
+    elif low is not None and high is not None and seconds is not None:
+        inside = "inside" if low <= seconds <= high else "outside"
         span = f"{units.duration(low)} to {units.duration(high)}"
         console.print(f"  the time is {inside} the interval {span}; 80 % of runs should be inside")
-    console.print(f"  from {folder.plan.name} and {ended.name}; error = (predicted - actual) / actual")
+    file = folder.outcome if record.outcome else folder.ended
+    console.print(f"  from {folder.plan.name} and {file.name}; error = (predicted - actual) / actual")
     return terms
 
 

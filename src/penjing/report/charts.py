@@ -19,7 +19,7 @@ from rich.cells import cell_len
 
 from penjing.base.accuracy import AccuracyLine, Score
 from penjing.base.formatting import count
-from penjing.report.load_run import number
+from penjing.base.untrusted import number
 
 CHARACTER_WIDTH = 6.3  # of the 11.5 px figures on the axes
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

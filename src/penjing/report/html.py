@@ -13,9 +13,10 @@ from markupsafe import Markup
 
 from penjing.base.accuracy import AccuracyLine, Score, accuracy_lines
 from penjing.base.files import write_text
+from penjing.base.untrusted import Fields
 from penjing.report import charts, metrics, text_format
 from penjing.report.charts import Axis, Series, figure
-from penjing.report.load_run import Fields, ReportData, ReportedRun
+from penjing.report.load_runs import ReportData, ReportedRun
 from penjing.report.metrics import CHARTS, HELD_OUT, SMALL_CHARTS, TOKENS, Chart, default_charts, task_names
 from penjing.report.quickstart_section import FactTable, Limits, View, facts, quickstart_view
 from penjing.report.text_format import NONE, clip, count, kind_name, percent

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from penjing.base import formatting as units
+from penjing.base.untrusted import Fields
 from penjing.devices.host import PROCESSOR
 from penjing.report import charts, text_format
 from penjing.report.charts import figure
-from penjing.report.load_run import Fields, Quickstart, ReportedRun, continuation
+from penjing.report.load_runs import Quickstart, ReportedRun
 from penjing.report.metrics import task_names
 from penjing.report.text_format import NONE, clip, count, duration, kind_name, percent
+from penjing.track.run_record import continuation
 
 Facts = list[tuple[str, str]]
 FactTable = Sequence[tuple[str, str, Callable[[float], str] | None]]  # name, field, form of a number

@@ -8,7 +8,7 @@ from rich.text import Text
 from penjing.base.accuracy import AccuracyLine, Score, accuracy_lines
 from penjing.base.markup import print_table
 from penjing.report import text_format
-from penjing.report.load_run import ReportData, ReportedRun
+from penjing.report.load_runs import ReportData, ReportedRun
 from penjing.report.text_format import NONE, clip, kind_name, percent, signed_percent
 
 MAX_TABLE_ROWS = 40

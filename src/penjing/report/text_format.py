@@ -9,10 +9,11 @@ from datetime import datetime
 
 from penjing.base import formatting as units
 from penjing.base.accuracy import Score, accuracy_lines, change_lines
+from penjing.base.untrusted import Fields
 from penjing.devices import HOST_TYPE
 from penjing.devices.host import PROCESSOR
 from penjing.report.charts import figure
-from penjing.report.load_run import Fields, Quickstart, ReportData, ReportedRun
+from penjing.report.load_runs import Quickstart, ReportData, ReportedRun
 from penjing.report.metrics import CHARTS, HELD_OUT, TOKENS, task_names
 
 NONE = "—"
@@ -146,7 +147,7 @@ def run_state(run: ReportedRun) -> str:
     steps = run.plan.number("steps")
     at = f"step {count(run.last_step)}" + (f" of {count(steps)}" if steps else "")
     if not run.outcome:
-        return f"{what} is running, at {at}." if run.running else f"{what} is not finished: it stopped at {at}."
+        return f"{what} is running, at {at}." if run.is_running else f"{what} is not finished: it stopped at {at}."
     tokens, seconds = run.outcome.number("tokens"), run.outcome.number("seconds")
     known = ((run.last_step, f"{count(run.last_step)} steps"), (tokens, f"{count(tokens)} tokens"))
     figures = ", ".join(shown for number, shown in known if number) or "no figures"

@@ -12,7 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from penjing.base.files import DiskError, write_text
+from penjing.base.errors import UserError
+from penjing.base.files import write_text
+from penjing.base.untrusted import read_lines
 from penjing.track.base import Tracker
 
 MAX_PENDING = 10_000  # lines kept in memory while the disk refuses them
@@ -47,7 +49,7 @@ class JsonLines(Tracker):
     def _try_to_write(self) -> None:
         try:
             self._write()
-        except (OSError, DiskError) as error:
+        except (OSError, UserError) as error:
             if not self._partial_line:
                 warnings.warn(f"{self.path} cannot be written, its lines wait: {error}", stacklevel=3)
             self._partial_line = True
@@ -69,7 +71,7 @@ class JsonLines(Tracker):
 
     def end(self) -> None:
         if self._pending or self._truncate_after < math.inf:
-            with suppress(OSError, DiskError):
+            with suppress(OSError, UserError):
                 self._write()
 
 
@@ -96,18 +98,3 @@ class RunFiles(Tracker):
 
     def incident(self, incident: Mapping[str, Any]) -> None:
         self._incidents.log(incident["step"], incident)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a metrics file, without a line cut short by a kill. Empty if there is no file."""
-    lines: list[dict[str, Any]] = []
-    if not path.exists():
-        return lines
-    for text in path.read_bytes().split(b"\n"):
-        try:
-            line = json.loads(text)
-        except ValueError:  # not JSON, or not UTF-8
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):  # the rest of a cut line may be a number
-            lines.append(line)
-    return lines

@@ -20,8 +20,8 @@ from penjing.checkpoint.load import Checkpoint
 from penjing.checkpoint.manifest import damage, folder_name, steps
 from penjing.checkpoint.save import save
 from penjing.model.lora import Lora
+from penjing.track.run_dir import RunDir, is_run, stage_folder
 from penjing.train.load_model import LoadedModel, load_trained, read_settings
-from penjing.train.run_dir import RunDir, is_run, stage_folder
 
 Input = tuple[str, Callable[[], dict[str, Tensor]]]  # one model of an average: its name, and a function to read it
 

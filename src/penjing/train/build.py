@@ -17,6 +17,7 @@ from penjing.kernels.fp8 import fp8_warnings
 from penjing.model.kernel_selection import check_expert_sizes, check_kernels
 from penjing.parallel.base import Strategy
 from penjing.plan.run_estimate import RunEstimate
+from penjing.track.run_dir import RunDir
 from penjing.train.build_context import Instruments, RunHooks, make_context, make_instruments
 from penjing.train.build_model import BuiltRun, build_run
 from penjing.train.compile_policy import compile_run, compiled_seconds
@@ -25,7 +26,6 @@ from penjing.train.loop import TrainingContext, TrainState
 from penjing.train.memory_trace.fit import fit_memory
 from penjing.train.precision import Precision
 from penjing.train.resume import ConfigDifference, check_same_run, run_fingerprints, saved_dtype, with_saved_batch
-from penjing.train.run_dir import RunDir
 from penjing.train.small_data import fit_batch
 from penjing.train.stages.base import DatasetSize, make_stage
 from penjing.train.step_probe import expected, plan

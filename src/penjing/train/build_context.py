@@ -22,13 +22,13 @@ from penjing.plan.flops import training_flops_per_token
 from penjing.plan.trainable import trainable_of
 from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import RunFiles
+from penjing.track.run_dir import RunDir
 from penjing.train.build_model import BuiltRun
 from penjing.train.checkpointer import Checkpointer, Label, Stateful
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, TrainState
 from penjing.train.nonfinite_guard import NonFiniteGuard
 from penjing.train.oom_recovery import ResizableBatchSource, validate_with_retry
-from penjing.train.run_dir import RunDir
 from penjing.train.stages.base import DatasetSize, Report
 from penjing.train.throughput import Meter
 

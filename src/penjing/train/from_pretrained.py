@@ -14,9 +14,9 @@ from penjing.base import config
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
+from penjing.track.run_dir import is_run_or_checkpoint, stage_folder
 from penjing.train.config import Run
 from penjing.train.load_model import read_settings, start_shape, start_tokenizer
-from penjing.train.run_dir import is_run_or_checkpoint, stage_folder
 from penjing.train.stages import settings_classes
 
 NONE = "none"  # eval.questions=none: no questions are asked

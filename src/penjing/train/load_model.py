@@ -27,10 +27,10 @@ from penjing.model.config import ModelConfig
 from penjing.model.lora import DEFAULT, add_adapter, fingerprint, merge, trainable_state_dict
 from penjing.model.resize_embeddings import resize_embeddings
 from penjing.model.transformer import Transformer
+from penjing.track.run_dir import RunDir, is_run, is_run_or_checkpoint, stage_folder
 from penjing.train.config import ComputeSettings, DataSettings, Run
 from penjing.train.external_models import ExternalModel, read_external_model
 from penjing.train.precision import SLOW_FLOAT16, Precision
-from penjing.train.run_dir import RunDir, is_run, is_run_or_checkpoint, stage_folder
 
 EXTERNAL_TOKENS = 2048  # assumed context length of an external model, unless it has fewer positions
 

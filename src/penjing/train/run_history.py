@@ -8,9 +8,10 @@ from typing import Any
 
 from penjing import devices
 from penjing.base.errors import UserError
-from penjing.base.files import read_json, write_json
+from penjing.base.files import write_json
 from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.plan import prediction_history as history
+from penjing.track.run_record import RunRecord
 from penjing.train.build import PreparedRun
 from penjing.train.signals import Stopped
 
@@ -22,17 +23,17 @@ def append_history(prepared: PreparedRun, seconds: float, error: BaseException |
     strategy = prepared.context.strategy
     if strategy.rank != 0 or prepared.state.step == prepared.resumed_from:
         return
-    folder = prepared.folder
+    record = RunRecord(prepared.folder.path)
+    folder = record.folder
     try:
         if error is None:
             folder.ended.unlink(missing_ok=True)
-            outcome = read_json(folder.outcome)
+            outcome = record.outcome.raw
         else:
             outcome = _stopped(prepared, seconds, error)
             write_json(folder.ended, outcome)
-        plan = read_json(folder.plan)
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        history.append(history.entry(str(folder.path.resolve()), now, plan, outcome))
+        history.append(history.entry(str(folder.path.resolve()), now, record.plan.raw, outcome))
     except (OSError, UserError) as failure:  # a full disk or a read-only home must not fail the run
         warnings.warn(f"not in the prediction history: {failure}", stacklevel=2)
 

@@ -10,16 +10,17 @@ import torch
 from torch import nn
 
 from penjing import __version__, devices
-from penjing.base.files import read_json, write_json
+from penjing.base.files import write_json
+from penjing.base.untrusted import read_fields
 from penjing.parallel.base import Strategy
 from penjing.plan import prediction_history as history
 from penjing.plan.flops import training_flops_per_token
 from penjing.plan.run_estimate import RunEstimate, RunSize, estimate_run
 from penjing.plan.trainable import trainable_of
+from penjing.track.run_record import RunRecord
 from penjing.train.build_model import BuiltRun
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext
-from penjing.train.run_dir import RunDir
 from penjing.train.small_data import data_warnings, start_warnings
 from penjing.train.stages.base import DatasetSize
 from penjing.train.step_timing import ProbeHooks, probe
@@ -33,9 +34,9 @@ def plan(
     built: BuiltRun, size: DatasetSize, context: TrainingContext, *, resuming: bool, hooks: ProbeHooks
 ) -> RunEstimate:
     """Read a resumed run's plan if its steps and rows are the same, else estimate the run from a probe and write it."""
-    run, strategy, folder = built.run, built.strategy, RunDir(Path(built.run.out))
-    if resuming and folder.plan.is_file():
-        saved = RunEstimate.from_dict(read_json(folder.plan))
+    run, strategy, record = built.run, built.strategy, RunRecord(Path(built.run.out))
+    if resuming and record.plan:
+        saved = RunEstimate.from_dict(record.plan.raw)
         sizes = saved.steps, saved.rows_per_step, saved.rows_per_epoch
         if sizes == (context.num_steps, run.batch.size, size.units_per_epoch):
             return saved
@@ -68,17 +69,20 @@ def plan(
         ],
     )
     if strategy.rank == 0:
-        write_json(folder.plan, {**asdict(estimate), **predicted_loss(folder.path / FORECAST, estimate)})
+        write_json(
+            record.folder.plan,
+            {**asdict(estimate), **predicted_loss(record.folder.path / FORECAST, estimate)},
+        )
     return estimate
 
 
 def predicted_loss(file: Path, estimate: RunEstimate) -> dict[str, float]:
     """The loss that `penjing plan forecast` predicted, if for the same parameters and about the same tokens."""
-    forecast = read_json(file) if file.is_file() else {}
-    tokens, planned = forecast.get("tokens", 0), estimate.tokens
-    if forecast.get("parameters") != estimate.parameters or abs(tokens - planned) > FORECAST_TOLERANCE * planned:
+    forecast = read_fields(file)
+    tokens, planned = forecast.number("tokens") or 0, estimate.tokens
+    if forecast.number("parameters") != estimate.parameters or abs(tokens - planned) > FORECAST_TOLERANCE * planned:
         return {}
-    return {name: value for name, value in forecast.items() if name.startswith("predicted_loss")}
+    return {name: value for name, value in forecast.raw.items() if name.startswith("predicted_loss")}
 
 
 def expected(estimate: RunEstimate) -> Expected:

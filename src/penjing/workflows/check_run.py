@@ -15,15 +15,13 @@ from rich.console import Console
 
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
-from penjing.base.files import read_json
 from penjing.base.lock import is_locked, owner
 from penjing.base.markup import escape_markup
-from penjing.checkpoint.manifest import damage, folder_name, steps
+from penjing.checkpoint.manifest import damage, folder_name
 from penjing.data.token_shards import META, TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.track.jsonl import read_lines
+from penjing.track.run_record import RunRecord, find_runs
 from penjing.train.load_model import read_settings
-from penjing.train.run_dir import RunDir
 
 
 @dataclass
@@ -47,14 +45,15 @@ class Findings:
         return f"the same command continues after step {self.resumes_from}"
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Check a part of the folder: it is intact unless the body raises a UserError."""
+    def part(self, name: str) -> Iterator[list[str]]:
+        """Check a part of the folder: it is intact, with the details that the body adds, unless it raises UserError."""
+        details: list[str] = []
         try:
-            yield
+            yield details
         except UserError as error:
             self.errors.append(f"{name}: {error.what}")
         else:
-            self.intact.append(name)
+            self.intact.append(", ".join([name, *details]))
 
 
 def check_runs(path: Path, console: Console) -> bool:
@@ -62,7 +61,7 @@ def check_runs(path: Path, console: Console) -> bool:
 
     Raises UserError if there is no run.
     """
-    findings = [examine(folder) for folder in run_folders(path)]
+    findings = [examine(run.folder.path) for run in find_runs(path)]
     for run in findings:
         console.print(escape_markup(str(run.folder), run.verdict, style="bold", indent=""))
         for mark, style, lines in (
@@ -75,31 +74,23 @@ def check_runs(path: Path, console: Console) -> bool:
     return not any(run.errors for run in findings)
 
 
-def run_folders(path: Path) -> list[Path]:
-    """`path`, or the runs directly below it. Raises UserError if there are none."""
-    candidates = [path, *sorted(folder for folder in path.iterdir() if folder.is_dir())] if path.is_dir() else []
-    runs = [folder for folder in candidates if RunDir(folder).settings.is_file() or RunDir(folder).checkpoints.is_dir()]
-    if not runs:
-        raise UserError("no run here", where=path, wanted="a folder made by `penjing train` or `penjing quickstart`")
-    return runs
-
-
 def examine(path: Path) -> Findings:
     """Check one run's folder, without training."""
-    folder, findings = RunDir(path), Findings(path)
-    _checkpoints(folder, findings)
-    _files(folder, findings)
+    record, findings = RunRecord(path), Findings(path)
+    _checkpoints(record, findings)
+    _files(record, findings)
     for name in ("train", "validation"):
-        if (folder.shards / name / META).is_file():
+        if (record.folder.shards / name / META).is_file():
             with findings.part(f"{name} shards, every byte"):
-                TokenShards(folder.shards / name).verify()
+                TokenShards(record.folder.shards / name).verify()
     if is_locked(path):
         findings.notes.append(f"in use by {owner(path)}")
     return findings
 
 
-def _checkpoints(folder: RunDir, findings: Findings) -> None:
-    for step in steps(folder.checkpoints):
+def _checkpoints(record: RunRecord, findings: Findings) -> None:
+    folder = record.folder
+    for step in record.checkpoints:
         checkpoint = folder.checkpoints / folder_name(step)
         problem = damage(checkpoint)
         if problem is not None:
@@ -116,25 +107,23 @@ def _checkpoints(folder: RunDir, findings: Findings) -> None:
         findings.notes.append("every checkpoint is damaged: training here is refused, never silently restarted")
 
 
-def _files(folder: RunDir, findings: Findings) -> None:
+def _files(record: RunRecord, findings: Findings) -> None:
+    folder = record.folder
     with findings.part("run.toml"):
         read_settings(folder.path)
     if folder.tokenizer.is_dir():
         with findings.part("tokenizer"):
             Tokenizer.load(folder.tokenizer)
-    if folder.metrics.is_file():
-        lines = read_lines(folder.metrics)
-        last = max((line["step"] for line in lines), default=0)
-        findings.intact.append(f"metrics.jsonl, {len(lines)} lines up to step {last}")
-    if folder.plan.is_file() and findings.resumes_from is not None:
-        try:
-            plan = read_json(folder.plan)
-            findings.finished = isinstance(plan, dict) and findings.resumes_from == plan.get("steps")
-        except UserError as error:
-            findings.errors.append(f"{folder.plan.name}: {error.what}")
-    if folder.incidents.is_file():
-        kinds = Counter(str(line.get("kind")) for line in read_lines(folder.incidents))
-        findings.notes += [f"incidents.jsonl: {count} x {kind}" for kind, count in sorted(kinds.items())]
+    if folder.metrics.exists():
+        with findings.part("metrics.jsonl") as details:
+            details.append(f"{len(record.metrics)} lines up to step {record.last_step}")
+    if folder.plan.is_file():
+        with findings.part("plan.json"):
+            findings.finished = findings.resumes_from == record.plan.number("steps")
+    if folder.incidents.exists():
+        with findings.part("incidents.jsonl") as details:
+            kinds = Counter(incident.text("kind") for incident in record.incidents)
+            details += [f"{count} x {kind}" for kind, count in sorted(kinds.items())]
     if folder.bad_records.is_file():
         count = sum(1 for _ in open(folder.bad_records, "rb"))
         findings.notes.append(f"bad_records.jsonl: {count} records left out")

@@ -104,7 +104,7 @@ def _printable(text: str) -> str:
 def print_tokens(path: Path, text: str, console: Console) -> None:
     """Print a text split into tokens, with their ids, and the mean characters per token."""
     if not (path / "tokenizer.json").is_file():
-        from penjing.train.run_dir import RunDir, stage_folder  # imports torch
+        from penjing.track.run_dir import RunDir, stage_folder  # imports torch
 
         path = RunDir(stage_folder(path)).tokenizer
     tokenizer = Tokenizer.load(path)

@@ -25,9 +25,10 @@ from penjing.plan.shape import shape_of
 from penjing.plan.step_time import step_time
 from penjing.plan.step_workload import Workload
 from penjing.planner.inputs import PlanOptions, find_machine
+from penjing.track.run_dir import RunDir
+from penjing.track.run_record import RunRecord
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
-from penjing.train.run_dir import RunDir
 from penjing.train.step_probe import FORECAST
 from penjing.workflows.train import execute
 
@@ -217,8 +218,8 @@ def _train(run: Run, proxy: ProxyRun, folder: Path, first: str, console: Console
 
 
 def _predict(run: Run, points: list[LossPoint], first: str, console: Console) -> Forecast:
-    size, first_run = parameters(run.model).total, RunDir(Path(first))
-    per_epoch = read_json(first_run.plan)["tokens_per_epoch"]
+    size, first_run = parameters(run.model).total, RunRecord(Path(first))
+    per_epoch = first_run.plan.raw["tokens_per_epoch"]
     per_step = run.batch.size * run.data.seq_len
     tokens = run.max_steps * per_step if run.max_steps else round(run.epochs * per_epoch)
     predicted = forecast(points, size, tokens)
@@ -256,11 +257,11 @@ def _predict(run: Run, points: list[LossPoint], first: str, console: Console) ->
             "predicted_loss": predicted.loss,
             "predicted_loss_low": predicted.low,
             "predicted_loss_high": predicted.high,
-            "tokenizer": str(first_run.tokenizer),
+            "tokenizer": str(first_run.folder.tokenizer),
         },
     )
     console.print(
-        f"`penjing train` with out={run.out} and tokenizer.path={first_run.tokenizer} is compared "
+        f"`penjing train` with out={run.out} and tokenizer.path={first_run.folder.tokenizer} is compared "
         "with it by `penjing plan verify`",
         soft_wrap=True,
     )

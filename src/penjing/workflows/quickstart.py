@@ -43,9 +43,10 @@ from penjing.export.model_card import model_card
 from penjing.plan import hardware
 from penjing.recipes.quickstart_configs import SFT_STEPS
 from penjing.report.terminal import print_summary
+from penjing.track.run_dir import RunDir
+from penjing.track.run_record import RunRecord
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained, set_threads
-from penjing.train.run_dir import RunDir
 from penjing.workflows.report import write_page
 from penjing.workflows.train import execute, resolve_run
 
@@ -317,7 +318,7 @@ def _sft_steps(pretrained: Path) -> int:
 
     A killed quickstart that continues gets the same number, as it follows from outcome.json.
     """
-    outcome, run = read_json(RunDir(pretrained).outcome), resolve_run("tiny_sft")
+    outcome, run = RunRecord(pretrained).outcome.raw, resolve_run("tiny_sft")
     step_seconds = outcome["training_seconds"] / outcome["tokens"] * run.batch.size * run.data.seq_len
     fitting = (TRAINING_SECONDS - outcome["seconds"]) / step_seconds
     return min(SFT_STEPS, max(MIN_SFT_STEPS, int(fitting) // 100 * 100))

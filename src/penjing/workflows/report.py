@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.recipes import RECIPES
 from penjing.report.html import FILE_NAME, write_report
-from penjing.report.load_run import ReportData, ReportedRun, flatten, read_record
+from penjing.report.load_runs import ReportData, ReportedRun, read_record
+from penjing.track.run_record import flatten
 from penjing.workflows.train import resolve_run
 
 SIZE_PRESET = "ladder-"  # prefix of presets of the ladder; its recipe takes the size after a colon
@@ -19,7 +19,8 @@ SIZE_PRESET = "ladder-"  # prefix of presets of the ladder; its recipe takes the
 def write_page(folders: Sequence[Path], out: Path | None = None) -> tuple[ReportData, Path]:
     """Write the page; returns what was read and the page's path. Raises UserError for a folder that is no run."""
     record = read_record(folders)
-    record = replace(record, runs=tuple(replace(run, defaults=recipe_defaults(run)) for run in record.runs))
+    for run in record.runs:
+        run.defaults = recipe_defaults(run)
     folder = Path(folders[0]) if len(folders) == 1 else Path()
     return record, write_report(record, out or folder / FILE_NAME)
 

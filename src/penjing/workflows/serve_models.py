@@ -13,9 +13,9 @@ from penjing.export.adapter import attach_adapters
 from penjing.infer.forward import Weights
 from penjing.infer.generate import make_engine
 from penjing.serve.models import Models, ServedModel
+from penjing.track.run_dir import RunDir, is_run, stage_folder
 from penjing.train.config import DataSettings, Run
 from penjing.train.load_model import load_trained, use_device
-from penjing.train.run_dir import RunDir, is_run, stage_folder
 
 _WORD = re.compile(r"(?:(?P<name>[^=@/]+)=)?(?P<path>[^@]+)(?:@(?P<step>[0-9]+))?")
 MAX_EXAMPLES, EXAMPLE_CHARACTERS = 4, 300  # of the chat page

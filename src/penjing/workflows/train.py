@@ -21,11 +21,12 @@ from penjing import __version__, devices
 from penjing.base import config
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
-from penjing.base.files import read_json, sha256_file, write_json
+from penjing.base.files import sha256_file, write_json
 from penjing.base.lock import locked
 from penjing.base.markup import escape_markup, printable, silent_console
 from penjing.base.registry import look_up
-from penjing.checkpoint.manifest import folder_name, steps
+from penjing.base.untrusted import Fields
+from penjing.checkpoint.manifest import folder_name
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -45,14 +46,13 @@ from penjing.track import TRACKERS
 from penjing.track.background import BackgroundTrackers
 from penjing.track.base import Tracker
 from penjing.track.console import ConsoleTracker
-from penjing.track.jsonl import read_lines
+from penjing.track.run_record import RunRecord
 from penjing.train.build import PreparedRun, prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.config import Run
 from penjing.train.from_pretrained import default_rate, start_from_pretrained, with_vocabulary
 from penjing.train.load_model import set_threads
 from penjing.train.loop import train
-from penjing.train.run_dir import RunDir
 from penjing.train.run_history import SPENT, append_history
 from penjing.train.watchdog import watched
 
@@ -236,9 +236,9 @@ def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: C
 def _outcome(prepared: PreparedRun, figures: dict[str, float], seconds: float) -> dict[str, Any]:
     """The outcome of the run; for a run that was already finished, the saved one."""
     folder, strategy = prepared.folder, prepared.context.strategy
-    known = read_json(folder.outcome) if folder.outcome.is_file() else {}
-    if prepared.resumed_from == prepared.context.num_steps and known:
-        return dict(known)
+    record = RunRecord(folder.path)
+    if prepared.resumed_from == prepared.context.num_steps and record.outcome:
+        return dict(record.outcome.raw)
     if not figures:  # never validated during training, or resumed at the last checkpoint
         with prepared.context.meter.share("validation"):
             figures = prepared.context.validate()
@@ -248,7 +248,7 @@ def _outcome(prepared: PreparedRun, figures: dict[str, float], seconds: float) -
         figures = {other: value for other, value in figures.items() if other != name}
     totals = prepared.context.meter.totals()
     total_seconds = sum(value or 0.0 for name, value in totals.items() if name in SPENT)
-    newest = folder.checkpoints / folder_name(steps(folder.checkpoints)[0]) if strategy.rank == 0 else None
+    newest = folder.checkpoints / folder_name(record.checkpoints[0]) if strategy.rank == 0 else None
     outcome = {
         "penjing": __version__,
         "seconds": total_seconds,
@@ -257,7 +257,7 @@ def _outcome(prepared: PreparedRun, figures: dict[str, float], seconds: float) -
         "other_seconds": totals["sample_seconds"],
         "peak_memory_bytes": devices.of(strategy.device).peak_memory_bytes(strategy.device),
         **figures,
-        "before": _before(folder, figures) if strategy.rank == 0 else {},
+        "before": _before(record, figures) if strategy.rank == 0 else {},
         "resumed": prepared.resumed,
         "weights_sha256": sha256_file(newest / "model.safetensors") if newest else "",
         "data_sha256": prepared.stage.fingerprint,
@@ -267,7 +267,7 @@ def _outcome(prepared: PreparedRun, figures: dict[str, float], seconds: float) -
     return outcome
 
 
-def _before(folder: RunDir, figures: dict[str, float]) -> dict[str, float]:
+def _before(record: RunRecord, figures: dict[str, float]) -> dict[str, float]:
     """Validation figures before the first step, for figures that are known now too."""
-    first: dict[str, Any] = next((line for line in read_lines(folder.metrics) if line["step"] == 0), {})
-    return {name: value for name, value in first.items() if name in figures and name.startswith("val_")}
+    first = next((line for line in record.metrics if line.raw["step"] == 0), Fields())
+    return {name: value for name, value in first.raw.items() if name in figures and name.startswith("val_")}

@@ -16,7 +16,7 @@ from penjing.base.errors import UserError
 from penjing.data.formats import Message
 from penjing.objective.policy import RewardSettings
 from penjing.rl.rewards.base import Reward, RewardInput, RewardRuntime
-from penjing.train.run_dir import is_run
+from penjing.track.run_dir import is_run
 from penjing.train.stages.reward import load_reward_model
 
 

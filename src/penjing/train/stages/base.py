@@ -18,11 +18,11 @@ from penjing.model.transformer import Transformer
 from penjing.objective.base import Objective, ObjectiveSettings
 from penjing.objective.router import RouterSettings
 from penjing.parallel.base import Strategy
+from penjing.track.run_dir import RunDir
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.nonfinite_guard import Record
 from penjing.train.precision import Precision
-from penjing.train.run_dir import RunDir
 from penjing.train.stages import stage_class
 
 Report = Callable[[str], None]

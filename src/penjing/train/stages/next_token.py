@@ -23,8 +23,8 @@ from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
 from penjing.objective.next_token import LOSS_METRIC, NextToken, NextTokenSettings
 from penjing.plan.flops import mean_keys
+from penjing.track.run_dir import RunDir
 from penjing.train.config import Run
-from penjing.train.run_dir import RunDir
 from penjing.train.small_data import fit_rows
 from penjing.train.stages.base import DatasetSize, Report, Stage
 from penjing.train.stages.example_batches import example_rows

@@ -15,8 +15,8 @@ from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch_source import Source
 from penjing.loader.group_sampler import EpochOrder, group_source, pack_tight
 from penjing.loader.shared_prompt_batch import AnswerBatch, Group
+from penjing.track.run_dir import RunDir
 from penjing.train.config import Run
-from penjing.train.run_dir import RunDir
 from penjing.train.stages.base import DatasetSize, Report, S, Stage
 from penjing.train.stages.run_data import build_if_stale, on_rank_0, run_tokenizer
 

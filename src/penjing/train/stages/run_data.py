@@ -15,9 +15,9 @@ from penjing.data import tokenize_dataset as prepare
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.parallel.base import Strategy
+from penjing.track.run_dir import RunDir
 from penjing.train.config import Run
 from penjing.train.load_model import start_tokenizer
-from penjing.train.run_dir import RunDir
 from penjing.train.stages.base import Report
 
 T = TypeVar("T")

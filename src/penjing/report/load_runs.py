@@ -1,0 +1,121 @@
+"""What a report shows of runs and quickstarts, for the page and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from penjing.base.accuracy import AFTER, BEFORE, Score, Scores
+from penjing.base.untrusted import Fields, text
+from penjing.track.run_record import RunRecord, no_run
+
+STAGES = {"pretrain": BEFORE, "sft": AFTER}  # the runs of a quickstart, and when its questions were asked
+QUICKSTART = "quickstart.json"
+NAME_LENGTH = 40  # maximum characters of a run's name, from the end
+
+
+class ReportedRun(RunRecord):
+    """One training run, read at once, so that `problems` is complete."""
+
+    def __init__(self, path: Path, problems: list[Path]) -> None:
+        super().__init__(path, problems)
+        self.name = text(path.resolve().name)
+        self.defaults: Mapping[str, str] = {}  # of its recipe; empty if the recipe is unknown
+        _ = self.settings, self.plan, self.outcome, self.figures, self.samples, self.questions, self.incidents
+
+    @cached_property
+    def task(self) -> str:
+        """objective.name, or data.format for next-token prediction; empty if unknown."""
+        task = self.settings.get("objective.name", "")
+        return self.settings.get("data.format", task) if task == "next_token" else task
+
+    @cached_property
+    def questions(self) -> Scores:
+        return read_scores((when, row) for when in STAGES.values() for row in self.answers.fields(when).items("rows"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quickstart:
+    """Files of a quickstart besides its runs: quickstart.json, evaluation.json and compression.json."""
+
+    facts: Fields
+    evaluation: Fields
+    compression: Fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportData:
+    """Everything a report shows. `problems`: sentences about unreadable files."""
+
+    folder: str
+    runs: tuple[ReportedRun, ...]
+    quickstart: Quickstart | None  # of a report on one quickstart
+    problems: tuple[str, ...]
+
+
+def read_scores(rows: Iterable[tuple[str, Fields]]) -> Scores:
+    """Counts of right answers, before and after training: 0 <= right <= asked, and the chance level as a fraction."""
+    scores = {}
+    for when, row in rows:
+        asked = max(round(row.number("asked") or 0), 0)
+        right = min(max(round(row.number("right") or 0), 0), asked)
+        chance = row.number("chance")
+        is_fraction = chance is not None and 0 <= chance <= 1
+        key = (when, row.text("kind"), row.text("language"))
+        scores[key] = Score(total=asked, correct=right, chance=chance if is_fraction else None)
+    return scores
+
+
+def read_quickstart(folder: Path, problems: list[Path]) -> tuple[Quickstart, list[ReportedRun]]:
+    """A quickstart's folder. The answers of both models belong to the last run."""
+    files = RunRecord(folder, problems)
+    quickstart = Quickstart(
+        facts=files.fields(folder / QUICKSTART),
+        evaluation=files.fields(folder / "evaluation.json"),
+        compression=files.fields(folder / "compression.json"),
+    )
+    runs = [run for name in STAGES if (run := ReportedRun(folder / name, problems)).exists]
+    for run in runs:
+        run.task = run.task or {"pretrain": "documents", "sft": "chats"}[run.name]
+    rows = quickstart.evaluation.items("rows")
+    if runs and rows:
+        answered = ((STAGES[row.text("stage")], row) for row in rows if row.text("stage") in STAGES)
+        runs[-1].questions = read_scores(answered)
+    return quickstart, runs
+
+
+def name_by_difference(runs: Sequence[ReportedRun]) -> None:
+    """Name the runs by the shortest ends of their paths that differ."""
+    parts, names = [run.folder.path.resolve().parts for run in runs], list[str]()
+    for length in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(path[-length:]) for path in parts]
+        if len(set(names)) == len(names):
+            break
+    for run, name in zip(runs, names, strict=True):
+        run.name = text(name)[-NAME_LENGTH:]
+
+
+def read_record(folders: Sequence[Path]) -> ReportData:
+    """Read runs and quickstarts. Raises UserError for a folder that is neither."""
+    problems: list[Path] = []
+    runs: list[ReportedRun] = []
+    quickstarts = []
+    for folder in dict.fromkeys(map(Path, folders)):
+        if RunRecord(folder).exists:
+            runs.append(ReportedRun(folder, problems))
+        elif (folder / QUICKSTART).is_file() or any(RunRecord(folder / name).exists for name in STAGES):
+            quickstart, found = read_quickstart(folder, problems)
+            quickstarts.append(quickstart)
+            runs += found
+        else:
+            raise no_run(folder)
+    name_by_difference(runs)
+    unreadable = (f"{path.parent.name}/{path.name} cannot be read, so it is left out." for path in problems)
+    return ReportData(
+        folder=", ".join(text(folder) for folder in folders),
+        runs=tuple(runs),
+        quickstart=quickstarts[0] if quickstarts and len(folders) == 1 else None,
+        problems=tuple(map(text, unreadable)),
+    )

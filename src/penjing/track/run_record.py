@@ -1,0 +1,149 @@
+"""The one reader of what training wrote into a run's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penjing.base import config
+from penjing.base.errors import UserError
+from penjing.base.lock import is_locked
+from penjing.base.untrusted import Fields, read_fields, read_lines, text
+from penjing.checkpoint.manifest import MANIFEST, steps
+from penjing.track.run_dir import RunDir
+
+T = TypeVar("T")
+
+
+class RunRecord:
+    """A run, as its files tell it; each file is read when it is first asked for, and empty if it is missing.
+
+    A file that cannot be read raises a UserError; with `problems` it is empty too, and its path is added there.
+    """
+
+    def __init__(self, path: Path, problems: list[Path] | None = None) -> None:
+        self.folder, self._problems = RunDir(path), problems
+
+    @property
+    def exists(self) -> bool:
+        """Whether this is a run's folder, not that of a checkpoint."""
+        folder = self.folder
+        files = (folder.settings, folder.metrics, folder.plan, folder.outcome)
+        is_run = any(file.is_file() for file in files) or folder.checkpoints.is_dir()
+        return is_run and not (folder.path / MANIFEST).exists()
+
+    def _read(self, load: Callable[[Path], T], path: Path, empty: T) -> T:
+        try:
+            return load(path) if path.exists() else empty
+        except (UserError, OSError) as error:
+            if self._problems is not None:
+                self._problems.append(path)
+                return empty
+            raise error if isinstance(error, UserError) else UserError(f"cannot be read: {error}", where=path) from None
+
+    def fields(self, path: Path) -> Fields:
+        """The JSON object in a file of the folder."""
+        return self._read(read_fields, path, Fields())
+
+    def lines(self, path: Path) -> list[Fields]:
+        """The JSON objects in a file of the folder, each with its `step`."""
+        return self._read(lambda path: list(map(Fields, read_lines(path))), path, [])
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """`table.name`, and its value as text."""
+        return flatten(self._read(config.read_toml, self.folder.settings, {}))
+
+    @cached_property
+    def plan(self) -> Fields:
+        return self.fields(self.folder.plan)
+
+    @cached_property
+    def outcome(self) -> Fields:
+        """Of a finished run."""
+        return self.fields(self.folder.outcome)
+
+    @cached_property
+    def ended(self) -> Fields:
+        """Of a run that did not reach its last step."""
+        return self.fields(self.folder.ended)
+
+    @cached_property
+    def answers(self) -> Fields:
+        """The answers to `eval.questions`."""
+        return self.fields(self.folder.questions)
+
+    @cached_property
+    def metrics(self) -> list[Fields]:
+        """In the order in which they were written."""
+        return self.lines(self.folder.metrics)
+
+    @cached_property
+    def figures(self) -> dict[str, dict[int, float]]:
+        """Values by step, sorted, for each metric. A resumed run repeats steps: the later line wins."""
+        figures: dict[str, dict[int, float]] = {}
+        for line in self.metrics:
+            for name in line.raw:
+                value = line.number(name)
+                if value is not None and name != "step" and line.raw["step"] >= 0:
+                    figures.setdefault(text(name), {})[line.raw["step"]] = value
+        return {name: dict(sorted(values.items())) for name, values in figures.items()}
+
+    @cached_property
+    def samples(self) -> dict[tuple[str, str], dict[int, str]]:
+        """The model's text by step, sorted, for each prompt (text, language). Here too the later line wins."""
+        samples: dict[tuple[str, str], dict[int, str]] = {}
+        for line in self.lines(self.folder.samples):
+            prompt = line.text("prompt"), line.text("language")
+            samples.setdefault(prompt, {})[line.raw["step"]] = continuation(line)
+        return {prompt: dict(sorted(texts.items())) for prompt, texts in samples.items()}
+
+    @cached_property
+    def incidents(self) -> list[Fields]:
+        return self.lines(self.folder.incidents)
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """The steps that were saved, damaged ones too, newest first."""
+        return steps(self.folder.checkpoints)
+
+    @property
+    def last_step(self) -> int:
+        return max((line.raw["step"] for line in self.metrics), default=0)
+
+    @property
+    def is_running(self) -> bool:
+        return not self.outcome and is_locked(self.folder.path)
+
+
+def find_runs(path: Path) -> list[RunRecord]:
+    """The run at `path`, and those directly below it. Raises UserError if there are none."""
+    folders = [path, *sorted(folder for folder in path.iterdir() if folder.is_dir())] if path.is_dir() else []
+    runs = [run for run in map(RunRecord, folders) if run.exists]
+    if not runs:
+        raise no_run(path)
+    return runs
+
+
+def no_run(path: Path) -> UserError:
+    what = "no run in this folder" if path.is_dir() else "no such folder"
+    return UserError(what, where=path, wanted="a folder made by `penjing train` or `penjing quickstart`")
+
+
+def continuation(sample: Fields) -> str:
+    """The model's text after the prompt."""
+    return sample.text("text").removeprefix(sample.text("prompt"))
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested settings as `table.name`, with values as text."""
+    flat: dict[str, str] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            flat[prefix + text(name)] = text(str(shown).lower() if isinstance(shown, bool) else shown)
+    return flat
