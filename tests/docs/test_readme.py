@@ -26,7 +26,8 @@ def shell(name):
 
 
 def the_record(name):
-    return json.loads((ROOT / re.search(r"results/quickstart_2-cores[^)]*", text_of(name))[0]).read_text(encoding="utf-8"))
+    path = re.search(r"results/quickstart_2-cores[^)]*", text_of(name))[0]
+    return json.loads((ROOT / path).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", READMES)
