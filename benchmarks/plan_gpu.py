@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from compare.table import ResultTable
+from speed_gpu import cases
 
 from penjing.base.files import write_json
 
@@ -47,8 +48,10 @@ def compare(record: dict[str, Any], gpu: str) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    rows = []
+    rows, known = [], {case.name for case in cases()}
     for name, one in result["cases"].items():
+        if name not in known:
+            continue
         memory, speed = (
             [one[f"planned_{what}"], one[what], one[f"planned_{what}"] / one[what] - 1]
             for what in ("memory_bytes", "tokens_per_second")

@@ -20,7 +20,7 @@ from penjing.parallel.single import Single
 from penjing.track.run_dir import RunDir
 from penjing.train import load_model as folder
 from penjing.train.config import Run
-from penjing.train.foreign_settings import FOREIGN
+from penjing.train.foreign_settings import ABSENT, FOREIGN
 from penjing.train.resume import flat
 from penjing.train.stages import settings_classes
 from penjing.train.stages.next_token import NextTokenStage, make_rows
@@ -234,3 +234,11 @@ def test_other_programs_names_lead_to_settings_that_exist():
     known = known_settings()
     assert {name for names in FOREIGN.values() for name in names} <= known
     assert not FOREIGN.keys() & {name for name in known if "." not in name}
+
+
+def test_what_other_programs_have_alone_is_not_taken_for_something_similar():
+    assert not ABSENT.keys() & (FOREIGN.keys() | {name.rpartition(".")[2] for name in known_settings()})
+    for word in ("deepspeed=zero2.json", "data.template=qwen", "load_in_4bit=true"):
+        with pytest.raises(UserError) as caught:
+            resolve(word)
+        assert ABSENT[word.split("=")[0].rpartition(".")[2]] in str(caught.value)

@@ -254,6 +254,8 @@ def _unknown_setting(root: Any, path: str, group: list[str]) -> UserError:
     paths = _paths(root)
     if path in paths:
         return UserError("unknown setting", where=path, next_step=f"It needs a choice such as {paths[path]}.")
+    if reason := getattr(root, "absent", {}).get(_leaf(path)):
+        return UserError("no such setting", where=path, next_step=reason)
     meant = settings_named(root, path)
     by_name = {_leaf(key): key for key in [*paths, *group]}
     if not meant and (near := nearest(_leaf(path).lower(), by_name)):

@@ -19,7 +19,7 @@ from penjing.objective.router import RouterSettings
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 from penjing.optim.schedule import Constant, Cosine, WarmupStableDecay
-from penjing.train.foreign_settings import FOREIGN
+from penjing.train.foreign_settings import ABSENT, FOREIGN
 from penjing.train.stages import settings_classes
 
 
@@ -166,6 +166,7 @@ class Run(Settings):
     """One training run; a recipe fills in the settings."""
 
     foreign: ClassVar = FOREIGN
+    absent: ClassVar = ABSENT
 
     stage: str = "pretrain"  # name of the recipe
     out: str = "runs/pretrain"  # folder of the run; the same command again resumes it

@@ -60,3 +60,19 @@ _FOREIGN = {
     "sample.every": "sample_interval sample_every",
 }
 FOREIGN = {name: tuple(ours.split()) for ours, names in _FOREIGN.items() for name in names.split()}
+
+# What they offer and penjing does not, or does by itself.
+_ABSENT = {
+    "Training does not quantise weights. optimizer.state_dtype=int8 and lora.rank save memory.": (
+        "load_in_4bit load_in_8bit quantization_bit quantization qlora use_qlora bnb_4bit_compute_dtype"
+    ),
+    "Several GPUs train with torchrun (DDP); each holds the whole model.": (
+        "deepspeed ds_config deepspeed_config zero_stage fsdp fsdp_config tensor_parallel_size pipeline_parallel_size"
+    ),
+    "The fastest kernel is chosen by itself; `penjing doctor` shows it.": (
+        "attn_implementation flash_attn use_flash_attention use_flash_attn flash_attention"
+    ),
+    "The template comes with the tokenizer.": "template chat_template prompt_template",
+    "Upload an export with your own account.": "push_to_hub hub_model_id hub_token",
+}
+ABSENT = {name: reason for reason, names in _ABSENT.items() for name in names.split()}
