@@ -73,8 +73,6 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, one, penjing, smal
 
 
 def test_an_error_on_the_way_ends_both_ranks_with_one_line(tmp_path, penjing, small_run):
-    done = penjing(
-        "train", "pretrain", *small_run, "batch.size=7", f"out={tmp_path / 'x'}", launcher=LAUNCHER, check=False
-    )
+    done = penjing("train", "pretrain", *small_run, "batch.size=7", f"out={tmp_path / 'x'}", ranks=2, check=False)
     assert done.returncode != 0
     assert done.stderr.count("penjing: batch.size") == 1

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from reliability_harness import by_chance
 
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 # One rank's trouble, at a step: the lines run in that rank only. The limits are shorter than a user's.
@@ -63,16 +64,18 @@ def launch(folder, trouble, recipe, words, *options):
 
 
 @pytest.mark.timeout(1500)
-def test_torchrun_restarts_a_run_whose_rank_was_killed_twice(tmp_path, stages):
+@pytest.mark.parametrize("times", by_chance(1, 2))
+def test_torchrun_restarts_a_run_whose_rank_was_killed(tmp_path, penjing, stages, times):
     """Each attempt takes the step at which it is killed for the third of its own; the last one is left alone."""
     recipe, words = stages["pretrain"]
     words = [*words, "max_steps=8", "checkpoint.every=1"]
-    killed = f"if int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 2: {TROUBLE['killed']}"
-    for name, trouble in (("whole", "pass"), ("killed", killed)):
-        code, _, said = launch(tmp_path, trouble, recipe, [*words, f"out={tmp_path / name}"], "--max-restarts", "2")
-        assert code == 0, said
+    penjing("train", recipe, *words, f"out={tmp_path / 'whole'}", ranks=2)
+    trouble = f"if int(os.environ['TORCHELASTIC_RESTART_COUNT']) < {times}: {TROUBLE['killed']}"
+    words = [*words, f"out={tmp_path / 'killed'}"]
+    code, _, said = launch(tmp_path, trouble, recipe, words, "--max-restarts", str(times))
+    assert code == 0, said
     whole, again = (json.loads((tmp_path / name / "outcome.json").read_text()) for name in ("whole", "killed"))
-    assert (whole["resumed"], again["resumed"]) == (0, 2)
+    assert (whole["resumed"], again["resumed"]) == (0, times)
     assert again["weights_sha256"] == whole["weights_sha256"]
 
 
