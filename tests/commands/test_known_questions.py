@@ -17,7 +17,7 @@ from penjing.eval import questions as asking
 from penjing.eval.regression_questions import RegressionQuestions, print_changes
 from penjing.parallel.single import Single
 from penjing.track.run_dir import RunDir
-from penjing.train.from_pretrained import questions_of_start
+from penjing.train.resolve import questions_of_start
 from penjing.workflows import quickstart
 from penjing.workflows.train import execute, resolve_run
 

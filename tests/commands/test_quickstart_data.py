@@ -47,7 +47,7 @@ def begin(monkeypatch):
     """Do all but train: the files as they were sorted, the settings of the pretraining, and what was said."""
     corpora, runs = [], []
 
-    def pretrained(run, journal, console):
+    def pretrained(run, console):
         runs.append(run)
         return "trained"
 

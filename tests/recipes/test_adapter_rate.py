@@ -3,7 +3,7 @@
 import pytest
 
 from penjing.base.config import parse_overrides
-from penjing.train.from_pretrained import LARGEST_RATE
+from penjing.train.resolve import LARGEST_RATE
 from penjing.workflows.train import resolve_run
 
 

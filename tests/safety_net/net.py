@@ -274,7 +274,7 @@ def metrics(path: Path) -> dict[str, list[Any]]:
 
 def figures(plan: Any, *, all_of_it: bool = False) -> dict[str, Any]:
     """The numbers of a plan, by name; without what was timed or measured, unless it is of a card that is not here."""
-    leave_out = re.compile("version|python|host|startup") if all_of_it else TIMES
+    leave_out = re.compile("version|python|host|startup|decisions") if all_of_it else TIMES
     return {
         name: value
         for name, value in sorted(flat(plan).items())

@@ -149,6 +149,7 @@ def stage(words, out):
     run = resolve_run("distill", parse_overrides([*words, f"out={out}"]))
     made = make_stage(run, Single(torch.device("cpu")))
     made.prepare_data()
+    made.prepare_rows()
     model = load_trained(Path(run.objective.teacher)).model
     made.setup(made.trainable(model))
     return made

@@ -83,6 +83,7 @@ def test_bits_per_byte_count_the_token_that_ends_a_text(tmp_path):
     run = config.resolve(Run, parse_overrides(words))
     stage = tokens.NextTokenStage(run, ENGINE)
     stage.prepare_data()
+    stage.prepare_rows()
 
     def uniform(ids_BT, document_BT, *, score, scored_N):
         return math.log(512) * score.weight_N.sum()

@@ -15,7 +15,8 @@ from penjing.planner.report import PlanOptions, make_report
 from penjing.train import build_context
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained
-from penjing.train.small_data import data_warnings, fit_batch, fit_rows, start_warnings, step_rows
+from penjing.train.resolve import fit_batch, fit_rows, step_rows
+from penjing.train.step_probe import data_warnings, start_warnings
 from penjing.workflows.train import execute, plan_only, resolve_run
 
 

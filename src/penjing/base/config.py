@@ -45,6 +45,21 @@ _SIGNS: dict[type, tuple[str, Any, str]] = {
 }
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decision:
+    """A setting that the program decided: its dotted name, the value before, the value now, and why."""
+
+    field: str
+    was: Any
+    now: Any
+    why: str
+
+    @property
+    def values(self) -> tuple[str, str]:
+        """The value before and the value now, as text."""
+        return str(self.was) or "empty", str(self.now) or "empty"
+
+
 class Settings:
     """Base of settings classes: a value outside its field's declared range is a UserError that names key and range."""
 
@@ -154,6 +169,11 @@ def _members(annotation: Any) -> list[Any]:
     return [option for option in options if dataclasses.is_dataclass(option)]
 
 
+def _fields(kind: Any) -> list[dataclasses.Field[Any]]:
+    """The fields that are settings: all but those whose metadata say `setting: False`."""
+    return [field for field in dataclasses.fields(kind) if field.metadata.get("setting", True)]
+
+
 def _key(field: dataclasses.Field[Any]) -> str:
     """A field's name in a configuration. `async_` is `async`, a Python keyword."""
     return field.name.rstrip("_")
@@ -162,7 +182,7 @@ def _key(field: dataclasses.Field[Any]) -> str:
 def _annotations(kind: Any) -> dict[str, Any]:
     """The types of a dataclass's fields by key. Its metadata may name `choices`, which lists classes."""
     hints, annotations = typing.get_type_hints(kind), dict[str, Any]()
-    for field in dataclasses.fields(kind):
+    for field in _fields(kind):
         choices = field.metadata.get("choices")
         annotations[_key(field)] = typing.Union[tuple(choices())] if choices else hints[field.name]  # noqa: UP007
     return annotations
@@ -274,7 +294,7 @@ def _build(kind: Any, table: Layer, prefix: str) -> Any:
     if named is not None:
         preset = table.get("preset", _default(kind, "preset"))
         values.update(named(convert(str, preset, prefix + "preset")))
-    for field in dataclasses.fields(kind):
+    for field in _fields(kind):
         name = _key(field)
         key, members = prefix + name, _members(annotations[name])
         if members:
@@ -368,24 +388,39 @@ def _number(annotation: Any, value: Any, key: str) -> Any:
 
 def to_dict(value: Any) -> dict[str, Any]:
     """A resolved configuration as plain tables, every setting spelled out."""
-    return dataclasses.asdict(value, dict_factory=lambda items: {name.rstrip("_"): item for name, item in items})
+    items = {_key(field): getattr(value, field.name) for field in _fields(value)}
+    return {name: to_dict(item) if dataclasses.is_dataclass(item) else item for name, item in items.items()}
 
 
-def to_toml(value: Any) -> str:
-    """A resolved configuration as TOML; `resolve(type, read_toml(...))` gives the same one back."""
+def to_toml(value: Any, decisions: Iterable[Decision] = ()) -> str:
+    """A resolved configuration as TOML; `resolve(type, read_toml(...))` gives the same one back.
+
+    decisions: written as comments beside their settings.
+    """
+    comments: dict[str, list[str]] = {}
+    for decision in decisions:
+        stays = operator.attrgetter(decision.field)(value) == decision.was
+        was, now = decision.values
+        said = f"{now} here" if stays else f"was {was}"
+        comments.setdefault(decision.field, []).append(f"{said}: {decision.why}")
     lines: list[str] = []
-    _write_table(lines, to_dict(value), "")
+    _write_table(lines, to_dict(value), "", comments)
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def _write_table(lines: list[str], table: Mapping[str, Any], prefix: str) -> None:
+def _write_table(lines: list[str], table: Mapping[str, Any], prefix: str, comments: Mapping[str, list[str]]) -> None:
+    def line(text: str, key: str) -> str:
+        said = "; ".join(comments.get(key, ()))
+        # A comment ends with its line, and holds no control characters.
+        return text + (f"  # {''.join(c if c.isprintable() else ' ' for c in said)}" if said else "")
+
     for name, value in table.items():
         if not isinstance(value, Mapping):
-            lines.append(f"{name} = {_toml_value(value)}")
+            lines.append(line(f"{name} = {_toml_value(value)}", prefix + name))
     for name, value in table.items():
         if isinstance(value, Mapping):
-            lines.extend(["", f"[{prefix}{name}]"])
-            _write_table(lines, value, f"{prefix}{name}.")
+            lines.extend(["", line(f"[{prefix}{name}]", prefix + name)])
+            _write_table(lines, value, f"{prefix}{name}.", comments)
 
 
 def _toml_value(value: Any) -> str:

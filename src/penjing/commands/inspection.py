@@ -36,7 +36,8 @@ def show(
         for name in RECIPES:
             console.print(name, highlight=False)
     elif what.partition(":")[0] in RECIPES:
-        _print_file(config.to_toml(resolved(what, settings)))
+        run = resolved(what, settings)
+        _print_file(config.to_toml(run, run.decisions))
     elif (Path(what) / "quickstart.json").is_file():
         from penjing.report.load_runs import read_record
         from penjing.report.terminal import print_summary

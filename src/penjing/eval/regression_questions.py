@@ -22,8 +22,8 @@ from penjing.eval import questions as qa
 from penjing.track.run_record import RunRecord
 from penjing.train.build import PreparedRun
 from penjing.train.config import Run
-from penjing.train.from_pretrained import NONE
 from penjing.train.oom_recovery import retry_on_oom
+from penjing.train.resolve import NONE
 
 BATCH_SIZE = 64  # prompts answered together
 QUESTIONS_PER_SYNC = BATCH_SIZE  # questions that rank 0 answers while the other ranks wait

@@ -23,6 +23,7 @@ from penjing.train.batch_geometry import micro_sizes
 from penjing.train.compile_policy import choose
 from penjing.train.config import Run
 from penjing.train.memory_trace.fit import TracedPasses
+from penjing.train.resolve import with_settings
 
 SUGGESTED_GPUS = ("RTX 4090", "A100", "H100")
 LARGE_GPUS = (*SUGGESTED_GPUS, "H200", "B200")  # for what fits no other
@@ -83,7 +84,7 @@ class _CurrentPlan:
     def with_rows(self, rows: int, size: int = 0) -> tuple[Run, Workload]:
         """The run and its workload with another micro-batch, and perhaps another batch size."""
         size = size or self.run.batch.size
-        run = replace(self.run, batch=replace(self.run.batch, size=size, micro_size=rows))
+        run = with_settings(self.run, {"batch.size": size, "batch.micro_size": rows})
         tokens = round(rows * lengths_of(self.run).tokens)
         return run, replace(self.work, tokens=tokens, passes=size // (rows * self.work.ranks))
 
@@ -168,20 +169,20 @@ def _smaller_runs(run: Run) -> Iterator[tuple[str, Run]]:
     changes = []
     if run.compute.activation_checkpointing != "block" and not run.model.is_mixture and not run.lora.dropout:
         changes.append("compute.activation_checkpointing=block")
-        run = replace(run, compute=replace(run.compute, activation_checkpointing="block"))
+        run = with_settings(run, {"compute.activation_checkpointing": "block"})
         yield " ".join(changes), run
     if run.optimizer.state_dtype != "int8":
         changes.append("optimizer.state_dtype=int8")
-        run = replace(run, optimizer=replace(run.optimizer, state_dtype="int8"))
+        run = with_settings(run, {"optimizer.state_dtype": "int8"})
         yield " ".join(changes), run
     while run.data.seq_len >= 2 * MIN_SEQ_LEN and run.objective.sampling is None:
-        run = replace(run, data=replace(run.data, seq_len=run.data.seq_len // 2))
+        run = with_settings(run, {"data.seq_len": run.data.seq_len // 2})
         yield " ".join([*changes, f"data.seq_len={run.data.seq_len}"]), run
 
 
 def _compiled(current: _CurrentPlan) -> Iterator[Suggestion]:
     """torch.compile, if it is off and `auto` would turn it on."""
-    run = replace(current.run, compute=replace(current.run.compute, compile="blocks"))
+    run = with_settings(current.run, {"compute.compile": "blocks"})
     if current.run.compute.compile != "off" or not current.accepts(run):
         return
     if choose("auto", current.machine.device, "", current.seconds).how != "off":
@@ -227,7 +228,7 @@ def _more_gpus(current: _CurrentPlan) -> Iterator[Suggestion]:
 
 def _larger_batch(current: _CurrentPlan) -> Iterator[Suggestion]:
     rows = current.run.batch.size * 2
-    run = replace(current.run, batch=replace(current.run.batch, size=rows))
+    run = with_settings(current.run, {"batch.size": rows})
     gain = current.gain(run, replace(current.work, passes=current.work.passes * 2), steps=2.0)
     if current.accepts(run) and gain > 0.02:
         yield gain, f"batch.size={rows}: {gain:.0%} less time for the same tokens; learns in fewer, larger steps"

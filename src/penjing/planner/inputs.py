@@ -36,6 +36,7 @@ from penjing.train.compile_policy import choose, obstacle
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
 from penjing.train.precision import Precision
+from penjing.train.resolve import with_settings
 from penjing.train.step_timing import SAVE_SECONDS, WRITE_RATE
 
 START_SECONDS = 20.0  # imports, reading data and the probe, before step 1: an estimate
@@ -90,12 +91,12 @@ def accepted(run: Run, machine: Machine, gpus: int) -> bool:
     """Whether training accepts these settings on such devices, by its own checks."""
     try:
         pass_rows(run, machine.kind, gpus)
-        dtype = _dtype(run, machine)
+        dtype = dtype_of(run, machine)
         choose(run.compute.compile, machine.device, _obstacle(run, machine, dtype), 0.0)
         card = match_gpu_spec(machine.name)
         capability = target_of(card).capability if card else (0, 0)
         device = torch.device(machine.kind)
-        Precision.resolve(replace(run.compute, dtype=dtype), device).require(device, capability)  # type: ignore[arg-type]
+        Precision.resolve(with_settings(run, {"compute.dtype": dtype}).compute, device).require(device, capability)
     except UserError:
         return False
     return True
@@ -237,7 +238,7 @@ def workload_of(
 
     Raises UserError if training cannot compile as the settings request.
     """
-    dtype, lengths = _dtype(run, machine), lengths_of(run)
+    dtype, lengths = dtype_of(run, machine), lengths_of(run)
     eager = Workload(
         shape=external or shape_of(run.model),
         tokens=max(1, round(micro_size * lengths.tokens)),
@@ -271,7 +272,8 @@ def _obstacle(run: Run, machine: Machine, dtype: str) -> str:
     return missing or (machine.device.missing_compiler() if local else "")
 
 
-def _dtype(run: Run, machine: Machine) -> str:
+def dtype_of(run: Run, machine: Machine) -> str:
+    """What `compute.dtype` means on a machine."""
     if run.compute.dtype != "auto":
         return run.compute.dtype
     if machine.on_host:

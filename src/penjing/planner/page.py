@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from penjing import devices
 from penjing.base import formatting as units
+from penjing.base.config import Decision
 from penjing.base.markup import escape_markup, print_table
 from penjing.devices import host
 from penjing.parallel.base import Strategy
@@ -31,6 +32,7 @@ def print_page(page: PlanReport, console: Console, *, explain: bool = False) -> 
     title = f"{page.what} on {page.devices} x {page.device} ({page.source})"
     rows = [*_model(page), *_amount(page), *_time(page), *_memory(page), *_money(page)]
     print_table(console, (), [(f"  {name}", value) for name, value in rows], title=title)
+    print_decisions(page.decisions, console)
     for heading, lines in (
         ("advice", page.advice),
         ("better", page.alternatives),
@@ -43,6 +45,13 @@ def print_page(page: PlanReport, console: Console, *, explain: bool = False) -> 
         console.print("  formulas:")
         for line in page.formulas:
             console.print(f"    {line}", soft_wrap=True, markup=False)
+
+
+def print_decisions(decisions: Iterable[Decision], console: Console) -> None:
+    """What the program decided: a line a setting."""
+    rows = [(f"  {one.field}", *one.values, one.why) for one in decisions]
+    if rows:
+        print_table(console, ("  decided", "was", "now", "why"), rows)
 
 
 def _model(page: PlanReport) -> list[tuple[str, str]]:
@@ -171,6 +180,7 @@ def print_plan(prepared: PreparedRun, console: Console, further: Sequence[tuple[
     ]
     rows += [*prepared.stage.describe(), *further]
     print_table(console, (), [(f"  {name}", value) for name, value in rows], title=f"{run.stage} -> {run.out}")
+    print_decisions(run.decisions, console)
     for note in prepared.stage.notes:
         console.print(Text(f"  {note}"))
     for note in prepared.notes:

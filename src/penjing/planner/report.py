@@ -10,6 +10,7 @@ from typing import Any
 
 from penjing.base import config
 from penjing.base import formatting as units
+from penjing.base.config import Decision
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
 from penjing.convert.shape import config_from_hf
@@ -30,6 +31,7 @@ from penjing.planner.inputs import (
     TokenBudget,
     amount_of,
     checkpoint_bytes,
+    dtype_of,
     find_machine,
     lengths_of,
     parts_of,
@@ -39,7 +41,8 @@ from penjing.planner.inputs import (
 )
 from penjing.recipes.pretrain import pretrain
 from penjing.train.config import Run
-from penjing.train.small_data import data_warnings, fit_batch, fit_rows
+from penjing.train.resolve import Facts, decide, resolve, with_settings
+from penjing.train.step_probe import data_warnings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +97,24 @@ class PlanReport:
     warnings: list[str]
     formulas: list[str] = field(default_factory=list)
     over_budget: list[str] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
 
 
-def _fitted_to_data(run: Run, options: PlanOptions) -> Run:
-    """The run with the sequence length and batch size that training would choose for --unique tokens. Conversations are
-    assumed to fit that sequence length."""
-    if not options.unique:
-        return run
-    unique, total = cost.read_count(options.unique, "--unique"), options.tokens not in ("", "auto")
-    epochs = cost.read_count(options.tokens, "--tokens") / unique if total else run.epochs
-    run = replace(run, data=fit_rows(replace(run, epochs=epochs), unique, 0).data)
-    units_per_epoch = max(1, round(unique / lengths_of(run).tokens))
-    return replace(run, batch=fit_batch(replace(run, epochs=epochs), units_per_epoch, options.gpus).batch)
+class PlanFacts(Facts):
+    """What a plan assumes: the device of the options, and --unique tokens in conversations that fit any row."""
+
+    def __init__(self, options: PlanOptions, machine: Machine) -> None:
+        self.unique = cost.read_count(options.unique, "--unique") if options.unique else 0
+        self._machine, self.world = machine, options.gpus
+
+    def dtype(self, run: Run) -> tuple[str, str]:
+        return dtype_of(run, self._machine), f"the fastest on {self._machine.name}"
+
+    def conversations(self, run: Run) -> tuple[int, int] | None:
+        return (self.unique, 0) if self.unique else None
+
+    def units_per_epoch(self, run: Run) -> int | None:
+        return max(1, round(self.unique / lengths_of(run).tokens)) if self.unique else None
 
 
 def make_report(what: str, run: Run, options: PlanOptions, external: Shape | None = None) -> PlanReport:
@@ -119,7 +128,10 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
         target = replace(target, memory_bytes=min(budget.memory_bytes, target.memory_bytes or budget.memory_bytes))
     shape = external or shape_of(run.model)
     longest_row = run.data.seq_len
-    run = _fitted_to_data(run, options)
+    dtype, facts = run.compute.dtype, PlanFacts(options, machine)
+    if facts.unique and options.tokens not in ("", "auto"):
+        run = decide(run, "epochs", cost.read_count(options.tokens, "--tokens") / facts.unique, "--tokens of --unique")
+    run = resolve(run, facts)
     amount = amount_of(run, options, shape)
     requested_rows = pass_rows(run, machine.kind, options.gpus)
     fitted = None if external is not None else fit(run, target, options)
@@ -179,10 +191,12 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
         price=str(price) if price else "",
         kilowatt_hours=cost.kilowatt_hours(seconds, options.gpus, machine.watts, host.physical_cores()),
         advice=advice(run, shape, amount),
-        alternatives=alternatives(run, machine, fitted, work, seconds),
+        # Another GPU decides its own dtype.
+        alternatives=alternatives(with_settings(run, {"compute.dtype": dtype}), machine, fitted, work, seconds),
         warnings=warnings + _warnings(run, amount, shape, longest_row),
         formulas=_formulas(work, machine, step, amount, causal, full_square),
         over_budget=_over(budget, seconds, spent, total_bytes),
+        decisions=list(run.decisions),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -22,6 +21,7 @@ from penjing.planner.inputs import PlanOptions, find_machine, lengths_of, worklo
 from penjing.planner.page import verdict_of
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
+from penjing.train.resolve import with_settings
 
 BAR = 40  # characters of the longest bar
 MAX_TRACED = 40  # configurations of one search
@@ -67,12 +67,12 @@ def search(
         raise UserError("not a size of memory", where="--fit", got=repr(fit), wanted="such as 24GB or 8GiB")
     machine, target, notes = find_machine(options, run)
     limit_bytes = budget.memory_bytes or target.memory_bytes
-    unset = replace(run, batch=replace(run.batch, micro_size=0))
+    unset = with_settings(run, {"batch.micro_size": 0})
     sizes = batch_geometry(unset, options.gpus, torch.device(machine.kind)).micro_sizes
     configurations = [
         (variant, rows)
         for seq_len in lengths or (run.data.seq_len,)
-        for variant in _recomputing(replace(run, data=replace(run.data, seq_len=seq_len)))
+        for variant in _recomputing(with_settings(run, {"data.seq_len": seq_len}))
         for rows in sizes
     ]
     if len(configurations) > MAX_TRACED:
@@ -118,7 +118,7 @@ def _recomputing(run: Run) -> list[Run]:
     """The run with each kind of activation checkpointing that it supports."""
     if run.model.is_mixture or run.lora.dropout:
         return [run]
-    return [replace(run, compute=replace(run.compute, activation_checkpointing=how)) for how in get_args(Recompute)]
+    return [with_settings(run, {"compute.activation_checkpointing": how}) for how in get_args(Recompute)]
 
 
 def _candidate(run: Run, machine: Machine, options: PlanOptions, rows: int, peak: int) -> Candidate:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,6 +21,7 @@ from penjing.checkpoint.save import save
 from penjing.model.lora import Lora
 from penjing.track.run_dir import RunDir, is_run, stage_folder
 from penjing.train.load_model import LoadedModel, load_trained, read_settings
+from penjing.train.resolve import with_settings
 
 Input = tuple[str, Callable[[], dict[str, Tensor]]]  # one model of an average: its name, and a function to read it
 
@@ -49,7 +49,7 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
     names = [name for name, _ in inputs]
     step = first.checkpoint.step
     try:
-        run = replace(first.run, out=str(out), stage="average", init_from="", lora=Lora())
+        run = with_settings(first.run, {"out": str(out), "stage": "average", "init_from": "", "lora": Lora()})
         write_text(folder.settings, config.to_toml(run))
         first.tokenizer.save(folder.tokenizer)
         about = {"data": "averaged", "averaged": names, "weights": list(weights)}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from penjing import devices
 from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.base.files import write_text
@@ -20,14 +24,14 @@ from penjing.plan.run_estimate import RunEstimate
 from penjing.track.run_dir import RunDir
 from penjing.train.build_context import Instruments, RunHooks, make_context, make_instruments
 from penjing.train.build_model import BuiltRun, build_run
-from penjing.train.compile_policy import compile_run, compiled_seconds
+from penjing.train.compile_policy import Decision, compile_run, compiled_seconds
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, TrainState
 from penjing.train.memory_trace.fit import fit_memory
 from penjing.train.precision import Precision
-from penjing.train.resume import ConfigDifference, check_same_run, run_fingerprints, saved_dtype, with_saved_batch
-from penjing.train.small_data import fit_batch
-from penjing.train.stages.base import DatasetSize, make_stage
+from penjing.train.resolve import AS_STARTED, Facts, record, resolve
+from penjing.train.resume import ConfigDifference, check_same_run, run_fingerprints, saved_dtype, settings_of
+from penjing.train.stages.base import DatasetSize, Report, Stage, make_stage
 from penjing.train.step_probe import expected, plan
 from penjing.train.step_timing import ProbeHooks
 
@@ -63,11 +67,9 @@ def prepare_run(
     """
     folder = RunDir(Path(run.out))
     checkpoint = newest(folder.checkpoints)
-    run, precision = _resolve(run, strategy, checkpoint, allow_change)
-    stage = make_stage(run, strategy, hooks.report)
-    stage.prepare_data()
-    run = stage.run = fit_batch(stage.run, stage.size().units_per_epoch, strategy.world)
-    run, memory_notes = fit_memory(run, strategy)
+    facts = TrainingFacts(strategy, hooks.report, checkpoint, allow_change)
+    run = resolve(run, facts)
+    stage, precision = facts.stage, facts.precision
     stage.run, size = run, stage.size()
     built = build_run(stage, strategy, precision, checkpoint)
     fingerprints = run_fingerprints(stage, precision)
@@ -77,17 +79,22 @@ def prepare_run(
         _restore(instruments, checkpoint, changes, strategy)
     context = make_context(built, instruments, hooks, num_steps(run, size))
     skipped = [] if checkpoint is None else [f"damaged checkpoint skipped: {name}" for name in checkpoint.skipped]
-    notes = [*memory_notes, *skipped, *(f"allowed to change: {change}" for change in changes)]
+    notes = [*skipped, *(f"allowed to change: {change}" for change in changes)]
     notes += _start_notes(run, size, checkpoint)
     with ExitStack() as undo:
         undo.callback(context.trackers.end)
         notes += _choose_kernels(built)
-        estimate, compile_notes = _probe(built, size, context, instruments, hooks, resuming=checkpoint is not None)
+        estimate, compiling = _probe(built, size, context, instruments, hooks, resuming=checkpoint is not None)
+        if run.compute.compile == "auto":
+            run = record(run, "compute.compile", compiling.how, compiling.why)
+        if compiling.how != "off":
+            took = f"took {compiled_seconds():.0f} s, about {compiling.predicted_seconds:.0f} s were expected"
+            notes.append(f"compiled ({compiling.how}: {compiling.why}); {took}")
         if strategy.rank == 0:
-            write_text(folder.settings, config.to_toml(run))
+            write_text(folder.settings, config.to_toml(run, run.decisions))
         undo.pop_all()
     return PreparedRun(
-        **vars(built),
+        **{**vars(built), "run": run},
         context=context,
         state=instruments.state,
         size=size,
@@ -95,28 +102,64 @@ def prepare_run(
         estimate=estimate,
         resumed_from=None if checkpoint is None else checkpoint.step,
         resumed=instruments.resumed,
-        notes=[*notes, *compile_notes],
+        notes=notes,
     )
 
 
-def _resolve(
-    run: Run, strategy: Strategy, checkpoint: Checkpoint | None, allow_change: Sequence[str]
-) -> tuple[Run, Precision]:
-    """The run with the batch it was started with, and the precision that rank 0 decided on.
+class TrainingFacts(Facts):
+    """The facts of a training run: of its checkpoint, its device, its data and the free memory.
 
-    The returned settings, and run.toml, contain both. The data and the tokenizer are compared later, once they are
-    read.
+    To answer, it decides the precision and prepares the stage.
     """
-    dtype = ""
-    if checkpoint is not None:
-        run = with_saved_batch(run, checkpoint)
-        check_same_run(run, {}, checkpoint, allow_change)
-        dtype = saved_dtype(checkpoint, allow_change)
-    precision = Precision.resolve(run.compute, strategy.device, resumed_dtype=dtype, agree=strategy.broadcast)
-    precision.require(strategy.device)
-    precision.switch_tf32()
-    strategy.scaler = precision.loss_scaler(strategy.device)
-    return replace(run, compute=precision.resolved(run.compute)), precision
+
+    stage: Stage[Any]
+    precision: Precision
+
+    def __init__(
+        self, strategy: Strategy, report: Report, checkpoint: Checkpoint | None, allow_change: Sequence[str]
+    ) -> None:
+        self.strategy, self.report, self.checkpoint, self.allow_change = strategy, report, checkpoint, allow_change
+        self.world = strategy.world
+
+    def machine(self) -> Mapping[str, tuple[Any, str]]:
+        device, world = self.strategy.device, self.world
+        found = "no accelerator was found" if devices.of(device).is_host else "the accelerator of this machine"
+        return {
+            "compute.device": (str(device), found),
+            "compute.threads": (torch.get_num_threads(), "the free cores of a process, or OMP_NUM_THREADS"),
+            "parallel.strategy": ("single" if world == 1 else "ddp", f"{world} process{'es' * (world > 1)}"),
+        }
+
+    def started(self) -> Mapping[str, tuple[Any, str]]:
+        if self.checkpoint is None:
+            return {}
+        reasons = self.checkpoint.state().get("decisions", {})
+        return {name: (value, reasons.get(name, AS_STARTED)) for name, value in settings_of(self.checkpoint).items()}
+
+    def dtype(self, run: Run) -> tuple[str, str]:
+        """Also compares the settings with the checkpoint's. Data and tokenizer are compared once they are read."""
+        dtype, device = "", self.strategy.device
+        if self.checkpoint is not None:
+            check_same_run(run, {}, self.checkpoint, self.allow_change)
+            dtype = saved_dtype(self.checkpoint, self.allow_change)
+        self.precision = Precision.resolve(run.compute, device, resumed_dtype=dtype, agree=self.strategy.broadcast)
+        self.precision.require(device)
+        self.precision.switch_tf32()
+        self.strategy.scaler = self.precision.loss_scaler(device)
+        return self.precision.matmul, AS_STARTED if dtype else f"the fastest on this {device.type}"
+
+    def conversations(self, run: Run) -> tuple[int, int] | None:
+        self.stage = make_stage(run, self.strategy, self.report)
+        self.stage.prepare_data()
+        return self.stage.conversations()
+
+    def units_per_epoch(self, run: Run) -> int:
+        self.stage.run = run
+        self.stage.prepare_rows()
+        return self.stage.size().units_per_epoch
+
+    def micro_size(self, run: Run) -> tuple[int, str]:
+        return fit_memory(run, self.strategy)
 
 
 def _start_notes(run: Run, size: DatasetSize, checkpoint: Checkpoint | None) -> list[str]:
@@ -169,8 +212,8 @@ def _probe(
     hooks: RunHooks,
     *,
     resuming: bool,
-) -> tuple[RunEstimate, list[str]]:
-    """Compile if it pays, time a few steps, and estimate the run. Returns the estimate and lines for the user."""
+) -> tuple[RunEstimate, Decision]:
+    """Compile if it pays, time a few steps, and estimate the run."""
     run, stage, strategy, meter = built.run, built.stage, built.strategy, instruments.meter
     units = context.num_steps * run.batch.size / strategy.world
     flops = units * size.tokens_per_unit * meter.flops_per_token
@@ -183,7 +226,4 @@ def _probe(
     )
     estimate = plan(built, size, context, resuming=resuming, hooks=probe_hooks)
     meter.expected, meter.flops_per_token_full_square = expected(estimate), estimate.flops_per_token_full_square
-    if compiling.how == "off":
-        return estimate, []
-    took = f"took {compiled_seconds():.0f} s, about {compiling.predicted_seconds:.0f} s were expected"
-    return estimate, [f"compiled ({compiling.how}: {compiling.why}); {took}"]
+    return estimate, compiling

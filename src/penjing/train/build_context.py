@@ -81,7 +81,7 @@ def make_instruments(
     if scaler is not None:
         stateful["scaler"] = scaler
     resumed = 0 if checkpoint is None else checkpoint.state()["resumed"] + 1
-    settings = config.to_toml(run)
+    settings = config.to_toml(run, run.decisions)
     checkpointer = Checkpointer(
         folder.checkpoints,
         run.checkpoint,
@@ -92,8 +92,13 @@ def make_instruments(
         record=trackers.incident,
         label=Label(
             texts={"run.toml": settings},
-            about={**fingerprints, "resumed": resumed, "base": built.base},
-            fingerprints={**fingerprints, "config": sha256_text(settings)},
+            about={
+                **fingerprints,
+                "resumed": resumed,
+                "base": built.base,
+                "decisions": {decision.field: decision.why for decision in run.decisions},
+            },
+            fingerprints={**fingerprints, "config": sha256_text(config.to_toml(run))},
         ),
         trainable_only=bool(run.lora.rank),
     )

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from penjing.base.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
+from penjing.base.config import Decision, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
 from penjing.base.errors import UserError
 from penjing.kernels.fp8 import Float8
 from penjing.model.config import ModelConfig
@@ -191,6 +191,8 @@ class Run(Settings):
     sample: SampleSettings = field(default_factory=SampleSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     log: LogSettings = field(default_factory=LogSettings)
+    # Not a setting: what train/resolve.py decided, and why.
+    decisions: tuple[Decision, ...] = field(default=(), compare=False, repr=False, metadata={"setting": False})
 
     def __post_init__(self) -> None:
         super().__post_init__()

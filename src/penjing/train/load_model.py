@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -244,19 +244,20 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
     return tokenizer.with_chatml(visible=not run.lora.rank)
 
 
-def load_start(run: Run) -> Transformer:
-    """The model of `init_from` with merged adapters, in the run's shape.
+def load_start(run: Run, start: Path | None = None) -> Transformer:
+    """The model of `init_from` (where it lies now: `start`) with merged adapters, in the run's shape.
 
     Rows are added to embedding and head if the run's vocabulary is larger.
     """
     folder = Path(run.tokenizer.path) if run.tokenizer.path else RunDir(Path(run.out)).tokenizer
     existing = folder if (folder / "tokenizer.json").is_file() else None
     hints = config.to_dict(run.model)
-    start = load_trained(Path(run.init_from), adapters="merged", hints=hints, tokenizer_folder=existing)
-    if start.model.config == run.model:
-        return start.model.train()
+    path = start or Path(run.init_from)
+    loaded = load_trained(path, adapters="merged", hints=hints, tokenizer_folder=existing).model
+    if loaded.config == run.model:
+        return loaded.train()
     model = Transformer(run.model)
-    _fill(model, resize_embeddings(start.model.state_dict(), run.model.vocab_size), run.init_from)
+    _fill(model, resize_embeddings(loaded.state_dict(), run.model.vocab_size), path)
     return model
 
 
@@ -276,10 +277,11 @@ def build_adapted(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer,
         )
     saved = dict(checkpoint.state().get("base", {})) if checkpoint is not None else {}
     where: object = run.init_from if checkpoint is None else checkpoint.folder
+    start = Path(run.init_from)  # or a hub name
     if checkpoint is not None:
-        run = _with_base(run, checkpoint.folder.parent.parent, saved.get("init_from", ""))
+        start = _base_of(run, checkpoint.folder.parent.parent, saved.get("init_from", ""))
     try:
-        model = load_start(run)
+        model = load_start(run, start)
     except UserError as error:
         if checkpoint is None:
             raise
@@ -289,13 +291,12 @@ def build_adapted(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer,
             wanted=saved.get("init_from"),
             next_step="Restore it, or train anew.",
         ) from None
-    start = Path(run.init_from)  # or a hub name
-    base = {"init_from": str(start.resolve()) if start.exists() else run.init_from, "sha256": fingerprint(model)}
+    base = {"init_from": str(start.resolve()) if start.exists() else str(start), "sha256": fingerprint(model)}
     if saved and saved["sha256"] != base["sha256"]:
         raise UserError(
             "the base model of this adapter has changed",
             where=where,
-            got=f"{run.init_from} with hash {base['sha256'][:12]}",
+            got=f"{start} with hash {base['sha256'][:12]}",
             wanted=saved["sha256"][:12],
             next_step="Restore the old weights, or train anew with another out=.",
         )
@@ -303,8 +304,8 @@ def build_adapted(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer,
     return model, base
 
 
-def _with_base(run: Run, folder: Path, recorded: str) -> Run:
-    """The run in `folder`, which has an adapter, with the present path of its base; a hub name stays.
+def _base_of(run: Run, folder: Path, recorded: str) -> Path:
+    """The present path of the base of the run in `folder`, which has an adapter; a hub name stays.
 
     Raises UserError if runs were renamed, so that the adapter would be its own base.
     """
@@ -322,7 +323,7 @@ def _with_base(run: Run, folder: Path, recorded: str) -> Run:
                 next_step="Give the base its old name again.",
             )
         bases.append(base)
-    return replace(run, init_from=str(chain[0][0])) if chain[0][0].exists() else run
+    return chain[0][0] if chain[0][0].exists() else Path(run.init_from)
 
 
 def load_weights(module: nn.Module, checkpoint: Checkpoint) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ from penjing.base.errors import UserError
 from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.loader.batch_source import Source, WrappedSource
 from penjing.train.batch_geometry import batch_geometry, micro_sizes
+from penjing.train.resolve import decide
 from penjing.train.stages.base import Stage
 
 Result = TypeVar("Result")
@@ -115,7 +115,7 @@ def with_smaller_passes(stage: Stage[Any], work: Callable[[], Result]) -> Result
         smaller = next((size for size in geometry.micro_sizes if size < geometry.micro_size), None)
         if smaller is None:
             raise SmallestPass(geometry.micro_size, message)
-        stage.run = replace(stage.run, batch=replace(stage.run.batch, micro_size=smaller))
+        stage.run = decide(stage.run, "batch.micro_size", smaller, f"out of memory: {message}")
 
     return retry_on_oom(work, halve)
 

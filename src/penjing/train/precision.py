@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -65,10 +65,6 @@ class Precision:
             )
         if self.fp8 != "off":
             require_float8(device.type, capability, self.dtype)
-
-    def resolved(self, compute: ComputeSettings) -> ComputeSettings:
-        """The settings with the resolved dtype instead of `auto`."""
-        return replace(compute, dtype=self.matmul)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from penjing.base import config
@@ -50,7 +50,7 @@ class ConfigDifference:
 
 def differences(run: Run, fingerprints: Mapping[str, str], checkpoint: Checkpoint) -> list[ConfigDifference]:
     """Every field in which `run` and its fingerprints differ from the checkpoint's."""
-    before, now = _settings_of(checkpoint), _flat_settings(run)
+    before, now = settings_of(checkpoint), _flat_settings(run)
     changes = [
         ConfigDifference(key, before.get(key), now.get(key))
         for key in sorted(before.keys() | now.keys())
@@ -72,17 +72,6 @@ def run_fingerprints(stage: Stage[Any], precision: Precision) -> dict[str, str]:
         "template": sha256_text(stage.tokenizer.template),
         "precision": precision.name,
     }
-
-
-def with_saved_batch(run: Run, checkpoint: Checkpoint) -> Run:
-    """A run whose batch depends on the data is resumed with the batch it was started with."""
-    saved = _settings_of(checkpoint)
-    rows, length = saved.get("batch.size"), saved.get("data.seq_len")
-    if run.batch.min_steps and isinstance(rows, int):
-        run = replace(run, batch=replace(run.batch, size=rows, min_steps=0))
-    if run.data.min_seq_len and isinstance(length, int):
-        run = replace(run, data=replace(run.data, seq_len=length, min_seq_len=0))
-    return run
 
 
 def check_same_run(
@@ -114,13 +103,13 @@ def saved_dtype(checkpoint: Checkpoint, allowed: Sequence[str]) -> str:
     unknown."""
     if _is_one_of("precision", allowed):
         return ""
-    for saved in (_settings_of(checkpoint).get("compute.dtype"), checkpoint.state().get("precision")):
+    for saved in (settings_of(checkpoint).get("compute.dtype"), checkpoint.state().get("precision")):
         if saved in ("bfloat16", "float16", "tf32", "float32"):
             return str(saved)
     return ""
 
 
-def _settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
+def settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """A checkpoint's settings; those that are newer than the checkpoint have their defaults."""
     path = checkpoint.folder / "run.toml"
     if not path.is_file():

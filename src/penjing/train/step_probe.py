@@ -21,12 +21,12 @@ from penjing.track.run_record import RunRecord
 from penjing.train.build_model import BuiltRun
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext
-from penjing.train.small_data import data_warnings, start_warnings
 from penjing.train.stages.base import DatasetSize
 from penjing.train.step_timing import ProbeHooks, probe
 from penjing.train.throughput import Expected
 
 FORECAST = "scale.json"  # in the run's folder: the loss that `penjing plan forecast` predicted
+FEW_STEPS = 50  # a run with fewer steps gives a warning
 FORECAST_TOLERANCE = 0.05  # of the tokens: the forecast assumes full rows, and rows have some padding
 
 
@@ -83,6 +83,30 @@ def predicted_loss(file: Path, estimate: RunEstimate) -> dict[str, float]:
     if forecast.number("parameters") != estimate.parameters or abs(tokens - planned) > FORECAST_TOLERANCE * planned:
         return {}
     return {name: value for name, value in forecast.raw.items() if name.startswith("predicted_loss")}
+
+
+def data_warnings(steps: int, rows: int, units_per_epoch: float, unit: str) -> list[str]:
+    """Warnings about a run that will learn little, one line each. units_per_epoch: infinite if unknown."""
+    lines = []
+    if steps < FEW_STEPS:
+        lines.append(f"only {steps} optimizer steps, which teach little: use more epochs or a smaller batch.size")
+    if rows > units_per_epoch:
+        lines.append(
+            f"a batch of {rows} {unit} is larger than an epoch of {units_per_epoch:.0f}: each step repeats the same "
+            f"{unit}; use a smaller batch.size"
+        )
+    return lines
+
+
+def start_warnings(loss: float | None, vocab_size: int) -> list[str]:
+    """A warning if the start model is worse than guessing. loss: nats per token of held-out rows before step 1."""
+    uniform = math.log(vocab_size)
+    if loss is None or loss <= uniform:
+        return []
+    return [
+        f"held-out loss starts at {loss:.2f} nats per token, above {uniform:.2f} of guessing among {vocab_size:,} "
+        "ids: tokenizer, template or language of the data may not fit the model"
+    ]
 
 
 def expected(estimate: RunEstimate) -> Expected:

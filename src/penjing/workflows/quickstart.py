@@ -47,6 +47,7 @@ from penjing.track.run_dir import RunDir
 from penjing.track.run_record import RunRecord
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained, set_threads
+from penjing.train.resolve import decide
 from penjing.workflows.report import write_page
 from penjing.workflows.train import execute, resolve_run
 
@@ -130,13 +131,13 @@ def _work_through(options: QuickstartOptions, source: str, log: StageLog, consol
     log.stage("data", lambda: _make_data(options, source, log))
     corpus = _corpus(options)
     pretraining = _pretraining(options, corpus)
-    log.stage("pretrain", lambda: _train(pretraining, log, console))
+    log.stage("pretrain", lambda: _train(pretraining, console))
     _record_tokens(log, pretraining)
     finetuning = _finetuning(options, corpus)
     if finetuning is None:
         log.stage("sft", lambda: "skipped: this data has no conversations to learn answers from")
     else:
-        log.stage("sft", lambda: _sft(finetuning, log, console))
+        log.stage("sft", lambda: _train(finetuning, console))
     log.stage("evaluate", lambda: _evaluate(out, corpus, pretraining))
     last = out / ("pretrain" if finetuning is None else "sft")
     log.stage("export", lambda: _export(out, last, log))
@@ -329,13 +330,17 @@ def _finetuning(options: QuickstartOptions, corpus: Corpus) -> Run | None:
         return None
     layer: dict[str, Any] = {
         "out": str(options.out / "sft"),
-        "max_steps": _sft_steps(options.out / "pretrain"),
         "init_from": str(options.out / "pretrain"),
         "data": {"train": corpus.chats, "val_fraction": 0.01},
         "sample": {"prompts": list(CHAT_PROMPTS)},
         "eval": {"questions": str(corpus.questions or "")},
     }
-    return resolve_run("tiny_sft", layer, parse_overrides(_overrides(options, "sft")))
+    requested = parse_overrides(_overrides(options, "sft"))
+    run = resolve_run("tiny_sft", layer, requested)
+    if requested.keys() & {"max_steps", "epochs"}:
+        return run
+    why = f"this machine is slow or busy; for all of them: sft.max_steps={SFT_STEPS}"
+    return decide(run, "max_steps", _sft_steps(options.out / "pretrain"), why)
 
 
 def _held_out_openings(corpus: Corpus) -> list[str]:
@@ -352,19 +357,12 @@ def _texts(paths: Sequence[Path]) -> Iterator[str]:
     return (document.text for document in documents)
 
 
-def _train(run: Run, log: StageLog, console: Console) -> str:
+def _train(run: Run, console: Console) -> str:
     outcome = execute(run, console)
     text = f"{units.count(outcome['tokens'])} tokens at {units.count(outcome['tokens_per_second'])}/s"
     if "val_bits_per_byte" in outcome:
         return f"{text}, held-out {outcome['val_bits_per_byte']:.3f} bits per byte"
     return f"{text}, held-out loss {outcome.get('val_loss', math.nan):.3f} nats per token"
-
-
-def _sft(run: Run, log: StageLog, console: Console) -> str:
-    if MIN_SFT_STEPS <= run.max_steps < SFT_STEPS:
-        line = f"  {run.max_steps:,} steps instead of {SFT_STEPS:,}, as this machine is slow or busy; "
-        console.print(Text(f"{line}for all of them: sft.max_steps={SFT_STEPS}", style="yellow"))
-    return _train(run, log, console)
 
 
 def _record_tokens(log: StageLog, run: Run) -> None:

@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -50,9 +50,9 @@ from penjing.track.run_record import RunRecord
 from penjing.train.build import PreparedRun, prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.config import Run
-from penjing.train.from_pretrained import default_rate, start_from_pretrained, with_vocabulary
 from penjing.train.load_model import set_threads
 from penjing.train.loop import train
+from penjing.train.resolve import start_run, with_settings
 from penjing.train.run_history import SPENT, append_history
 from penjing.train.watchdog import watched
 
@@ -70,13 +70,7 @@ def resolve_run(recipe: str, *layers: Layer) -> Run:
         raise UserError("takes no size", where=recipe, wanted=f"{name} alone, or {', '.join(WITH_SIZE)}:SIZE")
     base = make(size) if size else make()
     requested = [*layers[:-1], *map(_last_length_wins, layers[-1:])]
-    base = explicit_batch(default_rate(base, requested), requested)
-    start = next((layer["init_from"] for layer in reversed(layers) if layer.get("init_from")), "")
-    return (
-        start_from_pretrained(str(start), base, requested)
-        if start
-        else with_vocabulary(config.resolve(Run, base, *requested), requested)
-    )
+    return start_run(base, requested)
 
 
 def named_run(recipe: str, overrides: Layer) -> Run:
@@ -86,23 +80,6 @@ def named_run(recipe: str, overrides: Layer) -> Run:
         stage = str(layer.get("stage", "pretrain"))  # may be a name that the user chose
         return resolve_run(stage if stage in RECIPES else "pretrain", layer, overrides)
     return resolve_run(recipe, overrides)
-
-
-def explicit_batch(base: Layer, layers: Sequence[Layer]) -> Layer:
-    """The recipe without automatic batch size if a layer sets batch.size, and without automatic sequence length if a
-    layer sets data.seq_len."""
-    explicit = {f"{table}.{name}" for layer in layers for table in ("batch", "data") for name in _table(layer, table)}
-    batch, data = dict(base.get("batch", {})), dict(base.get("data", {}))
-    if "batch.size" in explicit:
-        batch, data = {**batch, "min_steps": 0}, {**data, "min_seq_len": 0}
-    if "data.seq_len" in explicit:
-        data["min_seq_len"] = 0
-    return {**base, "batch": batch, "data": data}
-
-
-def _table(layer: Layer, name: str) -> Mapping[str, Any]:
-    table = layer.get(name, {})
-    return table if isinstance(table, Mapping) else {}
 
 
 def _last_length_wins(layer: Layer) -> Layer:
@@ -184,13 +161,13 @@ def plan_only(run: Run, console: Console) -> RunEstimate:
     set_threads(run.compute.threads, 1)
     with tempfile.TemporaryDirectory() as folder:
         prepared = prepare_run(
-            replace(run, out=folder),
+            with_settings(run, {"out": folder}),
             make_strategy(run.compute.device, run.parallel.strategy),
             RunHooks(
                 sample=lambda model, tokenizer, step: write_samples(run, model, tokenizer, silent_console(console))
             ),
         )
-        print_plan(replace(prepared, run=replace(prepared.run, out=run.out)), console)
+        print_plan(replace(prepared, run=with_settings(prepared.run, {"out": run.out})), console)
         prepared.context.trackers.end()
         return prepared.estimate
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import replace
 
 import torch
 
@@ -98,23 +97,23 @@ class TracedPasses:
         )
 
 
-def fit_memory(run: Run, strategy: Strategy) -> tuple[Run, list[str]]:
-    """On a CPU, the run with the micro-batch that its plan has, and a line if that is a smaller one.
+def fit_memory(run: Run, strategy: Strategy) -> tuple[int, str]:
+    """On a CPU, the micro-batch that the run's plan has, and why; 0 if it is that of the settings.
 
     A GPU raises an error when its memory is full, after which passes become smaller; on a CPU the system ends the
     process. Raises UserError if the run does not fit.
     """
     if not devices.of(strategy.device).is_host:
-        return run, []
+        return 0, ""
     # Available memory changes all the time, and all ranks must decide alike: rank 0's counts.
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", strategy.world))
     share = strategy.broadcast(host.available_bytes(processes))
     if not share:
-        return run, []
+        return 0, ""
     micro = batch_geometry(run, strategy.world, strategy.device).micro_size
     tokens = round(micro * run.objective.unit_lengths(run.data.seq_len).tokens)
     if ROUGH_FACTOR * rough_memory_bytes(shape_of(run.model), tokens) < share:
-        return run, []
+        return 0, ""
     target = Target(kind=strategy.device.type, name=host.cpu_name(), memory_bytes=share)
     passes = TracedPasses(run, target, strategy.world)
     rows = strategy.broadcast(passes.fitting_size() if strategy.rank == 0 else None)
@@ -127,6 +126,4 @@ def fit_memory(run: Run, strategy: Strategy) -> tuple[Run, list[str]]:
             wanted=f"at most {units.gibibytes(share)}, which are free now",
             next_step="Use a smaller model or data.seq_len, or unset batch.micro_size; try `penjing plan memory`.",
         )
-    if rows == micro:
-        return run, []
-    return replace(run, batch=replace(run.batch, micro_size=rows)), [passes.reduced(rows)]
+    return (0, "") if rows == micro else (rows, passes.reduced(rows))

@@ -28,6 +28,7 @@ from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.dummy_batches import DummySource, TraceStrategy, on_target, tensors_of
 from penjing.train.precision import Precision
+from penjing.train.resolve import with_settings
 from penjing.train.stages.base import make_stage
 from penjing.train.throughput import Meter
 
@@ -163,7 +164,7 @@ def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple
     device = torch.device(target.kind)
     precision = Precision.resolve(run.compute, device, capability=target.capability)
     precision.require(device, target.capability)
-    run = replace(run, compute=precision.resolved(run.compute))
+    run = with_settings(run, {"compute.dtype": precision.matmul})
     on_host = target.device.is_host
     tracer = Tracer(vocabulary=run.model.vocab_size, loss_files=LOSS_FILES, kernel_temporaries=not on_host)
     strategy = TraceStrategy(tracer, device, shape.layout, shape.ranks)

@@ -48,9 +48,9 @@ class DatasetSize:
 class Stage(ABC, Generic[S]):
     """Data, source, objective and validation of one kind of training.
 
-    A run calls, in this order: the constructor, which is cheap; `prepare_data`, or `assume_data` on the meta device;
-    `trainable`; `setup`; then the other methods. Properties that follow from the settings alone are in
-    `penjing.objective.base.ObjectiveSettings`.
+    A run calls, in this order: the constructor, which is cheap; `prepare_data`, `conversations` and `prepare_rows`, or
+    `assume_data` on the meta device; `trainable`; `setup`; then the other methods. Properties that follow from the
+    settings alone are in `penjing.objective.base.ObjectiveSettings`.
     """
 
     runs_ahead = True  # whether batches may be prefetched; False if they depend on the current weights
@@ -92,7 +92,14 @@ class Stage(ABC, Generic[S]):
 
     @abstractmethod
     def prepare_data(self) -> None:
-        """Read the data: rank 0 makes missing files, the others wait. May adapt `run` to the data."""
+        """Read the data: rank 0 makes missing files, the others wait."""
+
+    def conversations(self) -> tuple[int, int] | None:
+        """Tokens of all training conversations, and of the longest one; None if rows need not fit conversations."""
+        return None
+
+    def prepare_rows(self) -> None:
+        """What depends on `data.seq_len`, which is decided by now."""
 
     def assume_data(self) -> list[str]:
         """Replaces prepare_data if no data may be read or computed; returns the assumptions."""

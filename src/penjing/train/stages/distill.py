@@ -41,16 +41,23 @@ class DistillStage(TeacherStage):
     """Rows of packed text or conversations with the teacher's predictions, computed in each step or read from disk."""
 
     def prepare_data(self) -> None:
-        """Makes the tokenizer and shards if missing, and with mode=top_k the store."""
+        """Makes the tokenizer and shards if missing."""
         what = "the teacher needs texts or conversations; prompts are for objective.mode=on_policy"
         self.need_format(what, "documents", "chats")
         teacher = self.read_teacher()
         self._data = NextTokenStage(self.run, self.strategy, self.report)
         self._data.prepare_data()
-        self.run = self._data.run  # its rows may be shorter
         self.tokenizer, self.fingerprint, self.notes = self._data.tokenizer, self._data.fingerprint, self._data.notes
         self.set_teacher(teacher)
-        self._cost = relative_cost(self.run, teacher.model, self._data.size().num_keys)
+
+    def conversations(self) -> tuple[int, int]:
+        return self._data.conversations()
+
+    def prepare_rows(self) -> None:
+        assert self.teacher is not None
+        self._data.run = self.run
+        self._data.prepare_rows()
+        self._cost = relative_cost(self.run, self.teacher, self._data.size().num_keys)
         self._stores: list[TeacherLogitsCache] = []
         if self.settings.mode == "top_k":
             self._stores = [self._store(rows) for rows in (self._data.rows, self._data.held_out)]

@@ -25,7 +25,6 @@ from penjing.objective.next_token import LOSS_METRIC, NextToken, NextTokenSettin
 from penjing.plan.flops import mean_keys
 from penjing.track.run_dir import RunDir
 from penjing.train.config import Run
-from penjing.train.small_data import fit_rows
 from penjing.train.stages.base import DatasetSize, Report, Stage
 from penjing.train.stages.example_batches import example_rows
 from penjing.train.stages.held_out import held_out_means
@@ -49,14 +48,7 @@ class NextTokenStage(Stage[NextTokenSettings]):
                     where=half.folder,
                     next_step="Give the text itself as data.train, or tokenizer.path=the one they were made with.",
                 )
-        self.fingerprint = train.fingerprint
-        longest = max(int((half.end_D - half.start_D).max(initial=0)) for half in (train, validation))
-        self.run = run = fit_rows(run, train.num_tokens, longest)
-        self.rows = make_rows(run, train, self.tokenizer)
-        self.held_out = make_rows(run, validation, self.tokenizer, validation=True)
-        targets = validation.num_tokens + validation.num_documents
-        self.targets_per_byte = targets / max(1, validation.num_bytes)
-        self._num_keys = mean_keys(train.end_D - train.start_D, run.data.seq_len)
+        self.fingerprint, self._shards = train.fingerprint, (train, validation)
         if counts.get("bad"):
             self.notes.append(f"{counts['bad']} broken records were skipped: {folder.bad_records}")
         skipped, shortened = counts.get("skipped", 0), counts.get("shortened", 0)
@@ -65,6 +57,18 @@ class NextTokenStage(Stage[NextTokenSettings]):
                 f"{skipped} conversations were skipped, too long for a row or with nothing to learn from; "
                 f"{shortened} lost their last turns"
             )
+
+    def conversations(self) -> tuple[int, int]:
+        longest = max(int((half.end_D - half.start_D).max(initial=0)) for half in self._shards)
+        return self._shards[0].num_tokens, longest
+
+    def prepare_rows(self) -> None:
+        train, validation = self._shards
+        self.rows = make_rows(self.run, train, self.tokenizer)
+        self.held_out = make_rows(self.run, validation, self.tokenizer, validation=True)
+        targets = validation.num_tokens + validation.num_documents
+        self.targets_per_byte = targets / max(1, validation.num_bytes)
+        self._num_keys = mean_keys(train.end_D - train.start_D, self.run.data.seq_len)
 
     def size(self) -> DatasetSize:
         positions = self.rows.rows_per_epoch * self.rows.seq_len
