@@ -17,6 +17,7 @@ from penjing.eval import questions as asking
 from penjing.eval.regression_questions import RegressionQuestions, print_changes
 from penjing.parallel.single import Single
 from penjing.track.run_dir import RunDir
+from penjing.train.config import Run
 from penjing.train.resolve import questions_of_start
 from penjing.workflows import quickstart
 from penjing.workflows.train import execute, resolve_run
@@ -207,11 +208,15 @@ def test_a_folder_that_was_moved_brings_its_questions_along(tmp_path, base, aske
 
 
 def test_the_quickstarts_sft_is_known_by_its_questions(tmp_path, monkeypatch):
-    monkeypatch.setattr(quickstart, "resolve_run", lambda recipe, *layers: layers)
-    monkeypatch.setattr(quickstart, "_sft_steps", lambda pretrained: 4000)
+    kept = []
+    monkeypatch.setattr(quickstart, "resolve_run", lambda recipe, *layers: kept.extend(layers) or Run(max_steps=4000))
+    monkeypatch.setattr(quickstart, "_sft_steps", lambda pretrained: 1900)
     settings = quickstart.QuickstartOptions(out=tmp_path)
-    layer, _ = quickstart._finetuning(settings, quickstart._corpus(settings))
-    assert layer["eval"]["questions"] == str(tmp_path / "data/eval.jsonl")
+    run = quickstart._finetuning(settings, quickstart._corpus(settings))
+    assert kept[0]["eval"]["questions"] == str(tmp_path / "data/eval.jsonl")
+    assert [(one.field, one.was, run.max_steps) for one in run.decisions] == [("max_steps", 4000, 1900)]
+    asked = quickstart.QuickstartOptions(out=tmp_path, settings=["sft.max_steps=4000"])
+    assert quickstart._finetuning(asked, quickstart._corpus(asked)).max_steps == 4000
 
 
 def test_nothing_is_asked_of_what_does_not_speak(asked):
