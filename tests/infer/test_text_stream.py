@@ -163,3 +163,24 @@ def _joined(stream):
         before = joined.get(piece.number)
         joined[piece.number] = piece if before is None else piece._replace(text=before.text + piece.text)
     return list(joined.values())
+
+
+@pytest.mark.parametrize("thinking", [None, True, False])
+def test_the_tokens_of_reasoning_are_counted(tokenizer, thinking):
+    """Between the marks, whether they are tokens or text, and however the ids come."""
+    reasoning, rest = (
+        tokenizer.encode("cat 小猫"),
+        [*tokenizer.encode("so"), *tokenizer.encode("<tool_call>{}</tool_call>")],
+    )
+    opened = [] if thinking else encode(tokenizer, "<think>")
+    ids = [*opened, *reasoning, *encode(tokenizer, "</think>"), *rest]
+    for size in (1, 3, 999):
+        stream = TurnStream(tokenizer, thinking)
+        for start in range(0, len(ids), size):
+            stream.extend(ids[start : start + size])
+        marks = 0 if tokenizer.has("</think>") else len(encode(tokenizer, "</think>"))
+        assert stream.reasoning_tokens == (0 if thinking is False else len(reasoning) + marks)
+
+
+def encode(tokenizer, mark):
+    return [tokenizer.control(mark)] if tokenizer.has(mark) else tokenizer.encode(mark)

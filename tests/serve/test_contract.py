@@ -9,6 +9,8 @@ import pytest
 from pydantic import BaseModel
 from sse import events
 
+import penjing
+from penjing.data.tokenizer.tokenizer import VISIBLE_TOKENS
 from penjing.serve import app
 from penjing.serve.guard import ADMITTED
 
@@ -255,3 +257,19 @@ def test_the_clients_helpers(client):
     with client.chat.completions.stream(**QUESTION, logprobs=True, n=2, seed=1, max_tokens=6) as stream:
         kinds = [event.type for event in stream]
     assert kinds.count("logprobs.content.done") == 2
+
+
+def test_usage_counts_the_tokens_of_reasoning(serving, tokenizer):
+    marks = {*tokenizer.stop, *(tokenizer.control(mark) for mark in VISIBLE_TOKENS)}
+    for thinking, number in ((True, 8), (False, 0)):
+        asked = {"enable_thinking": thinking, "logit_bias": {str(mark): -100 for mark in marks}, "seed": 1}
+        usage = serving.chat(**asked).json()["usage"]
+        assert usage["completion_tokens_details"] == {"reasoning_tokens": number}
+        chunks = events(serving.chat(**asked, stream=True, stream_options={"include_usage": True}).text)
+        assert chunks[-1]["usage"] == {**usage, "prompt_tokens_details": chunks[-1]["usage"]["prompt_tokens_details"]}
+
+
+def test_every_answer_names_the_version_that_wrote_it(serving):
+    whole = serving.chat().json()
+    chunks = events(serving.chat(stream=True).text)
+    assert {each["system_fingerprint"] for each in [whole, *chunks]} == {f"penjing-{penjing.__version__}"}

@@ -45,7 +45,12 @@ def test_a_function_call_is_the_tool_call_of_the_same_seed(roomy, name):
     old = roomy.chat(functions=FUNCTIONS, function_call={"name": name}, seed=3, max_tokens=99).json()
     (call,) = new["choices"][0]["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"a": name}
-    assert old["choices"][0]["message"] == {"role": "assistant", "content": None, "function_call": call["function"]}
+    assert old["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "function_call": call["function"],
+    }
     assert old["choices"][0]["finish_reason"] == "function_call"
     assert old["usage"]["total_tokens"] == new["usage"]["total_tokens"]
 
@@ -80,8 +85,32 @@ def test_history_of_function_calls_reads_as_that_of_tool_calls(roomy):
         for messages, field, offered in ((old, "functions", FUNCTIONS), (new, "tools", TOOLS))
     ]
     assert ids[0] == ids[1]
-    old[1]["function_call"] = {"name": "kite", "arguments": "[1]"}
-    assert error(roomy.chat(messages=old))["param"] == "messages[1].function_call"
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "kite", "NaN", '{"a": 1} so', "[" * 9999])
+def test_a_past_call_may_have_broken_arguments(roomy, tokenizer, arguments):
+    """A model wrote them, and the client sends back what it got: the prompt holds them as text."""
+    call = {"id": "1", "type": "function", "function": {"name": "kite", "arguments": arguments}}
+    said = [QUESTION, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "error"}]
+    if len(arguments) < 99:
+        assert roomy.chat(messages=said, tools=TOOLS).status_code == 200
+    ids = roomy.http.post("/tokenize", json={"model": "chat", "messages": said}).json()["tokens"]
+    assert json.dumps({"name": "kite", "arguments": arguments}) in tokenizer.decode(ids, hide=False)
+
+
+@pytest.mark.parametrize("arguments", ["{}", " ", "", None, {}])
+def test_a_past_call_may_have_no_arguments(roomy, tokenizer, arguments):
+    call = {"id": "1", "type": "function", "function": {"name": "kite", "arguments": arguments}}
+    said = [QUESTION, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "rain"}]
+    ids = roomy.http.post("/tokenize", json={"model": "chat", "messages": said}).json()["tokens"]
+    assert json.dumps({"name": "kite", "arguments": {}}) in tokenizer.decode(ids, hide=False)
+
+
+def test_a_forced_call_does_without_the_format_of_texts(roomy):
+    asked = {"tools": TOOLS, "tool_choice": "required", "seed": 3, "max_tokens": 99}
+    plain = roomy.chat(**asked).json()["choices"][0]["message"]["tool_calls"][0]["function"]
+    both = roomy.chat(**asked, response_format={"type": "json_object"}).json()["choices"][0]["message"]
+    assert both["tool_calls"][0]["function"] == plain
 
 
 def count(server, **fields):

@@ -221,7 +221,7 @@ def test_a_body_may_be_as_large_as_the_context_needs(start, make_served):
         with start(make_served("chat", context=4096)) as long:
             fields = {"messages": f"[{json.dumps(USER)},{CALL % arguments},{json.dumps(USER)}]"}
             reply = long.http.post("/v1/chat/completions", content=chat_body(fields), headers=JSON)
-            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages[1].tool_calls")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
 @pytest.mark.parametrize(

@@ -189,17 +189,16 @@ def test_what_does_not_go_together(serving):
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
-        ({"tools": [tool], "tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_object"}, "enable_thinking": True}, "enable_thinking"),
         ({"response_format": {"type": "json_object"}, "continue_ids": [5]}, "continue_ids"),
     ):
         assert refused(serving.chat(**fields))["param"] == param
 
 
-def test_calls_of_the_past_hold_json(serving):
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}
-    said = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
-    assert refused(serving.chat(messages=said))["param"] == "messages[1].tool_calls"
+def test_a_wrong_token_id_is_named(serving):
+    for key in ("the", "-1", "x" * 999):
+        message = refused(serving.chat(logit_bias={"5": 1, key: 1}))["message"]
+        assert message.startswith(f"logit_bias.{key[:64]}: ") and len(message) < 200
 
 
 def test_tools_of_the_page(serving):

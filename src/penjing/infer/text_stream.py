@@ -119,6 +119,7 @@ class TurnStream:
         self._plain = TextStream(tokenizer, stop_strings)  # since the last mark
         self._partial_mark = ""  # text that may become a mark
         self._turn = _TurnState(thinking)
+        self.reasoning_tokens = 0  # without marks
         self.stopped = False
 
     def append(self, token_id: int) -> bool:
@@ -135,11 +136,15 @@ class TurnStream:
                 plain = []
             elif token_id not in self._stop:
                 plain.append(token_id)
+                if self._text_marks:  # one by one, to know which are reasoning
+                    self._add_plain(plain)
+                    plain = []
         self._add_plain(plain)
         return self.stopped
 
     def _add_plain(self, ids: Sequence[int]) -> None:
         if ids and not self.stopped:
+            self.reasoning_tokens += len(ids) if self._turn.kind == "reasoning" else 0
             self.stopped = self._plain.extend(ids)
             self._text(self._plain.take(), is_last=self.stopped)
 
@@ -183,7 +188,7 @@ class _TurnState:
 
     def __init__(self, thinking: bool | None) -> None:
         self.deltas: list[SpanDelta] = []
-        self._kind: Kind = "reasoning" if thinking else "content"
+        self.kind: Kind = "reasoning" if thinking else "content"
         self._number = 0
         self._may_think = thinking is None
         self._after_call = False
@@ -192,17 +197,17 @@ class _TurnState:
         self._pending = ""
 
     def mark(self, mark: str) -> None:
-        if self._kind == "reasoning" and mark == tokens.END_THINK:
+        if self.kind == "reasoning" and mark == tokens.END_THINK:
             self._start_span("content")
-        elif self._kind == "reasoning" and mark == tokens.THINK and not self._has_text:
+        elif self.kind == "reasoning" and mark == tokens.THINK and not self._has_text:
             pass  # the prompt opened the reasoning, and the model opens it again
-        elif self._kind == "content" and mark == tokens.THINK and self._may_think:
-            self._kind, self._pending, self._may_think = "reasoning", "", False
-        elif self._kind != "reasoning" and mark == tokens.TOOL_CALL:
+        elif self.kind == "content" and mark == tokens.THINK and self._may_think:
+            self.kind, self._pending, self._may_think = "reasoning", "", False
+        elif self.kind != "reasoning" and mark == tokens.TOOL_CALL:
             self._start_span("tool_call")
-        elif self._kind == "tool_call" and mark == tokens.END_TOOL_CALL:
+        elif self.kind == "tool_call" and mark == tokens.END_TOOL_CALL:
             self._start_span("content")
-        elif self._kind == "content":  # a stray mark
+        elif self.kind == "content":  # a stray mark
             self._has_stray_marks, self._may_think = True, False
             self._add_content(self._pending + mark)
         else:
@@ -212,9 +217,9 @@ class _TurnState:
         if not text:
             return
         self._has_text = self._has_text or bool(text.strip())
-        if self._kind == "tool_call":
+        if self.kind == "tool_call":
             self._emit(text)
-        elif self._kind == "reasoning":
+        elif self.kind == "reasoning":
             self._add_reasoning(self._pending + text)
         else:
             self._add_content(self._pending + text)
@@ -247,22 +252,22 @@ class _TurnState:
 
     def _emit(self, text: str, *, closed: bool = False) -> None:
         if text or closed:
-            self.deltas.append(SpanDelta(self._kind, self._number, text, closed))
-        if self._kind == "content":
+            self.deltas.append(SpanDelta(self.kind, self._number, text, closed))
+        if self.kind == "content":
             self._has_content = self._has_content or bool(text)
 
     def _start_span(self, kind: Kind) -> None:
         """End the span and start another."""
-        was_call = self._kind == "tool_call"
-        if self._kind == "content":
+        was_call = self.kind == "tool_call"
+        if self.kind == "content":
             self._end_content(self._pending.removesuffix("\n"))
         elif not (was_call and kind == "tool_call"):
             self._emit("", closed=True)
-        self._kind, self._number, self._pending = kind, self._number + 1, ""
+        self.kind, self._number, self._pending = kind, self._number + 1, ""
         self._has_text = self._has_stray_marks = self._may_think = False
         self._after_call = was_call and kind == "content"
 
     def finish(self) -> None:
-        if self._kind == "content":
+        if self.kind == "content":
             self._end_content(self._pending)
         self._pending = ""

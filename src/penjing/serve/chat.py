@@ -53,6 +53,7 @@ class ChatChoice:
         self.deltas = TurnDeltas(is_forced=bool(turn.suffix_ids), max_calls=1 if has_one_call else None)
         for index in turn.prefix_ids:  # one by one: together, half a character at the end would hold back all of them
             self.stream.append(index)
+        self.stream.reasoning_tokens = 0
         if not turn.suffix_ids:
             self.deltas.add(self.stream.take())  # the client has this text
 
@@ -85,6 +86,10 @@ class ChatChoice:
         if self.finish == "stop" and self.deltas.calls:
             self.finish = "function_call" if self.is_legacy else "tool_calls"
         return [as_function_call(delta) for delta in deltas] if self.is_legacy else deltas
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self.stream.reasoning_tokens
 
     @property
     def opening(self) -> dict[str, Any]:
@@ -131,7 +136,7 @@ async def collect(work: PendingResponse) -> dict[str, Any]:
         logprobs = {"content": scores, "refusal": None} if scores else None
         finish = work.choices[index].finish
         choices.append({"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish})
-    return {**work.meta("chat.completion"), "choices": choices, "usage": work.stats.usage, "penjing": work.stats.timing}
+    return {**work.meta("chat.completion"), "choices": choices, "usage": work.usage, "penjing": work.stats.timing}
 
 
 def _check_fields(body: ChatRequest) -> None:
@@ -149,33 +154,31 @@ def _check_fields(body: ChatRequest) -> None:
         field = body.response_format.json_schema
         if field is None or field.json_schema is None:
             raise ApiError(400, "response_format: json_schema needs a schema", param="response_format")
-    forced = body.requires_tool_call
-    if forced and needs_json:
-        raise ApiError(400, "response_format: not with a required tool call", param="response_format")
+    forced = body.requires_tool_call  # and no text follows that would need the response_format
     if (forced or needs_json) and body.enable_thinking:
         raise ApiError(400, "enable_thinking: not with a required tool call or JSON", param="enable_thinking")
     if (forced or needs_json) and body.continue_ids:
         raise ApiError(400, "continue_ids: not with a required tool call or JSON", param="continue_ids")
 
 
-def _parsed(arguments: str) -> Any:
-    """The JSON of a call; None for what is not JSON, or has too many values: no other thread runs while it is built."""
-    with contextlib.suppress(ValueError, RecursionError):
-        return None if has_more_values(arguments.encode(), MAX_VALUES) else json.loads(arguments)
+def _arguments(sent: str | dict[str, Any] | None) -> Any:
+    """The arguments of a past call: an object, or the text that a model wrote instead of one. A text of too many values
+    stays one as well: no other thread runs while they are built."""
+    if isinstance(sent, str) and sent.strip():
+        with contextlib.suppress(ValueError, RecursionError):
+            if not has_more_values(sent.encode(), MAX_VALUES) and isinstance(parsed := json.loads(sent), dict):
+                return parsed
+        return sent
+    return sent if isinstance(sent, dict) else {}
 
 
-def _message(message: ChatMessage, number: int) -> Message:
-    """A message for the chat template. Raises ApiError for a call whose arguments are not a JSON object."""
+def _message(message: ChatMessage) -> Message:
+    """A message for the chat template."""
     content = message.content or message.refusal
     text = content if isinstance(content, str) else "".join(part.text for part in content or ())
     calls = []
     for call in message.calls:
-        arguments = call.arguments
-        if not isinstance(arguments, dict):
-            arguments = _parsed((arguments or "").strip() or "{}")
-        if not isinstance(arguments, dict):
-            param = f"messages[{number}].{'tool_calls' if message.tool_calls else 'function_call'}"
-            raise ApiError(400, f"{param}: arguments are not a JSON object", param=param)
+        arguments = _arguments(call.arguments)
         json.dumps(arguments, ensure_ascii=False).encode()  # raises for half a character, as \ud800
         calls.append({"name": call.name, "arguments": arguments})
     return Message(
@@ -188,7 +191,7 @@ def _message(message: ChatMessage, number: int) -> Message:
 
 def _turn(target: Target, body: ChatRequest) -> Turn:
     """The prompt in the model's chat template, and the constraints on the answer."""
-    messages = [_message(message, number) for number, message in enumerate(body.messages)]
+    messages = [_message(message) for message in body.messages]
     tokenizer = target.served.tokenizer
     functions = _offered_functions(body)
     prefix_ids, suffix_ids, grammar = target.prefix_ids(body), list[int](), None

@@ -30,6 +30,8 @@ class Prompt:
 class CompletionChoice:
     """One answer to one prompt. With echo, text and log-probabilities include the prompt."""
 
+    reasoning_tokens = 0
+
     def __init__(self, index: int, prompt: Prompt, body: CompletionRequest, target: Target) -> None:
         self.index, self.prompt, self.num_top = index, prompt, body.logprobs
         tokenizer = target.served.tokenizer
@@ -119,7 +121,7 @@ async def encode(target: Target, prompts: list[str] | list[list[int]]) -> list[P
 async def collect(work: PendingResponse) -> dict[str, Any]:
     """The complete response."""
     choices = [chunks[0] for chunks in await work.collect()]
-    return {**work.meta("text_completion"), "choices": choices, "usage": work.stats.usage, "penjing": work.stats.timing}
+    return {**work.meta("text_completion"), "choices": choices, "usage": work.usage, "penjing": work.stats.timing}
 
 
 def _prompts(body: CompletionRequest) -> list[str] | list[list[int]]:

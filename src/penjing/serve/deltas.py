@@ -104,7 +104,7 @@ def merged(deltas: Sequence[Delta]) -> list[Delta]:
 
 def message_of(deltas: Sequence[Delta]) -> dict[str, Any]:
     """The message that all deltas add up to."""
-    message: dict[str, Any] = {"role": "assistant", "content": None}
+    message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
     calls: list[dict[str, Any]] = []
     for delta in deltas:
         for name in ("content", "reasoning_content"):

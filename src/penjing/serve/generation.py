@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from penjing import __version__
 from penjing.base.errors import UserError
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.requests import Event, Request
@@ -169,6 +170,9 @@ class Choice(Protocol):
 
     finish: str | None
 
+    @property
+    def reasoning_tokens(self) -> int: ...
+
     def take(self, events: Sequence[Event]) -> list[dict[str, Any]]:
         """Events as the `choices` of stream chunks. Raises ApiError if the answer failed."""
 
@@ -189,7 +193,13 @@ class PendingResponse:
             self.stats.add_prompt(len(request.prompt), len(request.seeds))
 
     def meta(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        answer = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**answer, "system_fingerprint": f"penjing-{__version__}"}
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        details = {"reasoning_tokens": sum(choice.reasoning_tokens for choice in self.choices)}
+        return {**self.stats.usage, "completion_tokens_details": details}
 
     async def stream(self, kind: str, opening: Sequence[dict[str, Any]], *, usage: bool) -> AsyncIterator[bytes]:
         """Stream the chunks. The last one has the timing; if the usage is requested, that too, and no choices."""
@@ -206,7 +216,7 @@ class PendingResponse:
             if self.job.num_open:
                 yield chunks(new)
         last = b"" if usage else dumps(new.pop())
-        final = {"usage": self.stats.usage} if usage else {}
+        final = {"usage": self.usage} if usage else {}
         yield chunks(new) + prefix + last + b"]," + dumps({**final, "penjing": self.stats.timing})[1:] + b"\n\n" + DONE
 
     async def collect(self) -> list[list[dict[str, Any]]]:
