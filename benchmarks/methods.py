@@ -170,15 +170,16 @@ class Bench:
 
     def accuracy(self, run: Path) -> float:
         """Share of the quickstart's held-out questions that a run's model answers exactly right."""
-        from penjing.eval import questions
+        from penjing.eval.questions import Questions
+        from penjing.eval.scorer import accuracy, grade
         from penjing.train.load_model import load_trained, set_threads
 
         set_threads(self.asked.threads, 1)
         known = run / "accuracy.json"
         if not known.is_file():
             trained = load_trained(run)
-            asked = questions.read_questions(self.data / "eval.jsonl")
-            write_json(known, questions.accuracy(questions.answer_questions(trained.model, trained.tokenizer, asked)))
+            asked = Questions(self.data / "eval.jsonl")
+            write_json(known, accuracy(grade(asked, asked.requests(), trained.model, trained.tokenizer)))
         return float(read_json(known))
 
     def distill(self, seed: str) -> dict[str, Any]:

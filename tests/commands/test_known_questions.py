@@ -13,8 +13,9 @@ from rich.console import Console
 from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
-from penjing.eval import questions as asking
+from penjing.eval import scorer
 from penjing.eval.regression_questions import RegressionQuestions, print_changes
+from penjing.eval.task import Result
 from penjing.parallel.single import Single
 from penjing.track.run_dir import RunDir
 from penjing.train.config import Run
@@ -92,11 +93,11 @@ def test_every_way_of_preferring_and_reinforcing_says_what_it_changed(
     """Of a model that answers all before, and no more tools after: what it says is made up, where it stands is not."""
     times = []
 
-    def ask(model, tokenizer, questions, **how):
+    def ask(task, questions, *model, **how):
         times.append(len(questions))
-        return [asking.GradedAnswer(each, "", is_correct=len(times) == 1 or each.kind != "tool") for each in questions]
+        return [scorer.Graded(each, Result(text=""), len(times) == 1 or each.kind != "tool") for each in questions]
 
-    monkeypatch.setattr(asking, "answer_questions", ask)
+    monkeypatch.setattr(scorer, "grade", ask)
     out = tmp_path / "run"
     outcome, said = train(recipe, *words, *more, f"data.train={toy / file}", f"out={out}")
     assert times == [10, 10]
@@ -141,8 +142,8 @@ def test_a_model_is_asked_as_it_stands_and_goes_on_where_it_was_killed(tmp_path,
     (out / "outcome.json").unlink()
     (out / "questions.json").write_text(json.dumps({name: kept[name] for name in kept if name != "after"}))
     times = []
-    real = asking.answer_questions
-    monkeypatch.setattr(asking, "answer_questions", lambda *given, **named: times.append(1) or real(*given, **named))
+    real = scorer.grade
+    monkeypatch.setattr(scorer, "grade", lambda *given, **named: times.append(1) or real(*given, **named))
     again, _ = train(*settings)
     assert len(times) == 1
     assert again["questions"] == outcome["questions"]
@@ -152,7 +153,7 @@ def test_a_model_is_asked_as_it_stands_and_goes_on_where_it_was_killed(tmp_path,
 def test_a_run_that_was_begun_without_questions_has_nothing_to_compare_them_with(
     tmp_path, monkeypatch, words, toy, asked
 ):
-    monkeypatch.setattr(asking, "answer_questions", lambda *given, **named: pytest.fail("asked"))
+    monkeypatch.setattr(scorer, "grade", lambda *given, **named: pytest.fail("asked"))
     settings = ("dpo", *words, f"data.train={toy / 'dpo.jsonl'}", "objective.own_answers=0", f"out={tmp_path / 'run'}")
     train(*settings, "eval.questions=none")
     outcome, said = train(*settings)
@@ -163,13 +164,13 @@ def test_a_run_that_was_begun_without_questions_has_nothing_to_compare_them_with
 def test_less_memory_means_smaller_parts(tmp_path, monkeypatch, asked):
     sizes = []
 
-    def ask(model, tokenizer, questions, *, batch_size, **how):
+    def ask(task, questions, *model, batch_size, **how):
         sizes.append(batch_size)
         if batch_size > 16:
             raise MemoryError
-        return [asking.GradedAnswer(each, "", is_correct=True) for each in questions]
+        return [scorer.Graded(each, Result(text=""), True) for each in questions]
 
-    monkeypatch.setattr(asking, "answer_questions", ask)
+    monkeypatch.setattr(scorer, "grade", ask)
     run = resolve_run("dpo", parse_overrides([f"eval.questions={asked}"]))
     prepared = SimpleNamespace(
         context=SimpleNamespace(strategy=Single(torch.device("cpu"))),

@@ -14,15 +14,10 @@ from penjing.data.chat.render import render
 from penjing.data.formats import Message
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.eval import questions as module
-from penjing.eval.questions import (
-    GradedAnswer,
-    Question,
-    accuracy,
-    answer_questions,
-    is_correct,
-    read_questions,
-    score_rows,
-)
+from penjing.eval import scorer
+from penjing.eval.questions import Question, Questions, is_correct, read_questions
+from penjing.eval.scorer import Graded, accuracy, score_rows
+from penjing.eval.task import Result
 
 ROOMY = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=512))
 CALC = {"name": "calc", "parameters": {"type": "object"}}
@@ -37,7 +32,12 @@ def question(answer="4", *, tools=(), words=(), kind="sum", language="en", chanc
         language=language,
         chance=chance,
         must_contain=tuple(words),
+        max_new_tokens=module.MAX_STORY_TOKENS if words else module.MAX_ANSWER_TOKENS,
     )
+
+
+def answer_questions(model, tokenizer, asked, **how):
+    return scorer.grade(Questions.__new__(Questions), asked, model, tokenizer, **how)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_a_tool_call_must_be_one_call_of_an_offered_tool(said, right):
 
 def test_table_and_accuracy():
     answered = [
-        GradedAnswer(question(kind="sum", chance=0.0), "4", True),
-        GradedAnswer(question(kind="sum", chance=0.5), "5", False),
-        GradedAnswer(question(kind="sum", language="zh", chance=0.25), "4", True),
-        GradedAnswer(question(kind="story", words=["kite"]), "no", False),
+        Graded(question(kind="sum", chance=0.0), Result(text="4"), True),
+        Graded(question(kind="sum", chance=0.5), Result(text="5"), False),
+        Graded(question(kind="sum", language="zh", chance=0.25), Result(text="4"), True),
+        Graded(question(kind="story", words=["kite"]), Result(text="no"), False),
     ]
     assert score_rows("sft", answered) == [
         {"stage": "sft", "kind": "sum", "language": "en", "asked": 2, "right": 1, "chance": 0.25},
@@ -175,10 +175,10 @@ def test_questions_are_asked_as_chats_and_stories_get_more_room(monkeypatch):
         asked.append((max_new_tokens, [tokenizer.decode(ids, hide=False) for ids in prompts]))
         return [tokenizer.encode(f" {len(asked)}.{number} ") for number in range(len(prompts))]
 
-    monkeypatch.setattr(module, "generate", answers)
+    monkeypatch.setattr(scorer, "generate", answers)
     given = [question("1.0", text="a?"), question("", words=["kite"], text="b?"), question("1.0", text="c?")]
     answered = answer_questions(ROOMY, tokenizer, given)
-    assert [(one.question, one.text, one.is_correct) for one in answered] == [
+    assert [(one.request, one.text, one.is_correct) for one in answered] == [
         (given[0], "1.0", True),
         (given[1], "2.0", False),
         (given[2], "1.1", False),
@@ -195,14 +195,17 @@ def test_answers_that_were_cut_off_are_known_and_may_be_given_more_room(monkeypa
     def answers(model, prompts, *, max_new_tokens, stop, rows):
         return [tokenizer.encode("a" * length)[:length] for length in lengths[max_new_tokens]]
 
-    monkeypatch.setattr(module, "generate", answers)
+    monkeypatch.setattr(scorer, "generate", answers)
     given = [question(text="a?"), question(text="b?")]
     for room in (0, 7, 80):
-        assert [one.is_truncated for one in answer_questions(ROOMY, tokenizer, given, max_tokens=room)] == [True, False]
+        assert [one.result.is_truncated for one in answer_questions(ROOMY, tokenizer, given, max_tokens=room)] == [
+            True,
+            False,
+        ]
     # A model's own longest sequence cuts too.
     prompt = len(render(tokenizer, given[0].messages, (), ask=True).ids)
     short = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=prompt + 63))
-    assert [one.is_truncated for one in answer_questions(short, tokenizer, given)] == [False, True]
+    assert [one.result.is_truncated for one in answer_questions(short, tokenizer, given)] == [False, True]
     none = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=prompt))
     with raises_user_error(where="q.jsonl:2", got=f"{prompt} tokens", wanted=f"under {prompt}"):
         answer_questions(none, tokenizer, [replace(given[0], where="q.jsonl:2")])

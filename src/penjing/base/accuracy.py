@@ -11,7 +11,7 @@ Z_95 = 1.959964  # two-sided 95 % quantile of the normal distribution
 BEFORE, AFTER = "before", "after"
 
 
-def wilson(correct: int, total: int, z: float = Z_95) -> tuple[float, float]:
+def wilson(correct: float, total: int, z: float = Z_95) -> tuple[float, float]:
     """The Wilson score interval of a fraction (Wilson 1927); [0, 1] without questions.
 
     centre = (p + z^2/2n) / (1 + z^2/n), half width = z/(1 + z^2/n) * sqrt(p(1-p)/n + z^2/4n^2)
@@ -30,7 +30,7 @@ class Score:
     """`correct` of `total` questions; chance: the accuracy of guessing. False if no question was asked."""
 
     total: int
-    correct: int
+    correct: float
     chance: float | None = None
 
     def __bool__(self) -> bool:

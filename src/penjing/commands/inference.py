@@ -21,6 +21,7 @@ from penjing.commands.arguments import (
     console,
     say,
 )
+from penjing.eval import TASKS
 
 
 def chat(
@@ -134,6 +135,7 @@ def generate(
 
 def evaluate(
     run: RunPath,
+    tasks: Annotated[str, typer.Option(metavar="NAME,...", help=f"Of {', '.join(TASKS)}.")] = "",
     questions: Annotated[Path | None, typer.Option(help="JSONL of conversations with `answer`; exact match.")] = None,
     text: Annotated[Path | None, typer.Option(help="Text: bits per byte, beside zstd -19.")] = None,
     think: Annotated[
@@ -146,7 +148,7 @@ def evaluate(
     device: DeviceName = "auto",
     dtype: DtypeName = "auto",
 ) -> None:
-    """Evaluate a model on questions with known answers, or on text.
+    """Evaluate a model on tasks with known answers, or on text.
 
     [bold]Examples[/]
 
@@ -156,4 +158,7 @@ def evaluate(
     """
     from penjing.workflows import evaluate
 
-    evaluate.evaluate(run, questions, text, console, thinking=think, max_tokens=max_tokens, device=device, dtype=dtype)
+    names = [name for name in tasks.split(",") if name]
+    evaluate.evaluate(
+        run, names, questions, text, console, thinking=think, max_tokens=max_tokens, device=device, dtype=dtype
+    )

@@ -18,7 +18,8 @@ from penjing.base.errors import UserError
 from penjing.base.files import sha256_file, write_json
 from penjing.base.markup import escape_markup, print_table
 from penjing.data.chat.render import parse_switch
-from penjing.eval import questions as qa
+from penjing.eval import scorer
+from penjing.eval.questions import Question, Questions
 from penjing.track.run_record import RunRecord
 from penjing.train.build import PreparedRun
 from penjing.train.config import Run
@@ -40,9 +41,8 @@ class RegressionQuestions:
         is_enabled = generates_chat and run.eval.at_start and questions_file not in ("", NONE)
         self.path = Path(questions_file)
         # A story has no single right answer, and takes as long to generate as many short answers.
-        self.questions = (
-            [question for question in qa.read_questions(self.path) if not question.must_contain] if is_enabled else []
-        )
+        self._task = Questions(self.path) if is_enabled else None
+        self.questions = [one for one in self._task.requests() if one.is_counted] if self._task else []
 
     def describe(self) -> list[tuple[str, str]]:
         if not self.questions:
@@ -57,7 +57,7 @@ class RegressionQuestions:
         if not self.questions:
             return
         self._console.print(f"  asking {len(self.questions):,} questions ({when}) ...")
-        graded_answers: list[qa.GradedAnswer] = []
+        graded_answers: list[scorer.Graded] = []
         for first in range(0, len(self.questions), QUESTIONS_PER_SYNC):
             if strategy.rank == 0:
                 graded_answers += self._answers(prepared, self.questions[first : first + QUESTIONS_PER_SYNC])
@@ -65,21 +65,22 @@ class RegressionQuestions:
         if strategy.rank == 0:
             answers = [
                 {
-                    "kind": graded.question.kind,
+                    "kind": graded.request.kind,
                     "right": graded.is_correct,
-                    "question": graded.question.text,
+                    "question": graded.request.text,
                     "said": graded.text,
                 }
                 for graded in graded_answers
             ]
-            result = {"rows": qa.score_rows(when, graded_answers), "answers": answers}
+            result = {"rows": scorer.score_rows(when, graded_answers), "answers": answers}
             write_json(prepared.folder.questions, {**self._saved(prepared), when: result})
 
-    def _answers(self, prepared: PreparedRun, questions: Sequence[qa.Question]) -> list[qa.GradedAnswer]:
+    def _answers(self, prepared: PreparedRun, questions: Sequence[Question]) -> list[scorer.Graded]:
         """Halves the batch when memory runs out."""
         sampling = self.run.objective.sampling
         thinking = parse_switch(sampling.thinking) if sampling else None
-        tokenizer = prepared.stage.tokenizer
+        tokenizer, task = prepared.stage.tokenizer, self._task
+        assert task is not None  # there are questions
 
         def halve_batch(message: str) -> None:
             if self._batch_size == 1:
@@ -91,8 +92,8 @@ class RegressionQuestions:
             self._batch_size //= 2
 
         return retry_on_oom(
-            lambda: qa.answer_questions(
-                prepared.model, tokenizer, questions, thinking=thinking, batch_size=self._batch_size
+            lambda: scorer.grade(
+                task, questions, prepared.model, tokenizer, thinking=thinking, batch_size=self._batch_size
             ),
             halve_batch,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from penjing.infer.requests import Request, Token
 from penjing.infer.sample import Rows, sample_tokens, scores, top_scores
 from penjing.kernels.cpu import library
 
+MAX_FLOAT64 = 1 << 22  # logits of a prompt that are converted at a time
 TopLogprobs = tuple[tuple[int, float], ...]
 Masks = Mapping[int, NDArray[np.bool_]]
 
@@ -78,12 +80,22 @@ class Sampler:
 
 
 def score(logits_NV: Tensor, id_N: NDArray[np.int32], request: Request) -> list[Token]:
-    """A prompt's tokens with their log-probabilities. logits_NV: those that predict each token."""
+    """A prompt's tokens with their log-probabilities. logits_NV: those that predict each token.
+
+    The softmax is in float64, so that texts are compared by what the model computed, not by its rounding.
+    """
+    if not devices.of(logits_NV.device).supports_float64:
+        logits_NV = logits_NV.cpu()
     temperature_N = np.full(len(id_N), request.score_temperature, np.float32)
+    num_top_N, tokens, rows = np.full(len(id_N), request.top_logprobs), list[Token](), MAX_FLOAT64 // logits_NV.shape[1]
     with _single_threaded(logits_NV.device):
-        logp_N = scores(logits_NV, on_device(id_N.astype(np.int64), logits_NV.device), temperature_N)
-        tops = _top_logprobs(logits_NV, temperature_N, np.full(len(id_N), request.top_logprobs))
-    return [Token(index, logp, 0.0, top) for index, logp, top in zip(id_N.tolist(), logp_N.tolist(), tops, strict=True)]
+        for first in range(0, len(id_N), rows + 1):
+            part = slice(first, first + rows + 1)
+            exact_NV = logits_NV[part].double()
+            logp_N = scores(exact_NV, on_device(id_N[part].astype(np.int64), exact_NV.device), temperature_N[part])
+            tops = _top_logprobs(exact_NV, temperature_N[part], num_top_N[part])
+            tokens += map(Token, id_N[part].tolist(), logp_N.tolist(), repeat(0.0), tops)
+    return tokens
 
 
 def _top_logprobs(logits_RV: Tensor, temperature_R: NDArray[np.float32], num_top_R: Ints) -> list[TopLogprobs]:

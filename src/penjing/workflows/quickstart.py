@@ -36,7 +36,8 @@ from penjing.data.catalog import registry as catalogue
 from penjing.data.token_shards import TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.devices.choose import local_device
-from penjing.eval import questions as asking
+from penjing.eval import scorer
+from penjing.eval.questions import Questions
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
@@ -393,38 +394,38 @@ def _evaluate(out: Path, corpus: Corpus, pretraining: Run) -> str:
 
 def _ask(out: Path, path: Path) -> str:
     """Ask both models the held-out questions; writes evaluation.json."""
-    questions = asking.read_questions(path)
+    questions = Questions(path)
     rows: list[dict[str, Any]] = []
-    answers: dict[str, list[asking.GradedAnswer]] = {}
+    answers: dict[str, list[scorer.Graded]] = {}
     for stage in ("pretrain", "sft"):
         trained = load_trained(out / stage)
-        answers[stage] = asking.answer_questions(trained.model, trained.tokenizer, questions)
-        rows += asking.score_rows(stage, answers[stage])
-    stories = [graded for graded in answers["sft"] if graded.question.must_contain]
+        answers[stage] = scorer.grade(questions, questions.requests(), trained.model, trained.tokenizer)
+        rows += scorer.score_rows(stage, answers[stage])
+    stories = [graded for graded in answers["sft"] if not graded.request.is_counted]
     examples = [
         {
-            "kind": after.question.kind,
-            "language": after.question.language,
-            "question": after.question.text,
-            "answer": after.question.answer,
+            "kind": after.request.kind,
+            "language": after.request.language,
+            "question": after.request.text,
+            "answer": after.request.answer,
             "pretrain": before.text,
             "sft": after.text,
             "pretrain_right": before.is_correct,
             "sft_right": after.is_correct,
         }
         for before, after in zip(answers["pretrain"], answers["sft"], strict=True)
-        if not after.question.must_contain
+        if after.request.is_counted
     ]
     write_json(
         out / "evaluation.json",
         {
-            "questions": sum(not graded.question.must_contain for graded in answers["sft"]),
+            "questions": len(examples),
             "rows": rows,
             "stories": {
                 "asked": len(stories),
                 "with_required_words": sum(graded.is_correct for graded in stories),
                 "examples": [
-                    {"prompt": graded.question.text, "text": graded.text, "language": graded.question.language}
+                    {"prompt": graded.request.text, "text": graded.text, "language": graded.request.language}
                     for graded in stories[:: max(1, len(stories) // 6)]
                 ],
             },
@@ -432,13 +433,13 @@ def _ask(out: Path, path: Path) -> str:
         },
     )
     by_language = ", ".join(
-        f"{name} {asking.accuracy(answers['sft'], code):.0%}" for name, code in (("English", "en"), ("Chinese", "zh"))
+        f"{name} {scorer.accuracy(answers['sft'], code):.0%}" for name, code in (("English", "en"), ("Chinese", "zh"))
     )
     chance = sum(row["chance"] * row["asked"] for row in rows if row["stage"] == "sft")
     total = sum(row["asked"] for row in rows if row["stage"] == "sft")
     return (
-        f"{asking.accuracy(answers['sft']):.0%} of {total} held-out questions right ({by_language}; "
-        f"chance {chance / total:.0%}; before SFT {asking.accuracy(answers['pretrain']):.0%})"
+        f"{scorer.accuracy(answers['sft']):.0%} of {total} held-out questions right ({by_language}; "
+        f"chance {chance / total:.0%}; before SFT {scorer.accuracy(answers['pretrain']):.0%})"
     )
 
 
