@@ -133,6 +133,7 @@ def penjing(server):
             done = server.command(*words, ranks=ranks, cwd=cwd, environment=environment)
         if check:
             assert done.returncode == 0, done.stdout + done.stderr
+            assert "Warning: " not in done.stderr, done.stderr  # Python's own; ours are `warning: ...`
         return done
 
     return run

@@ -449,6 +449,15 @@ def child(code, **environment):
     return done.stdout.strip()
 
 
+@pytest.fixture
+def quick_compiler(tmp_path_factory):
+    """The environment of a compiler that does not optimise: for what is built, not for what it computes."""
+    script = tmp_path_factory.mktemp("compiler") / "cc"
+    script.write_text('#!/bin/sh\nPATH=${PATH#*:} exec cc "$@" -O0\n')
+    script.chmod(0o755)
+    return {"PATH": f"{script.parent}:{os.environ['PATH']}", "CC": ""}
+
+
 ASK = (
     "import torch; from penjing.kernels.cpu import library, ops; "
     "print(ops.supports(torch.ones(2)), library.unavailable_reason())"
@@ -456,13 +465,14 @@ ASK = (
 
 
 @pytest.mark.timeout(3000)  # it compiles several times
-def test_they_are_built_once_and_by_several_at_once(tmp_path):
+def test_they_are_built_once_and_by_several_at_once(tmp_path, quick_compiler):
+    environment = {**quick_compiler, "XDG_CACHE_HOME": str(tmp_path)}
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        said = list(pool.map(lambda _: child(ASK, XDG_CACHE_HOME=str(tmp_path)), range(3)))
+        said = list(pool.map(lambda _: child(ASK, **environment), range(3)))
     assert said == ["True"] * 3
     (built,) = (tmp_path / "penjing").iterdir()
     stamp = built.stat().st_mtime_ns
-    assert child(ASK, XDG_CACHE_HOME=str(tmp_path)) == "True"
+    assert child(ASK, **environment) == "True"
     assert built.stat().st_mtime_ns == stamp
 
 
@@ -487,8 +497,8 @@ os.fsync = refuse
 
 
 @pytest.mark.timeout(3000)  # it compiles several times
-def test_a_damaged_library_is_never_loaded_but_built_again_and_said_once(tmp_path):
-    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "temporary")}
+def test_a_damaged_library_is_never_loaded_but_built_again_and_said_once(tmp_path, quick_compiler):
+    environment = {**quick_compiler, "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "temporary")}
     (tmp_path / "temporary").mkdir()
     cached = Path(child(LOAD, **environment).removeprefix("0 "))
     assert cached.parent == tmp_path / "cache" / "penjing"
@@ -515,18 +525,18 @@ def test_a_damaged_library_is_never_loaded_but_built_again_and_said_once(tmp_pat
     assert list(cached.parent.iterdir()) == [cached] and not list((tmp_path / "temporary").iterdir())
 
 
-def test_without_a_compiler_torch_does_and_says_why(tmp_path):
+def test_without_a_compiler_torch_does_and_says_why(tmp_path, quick_compiler):
     nothing = {"XDG_CACHE_HOME": str(tmp_path), "CC": ""}
     assert child(ASK, **nothing, PATH=str(tmp_path)) == "False there is no C compiler (cc, gcc or clang)"
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\necho 'cc: internal error' >&2\nexit 1\n")
     broken.chmod(0o755)
     assert child(ASK, **nothing, PATH=str(tmp_path)).endswith("could not build them: cc: internal error")
-    assert child(ASK, **nothing, PATH=f"{tmp_path}:{os.environ['PATH']}") == "True"  # the next compiler can
+    assert child(ASK, **nothing, PATH=f"{tmp_path}:{quick_compiler['PATH']}") == "True"  # the next compiler can
     assert child(ASK, PENJING_KERNELS="off") == "False PENJING_KERNELS=off"
     folder = tmp_path / "file"
     folder.write_text("")  # a cache that cannot be written
     left = tmp_path / "left"
     left.mkdir()
-    assert child(ASK, XDG_CACHE_HOME=str(folder / "below"), TMPDIR=str(left)) == "True"
+    assert child(ASK, **quick_compiler, XDG_CACHE_HOME=str(folder / "below"), TMPDIR=str(left)) == "True"
     assert not list(left.glob("penjing-*"))
