@@ -20,7 +20,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import write_text
 from penjing.base.seeds import derive
 from penjing.bench.record import environment
-from penjing.data import formats
+from penjing.data.corpus import Corpus
 from penjing.data.preference_shards import PreferenceShards, prepare_groups
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.export.hf import export
@@ -149,7 +149,7 @@ class Dpo(_Alignment):
     def write(self, run: Run, settings: Preference, work: Path) -> Run:
         """Token ids of all pairs, made once: a folder for penjing, and for the baseline a file in step order."""
         prepare_groups(
-            formats.read_preferences([Path(name) for name in run.data.train]),
+            Corpus(run.data).records(),
             Tokenizer.load(work / "model"),
             work / "groups",
             seq_len=run.data.seq_len,
@@ -200,10 +200,9 @@ class Grpo(_Alignment):
     def write(self, run: Run, settings: Policy, work: Path) -> Run:
         """The prompts of the run's steps, in order, for the baseline."""
         prompts = read(
-            [Path(name) for name in run.data.train],
+            Corpus(run.data),
             Tokenizer.load(work / "model"),
             max_prompt_tokens=run.data.seq_len - settings.rollout.max_new_tokens,
-            held_out_fraction=run.data.val_fraction,
         )
         rows = []
         for index in sample_order(run, len(prompts.train), "prompts"):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
-from penjing.train.stages.run_data import build_if_stale
+from penjing.train.stages.run_data import tokenized
 from penjing.workflows import quickstart as module
 from penjing.workflows.quickstart import QuickstartOptions, quickstart
 from penjing.workflows.train import resolve_run
@@ -113,15 +114,14 @@ def test_without_a_text_it_says_what_there_is():
 def test_a_broken_line_is_left_out_and_told(begin, monkeypatch):
     jsonl("my.jsonl", *texts(56), '{"text": "cut\n', *texts(200), {"text": ""})
     _, run, said = begin("my.jsonl")
-    assert "256 texts" in said and "of 258 records 1 are broken and 1 have nothing to learn" in said
+    assert "256 texts" in said and "of 258 records 1 are broken and 1 left out (the text is empty: 1)" in said
     assert any("my.jsonl:57" in warning for warning in read_json(OUT / "quickstart.json")["data"]["warnings"])
     assert len(run.sample.prompts) == 2  # the file was read on behind it
     read = []
     monkeypatch.setattr(module, "load_trained", lambda path: SimpleNamespace(model=None, tokenizer=None))
-    monkeypatch.setattr(module, "TokenShards", lambda path: SimpleNamespace(meta={"held_out_below": 1.0}))
     monkeypatch.setattr(module, "bits_per_byte", lambda model, tokenizer, given, **_: (read.extend(given) or 1.0, 9))
-    module._compare_with_zstd(OUT, run)
-    assert len(read) == 256
+    module._compare_with_zstd(OUT, replace(run, data=replace(run.data, val_fraction=0.9)))
+    assert 200 < len(read) < 256
 
 
 def test_too_many_broken_lines_are_refused_before_anything_is_trained(begin):
@@ -158,12 +158,13 @@ def test_a_file_named_in_another_encoding_is_trained_on(folder):
     (folder / "archive" / old).write_text("A text.\n")
     run = resolve_run("pretrain", {"data": {"train": ["archive"]}})
 
-    def make(paths, about):
-        assert [path.name for path in paths] == [old]
+    def prepare(records, *rest, about, **options):
+        assert [Path(record.source).name for record in records] == [old]
         write_json(folder / "about.json", about)
-        return {"bad": 0}
+        return SimpleNamespace(skipped=0, shortened=0)
 
-    build_if_stale(run, folder / "place", SimpleNamespace(fingerprint=""), 0, make, lambda text: None)
+    tokenizer = SimpleNamespace(fingerprint="")
+    tokenized(run, folder / "place", "shards.json", tokenizer, prepare, lambda text: None)
     assert list(read_json(folder / "about.json")["source_files"]) == [r"archive/\xd6\xd0.txt"]
 
 

@@ -652,9 +652,9 @@ def test_sniff(tmp_path: Path, record: dict[str, Any], kind: str) -> None:
     ],
 )
 def test_prompts(tmp_path: Path, record: dict[str, Any], wanted: list[tuple[str, str]]) -> None:
-    ((chat, given),) = read_prompts([jsonl(tmp_path / "a.jsonl", record)])
+    (chat,) = read_prompts([jsonl(tmp_path / "a.jsonl", record)])
     assert roles_and_words(chat) == wanted
-    assert given == record
+    assert chat.fields == record
 
 
 @pytest.mark.parametrize(
@@ -791,7 +791,7 @@ def test_a_real_tsv_without_quoting_keeps_every_row() -> None:
 def test_every_problem_of_gsm8k_is_a_prompt() -> None:
     found = list(read_prompts([DATA / "math/gsm8k_test.jsonl"]))
     assert len(found) == 1319
-    assert all([m.role for m in chat.messages] == ["user"] and "####" in record["answer"] for chat, record in found)
+    assert all([m.role for m in chat.messages] == ["user"] and "####" in chat.fields["answer"] for chat in found)
 
 
 @pytest.mark.parametrize("name", ["images", "image", "videos", "audio", "audios"])

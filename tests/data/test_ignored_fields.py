@@ -135,7 +135,7 @@ def test_what_a_question_and_the_tools_are_made_of(tmp_path: Path) -> None:
     assert chat.tools == (TOOL,)
     (chat,), _, _ = read(tmp_path, {"system_prompt": "Be kind.", "question": "Who?", "response": "Mia"})
     assert chat.messages[0] == Message(role="system", content="Be kind.")
-    ((chat, _),), _, _ = read(tmp_path, {"context": "Mia is here.", "prompt": "Who?", "gt": "Mia"}, reader=read_prompts)
+    (chat,), _, _ = read(tmp_path, {"context": "Mia is here.", "prompt": "Who?", "gt": "Mia"}, reader=read_prompts)
     assert chat.messages[0].content == "Mia is here.\n\nWho?"
 
 

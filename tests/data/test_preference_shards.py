@@ -294,7 +294,7 @@ def test_what_is_longer_than_a_row_is_left_out_and_counted(tmp_path, tokenizer):
     records = [{"prompt": f"word{number} ?", "chosen": "me", "rejected": "you"} for number in range(20)]
     path = write(tmp_path, *records, {"prompt": "who ?", "chosen": "me " * 60, "rejected": "you"})
     made = prepared(tmp_path / "groups", tokenizer, path)
-    assert made.too_long == 1
+    assert made.skipped == 1
     assert max(group.num_tokens for group in made.train) <= 64
     with raises_user_error(next_step="21 were longer than data.seq_len=8"):
         prepared(tmp_path / "none", tokenizer, path, seq_len=8)

@@ -22,6 +22,7 @@ from penjing.agent_tools.box import Result
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.data.chat.turn_parser import ParsedTurn, ToolCall
+from penjing.data.corpus import Corpus, DataSettings
 from penjing.data.formats import Message
 from penjing.infer.requests import InjectedTokens
 from penjing.infer.tool_loop import ToolExchange, last_turn
@@ -624,24 +625,28 @@ def test_ppo_sums_over_any_split(rollout):
         policy(loss="ppo", rollout={"temperature": 0.5})
 
 
+def corpus(path):
+    return Corpus(DataSettings(train=(str(path),), format="prompts", val_fraction=0.3))
+
+
 def test_prompts_are_read_and_held_out(toy, base, tmp_path):
     from penjing.data.tokenizer.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(base / "tokenizer")
-    made = read([toy / "rl.jsonl"], tokenizer, max_prompt_tokens=200, held_out_fraction=0.3)
+    made = read(corpus(toy / "rl.jsonl"), tokenizer, max_prompt_tokens=200)
     assert made.train
     assert made.held_out
     assert all(prompt.truths for prompt in made.train)
     texts = {prompt.messages[-1].content for prompt in made.train}
     assert not texts & {prompt.messages[-1].content for prompt in made.held_out}
-    short = read([toy / "rl.jsonl"], tokenizer, max_prompt_tokens=40, held_out_fraction=0.3)
+    short = read(corpus(toy / "rl.jsonl"), tokenizer, max_prompt_tokens=40)
     assert short.skipped > 0
     with raises_user_error(where="data.seq_len", wanted="prompts of at most 2 tokens, or longer rows"):
-        read([toy / "rl.jsonl"], tokenizer, max_prompt_tokens=2, held_out_fraction=0.3)
+        read(corpus(toy / "rl.jsonl"), tokenizer, max_prompt_tokens=2)
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"conversations": [{"role": "user", "content": "a"}], "gt": {"x": 1}}\n')
     with raises_user_error(where="broken.jsonl:1", got="{'x': 1}"):
-        read([broken], tokenizer, max_prompt_tokens=200, held_out_fraction=0.3)
+        read(corpus(broken), tokenizer, max_prompt_tokens=200)
 
 
 def test_a_prompt_that_turns_out_broken_is_set_aside_with_the_others(base, tmp_path, monkeypatch):
@@ -661,12 +666,12 @@ def test_a_prompt_that_turns_out_broken_is_set_aside_with_the_others(base, tmp_p
     rows = [{"conversations": [{"role": "user", "content": name}], "gt": truth} for name, truth in asked]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer, bad_records = Tokenizer.load(base / "tokenizer"), BadRecords(0.5, listed)
-    made = read([path], tokenizer, max_prompt_tokens=200, held_out_fraction=0.3, bad_records=bad_records)
+    made = read(corpus(path), tokenizer, max_prompt_tokens=200, bad_records=bad_records)
     assert len(made.train) + len(made.held_out) == 6
     assert (bad_records.good, bad_records.bad) == (6, 2)
     assert [json.loads(line)["line"] for line in listed.read_text().splitlines()] == [1, 2]
     with raises_user_error(got="25.00%"):
-        read([path], tokenizer, max_prompt_tokens=200, held_out_fraction=0.3, bad_records=BadRecords(0.1))
+        read(corpus(path), tokenizer, max_prompt_tokens=200, bad_records=BadRecords(0.1))
 
 
 @pytest.mark.parametrize(
@@ -744,9 +749,7 @@ def test_prompts_show_their_tools_or_those_of_the_run(base, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({**row, "gt": ["1"]}) + "\n" for row in rows))
     default_tools = [{"name": "calculator", "parameters": {}}]
-    made = read(
-        [path], tokenizer, max_prompt_tokens=500, held_out_fraction=0.5, default_tools=default_tools, thinking=True
-    )
+    made = read(corpus(path), tokenizer, max_prompt_tokens=500, default_tools=default_tools, thinking=True)
     texts = sorted(tokenizer.decode(prompt.ids) for prompt in (*made.train, *made.held_out))
     assert any('"weather"' in text and '"calculator"' not in text for text in texts)
     assert any('"calculator"' in text and "b?" in text for text in texts)

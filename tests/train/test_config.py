@@ -24,7 +24,7 @@ from penjing.train.foreign_settings import ABSENT, FOREIGN
 from penjing.train.resume import flat
 from penjing.train.stages import settings_classes
 from penjing.train.stages.next_token import NextTokenStage, make_rows
-from penjing.train.stages.run_data import build_if_stale, run_tokenizer
+from penjing.train.stages.run_data import run_tokenizer, tokenized
 
 
 def resolve(*words):
@@ -138,20 +138,22 @@ def test_halves_that_were_half_replaced_are_made_again(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     made = []
 
-    def make(paths, about):
+    def prepare(records, *rest, **options):
         made.append(None)
         if len(made) == 2:
             raise KeyboardInterrupt
-        return {"made": len(made)}
+        return SimpleNamespace(skipped=len(made), shortened=0)
 
     def ask(fraction):
         run = resolve(f"data.train={tmp_path / 'a.txt'}", f"data.val_fraction={fraction}")
-        return build_if_stale(run, tmp_path, SimpleNamespace(fingerprint=""), 0, make, lambda text: None)
+        tokenizer = SimpleNamespace(fingerprint="")
+        (note,) = tokenized(run, tmp_path, "shards.json", tokenizer, prepare, lambda text: None)[1]
+        return int(note.partition(" ")[0])
 
-    assert ask(0.5) == ask(0.5) == {"made": 1}
+    assert ask(0.5) == ask(0.5) == 1
     with pytest.raises(KeyboardInterrupt):
         ask(0.01)
-    assert ask(0.5) == {"made": 3}
+    assert ask(0.5) == 3
 
 
 def test_no_tokenizer_is_trained_on_preferences(tmp_path):

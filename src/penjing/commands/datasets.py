@@ -126,12 +126,13 @@ def tokenizer_train(
     penjing tokenizer train corpus.jsonl --vocabulary 6400 --out tokenizer
     """
     from penjing.base.files import make_folder
-    from penjing.data.formats import BadRecords, list_files, read_documents
+    from penjing.data.corpus import Corpus, DataSettings
     from penjing.data.tokenizer.train import train_tokenizer
 
-    paths, bad_records = list_files(files), BadRecords(max_bad_fraction=1.0)
+    corpus = Corpus(DataSettings(train=tuple(map(str, files)), max_bad_fraction=1))
+    bad_records = corpus.counts()
+    texts = corpus.texts(bad_records)
     make_folder(out)
-    texts = (document.text for document in read_documents(paths, bad_records=bad_records))
     tokenizer = train_tokenizer(texts, vocabulary, max_han_per_token=max_han_per_token)
     tokenizer.save(out)
     if bad_records.bad:

@@ -1,18 +1,17 @@
 """Statistics of a data set before training: sizes, scripts, lengths, duplicates, and warnings.
 
-One streaming pass. Memory: 8 bytes per length (at most a million of them), about 60 bytes per distinct
+One streaming pass. Memory: 8 bytes per length (at most a million of them), about 80 bytes per distinct
 document for the duplicate check, and a table of character counts (9 MB).
 """
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import random
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -20,19 +19,17 @@ import numpy as np
 import numpy.typing as npt
 
 from penjing.base.errors import UserError
+from penjing.data.clean.exact_duplicates import content_hash
 from penjing.data.formats import (
     CHAT_FIELDS,
     DEFAULT_MAX_BAD,
+    READERS,
     BadRecords,
     Chat,
     Document,
     Kind,
     Message,
     PreferenceRecord,
-    read_chats,
-    read_documents,
-    read_preferences,
-    read_prompts,
     sniff,
 )
 from penjing.data.formats.dispatch import kind_of, rows_of
@@ -56,9 +53,8 @@ _FLUSH_CHARACTERS = 1 << 20
 
 def compute_stats(paths: Sequence[Path], kind: Kind) -> Stats:
     """The statistics of files of one kind, unreadable records included. Raises UserError if nothing can be read."""
-    stats, read = _STATS_BY_KIND[kind]
     bad_records = BadRecords(max_bad_fraction=1.0)
-    return stats(bad_records).count(read(paths, bad_records=bad_records))
+    return _STATS_BY_KIND[kind](bad_records).count(READERS[kind](paths, bad_records=bad_records))
 
 
 def file_kind(path: Path) -> Kind:
@@ -168,19 +164,16 @@ class Stats(ABC):
     def count(self, records: Iterable[Any]) -> Self:
         for record in records:
             self.num_records += 1
+            self._seen.add(content_hash(record))
             self.add(record)
         return self
 
     @abstractmethod
     def add(self, record: Any) -> None: ...
 
-    def add_hash(self, content: bytes) -> None:
-        """Add the hash of a record's content, for finding duplicates."""
-        self._seen.add(hashlib.blake2b(content, digest_size=8).digest())
-
     @property
     def num_duplicates(self) -> int:
-        """Records identical to an earlier one (64-bit hashes)."""
+        """Records identical to an earlier one (128-bit hashes)."""
         return self.num_records - len(self._seen)
 
     @property
@@ -226,7 +219,6 @@ class DocumentStats(Stats):
         text = record.text
         encoded = text.encode("utf-8", "surrogatepass")
         self.lengths["document, bytes"].add(len(encoded))
-        self.add_hash(encoded)
         self.characters.add(text)
         longest = (max(map(len, text.split("\n"))), record.source, record.line)
         push = heapq.heappush if len(self.longest) < NUM_LONGEST_LINES else heapq.heappushpop
@@ -304,7 +296,6 @@ class ChatStats(Stats):
         turns = [role for role in roles if role != "system"]
         self.roles.update(roles)
         self.lengths["conversation, messages"].add(len(turns))
-        self.add_hash(_chat_bytes(record))
         self.num_with_system += "system" in roles
         self.num_with_tools += bool(record.tools)
         self.num_with_reasoning += any(message.reasoning_content for message in record.messages)
@@ -345,7 +336,6 @@ class PreferenceStats(Stats):
         if len(sizes) == 2:
             self.num_pairs += 1
             self.num_chosen_longer += sizes[0] > sizes[1]
-        self.add_hash(repr(record.is_chosen).encode() + b"".join(map(_chat_bytes, record.chats)))
 
     def quality_warnings(self) -> Iterator[str]:
         yield from super().quality_warnings()
@@ -365,27 +355,21 @@ class PromptStats(Stats):
         self.num_with_system = self.num_with_tools = 0
         self.fields: Counter[str] = Counter()
 
-    def add(self, record: tuple[Chat, Mapping[str, Any]]) -> None:
-        prompt, fields = record
-        roles = [message.role for message in prompt.messages]
+    def add(self, record: Chat) -> None:
+        roles = [message.role for message in record.messages]
         self.lengths["prompt, messages"].add(sum(role != "system" for role in roles))
-        self.lengths["prompt, bytes"].add(_num_bytes(prompt.messages))
+        self.lengths["prompt, bytes"].add(_num_bytes(record.messages))
         self.num_with_system += "system" in roles
-        self.num_with_tools += bool(prompt.tools)
-        self.fields.update(str(name) for name in fields if name not in CHAT_FIELDS)
-        self.add_hash(_chat_bytes(prompt))
+        self.num_with_tools += bool(record.tools)
+        self.fields.update(str(name) for name in record.fields if name not in CHAT_FIELDS)
 
 
-_STATS_BY_KIND: dict[Kind, tuple[type[Stats], Callable[..., Iterator[Any]]]] = {
-    "documents": (DocumentStats, read_documents),
-    "chats": (ChatStats, read_chats),
-    "preferences": (PreferenceStats, read_preferences),
-    "prompts": (PromptStats, read_prompts),
+_STATS_BY_KIND: dict[Kind, type[Stats]] = {
+    "documents": DocumentStats,
+    "chats": ChatStats,
+    "preferences": PreferenceStats,
+    "prompts": PromptStats,
 }
-
-
-def _chat_bytes(chat: Chat) -> bytes:
-    return repr((chat.messages, chat.tools)).encode("utf-8", "surrogatepass")
 
 
 def _share(part: float, total: float) -> str:

@@ -20,9 +20,10 @@ import numpy.typing as npt
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
 from penjing.data.chat.render import render
+from penjing.data.corpus import split_key
 from penjing.data.formats import BadRecords, Chat, NoBadRecords, PreferenceRecord
 from penjing.data.token_shards import ArrayFolder, ArrayFolderWriter
-from penjing.data.tokenize_dataset import check_not_empty, write_splits
+from penjing.data.tokenize_dataset import TokenizedDataset, write_splits
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 META = "groups.json"
@@ -112,13 +113,6 @@ def _answer_missing(chat: Chat) -> UserError:
     return UserError("the chat template drops the answer", where=f"{chat.source}:{chat.line}")
 
 
-def split_key(record: PreferenceRecord) -> str:
-    """The text whose hash decides the split: the question, so that all answers to it fall into the same split."""
-    messages = record.chats[0].messages
-    last_user = max((index for index, message in enumerate(messages) if message.role == "user"), default=0)
-    return "\n".join(f"{message.role}: {message.content}" for message in messages[: last_user + 1])
-
-
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -200,15 +194,6 @@ class PreferenceShardWriter(ArrayFolderWriter):
         return PreferenceShards(self.folder)
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedPreferences:
-    """The two splits, and the number of groups longer than a row."""
-
-    train: PreferenceShards
-    validation: PreferenceShards
-    too_long: int
-
-
 def prepare_groups(
     records: Iterable[PreferenceRecord],
     tokenizer: Tokenizer,
@@ -218,10 +203,10 @@ def prepare_groups(
     val_fraction: float,
     about: dict[str, Any],
     bad_records: BadRecords | None = None,
-) -> PreparedPreferences:
+) -> TokenizedDataset:
     """Encode labelled answers into `folder/train` and `folder/validation`; questions are split by hash.
 
-    A group of more than `seq_len` tokens is dropped and counted; one that cannot be encoded goes to `bad_records`.
+    A group of more than `seq_len` tokens is skipped and counted; one that cannot be encoded goes to `bad_records`.
     Raises UserError if a split is empty.
     """
     too_long = 0
@@ -239,8 +224,10 @@ def prepare_groups(
             else:
                 yield split_key(record), (group,)
 
+    def next_step() -> str:
+        note = f"{too_long} were longer than data.seq_len={seq_len}. " if too_long else ""
+        return f"{note}Give more: answers to at least two different questions that fit."
+
     about = {**about, "seq_len": seq_len}
-    train, validation = write_splits(encoded_groups(), PreferenceShardWriter, tokenizer, folder, val_fraction, about)
-    note = f"{too_long} were longer than data.seq_len={seq_len}. " if too_long else ""
-    check_not_empty(train, validation, f"{note}Give more: answers to at least two different questions that fit.")
-    return PreparedPreferences(train, validation, too_long)
+    splits = write_splits(encoded_groups(), PreferenceShardWriter, tokenizer, folder, val_fraction, about, next_step)
+    return TokenizedDataset(*splits, skipped=too_long)

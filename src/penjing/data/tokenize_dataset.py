@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -12,63 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.errors import UserError
-from penjing.base.seeds import fraction
 from penjing.data.chat.render import EncodedChat, render
+from penjing.data.corpus import held_out_below, is_held_out, split_key
 from penjing.data.formats import BadRecords, Chat, Document, Message, NoBadRecords
-from penjing.data.token_shards import ArrayFolder, TokenShards, TokenShardWriter
+from penjing.data.token_shards import TokenShardWriter
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 BATCH = 512  # documents encoded at once; the ids of many thousand documents would need much memory
-SPLIT_SEED = 0  # fixed, so that every run holds out the same texts
+Encoded = tuple[str, tuple[Any, ...]]  # the split key of a record, and the arguments of the writer's `add`
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedDataset:
-    """The two splits, and the chats that did not fit. `meta["held_out_below"]` of both is the split threshold."""
+    """The two splits, and the records that did not fit. `meta["held_out_below"]` of both is the split threshold."""
 
-    train: TokenShards
-    validation: TokenShards
-    skipped: int  # chats whose first exchange does not fit a row
-    shortened: int  # chats whose last turns were dropped to fit a row
+    train: Any  # a subclass of ArrayFolder
+    validation: Any
+    skipped: int = 0  # records that do not fit a row: chats with their first exchange, preferences whole
+    shortened: int = 0  # chats whose last turns were dropped to fit a row
 
-
-# --- the split -------------------------------------------------------------------------------------------------------
-
-
-def split_key(record: Document | Chat) -> str:
-    """The text whose hash decides the split of a record."""
-    if isinstance(record, Document):
-        return record.text
-    return "\n".join(f"{message.role}: {message.content}" for message in record.messages)
-
-
-def _hash(text: str) -> float:
-    return fraction(SPLIT_SEED, "held out", text)
-
-
-def is_held_out(text: str, threshold: float) -> bool:
-    """Whether a text belongs to the validation split: a pure function of the text, so copies get the same split."""
-    return _hash(text) < threshold
-
-
-def held_out_below(texts: Iterable[str], share: float) -> float:
-    """The hash below which texts are held out: `share`, if that leaves texts in both splits.
-
-    A handful of texts may all fall on one side. Then only the text with the smallest hash is held out, if at least two
-    texts differ. Stops reading as soon as the result is known.
-    """
-    lowest, highest = 1.0, 0.0
-    for value in map(_hash, texts):
-        lowest, highest = min(lowest, value), max(highest, value)
-        if lowest < share <= highest:
-            return share
-    return math.nextafter(lowest, 1.0) if lowest < highest else share
-
-
-# --- encoding --------------------------------------------------------------------------------------------------------
 
 _NEED_MORE_TEXT = "Give more text: at least two different ones that fit."
-Encoded = tuple[str, tuple[Sequence[int], int, Sequence[int] | None]]  # key; ids, bytes of text, weights
 
 
 def prepare_documents(
@@ -78,13 +41,15 @@ def prepare_documents(
     *,
     val_fraction: float,
     about: dict[str, Any],
+    bad_records: BadRecords | None = None,
 ) -> TokenizedDataset:
-    """Encode documents into `folder/train` and `folder/validation`. Raises UserError if a split is empty."""
+    """Encode documents into `folder/train` and `folder/validation`. Raises UserError if a split is empty.
+
+    bad_records: not used, as every text can be encoded.
+    """
     encoded = _encode_documents(documents, tokenizer)
     writer = partial(TokenShardWriter, kind="documents")
-    splits = write_splits(encoded, writer, tokenizer, folder, val_fraction, about)
-    check_not_empty(*splits, _NEED_MORE_TEXT)
-    return TokenizedDataset(*splits, 0, 0)
+    return TokenizedDataset(*write_splits(encoded, writer, tokenizer, folder, val_fraction, about, _NEED_MORE_TEXT))
 
 
 def prepare_chats(
@@ -114,9 +79,9 @@ def prepare_chats(
     counts: Counter[str] = Counter()
     encoded = _encode_chats(chats, tokenizer, seq_len, thinking, counts, bad_records)
     writer = partial(TokenShardWriter, kind="chats")
-    splits = write_splits(encoded, writer, tokenizer, folder, val_fraction, {**about, "seq_len": seq_len})
-    check_not_empty(*splits, _NEED_MORE_TEXT)
-    return TokenizedDataset(*splits, counts["skipped"], counts["shortened"])
+    about = {**about, "seq_len": seq_len}
+    splits = write_splits(encoded, writer, tokenizer, folder, val_fraction, about, _NEED_MORE_TEXT)
+    return TokenizedDataset(*splits, **counts)
 
 
 def _encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Encoded]:
@@ -181,18 +146,19 @@ def _prefixes(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
 
 
 def write_splits(
-    keyed: Iterable[tuple[str, tuple[Any, ...]]],
+    keyed: Iterable[Encoded],
     writer: Callable[..., Any],
     tokenizer: Tokenizer,
     folder: Path,
     val_fraction: float,
     about: dict[str, Any],
+    next_step: str | Callable[[], str],
 ) -> tuple[Any, Any]:
     """The closed writers of `folder/train` and `folder/validation`, in the order of `keyed`.
 
-    keyed: (split key, arguments of `add`) of each record. Records are buffered only until both splits have one.
+    Records are buffered only until both splits have one. Raises UserError with `next_step` if a split is empty.
     """
-    stream, buffered = iter(keyed), list[tuple[str, tuple[Any, ...]]]()
+    stream, buffered = iter(keyed), list[Encoded]()
 
     def keys() -> Iterator[str]:
         for item in stream:
@@ -207,13 +173,12 @@ def write_splits(
     )
     for key, record in chain(buffered, stream):
         (validation if is_held_out(key, threshold) else train).add(*record)
-    return train.close(), validation.close()
-
-
-def check_not_empty(train: ArrayFolder, validation: ArrayFolder, next_step: str) -> None:
-    """Raise UserError if a split is empty."""
-    for split in (train, validation):
+    splits = train.close(), validation.close()
+    for split in splits:
         if not split.num_tokens:
             raise UserError(
-                f"nothing was left for the {split.folder.name} split", where=split.folder, next_step=next_step
+                f"nothing was left for the {split.folder.name} split",
+                where=split.folder,
+                next_step=next_step if isinstance(next_step, str) else next_step(),
             )
+    return splits

@@ -51,8 +51,8 @@ class Questions(Task):
 def read_questions(path: Path) -> list[Question]:
     """Read a JSONL file of questions. Raises UserError naming file, line and field."""
     questions = []
-    for chat, row in read_prompts([path]):
-        where = f"{chat.source}:{chat.line}"
+    for chat in read_prompts([path]):
+        row, where = chat.fields, f"{chat.source}:{chat.line}"
         chance, words = row.get("chance", 0.0), row.get("must_contain", [])
         if not isinstance(row.get("answer"), str):
             problem = "is missing" if row.get("answer") is None else "is not one text"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
 from penjing.data.chat.render import render
-from penjing.data.formats import BadRecords, list_files, read_prompts
-from penjing.data.tokenize_dataset import held_out_below, is_held_out, split_key
+from penjing.data.corpus import Corpus, held_out_below, is_held_out, split_key
+from penjing.data.formats import BadRecords, NoBadRecords
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.rl.rewards.base import RewardContext
 
@@ -42,11 +41,10 @@ class Prompts:
 
 
 def read(
-    paths: Sequence[Path],
+    corpus: Corpus,
     tokenizer: Tokenizer,
     *,
     max_prompt_tokens: int,
-    held_out_fraction: float,
     thinking: bool | None = None,
     default_tools: Sequence[dict[str, Any]] = (),
     bad_records: BadRecords | None = None,
@@ -58,8 +56,8 @@ def read(
     """
     parsed: list[tuple[Prompt, str]] = []
     tool_names: set[str] = set()
-    for chat, record in read_prompts(list_files(paths), bad_records=bad_records):
-        tools, where = chat.tools or tuple(default_tools), f"{chat.source}:{chat.line}"
+    for chat in corpus.records(bad_records or NoBadRecords()):
+        record, tools, where = chat.fields, chat.tools or tuple(default_tools), f"{chat.source}:{chat.line}"
         try:
             prompt = Prompt(
                 ids=tuple(render(tokenizer, chat.messages, tools, ask=True, thinking=thinking).ids),
@@ -76,7 +74,7 @@ def read(
             continue
         tool_names.update(tool["name"] for tool in tools)
         parsed.append((prompt, split_key(chat)))
-    threshold = held_out_below((key for _, key in parsed), held_out_fraction)
+    threshold = held_out_below((key for _, key in parsed), corpus.settings.val_fraction)
     splits: dict[bool, list[Prompt]] = {False: [], True: []}
     for prompt, key in parsed:
         if len(prompt.ids) <= max_prompt_tokens:

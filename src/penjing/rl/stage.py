@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -15,7 +14,7 @@ from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.checkpoint.manifest import steps
 from penjing.data.chat.render import parse_switch
-from penjing.data.formats import BadRecords
+from penjing.data.corpus import Corpus
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.sample import Sampling
 from penjing.infer.tool_loop import ToolLoop
@@ -47,8 +46,8 @@ class PolicyStage(Stage[Policy]):
     def prepare_data(self) -> None:
         run, rollout = self.run, self.settings.rollout
         self.need_format("reinforcement learning needs prompts", "prompts")
-        if not run.data.train:
-            raise UserError("no prompts", where="data.train", next_step="Give data.train=FILE.")
+        corpus = Corpus(run.data)
+        corpus.files  # noqa: B018 (raises an error before a model is read)
         on_rank_0(self.strategy, self._save_tokenizer)
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
         max_prompt_tokens = run.data.seq_len - rollout.max_new_tokens
@@ -61,12 +60,11 @@ class PolicyStage(Stage[Policy]):
             )
         self.toolbox = Toolbox(rollout.tools, self.settings.tool)
         thinking = parse_switch(rollout.thinking)
-        bad_records = BadRecords(run.data.max_bad_fraction, None if self.strategy.rank else self.folder.bad_records)
+        bad_records = corpus.counts(None if self.strategy.rank else self.folder.bad_records)
         prompts = prompt_files.read(
-            [Path(name) for name in run.data.train],
+            corpus,
             self.tokenizer,
             max_prompt_tokens=max_prompt_tokens,
-            held_out_fraction=run.data.val_fraction,
             thinking=thinking,
             default_tools=self.toolbox.schemas,
             bad_records=bad_records,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Lt
 
-from penjing.base.config import Decision, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
+from penjing.base.config import Decision, NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
 from penjing.base.errors import UserError
+from penjing.data.corpus import DataSettings
 from penjing.kernels.fp8 import Float8
 from penjing.model.config import ModelConfig
 from penjing.model.lora import Lora
@@ -21,39 +22,6 @@ from penjing.optim.muon import Muon
 from penjing.optim.schedule import Constant, Cosine, WarmupStableDecay
 from penjing.train.foreign_settings import ABSENT, FOREIGN
 from penjing.train.stages import settings_classes
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataSettings(Settings):
-    """Training data."""
-
-    section: ClassVar = "data"
-
-    train: tuple[str, ...] = ()  # files or folders of text or chats, or one folder of token shards
-    # documents: learn full texts. chats: learn the assistant's turns. preferences: pairs. prompts: the model answers.
-    format: Literal["documents", "chats", "preferences", "prompts"] = "documents"
-    seq_len: Annotated[int, Ge(8)] = 512  # T, positions of one packed row (the classic script's max_seq_len)
-    # For few conversations: rows are shortened below `seq_len`, at most to this length and to the longest conversation,
-    # until an epoch has 25 rows and the run batch.min_steps steps. 0 = always `seq_len`.
-    min_seq_len: NonNegativeInt = 0
-    # Documents (chats are never cut): `best_fit` keeps each in one row if it fits, `concat` cuts every T tokens and has
-    # no packing cost, for corpora of many millions of documents.
-    packing: Literal["best_fit", "concat"] = "best_fit"
-    # Documents: `as_given` keeps the order of the files, for a curriculum; `shuffled` draws a new order each epoch.
-    order: Literal["shuffled", "as_given"] = "shuffled"
-    # Chats: `switch` adds an empty thought to answers without one, so that thinking can be switched off later.
-    thinking: Literal["as_given", "switch"] = "as_given"
-    val_fraction: Annotated[float, Gt(0), Lt(1)] = 0.01  # of the texts, held out by hash
-    prefetch: NonNegativeInt = 2  # batches prepared ahead in a background thread; 0 = no thread
-    # largest fraction of broken records, which are skipped and listed in bad_records.jsonl
-    max_bad_fraction: Fraction = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.thinking == "switch" and self.format != "chats":
-            raise UserError("has no effect", where="data.thinking", got=f"data.format={self.format}", wanted="chats")
-        if self.order == "as_given" and self.format != "documents":
-            raise UserError("has no effect", where="data.order", got=f"data.format={self.format}", wanted="documents")
 
 
 @dataclass(frozen=True, kw_only=True)

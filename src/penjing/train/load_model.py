@@ -19,6 +19,7 @@ from penjing.base.malloc_tuning import tune_malloc
 from penjing.base.seeds import derive
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.checkpoint.manifest import MANIFEST, WEIGHTS, damage
+from penjing.data.corpus import DataSettings
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.devices.choose import local_device
 from penjing.devices.host import physical_cores
@@ -28,7 +29,7 @@ from penjing.model.lora import DEFAULT, add_adapter, fingerprint, merge, trainab
 from penjing.model.resize_embeddings import resize_embeddings
 from penjing.model.transformer import Transformer
 from penjing.track.run_dir import RunDir, is_run, is_run_or_checkpoint, stage_folder
-from penjing.train.config import ComputeSettings, DataSettings, Run
+from penjing.train.config import ComputeSettings, Run
 from penjing.train.external_models import ExternalModel, read_external_model
 from penjing.train.precision import SLOW_FLOAT16, Precision
 

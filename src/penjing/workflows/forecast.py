@@ -16,6 +16,7 @@ from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
 from penjing.base.markup import escape_markup, print_table, silent_console
+from penjing.data.corpus import Corpus
 from penjing.model.config import ModelConfig
 from penjing.plan import cost
 from penjing.plan.device_model import Machine
@@ -155,8 +156,7 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
             got=run.init_from,
             next_step="Leave init_from= out.",
         )
-    if not run.data.train:
-        raise UserError("no data", where="data.train", next_step="Give data.train=FILE.")
+    Corpus(run.data).files  # noqa: B018 (an error comes before a proxy run)
     limit = cost.read_budget(budget)
     if not limit.seconds:
         raise UserError("not a time", where="--budget", got=repr(budget), wanted="such as 30min or 2h")

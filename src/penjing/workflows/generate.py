@@ -122,7 +122,7 @@ def read_questions(prompts: Sequence[Path], counts: BadRecords | None = None) ->
     """
     for path in records.list_files(prompts):
         if records.sniff(path) == "prompts":
-            yield from (chat for chat, _ in records.read_prompts([path]))
+            yield from records.read_prompts([path])
             continue
         for chat in records.read_chats([path], bad_records=counts):
             answered = chat.messages[-1].role == "assistant"

@@ -11,8 +11,8 @@ import math
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -31,8 +31,8 @@ from penjing.base.lock import LOCK, is_locked, locked, owner
 from penjing.data import dataset_stats as survey
 from penjing.data import formats as records
 from penjing.data import synthetic as toyworld
-from penjing.data import tokenize_dataset as prepare
 from penjing.data.catalog import registry as catalogue
+from penjing.data.corpus import Corpus, DataSettings
 from penjing.data.token_shards import TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.devices.choose import local_device
@@ -78,7 +78,7 @@ class QuickstartOptions:
 
 
 @dataclass
-class Corpus:
+class DataFiles:
     """Training files. Without chats there is no SFT, without questions no accuracy."""
 
     documents: list[str]
@@ -130,16 +130,16 @@ def quickstart(options: QuickstartOptions, console: Console) -> None:
 def _work_through(options: QuickstartOptions, source: str, log: StageLog, console: Console) -> None:
     out = options.out
     log.stage("data", lambda: _make_data(options, source, log))
-    corpus = _corpus(options)
-    pretraining = _pretraining(options, corpus)
+    files = _data_files(options)
+    pretraining = _pretraining(options, files)
     log.stage("pretrain", lambda: _train(pretraining, console))
     _record_tokens(log, pretraining)
-    finetuning = _finetuning(options, corpus)
+    finetuning = _finetuning(options, files)
     if finetuning is None:
         log.stage("sft", lambda: "skipped: this data has no conversations to learn answers from")
     else:
         log.stage("sft", lambda: _train(finetuning, console))
-    log.stage("evaluate", lambda: _evaluate(out, corpus, pretraining))
+    log.stage("evaluate", lambda: _evaluate(out, files, pretraining))
     last = out / ("pretrain" if finetuning is None else "sft")
     log.stage("export", lambda: _export(out, last, log))
     log.record(next=f"penjing serve {out}")
@@ -236,17 +236,17 @@ def _make_data(options: QuickstartOptions, source: str, log: StageLog) -> str:
         for name in _data_names(options):
             if name in catalogue.CATALOGUE:
                 catalogue.get(name, folder / name)
-    corpus = _corpus(options)
-    if not corpus.documents:
+    files = _data_files(options)
+    if not files.documents:
         raise UserError(
             "there is no text to pretrain on",
             where=options.data,
-            got=units.listing([f"{name} (chats)" for name in corpus.chats] + corpus.unused),
+            got=units.listing([f"{name} (chats)" for name in files.chats] + files.unused),
             next_step="Add a text: --data TEXT.txt,CHATS.jsonl",
         )
-    paths = records.list_files([Path(name) for name in corpus.documents])
-    bad_records = records.BadRecords(_pretraining_settings(options).data.max_bad_fraction)
-    facts = survey.DocumentStats(bad_records).count(records.read_documents(paths, bad_records=bad_records))
+    corpus = Corpus(_document_settings(options, files))
+    bad_records = corpus.counts()
+    facts = survey.DocumentStats(bad_records).count(corpus.records(bad_records))
     log.record(
         data={
             "source": source,
@@ -254,31 +254,31 @@ def _make_data(options: QuickstartOptions, source: str, log: StageLog) -> str:
             "bytes": facts.num_bytes,
             "han_fraction": facts.scripts["Han"],
             "warnings": facts.warnings,
-            "files_sha256": {path.name: sha256_file(path) for path in paths[:20]},
+            "files_sha256": {path.name: sha256_file(path) for path in corpus.files[:20]},
         }
     )
     note = f"{facts.num_records:,} texts, {units.megabytes(facts.num_bytes)}, from {source}"
-    if bad_records.bad:
-        note += f"; {bad_records.note()}"
-    return note + (f"; not used: {units.listing(corpus.unused)}" if corpus.unused else "")
+    if cleaned := bad_records.note():
+        note += f"; {cleaned}"
+    return note + (f"; not used: {units.listing(files.unused)}" if files.unused else "")
 
 
-def _corpus(options: QuickstartOptions) -> Corpus:
+def _data_files(options: QuickstartOptions) -> DataFiles:
     """The training files, sorted into texts, conversations and unused ones."""
-    folder, corpus = options.out / "data", Corpus([], [])
+    folder, files = options.out / "data", DataFiles([], [])
     if options.data == TOYWORLD:
-        return Corpus([str(folder / "pretrain.jsonl")], [str(folder / "sft.jsonl")], folder / "eval.jsonl")
+        return DataFiles([str(folder / "pretrain.jsonl")], [str(folder / "sft.jsonl")], folder / "eval.jsonl")
     for name in _data_names(options):
         path = folder / name if name in catalogue.CATALOGUE else Path(name)
         for file in records.list_files([path]):
             kind, named = survey.file_kind(file), convert(str, str(file), "--data")
             if kind == "documents":
-                corpus.documents.append(named)
+                files.documents.append(named)
             elif kind == "chats":
-                corpus.chats.append(named)
+                files.chats.append(named)
             else:
-                corpus.unused.append(f"{named} ({kind})")
-    return corpus
+                files.unused.append(f"{named} ({kind})")
+    return files
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -303,12 +303,12 @@ def _pretraining_settings(options: QuickstartOptions) -> Run:
     return resolve_run("tiny", parse_overrides(_overrides(options, "pretrain")))
 
 
-def _pretraining(options: QuickstartOptions, corpus: Corpus) -> Run:
+def _pretraining(options: QuickstartOptions, files: DataFiles) -> Run:
     toy = options.data == TOYWORLD
-    prompts = list(STORY_PROMPTS) if toy else _held_out_openings(corpus)
+    prompts = list(STORY_PROMPTS) if toy else _held_out_openings(_document_settings(options, files))
     layer: dict[str, Any] = {
         "out": str(options.out / "pretrain"),
-        "data": {"train": corpus.documents, "val_fraction": 0.01 if toy else HELD_OUT_OF_REAL_TEXT},
+        "data": {"train": files.documents, "val_fraction": 0.01 if toy else HELD_OUT_OF_REAL_TEXT},
         "sample": {"prompts": prompts},
         "eval": {"sequences": 128 if toy else 1024},
     }
@@ -326,15 +326,15 @@ def _sft_steps(pretrained: Path) -> int:
     return min(SFT_STEPS, max(MIN_SFT_STEPS, int(fitting) // 100 * 100))
 
 
-def _finetuning(options: QuickstartOptions, corpus: Corpus) -> Run | None:
-    if not corpus.chats:
+def _finetuning(options: QuickstartOptions, files: DataFiles) -> Run | None:
+    if not files.chats:
         return None
     layer: dict[str, Any] = {
         "out": str(options.out / "sft"),
         "init_from": str(options.out / "pretrain"),
-        "data": {"train": corpus.chats, "val_fraction": 0.01},
+        "data": {"train": files.chats, "val_fraction": 0.01},
         "sample": {"prompts": list(CHAT_PROMPTS)},
-        "eval": {"questions": str(corpus.questions or "")},
+        "eval": {"questions": str(files.questions or "")},
     }
     requested = parse_overrides(_overrides(options, "sft"))
     run = resolve_run("tiny_sft", layer, requested)
@@ -344,18 +344,15 @@ def _finetuning(options: QuickstartOptions, corpus: Corpus) -> Run | None:
     return decide(run, "max_steps", _sft_steps(options.out / "pretrain"), why)
 
 
-def _held_out_openings(corpus: Corpus) -> list[str]:
+def _document_settings(options: QuickstartOptions, files: DataFiles) -> DataSettings:
+    """Settings of the texts. Broken ones are counted in the data stage."""
+    data = _pretraining_settings(options).data
+    return replace(data, train=tuple(files.documents), val_fraction=HELD_OUT_OF_REAL_TEXT)
+
+
+def _held_out_openings(data: DataSettings) -> list[str]:
     """The first characters of two held-out texts, as prompts for samples during training."""
-    paths = [Path(name) for name in corpus.documents]
-    below = prepare.held_out_below(_texts(paths), HELD_OUT_OF_REAL_TEXT)
-    held_out = (text for text in _texts(paths) if prepare.is_held_out(text, below))
-    return [text.strip()[:OPENING_CHARACTERS] for text in islice(held_out, 2)]
-
-
-def _texts(paths: Sequence[Path]) -> Iterator[str]:
-    """All texts. Broken records were counted in the data stage."""
-    documents = records.read_documents(paths, bad_records=records.BadRecords(max_bad_fraction=1.0))
-    return (document.text for document in documents)
+    return [text.strip()[:OPENING_CHARACTERS] for text in islice(Corpus(data).texts(held_out=True), 2)]
 
 
 def _train(run: Run, console: Console) -> str:
@@ -387,9 +384,9 @@ def _record_tokens(log: StageLog, run: Run) -> None:
 # --- evaluation and export -------------------------------------------------------------------------------------------
 
 
-def _evaluate(out: Path, corpus: Corpus, pretraining: Run) -> str:
+def _evaluate(out: Path, files: DataFiles, pretraining: Run) -> str:
     """Accuracy on questions if the data have some (the toy world), else bits per byte compared with zstd."""
-    return _compare_with_zstd(out, pretraining) if corpus.questions is None else _ask(out, corpus.questions)
+    return _compare_with_zstd(out, pretraining) if files.questions is None else _ask(out, files.questions)
 
 
 def _ask(out: Path, path: Path) -> str:
@@ -446,9 +443,7 @@ def _ask(out: Path, path: Path) -> str:
 def _compare_with_zstd(out: Path, run: Run) -> str:
     """Compare bits per byte of the held-out text, model and `zstd -19`; writes compression.json."""
     trained = load_trained(out / "pretrain")
-    paths = [Path(name) for name in run.data.train]
-    below = TokenShards(RunDir(out / "pretrain").shards / "validation").meta["held_out_below"]
-    texts = [text for text in _texts(paths) if prepare.is_held_out(text, below)]
+    texts = list(Corpus(run.data).texts(held_out=True))
     model_bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, seq_len=run.data.seq_len)
     zstd_bits = zstd_bits_per_byte("\n".join(texts))
     verdict = "below" if model_bits < zstd_bits else "above"

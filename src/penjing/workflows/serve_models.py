@@ -9,12 +9,13 @@ from pathlib import Path
 
 from penjing.base.errors import UserError
 from penjing.data import formats as records
+from penjing.data.corpus import Corpus, DataSettings
 from penjing.export.adapter import attach_adapters
 from penjing.infer.forward import Weights
 from penjing.infer.generate import make_engine
 from penjing.serve.models import Models, ServedModel
 from penjing.track.run_dir import RunDir, is_run, stage_folder
-from penjing.train.config import DataSettings, Run
+from penjing.train.config import Run
 from penjing.train.load_model import load_trained, use_device
 
 _WORD = re.compile(r"(?:(?P<name>[^=@/]+)=)?(?P<path>[^@]+)(?:@(?P<step>[0-9]+))?")
@@ -59,19 +60,14 @@ def examples_of(run: Run) -> tuple[str, ...]:
 
 def _prompts(data: DataSettings) -> Iterator[str]:
     """The first question of each conversation, or the first words of each document."""
-    paths, bad_records = [Path(name) for name in data.train], records.UncheckedRecords()
-    if data.format == "documents":
-        for document in records.read_documents(paths, bad_records=bad_records):
-            line, _, _ = document.text.strip().partition("\n")
+    for record in Corpus(data).records(records.UncheckedRecords()):
+        if isinstance(record, records.Document):
+            line, _, _ = record.text.strip().partition("\n")
             start = line[:OPENING_CHARACTERS]
             yield line if start == line else start.rpartition(" ")[0] or start
-        return
-    if data.format == "preferences":
-        chats = (record.chats[0] for record in records.read_preferences(paths, bad_records=bad_records))
-    else:
-        chats = (chat for chat, _ in records.read_prompts(paths, bad_records=bad_records))
-    for chat in chats:
-        yield next((message.content.strip() for message in chat.messages if message.role == "user"), "")
+        else:
+            chat = record.chats[0] if isinstance(record, records.PreferenceRecord) else record
+            yield next((message.content.strip() for message in chat.messages if message.role == "user"), "")
 
 
 def _named(word: str) -> list[tuple[str, Path]]:

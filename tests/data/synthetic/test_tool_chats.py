@@ -69,7 +69,8 @@ def test_every_result_is_what_the_calculator_says(chats: list[Chat]) -> None:
 
 def test_prompts_have_their_answers(folder: Path) -> None:
     found = Counter()
-    for number, (chat, record) in enumerate(read_prompts([folder / "tools_rl.jsonl"])):
+    for number, chat in enumerate(read_prompts([folder / "tools_rl.jsonl"])):
+        record = chat.fields
         assert record["gt"] == [tool_task("tools_rl", 1, number).answer] and chat.tools == (CALCULATOR,)
         found[record["kind"], record["language"]] += 1
     assert {kind for kind, _ in found} == set(KINDS) and {language for _, language in found} == {"en", "zh"}
@@ -111,5 +112,5 @@ def test_minimind_files_of_its_agent_stage_are_read(tmp_path: Path) -> None:
     (chat,) = read_chats([path])
     assert chat.tools == (CALCULATOR,) and chat.messages[1].tool_calls[0]["arguments"] == {"expression": "1+1"}
     path.write_text(json.dumps({"conversations": [*talk[:2], {"role": "assistant", "content": ""}], "gt": ["2"]}))
-    ((asked, record),) = read_prompts([path])
-    assert asked.tools == (CALCULATOR,) and record["gt"] == ["2"]
+    (asked,) = read_prompts([path])
+    assert asked.tools == (CALCULATOR,) and asked.fields["gt"] == ["2"]

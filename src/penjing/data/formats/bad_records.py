@@ -6,6 +6,7 @@ import json
 import math
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -23,8 +24,9 @@ _MAX_IGNORED = 1000  # distinct names that are counted
 class BadRecords:
     """Counts the records of one pass: good + bad + left_out are all records, each counted once.
 
-    bad: broken records. left_out: valid records with nothing to learn from, such as an empty text; they are listed, but
-    never an error. Damage can hide where records begin (a truncated archive, broken JSON inside an array). The rest of
+    bad: broken records. left_out: valid records with nothing to learn from, such as an empty text, and those that a
+    cleaning rule leaves out; they are listed, but never an error. changed: records by the cleaning rule that
+    changes them. Damage can hide where records begin (a truncated archive, broken JSON inside an array). The rest of
     that file then counts as one bad record. Its size is unknown, so no fraction can be computed: it is an error at
     once, unless all records may be broken (max_bad_fraction=1).
     """
@@ -34,6 +36,7 @@ class BadRecords:
         self.max_bad_fraction, self.path = max_bad_fraction, path
         self.good = self.bad = self.left_out = 0
         self.reasons: Counter[str] = Counter()  # why valid records, or parts of them, were left out
+        self.changed: Counter[str] = Counter()
         self.ignored: dict[str, tuple[int, str]] = {}  # field or mark: number of records that have it, the first place
         self.first: list[str] = []  # of a few kinds of error
         self._kinds: set[tuple[str, str]] = set()
@@ -61,14 +64,19 @@ class BadRecords:
                 self._close()
                 raise _file_lost_error(error)
 
-    def leave_out(self, file: Path, line: int, reason: str) -> None:
-        """Count a valid record with nothing to learn from."""
+    def leave_out(self, where: SourceLocation, reasons: Sequence[str]) -> None:
+        """Count a valid record of which nothing is kept. reasons: of each of its parts."""
         self.left_out += 1
-        self.reasons[reason] += 1
-        self._list(str(file), line, "left out", reason)
+        self.reasons.update(reasons)
+        self._list(str(where.path), where.line, "left out", reasons[0])
 
-    def add_ignored(self, where: SourceLocation) -> None:
-        """Count the fields and marks of a record that change what should be learned, and that nothing uses."""
+    def keep(self, where: SourceLocation, reasons: Sequence[str]) -> None:
+        """Count a good record, and its fields and marks that change what should be learned and that nothing uses.
+
+        reasons: why parts of it are left out.
+        """
+        self.good += 1
+        self.reasons.update(reasons)
         for name in where.ignored:
             name = name if name in self.ignored or len(self.ignored) < _MAX_IGNORED else "other fields"
             count, first = self.ignored.get(name, (0, str(where)))
@@ -99,17 +107,19 @@ class BadRecords:
                 else None,  # then no fraction would do
             )
         if not self.good:
-            reasons = "".join(f" ({reason}: {count:,})" for reason, count in self.reasons.most_common(_NUM_SHOWN))
-            counts = [f"{self.left_out:,} are left out{reasons}"] * bool(self.left_out)
+            counts = [f"{self.left_out:,} are left out{_counted(self.reasons)}"] * bool(self.left_out)
             counts += [f"{self.bad:,} broken: {examples}"] * bool(self.bad)
             raise UserError(f"no usable record: {', '.join(counts) or 'the data are empty'}", where=self.path)
 
     def note(self) -> str:
         """A line for the user; empty if nothing was wrong."""
-        if not self.bad and not self.left_out:
+        if not self.bad and not self.left_out and not self.changed.total():
             return ""
-        where = f", listed in {self.path}" if self.path else ""
-        note = f"of {self.records:,} records {self.bad:,} are broken and {self.left_out:,} have nothing to learn{where}"
+        where = f", listed in {self.path}" if self.path and (self.bad or self.left_out) else ""
+        note = f"of {self.records:,} records {self.bad:,} are broken and {self.left_out:,} left out"
+        note += f"{_counted(self.reasons)}{where}"
+        if self.changed.total():
+            note += f"; changed by cleaning rules{_counted(self.changed)}"
         if self.unread:
             suffix = f" and {len(self.unread) - _NUM_SHOWN:,} more" if len(self.unread) > _NUM_SHOWN else ""
             note += f"; not read to the end: {', '.join(self.unread[:_NUM_SHOWN])}{suffix}"
@@ -156,6 +166,12 @@ class UncheckedRecords(BadRecords):
 
     def check(self) -> None:
         self._close()
+
+
+def _counted(counts: Counter[str]) -> str:
+    """The largest counts in brackets."""
+    shown = ", ".join(f"{name}: {count:,}" for name, count in counts.most_common(_NUM_SHOWN) if count)
+    return f" ({shown})" if shown else ""
 
 
 def _file_lost_error(error: UnrecoverableFileError) -> UserError:

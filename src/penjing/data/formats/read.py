@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,21 @@ from penjing.data.formats.schema import (
 )
 from penjing.data.formats.source_location import SourceLocation, unrecoverable
 
-
-class _EmptyRecord(Exception):
-    """A valid record with nothing to learn from; its text is the reason."""
+Clean = Callable[[Any], Any]  # a record -> the record, a changed one, or why it is left out
 
 
 def _read(
     paths: Sequence[Path],
     plain_text_holds: str | None,
     parse: Callable[[Any, SourceLocation], Sequence[Any]],
+    lacks: Callable[[Any], str],
     bad_records: BadRecords | None,
+    clean: Clean | None,
 ) -> Iterator[Any]:
-    """The records that `parse` makes of each row. It raises UserError for a broken row, _EmptyRecord for an empty one.
+    """The records that `parse` makes of each row; it raises UserError for a broken row.
 
-    plain_text_holds: as for `_rows`. Every row is counted, and a file without a record is an error.
+    plain_text_holds: as for `_rows`. lacks: why there is nothing to learn from a record; empty if there is. Every row
+    is counted, and a file without a record is an error.
     """
     bad_records = bad_records or NoBadRecords()
     for path in list_files(paths):
@@ -49,15 +51,21 @@ def _read(
                 if isinstance(value, UserError):
                     raise value
                 records = parse(value, where)
-            except _EmptyRecord as reason:
-                first_empty = first_empty or f"line {line}: {reason}"
-                bad_records.leave_out(path, line, str(reason))
             except UserError as error:
                 bad_records.add(error, path, line)
+                continue
+            records = [lacks(record) or record for record in records]
+            if clean is not None:
+                records = [record if isinstance(record, str) else clean(record) for record in records]
+                records = [record if isinstance(record, str) else lacks(record) or record for record in records]
+            kept = [record for record in records if not isinstance(record, str)]
+            left_out = [reason for reason in records if isinstance(reason, str)]
+            if kept:
+                bad_records.keep(where, left_out)
+                yield from kept
             else:
-                bad_records.good += 1
-                bad_records.add_ignored(where)
-                yield from records
+                first_empty = first_empty or f"line {line}: {left_out[0]}"
+                bad_records.leave_out(where, left_out)
         num_read, num_left_out = bad_records.records - num_before, bad_records.left_out - left_out_before
         if not num_read:
             bad_records.add(no_record_error(path), path, 1)
@@ -86,7 +94,9 @@ def _rows(path: Path, plain_text_holds: str | None) -> Iterator[tuple[int, Any]]
         yield line + 1, unrecoverable(error)
 
 
-def read_documents(paths: Sequence[Path], *, bad_records: BadRecords | None = None) -> Iterator[Document]:
+def read_documents(
+    paths: Sequence[Path], *, bad_records: BadRecords | None = None, clean: Clean | None = None
+) -> Iterator[Document]:
     """Documents of `paths`, in order, one at a time.
 
     Plain text: BOM dropped, CRLF -> LF, trailing spaces and the indents of Chinese paragraphs dropped. Lines
@@ -94,6 +104,7 @@ def read_documents(paths: Sequence[Path], *, bad_records: BadRecords | None = No
     into documents of about 2,000 characters, so that a validation set can be split off a novel too. No line is lost,
     and none of less than 64 KiB is cut. `<|endoftext|>` inside a line, or in a record's text, separates documents too.
     A record with empty text is left out. A broken one goes to `bad_records`; without `bad_records` it raises UserError.
+    clean: as for all readers, the cleaning rules (`data/clean`).
     """
 
     def parse(value: Any, where: SourceLocation) -> Sequence[Document]:
@@ -103,59 +114,53 @@ def read_documents(paths: Sequence[Path], *, bad_records: BadRecords | None = No
         texts = [text]
         if SEPARATOR in text and format_of(where.path) != "py":
             texts = [part.strip("\n") for part in text.split(SEPARATOR)]
-        texts = [text for text in texts if text and not text.isspace()]
-        if not texts:
-            raise _EmptyRecord("the text is empty")
+        texts = [text for text in texts if text and not text.isspace()] or [""]
         for text in texts:
             note_marks(text, where)
         return [Document(text=text, source=str(where.path), line=where.line) for text in texts]
 
-    return _read(paths, None, parse, bad_records)
+    def lacks(document: Document) -> str:
+        return "" if document.text and not document.text.isspace() else "the text is empty"
+
+    return _read(paths, None, parse, lacks, bad_records, clean)
 
 
-def read_chats(paths: Sequence[Path], *, bad_records: BadRecords | None = None) -> Iterator[Chat]:
+def read_chats(
+    paths: Sequence[Path], *, bad_records: BadRecords | None = None, clean: Clean | None = None
+) -> Iterator[Chat]:
     """Chats of `paths`, in order, one at a time, whatever their shape (see the package's docstring).
 
     A chat with an empty answer is left out. A record that is not a chat goes to `bad_records`; without `bad_records` it
     raises UserError with line, field, got and wanted value.
     """
 
-    counts = bad_records or NoBadRecords()
+    def lacks(chat: Chat) -> str:
+        answers = [message for message in chat.messages if message.role == "assistant"]
+        if any(map(is_empty, answers)):
+            return "an answer is empty"
+        return "" if any(message.is_target for message in answers) else "no answer has a weight above 0"
 
-    def parse(record: Mapping[str, Any], where: SourceLocation) -> Sequence[Chat]:
-        chats = list(chats_of(record, where))
-        complete = [
-            chat
-            for chat in chats
-            if not any(is_empty(message) for message in chat.messages if message.role == "assistant")
-        ]
-        for _ in range(len(chats) - max(1, len(complete))):  # if none is complete, one is counted in _read
-            counts.reasons["an answer is empty"] += 1
-        if not complete:
-            raise _EmptyRecord("an answer is empty")
-        if not any(message.is_target for chat in complete for message in chat.messages if message.role == "assistant"):
-            raise _EmptyRecord("no answer has a weight above 0")
-        return complete
-
-    return _read(paths, "documents, not chats", parse, counts)
+    return _read(paths, "documents, not chats", chats_of, lacks, bad_records, clean)
 
 
 def read_prompts(
-    paths: Sequence[Path], *, bad_records: BadRecords | None = None
-) -> Iterator[tuple[Chat, Mapping[str, Any]]]:
-    """Conversations that wait for an answer, each with its full record (further fields hold reference answers).
+    paths: Sequence[Path], *, bad_records: BadRecords | None = None, clean: Clean | None = None
+) -> Iterator[Chat]:
+    """Conversations that wait for an answer; their `fields` hold the full record, with reference answers.
 
     The chat ends with a user or tool turn; a last assistant turn is dropped, whatever its content. A broken record goes
     to `bad_records`; without `bad_records` it raises UserError.
     """
 
-    def parse(record: Mapping[str, Any], where: SourceLocation) -> Sequence[tuple[Chat, Mapping[str, Any]]]:
-        return [(prompt_of(record, where), record)]
+    def parse(record: Mapping[str, Any], where: SourceLocation) -> Sequence[Chat]:
+        return [replace(prompt_of(record, where), fields=record)]
 
-    return _read(paths, "documents, not prompts", parse, bad_records)
+    return _read(paths, "documents, not prompts", parse, lambda prompt: "", bad_records, clean)
 
 
-def read_preferences(paths: Sequence[Path], *, bad_records: BadRecords | None = None) -> Iterator[PreferenceRecord]:
+def read_preferences(
+    paths: Sequence[Path], *, bad_records: BadRecords | None = None, clean: Clean | None = None
+) -> Iterator[PreferenceRecord]:
     """Pairs of answers, and single answers with a label, one at a time, whatever their shape (see the package).
 
     A pair of equal answers, and a record with an empty answer, is left out. A record that is not a preference goes to
@@ -163,14 +168,23 @@ def read_preferences(paths: Sequence[Path], *, bad_records: BadRecords | None = 
     """
 
     def parse(record: Mapping[str, Any], where: SourceLocation) -> Sequence[PreferenceRecord]:
-        preference = preference_of(record, where)
-        if any(is_empty(chat.messages[-1]) for chat in preference.chats):
-            raise _EmptyRecord("an answer is empty")
-        if len(preference.chats) == 2 and preference.chats[0].messages == preference.chats[1].messages:
-            raise _EmptyRecord("both answers are the same")
-        return [preference]
+        return [preference_of(record, where)]
 
-    return _read(paths, "no preferences", parse, bad_records)
+    def lacks(preference: PreferenceRecord) -> str:
+        if any(is_empty(chat.messages[-1]) for chat in preference.chats):
+            return "an answer is empty"
+        first, *others = (chat.messages for chat in preference.chats)
+        return "both answers are the same" if first in others else ""
+
+    return _read(paths, "no preferences", parse, lacks, bad_records, clean)
+
+
+READERS: dict[Kind, Callable[..., Iterator[Any]]] = {
+    "documents": read_documents,
+    "chats": read_chats,
+    "preferences": read_preferences,
+    "prompts": read_prompts,
+}
 
 
 def sniff(path: Path) -> Kind:

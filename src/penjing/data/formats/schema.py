@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Kind = Literal["documents", "chats", "preferences", "prompts"]
@@ -84,12 +85,16 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chat:
-    """One conversation with at least one answer. `tools` are the functions on offer, each with a `name`."""
+    """One conversation with at least one answer, or a prompt. `tools` are the functions on offer, each with a `name`.
+
+    fields: of a prompt, its whole record, which may hold reference answers.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
     source: str
     line: int
+    fields: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from penjing import devices
 from penjing.base.errors import UserError
-from penjing.base.files import read_json
 from penjing.base.seeds import derive
-from penjing.data import formats as records
-from penjing.data import tokenize_dataset as prepare
 from penjing.data.packing.best_fit import BestFitRows
 from penjing.data.packing.concat import ConcatRows, Order, PackedRows, Rows
 from penjing.data.token_shards import META, TokenShards
+from penjing.data.tokenize_dataset import prepare_chats, prepare_documents
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
@@ -28,7 +25,7 @@ from penjing.train.config import Run
 from penjing.train.stages.base import DatasetSize, Report, Stage
 from penjing.train.stages.example_batches import example_rows
 from penjing.train.stages.held_out import held_out_means
-from penjing.train.stages.run_data import build_if_stale, on_rank_0, run_tokenizer
+from penjing.train.stages.run_data import on_rank_0, run_tokenizer, tokenized
 
 
 class NextTokenStage(Stage[NextTokenSettings]):
@@ -36,9 +33,7 @@ class NextTokenStage(Stage[NextTokenSettings]):
 
     def prepare_data(self) -> None:
         run, folder = self.run, self.folder
-        shards, counts = on_rank_0(
-            self.strategy, lambda: make_shards(run, run_tokenizer(run, self.report), self.report)
-        )
+        shards, notes = on_rank_0(self.strategy, lambda: make_shards(run, run_tokenizer(run, self.report), self.report))
         self.tokenizer = Tokenizer.load(folder.tokenizer)
         train, validation = TokenShards(shards / "train"), TokenShards(shards / "validation")
         for half in (train, validation):
@@ -49,14 +44,7 @@ class NextTokenStage(Stage[NextTokenSettings]):
                     next_step="Give the text itself as data.train, or tokenizer.path=the one they were made with.",
                 )
         self.fingerprint, self._shards = train.fingerprint, (train, validation)
-        if counts.get("bad"):
-            self.notes.append(f"{counts['bad']} broken records were skipped: {folder.bad_records}")
-        skipped, shortened = counts.get("skipped", 0), counts.get("shortened", 0)
-        if skipped or shortened:
-            self.notes.append(
-                f"{skipped} conversations were skipped, too long for a row or with nothing to learn from; "
-                f"{shortened} lost their last turns"
-            )
+        self.notes += notes
 
     def conversations(self) -> tuple[int, int]:
         longest = max(int((half.end_D - half.start_D).max(initial=0)) for half in self._shards)
@@ -128,51 +116,10 @@ def make_rows(run: Run, shards: TokenShards, tokenizer: Tokenizer, *, validation
     return packer(shards, seq_len, end_of_text=tokenizer.end_of_text, seed=seed, order=order)
 
 
-def make_shards(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, dict[str, int]]:
-    """The folder with `train` and `validation` shards: that of data.train, this run's existing ones, or new ones."""
-    if len(run.data.train) == 1 and (Path(run.data.train[0]) / "train" / META).is_file():
-        return _ready(run, Path(run.data.train[0])), {}
-    folder = RunDir(Path(run.out))
-
-    def make(paths: list[Path], about: dict[str, Any]) -> dict[str, int]:
-        share = run.data.val_fraction
-        bad_records = records.BadRecords(run.data.max_bad_fraction, folder.bad_records)
-        if run.data.format == "chats":
-            made = prepare.prepare_chats(
-                records.read_chats(paths, bad_records=bad_records),
-                tokenizer,
-                folder.shards,
-                seq_len=run.data.seq_len,
-                val_fraction=share,
-                about=about,
-                thinking=False if run.data.thinking == "switch" else None,
-                bad_records=bad_records,
-            )
-        else:
-            made = prepare.prepare_documents(
-                records.read_documents(paths, bad_records=bad_records),
-                tokenizer,
-                folder.shards,
-                val_fraction=share,
-                about=about,
-            )
-        if note := bad_records.note():
-            report(note)
-        return {"skipped": made.skipped, "shortened": made.shortened, "bad": bad_records.bad}
-
-    seq_len = run.data.seq_len if run.data.format == "chats" else 0
-    return folder.shards, build_if_stale(run, folder.shards, tokenizer, seq_len, make, report)
-
-
-def _ready(run: Run, shards: Path) -> Path:
-    """Existing shards. Raises UserError if they were made with another data.thinking."""
-    done = shards / "done.json"
-    thinking = read_json(done)["made_from"].get("thinking", "as_given") if done.is_file() else run.data.thinking
-    if thinking != run.data.thinking:
-        raise UserError(
-            "these token shards were made with another setting",
-            where="data.thinking",
-            got=run.data.thinking,
-            wanted=f"{thinking}, as in {done}, or the text itself as data.train",
-        )
-    return shards
+def make_shards(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, list[str]]:
+    """The folder with `train` and `validation` shards, and notes."""
+    shards = RunDir(Path(run.out)).shards
+    if run.data.format != "chats":
+        return tokenized(run, shards, META, tokenizer, prepare_documents, report)
+    thinking = False if run.data.thinking == "switch" else None
+    return tokenized(run, shards, META, tokenizer, prepare_chats, report, seq_len=run.data.seq_len, thinking=thinking)

@@ -10,9 +10,9 @@ import torch
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
 from penjing.base.seeds import derive, fraction
-from penjing.data import formats as records
-from penjing.data import tokenize_dataset as prepare
 from penjing.data.chat.render import render
+from penjing.data.corpus import Corpus, held_out_below, is_held_out, split_key
+from penjing.data.formats import BadRecords, Chat
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.sample import Sampling
 from penjing.infer.sampler_factory import SampleFn, make_sampler
@@ -25,7 +25,7 @@ from penjing.train.config import Run
 from penjing.train.stages.base import DatasetSize
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means
-from penjing.train.stages.run_data import data_paths, run_tokenizer
+from penjing.train.stages.run_data import run_tokenizer
 from penjing.train.stages.teacher_model import TeacherStage, relative_cost
 
 
@@ -42,18 +42,16 @@ class StudentPrompt:
 
 
 def encode_prompts(
-    run: Run, settings: Distill, tokenizer: Tokenizer, bad_records: records.BadRecords
+    run: Run, settings: Distill, tokenizer: Tokenizer, bad_records: BadRecords
 ) -> tuple[list[StudentPrompt], list[StudentPrompt], int]:
     """(training prompts, held-out prompts, number too long). A conversation is cut before its last answer that fits.
 
     bad_records: receives conversations that are broken, or that the template refuses.
     """
-    paths, answered = data_paths(run), run.data.format == "chats"
-    prompts = (chat for chat, _ in records.read_prompts(paths, bad_records=bad_records))
-    chats = records.read_chats(paths, bad_records=bad_records) if answered else prompts
+    answered = run.data.format == "chats"
     fitting: list[tuple[StudentPrompt, str]] = []
     skipped = 0
-    for chat in chats:
+    for chat in Corpus(run.data).records(bad_records):
         try:
             candidates = _prompts(chat, tokenizer, answered=answered)
             fits = next((one for one in candidates if _longest_row(one, settings) <= run.data.seq_len), None)
@@ -63,11 +61,11 @@ def encode_prompts(
         if fits is None:
             skipped += 1
         else:
-            fitting.append((fits, prepare.split_key(chat)))
-    below = prepare.held_out_below((key for _, key in fitting), run.data.val_fraction)
+            fitting.append((fits, split_key(chat)))
+    below = held_out_below((key for _, key in fitting), run.data.val_fraction)
     halves: tuple[list[StudentPrompt], list[StudentPrompt]] = ([], [])
     for prompt, key in fitting:
-        halves[prepare.is_held_out(key, below)].append(prompt)
+        halves[is_held_out(key, below)].append(prompt)
     for half, what in zip(halves, ("to learn from", "held out"), strict=True):
         if not half:
             raise UserError(
@@ -84,7 +82,7 @@ def _longest_row(prompt: StudentPrompt, settings: Distill) -> int:
     return max(len(prompt.ids) + settings.max_new_tokens - 1, prompt.num_tokens)
 
 
-def _prompts(chat: records.Chat, tokenizer: Tokenizer, *, answered: bool) -> Iterator[StudentPrompt]:
+def _prompts(chat: Chat, tokenizer: Tokenizer, *, answered: bool) -> Iterator[StudentPrompt]:
     """A conversation's prompts: with answers, that of its last answer first, then the earlier and shorter ones."""
     if not answered:
         yield StudentPrompt(render(tokenizer, chat.messages, chat.tools, ask=True).ids, [])
@@ -120,9 +118,7 @@ class OnPolicyStage(TeacherStage):
             run_tokenizer(run, self.report)
         self.strategy.any(False)
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
-        bad = records.BadRecords(
-            run.data.max_bad_fraction, self.folder.bad_records if self.strategy.rank == 0 else None
-        )
+        bad = Corpus(run.data).counts(None if self.strategy.rank else self.folder.bad_records)
         self.set_teacher(teacher)
         self._prompts, self._held_out, skipped = encode_prompts(run, self.settings, self.tokenizer, bad)
         self._order = EpochOrder(len(self._prompts), run.seed, "order")

@@ -5,20 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
-from penjing.data import formats as records
 from penjing.data.preference_shards import META, PreferenceShards, prepare_groups
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch_source import Source
 from penjing.loader.group_sampler import EpochOrder, group_source, pack_tight
 from penjing.loader.shared_prompt_batch import AnswerBatch, Group
-from penjing.track.run_dir import RunDir
-from penjing.train.config import Run
-from penjing.train.stages.base import DatasetSize, Report, S, Stage
-from penjing.train.stages.run_data import build_if_stale, on_rank_0, run_tokenizer
+from penjing.train.stages.base import DatasetSize, S, Stage
+from penjing.train.stages.run_data import on_rank_0, run_tokenizer, tokenized
 
 CHUNK = 32  # most groups of a forward pass without gradients; the same for any number of ranks
 
@@ -47,13 +43,18 @@ class PreferenceDataStage(Stage[S]):
         """Training or held-out data as groups for batches. Raises UserError for groups that the objective rejects."""
 
     def prepare_data(self) -> None:
-        run = self.run
+        run, folder = self.run, self.folder.path / "groups"
         self.need_format(f"objective.name={run.objective.name} learns from preferences", "preferences")
-        path, counts = on_rank_0(self.strategy, lambda: _make_groups(run, run_tokenizer(run, self.report), self.report))
+
+        def make() -> tuple[Path, list[str]]:
+            tokenizer = run_tokenizer(run, self.report)
+            return tokenized(run, folder, META, tokenizer, prepare_groups, self.report, seq_len=run.data.seq_len)
+
+        path, notes = on_rank_0(self.strategy, make)
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
         self.tokens = {half: self._checked(PreferenceShards(path / half)) for half in ("train", "validation")}
         self.fingerprint = self.tokens["train"].fingerprint
-        self.notes += [f"{number} skipped: {reason}" for reason, number in sorted(counts.items()) if number]
+        self.notes += notes
         self.train, self.held_out = (self.groups(half) for half in self.tokens.values())
 
     def _checked(self, tokens: PreferenceShards) -> PreferenceShards:
@@ -110,30 +111,6 @@ class PreferenceDataStage(Stage[S]):
     def held_out_batches(self, size: int) -> Iterator[AnswerBatch]:
         number = min(self.run.eval.sequences, len(self.held_out))
         return (batch for _, batch in self.chunks(self.held_out, number, size))
-
-
-def _make_groups(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, dict[str, int]]:
-    """The folder with `train` and `validation` groups: that of data.train, this run's existing ones, or new ones."""
-    if len(run.data.train) == 1 and (Path(run.data.train[0]) / "train" / META).is_file():
-        return Path(run.data.train[0]), {}
-    folder = RunDir(Path(run.out))
-    groups = folder.path / "groups"
-
-    def make(paths: list[Path], about: dict[str, Any]) -> dict[str, int]:
-        bad_records = records.BadRecords(run.data.max_bad_fraction, folder.bad_records)
-        made = prepare_groups(
-            records.read_preferences(paths, bad_records=bad_records),
-            tokenizer,
-            groups,
-            seq_len=run.data.seq_len,
-            val_fraction=run.data.val_fraction,
-            about=about,
-            bad_records=bad_records,
-        )
-        longer = {f"longer than data.seq_len={run.data.seq_len}": made.too_long}
-        return {**bad_records.reasons, "broken": bad_records.bad, **longer}
-
-    return groups, build_if_stale(run, groups, tokenizer, run.data.seq_len, make, report)
 
 
 def need_pairs(groups: PreferenceShards, what: str) -> None:

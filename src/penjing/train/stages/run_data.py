@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from penjing.base.errors import UserError
-from penjing.base.files import printable, read_json, sha256_file, sha256_text, write_json
+from penjing.base.files import read_json, write_json
 from penjing.checkpoint.manifest import steps
-from penjing.data import formats as records
-from penjing.data import tokenize_dataset as prepare
+from penjing.data.corpus import Corpus
+from penjing.data.tokenize_dataset import TokenizedDataset
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.parallel.base import Strategy
@@ -52,9 +51,10 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
         )
     if given is None:
         size = run.tokenizer.vocab_size or run.model.vocab_size
-        data_paths(run)  # an error comes before a line says that something begins
+        texts = Corpus(run.data).texts(held_out=False)  # an error comes before a line says that something begins
         report(f"training a tokenizer of {size:,} ids")
-        given = train_tokenizer(_training_texts(run), size, max_han_per_token=run.tokenizer.max_han_per_token)
+        texts = _limited(texts, TOKENIZER_TRAINING_BYTES)
+        given = train_tokenizer(texts, size, max_han_per_token=run.tokenizer.max_han_per_token)
     if given.size > run.model.vocab_size:
         raise UserError(
             "the tokenizer has more ids than the model",
@@ -67,62 +67,54 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
     return given
 
 
-def _training_texts(run: Run) -> Iterator[str]:
-    """The training texts, up to TOKENIZER_TRAINING_BYTES."""
-    paths, val_fraction = data_paths(run), run.data.val_fraction
-    read = records.read_chats if run.data.format == "chats" else records.read_documents
-    # Broken records are listed and counted later, when the shards are made.
-    keys = (prepare.split_key(record) for record in read(paths, bad_records=_uncounted()))
-    below = prepare.held_out_below(keys, val_fraction)
-    remaining = TOKENIZER_TRAINING_BYTES
-    for record in read(paths, bad_records=_uncounted()):
-        if remaining <= 0:
+def _limited(texts: Iterable[str], num_bytes: int) -> Iterator[str]:
+    """The first texts, of about so many bytes."""
+    for text in texts:
+        if num_bytes <= 0:
             return
-        if prepare.is_held_out(prepare.split_key(record), below):
-            continue
-        text = record.text if isinstance(record, records.Document) else "\n".join(m.content for m in record.messages)
-        remaining -= len(text.encode())
+        num_bytes -= len(text.encode())
         yield text
 
 
-def _uncounted() -> records.BadRecords:
-    return records.BadRecords(max_bad_fraction=1.0)
-
-
-def data_paths(run: Run) -> list[Path]:
-    """The files of data.train. Raises UserError if it is empty."""
-    if not run.data.train:
-        raise UserError("no data", where="data.train", next_step="Give data.train=FILE, or see `penjing data list`.")
-    return records.list_files([Path(name) for name in run.data.train])
-
-
-def build_if_stale(
+def tokenized(
     run: Run,
     folder: Path,
+    meta_file: str,
     tokenizer: Tokenizer,
-    seq_len: int,
-    make: Callable[[list[Path], dict[str, Any]], dict[str, int]],
+    prepare: Callable[..., TokenizedDataset],
     report: Report,
-) -> dict[str, int]:
-    """The counts of `make(files, about)`, which writes into `folder`; not repeated if made before from the same files.
+    **options: Any,
+) -> tuple[Path, list[str]]:
+    """The folder with the tokens of both splits, and notes for the user.
 
-    seq_len: `data.seq_len` if the result depends on it, else 0. `folder/done.json` is written last.
+    It is that of data.train if this holds tokens; else `folder`, which is made unless it was made from the same data.
+    meta_file: names the tokens in a split's folder. prepare: such as `prepare_documents`, which gets `options`.
+    `folder/done.json` is written last.
     """
-    paths = data_paths(run)
-    files = {printable(path): [path.stat().st_size, sha256_file(path)] for path in paths}
-    made_from = {
-        "source": sha256_text(json.dumps(list(files.values()))),
-        "tokenizer": tokenizer.fingerprint,
-        "kind": run.data.format,
-        "val_fraction": run.data.val_fraction,
-        "seq_len": seq_len,
-        **({"thinking": run.data.thinking} if run.data.thinking != "as_given" else {}),
-    }
+    corpus = Corpus(run.data)
+    if ready := corpus.ready_tokens(meta_file):
+        return ready, []
+    made_from = {**corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "seq_len": options.get("seq_len", 0)}
     done = folder / "done.json"
-    if done.is_file() and read_json(done)["made_from"] == made_from:
-        return dict(read_json(done)["counts"])
-    report(f"tokenizing {len(paths)} file{'s' if len(paths) > 1 else ''}")
+    if done.is_file() and (saved := read_json(done))["made_from"] == made_from:
+        return folder, saved.get("notes", [])
+    num_files = len(corpus.files)
+    report(f"tokenizing {num_files} file{'s' if num_files > 1 else ''}")
     done.unlink(missing_ok=True)  # not valid while some files are new and others old
-    counts = make(paths, {"source_files": files, "source": made_from["source"]})
-    write_json(done, {"made_from": made_from, "counts": counts})
-    return counts
+    counts = corpus.counts(RunDir(Path(run.out)).bad_records)
+    made = prepare(
+        corpus.records(counts),
+        tokenizer,
+        folder,
+        val_fraction=run.data.val_fraction,
+        about={"source_files": corpus.contents, "source": made_from["source"]},
+        bad_records=counts,
+        **options,
+    )
+    notes = [note] if (note := counts.note()) else []
+    if made.skipped:
+        notes.append(f"{made.skipped:,} records are left out: longer than data.seq_len, or nothing to learn in them")
+    if made.shortened:
+        notes.append(f"{made.shortened:,} conversations lost their last turns: longer than data.seq_len")
+    write_json(done, {"made_from": made_from, "notes": notes})
+    return folder, notes

@@ -1,0 +1,20 @@
+"""One form of each character: NFC, LF as the end of a line, no control and zero-width characters."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from penjing.data.clean.rule import TextRule
+
+_LINE_ENDS = re.compile("\r\n?|[\x85\u2028\u2029]")
+# Control characters but tab and LF; soft hyphen; zero-width space, word joiner, byte order mark. Joiners (U+200C,
+# U+200D) stay: emoji, Persian and Indian scripts need them.
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u200b\u2060\ufeff]")
+
+
+class Unicode(TextRule):
+    """Changes nothing that a reader sees."""
+
+    def text(self, text: str) -> str:
+        return unicodedata.normalize("NFC", _INVISIBLE.sub("", _LINE_ENDS.sub("\n", text)))
