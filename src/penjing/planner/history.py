@@ -20,7 +20,7 @@ def verify(path: Path, console: Console) -> list[history.Comparison]:
 
     Raises UserError if there is no plan, or the run has not ended.
     """
-    records = [record for record in find_runs(path) if record.plan]
+    records = [record for record in find_runs(path) if record.folder.plan.is_file()]
     if not records:
         raise UserError("no plan.json", where=path, wanted="a run of `penjing train` or `penjing quickstart`")
     return [term for record in records for term in _verify_one(record, console)]

@@ -626,7 +626,7 @@ def test_a_run_that_breaks_is_scored_too(small_run, tmp_path, monkeypatch):
 
 
 def test_what_was_never_planned_or_never_ended_is_one_line(tmp_path):
-    with raises_user_error(where=str(tmp_path), wanted="a run of `penjing train`"):
+    with raises_user_error(where=str(tmp_path), wanted="`penjing train`"):
         verify.verify(tmp_path, Console(quiet=True))
     (tmp_path / "plan.json").write_text("{}")
     with raises_user_error(where=str(tmp_path), wanted="outcome.json or ended.json"):
