@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from penjing.data.synthetic import chinese, english
 from penjing.data.synthetic.lexicon import OPENINGS
+from penjing.data.synthetic.surface_realization import LANGUAGES
 
-TITLES = {*english.ECHO_TITLES, *chinese.ECHO_TITLES}
+english, chinese = LANGUAGES["en"], LANGUAGES["zh"]
+TITLES = {*english.echo_titles, *chinese.echo_titles}
 BEGINNINGS = tuple(words for en, zh in OPENINGS for words in (f"{en}, ", f"{zh}，"))
 
 

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from penjing.data import synthetic as toyworld
-from penjing.data.synthetic import chinese, english
 from penjing.data.synthetic import dataset_rows as rows
 from penjing.data.synthetic.lexicon import THINGS
+from penjing.data.synthetic.surface_realization import LANGUAGES
 from penjing.data.synthetic.tasks.drills import drill
+
+english, chinese = LANGUAGES["en"], LANGUAGES["zh"]
 
 # The corpus itself, so that it stays the same on every platform and version of Python. After a deliberate change of
 # the world run test_the_corpus_has_not_changed and put here what it prints. (The rolls of the rng, in
@@ -68,9 +70,9 @@ def pattern_of(phrases: tuple[str, ...]) -> str:
 ASKED = {
     kind: re.compile("|".join(pattern_of(phrases) for table in tables for phrases in table.values()))
     for kind, tables in {
-        "reading": (english.ASKS, chinese.ASKS),
-        "roll_call": (english.ROLL_CALL_PHRASES, chinese.ROLL_CALL_PHRASES),
-        "drills": (english.DRILLS, chinese.DRILLS),
+        "reading": (english.asks, chinese.asks),
+        "roll_call": (english.roll_call_asks, chinese.roll_call_asks),
+        "drills": (english.drills, chinese.drills),
     }.items()
 }
 GAMES, OTHERS = {"echo", "roll_call"}, {"story", "reading", "drills"}
@@ -121,7 +123,7 @@ def check_words(asked: list[str], answers: list[str], story: str, kind: str) -> 
     plurals = {thing.plural: thing.en for thing in THINGS}
     for answer in answers:
         bare = re.sub("^(the|an?) ", "", answer)
-        refused = answer in (english.REFUSAL, chinese.REFUSAL)
+        refused = answer in (english.refusal, chinese.refusal)
         assert answer.isdigit() or bare in story or plurals.get(bare, "-") in story or refused, (story, answer)
         assert kind == "reading" or not (refused or answer.isdigit())
 

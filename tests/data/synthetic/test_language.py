@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from penjing.data.synthetic import chinese, english
 from penjing.data.synthetic.lexicon import ANIMALS, COLOURS, FEELINGS, OPENINGS, PEOPLE, PLACES, PROPERTIES, THINGS
 from penjing.data.synthetic.questions import Reading
 from penjing.data.synthetic.rng import Rng
+from penjing.data.synthetic.surface_realization import LANGUAGES
 from penjing.data.synthetic.tasks import games
 from penjing.data.synthetic.tasks.drills import drill
 from penjing.data.synthetic.tasks.games import echo, roll_call
 
+english, chinese = LANGUAGES["en"], LANGUAGES["zh"]
 # Written down a second time, so that a slip in the lexicon is noticed.
 PREPOSITIONS = {
     "in": "garden park farm library kitchen shop forest yard field cave village",
@@ -79,11 +80,11 @@ def test_measure_words_and_prepositions_are_the_right_ones() -> None:
 
 
 def test_both_languages_word_the_same_keys() -> None:
-    assert english.EVENTS.keys() == chinese.EVENTS.keys()
-    assert english.REASONS.keys() == chinese.REASONS.keys()
-    assert english.ASKS.keys() == chinese.ASKS.keys() - {"feeling_own"}
-    assert english.DRILLS.keys() == chinese.DRILLS.keys()
-    assert english.ROLL_CALL_PHRASES.keys() == chinese.ROLL_CALL_PHRASES.keys() == games._ASKS.keys()
+    assert english.events.keys() == chinese.events.keys()
+    assert english.reasons.keys() == chinese.reasons.keys()
+    assert english.asks.keys() == chinese.asks.keys() - {"feeling_own"}
+    assert english.drills.keys() == chinese.drills.keys()
+    assert english.roll_call_asks.keys() == chinese.roll_call_asks.keys() == games._ASKS.keys()
     assert all(len(opening) == 2 for opening in OPENINGS)
 
 
@@ -115,7 +116,7 @@ def test_english_sentences_are_well_formed() -> None:
 def test_questions_end_as_questions_do(language: str) -> None:
     """Those of roll calls and drills too; an answer but the refusal is a word or a phrase, without a full stop."""
     ends, full_stops = {"en": ("?", "."), "zh": ("？", "。")}[language], ".?!。？！"
-    refusal = {"en": english, "zh": chinese}[language].REFUSAL
+    refusal = LANGUAGES[language].refusal
     for index in range(400):
         story = Reading(14, index, language, "train")
         _, about_them = roll_call(Rng(14, index), language, 8)
@@ -133,7 +134,7 @@ def test_echoes_are_words_and_nothing_else(language: str) -> None:
     line = {"en": r"[A-Za-z]+( [A-Za-z]+){3,6}", "zh": "[\u4e00-\u9fff]{4,21}"}[language]
     for index in range(600):
         title, *lines = echo(Rng(15, index), language).split("\n")
-        assert title in {"en": english, "zh": chinese}[language].ECHO_TITLES
+        assert title in LANGUAGES[language].echo_titles
         assert all(re.fullmatch(line, words) for words in lines), lines
 
 
@@ -168,6 +169,6 @@ def test_pronouns_fit_the_person(language: str) -> None:
         for event in reading.plan.events:
             if event.name == "feel":
                 person = event.roles["a"]
-                own = [name for name, clause in english.REASONS.items() if clause.startswith("{a.he}")]
+                own = [name for name, clause in english.reasons.items() if clause.startswith("{a.he}")]
                 if event.roles["why"].name in own:
                     assert event.roles["why"].roles["a"] is person, reading.text

@@ -7,6 +7,7 @@ as one more candidate; a model that always refuses scores 1 there and 0 elsewher
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -121,7 +122,7 @@ class Reading:
             kind=fact.kind,
             language=self.language,
             story=self.text,
-            question=self._phrase(fact, self.table.ASKS[fact.ask]),
+            question=self._phrase(fact, self.table.asks[fact.ask]),
             answer=answer,
             wrong=self._wrong(fact, answer),
             chance=1 / len(possible),  # 1.0 where the story has only one: evaluation leaves such questions out
@@ -152,7 +153,7 @@ class Reading:
             language=self.language,
             story=self.text,
             question=self._phrase(replace(fact, roles={**fact.roles, role: entry}), phrases),
-            answer=self.table.REFUSAL,
+            answer=self.table.refusal,
             wrong=tuple(dict.fromkeys(values))[:3],
             chance=1 / (len(present) + 1),
             pairs=(pair,),
@@ -161,12 +162,12 @@ class Reading:
     def _answer(self, value: Any, fact: Fact) -> str:
         return word_answer(value, self.language, many=fact.ask.endswith("_many"))
 
-    def _phrase(self, fact: Fact, phrases: tuple[str, ...]) -> str:
+    def _phrase(self, fact: Fact, phrases: Sequence[str]) -> str:
         why = fact.roles.get("why")
-        if self.language == "zh" and why is not None and self.table.REASONS[why.name].startswith("{a.ta}"):
+        if self.language == "zh" and why is not None and self.table.reasons[why.name].startswith("{a.ta}"):
             # The clause begins with a pronoun; a question that begins with it needs the name instead.
             clause = fact.roles["a"].zh + word_reason(why, self.language)[1:]
-            return str(self.rng.choice(self.table.ASKS["feeling_own"]).format(why=clause))
+            return self.rng.choice(self.table.asks["feeling_own"]).format(why=clause)
         return self.rng.choice(phrases).format(**word_roles(fact.roles, self.language))
 
     def _wrong(self, fact: Fact, answer: str) -> tuple[str, ...]:

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
-from penjing.data.synthetic import chinese, english
+from penjing.base.config import read_toml
 from penjing.data.synthetic.lexicon import OPENINGS, PlaceWord, Thing
 from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.world import Reason, Roles, StoryPlan
 
-LANGUAGES: dict[str, ModuleType] = {"en": english, "zh": chinese}
+Alternatives = dict[str, list[str]]  # the phrasings of each key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phrases:
+    """The phrases of a language, from its TOML file."""
+
+    refusal: str
+    because: str
+    word_space: str
+    echo_space: str
+    story_requests: list[str]
+    echo_titles: list[str]
+    roll_call: list[str]
+    events: Alternatives
+    reasons: dict[str, str]
+    asks: Alternatives
+    drills: Alternatives
+    roll_call_asks: Alternatives
+    tool_asks: Alternatives
+    tool_thoughts: dict[str, str]
+
+
+LANGUAGES = {
+    code: Phrases(**read_toml(Path(__file__).with_name(f"{name}.toml")))
+    for code, name in (("en", "english"), ("zh", "chinese"))
+}
 
 
 def word_reason(reason: Reason, language: str) -> str:
     """A reason as a clause: "the kite was lost", “风筝丢了”."""
-    clause: str = LANGUAGES[language].REASONS[reason.name].format(**reason.roles)
-    return clause
+    return LANGUAGES[language].reasons[reason.name].format(**reason.roles)
 
 
 def word_roles(roles: Roles, language: str) -> Roles:
@@ -30,8 +56,7 @@ def word_answer(value: Any, language: str, *, many: bool = False) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, Reason):
-        answer: str = LANGUAGES[language].BECAUSE.format(why=word_reason(value, language))
-        return answer
+        return LANGUAGES[language].because.format(why=word_reason(value, language))
     if isinstance(value, Thing) and language == "en":
         return value.plural if many else value.en_a
     word: str = value.en if language == "en" else value.zh
@@ -53,7 +78,7 @@ def tell(plan: StoryPlan, language: str, rng: Rng) -> str:
     table = LANGUAGES[language]
     sentences: list[str] = []
     for event in plan.events:
-        phrases: tuple[str, ...] = table.EVENTS[event.name]
+        phrases = table.events[event.name]
         phrase = rng.choice(phrases)
         if sentences and phrase.startswith(_THEN) and sentences[-1].startswith(_THEN):
             phrase = next((other for other in phrases if not other.startswith(_THEN)), phrase)
@@ -68,4 +93,4 @@ def tell(plan: StoryPlan, language: str, rng: Rng) -> str:
 @cache
 def first_phrases(language: str, ask: str, needed: str) -> tuple[str, ...]:
     """The phrasings of a question that mention the role `needed`."""
-    return tuple(phrase for phrase in LANGUAGES[language].ASKS[ask] if "{" + needed + "." in phrase)
+    return tuple(phrase for phrase in LANGUAGES[language].asks[ask] if "{" + needed + "." in phrase)

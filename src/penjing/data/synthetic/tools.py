@@ -30,35 +30,6 @@ THOUGHT_FRACTION = 0.5
 _DIRECT = ("copy", "reverse")
 _OFFSETS = {"tools": 4 * 10**9, "tools_rl": 5 * 10**9}
 
-_QUESTIONS: dict[str, dict[str, tuple[str, ...]]] = {
-    "en": {
-        "plus": ("What is {a} + {b}?", "Work out {a} + {b}.", "How much is {a} plus {b}?"),
-        "minus": ("What is {a} - {b}?", "Work out {a} - {b}.", "How much is {a} minus {b}?"),
-        "product": ("What is {a} x {b}?", "Work out {a} times {b}.", "Multiply {a} by {b}."),
-        "two_steps": ("Add {a} and {b}, then multiply by {c}.", "Take {a} plus {b}, and then {c} times that."),
-    },
-    "zh": {
-        "plus": ("{a}加{b}是多少？", "算一算{a}+{b}。", "请计算{a}加{b}。"),
-        "minus": ("{a}减{b}是多少？", "算一算{a}-{b}。", "请计算{a}减{b}。"),
-        "product": ("{a}乘{b}是多少？", "算一算{a}乘以{b}。", "请计算{a}乘{b}。"),
-        "two_steps": ("先算{a}加{b}，再乘{c}。", "{a}加{b}，然后乘以{c}，是多少？"),
-    },
-}
-_THOUGHTS = {
-    "en": {
-        "call": "The calculator can work out {expression}.",
-        "then": "That is {result}. Now {expression}.",
-        "answer": "The calculator says {result}.",
-        "direct": "This needs no calculator.",
-    },
-    "zh": {
-        "call": "用计算器算{expression}。",
-        "then": "得{result}。再算{expression}。",
-        "answer": "计算器说是{result}。",
-        "direct": "这不用计算器。",
-    },
-}
-
 
 @dataclass(frozen=True, slots=True)
 class ToolTask:
@@ -78,7 +49,7 @@ def tool_task(name: str, seed: int, index: int) -> ToolTask:
     if kind == "direct":
         question = drill(seed, _OFFSETS[name] + index, language=language, kind=rng.choice(_DIRECT))
         return ToolTask(kind, language, question.question, (), question.answer)
-    phrases = _QUESTIONS[language]
+    phrases = LANGUAGES[language].tool_asks
     if kind == "product":
         a, b = rng.randint(12, 99), rng.randint(12, 99)
         return _worked_out(rng, kind, language, phrases["product"], (f"{a}*{b}", a * b), a=a, b=b)
@@ -94,7 +65,7 @@ def tool_task(name: str, seed: int, index: int) -> ToolTask:
 
 
 def _worked_out(
-    rng: Rng, kind: str, language: str, phrases: tuple[str, ...], *steps: tuple[str, int], **numbers: int
+    rng: Rng, kind: str, language: str, phrases: list[str], *steps: tuple[str, int], **numbers: int
 ) -> ToolTask:
     return ToolTask(kind, language, rng.choice(phrases).format(**numbers), steps, str(steps[-1][1]))
 
@@ -109,7 +80,7 @@ def tool_conversations(seed: int, count: int) -> Iterator[dict[str, Any]]:
     for index in range(count):
         task = tool_task("tools", seed, index)
         thinks = Rng(seed, "thinks", index).bernoulli(THOUGHT_FRACTION)
-        thoughts = _THOUGHTS[task.language]
+        thoughts = LANGUAGES[task.language].tool_thoughts
         messages, result = _opening(task), ""
 
         def reply(thought: str, content: str, *, thinks: bool = thinks, **more: Any) -> dict[str, Any]:

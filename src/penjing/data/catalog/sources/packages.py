@@ -219,3 +219,6 @@ def idioms(wheel: zipfile.ZipFile, dropped: Counter[str]) -> Iterator[dict[str, 
 def _quotes_in_pairs(text: str) -> str:
     """Drop double quotes that lost their partner when the text was scraped."""
     return text if text.count("“") == text.count("”") else re.sub("[“”]", "", text)
+
+
+CONVERTERS: dict[str, Convert] = {reader.__name__: reader for reader in (sanguo, chitchat, chatterbot, idioms)}

@@ -61,7 +61,7 @@ class DrillDraft:
             kind=kind,
             language=self.language,
             story="",
-            question=self.rng.choice(self.table.DRILLS[phrase]).format(**fields_and_slots),
+            question=self.rng.choice(self.table.drills[phrase]).format(**fields_and_slots),
             answer=answer,
             wrong=tuple(distinct[:3]),
             chance=chance,
@@ -79,7 +79,7 @@ class DrillDraft:
 def _copy(draft: DrillDraft) -> SyntheticQuestion:
     entries = draft.words(draft.rng.randint(2, 4))
     words = [bare_word(entry, draft.language) for entry in entries]
-    space = draft.table.WORD_SPACE
+    space = draft.table.word_space
     wrong = [words[::-1], words[1:], [*words[1:], words[0]]]
     chance = 1 / factorial(len(words))
     text = space.join(words)
@@ -91,7 +91,7 @@ def _copy(draft: DrillDraft) -> SyntheticQuestion:
 def _reverse(draft: DrillDraft) -> SyntheticQuestion:
     entries = draft.words(3)
     words = [bare_word(entry, draft.language) for entry in entries]
-    space = draft.table.WORD_SPACE
+    space = draft.table.word_space
     wrong = [words, [words[2], words[0], words[1]], [words[1], words[0], words[2]]]
     pairs = tuple(_word_pairs(entries))
     answer, text = space.join(words[::-1]), space.join(words)
@@ -112,7 +112,7 @@ def _count(draft: DrillDraft) -> SyntheticQuestion:
         pair: Pair = ("count", str(number), thing.key)
         if _allowed([pair], draft.split):
             break
-    words = draft.table.LIST_SPACE.join([bare_word(thing, draft.language)] * number)
+    words = draft.table.word_space.join([bare_word(thing, draft.language)] * number)
     wrong = [str(number + 1), str(number - 1), str(number + 2)]
     return draft.finish("count", "count", str(number), wrong, 1 / 8, t=thing, words=words, pairs=(pair,))
 
@@ -214,7 +214,7 @@ def story_request(seed: int, index: int, *, language: str, split: str = "train")
     """
     reading = Reading(seed, index, language, split)
     being, thing = reading.plan.beings[0], reading.plan.things[0]
-    phrase = reading.rng.choice(reading.table.STORY_REQUESTS)
+    phrase = reading.rng.choice(reading.table.story_requests)
     words = (being.en, thing.en) if language == "en" else (being.zh, thing.zh)
     return SyntheticQuestion(
         kind="story",

@@ -42,9 +42,9 @@ _ECHO_WORDS = (*PEOPLE, *ANIMALS, *THINGS, *THINGS, *PLACES, *COLOURS)
 def echo(rng: Rng, language: str) -> str:
     """Rounds of a game: a line of words, and the same line again."""
     table = LANGUAGES[language]
-    lines = [rng.choice(table.ECHO_TITLES)]
+    lines = [rng.choice(table.echo_titles)]
     for _ in range(rng.randint(3, 5)):
-        words = table.ECHO_SPACE.join(bare_word(entry, language) for entry in _words(rng))
+        words = table.echo_space.join(bare_word(entry, language) for entry in _words(rng))
         lines += [words, words]
     return "\n".join(lines)
 
@@ -94,7 +94,7 @@ def roll_call(rng: Rng, language: str, num_questions: int) -> tuple[str, list[Sy
     present = _call(rng, rng.randint(3, 5))
     space = "" if language == "zh" else " "
     text = space.join(
-        rng.choice(table.ROLL_CALL).format(a=entry.who, p=entry.place, t=described(entry.thing, entry.colour, None))
+        rng.choice(table.roll_call).format(a=entry.who, p=entry.place, t=described(entry.thing, entry.colour, None))
         for entry in present
     )
     questions = [(entry, kind) for entry in present for kind in _ASKS]
@@ -111,7 +111,7 @@ def _ask(text: str, entry: _Entry, kind: str, present: list[_Entry], language: s
         kind=subject,
         language=language,
         story=text,
-        question=rng.choice(table.ROLL_CALL_PHRASES[kind]).format(a=entry.who, p=entry.place, t=entry.thing),
+        question=rng.choice(table.roll_call_asks[kind]).format(a=entry.who, p=entry.place, t=entry.thing),
         answer=answers[entry],
         wrong=tuple(dict.fromkeys(answer for other, answer in answers.items() if answer != answers[entry]))[:3],
         chance=1 / len(set(answers.values())),
