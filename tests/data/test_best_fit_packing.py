@@ -246,7 +246,7 @@ def test_rows_show_each_position_of_the_text_once(
                 # Inside a segment the target is the next input; a document opens with the end-of-text token.
                 assert not inside or (targets[place - 1] == ids[place] != END)
                 assert inside or numbers[place] == numbers[place - 1] + 1
-        assert len(found) == len(set(found)) == rows.tokens_per_epoch == rows.rows_per_epoch * seq_len
+        assert len(found) == len(set(found)) == rows.rows_per_epoch * seq_len
         assert set(found) <= wanted and len(wanted) - len(found) < seq_len
     assert rows.padding_per_epoch == 0
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penjing.data.chat.chatml_template import CHAT_TEMPLATE
+from penjing.data.chat import CHAT_TEMPLATE
 from penjing.data.chat.render import after_calls, render
 from penjing.data.formats import Message, read_chats
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, Tokenizer

@@ -101,7 +101,7 @@ def test_a_stream_is_its_documents_one_after_the_other(
         assert found[-1] == (texts[found[-1][0]][: len(found[-1])].tolist() if found[-1] else [])
         # Every token is a target once; only the stream's first and the tail's are none.
         assert len(set(targets) - {END}) == len([token for token in targets if token != END])
-        assert len(targets) == rows.tokens_per_epoch == rows.rows_per_epoch * seq_len
+        assert len(targets) == rows.rows_per_epoch * seq_len
     assert rows.padding_per_epoch == 0
 
 
@@ -155,7 +155,7 @@ def test_every_chat_is_whole_and_there_once(chats: TokenShards, epoch: int) -> N
     expected = [chats.token_N[start:end].tolist() for start, end in zip(chats.start_D, chats.end_D, strict=True)]
     assert sorted(found) == expected
     assert padding == rows.padding_per_epoch
-    assert taught == rows.tokens_per_epoch
+    assert taught == chats.weight_N.sum() - chats.weight_N[chats.start_D].sum()  # the first token is no target
 
 
 def test_every_epoch_takes_the_rows_in_another_order(chats: TokenShards) -> None:

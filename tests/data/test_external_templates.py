@@ -15,8 +15,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
+from penjing.data.chat import CHAT_TEMPLATE
 from penjing.data.chat import template_sandbox as sandbox
-from penjing.data.chat.chatml_template import CHAT_TEMPLATE
 from penjing.data.chat.render import after_calls, render
 from penjing.data.chat.turn_parser import parse
 from penjing.data.formats import Message

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from penjing.data.chat.chatml_template import CHAT_TEMPLATE
+from penjing.data.chat import CHAT_TEMPLATE
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, HIDDEN_TOKENS, SpecialTokens, Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
 

@@ -9,7 +9,7 @@ from penjing.kernels.attention_metadata import branch_mask, document_mask
 from penjing.kernels.reference import attention
 from penjing.kernels.tiled_attention import tiled_attention
 from penjing.kernels.varlen_attention import supports_varlen, varlen_attention
-from penjing.loader.to_device import cu_seqlens
+from penjing.loader.batch import cu_seqlens
 
 
 def rows(num_rows, num_tokens, mean_length, seed=0):

@@ -20,7 +20,7 @@ class NumberedRows:
     """Row i says i."""
 
     seq_len = 3
-    rows_per_epoch = tokens_per_epoch = 1000
+    rows_per_epoch = 1000
     padding_per_epoch = 0
 
     def __init__(self, breaks_at=None):

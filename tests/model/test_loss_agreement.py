@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from small_models import sizes
 
 from penjing import devices
-from penjing.loader.to_device import cu_seqlens
+from penjing.loader.batch import cu_seqlens
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype

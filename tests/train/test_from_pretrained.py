@@ -21,7 +21,7 @@ from penjing.cli import app
 from penjing.commands.chat import chat
 from penjing.convert.hf_config import hf_config
 from penjing.convert.names import to_hf
-from penjing.data.chat.chatml_template import CHAT_TEMPLATE
+from penjing.data.chat import CHAT_TEMPLATE
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.export.hf import export
 from penjing.export.model_card import model_card

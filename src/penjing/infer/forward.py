@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penjing import devices
-from penjing.loader.to_device import to_device
+from penjing.loader.batch import to_device
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 

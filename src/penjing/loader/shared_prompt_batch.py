@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
-from penjing.loader.to_device import to_device
+from penjing.loader.batch import to_device
 
 # The row length is that of the longest row, rounded up to a multiple of this: few shapes, little padding.
 ROW_MULTIPLE = 32

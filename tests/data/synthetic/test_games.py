@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from penjing.data.synthetic import dataset_rows as rows
-from penjing.data.synthetic.holdout_split import held_out
 from penjing.data.synthetic.lexicon import ANIMALS, COLOURS, PEOPLE, PLACES, THINGS
 from penjing.data.synthetic.questions import SyntheticQuestion
-from penjing.data.synthetic.rng import Rng
+from penjing.data.synthetic.rng import Rng, held_out
 from penjing.data.synthetic.tasks.games import echo, roll_call
 
 LANGUAGES = ("en", "zh")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from penjing.data.synthetic import dataset_rows as rows
-from penjing.data.synthetic.holdout_split import held_out
 from penjing.data.synthetic.lexicon import ANIMALS, COLOURS, OPENINGS, PEOPLE, PLACES, THINGS
 from penjing.data.synthetic.questions import STORY_KINDS, Reading
+from penjing.data.synthetic.rng import held_out
 from penjing.data.synthetic.tasks.drills import DRILL_KINDS, drill, story_request
 from penjing.data.synthetic.tasks.plots import simulate
 from penjing.data.synthetic.world import pair_of

@@ -1,1 +1,18 @@
-"""Chat templates: conversations as tokens, and back."""
+"""Conversations: chat templates, rendering, and parsing of a model's turn.
+
+chatml.jinja is our chat template, for engines that render conversations themselves; a test compares it with `render`.
+A turn: <|im_start|>role, newline, content, <|im_end|>, newline. Assistant turns may open with their thinking and close
+with tool calls; tools are listed, one JSON object per line, at the end of the system turn; tool results travel in a
+user turn.
+
+transformers switches on `trim_blocks`, which drops a newline right after `%}`; other engines do not. So a newline that
+counts and would stand there is written as an expression.
+
+The switch is `enable_thinking`, as Qwen3 calls it. Not given, it does not exist: turns without a thought have no
+`<think>`, and the model begins its turn as it likes. Given, every turn of the assistant opens with a thought, empty
+where nothing was thought; asked to answer, true opens a thought, and false opens and closes an empty one.
+"""
+
+from pathlib import Path
+
+CHAT_TEMPLATE = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8")

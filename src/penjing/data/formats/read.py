@@ -9,12 +9,11 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.formats.bad_records import BadRecords, NoBadRecords
-from penjing.data.formats.chats import chats_of, prompt_of
+from penjing.data.formats.conversations import chats_of, preference_of, prompt_of
 from penjing.data.formats.dispatch import kind_of, record_text, rows_of, unknown_record
 from penjing.data.formats.files import format_of, list_files, no_record_error
 from penjing.data.formats.messages import is_empty, note_ignored, note_marks
 from penjing.data.formats.plain_text import plain_documents
-from penjing.data.formats.preferences import preference_of
 from penjing.data.formats.schema import (
     PLAIN_FORMATS,
     SEPARATOR,

@@ -43,7 +43,6 @@ class Rows(ABC):
     """
 
     rows_per_epoch: int
-    tokens_per_epoch: int  # targets with weight, in one epoch
     padding_per_epoch = 0  # positions without a token, in one epoch
 
     def __init__(
@@ -81,7 +80,6 @@ class Rows(ABC):
     def _set_num_rows(self, num_positions: int) -> None:
         """Set the number of full rows for so many positions."""
         self.rows_per_epoch = num_positions // self.seq_len
-        self.tokens_per_epoch = self.rows_per_epoch * self.seq_len
         if not self.rows_per_epoch:
             raise UserError(
                 "too little text for one row",
@@ -167,10 +165,6 @@ class PackedRows(FixedRows):
             )
         self._bins = best_fit(length_D, seq_len)
         self.rows_per_epoch = len(self._bins)
-        weights = shards.weight_N
-        assert weights is not None
-        # The first token of a chat is never a target.
-        self.tokens_per_epoch = int(weights.sum(dtype=np.int64)) - int(weights[shards.start_D].sum(dtype=np.int64))
         self.padding_per_epoch = self.rows_per_epoch * seq_len - int(length_D.sum())
 
     def documents(self, index: int) -> list[int]:

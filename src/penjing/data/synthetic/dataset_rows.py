@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from penjing.data.synthetic.holdout_split import held_out
 from penjing.data.synthetic.questions import STORY_KINDS, Reading, SyntheticQuestion
-from penjing.data.synthetic.rng import Rng
+from penjing.data.synthetic.rng import Rng, held_out
 from penjing.data.synthetic.surface_realization import LANGUAGES, word_answer
 from penjing.data.synthetic.tasks.drills import DRILL_KINDS, drill, story_request
 from penjing.data.synthetic.tasks.games import echo, roll_call

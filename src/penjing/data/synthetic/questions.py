@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penjing.data.synthetic.holdout_split import held_out
 from penjing.data.synthetic.lexicon import COLOURS, FEELINGS, PEOPLE, PLACES, THINGS, Being, Thing
-from penjing.data.synthetic.rng import Rng
+from penjing.data.synthetic.rng import Rng, held_out
 from penjing.data.synthetic.surface_realization import (
     LANGUAGES,
     first_phrases,

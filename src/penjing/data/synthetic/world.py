@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from penjing.data.synthetic.holdout_split import held_out
 from penjing.data.synthetic.lexicon import (
     ANIMALS,
     COLOURS,
@@ -26,7 +25,7 @@ from penjing.data.synthetic.lexicon import (
     amount,
     described,
 )
-from penjing.data.synthetic.rng import Item, Rng
+from penjing.data.synthetic.rng import Item, Rng, held_out
 
 Pair = tuple[str, str, str]
 Roles = dict[str, Any]

@@ -20,7 +20,7 @@ import tokenizers
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_text, write_json, write_text
-from penjing.data.chat.chatml_template import CHAT_TEMPLATE
+from penjing.data.chat import CHAT_TEMPLATE
 from penjing.data.chat.external_templates import answer_end
 from penjing.data.tokenizer.regex_dos_check import read_checked
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from penjing.loader.batch import Batch
+from penjing.loader.batch import POSITIONS_PER_EDGE, Batch
 from penjing.loader.shared_prompt_batch import AnswerBatch
-from penjing.loader.to_device import POSITIONS_PER_EDGE
 
 
 def example_rows(rows: int, seq_len: int, device: torch.device, *, with_edges: bool = False) -> Batch:

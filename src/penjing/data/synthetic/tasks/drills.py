@@ -7,10 +7,9 @@ from itertools import combinations
 from math import factorial
 from typing import Any
 
-from penjing.data.synthetic.holdout_split import held_out
 from penjing.data.synthetic.lexicon import ANIMALS, COLOURS, FEELINGS, PEOPLE, PLACES, THINGS, Thing
 from penjing.data.synthetic.questions import Reading, SyntheticQuestion
-from penjing.data.synthetic.rng import Rng
+from penjing.data.synthetic.rng import Rng, held_out
 from penjing.data.synthetic.surface_realization import LANGUAGES, bare_word
 from penjing.data.synthetic.world import Pair, pair_of
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from penjing.data.synthetic.holdout_split import held_out
 from penjing.data.synthetic.lexicon import (
     ANIMALS,
     COLOURS,
@@ -23,7 +22,7 @@ from penjing.data.synthetic.lexicon import (
     described,
 )
 from penjing.data.synthetic.questions import SyntheticQuestion
-from penjing.data.synthetic.rng import Rng
+from penjing.data.synthetic.rng import Rng, held_out
 from penjing.data.synthetic.surface_realization import LANGUAGES, bare_word, word_answer
 from penjing.data.synthetic.world import pair_of
 
