@@ -26,10 +26,10 @@ from typing import Any
 from compare.run import write
 from compare.table import ResultTable, spread, with_range
 from compare.trial_process import alternate
+from steps.timer import time_steps
 from training_step import Case, prepare, shape, step_arguments, timed
 
-from penjing.bench.record import environment
-from penjing.bench.timer import time_steps
+from penjing.plan.hardware import environment
 
 SHAPES: dict[str, Case] = {
     "26M": Case(name="26M", model=shape(512, 8, 8, 2, 1408, 6400), seq_len=512, rows=4, passes=2),

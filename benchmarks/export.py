@@ -22,7 +22,7 @@ from compare.table import ResultTable
 from training_step import arguments
 
 from penjing.base.files import write_json
-from penjing.bench.record import environment
+from penjing.plan.hardware import environment
 
 WAYS = ("HF f32", "GGUF f16", "GGUF q8_0", "GGUF q4_0", "ONNX f32", "ONNX int8")
 

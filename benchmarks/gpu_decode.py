@@ -60,7 +60,7 @@ def trial(engine: str, spec: DecodeSpec) -> dict[str, Any]:
     """What the process of one contestant measures."""
     import torch
 
-    from penjing.bench.record import environment
+    from penjing.plan.hardware import environment
 
     imported, folder = peak_resident_bytes(), Path(spec.models) / spec.setting
     torch.set_num_threads(spec.threads)

@@ -268,7 +268,7 @@ def about(asked: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from penjing import devices
-    from penjing.bench.record import environment
+    from penjing.plan.hardware import environment
 
     device = torch.device("cpu")
     dtype = devices.of(device).compute_dtype("auto", device)

@@ -29,7 +29,7 @@ from compare.tuning import best_rate
 from training_step import arguments
 
 from penjing.base.files import write_json
-from penjing.bench.record import environment
+from penjing.plan.hardware import environment
 
 SIZES = {
     "0.5M": {"hidden_size": 96, "num_hidden_layers": 3, "intermediate_size": 256, "head_dim": 96},

@@ -30,7 +30,7 @@ from compare.trial_process import alternate
 
 from penjing.base.files import write_json
 from penjing.base.untrusted import read_lines
-from penjing.bench.record import environment
+from penjing.plan.hardware import environment
 
 WARM_STEPS = 5  # not counted: allocations, caches
 CODES = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}

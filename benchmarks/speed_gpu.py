@@ -19,12 +19,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from compare.table import ResultTable, spread, with_range
+from steps.timer import time_steps
 from training_step import Case, prepare, settings_of, shape, step_arguments, timed
 
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
-from penjing.bench.record import environment
-from penjing.bench.timer import time_steps
+from penjing.plan.hardware import environment
 
 
 def cases() -> list[Case]:

@@ -22,13 +22,13 @@ from typing import Any
 
 from compare.table import ResultTable, spread, with_range
 from compare.trial_process import alternate
+from steps.timer import time_steps
 from training_step import Case, prepare, settings_of, step_arguments, timed
 
 from penjing.base import config
 from penjing.base.files import write_json
-from penjing.bench.record import environment
-from penjing.bench.timer import time_steps
 from penjing.model.config import ModelConfig
+from penjing.plan.hardware import environment
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:

@@ -69,9 +69,9 @@ class Ready:
 
 def prepare(case: Case) -> Ready:
     import torch
+    from steps.full_rows import full_rows
 
     from penjing.base import config as settings
-    from penjing.bench.full_rows import full_rows
     from penjing.devices.choose import local_device
     from penjing.model.config import ModelConfig
     from penjing.model.init import initialise

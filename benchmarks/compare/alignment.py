@@ -19,7 +19,6 @@ from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.files import write_text
 from penjing.base.seeds import derive
-from penjing.bench.record import environment
 from penjing.data.corpus import Corpus
 from penjing.data.preference_shards import PreferenceShards, prepare_groups
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -29,6 +28,7 @@ from penjing.loader.group_sampler import EpochOrder
 from penjing.objective.policy import Policy
 from penjing.objective.preference import Preference
 from penjing.optim.adamw import AdamW
+from penjing.plan.hardware import environment
 from penjing.rl.prompts import read
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run

@@ -18,7 +18,6 @@ from compare.trial_spec import DecodeSpec
 from compare.verdict import median_or_none, ratios
 from penjing import __version__
 from penjing.base import config
-from penjing.bench.record import environment
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.devices import host
 from penjing.export import gguf, hf
@@ -26,6 +25,7 @@ from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
 from penjing.plan.flops import parameters
+from penjing.plan.hardware import environment
 
 PREFILL_BATCH = 16  # prompts
 PRESETS = {"26m": "26m", "1m": "tiny"}  # by setting

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from steps.full_rows import FullRows, full_rows
 
 from compare.held_out import IGNORED, bits_per_byte, packed_rows
 from compare.trial_spec import AlignmentSpec, PretrainSpec, TrainingSpec, read_spec
 from compare.trial_timer import TrialTimer
 from penjing.base import config
-from penjing.bench.full_rows import FullRows, full_rows
 from penjing.loader.batch import Batch
 from penjing.loader.batch_source import DeviceSource
 from penjing.model.linear import Linear

@@ -20,7 +20,6 @@ from penjing.base import config
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
 from penjing.base.files import write_text
-from penjing.bench.record import environment
 from penjing.convert.hf_config import hf_config
 from penjing.data import formats
 from penjing.data.catalog import registry
@@ -30,6 +29,7 @@ from penjing.devices.choose import local_device
 from penjing.optim.adamw import AdamW
 from penjing.plan import hardware
 from penjing.plan.flops import parameters, training_flops_per_token
+from penjing.plan.hardware import environment
 from penjing.train.config import Run
 
 MAX_EPOCHS = 4  # repeated so often, a text is about as good as fresh text (arXiv:2305.16264)

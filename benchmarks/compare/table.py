@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
 
-from penjing.base.markup import markdown_table, print_table
+from penjing.base.markup import print_table
 
 Show = Callable[[float], str]
 MEBIBYTE = 2**20
@@ -23,6 +23,12 @@ def with_range(stats: Mapping[str, float], show: Show) -> str:
     if stats["low"] == stats["high"]:
         return show(stats["median"])
     return f"{show(stats['median'])} ({show(stats['low'])}-{show(stats['high'])})"
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The first column is left-aligned, the others right-aligned."""
+    rule = ["---", *["---:"] * (len(headings) - 1)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (headings, rule, *rows))
 
 
 @dataclass(frozen=True)

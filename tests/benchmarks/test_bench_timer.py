@@ -10,10 +10,10 @@ from compare.figures import figures
 from compare.held_out import IGNORED, bits_per_byte
 from compare.trial_spec import AlignmentSpec, read_spec
 from compare.trial_timer import TrialTimer
+from steps import timer as timing
+from steps.timer import time_steps
 
 from penjing.base.process_info import peak_resident_bytes
-from penjing.bench import timer as timing
-from penjing.bench.timer import time_steps
 
 
 class TimerCallback:

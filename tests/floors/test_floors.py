@@ -20,7 +20,7 @@ FLOORS = {
     4: "infer",  # a stage may let the model that it trains answer
     5: "train",
     6: "eval export report rl serve",
-    7: "recipes bench",  # benchmarks run what stands below
+    7: "recipes",
     8: "planner",
     9: "workflows",
     10: "api",

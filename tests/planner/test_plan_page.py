@@ -1,11 +1,9 @@
-"""The page, its smaller sisters, the sweep and the probe, as a user meets them."""
+"""The page, its smaller sisters and the probe, as a user meets them."""
 
 from __future__ import annotations
 
-import csv
 import json
 import re
-import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -16,8 +14,6 @@ from user_errors import raises_user_error
 
 from penjing.base import config
 from penjing.base.errors import UserError
-from penjing.bench import sweep as sweeping
-from penjing.bench.sweep import Grid, SweepPoint
 from penjing.devices.choose import local_device
 from penjing.devices.cpu import Cpu
 from penjing.kernels.triton import ops as gpu
@@ -32,17 +28,17 @@ from penjing.plan.step_time import step_time
 from penjing.planner import counts as plan_counts
 from penjing.planner import history as verify
 from penjing.planner import inputs as plan_run
+from penjing.planner import profile as planner_profile
 from penjing.planner import report as planning
 from penjing.planner import search as plan_tools
 from penjing.planner.inputs import PlanOptions
 from penjing.planner.page import print_page, verdict_of
 from penjing.planner.report import make_report, read_external
-from penjing.train import build_model, step_timing
+from penjing.train import step_timing
 from penjing.train.build import prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.memory_trace import trace
 from penjing.train.step_timing import extrapolate_growth
-from penjing.workflows import sweep as tables
 from penjing.workflows.forecast import family
 from penjing.workflows.train import execute, resolve_run
 
@@ -325,18 +321,10 @@ def test_a_probed_plan_costs_what_its_one_card_does():
     assert over == ["3.00 USD of at most 1.00 USD"]
 
 
-def test_what_a_sweep_cannot_time_is_refused():
-    for recipe, words in (("dpo", ()), ("pretrain", ("lora.rank=4", "init_from=x"))):
-        run = replace(resolve_run("pretrain", settings()), objective=resolve_run(recipe, settings()).objective)
-        run = replace(run, lora=replace(run.lora, rank=4)) if words else run
-        with pytest.raises(UserError, match="next-token steps of all weights"):
-            tables.run_sweep(run, Grid(), Console(quiet=True), steps=2, seconds=1.0, out=None)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it may have such matmuls")
 def test_matmuls_that_a_cpu_does_not_have_are_refused():
     with raises_user_error(where="--dtypes", got="tf32"):
-        tables.run_matmul((64,), ("tf32",), 1.0, None, Console(quiet=True))
+        planner_profile.run_matmul((64,), ("tf32",), 1.0, None, Console(quiet=True))
 
 
 def test_memory_of_a_foreign_model_is_refused_in_one_line(tmp_path):
@@ -445,87 +433,17 @@ def work_on_card(run):
     return plan_run.workload_of(run, CARD, PlanOptions(), 4)
 
 
-def test_a_sweep_over_what_is_computed_again(monkeypatch):
-    run, told = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_hidden_layers=1")), []
-    real = build_model.recompute_activations
-    monkeypatch.setattr(build_model, "recompute_activations", lambda model, how: told.append(how) or real(model, how))
-    grid = Grid(micro_size=(1,), accumulate=(1,), seq_len=(16,), recompute=("none", "mlp", "block"))
-    rows = sweeping.sweep(run, grid, CARD, LARGE_CPU, steps=2, seconds=0.1, device=CPU, predict_bytes=lambda variant: 1)
-    assert told == ["none", "mlp", "block"] and all(row.ended == "done" for row in rows)
-    rates = [row.predicted_steps_per_second for row in rows]
-    assert rates == sorted(rates, reverse=True) and len(set(rates)) == 3
-
-
-def test_a_sweep_predicts_what_the_page_does(monkeypatch):
-    monkeypatch.setattr(sweeping, "_time_point", lambda *given: ([], 0, None))
-    run = resolve_run("pretrain", settings("compute.dtype=bfloat16", "batch.micro_size=4"))
-    (row,) = sweeping.sweep(run, Grid(), CARD, LARGE_CPU, device=CPU)
-    work = work_on_card(run)
-    assert work.triton_kernels and row.predicted_steps_per_second == pytest.approx(1 / step_time(work, CARD).seconds)
-
-
-def test_a_sweep_measures_and_predicts_and_is_written(tmp_path):
-    run = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_hidden_layers=1"))
-    grid = Grid(micro_size=(1, 2), accumulate=(1, 2), seq_len=(16,))
-    rows = sweeping.sweep(
-        run, grid, CARD, LARGE_CPU, steps=2, seconds=0.1, device=CPU, predict_bytes=lambda variant: 1 << 30
-    )
-    assert [(row.point.micro_size, row.point.accumulate) for row in rows] == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    for row in rows:
-        tokens = row.point.micro_size * row.point.accumulate * 16
-        assert row.ended == "done" and row.utilisation.counters == "estimate" and row.predicted_to_fit
-        assert row.tokens_per_second == pytest.approx(row.steps_per_second * tokens)
-        assert row.model_tflops_causal < row.model_tflops_full_square
-        assert row.predicted_steps_per_second > 0 and row.peak_memory_bytes > 50 << 20
-    tables.write(rows, tmp_path / "qwen3-0.6b", {"machine": {}})
-    known = json.loads((tmp_path / "qwen3-0.6b.json").read_text())["rows"]
-    assert known[3]["micro_size"] == 2 and known[3]["predicted_memory_bytes"] == 1 << 30
-    assert len(list(csv.DictReader((tmp_path / "qwen3-0.6b.csv").open()))) == 4
-    table = (tmp_path / "qwen3-0.6b.md").read_text().splitlines()
-    assert len(table) == 6 and "predicted" in table[0]
-    drawn = ElementTree.parse(tmp_path / "qwen3-0.6b.svg").getroot()
-    assert drawn.tag.endswith("svg") and len(list(drawn.iter())) > 10
-
-
-def test_what_does_not_fit_is_a_row(monkeypatch, tmp_path):
-    steps = []
-
-    def full(parts, index):
-        steps.append(index)
-        if len(steps) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(parts, index)
-
-    real = sweeping.step
-    monkeypatch.setattr(sweeping, "step", full)
-    run = resolve_run("pretrain", settings("compute.dtype=float32", "model.num_hidden_layers=1"))
-    rows = sweeping.sweep(run, Grid(micro_size=(1,), accumulate=(1,), seq_len=(16,)), CARD, LARGE_CPU, device=CPU)
-    assert [row.ended for row in rows] == ["out of memory"]
-    assert "out of memory" in tables.cells(rows[0])
-    tables.write(rows, tmp_path / "sweep", {})
-    assert "nothing fitted" in (tmp_path / "sweep.svg").read_text()
-
-
-def test_a_grid_stands_at_the_runs_own_values():
-    run = resolve_run("pretrain", settings())
-    assert Grid().points(run, CPU) == [
-        SweepPoint(micro_size=4, accumulate=2, seq_len=64, dtype=run.compute.dtype, recompute="none")
-    ]
-    with pytest.raises(UserError):
-        sweeping.settings_of(run, replace(Grid().points(run, CPU)[0], dtype="float7"))
-
-
 def test_matmul_is_a_table(tmp_path, monkeypatch):
     from penjing.plan import microbenchmarks as measure
 
     monkeypatch.setattr(measure, "TRY_SECONDS", 1e-4)
-    found = tables.run_matmul((16, 32), ("float32",), 5.0, tmp_path / "matmul.json", Console(quiet=True))
+    found = planner_profile.run_matmul((16, 32), ("float32",), 5.0, tmp_path / "matmul.json", Console(quiet=True))
     assert [row["size"] for row in json.loads((tmp_path / "matmul.json").read_text())["rows"]] == [16, 32]
     assert all(row["spread"] >= 0 for row in found["rows"])
     if not torch.cuda.is_available():  # whose data sheet is known
         assert all(row["share_of_peak"] is None for row in found["rows"])
     with raises_user_error(where="--dtypes", got="float7", wanted="bfloat16, float16, tf32, float32"):
-        tables.run_matmul((16,), ("float7",), 5.0, None, Console(quiet=True))
+        planner_profile.run_matmul((16,), ("float7",), 5.0, None, Console(quiet=True))
 
 
 def test_growth_of_memory_is_taken_for_a_geometric_series():

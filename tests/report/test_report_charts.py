@@ -223,17 +223,3 @@ def test_shorten_counts_chinese_as_wide() -> None:
     assert charts.shorten("abc", 100) == "abc"
     assert charts.text_width("松树") == charts.text_width("abcd")
     assert charts.text_width(charts.shorten("松树" * 30, 80)) <= 80 + charts.CHARACTER_WIDTH
-
-
-def test_a_chart_alone_brings_its_colours_title_and_room() -> None:
-    assert charts.standalone(charts.line_chart([Series("a", [(0, None)])], title="t", x=X, y=Y), title="t") == ""
-    chart = charts.line_chart([Series("a", [(0, 1), (1, 2)], dots=True)], title="t", x=X, y=Y)
-    drawing = ElementTree.fromstring(str(charts.standalone(chart, title="KL < 1 & more")))
-    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
-    left, top, width, height = map(int, drawing.attrib["viewBox"].split())
-    assert left < 0 > top
-    assert (width + 2 * left, height + top + left) == (460, 250)
-    texts = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
-    assert texts[0] == "KL < 1 & more"
-    style = drawing.find("{http://www.w3.org/2000/svg}style")
-    assert style is not None and "prefers-color-scheme: dark" in (style.text or "")

@@ -49,12 +49,6 @@ def print_table(
     console.print(table, highlight=False)
 
 
-def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The first column is left-aligned, the others right-aligned."""
-    rule = ["---", *["---:"] * (len(headings) - 1)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (headings, rule, *rows))
-
-
 def silent_console(console: Console) -> Console:
     """A console that shows nothing. The consoles of ranks other than 0 are quiet already."""
     return console if console.quiet else Console(file=io.StringIO())

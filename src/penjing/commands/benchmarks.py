@@ -9,7 +9,7 @@ import typer
 
 from penjing.base import config
 from penjing.base.errors import UserError
-from penjing.commands.arguments import Settings, console, resolved
+from penjing.commands.arguments import console
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,45 +30,12 @@ def bench_matmul(
 
     penjing bench matmul --seconds 20
     """
-    from penjing.workflows.sweep import run_matmul
+    from penjing.planner.profile import run_matmul
 
-    run_matmul(_numbers(sizes, "--sizes"), config.convert(tuple[str, ...], dtypes, "--dtypes"), seconds, out, console)
-
-
-@app.command("sweep")
-def bench_sweep(
-    recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="Sets model and optimizer.")] = "pretrain",
-    settings: Settings = None,
-    rows: Annotated[str, typer.Option(help="Rows of a micro-batch, such as 4,8,16.")] = "",
-    accumulation: Annotated[str, typer.Option(help="Micro-batches of a step, such as 1,2,4.")] = "",
-    lengths: Annotated[str, typer.Option(help="Row lengths, such as 256,512.")] = "",
-    dtypes: Annotated[str, typer.Option(help="Such as bfloat16,float32.")] = "",
-    recompute: Annotated[str, typer.Option(help="Activation checkpointing, such as none,block.")] = "",
-    steps: Annotated[int, typer.Option(help="Steps timed at each point.", min=2)] = 8,
-    seconds: Annotated[float, typer.Option(help="Approximate time per point.", min=0.1)] = 10.0,
-    out: Annotated[Path | None, typer.Option(help="Write OUT.json, OUT.csv, OUT.md and OUT.svg.")] = None,
-) -> None:
-    """Sweep batch, accumulation, length and precision: speed and memory of training steps, measured and predicted.
-
-    Points that do not fit get a row of the table too. No data are needed.
-
-    [bold]Example[/]
-
-    penjing bench sweep pretrain model=tiny --rows 2,4,8 --accumulation 1,2 --lengths 128,256 --out sweep
-    """
-    from penjing.bench.sweep import Grid
-    from penjing.workflows.sweep import run_sweep
-
-    grid = Grid(
-        micro_size=_numbers(rows, "--rows"),
-        accumulate=_numbers(accumulation, "--accumulation"),
-        seq_len=_numbers(lengths, "--lengths"),
-        dtypes=config.convert(tuple[str, ...], dtypes, "--dtypes"),
-        recompute=config.convert(tuple[str, ...], recompute, "--recompute"),
-    )
-    run_sweep(resolved(recipe, settings), grid, console, steps=steps, seconds=seconds, out=out)
+    run_matmul(numbers(sizes, "--sizes"), config.convert(tuple[str, ...], dtypes, "--dtypes"), seconds, out, console)
 
 
+@app.command("sweep", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @app.command("train", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @app.command("decode", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def moved(context: typer.Context) -> None:
@@ -76,7 +43,7 @@ def moved(context: typer.Context) -> None:
     raise UserError("moved", where=f"bench {name}", next_step=f"Run `python benchmarks/{name}.py` of penjing's source.")
 
 
-def _numbers(text: str, where: str) -> tuple[int, ...]:
+def numbers(text: str, where: str) -> tuple[int, ...]:
     numbers: tuple[int, ...] = config.convert(tuple[int, ...], text, where)
     if any(number < 1 for number in numbers):
         raise UserError("not above zero", where=where, got=min(numbers))

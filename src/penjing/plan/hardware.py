@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
+import platform
 import threading
 import time
+from contextlib import suppress
 from functools import cache
+from typing import Any
 
 import torch
 
+import penjing
 from penjing import devices
 from penjing.devices import host
 from penjing.plan.gpu_specs import match_gpu_spec
 
+PACKAGES = (
+    "torch",
+    "transformers",
+    "trl",
+    "accelerate",
+    "litgpt",
+    "llama-cpp-python",
+)  # versions are recorded
 SLOW_MATMUL_SECONDS = 0.5  # a slower one is timed only once
 
 
@@ -82,3 +95,12 @@ def describe(device: torch.device, dtype: torch.dtype) -> dict[str, object]:
         "device": kind.type if kind.is_host else kind.name(device),
         "compute_dtype": str(dtype).removeprefix("torch."),
     }
+
+
+def environment(device: torch.device, dtype: torch.dtype, **more: object) -> dict[str, Any]:
+    """Date, machine and versions, for the record of a measurement. more: further fields of the machine."""
+    versions = {"python": platform.python_version(), "penjing": penjing.__version__}
+    for name in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return {"date": time.strftime("%Y-%m-%d"), "machine": {**describe(device, dtype), **more}, "versions": versions}

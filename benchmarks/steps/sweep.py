@@ -16,9 +16,6 @@ import torch
 
 from penjing import devices
 from penjing.base import config
-from penjing.bench.full_rows import FullRows, full_rows
-from penjing.bench.gpu_counters import Utilisation, estimate_utilisation, measure_utilisation
-from penjing.bench.timer import time_steps
 from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.parallel.single import Single
 from penjing.plan.device_model import Machine
@@ -35,6 +32,9 @@ from penjing.train.oom_recovery import empty_cache
 from penjing.train.precision import Precision
 from penjing.train.stages.base import make_stage
 from penjing.train.throughput import Meter
+from steps.full_rows import FullRows, full_rows
+from steps.gpu_counters import Utilisation, estimate_utilisation, measure_utilisation
+from steps.timer import time_steps
 
 WARMUP_STEPS = 2
 

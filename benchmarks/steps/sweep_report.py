@@ -1,4 +1,4 @@
-"""penjing bench sweep and penjing bench matmul: to the terminal, Markdown, CSV, JSON and a plot."""
+"""The sweep in the terminal, and as Markdown, CSV, JSON and a plot."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from compare.table import markdown_table
 from rich.console import Console
-from rich.text import Text
 
 from penjing import devices
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import write_json, write_text
-from penjing.base.markup import escape_markup, markdown_table, print_table
-from penjing.bench.record import environment
-from penjing.bench.sweep import Grid, Measured, sweep
-from penjing.plan.gpu_specs import match_gpu_spec
-from penjing.plan.microbenchmarks import SIZES, dtypes_of, squares
+from penjing.base.markup import escape_markup, print_table
+from penjing.plan.hardware import environment
 from penjing.planner.inputs import PlanOptions, find_machine, planned_device
-from penjing.planner.profile import MATMUL_HEADINGS, matmul_cells
-from penjing.report.charts import Axis, Series, line_chart, standalone
+from penjing.report.charts import Axis, Series, line_chart
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
+from steps.standalone_chart import standalone
+from steps.sweep import Grid, Measured, sweep
 
 
 def _rate(number: float) -> str:
@@ -149,31 +146,3 @@ def plot(rows: Sequence[Measured]) -> str:
         height=360,
     )
     return f"{standalone(chart, title=title) or EMPTY_PLOT}\n"
-
-
-def run_matmul(
-    sizes: tuple[int, ...], dtypes: tuple[str, ...], seconds: float, out: Path | None, console: Console
-) -> dict[str, Any]:
-    """Print the table of square matmuls, with the fraction of the specified peak if known, and write it."""
-    known = ("bfloat16", "float16", "tf32", "float32")
-    unknown = [name for name in dtypes if name not in known]
-    if unknown:
-        raise UserError("no such dtype", where="--dtypes", got=", ".join(unknown), wanted=", ".join(known))
-    set_threads(0, 1)
-    device, notes = planned_device("auto")
-    for note in notes:
-        console.print(Text(f"note: {note}"))
-    if "tf32" in dtypes and "tf32" not in dtypes_of(device):
-        raise UserError("this device has no such matmuls", where="--dtypes", got="tf32")
-    measured = squares(device, sizes=sizes or SIZES, dtypes=dtypes, budget_seconds=seconds)
-    if not measured:
-        raise UserError("nothing was measured in the time and memory that there is", where="--sizes, --seconds")
-    record = {**environment(device, torch.float32), "rows": measured}
-    card = match_gpu_spec(record["machine"]["device"])
-    for row in measured:
-        row["share_of_peak"] = row["flops_per_second"] / card.peak_flops(row["dtype"]) if card else None
-    rows = [matmul_cells(row, card) for row in measured]
-    print_table(console, MATMUL_HEADINGS, rows, title=record["machine"]["device"])
-    if out is not None:
-        write_json(out, record)
-    return record
