@@ -43,6 +43,14 @@ def passed_over_by_the_garbage_collector():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """A training sets the threads of its process; the next test has one again."""
+    yield
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+
+
 def pytest_unconfigure():
     shutil.rmtree(HOME, ignore_errors=True)
     gc.unfreeze()  # else libraries say at the end that they were not freed
