@@ -140,8 +140,35 @@ def test_fewer_rows_are_proposed_where_the_chosen_ones_do_not_fit(monkeypatch, w
     run = resolve_run("pretrain", settings("batch.size=64", *words))
     page = make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M"))
     assert page.fits is not bool(advised)
-    assert not advised or page.alternatives == [advised]
+    assert not advised or page.alternatives[0] == advised
     assert not any("less memory" in line for line in page.alternatives)
+
+
+def test_what_fits_of_a_prime_is_said_with_a_batch_that_is_faster(monkeypatch):
+    let_memory_be(monkeypatch, lambda rows: GIB + rows * GIB // 4)
+    run = resolve_run("pretrain", settings("batch.size=109", "batch.micro_size=109"))
+    asked = PlanOptions(gpu="RTX 3090", tokens="100M")
+    fits, nearby = make_report("pretrain", run, asked).alternatives
+    assert fits == "batch.micro_size=1: fits"
+    size, percent = (int(re.search(words, nearby)[1]) for words in (r"batch.size=(\d+)", r"(\d+)% less time"))
+    slow, fast = (
+        make_report("pretrain", resolve_run("pretrain", settings(*words)), asked).predicted_seconds
+        for words in (("batch.size=109", "batch.micro_size=1"), (f"batch.size={size}",))
+    )
+    assert percent / 100 == pytest.approx(1 - fast / slow, abs=0.1)
+
+
+@pytest.mark.parametrize(("size", "gib_per_row"), [(1, 1), (2, 1), (16, 1), (8, 8)])
+def test_twice_the_batch_gains_what_its_own_plan_says(monkeypatch, size, gib_per_row):
+    let_memory_be(monkeypatch, lambda rows: rows * gib_per_row * GIB // 4)
+
+    def page(rows):
+        run = resolve_run("pretrain", settings("model=26m", f"batch.size={rows}"))
+        return make_report("pretrain", run, PlanOptions(gpu="H100", tokens="1B"))
+
+    told = next((line for line in page(size).alternatives if line.startswith(f"batch.size={2 * size}:")), "0% less")
+    gain = 1 - page(2 * size).predicted_seconds / page(size).predicted_seconds
+    assert int(re.search(r"(\d+)% less", told)[1]) / 100 == pytest.approx(gain, abs=0.03) and gain > 0.4
 
 
 def test_a_batch_nearby_with_larger_passes_is_proposed(monkeypatch):
@@ -151,7 +178,7 @@ def test_a_batch_nearby_with_larger_passes_is_proposed(monkeypatch):
     asked = PlanOptions(gpu="RTX 3090", gpus=8, tokens="1B")
     page = make_report("pretrain", run, asked)
     assert (page.micro_size, page.passes) == (1, 109)
-    (line,) = (each for each in page.alternatives if each.startswith("batch.size="))
+    (line,) = (each for each in page.alternatives if "micro-batches of" in each)
     size, rows = (int(re.search(words, line)[1]) for words in (r"batch.size=(\d+)", r"micro-batches of (\d+)"))
     assert 0.875 * 872 <= size <= 1.125 * 872
     run = replace(run, batch=replace(run.batch, size=size))

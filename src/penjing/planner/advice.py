@@ -22,7 +22,6 @@ from penjing.planner.inputs import TokenBudget, accepted, generation_seconds, le
 from penjing.train.batch_geometry import micro_sizes
 from penjing.train.compile_policy import choose
 from penjing.train.config import Run
-from penjing.train.memory_trace.fit import TracedPasses
 from penjing.train.resolve import with_settings
 
 SUGGESTED_GPUS = ("RTX 4090", "A100", "H100")
@@ -103,14 +102,14 @@ def alternatives(run: Run, machine: Machine, fitted: Fitted | None, work: Worklo
     does not fit, what would."""
     current = _CurrentPlan(run=run, machine=machine, work=work, seconds=seconds)
     if fitted and fitted.passes.limit and not fitted.passes.fits(fitted.micro_size):
-        return what_fits(current, fitted.passes)
+        return what_fits(current, fitted)
     suggestions = [
         *(_passes(current, fitted) if fitted else ()),
         *(_nearby_batch(current, fitted) if fitted else ()),
         *_compiled(current),
         *_faster_gpus(current, fitted),
         *_more_gpus(current),
-        *_larger_batch(current),
+        *_larger_batch(current, fitted),
     ]
     suggestions.sort(key=lambda pair: -pair[0])
     return [line for _, line in suggestions[:3]]
@@ -146,13 +145,18 @@ def _nearby_batch(current: _CurrentPlan, fitted: Fitted) -> Iterator[Suggestion]
             return
 
 
-def what_fits(current: _CurrentPlan, passes: TracedPasses) -> list[str]:
+def what_fits(current: _CurrentPlan, fitted: Fitted) -> list[str]:
     """For a run that does not fit: a micro-batch with which it does, or that there is none, and what else would fit."""
-    run, sizes = current.run, [size for size in passes.geometry.micro_sizes if size <= passes.geometry.micro_size]
+    run, passes = current.run, fitted.passes
+    sizes = [size for size in passes.geometry.micro_sizes if size <= passes.geometry.micro_size]
     smallest = sizes[-1]
     least = passes.plan(smallest).total_bytes
     if least <= passes.limit:
-        return [f"batch.micro_size={next(size for size in sizes if passes.fits(size))}: fits"]
+        rows = next(size for size in sizes if passes.fits(size))
+        run, work = current.with_rows(rows)
+        slower = replace(current, run=run, work=work, seconds=current.seconds * (1 - current.gain(run, work)))
+        nearby = _nearby_batch(slower, replace(fitted, micro_size=rows, largest=fitted.largest or passes.largest()))
+        return [f"batch.micro_size={rows}: fits", *(line for _, line in nearby)]
     lines = [f"no micro-batch fits: the smallest, {smallest}, takes {units.gibibytes(least)}"]
     variants = ((change, variant) for change, variant in _smaller_runs(run) if passes.of(variant).fits(smallest))
     lines += [f"{change}: fits, with micro-batches of {smallest}" for change, variant in islice(variants, 1)]
@@ -226,9 +230,15 @@ def _more_gpus(current: _CurrentPlan) -> Iterator[Suggestion]:
         yield gain / 8, f"--gpus {more}: {units.duration(current.seconds * (1 - gain))} ({gain:.0%} less)"
 
 
-def _larger_batch(current: _CurrentPlan) -> Iterator[Suggestion]:
-    rows = current.run.batch.size * 2
-    run = with_settings(current.run, {"batch.size": rows})
-    gain = current.gain(run, replace(current.work, passes=current.work.passes * 2), steps=2.0)
+def _larger_batch(current: _CurrentPlan, fitted: Fitted | None) -> Iterator[Suggestion]:
+    """Twice the batch, in micro-batches of twice the rows if they fit, otherwise in twice the micro-batches."""
+    size = 2 * current.run.batch.size
+    run = with_settings(current.run, {"batch.size": size})
+    work = replace(current.work, passes=current.work.passes * 2)
+    if fitted and not current.run.batch.micro_size:
+        rows = 2 * fitted.micro_size
+        if rows <= fitted.largest or (not fitted.largest and fitted.passes.fits(rows)):
+            _, work = current.with_rows(rows, size)
+    gain = current.gain(run, work, steps=2.0)
     if current.accepts(run) and gain > 0.02:
-        yield gain, f"batch.size={rows}: {gain:.0%} less time for the same tokens; learns in fewer, larger steps"
+        yield gain, f"batch.size={size}: {gain:.0%} less time for the same tokens; learns in fewer, larger steps"
