@@ -12,7 +12,6 @@ from annotated_types import Gt, Lt
 from torch import Tensor
 
 from penjing.base.config import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
-from penjing.base.errors import UserError
 from penjing.kernels.fused_distillation_loss import (
     DistillationSums,
     Divergence,
@@ -62,10 +61,9 @@ class Distill(ObjectiveSettings):
         uses_beta = self.divergence in ("mixed", "jsd")
         reject_unused(self, ("jsd_beta",), uses_beta, "objective.divergence=mixed or jsd")
         if self.mode == "on_policy" and self.on_policy_fraction == 1 and self.ce_weight:
-            raise UserError(
+            raise self.error(
+                "ce_weight",
                 "must be 0 when on_policy_fraction is 1",
-                where="objective.ce_weight",
-                got=self.ce_weight,
                 wanted="0, or objective.on_policy_fraction under 1",
             )
 

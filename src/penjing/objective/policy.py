@@ -155,24 +155,15 @@ class Policy(ObjectiveSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.loss == "ppo" and self.rollout.temperature != 1:
-            raise UserError(
-                "ppo samples at temperature 1", where="objective.rollout.temperature", got=self.rollout.temperature
-            )
+            raise self.error("rollout.temperature", "ppo samples at temperature 1")
         if not self.rewards:
             raise UserError("no reward", where="objective.rewards", wanted="at least one, such as exact")
         if self.reward_weights and len(self.reward_weights) != len(self.rewards):
-            raise UserError(
-                "one weight for each reward is needed",
-                where="objective.reward_weights",
-                got=len(self.reward_weights),
-                wanted=len(self.rewards),
-            )
+            got, wanted = len(self.reward_weights), len(self.rewards)
+            raise self.error("reward_weights", "one weight for each reward is needed", got=got, wanted=wanted)
         if self.rollout.num_generations < 2 and self.loss != "ppo":
-            raise UserError(
-                "this loss compares the answers to one prompt",
-                where="objective.rollout.num_generations",
-                got=1,
-                wanted="at least 2",
+            raise self.rollout.error(
+                "num_generations", "this loss compares the answers to one prompt", wanted="at least 2"
             )
         self._check_effect()
 
@@ -185,12 +176,7 @@ class Policy(ObjectiveSettings):
         if self.loss == "ppo" and self.advantage != "auto":
             raise UserError("ppo takes its advantages from the value head", where="objective.advantage")
         if self.loss == "ppo" and self.degenerate_kind != "keep":
-            raise UserError(
-                "has no effect on ppo, which does not compare answers",
-                where="objective.degenerate",
-                got=self.degenerate,
-                wanted="it left out",
-            )
+            raise self.error("degenerate", "has no effect on ppo, which does not compare answers", wanted="it left out")
         if self.loss == "cispo" and self.clip_low:
             raise UserError("has no effect on cispo, which clips above only", where="objective.clip_low")
         for name, reader in self.reward.unused(self.rewards):

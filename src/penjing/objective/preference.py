@@ -87,13 +87,7 @@ class Preference(ObjectiveSettings):
         reject_unused(self, ("reference",), self.needs_reference, "an objective.loss other than simpo and orpo")
 
     def _error(self, name: str, wanted: str, next_step: str | None = None) -> UserError:
-        return UserError(
-            f"not with objective.loss={self.loss}",
-            where=f"objective.{name}",
-            got=getattr(self, name),
-            wanted=wanted,
-            next_step=next_step,
-        )
+        return self.error(name, f"not with objective.loss={self.loss}", wanted=wanted, next_step=next_step)
 
     @property
     def indivisible_units(self) -> int:

@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Gt, Le
 
 from penjing.base.config import NonNegativeInt, PositiveFloat, PositiveInt, Settings
-from penjing.base.errors import UserError
 from penjing.data.chat.render import Switch
 
 
@@ -40,19 +39,11 @@ class Rollout(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tools and self.max_turns == 1:
-            raise UserError(
-                "tools are called between turns",
-                where="objective.rollout.max_turns",
-                got=1,
-                wanted="at least 2 with objective.rollout.tools",
-            )
+            wanted = "at least 2 with objective.rollout.tools"
+            raise self.error("max_turns", "tools are called between turns", wanted=wanted)
         if self.max_turns > 1 and not self.tools:
-            raise UserError(
-                "without tools an answer is one turn",
-                where="objective.rollout.max_turns",
-                got=self.max_turns,
-                next_step="Give objective.rollout.tools=calculator.",
-            )
+            next_step = "Give objective.rollout.tools=calculator."
+            raise self.error("max_turns", "without tools an answer is one turn", next_step=next_step)
 
     @property
     def is_truncated(self) -> bool:

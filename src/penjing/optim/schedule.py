@@ -47,12 +47,8 @@ class WarmupStableDecay(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.warmup_ratio + self.decay_ratio > 1:
-            raise UserError(
-                "warm-up and decay overlap",
-                where="schedule",
-                got=f"{self.warmup_ratio} + {self.decay_ratio}",
-                wanted="at most 1 together",
-            )
+            got = f"{self.warmup_ratio} + {self.decay_ratio}"
+            raise UserError("warm-up and decay overlap", where="schedule", got=got, wanted="at most 1 together")
 
     def factor(self, step: int, num_steps: int) -> float:
         num_warmup = round(self.warmup_ratio * num_steps)

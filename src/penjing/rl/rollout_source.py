@@ -119,10 +119,9 @@ class RolloutSampler:
         """Fewer at once gives the same answers, since each answer has its own seed."""
         self.slots = min(self.slots, num_answers) // 2
         if not self.slots:
-            raise UserError(
+            raise self.settings.error(
+                "rollout.max_new_tokens",
                 f"out of memory while sampling a single answer: {message}",
-                where="objective.rollout.max_new_tokens",
-                got=self.settings.rollout.max_new_tokens,
                 next_step="Take shorter answers or prompts (data.seq_len), or a smaller model.",
             )
 

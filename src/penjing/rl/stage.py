@@ -52,10 +52,9 @@ class PolicyStage(Stage[Policy]):
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
         max_prompt_tokens = run.data.seq_len - rollout.max_new_tokens
         if max_prompt_tokens < 1:
-            raise UserError(
+            raise run.error(
+                "data.seq_len",
                 "the longest answer leaves no tokens for a prompt",
-                where="data.seq_len",
-                got=run.data.seq_len,
                 wanted=f"more than objective.rollout.max_new_tokens = {rollout.max_new_tokens}",
             )
         self.toolbox = Toolbox(rollout.tools, self.settings.tool)

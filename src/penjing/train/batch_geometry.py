@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from penjing import devices
-from penjing.base.errors import UserError
 from penjing.train.config import Run
 
 
@@ -42,17 +41,12 @@ def batch_geometry(run: Run, world: int, device: torch.device) -> BatchGeometry:
         micro = max(1, size // max(world, passes))
     if size % (micro * world):
         share = f"{world} devices" + (f" x {micro} batch.micro_size" if run.batch.micro_size else "")
-        raise UserError(
-            "the rows of a step do not divide evenly", where="batch.size", got=size, wanted=f"a multiple of {share}"
-        )
+        raise run.error("batch.size", "the rows of a step do not divide evenly", wanted=f"a multiple of {share}")
     indivisible = run.objective.indivisible_units
     if micro % indivisible:
-        raise UserError(
-            "a forward pass must contain complete blocks of groups that share an estimate",
-            where="objective.kl_groups",
-            got=indivisible,
-            wanted=f"a divisor of {micro}, the groups of one forward pass (batch.micro_size)",
-        )
+        what = "a forward pass must contain complete blocks of groups that share an estimate"
+        wanted = f"a divisor of {micro}, the groups of one forward pass (batch.micro_size)"
+        raise run.objective.error("kl_groups", what, got=indivisible, wanted=wanted)
     return BatchGeometry(
         global_size=size,
         micro_size=micro,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Lt
@@ -173,39 +174,18 @@ class Run(Settings):
                 next_step="Use a mixture of experts, such as model=tiny-moe, or leave router.* out.",
             )
         if self.compute.activation_checkpointing != "none" and (self.model.is_mixture or self.lora.dropout):
-            raise UserError(
-                "recomputing a forward pass would repeat its counts and random draws",
-                where="compute.activation_checkpointing",
-                got="a mixture of experts" if self.model.is_mixture else "lora.dropout",
-                wanted="none",
-            )
+            what, got = "recomputing a forward pass would repeat its counts and random draws", "lora.dropout"
+            got = "a mixture of experts" if self.model.is_mixture else got
+            raise self.error("compute.activation_checkpointing", what, got=got, wanted="none")
         if self.compute.compile == "graphs" and self.data.format == "chats":
-            raise UserError(
-                "answers differ in length, so every pass would be recompiled",
-                where="compute.compile",
-                got=f"{self.compute.compile} with data.format=chats",
-                wanted="blocks, auto or off",
-            )
-        objective = self.objective
-        if self.lora.dropout and objective.compares_passes:
-            raise UserError(
-                "the loss compares two forward passes, of which only one would have dropout",
-                where="lora.dropout",
-                got=f"{self.lora.dropout} with objective.name={objective.name}",
-                wanted="0",
-            )
-        if self.compute.fp8 != "off":
-            if self.compute.dtype not in ("auto", "bfloat16"):
-                raise UserError(
-                    "works with bfloat16 only", where="compute.fp8", got=f"compute.dtype={self.compute.dtype}"
-                )
-            if objective.compares_passes:
-                raise UserError(
-                    "the loss compares two forward passes, of which only one would be rounded",
-                    where="compute.fp8",
-                    got=f"objective.name={objective.name}",
-                    wanted="off",
-                )
+            what, wanted = "answers differ in length, so every pass would be recompiled", "blocks, auto or off"
+            raise self.error("compute.compile", what, got="graphs with data.format=chats", wanted=wanted)
+        if self.compute.fp8 != "off" and self.compute.dtype not in ("auto", "bfloat16"):
+            raise self.error("compute.fp8", "works with bfloat16 only", got=f"compute.dtype={self.compute.dtype}")
+        for setting, off, difference in (("lora.dropout", 0, "have dropout"), ("compute.fp8", "off", "be rounded")):
+            if attrgetter(setting)(self) != off and self.objective.compares_passes:
+                what = f"the loss compares two forward passes, of which only one would {difference}"
+                raise self.error(setting, what, got=f"objective.name={self.objective.name}", wanted=off)
         if self.data.seq_len > self.model.max_position_embeddings:
             wanted = f"at most model.max_position_embeddings = {self.model.max_position_embeddings}"
             raise self.error("data.seq_len", "rows longer than the model's longest sequence", wanted=wanted)

@@ -150,11 +150,8 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
         stage = f"{run.objective.name} on {run.data.format}"
         raise UserError("a forecast is for next-token losses only", where=run.stage, got=stage)
     if run.init_from:
-        raise UserError(
-            "a forecast is for a run that trains from scratch",
-            where="init_from",
-            got=run.init_from,
-            next_step="Leave init_from= out.",
+        raise run.error(
+            "init_from", "a forecast is for a run that trains from scratch", next_step="Leave init_from= out."
         )
     Corpus(run.data).files  # noqa: B018 (an error comes before a proxy run)
     limit = cost.read_budget(budget)

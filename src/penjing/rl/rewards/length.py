@@ -5,7 +5,6 @@ The soft overlong punishment of arXiv:2503.14476, eq. 13.
 
 from __future__ import annotations
 
-from penjing.base.errors import UserError
 from penjing.objective.policy import RewardSettings
 from penjing.rl.rewards.base import Reward, RewardInput, RewardRuntime
 
@@ -15,12 +14,8 @@ class Length(Reward):
         self.max_tokens = runtime.max_tokens
         self.soft_length = settings.soft_length or self.max_tokens * 3 // 4
         if self.soft_length >= self.max_tokens:
-            raise UserError(
-                "no answer can be that long",
-                where="objective.reward.soft_length",
-                got=self.soft_length,
-                wanted=f"under objective.rollout.max_new_tokens = {self.max_tokens}",
-            )
+            wanted = f"under objective.rollout.max_new_tokens = {self.max_tokens}"
+            raise settings.error("soft_length", "no answer can be that long", wanted=wanted)
 
     def score(self, answer: RewardInput) -> float:
         excess = (answer.num_tokens - self.soft_length) / (self.max_tokens - self.soft_length)

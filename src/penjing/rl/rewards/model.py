@@ -19,11 +19,13 @@ from penjing.rl.rewards.base import Reward, RewardInput, RewardRuntime
 from penjing.track.run_dir import is_run
 from penjing.train.stages.reward import load_reward_model
 
+MODEL = "objective.reward.model"
+
 
 class ModelReward(Reward):
     def __init__(self, settings: RewardSettings, runtime: RewardRuntime) -> None:
         if not settings.model:
-            raise UserError("no reward model is set", where="objective.reward.model", wanted="a run or a directory")
+            raise UserError("no reward model is set", where=MODEL, wanted="a run or a directory")
         if is_run(Path(settings.model)):
             judge = load_reward_model(Path(settings.model))
             judge.model.to(runtime.device)
@@ -44,27 +46,18 @@ class Classifier:
         try:
             from transformers import AutoModelForSequenceClassification, AutoTokenizer
         except ImportError:
-            raise UserError(
-                "loading an external model needs transformers",
-                where="objective.reward.model",
-                next_step='Install it: pip install "penjing[hf]".',
-            ) from None
+            next_step = 'Install it: pip install "penjing[hf]".'
+            raise UserError("loading an external model needs transformers", where=MODEL, next_step=next_step) from None
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(name)
             self.model: Any = AutoModelForSequenceClassification.from_pretrained(name).to(device).eval()
         except (OSError, ValueError) as error:
-            raise UserError(
-                f"not a reward model: {str(error).splitlines()[0]}", where="objective.reward.model", got=name
-            ) from None
+            raise UserError(f"not a reward model: {str(error).splitlines()[0]}", where=MODEL, got=name) from None
         if self.model.config.num_labels != 1:
-            raise UserError(
-                "not a reward model: its head is a classifier",
-                where="objective.reward.model",
-                got=f"{self.model.config.num_labels} outputs",
-                wanted="one",
-            )
+            got, what = f"{self.model.config.num_labels} outputs", "not a reward model: its head is a classifier"
+            raise UserError(what, where=MODEL, got=got, wanted="one")
         if not self.tokenizer.chat_template:
-            raise UserError("its tokenizer has no chat template", where="objective.reward.model", got=name)
+            raise UserError("its tokenizer has no chat template", where=MODEL, got=name)
         self.device = device
 
     @torch.no_grad()

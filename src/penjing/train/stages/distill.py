@@ -157,12 +157,8 @@ def _fixed(rows: Rows) -> FixedRows:
     """The rows, if they are the same in every epoch. Raises UserError if not."""
     if isinstance(rows, FixedRows):
         return rows
-    raise UserError(
-        "packing=concat cuts the text differently in each epoch, so the teacher's predictions cannot be stored",
-        where="data.packing",
-        got="concat",
-        wanted="best_fit, or objective.mode=logits",
-    )
+    what = "packing=concat cuts the text differently in each epoch, so the teacher's predictions cannot be stored"
+    raise UserError(what, where="data.packing", got="concat", wanted="best_fit, or objective.mode=logits")
 
 
 def _all_files(shards: TokenShards) -> str:

@@ -132,19 +132,12 @@ class OnPolicyStage(TeacherStage):
         data = self.run.data
         self.need_format("nothing to answer", "chats", "prompts")
         if data.format == "prompts" and self.settings.on_policy_fraction < 1:
-            raise UserError(
-                "data.format=prompts has no answers",
-                where="objective.on_policy_fraction",
-                got=self.settings.on_policy_fraction,
-                wanted="1, or data.format=chats",
+            raise self.settings.error(
+                "on_policy_fraction", "data.format=prompts has no answers", wanted="1, or data.format=chats"
             )
         if data.thinking != "as_given":
-            raise UserError(
-                "has no effect on the student's answers",
-                where="data.thinking",
-                got=data.thinking,
-                wanted="it left out, or objective.mode=logits or top_k",
-            )
+            wanted = "it left out, or objective.mode=logits or top_k"
+            raise data.error("thinking", "has no effect on the student's answers", wanted=wanted)
 
     def size(self) -> DatasetSize:
         assert self.teacher is not None

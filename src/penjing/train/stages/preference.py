@@ -80,12 +80,8 @@ class PreferenceStage(PreferenceDataStage[Preference]):
         if not settings.needs_reference:
             return "none"
         if settings.reference == "adapter_off" and not has_adapter:
-            raise UserError(
-                "there is no adapter to switch off",
-                where="objective.reference",
-                got="adapter_off",
-                next_step="Set lora.rank=8, or leave it out.",
-            )
+            next_step = "Set lora.rank=8, or leave it out."
+            raise settings.error("reference", "there is no adapter to switch off", next_step=next_step)
         if settings.reference != "auto":
             return settings.reference
         if every_pair_is_used:

@@ -65,10 +65,9 @@ class PreferenceDataStage(Stage[S]):
                 next_step="Give the preferences themselves as data.train, or tokenizer.path=the one of the groups.",
             )
         if tokens.meta["seq_len"] > self.run.data.seq_len:
-            raise UserError(
+            raise self.run.error(
+                "data.seq_len",
                 "these token groups were made for longer rows",
-                where="data.seq_len",
-                got=self.run.data.seq_len,
                 wanted=f"at least {tokens.meta['seq_len']}",
             )
         return tokens

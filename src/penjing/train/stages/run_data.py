@@ -43,12 +43,11 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
     if given is None and existing is not None and existing.size <= run.model.vocab_size:
         given = existing
     if given is None and run.data.format not in ("documents", "chats"):
-        raise UserError(
+        what, wanted = (
             "no tokenizer: one is trained on texts and conversations only",
-            where="init_from",
-            got=f"data.format={run.data.format}",
-            wanted="an existing model, or tokenizer.path",
+            "an existing model, or tokenizer.path",
         )
+        raise run.error("init_from", what, got=f"data.format={run.data.format}", wanted=wanted)
     if given is None:
         size = run.tokenizer.vocab_size or run.model.vocab_size
         texts = Corpus(run.data).texts(held_out=False)  # an error comes before a line says that something begins
@@ -56,10 +55,9 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
         texts = _limited(texts, TOKENIZER_TRAINING_BYTES)
         given = train_tokenizer(texts, size, max_han_per_token=run.tokenizer.max_han_per_token)
     if given.size > run.model.vocab_size:
-        raise UserError(
+        raise run.error(
+            "model.vocab_size",
             "the tokenizer has more ids than the model",
-            where="model.vocab_size",
-            got=run.model.vocab_size,
             wanted=f"at least {given.size}",
             next_step=f"Set model.vocab_size={given.size}, or use the model's own tokenizer.",
         )

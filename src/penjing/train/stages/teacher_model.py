@@ -40,12 +40,8 @@ class TeacherStage(Stage[Distill]):
         teacher = load_trained(Path(self.settings.teacher), adapters="merged")
         longest, seq_len = teacher.model.config.max_position_embeddings, self.run.data.seq_len
         if seq_len > longest:
-            raise UserError(
-                "rows longer than the teacher's longest sequence",
-                where="data.seq_len",
-                got=seq_len,
-                wanted=f"at most {longest}",
-            )
+            what = "rows longer than the teacher's longest sequence"
+            raise self.run.error("data.seq_len", what, wanted=f"at most {longest}")
         teacher.model.requires_grad_(False)
         self.teacher_sha256 = fingerprint(teacher.model)
         if self.strategy.rank == 0:
@@ -58,10 +54,9 @@ class TeacherStage(Stage[Distill]):
         if run.init_from or run.tokenizer.path or (folder / "tokenizer.json").is_file():
             return
         if tokenizer.size > run.model.vocab_size:
-            raise UserError(
+            raise run.error(
+                "model.vocab_size",
                 "the teacher's tokenizer has more ids than the student",
-                where="model.vocab_size",
-                got=run.model.vocab_size,
                 wanted=f"at least {tokenizer.size}",
             )
         tokenizer.save(folder)
