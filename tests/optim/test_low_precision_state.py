@@ -14,8 +14,7 @@ from penjing.checkpoint.save import save
 from penjing.kernels import orthogonalize
 from penjing.model.score import CrossEntropy
 from penjing.optim import low_precision_state as kept
-from penjing.optim.adamw import AdamW
-from penjing.optim.adamw_low_precision import LowPrecisionAdamW
+from penjing.optim.adamw import AdamW, LowPrecisionAdamW
 from penjing.optim.low_precision_state import BLOCK, QuantCodebook, stochastic_round
 from penjing.optim.muon import Muon
 from penjing.parallel.base import takes_flag

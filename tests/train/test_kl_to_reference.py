@@ -11,7 +11,7 @@ from small_models import small_model
 from penjing.infer.sampler_factory import Sampling, make_sampler
 from penjing.model.lora import Lora, add_adapter, trainable_state_dict
 from penjing.parallel.single import Single
-from penjing.train.kl_to_reference import BaseModelView, kl_to_reference
+from penjing.train.stages.preference import BaseModelView, kl_to_reference
 
 PROMPTS = [[3 + number, 7, 9 + number % 3] for number in range(40)]  # more than a chunk
 SEEDS = list(range(40))

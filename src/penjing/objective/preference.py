@@ -66,7 +66,7 @@ class Preference(ObjectiveSettings):
     # used at least once, else adapter_off or copy.
     reference: Literal["auto", "copy", "adapter_off", "precomputed"] = "auto"
     # Most held-out questions that the model answers in an evaluation, to measure its divergence from its start weights
-    # on its own answers (train/kl_to_reference.py); 0 = none.
+    # on its own answers (train/stages/preference.py); 0 = none.
     own_answers: NonNegativeInt = 128
     own_answer_tokens: PositiveInt = 64  # longest of these answers
 

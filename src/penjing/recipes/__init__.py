@@ -4,14 +4,14 @@ RECIPES = {
     "pretrain": "penjing.recipes.pretrain:pretrain",
     "ladder": "penjing.recipes.ladder:ladder",
     "sft": "penjing.recipes.sft:sft",
-    "lora": "penjing.recipes.lora:lora",
+    "lora": "penjing.recipes.sft:lora",
     "tiny": "penjing.recipes.quickstart_configs:tiny",
     "tiny_sft": "penjing.recipes.quickstart_configs:tiny_sft",
     "tiny_distill": "penjing.recipes.quickstart_configs:tiny_distill",
     "distill": "penjing.recipes.distill:distill",
     "dpo": "penjing.recipes.dpo:dpo",
-    "reward": "penjing.recipes.reward:reward",
+    "reward": "penjing.recipes.dpo:reward",
     "grpo": "penjing.recipes.grpo:grpo",
-    "ppo": "penjing.recipes.ppo:ppo",
+    "ppo": "penjing.recipes.grpo:ppo",
 }
 WITH_SIZE = ("ladder",)  # ladder:30m

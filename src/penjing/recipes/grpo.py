@@ -30,3 +30,19 @@ def grpo() -> Layer:
         "eval": {"every": 50, "sequences": 256, "at_start": True},
         "log": {"every": 1},
     }
+
+
+def ppo() -> Layer:
+    """PPO, with a value head. Run: penjing train ppo init_from=runs/sft data.train=PROMPTS.jsonl
+
+    Changes from grpo: the baseline is not the mean of the group but the prediction of a value head at each token
+    (generalised advantage estimation). So two answers per prompt are enough, and a batch has more prompts. Each rollout
+    is used for two epochs; the clipped ratio limits how far the second moves from the first.
+    """
+    return {
+        **grpo(),
+        "stage": "ppo",
+        "out": "runs/ppo",
+        "objective": {"name": "policy", "loss": "ppo", "rollout": {"num_generations": 2, "num_epochs": 2}},
+        "batch": {"size": 64},
+    }

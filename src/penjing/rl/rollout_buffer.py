@@ -6,9 +6,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,19 @@ class RolloutBuffer:
     tokens: int = 0
     seconds: float = 0.0
     scoring_seconds: float = 0.0
+
+    @classmethod
+    def empty(cls, indices: Sequence[int], sizes: Mapping[str, int], without: Collection[str]) -> RolloutBuffer:
+        """Zeros for the prompts at these indices, which all count. sizes: of the dimensions that a name ends with.
+        without: arrays that have no tokens."""
+        arrays: dict[str, Any] = {}
+        for name, kind in get_type_hints(cls).items():
+            if get_origin(kind) is np.ndarray:
+                letters = name.rpartition("_")[2]
+                shape = [0 if letter == "M" and name in without else sizes[letter] for letter in letters]
+                arrays[name] = np.zeros(shape, get_args(get_args(kind)[1])[0])
+        arrays["prompt_P"][:], arrays["counts_P"][:] = indices, 1
+        return cls(**arrays)
 
     def to_text(self) -> str:
         """For a checkpoint's JSON."""

@@ -168,7 +168,10 @@ class RolloutSampler:
         began = time.perf_counter()
         completions = self.generate(local_prompts, [seeds[index] for index in local_indices], self.sampling)
         seconds = time.perf_counter() - began
-        buffer = self._empty(indices)
+        sizes = {"P": len(indices), "A": rollout.num_generations, "M": rollout.max_new_tokens}
+        without = set() if rollout.is_truncated else {"kept_PAM"}
+        without |= {"value_PAM", "gain_PAM", "return_PAM"} if self.values is None else set()
+        buffer = RolloutBuffer.empty(indices, {**sizes, "R": len(self.scorer.names)}, without)
         inputs: list[RewardInput] = []
         for index, prompt, answers in zip(local_indices, local_prompts, completions, strict=True):
             for number, completion in enumerate(answers):
@@ -214,33 +217,6 @@ class RolloutSampler:
         if self.settings.degenerate_kind != "keep":
             buffer.counts_P = (~same_P).astype(np.float64)
         return buffer
-
-    def _empty(self, indices: Sequence[int]) -> RolloutBuffer:
-        rollout = self.settings.rollout
-        answers = (len(indices), rollout.num_generations)
-        tokens = (*answers, rollout.max_new_tokens)
-        value_shape = (*answers, 0 if self.values is None else rollout.max_new_tokens)
-        kept_shape = (*answers, rollout.max_new_tokens if rollout.is_truncated else 0)
-        return RolloutBuffer(
-            prompt_P=np.asarray(indices, dtype=np.int64),
-            id_PAM=np.zeros(tokens, np.int64),
-            length_PA=np.zeros(answers, np.int64),
-            behaviour_PAM=np.zeros(tokens, np.float32),
-            reference_PAM=np.zeros(tokens, np.float32),
-            kept_PAM=np.zeros(kept_shape, np.float32),
-            value_PAM=np.zeros(value_shape, np.float32),
-            gain_PAM=np.zeros(value_shape, np.float32),
-            return_PAM=np.zeros(value_shape, np.float32),
-            sampled_PAM=np.zeros(tokens, np.int64),
-            turns_PA=np.zeros(answers, np.int64),
-            calls_PA=np.zeros(answers, np.int64),
-            failed_PA=np.zeros(answers, np.int64),
-            cut_off_PA=np.zeros(answers, np.int64),
-            score_RPA=np.zeros((len(self.scorer.names), *answers)),
-            reward_PA=np.zeros(answers),
-            advantage_PA=np.zeros(answers),
-            counts_P=np.ones(len(indices)),
-        )
 
     def _exchange(self, buffer: RolloutBuffer) -> None:
         """All-reduce by sum: every rank filled in its own prompts and left zeros elsewhere."""

@@ -39,6 +39,7 @@ from penjing.kernels.cpu import spinning
 from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import launched_world, make_strategy
+from penjing.plan import prediction_history as history
 from penjing.plan.run_estimate import RunEstimate
 from penjing.planner.page import print_plan
 from penjing.recipes import RECIPES, WITH_SIZE
@@ -53,9 +54,10 @@ from penjing.train.config import Run
 from penjing.train.load_model import set_threads
 from penjing.train.loop import train
 from penjing.train.resolve import start_run, with_settings
-from penjing.train.run_history import SPENT, append_history
+from penjing.train.signals import Stopped
 from penjing.train.watchdog import watched
 
+SPENT = ("training_seconds", "validation_seconds", "checkpoint_seconds", "sample_seconds")
 SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
 
 
@@ -140,7 +142,7 @@ def _train_prepared(
             questions.ask(prepared, "before")
         figures = train(prepared.context, prepared.state)
     except BaseException as error:
-        append_history(prepared, time.time() - began, error)
+        _append_history(prepared, time.time() - began, error)
         raise
     finally:
         prepared.context.trackers.end()
@@ -152,7 +154,7 @@ def _train_prepared(
         except UserError as error:  # the checkpoint still has the full adapter
             console.print(escape_markup("no adapter in the format of peft", str(error)))
     outcome = _outcome(prepared, figures, time.time() - began)
-    append_history(prepared, time.time() - began)
+    _append_history(prepared, time.time() - began)
     return questions.compare(prepared, outcome)
 
 
@@ -223,19 +225,14 @@ def _outcome(prepared: PreparedRun, figures: dict[str, float], seconds: float) -
         if strategy.rank == 0:
             warnings.warn(f"{name} is NaN or Inf after the last step: left out of {folder.outcome}", stacklevel=2)
         figures = {other: value for other, value in figures.items() if other != name}
-    totals = prepared.context.meter.totals()
-    total_seconds = sum(value or 0.0 for name, value in totals.items() if name in SPENT)
+    totals = _spent(prepared, seconds)
     newest = folder.checkpoints / folder_name(record.checkpoints[0]) if strategy.rank == 0 else None
     outcome = {
         "penjing": __version__,
-        "seconds": total_seconds,
-        "this_process_seconds": seconds,
         **totals,
         "other_seconds": totals["sample_seconds"],
-        "peak_memory_bytes": devices.of(strategy.device).peak_memory_bytes(strategy.device),
         **figures,
         "before": _before(record, figures) if strategy.rank == 0 else {},
-        "resumed": prepared.resumed,
         "weights_sha256": sha256_file(newest / "model.safetensors") if newest else "",
         "data_sha256": prepared.stage.fingerprint,
     }
@@ -248,3 +245,45 @@ def _before(record: RunRecord, figures: dict[str, float]) -> dict[str, float]:
     """Validation figures before the first step, for figures that are known now too."""
     first = next((line for line in record.metrics if line.raw["step"] == 0), Fields())
     return {name: value for name, value in first.raw.items() if name in figures and name.startswith("val_")}
+
+
+def _append_history(prepared: PreparedRun, seconds: float, error: BaseException | None = None) -> None:
+    """Add the run's prediction and outcome to the history; for a run that stopped, write ended.json. Never raises."""
+    strategy = prepared.context.strategy
+    if strategy.rank != 0 or prepared.state.step == prepared.resumed_from:
+        return
+    record = RunRecord(prepared.folder.path)
+    folder = record.folder
+    try:
+        if error is None:
+            folder.ended.unlink(missing_ok=True)
+            outcome = record.outcome.raw
+        else:
+            outcome = _ended(prepared, seconds, error)
+            write_json(folder.ended, outcome)
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        history.append(history.entry(str(folder.path.resolve()), now, record.plan.raw, outcome))
+    except (OSError, UserError) as failure:  # a full disk or a read-only home must not fail the run
+        warnings.warn(f"not in the prediction history: {failure}", stacklevel=2)
+
+
+def _ended(prepared: PreparedRun, seconds: float, error: BaseException) -> dict[str, Any]:
+    kind = "out of memory" if is_out_of_memory(error) else "stopped" if isinstance(error, Stopped) else "failed"
+    return {
+        "ended": "interrupted" if isinstance(error, KeyboardInterrupt) else kind,
+        "why": f"{type(error).__name__}: {error}"[:500],
+        "steps_done": prepared.state.step,
+        **_spent(prepared, seconds),
+    }
+
+
+def _spent(prepared: PreparedRun, seconds: float) -> dict[str, Any]:
+    """What the run took so far. seconds: of this process."""
+    totals, device = prepared.context.meter.totals(), prepared.context.strategy.device
+    return {
+        "seconds": sum(value or 0.0 for name, value in totals.items() if name in SPENT),
+        "this_process_seconds": seconds,
+        **totals,
+        "peak_memory_bytes": devices.of(device).peak_memory_bytes(device),
+        "resumed": prepared.resumed,
+    }

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
 from penjing.checkpoint.manifest import steps
 from penjing.data.corpus import Corpus
