@@ -125,6 +125,18 @@ def test_a_run_says_and_keeps_what_it_decided_and_why_when_it_is_resumed_too(tmp
     assert short_runs.newest(cut).name == short_runs.newest(whole).name
 
 
+def test_the_shape_of_the_start_model_is_a_decision(tmp_path):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"a red kite, number {n}"}) + "\n" for n in range(60)))
+    words = (*WORDS, f"data.train={texts}", "max_steps=1", "batch.size=2", "eval.every=0")
+    short_runs.train("pretrain", *words, f"out={tmp_path / 'start'}")
+    run = resolve_run("sft", parse_overrides([f"init_from={tmp_path / 'start'}", "data.seq_len=32"]))
+    assert decided(run)["model"] == ("26m", f"that of {tmp_path / 'start'}")
+    assert run.model == read_settings(tmp_path / "start").model
+    text = config.to_toml(run, run.decisions)
+    assert re.search(r"^\[model\]  # was 26m: ", text, re.MULTILINE) and config.resolve(Run, tomllib.loads(text)) == run
+
+
 def test_no_other_file_changes_settings():
     """`replace` of a run or one of its groups, by the names that runs have here."""
     found = [

@@ -230,7 +230,10 @@ def _from_pretrained(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
     all_layers = [base, {"model": config.to_dict(shape)}, *layers]
     # A short seq_len, so that a setting that contradicts the weights is reported before rows that are too long.
     _check(config.resolve(Run, *all_layers, {"data": {"seq_len": 8}}).model, shape, start)
-    run = config.resolve(Run, *all_layers)
+    run, recipe = config.resolve(Run, *all_layers), config.resolve(Run, base)
+    if run.model != recipe.model:
+        shape_of = Decision("model", recipe.model.preset, f"that of {start}", "its weights have this shape")
+        run = replace(run, decisions=(shape_of,))
     tokenizer = start_tokenizer(run)
     if "vocab_size" not in requested and tokenizer is not None:
         size = max(shape.vocab_size, tokenizer.size)
