@@ -278,8 +278,16 @@ class Way:
         return loss.item(), torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad]) / 1024
 
 
-@pytest.mark.parametrize("how", ["off", "blocks", "with its loss"])
-@pytest.mark.parametrize("architecture", ["qwen3", "llama", "qwen3_moe"])
+# The interpreter takes seconds for each.
+IN_THE_DEEP_SET = () if torch.cuda.is_available() else pytest.mark.nightly
+USUAL = (("qwen3", "with its loss"), ("llama", "off"), ("qwen3_moe", "off"))
+DEEP = [(name, how) for name in ("qwen3", "llama", "qwen3_moe") for how in ("off", "blocks", "with its loss")]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "how"),
+    [pytest.param(*each, marks=() if each in USUAL else IN_THE_DEEP_SET) for each in DEEP],
+)
 def test_a_model_of_kernels_is_the_plain_one(architecture, how, monkeypatch):
     """Compiled too: what a compiler is told of each operator is what it does."""
     if architecture == "qwen3_moe" and not HAS_GPU:
@@ -292,7 +300,7 @@ def test_a_model_of_kernels_is_the_plain_one(architecture, how, monkeypatch):
     assert share(got[1], wanted[1]) <= 1e-2 * bound
 
 
-@pytest.mark.parametrize("how", ["off", "blocks"])
+@pytest.mark.parametrize("how", ["off", pytest.param("blocks", marks=IN_THE_DEEP_SET)])
 def test_adapters_beside_kernels(how, monkeypatch):
     way = Way("qwen3", monkeypatch)
     wanted, got = way(False, torch.float32, rank=4), way(True, torch.float16, how, rank=4)
@@ -308,7 +316,7 @@ def test_activations_are_made_again_by_kernels(what, monkeypatch):
     assert torch.equal(gradient, its)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen3", pytest.param("llama", marks=IN_THE_DEEP_SET)])
 def test_kernels_are_tried_before_they_are_used(architecture, monkeypatch):
     monkeypatch.setattr(gpu, "has_kernels", lambda device: gpu._is_on)
     monkeypatch.setattr(gpu, "_is_on", True)
