@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from penjing.agent_tools import TOOLS
 from penjing.base import config
 from penjing.base.markup import Terminal
 
@@ -33,7 +34,19 @@ DeviceName = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu
 DtypeName = Annotated[
     str, typer.Option(help="auto, bfloat16, float16 or float32; auto: as in training on a GPU, float32 on a CPU.")
 ]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option("--adapter", metavar="[NAME=]PATH", help="A LoRA adapter of the first RUN; may be given again."),
+]
+MaxTokens = Annotated[int, typer.Option(help="Most new tokens of an answer.", min=1)]
 Temperature = Annotated[float, typer.Option(help="0: greedy.", min=0)]
+Thinking = Annotated[
+    bool | None,
+    typer.Option("--think/--no-think", help="Reason before each answer or not; else the model decides."),
+]
+ToolNames = Annotated[
+    str, typer.Option("--tools", metavar="NAME,...", help=f"The model may call: {', '.join(TOOLS)}, MOD:CLASS.")
+]
 ToolTable = Annotated[str, typer.Option(help="JSON file that the tool lookup reads.")]
 TopP = Annotated[float, typer.Option(help="Nucleus sampling: the most likely tokens with this total probability.")]
 SampleSeed = Annotated[int, typer.Option(help="Sampling seed (used when temperature > 0).", min=0)]
@@ -41,6 +54,11 @@ WeightsName = Annotated[
     Literal["auto", "int8"],
     typer.Option(help="int8: quantise the weights while loading; faster, a little less exact."),
 ]
+
+
+def words(text: str) -> list[str]:
+    """The words between commas."""
+    return [word for word in text.split(",") if word]
 
 
 def say(text: str) -> None:

@@ -8,44 +8,25 @@ from typing import Annotated
 
 import typer
 
-from penjing.agent_tools import TOOLS
-from penjing.commands.arguments import (
-    DeviceName,
-    DtypeName,
-    RunPath,
-    SampleSeed,
-    Temperature,
-    ToolTable,
-    TopP,
-    WeightsName,
-    console,
-    say,
-)
+from penjing.commands import arguments as given
+from penjing.commands.arguments import console, say, words
 from penjing.eval import TASKS
 
 
 def chat(
-    run: RunPath,
+    run: given.RunPath,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Ask once, print the answer, and exit.")] = None,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
-    max_tokens: Annotated[int, typer.Option(help="Most new tokens of an answer.", min=1)] = 200,
-    seed: SampleSeed = 0,
-    adapter: Annotated[
-        list[str] | None, typer.Option(metavar="[NAME=]PATH", help="A LoRA adapter to load; may be given again.")
-    ] = None,
-    think: Annotated[
-        bool | None,
-        typer.Option("--think/--no-think", help="Reason before answering or not; else the model decides."),
-    ] = None,
-    tools: Annotated[
-        str,
-        typer.Option(metavar="NAME,...", help=f"The model may call: {', '.join(TOOLS)}, MOD:CLASS"),
-    ] = "",
-    table: ToolTable = "",
-    device: DeviceName = "auto",
-    dtype: DtypeName = "auto",
-    weights: WeightsName = "auto",
+    temperature: given.Temperature = 0.0,
+    top_p: given.TopP = 1.0,
+    max_tokens: given.MaxTokens = 200,
+    seed: given.SampleSeed = 0,
+    adapter: given.Adapters = None,
+    think: given.Thinking = None,
+    tools: given.ToolNames = "",
+    table: given.ToolTable = "",
+    device: given.DeviceName = "auto",
+    dtype: given.DtypeName = "auto",
+    weights: given.WeightsName = "auto",
 ) -> None:
     """Chat with a model. A model that was only pretrained continues your text instead of answering.
 
@@ -72,9 +53,7 @@ def chat(
         max_tokens=max_tokens,
         seed=seed,
         thinking=think,
-        toolbox=Toolbox(
-            [name for name in tools.split(",") if name], ToolSettings(today=date.today().isoformat(), table=table)
-        ),
+        toolbox=Toolbox(words(tools), ToolSettings(today=date.today().isoformat(), table=table)),
     )
     start_chat(
         run, console, options, prompt=prompt, adapters=adapter or (), device=device, dtype=dtype, weights=weights
@@ -82,28 +61,25 @@ def chat(
 
 
 def generate(
-    run: RunPath,
+    run: given.RunPath,
     prompts: Annotated[
         list[Path], typer.Option(help="Conversations that end with a question or an answer; may be given again.")
     ],
     out: Annotated[Path, typer.Option(help="JSONL file to write; the same command again continues it.")],
     answers: Annotated[int, typer.Option(help="Answers per prompt; all are in memory at once.", min=1, max=10_000)] = 1,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
+    temperature: given.Temperature = 0.0,
+    top_p: given.TopP = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0 = all.", min=0)] = 0,
-    max_tokens: Annotated[int, typer.Option(help="Most new tokens of an answer.", min=1)] = 256,
-    seed: SampleSeed = 0,
-    thinking: Annotated[
-        bool | None,
-        typer.Option("--think/--no-think", help="Reason before each answer or not; else the model decides."),
-    ] = None,
+    max_tokens: given.MaxTokens = 256,
+    seed: given.SampleSeed = 0,
+    thinking: given.Thinking = None,
     keep_cut: Annotated[bool, typer.Option("--keep-cut", help="Keep answers truncated at --max-tokens.")] = False,
     every_turn: Annotated[
         bool, typer.Option("--every-turn", help="Answer every question of a conversation in turn, not only the last.")
     ] = False,
-    device: DeviceName = "auto",
-    dtype: DtypeName = "auto",
-    weights: WeightsName = "auto",
+    device: given.DeviceName = "auto",
+    dtype: given.DtypeName = "auto",
+    weights: given.WeightsName = "auto",
 ) -> None:
     """Answer a file of prompts. The output is a file of conversations, on which another model can be trained.
 
@@ -134,19 +110,17 @@ def generate(
 
 
 def evaluate(
-    run: RunPath,
-    tasks: Annotated[str, typer.Option(metavar="NAME,...", help=f"Of {', '.join(TASKS)}.")] = "",
+    run: given.RunPath,
+    tasks: Annotated[str, typer.Option(metavar="NAME,...", help=f"Tasks to score: {', '.join(TASKS)}.")] = "",
     questions: Annotated[Path | None, typer.Option(help="JSONL of conversations with `answer`; exact match.")] = None,
     text: Annotated[Path | None, typer.Option(help="Text: bits per byte, beside zstd -19.")] = None,
-    think: Annotated[
-        bool | None, typer.Option("--think/--no-think", help="Reason before the answer to a question, or not.")
-    ] = None,
+    think: given.Thinking = None,
     max_tokens: Annotated[
         int,
         typer.Option(min=0, help="Most new tokens of an answer with reasoning; 0: 64, story 160, --think 192 more."),
     ] = 0,
-    device: DeviceName = "auto",
-    dtype: DtypeName = "auto",
+    device: given.DeviceName = "auto",
+    dtype: given.DtypeName = "auto",
 ) -> None:
     """Evaluate a model on tasks with known answers, or on text.
 
@@ -158,7 +132,14 @@ def evaluate(
     """
     from penjing.workflows import evaluate
 
-    names = [name for name in tasks.split(",") if name]
     evaluate.evaluate(
-        run, names, questions, text, console, thinking=think, max_tokens=max_tokens, device=device, dtype=dtype
+        run,
+        words(tasks),
+        questions,
+        text,
+        console,
+        thinking=think,
+        max_tokens=max_tokens,
+        device=device,
+        dtype=dtype,
     )

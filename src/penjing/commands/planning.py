@@ -41,6 +41,8 @@ Gpu = Annotated[str, typer.Option(help="A GPU by name, such as 'RTX 3090'; empty
 Gpus = Annotated[int, typer.Option(help="Number of GPUs.", min=1)]
 Engine = Annotated[str, typer.Option("--strategy", help="Parallelism: ddp, zero1, zero2, zero3, fsdp.")]
 
+Unique = Annotated[str, typer.Option(help="Unique tokens in the data, such as 1.2B.")]
+
 
 @app.command("run")
 def plan_run(
@@ -51,7 +53,7 @@ def plan_run(
     engine: Engine = "",
     budget: Annotated[str, typer.Option(help="Limits: 3h, 24GB, 20CNY; several with commas.")] = "",
     tokens: Annotated[str, typer.Option(help="Training tokens, such as 10B; auto: compute-optimal.")] = "",
-    unique: Annotated[str, typer.Option(help="Unique tokens in the data, such as 1.2B.")] = "",
+    unique: Unique = "",
     price: Annotated[str, typer.Option(help="Price of one device per hour, such as 2.5USD.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print each formula with its numbers.")] = False,
@@ -187,7 +189,7 @@ def plan_search(
 @app.command("tokens")
 def plan_tokens(
     params: Annotated[str, typer.Option(help="All parameters of the model, such as 64M.")],
-    unique: Annotated[str, typer.Option(help="Unique tokens in the data, such as 1.2B.")] = "",
+    unique: Unique = "",
     hours: Annotated[str, typer.Option(help="Training time, such as 2h or 90min.")] = "",
     gpu: Gpu = "",
     gpus: Gpus = 1,

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from penjing.agent_tools import TOOLS
 from penjing.base.errors import UserError
-from penjing.commands.arguments import DeviceName, DtypeName, ToolTable, WeightsName, console
+from penjing.commands import arguments as given
+from penjing.commands.arguments import console, words
 
 KEY = "PENJING_API_KEY"
 
@@ -29,24 +29,16 @@ def serve(
     api_key: Annotated[
         str, typer.Option(help=f"Clients must send it. Better set {KEY}: arguments are seen by all who list processes.")
     ] = "",
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[NAME=]PATH", help="A LoRA adapter of the first RUN, served as RUN:NAME; may be given again."
-        ),
-    ] = None,
-    tools: Annotated[
-        str,
-        typer.Option(metavar="NAME,...", help=f"Tools that the chat page offers: {', '.join(TOOLS)}."),
-    ] = "",
-    table: ToolTable = "",
+    adapter: given.Adapters = None,
+    tools: given.ToolNames = "",
+    table: given.ToolTable = "",
     slots: Annotated[
         int, typer.Option(help="Answers written at once by each model; others wait.", min=1, max=1024)
     ] = 16,
-    max_tokens: Annotated[int, typer.Option(help="Most new tokens of an answer.", min=1)] = 1024,
-    weights: WeightsName = "auto",
-    device: DeviceName = "auto",
-    dtype: DtypeName = "auto",
+    max_tokens: given.MaxTokens = 1024,
+    weights: given.WeightsName = "auto",
+    device: given.DeviceName = "auto",
+    dtype: given.DtypeName = "auto",
 ) -> None:
     """Serve models: OpenAI's API at /v1, and a chat page at /. Listens for this machine only, unless told otherwise.
 
@@ -73,7 +65,7 @@ def serve(
         port=port,
         key=api_key or os.environ.get(KEY, ""),
         adapters=tuple(adapter or ()),
-        tools=tuple(name for name in tools.split(",") if name),
+        tools=tuple(words(tools)),
         table=table,
         slots=slots,
         max_tokens=max_tokens,
