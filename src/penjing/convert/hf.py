@@ -31,18 +31,13 @@ class HFCheckpoint:
     weights: dict[str, Tensor]  # our names, float32, on the CPU
 
 
-def is_hf(path: Path) -> bool:
-    """Whether this is a model folder in Hugging Face's format."""
-    return (path / CONFIG).is_file()
-
-
 def find_hf(name: str) -> Path | None:
     """The folder of `name`: a directory in Hugging Face's format, or the download of a hub name; None if it is neither.
 
     Raises UserError if it looks like a hub name and cannot be downloaded.
     """
     path = Path(name)
-    if is_hf(path):
+    if (path / CONFIG).is_file():
         return path
     if path.exists() or not _HUB_NAME.match(name):
         return None

@@ -8,6 +8,12 @@ from penjing.base.errors import UserError
 from penjing.convert.shape import CLASSES, PARTIAL_ROTARY, ControlIds
 from penjing.model.config import ModelConfig
 
+# Fields that are called alike here and there.
+SAME_NAMES = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "max_position_embeddings", "rms_norm_eps",
+)  # fmt: skip
+
 
 def hf_config(config: ModelConfig, tokenizer: ControlIds) -> dict[str, Any]:
     """config.json for the transformers class of this architecture, with the field names of transformers 5 and 4.
@@ -20,18 +26,11 @@ def hf_config(config: ModelConfig, tokenizer: ControlIds) -> dict[str, Any]:
     return {
         "architectures": [CLASSES[config.architecture]],
         "model_type": config.architecture,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
+        **{name: getattr(config, name) for name in SAME_NAMES},
         "intermediate_size": config.moe_intermediate_size
         if config.architecture == "mixtral"
         else config.intermediate_size,
-        "max_position_embeddings": config.max_position_embeddings,
         **_rotary_fields(config),
-        "rms_norm_eps": config.rms_norm_eps,
         "tie_word_embeddings": tied,
         "hidden_act": "silu",
         **_bias_fields(config),
@@ -140,11 +139,8 @@ def _moe_fields(config: ModelConfig) -> dict[str, Any]:
             "first_k_dense_replace": len(config.mlp_only_layers),
             "num_nextn_predict_layers": 0,
         }
-    fields |= {
-        "num_experts": config.num_experts,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": list(config.mlp_only_layers),
-    }
+    fields |= {"num_experts": config.num_experts, "decoder_sparse_step": 1}
+    fields["mlp_only_layers"] = list(config.mlp_only_layers)
     if name == "qwen2_moe":
         fields["shared_expert_intermediate_size"] = config.shared_expert_intermediate_size
     return fields

@@ -23,7 +23,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import atomic_write, read_json, write_json
 from penjing.convert import minimind
 from penjing.convert.names import hf_name
-from penjing.model.lora import Adapter, AdapterSize, adaptable, adapted, attach
+from penjing.model.lora import AdapterSize, adaptable, adapted, attach
 from penjing.model.transformer import Transformer
 
 CONFIG, WEIGHTS, METADATA = "adapter_config.json", "adapter_model.safetensors", "penjing_adapter.json"
@@ -112,7 +112,8 @@ def _config(
     that option.
     """
     first = next(iter(sizes.values()))
-    alpha = {layer: _int_if_integral(size.scale * size.rank) for layer, size in sizes.items()}
+    alphas = {layer: size.scale * size.rank for layer, size in sizes.items()}
+    alpha = {layer: int(value) if value == int(value) else value for layer, value in alphas.items()}
     default_alpha = alpha[next(iter(sizes))]
     return {
         "peft_type": "LORA",
@@ -135,10 +136,6 @@ def _config(
         "layers_to_transform": None,
         "layers_pattern": None,
     }
-
-
-def _int_if_integral(value: float) -> float | int:
-    return int(value) if value == int(value) else value
 
 
 def _target_modules(model: Transformer, layers: set[str]) -> list[str]:
@@ -227,18 +224,14 @@ def _check_config(config: Any, where: Path) -> None:
 
 
 def _adapter_size(config: Mapping[str, Any], layer: str, rank: int) -> AdapterSize:
-    alpha = float(_by_pattern(config.get("alpha_pattern") or {}, layer, config.get("lora_alpha", 8)))
+    patterns = (
+        config.get("alpha_pattern") or {}
+    ).items()  # of the end of a layer's name; the first counts, as in `peft`
+    matching = (value for pattern, value in patterns if re.match(rf"(.*\.)?({pattern})$", layer))
+    alpha = float(next(matching, config.get("lora_alpha", 8)))
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     dropout = float(config.get("lora_dropout") or 0.0)
     return AdapterSize(rank=rank, scale=scale, dropout=dropout, use_dora=bool(config.get("use_dora")))
-
-
-def _by_pattern(patterns: Mapping[str, Any], layer: str, default: Any) -> Any:
-    """The value of the first pattern that matches the end of the layer's name, as in `peft`."""
-    for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", layer):
-            return value
-    return default
 
 
 @torch.no_grad()
@@ -267,11 +260,8 @@ def attach_peft(model: Transformer, name: str, adapter: PeftAdapter) -> None:
     attach(model, name, {layer_by_hf_name[hf_layer]: size for hf_layer, size in adapter.sizes.items()})
     new_adapters = {layer: module.adapter(name) for layer, module in adapted(model).items() if name in module.adapters}
     for hf_layer, parts in adapter.tensors.items():
-        _copy_weights(new_adapters[layer_by_hf_name[hf_layer]], parts)
-
-
-def _copy_weights(adapter: Adapter, parts: Mapping[str, Tensor]) -> None:
-    adapter.A.copy_(parts["A"])
-    adapter.B.copy_(parts["B"])
-    if adapter.magnitude is not None:
-        adapter.magnitude.copy_(parts["magnitude"].flatten())
+        new = new_adapters[layer_by_hf_name[hf_layer]]
+        new.A.copy_(parts["A"])
+        new.B.copy_(parts["B"])
+        if new.magnitude is not None:
+            new.magnitude.copy_(parts["magnitude"].flatten())

@@ -113,6 +113,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "use_qk_norm": False,
     },
 }
+COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")
 DEFAULT_THETA = {"mixtral": 1e6}  # rope_theta; the other classes have 10,000
 PARTIAL_ROTARY = {"glm4_moe": 0.5}  # fraction of each head that RoPE rotates; the other classes always rotate all of it
 # Alternative names of one field; the key is the name that DEFAULTS uses.
@@ -209,6 +210,7 @@ def config_from_hf(raw: Mapping[str, Any], where: object) -> ModelConfig:
     fields.require("topk_group", 1)
     if architecture != "glm4_moe":
         fields.require("attention_bias", False)
+    counts: dict[str, Any] = {name: fields.count(name) for name in COUNTS}
     num_attention_heads = fields.count("num_attention_heads")
     num_key_value_heads = fields["num_key_value_heads"]
     head_dim = raw.get("head_dim", fields.defaults.get("head_dim"))
@@ -217,26 +219,18 @@ def config_from_hf(raw: Mapping[str, Any], where: object) -> ModelConfig:
     return ModelConfig(
         preset="",
         architecture=architecture,  # type: ignore[arg-type]  # one of CLASSES
-        vocab_size=fields.count("vocab_size"),
-        hidden_size=fields.count("hidden_size"),
-        num_hidden_layers=fields.count("num_hidden_layers"),
+        **counts,
         num_attention_heads=num_attention_heads,
         num_key_value_heads=num_attention_heads if num_key_value_heads is None else fields.count("num_key_value_heads"),
         head_dim=head_dim,
-        intermediate_size=fields.count("intermediate_size"),
-        max_position_embeddings=fields.count("max_position_embeddings"),
         rms_norm_eps=fields.number("rms_norm_eps"),
         tie_word_embeddings=bool(fields["tie_word_embeddings"]),
-        qk_norm=_qk_norm(fields, architecture),
+        qk_norm="none" if architecture == "glm4_moe" and not fields["use_qk_norm"] else "auto",
         attention_bias=_attention_bias(fields, architecture),
         **_rotary(fields, architecture),
         **_windows(fields, architecture),
         **_moe(fields, architecture),
     )
-
-
-def _qk_norm(fields: _Fields, architecture: str) -> Literal["auto", "none"]:
-    return "none" if architecture == "glm4_moe" and not fields["use_qk_norm"] else "auto"
 
 
 def _attention_bias(fields: _Fields, architecture: str) -> Literal["auto", "qkv", "none"]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -38,9 +38,6 @@ from penjing.export.gguf_vocabulary import Vocabulary, vocabulary_of
 from penjing.model.config import ModelConfig
 from penjing.model.rope import frequencies
 from penjing.model.transformer import Transformer
-
-if TYPE_CHECKING:
-    pass
 
 # Our architectures by their names in llama.cpp. mixtral is its llama with experts.
 ARCHITECTURES = {
@@ -272,12 +269,11 @@ def tensors(model: Transformer) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
 
 def _empty_shared_experts(config: ModelConfig) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     """One shared expert of zeros per layer: llama.cpp's glm4moe requires one."""
-    expert_width, width = config.moe_intermediate_size, config.hidden_size
+    shape = config.moe_intermediate_size, config.hidden_size
     for layer in range(config.num_hidden_layers):
         if not config.is_dense_layer(layer):
-            yield f"blk.{layer}.ffn_gate_shexp.weight", np.zeros((expert_width, width), np.float32)
-            yield f"blk.{layer}.ffn_up_shexp.weight", np.zeros((expert_width, width), np.float32)
-            yield f"blk.{layer}.ffn_down_shexp.weight", np.zeros((width, expert_width), np.float32)
+            for name, each in (("gate", shape), ("up", shape), ("down", shape[::-1])):
+                yield f"blk.{layer}.ffn_{name}_shexp.weight", np.zeros(each, np.float32)
 
 
 def stored_type(name: str, shape: tuple[int, ...], kind: str) -> str:
