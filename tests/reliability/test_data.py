@@ -272,7 +272,7 @@ def test_a_run_lists_what_it_left_out(tmp_path, toy, server, stages):
     words = [word for word in words if not word.startswith("data.train")]
     status, _, said = server.run(recipe, [*words, f"data.train={data}", f"out={out}"])
     assert status == 0, said
-    assert "1 broken" in said
+    assert "of 401 records 1 are broken" in said
     (listed,) = map(json.loads, (out / "bad_records.jsonl").read_text().splitlines())
     assert (listed["file"], listed["line"], listed["kind"]) == (str(data), 201, "bad")
     data.write_bytes(b"".join([*raw[:50], *[b"{broken\n"] * 5]))
