@@ -7,10 +7,12 @@ import tomllib
 
 import pytest
 import short_runs
+from user_errors import raises_user_error
 
 from penjing.base import config
 from penjing.base.config import Decision, parse_overrides
 from penjing.checkpoint.load import Checkpoint
+from penjing.planner.report import PlanOptions, make_report
 from penjing.train.config import Run
 from penjing.train.load_model import read_settings
 from penjing.train.resolve import Facts, decide, record, resolve, with_settings
@@ -135,6 +137,13 @@ def test_the_shape_of_the_start_model_is_a_decision(tmp_path):
     assert run.model == read_settings(tmp_path / "start").model
     text = config.to_toml(run, run.decisions)
     assert re.search(r"^\[model\]  # was 26m: ", text, re.MULTILINE) and config.resolve(Run, tomllib.loads(text)) == run
+
+
+def test_a_plan_of_float8_names_what_the_card_lacks():
+    run = resolve_run("pretrain", parse_overrides(["compute.fp8=tensorwise"]))
+    with raises_user_error(where="compute.fp8") as refused:
+        make_report("pretrain", run, PlanOptions(gpu="T4"))
+    assert "8.9" in str(refused.value)
 
 
 def test_no_other_file_changes_settings():

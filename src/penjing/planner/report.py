@@ -108,7 +108,9 @@ class PlanFacts(Facts):
         self._machine, self.world = machine, options.gpus
 
     def dtype(self, run: Run) -> tuple[str, str]:
-        return dtype_of(run, self._machine), f"the fastest on {self._machine.name}"
+        # With float8 the trace decides: it names what the card lacks.
+        dtype = dtype_of(run, self._machine) if run.compute.fp8 == "off" else run.compute.dtype
+        return dtype, f"the fastest on {self._machine.name}"
 
     def conversations(self, run: Run) -> tuple[int, int] | None:
         return (self.unique, 0) if self.unique else None
