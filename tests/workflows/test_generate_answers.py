@@ -286,8 +286,8 @@ def test_every_verb_takes_a_gpu_where_there_is_one_and_the_device_it_is_told(tmp
     options = GenerationOptions(max_tokens=1)
     run = {
         "chat": lambda **where: talk(model, screen, options, prompt="So?", **where),
-        "eval --questions": lambda **where: evaluate(model, toy / "eval.jsonl", None, screen, **where),
-        "eval --text": lambda **where: evaluate(model, None, toy / "pretrain.jsonl", screen, **where),
+        "eval --questions": lambda **where: evaluate(model, [], toy / "eval.jsonl", None, screen, **where),
+        "eval --text": lambda **where: evaluate(model, [], None, toy / "pretrain.jsonl", screen, **where),
         "generate": lambda **where: generate_file(model, [toy / "rl.jsonl"], tmp_path / "a", screen, answers, **where),
     }[verb]
     monkeypatch.setattr(Transformer, "to", to)
