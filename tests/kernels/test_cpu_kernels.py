@@ -15,6 +15,7 @@ from penjing.kernels.attention_metadata import first_keys
 from penjing.kernels.cpu import library
 from penjing.kernels.cpu import ops as cpu
 from penjing.kernels.cpu import tensor_arena as arena
+from penjing.kernels.cpu.attention import document_attention
 from penjing.kernels.cpu.ops import TILE
 from penjing.kernels.fused_linear_cross_entropy import fused_linear_cross_entropy
 from penjing.kernels.ops import apply_rope, swiglu
@@ -82,7 +83,7 @@ def test_gated_product(shape, dtype, threads):
     for one, other in zip(got, wanted, strict=True):
         torch.testing.assert_close(one, other.to(dtype), **CLOSE[dtype])
     place = upstream.clone()
-    grad_gate, grad_up, inner = cpu.swiglu_backward(place, gate.detach(), up.detach(), recompute=True)
+    grad_gate, grad_up, inner = cpu.swiglu_backward_and_forward(place, gate.detach(), up.detach())
     assert grad_up is place
     for one, other in zip((grad_gate, grad_up, inner), (*got, swiglu(gate, up)), strict=True):
         assert torch.equal(one, other)
@@ -94,10 +95,10 @@ def test_gated_product_of_rows_with_weights(shape, dtype, threads):
     """As experts have it: gate and up side by side in one matrix, and a weight for each row."""
     rows, width = shape
     both, slope = drawn(rows, 2 * width, dtype=dtype), drawn(*shape, dtype=dtype, seed=1)
-    weight, grad_weight = drawn(rows, seed=2), torch.empty(rows)
+    weight = drawn(rows, seed=2)
     gate, up = both.chunk(2, dim=-1)
-    assert torch.equal(cpu.swiglu(gate, up), cpu.swiglu(gate.contiguous(), up.contiguous()))
-    grad_both, inner = cpu.weighted_swiglu_backward(slope, both, weight, grad_weight)
+    assert torch.equal(cpu.expert_swiglu(both), cpu.swiglu_forward(gate.contiguous(), up.contiguous()))
+    grad_both, inner, grad_weight = cpu.weighted_swiglu_backward(slope, both, weight)
     wide, wide_weight = both.double().requires_grad_(), weight.double().requires_grad_()
     wide_gate, wide_up = wide.chunk(2, dim=-1)
     expected = functional.silu(wide_gate) * wide_up * wide_weight[:, None]
@@ -120,22 +121,22 @@ def test_weights_gradients(tokens, outputs, inputs, threads):
     expected = grad_out.double().T @ x.double()
     close = {"rtol": 1e-5, "atol": 1e-6 * tokens**0.5}
     out = torch.full((outputs, inputs), math.nan)
-    got = cpu.weight_grad(grad_out, x, out)
+    got = cpu.write_weight_grad(grad_out, x, out)
     assert got is out
     torch.testing.assert_close(got, expected.float(), **close)
     assert torch.equal(cpu.weight_grad(grad_out.contiguous(), x), got)
-    cpu.weight_grad(grad_out, x, out, adds=True)
+    cpu.add_matmul(grad_out, x, out)
     torch.testing.assert_close(out, 2 * expected.float(), rtol=2e-5, atol=2e-6 * tokens**0.5)
 
 
 def test_which_weights_gradients():
     grad_out, x = drawn(256, 128, dtype=BF16), drawn(256, 64, dtype=BF16)
-    assert cpu.supports_weight_grad(grad_out, x) == cpu.supports_weight_grad_in(BF16)
-    assert cpu.supports_weight_grad(grad_out[:, :64], x) == cpu.supports_weight_grad_in(BF16)
-    assert not cpu.supports_weight_grad(grad_out[:4], x[:4])  # little work
-    assert not cpu.supports_weight_grad(grad_out.float(), x.float())
-    assert not cpu.supports_weight_grad(grad_out, x.T.contiguous().T)
-    assert not cpu.supports_weight_grad(grad_out[:, ::2], x)
+    assert (not cpu.supports("weight_grad", grad_out, x)) == cpu.supports_weight_grad_in(BF16)
+    assert (not cpu.supports("weight_grad", grad_out[:, :64], x)) == cpu.supports_weight_grad_in(BF16)
+    assert cpu.supports("weight_grad", grad_out[:4], x[:4])  # little work
+    assert cpu.supports("weight_grad", grad_out.float(), x.float())
+    assert cpu.supports("weight_grad", grad_out, x.T.contiguous().T)
+    assert cpu.supports("weight_grad", grad_out[:, ::2], x)
     assert not cpu.supports_weight_grad_in(F32)
 
 
@@ -183,6 +184,12 @@ def test_heads_become_tiles_and_rows_again(num_tokens, size, turned, dtype, thre
     torch.testing.assert_close(cpu.rows_of(tiles, num_tokens, F32, rotary), x_BTHK.float(), **CLOSE[dtype])
 
 
+def attend(q, k, v, document_BT, window, rotary, first_BT):
+    if first_BT is not None:
+        return document_attention(q, k, v, first_BT, rotary)
+    return tiled_attention(q, k, v, document_BT, None, window, None, rotary)
+
+
 def attended(num_tokens, mean_length, window, groups, size, dtype):
     """mixed and the gradients of q, k and v, by three ways: our kernel, tiles, and tiles in float64."""
     generator = torch.Generator().manual_seed(0)
@@ -202,7 +209,7 @@ def attended(num_tokens, mean_length, window, groups, size, dtype):
                 apply_rope(k, *(x.double() for x in rotary)),
                 None,
             )
-        mixed = tiled_attention(q, k, v, document_BT, None, window, None, rotary, first_BT)
+        mixed = attend(q, k, v, document_BT, window, rotary, first_BT)
         return (mixed.detach(), *torch.autograd.grad(mixed, tensors, upstream.to(kind)))
 
     first_BT = first_keys(document_BT, window)
@@ -235,12 +242,12 @@ def test_attention(num_tokens, mean_length, window, size, groups, kind, threads)
 
 
 def test_what_attention_takes(monkeypatch):
-    assert cpu.supports_attention(F32, 64, 8)
+    assert not cpu.attention_reason(F32, 64, 8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert cpu.supports_attention(F32, 16, 4)
-    assert not cpu.supports_attention(F32, 16, 3)  # a thread takes a key head of a row
-    assert not cpu.supports_attention(F32, 24, 8)  # vectors would be half full
-    assert not cpu.supports_attention(torch.float64, 64, 8)
+    assert not cpu.attention_reason(F32, 16, 4)
+    assert cpu.attention_reason(F32, 16, 3)  # a thread takes a key head of a row
+    assert cpu.attention_reason(F32, 24, 8)  # vectors would be half full
+    assert cpu.attention_reason(torch.float64, 64, 8)
     document_BT = torch.tensor([[4, 4, 4, 5, 5, 5]])
     first_BT = first_keys(document_BT, 2)
     assert first_BT.shape == (1, TILE)
@@ -252,14 +259,14 @@ def test_other_documents_have_no_part_at_all():
     document_BT = torch.arange(200)[None] // 90
     first_BT = first_keys(document_BT, 0)
     tensors = [drawn(1, 200, heads, 32, seed=n).requires_grad_() for n, heads in enumerate((4, 2, 2))]
-    mixed = tiled_attention(*tensors, document_BT, first_BT=first_BT)
+    mixed = document_attention(*tensors, first_BT)
     grads = torch.autograd.grad(mixed[:, 90:180].sum(), tensors)
     assert not any(grad[:, :90].any() or grad[:, 180:].any() for grad in grads)
     assert all(grad[:, 90:180].any() for grad in grads[:1])
     with torch.no_grad():
         for x in tensors:
             x[:, :90] = 1e4
-    assert torch.equal(tiled_attention(*tensors, document_BT, first_BT=first_BT)[:, 90:], mixed[:, 90:])
+    assert torch.equal(document_attention(*tensors, first_BT)[:, 90:], mixed[:, 90:])
 
 
 def test_hidden_keys_have_no_part_at_all(threads):
@@ -323,8 +330,8 @@ def test_what_is_no_number_stays_none():
     bad = torch.tensor([[math.nan, 1.0], [math.inf, 1.0]])
     for dtype in (F32, BF16):
         x = bad.to(dtype)
-        assert cpu.rms_norm(x, torch.ones(2), 1e-6, dtype)[0].isnan().any(dim=1).all()
-        assert cpu.swiglu(x, x)[0, 0].isnan()
+        assert cpu.rms_norm_forward(x, torch.ones(2), 1e-6, dtype)[0].isnan().any(dim=1).all()
+        assert cpu.swiglu_forward(x, x)[0, 0].isnan()
         assert cpu.cross_entropy_inplace(x, torch.zeros(2, dtype=torch.long), torch.ones(2), True).isnan().all()
 
 
@@ -357,7 +364,7 @@ def test_the_number_of_threads_changes_no_bit():
                 (drawn(3, 200, n, 32, seed=n).requires_grad_() for n in (4, 1, 1)),
                 torch.zeros(3, 200),
             )
-            mixed = tiled_attention(q, k, v, document_BT, first_BT=first_keys(document_BT, 0))
+            mixed = document_attention(q, k, v, first_keys(document_BT, 0))
             found.append(torch.autograd.grad((norm(x).sum(), mixed.square().sum()), (x, norm.weight, q, k, v)))
             if cpu.supports_weight_grad_in(BF16):
                 grad_out, x = drawn(1000, 200, dtype=BF16), drawn(1000, 300, dtype=BF16, seed=1)
@@ -427,16 +434,17 @@ def test_a_target_that_is_no_token():
 
 def test_what_they_do_not_take():
     x = drawn(4, 8)
-    assert cpu.supports(x, x.bfloat16(), torch.nn.Parameter(x))
-    assert not cpu.supports(x.double())
-    assert not cpu.supports(x.half())
-    assert not cpu.supports(x.T)
-    assert not cpu.supports(x.to("meta"))
-    assert cpu.supports(x.bfloat16(), float32=[x]) and not cpu.supports(x, float32=[x.bfloat16()])
+    assert not cpu.supports("rotate", x, x.bfloat16(), torch.nn.Parameter(x))
+    assert "float64" in cpu.supports("rotate", x.double())
+    assert cpu.supports("rotate", x.half())
+    assert "contiguous" in cpu.supports("rotate", x.T)
+    assert "CPU" in cpu.supports("rotate", x.to("meta"))
+    assert not cpu.supports("add", x.bfloat16(), x) and cpu.supports("add", x, x.bfloat16())
+    assert cpu.supports("swiglu_forward", x, x.bfloat16()) and cpu.supports("rms_norm_forward", x, torch.half, x)
     before = x.clone()
     with arena.disabled():  # stand-ins without memory: what is made has its shape, and nothing is called
         assert cpu.add(x, x, x) is x
-        assert cpu.swiglu(x, x).shape == x.shape
+        assert cpu.swiglu_forward(x, x).shape == x.shape
     assert torch.equal(x, before)
 
 
@@ -460,7 +468,7 @@ def quick_compiler(tmp_path_factory):
 
 ASK = (
     "import torch; from penjing.kernels.cpu import library, ops; "
-    "print(ops.supports(torch.ones(2)), library.unavailable_reason())"
+    "print(not ops.supports('add', torch.ones(2)), library.unavailable_reason())"
 )
 
 

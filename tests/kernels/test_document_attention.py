@@ -1,15 +1,19 @@
 """Attention by documents equals the masked reference: values, gradients, windows, branches, any length of row."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from penjing.kernels import tiled_attention as tiled
 from penjing.kernels import varlen_attention as varlen
-from penjing.kernels.attention_metadata import branch_mask, document_mask
-from penjing.kernels.reference import attention
+from penjing.kernels.attention_metadata import AttentionInputs, branch_mask, document_mask
+from penjing.kernels.reference import masked_attention
 from penjing.kernels.tiled_attention import tiled_attention
-from penjing.kernels.varlen_attention import supports_varlen, varlen_attention
+from penjing.kernels.varlen_attention import varlen_attention
 from penjing.loader.batch import cu_seqlens
+from penjing.plan.memory.device_target import Target
+from penjing.plan.memory.fake_device_mode import FakeDeviceMode
 
 
 def rows(num_rows, num_tokens, mean_length, seed=0):
@@ -25,7 +29,7 @@ def inputs(num_rows, num_tokens, heads=4, groups=2, size=16, dtype=torch.float64
 
 
 def reference(q_BTHK, k_BTGK, v_BTGK, mask_B1TS):
-    return attention(q_BTHK, k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2), mask_B1TS)
+    return masked_attention(q_BTHK, k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2), mask_B1TS)
 
 
 def same(run, wanted, tensors, **tolerance):
@@ -153,8 +157,16 @@ def test_the_kernel_is_told_what_its_version_knows(knows_groups, window, monkeyp
 
 
 def test_the_kernel_is_for_half_precision_on_cuda():
-    assert not supports_varlen(torch.device("cpu"), torch.bfloat16, 64)
-    assert not supports_varlen(torch.device("cuda"), torch.float32, 64)
+    number_BT = torch.zeros(1, 8, dtype=torch.long)
+    asked = AttentionInputs(
+        position_BT=number_BT, document_BT=number_BT, cu_seqlens_S=number_BT[0], heads=(2, 64), dtype=torch.bfloat16
+    )
+    assert varlen.supports("attention_metadata", asked) == "for GPUs only"
+    with FakeDeviceMode(Target(capability=(9, 0))):
+        there = replace(asked, position_BT=number_BT.to("cuda"))
+        assert not varlen.supports("attention_metadata", there)
+        for more in ({"dtype": torch.float32}, {"heads": (2, 300)}, {"cu_seqlens_S": None}, {"branch_BT": number_BT}):
+            assert varlen.supports("attention_metadata", replace(there, **more))
 
 
 @pytest.mark.gpu

@@ -141,8 +141,8 @@ def test_heads_are_held_in_as_few_dimensions_as_can_be():
 
 
 def test_nothing_of_it_on_a_cpu():
-    assert not gpu.supports_attention(torch.device("cpu"), torch.bfloat16, 64)
-    assert not gpu.supports_attention(torch.device("cuda"), torch.float32, 64)
+    assert gpu.reason(torch.device("cpu"), torch.bfloat16)
+    assert gpu.reason(torch.device("cuda"), torch.float32)
 
 
 HEADS = [
@@ -197,7 +197,7 @@ def test_gated(size, dtype):
     exact = packed.detach().double().requires_grad_()
     gate, up = exact.chunk(2, dim=-1)
     wanted = functional.silu(gate) * up
-    got = gpu.swiglu(packed)
+    got = gpu.packed_swiglu(packed)
     bound = 1e-3 if dtype == torch.float16 else 4e-3
     assert share(got.detach(), wanted.detach()) < bound
     (mine,), (its,) = torch.autograd.grad(got, packed, upstream), torch.autograd.grad(wanted, exact, upstream.double())
@@ -212,7 +212,7 @@ def test_gated_rows_of_different_weight():
     gate, up = exact.chunk(2, dim=-1)
     inner = functional.silu(gate) * up * counts[:, None]
     its = torch.autograd.grad(inner, (exact, counts), upstream.double())
-    grad, weighted, grad_weight = gpu.swiglu_backward(upstream, packed, weight)
+    grad, weighted, grad_weight = gpu.weighted_swiglu_backward(upstream, packed, weight)
     assert share(weighted, inner.detach()) < 1e-3
     assert share(grad, its[0]) < 1e-3
     assert share(grad_weight, its[1]) < 1e-5
@@ -328,7 +328,7 @@ def test_kernels_are_tried_before_they_are_used(architecture, monkeypatch):
     monkeypatch.setattr(gpu, "cross_entropy_inplace", lambda *given: plain(*given) * 1.2)
     with pytest.warns(UserWarning, match="kernels of our own are not used, torch's are: off by 0.2"):
         assert kernel_selection.check_kernels(model, DEVICE, torch.float16) == ""
-    assert not gpu.supports(DEVICE, torch.float16)
+    assert gpu.reason(DEVICE, torch.float16)
 
 
 def test_kernels_that_a_card_has_something_against_are_not_used(monkeypatch):

@@ -25,7 +25,7 @@ def test_kernels_on_a_cpu_are_tried(architecture, dtype, monkeypatch):
     said = check_kernels(model, device, dtype)
     assert "norms, " in said and said.endswith("SwiGLU and the head's softmax")
     assert ("weight gradients" in said) == cpu.supports_weight_grad_in(dtype)
-    assert ("attention" in said) == cpu.supports_attention(dtype, 16, 99)
+    assert ("attention" in said) == (not cpu.attention_reason(dtype, 16, 99))
     assert check_kernels(model, device, torch.float16) == ""  # which they do not take
     right, switched = cpu._run, []
 

@@ -136,7 +136,7 @@ def check(way, reference, device):
         scored_N = (target_BT >= 0).flatten().nonzero()[:, 0]
         target_N = target_BT.flatten()[scored_N]
         scored = None if len(scored_N) == target_BT.numel() else scored_N.to(device)
-        more = {} if device == CPU else {"edge_S": cu_seqlens(document_BT).to(device)}
+        more = {} if device == CPU else {"cu_seqlens_S": cu_seqlens(document_BT).to(device)}
         weight_N = torch.ones(len(target_N)).to(device)
         ids_BT, document_BT, target_N = (x.to(device) for x in (ids_BT, document_BT, target_N))
         total = model(ids_BT, document_BT, scored_N=scored, score=CrossEntropy(target_N, weight_N), **more)

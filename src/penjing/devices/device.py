@@ -30,7 +30,7 @@ class Device:
     # Training
     pins_memory = False  # copies from and to pinned host memory do not wait
     skips_steps = False  # its fused optimizers take `found_inf`, so that a bad step costs no wait
-    uses_cu_seqlens = False  # its attention kernels take the documents' borders as `edge_S`
+    uses_cu_seqlens = False  # its attention kernels take the documents' borders as `cu_seqlens_S`
     min_passes = 1  # of a step on one device, if the micro-batch is not set
 
     # torch.compile (train/compile_policy.py)

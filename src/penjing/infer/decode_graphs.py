@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from penjing import devices
 from penjing.infer.forward import Ints, on_device
-from penjing.model.linear import Linear
+from penjing.model.cast_cache import casted_weights
 from penjing.model.lora import adapted
 from penjing.model.moe import moe_layers
 from penjing.model.transformer import Transformer
@@ -143,7 +143,7 @@ class DecodeGraphs:
         except Exception as error:  # of any kind: eager decoding needs nothing of it
             self._give_up(f"the capture failed: {error}")
         else:
-            self._graphs[key] = _Graph(recording, _casted_weights(self._model))
+            self._graphs[key] = _Graph(recording, casted_weights(self._model))
 
     def _check(self, graph: _Graph, key: Key, eager: Decoded) -> Decoded:
         """Compare a graph's first replay with the eager pass on the same inputs, which are not those of its capture.
@@ -163,8 +163,3 @@ class DecodeGraphs:
 
 def _agree(replayed: Tensor, eager: Tensor) -> bool:
     return bool((replayed - eager).abs().max() <= TOLERANCE * eager.abs().max())
-
-
-def _casted_weights(model: Transformer) -> list[Tensor]:
-    casts = [layer.cast for layer in model.modules() if isinstance(layer, Linear)]
-    return [cast for cast in (*casts, model.head_cast) if cast is not None]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from penjing.kernels.cpu import ops as cpu
-from penjing.kernels.cpu.ops import TILE
-from penjing.kernels.tiled_attention import TileGroup, group_tiles
-from penjing.kernels.triton import ops as gpu
-from penjing.kernels.varlen_attention import supports_varlen
+from penjing.kernels.select import find
+
+TILE = 64  # queries, and keys, of one attention tile
+Rotary = tuple[Tensor, Tensor]  # cosines and sines, each [B or 1, T, 1, n]
 
 
 def document_mask(document_BT: Tensor, window: int = 0) -> Tensor:
@@ -32,6 +32,11 @@ def branch_mask(document_BT: Tensor, branch_BT: Tensor, position_BT: Tensor, win
     if window:
         same_BTS &= position_BT[:, :, None] - position_BT[:, None, :] < window
     return (same_BTS & _causal(document_BT.shape[1], 0, document_BT.device))[:, None]
+
+
+def causal_mask(position_BT: Tensor, window: int) -> Tensor:
+    """mask_B1TS of rows of one document."""
+    return _causal(position_BT.shape[1], window, position_BT.device)[None, None]
 
 
 def _causal(num_tokens: int, window: int, device: torch.device) -> Tensor:
@@ -79,64 +84,82 @@ def first_keys(document_BT: Tensor, window: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
-    """Which keys the queries of layers with this window attend to, in the form that the selected kernel takes.
+    """Which keys the queries of layers with this window attend to, in the form that the selected backend takes.
 
     Nothing set: each row is one document, and attention is causal (torch's attention).
     """
 
+    backend: str = "torch"  # its row in BACKENDS
     mask_B1TS: Tensor | None = None  # for torch's attention (also additive), and for branching documents
-    document_BT: Tensor | None = None  # for `tiled_attention`
-    groups: list[TileGroup] | None = None
+    document_BT: Tensor | None = None  # for tiles
+    groups: list[Any] | None = None
     first_BT: Tensor | None = None  # for the C kernel
     ranges: tuple[Tensor, Tensor] | None = None  # for the Triton kernel
     cu_seqlens_S: Tensor | None = None  # for `varlen_attention`
     window: int = 0
 
-    @property
-    def packed(self) -> bool:
-        """Whether the kernel takes queries, keys and values concatenated in one tensor."""
-        return self.ranges is not None
 
-
-def make_attention_metadata(
-    position_BT: Tensor,
-    document_BT: Tensor | None,
-    *,
-    heads: tuple[int, int],
-    dtype: torch.dtype,
-    window: int = 0,
-    branch_BT: Tensor | None = None,
-    cu_seqlens_S: Tensor | None = None,
-    cache_tokens: int = 0,
-) -> AttentionMetadata:
-    """Select the attention kernel for layers with this window, and make its inputs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionInputs:
+    """What decides on the backend of attention.
 
     position_BT, document_BT, branch_BT: of each token (see `branch_mask`). heads: number of key heads, and the
-    dimensions of each. dtype: of queries and keys. cu_seqlens_S: see `cu_seqlens`. cache_tokens: length of the
+    dimensions of each. dtype: of queries and keys. cu_seqlens_S: see loader/batch.py. cache_tokens: length of the
     key/value cache; 0: none.
     """
-    num_key_value_heads, head_dim = heads
-    num_tokens, device = position_BT.shape[1], position_BT.device
-    if cache_tokens:
-        allowed_B1TS = cache_mask(position_BT, cache_tokens, window)
-        is_additive = device.type == "cuda"
-        return AttentionMetadata(mask_B1TS=additive_mask(allowed_B1TS, dtype) if is_additive else allowed_B1TS)
-    if document_BT is None:
-        is_windowed = 0 < window < num_tokens
-        return AttentionMetadata(mask_B1TS=_causal(num_tokens, window, device)[None, None] if is_windowed else None)
-    if branch_BT is None and gpu.supports_attention(device, dtype, head_dim) and not torch.compiler.is_exporting():
-        return AttentionMetadata(ranges=key_ranges(document_BT, window))
-    if branch_BT is None and cu_seqlens_S is not None and supports_varlen(device, dtype, head_dim):
-        return AttentionMetadata(cu_seqlens_S=cu_seqlens_S, window=window)
-    on_cpu = device.type == "cpu" and not torch.compiler.is_exporting()  # an exported program has no tiles
-    mask_B1TS = None
-    if branch_BT is not None:
-        mask_B1TS, window = branch_mask(document_BT, branch_BT, position_BT, window), 0
-    elif not on_cpu:
-        mask_B1TS = document_mask(document_BT, window)
-    if not on_cpu:
-        return AttentionMetadata(mask_B1TS=mask_B1TS)
-    if mask_B1TS is None and cpu.supports_attention(dtype, head_dim, len(document_BT) * num_key_value_heads):
-        return AttentionMetadata(document_BT=document_BT, first_BT=first_keys(document_BT, window), window=window)
-    groups = None if torch.compiler.is_compiling() else group_tiles(document_BT, mask_B1TS, window, dtype)
-    return AttentionMetadata(mask_B1TS=mask_B1TS, document_BT=document_BT, groups=groups, window=window)
+
+    position_BT: Tensor
+    document_BT: Tensor | None = None
+    heads: tuple[int, int]
+    dtype: torch.dtype
+    window: int = 0
+    branch_BT: Tensor | None = None
+    cu_seqlens_S: Tensor | None = None
+    cache_tokens: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        return self.position_BT.device
+
+    def plain_documents(self) -> Tensor | None:
+        """document_BT of packed rows, without cache and branches, for kernels that take nothing else."""
+        others = self.cache_tokens or self.branch_BT is not None or torch.compiler.is_exporting()
+        return None if others else self.document_BT
+
+
+def make_attention_metadata(**inputs: Any) -> AttentionMetadata:
+    """Select the attention backend for layers with one window, and make its inputs. inputs: of `AttentionInputs`."""
+    asked = AttentionInputs(**inputs)
+    metadata: AttentionMetadata = find("attention_metadata", asked)(asked)
+    return metadata
+
+
+class QKNorm(NamedTuple):
+    """RMSNorm of each query and key head: gains and epsilon."""
+
+    q_gain_K: Tensor
+    k_gain_K: Tensor
+    epsilon: float
+
+
+def split_heads(qkv: tuple[Tensor, ...], num_heads: int, num_key_value_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q_BTHK, k_BTGK, v_BTGK of three tensors [B, T, heads x K]."""
+    counts, (rows, num_tokens, width) = (num_heads, num_key_value_heads, num_key_value_heads), qkv[0].shape
+    q_BTHK, k_BTGK, v_BTGK = (
+        x.view(rows, num_tokens, count, width // num_heads) for x, count in zip(qkv, counts, strict=True)
+    )
+    return q_BTHK, k_BTGK, v_BTGK
+
+
+def normalised_heads(
+    qkv: tuple[Tensor, ...], num_heads: int, num_key_value_heads: int, norm: QKNorm | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`split_heads`, with an RMSNorm of each query and key head."""
+    heads = split_heads(qkv, num_heads, num_key_value_heads)
+    if norm is None:
+        return heads
+    normalised = [
+        find("rms_norm_with_residual", x)(x, gain_K, norm.epsilon, x.dtype)[1]
+        for x, gain_K in zip(heads, norm[:2], strict=False)
+    ]
+    return normalised[0], normalised[1], heads[2]

@@ -1,20 +1,35 @@
 """CPU ops with manual backward passes: fewer passes over memory than autograd, and less saved for the backward pass.
-Each part is a C kernel if it supports the tensors (`cpu.ops`), else torch's operations on chunks that stay in
-cache."""
+Each part is a C kernel if it supports the tensors, else torch's operations on chunks that stay in cache."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from penjing.kernels import reference
-from penjing.kernels.cpu import ops as cpu
+from penjing.kernels import casts, reference
 from penjing.kernels.cpu import tensor_arena as arena
 from penjing.kernels.cpu.chunking import CHUNK, chunks, row_chunks
-from penjing.kernels.dispatch import uses_manual_backward
+from penjing.kernels.dispatch import saves_memory, uses_manual_backward
+from penjing.kernels.select import find, find_fused
+
+# Ops that also recompute to save memory. The others are parts of those with a backward pass, and take any tensors.
+_SAVING = ("linears", "swiglu_linear")
+_WHOLE = ("rms_norm_with_residual", "residual_add", "swiglu", "rotate", "add_matmul")
+
+
+def supports(op: str, x: Tensor, *others: Any) -> str:
+    """Why torch's own operations are used instead, or those of another backend; empty: these here are."""
+    if op in _SAVING:
+        if not saves_memory(x):
+            return "for wide tensors in training on a CPU"
+        return "the weights are cast already" if casts.active() else ""
+    if op in _WHOLE and not uses_manual_backward(others[-1] if op == "add_matmul" else x):
+        return "for training and large tensors on a CPU, not compiled"
+    return ""
 
 
 class RMSNormFunction(torch.autograd.Function):
@@ -25,21 +40,9 @@ class RMSNormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        x_ND, wide = x.reshape(-1, x.shape[-1]), torch.promote_types(x.dtype, torch.float32)
+        x_ND = x.reshape(-1, x.shape[-1])
         ctx.set_materialize_grads(False)
-        if dtype in cpu.TYPES and cpu.supports(x_ND, float32=[gain]):
-            out_ND, scale_N1 = cpu.rms_norm(x_ND, gain, epsilon, dtype)
-            ctx.save_for_backward(x_ND, scale_N1, gain)
-            return x, out_ND.view(x.shape)
-        out_ND = arena.empty(x, x_ND.shape, dtype)
-        scale_N1 = torch.empty(len(x_ND), 1, dtype=wide)
-        parts = list(row_chunks(out_ND, scale_N1, x_ND))
-        buffer_CD = arena.empty(x, parts[0][0].shape, wide) if parts else x
-        for out_CD, scale_C1, x_CD in parts:
-            wide_CD = buffer_CD[: len(x_CD)].copy_(x_CD)
-            norm_C1 = torch.linalg.vector_norm(wide_CD, dim=-1, keepdim=True)
-            torch.rsqrt(norm_C1.square_().div_(x.shape[-1]).add_(epsilon), out=scale_C1)
-            out_CD.copy_(wide_CD.mul_(scale_C1).mul_(gain))
+        out_ND, scale_N1 = find("rms_norm_forward", x_ND, dtype, gain)(x_ND, gain, epsilon, dtype)
         ctx.save_for_backward(x_ND, scale_N1, gain)
         return x, out_ND.view(x.shape)
 
@@ -51,36 +54,60 @@ class RMSNormFunction(torch.autograd.Function):
         if grad_out is None:
             return residual, None, None, None
         grad_out_ND = grad_out.reshape(x_ND.shape)
-        residual_ND = x_ND if residual is None else residual.reshape(x_ND.shape)
-        if cpu.supports(x_ND, grad_out_ND, residual_ND, float32=[gain, scale_N1]) and residual_ND.dtype == x_ND.dtype:
-            optional_ND = None if residual is None else residual_ND
-            grad_ND, grad_gain = cpu.rms_norm_backward(x_ND, scale_N1, gain, grad_out_ND, optional_ND)
-            return grad_ND.view(grad_out.shape), grad_gain if ctx.needs_input_grad[1] else None, None, None
-        grad_ND, grad_gain = arena.empty_like(x_ND), torch.zeros_like(gain)
-        parts = list(row_chunks(grad_ND, x_ND, scale_N1, grad_out_ND, residual_ND))
-        buffers = arena.empty(x_ND, (3, *parts[0][0].shape), scale_N1.dtype) if parts else x_ND
-        for grad_CD, x_CD, scale_C1, grad_out_CD, residual_CD in parts:
-            normal_CD, grad_norm_CD, product_CD = buffers[:, : len(x_CD)]
-            normal_CD.copy_(x_CD).mul_(scale_C1)
-            grad_norm_CD.copy_(grad_out_CD)
-            torch.mul(grad_norm_CD, normal_CD, out=product_CD)
-            grad_gain += product_CD.sum(dim=0)
-            mean_C1 = (product_CD @ gain).div_(x_ND.shape[-1])[:, None]
-            grad_norm_CD.mul_(gain).addcmul_(normal_CD, mean_C1, value=-1).mul_(scale_C1)
-            grad_CD.copy_(grad_norm_CD if residual is None else grad_norm_CD.add_(residual_CD))
+        residual_ND = None if residual is None else residual.reshape(x_ND.shape)
+        kernel = find(
+            "rms_norm_backward", x_ND, x_ND if residual_ND is None else residual_ND, grad_out_ND, gain, scale_N1
+        )
+        grad_ND, grad_gain = kernel(x_ND, scale_N1, gain, grad_out_ND, residual_ND)
         return grad_ND.view(grad_out.shape), grad_gain if ctx.needs_input_grad[1] else None, None, None
+
+
+rms_norm_with_residual = RMSNormFunction.apply
+
+
+def rms_norm_forward(x_ND: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The RMSNorm of x in `dtype`, and scale_N1, 1 / its root mean square, in float32 or wider."""
+    wide = torch.promote_types(x_ND.dtype, torch.float32)
+    out_ND, scale_N1 = arena.empty(x_ND, x_ND.shape, dtype), torch.empty(len(x_ND), 1, dtype=wide)
+    parts = list(row_chunks(out_ND, scale_N1, x_ND))
+    buffer_CD = arena.empty(x_ND, parts[0][0].shape, wide) if parts else x_ND
+    for out_CD, scale_C1, x_CD in parts:
+        wide_CD = buffer_CD[: len(x_CD)].copy_(x_CD)
+        norm_C1 = torch.linalg.vector_norm(wide_CD, dim=-1, keepdim=True)
+        torch.rsqrt(norm_C1.square_().div_(x_ND.shape[-1]).add_(epsilon), out=scale_C1)
+        out_CD.copy_(wide_CD.mul_(scale_C1).mul_(gain))
+    return out_ND, scale_N1
+
+
+def rms_norm_backward(
+    x_ND: Tensor, scale_N1: Tensor, gain: Tensor, grad_out_ND: Tensor, residual_ND: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x, plus `residual`, and of the gain."""
+    grad_ND, grad_gain = arena.empty_like(x_ND), torch.zeros_like(gain)
+    parts = list(row_chunks(grad_ND, x_ND, scale_N1, grad_out_ND, x_ND if residual_ND is None else residual_ND))
+    buffers = arena.empty(x_ND, (3, *parts[0][0].shape), scale_N1.dtype) if parts else x_ND
+    for grad_CD, x_CD, scale_C1, grad_out_CD, residual_CD in parts:
+        normal_CD, grad_norm_CD, product_CD = buffers[:, : len(x_CD)]
+        normal_CD.copy_(x_CD).mul_(scale_C1)
+        grad_norm_CD.copy_(grad_out_CD)
+        torch.mul(grad_norm_CD, normal_CD, out=product_CD)
+        grad_gain += product_CD.sum(dim=0)
+        mean_C1 = (product_CD @ gain).div_(x_ND.shape[-1])[:, None]
+        grad_norm_CD.mul_(gain).addcmul_(normal_CD, mean_C1, value=-1).mul_(scale_C1)
+        grad_CD.copy_(grad_norm_CD if residual_ND is None else grad_norm_CD.add_(residual_CD))
+    return grad_ND, grad_gain
 
 
 def apply_rope(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate each pair of dimensions (i, i + n) by its position's angle (arXiv:2104.09864, equation 34), in float32:
-    `reference.apply_rope`, with a manual backward pass."""
+    `reference.rotate`, with a manual backward pass."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return ApplyRopeFunction.apply(x_BTHK, cosine, sine)  # type: ignore[no-any-return,no-untyped-call]
     return rope_forward(x_BTHK, cosine, sine)
 
 
 class ApplyRopeFunction(torch.autograd.Function):
-    """`reference.apply_rope`. Its gradient is the inverse rotation: autograd would record three times as much. On any
+    """`reference.rotate`. Its gradient is the inverse rotation: autograd would record three times as much. On any
     device."""
 
     @staticmethod
@@ -96,9 +123,12 @@ class ApplyRopeFunction(torch.autograd.Function):
 
 
 def rope_forward(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """`reference.apply_rope`, chunk by chunk on a CPU; no gradient is recorded."""
-    if not uses_manual_backward(x_BTHK):
-        return reference.apply_rope(x_BTHK, cosine, sine)
+    out_BTHK: Tensor = find("rotate", x_BTHK)(x_BTHK, cosine, sine)
+    return out_BTHK
+
+
+def rotate(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """`reference.rotate` chunk by chunk."""
     size = 2 * cosine.shape[-1]
     out_BTHK = arena.empty_like(x_BTHK)
     cosine, sine = (each.expand(*x_BTHK.shape[:2], -1, -1).flatten(0, 1) for each in (cosine, sine))
@@ -124,6 +154,9 @@ class SwiGLUFunction(torch.autograd.Function):
         return _swiglu_backward(upstream[0].contiguous(), *ctx.saved_tensors)
 
 
+swiglu = SwiGLUFunction.apply
+
+
 class SwiGLULinearFunction(torch.autograd.Function):
     """(silu(gate) * up) W^T, in the dtype of gate and up. The product in brackets and the weight's cast are recomputed
     in the backward pass."""
@@ -139,15 +172,15 @@ class SwiGLULinearFunction(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (gate, up, weight_DF), grad_gate, grad_up, grad_weight_DF = ctx.saved_tensors, None, None, None
         grad_out_BD = upstream[0].flatten(0, -2)
-        if all(ctx.needs_input_grad) and cpu.supports(gate, up, grad_out_BD):
+        both = find_fused("swiglu_backward_and_forward", gate, up, grad_out_BD) if all(ctx.needs_input_grad) else None
+        if both is not None:
             grad_inner = arena.matmul(grad_out_BD, arena.cast(weight_DF, gate.dtype)).view(gate.shape)
-            grad_gate, grad_up, inner = cpu.swiglu_backward(grad_inner, gate, up, recompute=True)
-            assert inner is not None
-            grad_weight_DF = weight_grad(grad_out_BD, inner.flatten(0, -2), weight_DF.dtype)
+            grad_gate, grad_up, inner = both(grad_inner, gate, up)
+            grad_weight_DF = _weight_grad(grad_out_BD, inner.flatten(0, -2), weight_DF.dtype)
             return grad_gate, grad_up, grad_weight_DF
         if ctx.needs_input_grad[2]:
             inner_BF = _swiglu(gate, up).flatten(0, -2)
-            grad_weight_DF = weight_grad(grad_out_BD, inner_BF, weight_DF.dtype)
+            grad_weight_DF = _weight_grad(grad_out_BD, inner_BF, weight_DF.dtype)
             del inner_BF
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             grad_inner_BF = arena.matmul(grad_out_BD, arena.cast(weight_DF, gate.dtype))
@@ -155,9 +188,15 @@ class SwiGLULinearFunction(torch.autograd.Function):
         return grad_gate, grad_up, grad_weight_DF
 
 
+swiglu_linear = SwiGLULinearFunction.apply
+
+
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    if cpu.supports(gate, up) and gate.dtype == up.dtype:
-        return cpu.swiglu(gate, up)
+    inner: Tensor = find("swiglu_forward", gate, up)(gate, up)
+    return inner
+
+
+def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
     inner = arena.empty_like(gate)
     for inner_C, gate_C, up_C in chunks(inner, gate, up):
         torch.ops.aten.silu.out(gate_C, out=inner_C).mul_(up_C)
@@ -165,9 +204,12 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _swiglu_backward(grad_out: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    grads: tuple[Tensor, Tensor] = find("swiglu_backward", grad_out, gate, up)(grad_out, gate, up)
+    return grads
+
+
+def swiglu_backward(grad_out: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of gate and up."""
-    if cpu.supports(grad_out, gate, up) and grad_out.dtype == gate.dtype == up.dtype:
-        return cpu.swiglu_backward(grad_out, gate, up)[:2]
     grad_gate, grad_up = arena.empty_like(gate), arena.empty_like(up)
     buffer_C = arena.empty(gate, (min(CHUNK, gate.numel()),), gate.dtype)
     for grad_gate_C, grad_up_C, grad_out_C, gate_C, up_C in chunks(grad_gate, grad_up, grad_out, gate, up):
@@ -205,16 +247,37 @@ class LinearsFunction(torch.autograd.Function):
                 else:
                     torch.addmm(grad_BN, grad_out_BO, cast_ON, out=grad_BN)  # FLOP counters do not count `addmm_`
             if ctx.needs_input_grad[2 + number]:
-                grads_ON[number] = weight_grad(grad_out_BO, x_BN, weight_ON.dtype)
+                grads_ON[number] = _weight_grad(grad_out_BO, x_BN, weight_ON.dtype)
         grad_x = None if grad_BN is None else arena.cast(grad_BN, ctx.dtype).view(ctx.shape)
         return grad_x, None, *grads_ON
 
 
+def linears(
+    x: Tensor, dtype: torch.dtype, weights_OI: Sequence[Tensor], biases_O: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    """x W^T + b for several layers."""
+    outs = LinearsFunction.apply(x, dtype, *weights_OI)  # type: ignore[no-untyped-call]
+    return tuple(out if bias is None else out + bias.to(dtype) for out, bias in zip(outs, biases_O, strict=True))
+
+
+def _weight_grad(grad_out_BO: Tensor, x_BN: Tensor, dtype: torch.dtype) -> Tensor:
+    grad_ON: Tensor = find("weight_grad", grad_out_BO, x_BN, dtype)(grad_out_BO, x_BN, dtype)
+    return grad_ON
+
+
 def weight_grad(grad_out_BO: Tensor, x_BN: Tensor, dtype: torch.dtype) -> Tensor:
     """grad_out^T x in `dtype`: the gradient of a weight W used as x W^T."""
-    if dtype == torch.float32 and cpu.supports_weight_grad(grad_out_BO, x_BN):
-        return cpu.weight_grad(grad_out_BO, x_BN)
     return arena.cast(arena.matmul(grad_out_BO.T, x_BN), dtype)
+
+
+def add_matmul(grad_out_BO: Tensor, x_BN: Tensor, into_ON: Tensor) -> None:
+    """into += grad_out^T x in a wider dtype, without casting the whole product first."""
+    update_ON = arena.matmul(grad_out_BO.T, x_BN)
+    if (add := find_fused("add", update_ON, into_ON)) is not None:
+        add(into_ON, update_ON, into_ON)
+        return
+    for into_CN, update_CN in row_chunks(into_ON, update_ON):
+        into_CN += arena.cast(update_CN, into_CN.dtype)
 
 
 class ResidualAddFunction(torch.autograd.Function):
@@ -223,8 +286,9 @@ class ResidualAddFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
         ctx.dtypes = x.dtype, y.dtype
-        if cpu.supports(y, float32=[x]):
-            return cpu.add(x, y, arena.empty_like(x))
+        if (add := find_fused("add", y, x)) is not None:
+            out: Tensor = add(x, y, arena.empty_like(x))
+            return out
         return arena.empty(x, x.shape, torch.promote_types(x.dtype, y.dtype)).copy_(y).add_(x)
 
     @staticmethod
@@ -232,3 +296,6 @@ class ResidualAddFunction(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor]:
         x_dtype, y_dtype = ctx.dtypes
         return arena.cast(upstream[0], x_dtype), arena.cast(upstream[0], y_dtype)
+
+
+residual_add = ResidualAddFunction.apply

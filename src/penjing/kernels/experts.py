@@ -15,10 +15,9 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from penjing.kernels.cpu import ops as cpu
 from penjing.kernels.cpu import tensor_arena as arena
 from penjing.kernels.cpu.expert_thread_pool import run_in_threads
-from penjing.kernels.triton import ops as gpu
+from penjing.kernels.select import find, find_fused
 
 # Grouped matmuls on CUDA need every group to start at a multiple of 16 bytes, which is 8 rows of bfloat16.
 GROUP_ALIGNMENT = 8
@@ -108,7 +107,7 @@ class _SequentialExperts(torch.autograd.Function):
         size, width = gate_EFD.shape[1:]
         num_rows = len(dispatch.token_R)
         gate_up_RG, y_RD = (arena.empty(x_ND, (num_rows, columns), x_ND.dtype) for columns in (2 * size, width))
-        use_c = cpu.supports(gate_up_RG)
+        swiglu = find("expert_swiglu", gate_up_RG)
 
         def run_experts(row_slices: Iterator[tuple[int, slice]]) -> None:
             gate_up_GD, down_DF = x_ND.new_empty(2 * size, width), x_ND.new_empty(width, size)
@@ -117,9 +116,7 @@ class _SequentialExperts(torch.autograd.Function):
                     continue
                 gate_up_GD[:size], gate_up_GD[size:], down_DF[:] = gate_EFD[expert], up_EFD[expert], down_EDF[expert]
                 torch.mm(x_ND.index_select(0, dispatch.token_R[rows]), gate_up_GD.T, out=gate_up_RG[rows])
-                gate_RF, up_RF = gate_up_RG[rows].chunk(2, dim=-1)
-                inner_RF = cpu.swiglu(gate_RF, up_RF) if use_c else functional.silu(gate_RF).mul_(up_RF)
-                torch.mm(inner_RF, down_DF.T, out=y_RD[rows])
+                torch.mm(swiglu(gate_up_RG[rows]), down_DF.T, out=y_RD[rows])
 
         run_in_threads(run_experts, dispatch.row_slices())
         ctx.save_for_backward(x_ND, weight_Nk, gate_up_RG, gate_EFD, up_EFD, down_EDF)
@@ -136,8 +133,7 @@ class _SequentialExperts(torch.autograd.Function):
         weight_R = _weight_by_row(weight_Nk, dispatch.token_R, dispatch.row_Nk)
         grad_weight_R, grad_x_RD = torch.empty_like(weight_R), arena.empty(x_ND, (len(weight_R), width), x_ND.dtype)
         grads = [arena.empty_like(matrix) for matrix in (gate_EFD, up_EFD, down_EDF)] if trains else []
-        use_c = cpu.supports(gate_up_RG, grad_out_ND, float32=[weight_R])
-        backward_kernel = cpu.weighted_swiglu_backward if use_c else _weighted_swiglu_backward
+        backward_kernel = find("weighted_swiglu_backward", gate_up_RG, grad_out_ND, weight_R)
 
         def run_experts(row_slices: Iterator[tuple[int, slice]]) -> None:
             gate_up_GD, down_DF = x_ND.new_empty(2 * size, width), x_ND.new_empty(width, size)
@@ -150,17 +146,18 @@ class _SequentialExperts(torch.autograd.Function):
                 gate_up_GD[:size], gate_up_GD[size:], down_DF[:] = gate_EFD[expert], up_EFD[expert], down_EDF[expert]
                 grad_out_RD = grad_out_ND.index_select(0, dispatch.token_R[rows])
                 grad_inner_RF = grad_out_RD @ down_DF  # gradient of inner, for a weight of 1
-                inputs = grad_inner_RF, gate_up_RG[rows], weight_R[rows], grad_weight_R[rows]
-                grad_gate_up_RG, inner_RF = backward_kernel(*inputs)
+                grad_gate_up_RG, inner_RF, grad_weight_R[rows] = backward_kernel(
+                    grad_inner_RF, gate_up_RG[rows], weight_R[rows]
+                )
                 torch.mm(grad_gate_up_RG, gate_up_GD, out=grad_x_RD[rows])
                 if not trains:
                     continue
                 x_RD = x_ND.index_select(0, dispatch.token_R[rows])
                 gate, up, down = (gradient[expert] for gradient in grads)
-                if cpu.supports_weight_grad(grad_out_RD, inner_RF) and cpu.supports(float32=[gate, up, down]):
-                    cpu.weight_grad(grad_gate_up_RG[:, :size], x_RD, gate)
-                    cpu.weight_grad(grad_gate_up_RG[:, size:], x_RD, up)
-                    cpu.weight_grad(grad_out_RD, inner_RF, down)
+                if (write := find_fused("write_weight_grad", grad_out_RD, inner_RF, down)) is not None:
+                    write(grad_gate_up_RG[:, :size], x_RD, gate)
+                    write(grad_gate_up_RG[:, size:], x_RD, up)
+                    write(grad_out_RD, inner_RF, down)
                     continue
                 torch.mm(grad_out_RD.T, inner_RF, out=block_DF)
                 torch.mm(grad_gate_up_RG.T, x_RD, out=block_GD)
@@ -191,11 +188,7 @@ class _GroupedExperts(torch.autograd.Function):
         gate_up_EGD, down = torch.cat((gate_EFD.to(dtype), up_EFD.to(dtype)), dim=1), down_EDF.to(dtype)
         x_RD = x_ND.index_select(0, token_R)
         gate_up_RG = functional.grouped_mm(x_RD, gate_up_EGD.transpose(1, 2), offs=end_E)
-        if gpu.supports(x_ND.device, dtype):
-            inner_RF = gpu.swiglu(gate_up_RG)
-        else:
-            gate_RF, up_RF = gate_up_RG.chunk(2, dim=-1)
-            inner_RF = functional.silu(gate_RF) * up_RF
+        inner_RF = find("expert_swiglu", gate_up_RG)(gate_up_RG)
         y_RD = functional.grouped_mm(inner_RF, down.transpose(1, 2), offs=end_E)
         ctx.save_for_backward(x_RD, weight_Nk, gate_up_RG, gate_up_EGD, down, token_R, row_Nk, end_E)
         return _combine(y_RD, row_Nk, weight_Nk)
@@ -207,11 +200,8 @@ class _GroupedExperts(torch.autograd.Function):
         grad_out_RD = upstream[0].to(x_RD.dtype).index_select(0, token_R)
         weight_R = _weight_by_row(weight_Nk, token_R, row_Nk)
         grad_inner_RF = functional.grouped_mm(grad_out_RD, down, offs=end_E)  # gradient of inner, for a weight of 1
-        if gpu.supports(x_RD.device, x_RD.dtype):
-            grad_gate_up_RG, inner_RF, grad_weight_R = gpu.swiglu_backward(grad_inner_RF, gate_up_RG, weight_R)
-        else:
-            grad_weight_R = torch.empty_like(weight_R)
-            grad_gate_up_RG, inner_RF = _weighted_swiglu_backward(grad_inner_RF, gate_up_RG, weight_R, grad_weight_R)
+        backward_kernel = find("weighted_swiglu_backward", gate_up_RG, grad_inner_RF, weight_R)
+        grad_gate_up_RG, inner_RF, grad_weight_R = backward_kernel(grad_inner_RF, gate_up_RG, weight_R)
         grads: tuple[Tensor | None, ...] = (None, None, None)
         if any(ctx.needs_input_grad[2:5]):
             grad_gate_up_EGD = functional.grouped_mm(grad_gate_up_RG.T, x_RD, offs=end_E)
@@ -221,21 +211,6 @@ class _GroupedExperts(torch.autograd.Function):
         return grad_x_ND.to(upstream[0].dtype), grad_weight_R[row_Nk], *grads, None, None, None, None
 
 
-def _weighted_swiglu_backward(
-    grad_inner_RF: Tensor, gate_up_RG: Tensor, weight_R: Tensor, grad_weight_R: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`cpu.weighted_swiglu_backward` in torch; overwrites `grad_inner`."""
-    (gate_RF, up_RF), weight_R1 = gate_up_RG.chunk(2, dim=-1), weight_R[:, None].to(gate_up_RG.dtype)
-    silu_RF = functional.silu(gate_RF)
-    inner_RF = silu_RF * up_RF
-    grad_weight_R[:] = (grad_inner_RF * inner_RF).sum(dim=-1, dtype=weight_R.dtype)
-    grad_gate_up_RG = torch.empty_like(gate_up_RG)
-    grad_gate_RF, grad_up_RF = grad_gate_up_RG.chunk(2, dim=-1)
-    torch.mul(grad_inner_RF.mul_(weight_R1), silu_RF, out=grad_up_RF)
-    grad_gate_RF.copy_(torch.ops.aten.silu_backward(grad_inner_RF.mul_(up_RF), gate_RF))
-    return grad_gate_up_RG, inner_RF.mul_(weight_R1)
-
-
 def _weight_by_row(weight_Nk: Tensor, token_R: Tensor, row_Nk: Tensor) -> Tensor:
     """Each pair's weight at its row; 0 for padding rows."""
     weight_R = weight_Nk.new_zeros(len(token_R))
@@ -243,9 +218,5 @@ def _weight_by_row(weight_Nk: Tensor, token_R: Tensor, row_Nk: Tensor) -> Tensor
 
 
 def _combine(y_RD: Tensor, row_Nk: Tensor, weight_Nk: Tensor | None) -> Tensor:
-    """Sum each token's rows in a fixed order: deterministic, unlike atomic adds."""
-    if gpu.supports(y_RD.device, y_RD.dtype):
-        out_ND: Tensor = gpu.combine_experts(y_RD, row_Nk, weight_Nk)
-        return out_ND
-    rounded_Nk = None if weight_Nk is None else weight_Nk.to(y_RD.dtype)
-    return functional.embedding_bag(row_Nk, y_RD, mode="sum", per_sample_weights=rounded_Nk)
+    out_ND: Tensor = find("combine_experts", y_RD)(y_RD, row_Nk, weight_Nk)
+    return out_ND

@@ -1,69 +1,61 @@
-"""The entry point of all ops with several backends. Only this file selects a backend for each call.
+"""The entry point of all ops with several backends (select.py): on tensors and numbers, never on modules.
 
-| op | backends, in this order | reference |
-|---|---|---|
-| rms_norm, swiglu, apply_rope, residual_add, linear | C (CPU), Triton (CUDA), torch | reference.py |
-| attention | Triton, varlen (CUDA), C, tiles (CPU), torch | reference.attention |
-| experts | expert by expert in C (CPU), grouped with Triton, grouped (CUDA) | reference.experts |
-| fused_linear_cross_entropy, log_probs | C, Triton, torch in blocks | torch's cross_entropy |
-| nesterov_update, decayed_update | C, torch | reference.py |
-| decode (a forward pass of generation) | C (CPU: cpu/decode.py), torch | model/transformer.py |
-
-`backends(device, dtype)` says which of them this machine uses. Ops take tensors and numbers, never modules.
+`report(device, dtype)` says which backend computes each op on this machine, and why others do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
-from penjing.kernels import autograd_functions as autograd
-from penjing.kernels import reference
-from penjing.kernels.attention_metadata import AttentionMetadata, make_attention_metadata
+from penjing.kernels import reference, select
+from penjing.kernels.attention_metadata import (
+    AttentionInputs,
+    AttentionMetadata,
+    QKNorm,
+    Rotary,
+    make_attention_metadata,
+    split_heads,
+)
 from penjing.kernels.autograd_functions import apply_rope
 from penjing.kernels.cpu import library
-from penjing.kernels.cpu import ops as cpu
-from penjing.kernels.dispatch import saves_memory, uses_manual_backward
 from penjing.kernels.experts import experts
 from penjing.kernels.fp8 import linear_float8
 from penjing.kernels.fused_linear_cross_entropy import fused_linear_cross_entropy, log_probs, logits
 from penjing.kernels.orthogonalize import Orthogonalize, stack_height
-from penjing.kernels.tiled_attention import tiled_attention
-from penjing.kernels.triton import ops as gpu
-from penjing.kernels.varlen_attention import supports_varlen, varlen_attention
+from penjing.kernels.select import find, find_fused
 
 __all__ = [
     "AttentionMetadata",
-    "Backend",
     "Orthogonalize",
     "QKNorm",
     "apply_rope",
     "attention",
-    "backends",
     "decayed_update",
     "experts",
+    "fused_attention",
     "fused_linear_cross_entropy",
     "global_norm",
     "linear",
+    "linears",
     "log_probs",
     "logits",
     "make_attention_metadata",
     "nesterov_update",
-    "packs_gate_and_up",
+    "report",
     "residual_add",
     "rms_norm",
     "rms_norm_with_residual",
-    "shared_input_linears",
-    "shares_input",
+    "split_heads",
     "stack_height",
     "swiglu",
     "swiglu_linear",
+    "takes_packed",
 ]
-Rotary = tuple[Tensor, Tensor]  # cosines and sines, each [B or 1, T, 1, n]
+select.load()
 
 
 def rms_norm(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
@@ -71,147 +63,105 @@ def rms_norm(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> Ten
 
     The statistics are in float32 whatever the input.
     """
-    if uses_manual_backward(x):
-        return rms_norm_with_residual(x, gain, epsilon, dtype)[1]
-    return reference.rms_norm(x, gain, epsilon, dtype)
+    return rms_norm_with_residual(x, gain, epsilon, dtype)[1]
 
 
 def rms_norm_with_residual(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """x and its norm, for a residual stream: on a CPU one kernel adds both gradients of x."""
-    if not uses_manual_backward(x):
-        return x, reference.rms_norm(x, gain, epsilon, dtype)
-    return autograd.RMSNormFunction.apply(x, gain, epsilon, dtype)  # type: ignore[no-any-return,no-untyped-call]
+    both: tuple[Tensor, Tensor] = find("rms_norm_with_residual", x)(x, gain, epsilon, dtype)
+    return both
 
 
 def residual_add(x: Tensor, y: Tensor) -> Tensor:
     """x + y, in the wider dtype of the two."""
-    if saves_memory(x) or (uses_manual_backward(x) and cpu.supports(y, float32=[x])):
-        return autograd.ResidualAddFunction.apply(x, y)  # type: ignore[no-any-return,no-untyped-call]
-    return x + y
+    out: Tensor = find("residual_add", x)(x, y)
+    return out
 
 
-def linear(
-    x: Tensor,
-    weight_OI: Tensor,
-    bias_O: Tensor | None,
-    dtype: torch.dtype,
-    *,
-    cast_OI: Tensor | None = None,
-    fp8: bool = False,
-) -> Tensor:
-    """x W^T + b in `dtype`. cast_OI: the weight in `dtype`, used where no gradient is taken. fp8: use float8 when
-    gradients are taken (see fp8.py)."""
-    bias_O = None if bias_O is None else bias_O.to(dtype)
-    if cast_OI is not None and not torch.is_grad_enabled():
-        return functional.linear(x.to(dtype), cast_OI, bias_O)
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype, *, fp8: bool = False) -> Tensor:
+    """x W^T + b in `dtype`. fp8: use float8 when gradients are taken (see fp8.py)."""
     if fp8 and torch.is_grad_enabled():
         out = linear_float8(x.to(dtype), weight_OI)
-    elif saves_memory(x):
-        (out,) = autograd.LinearsFunction.apply(x, dtype, weight_OI)  # type: ignore[no-untyped-call]
-    else:
-        return functional.linear(x.to(dtype), weight_OI.to(dtype), bias_O)
-    return out if bias_O is None else out + bias_O
+        return out if bias_O is None else out + bias_O.to(dtype)
+    return linears(x, dtype, [weight_OI], [bias_O])[0]
 
 
-def shares_input(x: Tensor) -> bool:
-    """Whether linear layers with the same input go through `shared_input_linears`."""
-    return saves_memory(x) and torch.is_grad_enabled()
-
-
-def shared_input_linears(
+def linears(
     x: Tensor, dtype: torch.dtype, weights_OI: Sequence[Tensor], biases_O: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
-    """x W^T + b for each of several layers; each gradient of x is added by its matmul."""
-    outs = autograd.LinearsFunction.apply(x, dtype, *weights_OI)  # type: ignore[no-untyped-call]
-    return tuple(out if bias is None else out + bias.to(dtype) for out, bias in zip(outs, biases_O, strict=True))
+    """x W^T + b in `dtype` for each of several layers."""
+    outs: tuple[Tensor, ...] = find("linears", x)(x, dtype, weights_OI, biases_O)
+    return outs
 
 
-def packs_gate_and_up(x: Tensor, dtype: torch.dtype | None) -> bool:
-    """Whether `swiglu` takes gate and up concatenated in one tensor. Not without gradients: generation has few tokens
-    in a pass, and would concatenate the weights for each pass."""
-    return torch.is_grad_enabled() and gpu.supports(x.device, dtype)
+def takes_packed(consumer: AttentionMetadata | str, x: Tensor, dtype: torch.dtype | None) -> bool:
+    """Whether attention with this metadata, or `swiglu`, takes its inputs concatenated in one tensor. SwiGLU not
+    without gradients: generation has few tokens in a pass, and would concatenate the weights for each pass."""
+    if isinstance(consumer, AttentionMetadata):
+        return consumer.ranges is not None
+    return torch.is_grad_enabled() and find_fused("packed_swiglu", x, dtype or x.dtype) is not None
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """silu(gate) * up (arXiv:2002.05202, equation 6, without the matrices). up None: both in one tensor, [..., 2F]."""
-    if up is None:
-        inner: Tensor = gpu.swiglu(gate)
-        return inner
-    if uses_manual_backward(gate):
-        return autograd.SwiGLUFunction.apply(gate, up)  # type: ignore[no-any-return,no-untyped-call]
-    return reference.swiglu(gate, up)
+    inner: Tensor = find("packed_swiglu", gate)(gate) if up is None else find("swiglu", gate, up)(gate, up)
+    return inner
 
 
 def swiglu_linear(
     gate_and_up: Sequence[Tensor], down: Callable[[Tensor], Tensor], weight_DF: Tensor | None = None
 ) -> Tensor:
     """down(silu(gate) * up). gate_and_up: as `swiglu` takes them. weight_DF: W if down(x) is just x W^T."""
-    if weight_DF is not None and len(gate_and_up) == 2 and saves_memory(gate_and_up[0]):
-        return autograd.SwiGLULinearFunction.apply(*gate_and_up, weight_DF)  # type: ignore[no-any-return,no-untyped-call]
-    return down(swiglu(*gate_and_up))
+    fused = find_fused("swiglu_linear", *gate_and_up) if weight_DF is not None and len(gate_and_up) == 2 else None
+    out: Tensor = down(swiglu(*gate_and_up)) if fused is None else fused(*gate_and_up, weight_DF)
+    return out
 
 
-class QKNorm(NamedTuple):
-    """RMSNorm of each query and key head: gains and epsilon."""
+def fused_attention(
+    qkv: tuple[Tensor, ...],
+    num_heads: int,
+    num_key_value_heads: int,
+    norm: QKNorm | None,
+    rotary: Rotary | None,
+    metadata: AttentionMetadata,
+) -> Tensor | None:
+    """out_BTHK of `attention`, and what is before it: RMSNorm of query and key heads, and `apply_rope`. None: the
+    selected backend has no kernel for all of them.
 
-    q_gain_K: Tensor
-    k_gain_K: Tensor
-    epsilon: float
+    qkv: q, k and v, [B, T, heads x K] each, or all in one (`takes_packed`).
+    """
+    fused = getattr(select.load()[metadata.backend], "fused_attention", None)
+    out_BTHK: Tensor | None = fused and fused(qkv, num_heads, num_key_value_heads, norm, rotary, metadata)
+    return out_BTHK
 
 
 def attention(
-    qkv: Sequence[Tensor],
-    num_attention_heads: int,
-    num_key_value_heads: int,
-    norm: QKNorm | None,
-    rotary: Rotary,
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
     metadata: AttentionMetadata,
     cache: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor:
-    """out_BTHK = softmax(rope(norm(q)) rope(norm(k))^T / sqrt(K)) v over the keys that `metadata` allows for a query
-    (arXiv:1706.03762, equation 1).
-
-    qkv: q, k and v, [B, T, heads x K] each, or all concatenated in one if `metadata.packed`. cache: stores new keys
-    and values, and returns all, block_BGSK.
-    """
-    if metadata.ranges is not None:
-        gains, epsilon = (None, 0.0) if norm is None else (norm[:2], norm.epsilon)
-        return gpu.fused_qk_norm_rope_attention(
-            qkv[0], gains, epsilon, rotary, metadata.ranges, num_attention_heads, num_key_value_heads
-        )
-    counts, (rows, num_tokens, width) = (num_attention_heads, num_key_value_heads, num_key_value_heads), qkv[0].shape
-    size = width // num_attention_heads
-    q_BTHK, k_BTGK, v_BTGK = (x.view(rows, num_tokens, count, size) for x, count in zip(qkv, counts, strict=True))
-    if norm is not None:
-        q_BTHK = rms_norm(q_BTHK, norm.q_gain_K, norm.epsilon, q_BTHK.dtype)
-        k_BTGK = rms_norm(k_BTGK, norm.k_gain_K, norm.epsilon, k_BTGK.dtype)
-    if metadata.document_BT is not None:
-        args = (metadata.document_BT, metadata.mask_B1TS, metadata.window, metadata.groups, rotary, metadata.first_BT)
-        return tiled_attention(q_BTHK, k_BTGK, v_BTGK, *args)
-    q_BTHK, k_BTGK = apply_rope(q_BTHK, *rotary), apply_rope(k_BTGK, *rotary)
+    """out_BTHK = softmax(q k^T / sqrt(K)) v over the keys that `metadata` allows for a query (arXiv:1706.03762,
+    equation 1). cache: stores new keys and values, and returns all, block_BGSK."""
     if cache is not None:
         k_BGSK, v_BGSK = (x.to(q_BTHK.dtype) for x in cache(k_BTGK, v_BTGK))
-        attend = reference.cached_attention if qkv[0].device.type == "cuda" else reference.attention
+        attend = reference.cached_attention if q_BTHK.device.type == "cuda" else reference.masked_attention
         return attend(q_BTHK, k_BGSK, v_BGSK, metadata.mask_B1TS)
-    if metadata.cu_seqlens_S is not None:
-        return varlen_attention(q_BTHK, k_BTGK, v_BTGK, metadata.cu_seqlens_S, num_tokens, metadata.window)
-    return reference.attention(q_BTHK, k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2), metadata.mask_B1TS)
+    out_BTHK: Tensor = select.load()[metadata.backend].attention(q_BTHK, k_BTGK, v_BTGK, metadata)
+    return out_BTHK
 
 
 def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float) -> None:
     """mean <- momentum mean + (1 - momentum) gradient; out <- momentum mean + (1 - momentum) gradient of the new
     mean."""
-    if cpu.supports(float32=[gradient, mean, out]):
-        cpu.nesterov_update(gradient, mean, out, momentum)
-    else:
-        reference.nesterov_update(gradient, mean, out, momentum)
+    find("nesterov_update", gradient, mean, out)(gradient, mean, out, momentum)
 
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     """The Euclidean norm of all numbers in the tensors, in float32."""
-    if tensors and cpu.supports(float32=tensors):
-        return torch.cat([cpu.sum_squares(tensor) for tensor in tensors]).sum().sqrt().float()
-    return reference.global_norm(tensors)
+    norm: Tensor = find("global_norm", *tensors)(*tensors) if tensors else reference.global_norm()
+    return norm
 
 
 def decayed_update(
@@ -219,68 +169,44 @@ def decayed_update(
 ) -> None:
     """w <- decay w - rate scale update, for each parameter and its matrix of a stack of updates in any dtype. bad: 1 on
     the device if the update must be skipped; None: never skip."""
-    if bad is None and cpu.supports(update_EMN, float32=parameters):
-        for parameter, update_MN in zip(parameters, update_EMN, strict=True):
-            cpu.add_scaled(parameter, update_MN, float(decay), -rate * scale)
-        return
-    update_EMN = update_EMN.to(parameters[0].dtype)  # in two steps: the stack in half precision is freed between them
-    update_EMN = update_EMN * scale
-    decay_factor: float | Tensor = decay
-    if bad is not None:
-        update_EMN = torch.where(bad > 0, torch.zeros_like(update_EMN), update_EMN)
-        decay_factor = torch.where(bad > 0, 1.0, decay)
-    for parameter, update_MN in zip(parameters, update_EMN, strict=True):
-        parameter.mul_(decay_factor).sub_(update_MN, alpha=rate)
+    update = find("decayed_update", update_EMN, *parameters) if bad is None else reference.decayed_update
+    update(update_EMN, parameters, decay, scale, rate, bad)
 
 
-class Backend(NamedTuple):
-    """Which implementation an op has on a device."""
+class Choice(NamedTuple):
+    """Which backend computes an op, and why those before it do not."""
 
     op: str
-    name: str
-    why: str
+    backend: str
+    others: str
 
 
-def backends(device: torch.device, dtype: torch.dtype) -> list[Backend]:
-    """The backend of each op in training on `device`, with matmuls in `dtype` and heads of 64 dimensions."""
+def report(device: torch.device, dtype: torch.dtype) -> list[Choice]:
+    """The backend of each op in training on `device`, with matmuls in `dtype`, heads of 64 dimensions and wide
+    layers."""
+    x, wide = (torch.zeros(1024, 1024, device=device, dtype=each) for each in (dtype, torch.float32))
+    position_BT = torch.zeros(8, 64, dtype=torch.long, device=device)
+    documents = AttentionInputs(
+        position_BT=position_BT, document_BT=position_BT, heads=(8, 64), dtype=dtype, cu_seqlens_S=position_BT[0]
+    )
+    inputs: dict[str, tuple[Any, ...]] = {
+        "attention_metadata": (documents,),
+        "rms_norm_forward": (x, dtype, wide),
+        "rotate": (x,),
+        "linears": (x,),
+        "weight_grad": (x, x, torch.float32),
+        "swiglu_forward": (x, x),
+        "residual_add": (x,),
+        "expert_swiglu": (x,),
+        "cross_entropy_inplace": (x,),
+        "nesterov_update": (wide, wide, wide),
+    }
+    choices = []
+    for op, given in inputs.items():
+        name, why_not = select.reasons(op, *given)
+        others = "; ".join(f"{other}: {why}" for other, why in why_not.items())
+        choices.append(Choice(op.removesuffix("_metadata").removesuffix("_forward"), name, others))
     if device.type == "cpu":
-        return _on_cpu(dtype)
-    if gpu.supports(device, dtype):
-        why = "an NVIDIA card of compute capability 8.0 or later, in half precision"
-        return [
-            Backend("attention", "Triton", why),
-            Backend("rope, query and key norm", "Triton", "fused with attention"),
-            Backend("swiglu", "Triton", why),
-            Backend("cross_entropy", "Triton", why),
-            Backend("experts", "grouped matmuls and Triton", why),
-            Backend("rms_norm", "torch", "torch's own kernel is one launch"),
-            Backend("linear", "torch", "cuBLAS"),
-        ]
-    why = f"no Triton kernels for {str(dtype).removeprefix('torch.')} on this {device.type} device"
-    varlen = ("varlen", "torch's FlashAttention for packed documents")
-    return [
-        *(Backend(op, "torch", why) for op in ("rms_norm", "swiglu", "cross_entropy", "linear")),
-        Backend("attention", *(varlen if supports_varlen(device, dtype, 64) else ("torch", why))),
-        Backend("experts", "torch, grouped matmuls", why),
-    ]
-
-
-def _on_cpu(dtype: torch.dtype) -> list[Backend]:
-    missing = library.unavailable_reason()
-    if not missing and dtype not in cpu.TYPES:
-        missing = f"the C kernels take float32 and bfloat16, not {str(dtype).removeprefix('torch.')}"
-    name, why = ("torch, in chunks", missing) if missing else ("C", "built for this processor")
-    has_attention = cpu.supports_attention(dtype, 64, 8)
-    tiles = missing or "the C kernel does not take this dtype on this processor or these threads"
-    no_decode = library.unavailable_decode_reason() or missing
-    has_amx = not missing and cpu.supports_weight_grad_in(dtype)
-    amx = "matrix units (AMX)" if has_amx else "the C kernel is for bfloat16 on processors with AMX"
-    return [
-        *(Backend(op, name, why) for op in ("rms_norm", "swiglu", "residual_add", "cross_entropy", "muon update")),
-        Backend("attention", *(("C", why) if has_attention else ("torch, in tiles", tiles))),
-        Backend("rope", name, missing or "fused with attention"),
-        Backend("linear", "torch", "oneDNN or MKL"),
-        Backend("decode", *(("torch", no_decode) if no_decode else ("C", "one call a pass"))),
-        Backend("weight gradients", "C" if has_amx else "torch", amx),
-        Backend("experts", "expert by expert", "one core each; SwiGLU as above"),
-    ]
+        reason = library.unavailable_decode_reason()
+        choices.append(Choice("decode", "torch" if reason else "C", f"C: {reason}" if reason else ""))
+    return choices

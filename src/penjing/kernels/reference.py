@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from penjing.kernels import casts
+from penjing.kernels.attention_metadata import (
+    AttentionInputs,
+    AttentionMetadata,
+    additive_mask,
+    branch_mask,
+    cache_mask,
+    causal_mask,
+    document_mask,
+)
+from penjing.kernels.cpu import tensor_arena as arena
+
+# On a CPU the softmax of a block goes chunk by chunk: 4 MB in float32 stay in cache, several times 32 MB do not.
+CHUNK_LOGITS = 1 << 20
+
+
+def supports(op: str, *inputs: Any) -> str:
+    """It takes everything."""
+    return ""
 
 
 def rms_norm(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
@@ -15,11 +36,32 @@ def rms_norm(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> Ten
     return functional.rms_norm(x.float(), gain.shape, gain, epsilon).to(dtype)
 
 
+def rms_norm_with_residual(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return x, rms_norm(x, gain, epsilon, dtype)
+
+
+def residual_add(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+def linears(
+    x: Tensor, dtype: torch.dtype, weights_OI: Sequence[Tensor], biases_O: Sequence[Tensor | None]
+) -> tuple[Tensor, ...]:
+    """x W^T + b for several layers."""
+    return tuple(
+        functional.linear(x.to(dtype), casts.cast(weight_OI, dtype), None if bias_O is None else bias_O.to(dtype))
+        for weight_OI, bias_O in zip(weights_OI, biases_O, strict=True)
+    )
+
+
 def apply_rope(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate each pair (i, i + n) of the first 2n dimensions by its position's angle, in float32; returns x's dtype."""
     size = 2 * cosine.shape[-1]
     out = rotate_pairs(x_BTHK[..., :size].float(), torch.cat((cosine, cosine), dim=-1), sine).to(x_BTHK.dtype)
     return torch.cat((out, x_BTHK[..., size:]), dim=-1) if size < x_BTHK.shape[-1] else out
+
+
+rotate = apply_rope
 
 
 def rotate_pairs(wide: Tensor, cosine: Tensor, sine: Tensor, out: Tensor | None = None) -> Tensor:
@@ -31,7 +73,25 @@ def rotate_pairs(wide: Tensor, cosine: Tensor, sine: Tensor, out: Tensor | None 
     return out
 
 
-def attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: Tensor | None) -> Tensor:
+def attention_metadata(asked: AttentionInputs) -> AttentionMetadata:
+    window, documents, tokens = asked.window, asked.document_BT, asked.position_BT.shape[1]
+    if asked.cache_tokens:
+        mask_B1TS = cache_mask(asked.position_BT, asked.cache_tokens, window)
+        if asked.device.type == "cuda":
+            mask_B1TS = additive_mask(mask_B1TS, asked.dtype)
+        return AttentionMetadata(mask_B1TS=mask_B1TS)
+    if documents is None:
+        return AttentionMetadata(mask_B1TS=causal_mask(asked.position_BT, window) if 0 < window < tokens else None)
+    if asked.branch_BT is not None:
+        return AttentionMetadata(mask_B1TS=branch_mask(documents, asked.branch_BT, asked.position_BT, window))
+    return AttentionMetadata(mask_B1TS=document_mask(documents, window))
+
+
+def attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, metadata: AttentionMetadata) -> Tensor:
+    return masked_attention(q_BTHK, k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2), metadata.mask_B1TS)
+
+
+def masked_attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: Tensor | None) -> Tensor:
     """out_BTHK = softmax(q k^T / sqrt(K)) v. mask_B1TS: True where a query attends to a key; None: causal."""
     out_BHTK = functional.scaled_dot_product_attention(
         q_BTHK.transpose(1, 2),
@@ -45,7 +105,7 @@ def attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: Tensor 
 
 
 def cached_attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: Tensor | None) -> Tensor:
-    """`attention` over a cache on a GPU. torch's kernels with a mask do not take grouped heads: of one token, the query
+    """The same over a cache on a GPU. torch's kernels with a mask do not take grouped heads: of one token, the query
     heads that share a key head become queries of one head; of more, keys and values are repeated.
 
     Without cuDNN, which builds a plan for every new shape (40 ms on an H200), and nearly every prompt has a new one.
@@ -55,7 +115,7 @@ def cached_attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: 
         if num_tokens > 1:
             repeats = num_heads // k_BGSK.shape[1]
             k_BHSK, v_BHSK = (x.repeat_interleave(repeats, dim=1) for x in (k_BGSK, v_BGSK))
-            return attention(q_BTHK, k_BHSK, v_BHSK, mask_B1TS)
+            return masked_attention(q_BTHK, k_BHSK, v_BHSK, mask_B1TS)
         q_BGRK = q_BTHK.view(num_rows, k_BGSK.shape[1], -1, size)
         out_BGRK = functional.scaled_dot_product_attention(q_BGRK, k_BGSK, v_BGSK, attn_mask=mask_B1TS)
         return out_BGRK.reshape(q_BTHK.shape)
@@ -83,7 +143,90 @@ def experts(
     return (y_END.float() * weight_NE.T[..., None]).sum(dim=0)
 
 
-def global_norm(tensors: Sequence[Tensor]) -> Tensor:
+def add_matmul(grad_out_BO: Tensor, x_BN: Tensor, into_ON: Tensor) -> None:
+    """into += grad_out^T x."""
+    into_ON += arena.matmul(grad_out_BO.T, x_BN)
+
+
+def cross_entropy_inplace(logits_CV: Tensor, target_C: Tensor, weight_C: Tensor, with_grad: bool) -> Tensor:
+    """The sum of the weighted losses of each chunk of positions, in float32. with_grad: overwrite the logits with their
+    gradient, (softmax - one_hot) * weight."""
+    losses = []
+    for part in _chunks(logits_CV):
+        loss, grad_CV = _cross_entropy(logits_CV[part], target_C[part, None], weight_C[part, None])
+        losses.append(loss)
+        if with_grad:
+            logits_CV[part] = grad_CV
+    return torch.stack(losses)
+
+
+def _cross_entropy(logits_CV: Tensor, target_C1: Tensor, weight_C1: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighted sum of the losses and its gradient for the logits, (softmax - one_hot) * weight, in float32."""
+    wide_CV = arena.cast(logits_CV, torch.float32)
+    target_logit_C1, top_C1 = wide_CV.gather(1, target_C1), wide_CV.amax(dim=-1, keepdim=True)
+    exp_CV = (wide_CV.sub_(top_C1) if wide_CV is not logits_CV else wide_CV - top_C1).exp_()
+    sum_C1 = exp_CV.sum(dim=-1, keepdim=True)
+    loss = ((sum_C1.log() + top_C1 - target_logit_C1) * weight_C1).sum()
+    return loss, exp_CV.mul_(weight_C1 / sum_C1).scatter_add_(1, target_C1, -weight_C1)
+
+
+def _chunks(logits_CV: Tensor) -> Iterator[slice]:
+    """Chunks of positions for one softmax: all positions on a GPU or under a compiler, which does its own tiling."""
+    rows, vocabulary = logits_CV.shape
+    in_chunks = logits_CV.device.type == "cpu" and not torch.compiler.is_compiling()
+    return row_slices(rows, CHUNK_LOGITS // vocabulary if in_chunks else rows)
+
+
+def row_slices(rows: int, size: int) -> Iterator[slice]:
+    size = max(1, size)
+    return (slice(start, start + size) for start in range(0, rows, size))
+
+
+def log_probs(logits_CV: Tensor, target_C: Tensor, logp_C: Tensor, entropy_C: Tensor, norm_C: Tensor) -> None:
+    """Write, in float32, log softmax(logits)[target], the entropy in nats, and the logsumexp."""
+    logits_CV = logits_CV.float()
+    norm_C[:] = logits_CV.logsumexp(dim=-1)
+    logp_C[:] = logits_CV.gather(1, target_C[:, None])[:, 0] - norm_C
+    # H = logsumexp - sum_v p_v logit_v
+    entropy_C[:] = norm_C - ((logits_CV - norm_C[:, None]).exp() * logits_CV).sum(dim=-1)
+
+
+def log_softmax_backward(logits_CV: Tensor, target_C: Tensor, norm_C: Tensor, grad_logp_C: Tensor) -> Tensor:
+    """(one_hot - softmax(logits)) * grad_logp, in the logits' dtype."""
+    grad_CV = logits_CV.float().sub_(norm_C[:, None]).exp_()
+    grad_CV.mul_(-grad_logp_C[:, None]).scatter_add_(1, target_C[:, None], grad_logp_C[:, None])
+    return grad_CV.to(logits_CV.dtype)
+
+
+def expert_swiglu(gate_up_RG: Tensor) -> Tensor:
+    """silu(gate) * up of gate and up in one tensor."""
+    gate_RF, up_RF = gate_up_RG.chunk(2, dim=-1)
+    return functional.silu(gate_RF).mul_(up_RF)
+
+
+def weighted_swiglu_backward(
+    grad_inner_RF: Tensor, gate_up_RG: Tensor, weight_R: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of gate and up, concatenated as in gate_up_RG; weight * silu(gate) * up; and the weights' gradient.
+    Each row has a weight; `grad_inner` is the gradient for weight 1, and is overwritten."""
+    (gate_RF, up_RF), weight_R1 = gate_up_RG.chunk(2, dim=-1), weight_R[:, None].to(gate_up_RG.dtype)
+    silu_RF = functional.silu(gate_RF)
+    inner_RF = silu_RF * up_RF
+    grad_weight_R = (grad_inner_RF * inner_RF).sum(dim=-1, dtype=weight_R.dtype)
+    grad_gate_up_RG = torch.empty_like(gate_up_RG)
+    grad_gate_RF, grad_up_RF = grad_gate_up_RG.chunk(2, dim=-1)
+    torch.mul(grad_inner_RF.mul_(weight_R1), silu_RF, out=grad_up_RF)
+    grad_gate_RF.copy_(torch.ops.aten.silu_backward(grad_inner_RF.mul_(up_RF), gate_RF))
+    return grad_gate_up_RG, inner_RF.mul_(weight_R1), grad_weight_R
+
+
+def combine_experts(y_RD: Tensor, row_Nk: Tensor, weight_Nk: Tensor | None) -> Tensor:
+    """Sum each token's rows in a fixed order: deterministic, unlike atomic adds."""
+    rounded_Nk = None if weight_Nk is None else weight_Nk.to(y_RD.dtype)
+    return functional.embedding_bag(row_Nk, y_RD, mode="sum", per_sample_weights=rounded_Nk)
+
+
+def global_norm(*tensors: Tensor) -> Tensor:
     """The Euclidean norm of all numbers in the tensors, in float32.
 
     On a CPU in float64, a row at a time: torch's sum of 2^24 squares in float32 is wrong by 1.4e-3, and depends on the
@@ -99,3 +242,22 @@ def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float
     """mean <- the running mean of gradients; out <- Nesterov's update, between the gradient and that mean."""
     mean.lerp_(gradient, 1 - momentum)
     torch.lerp(gradient, mean, momentum, out=out)
+
+
+def decayed_update(
+    update_EMN: Tensor,
+    parameters: Sequence[Tensor],
+    decay: float,
+    scale: float,
+    rate: float,
+    bad: Tensor | None = None,
+) -> None:
+    """w <- decay w - rate scale update for each parameter, unless `bad` is 1 on the device."""
+    update_EMN = update_EMN.to(parameters[0].dtype)  # in two steps: the stack in half precision is freed between them
+    update_EMN = update_EMN * scale
+    decay_factor: float | Tensor = decay
+    if bad is not None:
+        update_EMN = torch.where(bad > 0, torch.zeros_like(update_EMN), update_EMN)
+        decay_factor = torch.where(bad > 0, 1.0, decay)
+    for parameter, update_MN in zip(parameters, update_EMN, strict=True):
+        parameter.mul_(decay_factor).sub_(update_MN, alpha=rate)

@@ -1,9 +1,8 @@
 """Attention over packed rows on a CPU, document by document: few keys of other documents are computed.
 
-If the C kernel (kernels/cpu/attention.c) supports the tensors, it is used; it saves no scores. Otherwise queries are in
-tiles of 64 positions. A tile needs the tiles of keys from the start of its first query's document to its own end; tiles
-that need equally many are batched in one matmul. Scores are rounded to the matmuls' dtype
-before the softmax, as in an eager `transformers` model. The reference is `reference.attention` with a mask.
+Queries are in tiles of 64 positions. A tile needs the tiles of keys from the start of its first query's document to its
+own end; tiles that need equally many are batched in one matmul. Scores are rounded to the matmuls' dtype before the
+softmax, as in an eager `transformers` model. The reference is `reference.attention` with a mask.
 """
 
 from __future__ import annotations
@@ -19,10 +18,18 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from penjing.kernels.attention_metadata import (
+    TILE,
+    AttentionInputs,
+    AttentionMetadata,
+    QKNorm,
+    Rotary,
+    branch_mask,
+    normalised_heads,
+)
 from penjing.kernels.autograd_functions import apply_rope
-from penjing.kernels.cpu import ops as cpu
 from penjing.kernels.cpu import tensor_arena as arena
-from penjing.kernels.cpu.ops import TILE
+from penjing.kernels.select import find
 
 # Matrices of one batched matmul: oneDNN compiles each new GEMM shape and keeps 0.5 MiB for it.
 BATCHES = (8, 2, 1)
@@ -88,6 +95,44 @@ def group_tiles(document_BT: Tensor, mask_B1TS: Tensor | None, window: int, dtyp
     return groups
 
 
+def supports(op: str, asked: AttentionInputs | Any, *_: Any) -> str:
+    """Why tiles are not used for these documents; empty: they are."""
+    if op != "attention_metadata":
+        return ""
+    if asked.device.type != "cpu":
+        return "for CPUs only"
+    if asked.document_BT is None or asked.cache_tokens:
+        return "for packed documents only"
+    return "an exported program has no tiles" if torch.compiler.is_exporting() else ""
+
+
+def attention_metadata(asked: AttentionInputs) -> AttentionMetadata:
+    assert asked.document_BT is not None
+    mask_B1TS, window = None, asked.window
+    if asked.branch_BT is not None:
+        mask_B1TS, window = branch_mask(asked.document_BT, asked.branch_BT, asked.position_BT, window), 0
+    compiling = torch.compiler.is_compiling()
+    groups = None if compiling else group_tiles(asked.document_BT, mask_B1TS, window, asked.dtype)
+    return AttentionMetadata(
+        backend="torch, in tiles", mask_B1TS=mask_B1TS, document_BT=asked.document_BT, groups=groups, window=window
+    )
+
+
+def fused_attention(
+    qkv: tuple[Tensor, ...],
+    num_heads: int,
+    num_key_value_heads: int,
+    norm: QKNorm | None,
+    rotary: Rotary | None,
+    metadata: AttentionMetadata,
+) -> Tensor:
+    """Queries and keys are rotated on their way into tiles."""
+    q_BTHK, k_BTGK, v_BTGK = normalised_heads(qkv, num_heads, num_key_value_heads, norm)
+    assert metadata.document_BT is not None
+    documents = metadata.document_BT, metadata.mask_B1TS, metadata.window, metadata.groups
+    return tiled_attention(q_BTHK, k_BTGK, v_BTGK, *documents, rotary)
+
+
 def tiled_attention(
     q_BTHK: Tensor,
     k_BTGK: Tensor,
@@ -96,19 +141,15 @@ def tiled_attention(
     mask_B1TS: Tensor | None = None,
     window: int = 0,
     groups: list[TileGroup] | None = None,
-    rotary: tuple[Tensor, Tensor] | None = None,
-    first_BT: Tensor | None = None,
+    rotary: Rotary | None = None,
 ) -> Tensor:
     """out_BTHK = softmax(q k^T / sqrt(K)) v. groups: `group_tiles` of the three arguments before it, if known; rotary:
-    cosines and sines, if q and k are not yet rotated; first_BT: `first_keys` of the documents, for the C kernel."""
-    use_c = cpu.supports(q_BTHK, k_BTGK, v_BTGK, float32=rotary or ())
-    if use_c and first_BT is not None and q_BTHK.dtype == k_BTGK.dtype == v_BTGK.dtype:
-        return _KernelAttention.apply(q_BTHK, k_BTGK, v_BTGK, first_BT, rotary)  # type: ignore[no-any-return,no-untyped-call]
-    if rotary is not None and not use_c:
+    cosines and sines, if q and k are not yet rotated."""
+    rotates = find("tiles_of", q_BTHK, k_BTGK, v_BTGK, *(rotary or ())) is not tiles_of
+    if rotary is not None and not rotates:
         q_BTHK, k_BTGK, rotary = apply_rope(q_BTHK, *rotary), apply_rope(k_BTGK, *rotary), None
     if torch.compiler.is_compiling():
-        num_groups = k_BTGK.shape[2]
-        q_NGQK, k_NGTK, v_NGTK = (_to_tiles(x, num_groups) for x in (q_BTHK, k_BTGK, v_BTGK))
+        q_NGQK, k_NGTK, v_NGTK = (_to_tiles(x, k_BTGK.shape[2]) for x in (q_BTHK, k_BTGK, v_BTGK))
         keep = torch.is_grad_enabled() and q_BTHK.requires_grad
         out_NGQK: Tensor = _tiled_op(q_NGQK, k_NGTK, v_NGTK, document_BT, mask_B1TS, window, keep)[0]
         return _to_rows(out_NGQK, q_BTHK.shape[1], q_BTHK.dtype)
@@ -117,18 +158,18 @@ def tiled_attention(
     return _TiledAttention.apply(q_BTHK, k_BTGK, v_BTGK, groups, rotary)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def _to_tiles(x_BTHK: Tensor, num_groups: int, rotary: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """[tiles of all rows, G, H / G x tile, K]; rows are padded to full tiles with zeros. rotary: applied if the
-    C kernels support x."""
-    if cpu.supports(x_BTHK):
-        x_NHTK = cpu.tiles_of(x_BTHK, rotary)
-        return x_NHTK.view(len(x_NHTK), num_groups, -1, x_BTHK.shape[-1])
+def tiles_of(x_BTHK: Tensor, rotary: None = None) -> Tensor:
+    """[tiles of all rows, H, tile, K]; rows are padded to full tiles with zeros."""
     missing = -x_BTHK.shape[1] % TILE
     x_BTHK = functional.pad(x_BTHK, (0, 0, 0, 0, 0, missing)) if missing else x_BTHK
-    num_attention_heads, size = x_BTHK.shape[2:]
-    x_NTGRK = x_BTHK.reshape(-1, TILE, num_groups, num_attention_heads // num_groups, size)
-    x_NGRTK = _contiguous(x_NTGRK.permute(0, 2, 3, 1, 4), x_BTHK.dtype)
-    return x_NGRTK.view(-1, num_groups, num_attention_heads // num_groups * TILE, size)
+    num_heads, size = x_BTHK.shape[2:]
+    return _contiguous(x_BTHK.reshape(-1, TILE, num_heads, size).transpose(1, 2), x_BTHK.dtype)
+
+
+def rows_of(x_NHTK: Tensor, num_tokens: int, dtype: torch.dtype, rotary: None = None) -> Tensor:
+    """The inverse of `tiles_of`: rows of `num_tokens` positions."""
+    rows, (num_heads, _, size) = len(x_NHTK) // -(-num_tokens // TILE), x_NHTK.shape[1:]
+    return _contiguous(x_NHTK.transpose(1, 2), dtype).view(rows, -1, num_heads, size)[:, :num_tokens]
 
 
 def _contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -136,16 +177,17 @@ def _contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).contiguous() if torch.compiler.is_compiling() else arena.empty(x, x.shape, dtype).copy_(x)
 
 
-def _to_rows(
-    tile_NGQK: Tensor, num_tokens: int, dtype: torch.dtype, rotary: tuple[Tensor, Tensor] | None = None
-) -> Tensor:
-    """The inverse of `_to_tiles`: rows of `num_tokens` positions."""
-    _, num_groups, num_queries, size = tile_NGQK.shape
-    if dtype in cpu.TYPES and cpu.supports(tile_NGQK):
-        return cpu.rows_of(tile_NGQK.view(len(tile_NGQK), -1, TILE, size), num_tokens, dtype, rotary)
-    heads, rows = num_groups * num_queries // TILE, len(tile_NGQK) // -(-num_tokens // TILE)
-    x_NGRTK = tile_NGQK.view(len(tile_NGQK), tile_NGQK.shape[1], -1, TILE, size)
-    return _contiguous(x_NGRTK.permute(0, 3, 1, 2, 4), dtype).view(rows, -1, heads, size)[:, :num_tokens]
+def _to_tiles(x_BTHK: Tensor, num_groups: int, rotary: Rotary | None = None) -> Tensor:
+    """[tiles of all rows, G, H / G x tile, K]."""
+    x_NHTK: Tensor = find("tiles_of", x_BTHK)(x_BTHK, rotary)
+    return x_NHTK.view(len(x_NHTK), num_groups, -1, x_BTHK.shape[-1])
+
+
+def _to_rows(tile_NGQK: Tensor, num_tokens: int, dtype: torch.dtype, rotary: Rotary | None = None) -> Tensor:
+    """The inverse of `_to_tiles`."""
+    x_NHTK = tile_NGQK.view(len(tile_NGQK), -1, TILE, tile_NGQK.shape[-1])
+    x_BTHK: Tensor = find("rows_of", tile_NGQK, dtype)(x_NHTK, num_tokens, dtype, rotary)
+    return x_BTHK
 
 
 def _gather_queries(tile_NGQK: Tensor, group: TileGroup) -> Tensor:
@@ -166,13 +208,13 @@ def _gather_keys(tile_NGTK: Tensor, group: TileGroup) -> Tensor:
 
 def _scatter_add_keys(into_NGTK: Tensor, group: TileGroup, value: Tensor) -> None:
     """The adjoint of `_gather_keys`; several query tiles may need one key tile."""
-    num_groups, *tile = into_NGTK.shape[1:]
-    if cpu.supports(value, float32=[into_NGTK]):
-        cpu.add_tiles(into_NGTK.flatten(0, 1), group.key_tile_indices(num_groups), value)
-        return
-    into_NGTK.flatten(0, 1).index_add_(
-        0, group.key_tile_indices(num_groups), arena.cast(value, into_NGTK.dtype).view(-1, *tile)
-    )
+    index = group.key_tile_indices(into_NGTK.shape[1])
+    find("add_tiles", value, into_NGTK)(into_NGTK.flatten(0, 1), index, value)
+
+
+def add_tiles(into_MTK: Tensor, index_N: Tensor, value: Tensor) -> None:
+    """into[index] += value."""
+    into_MTK.index_add_(0, index_N, arena.cast(value, into_MTK.dtype).view(-1, *into_MTK.shape[1:]))
 
 
 def _batches(matrices: Tensor) -> Iterator[slice]:
@@ -201,10 +243,13 @@ def _bmm(left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
 def _probs(q: Tensor, k: Tensor, group: TileGroup, out: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(K)), [N x G, H / G x tile, S], written to `out` if it is given."""
     scores = _bmm(q, k.mT, 1 / math.sqrt(q.shape[-1]))
-    if cpu.supports(scores, group.bias_NTS) and group.bias_NTS.dtype == scores.dtype:
-        return cpu.softmax(scores, group.bias_NTS, scores if out is None else out)
-    num_tiles, *shape = group.bias_NTS.shape
-    scores.view(num_tiles, -1, *shape).add_(group.bias_NTS[:, None])
+    probs: Tensor = find("softmax", scores, group.bias_NTS)(scores, group.bias_NTS, out)
+    return probs
+
+
+def softmax(scores: Tensor, bias_NTS: Tensor, out: Tensor | None = None) -> Tensor:
+    """softmax(scores + bias); overwrites the scores."""
+    scores.view(len(bias_NTS), -1, *bias_NTS.shape[1:]).add_(bias_NTS[:, None])
     return torch.softmax(scores, dim=-1, out=arena.empty_like(scores) if out is None else out)
 
 
@@ -265,37 +310,6 @@ def _backward(
         grad_q_NGQK.index_copy_(0, group.tile_N, _bmm(grad_scores, k, scale).view(-1, *q_NGQK.shape[1:]))
         _scatter_add_keys(grad_k_NGTK, group, _bmm(grad_scores.mT, q, scale))
     return grad_q_NGQK, grad_k_NGTK, grad_v_NGTK
-
-
-class _KernelAttention(torch.autograd.Function):
-    """Attention that saves no probabilities: scores are recomputed tile by tile (kernels/cpu/attention.c)."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q_BTHK: Tensor,
-        k_BTGK: Tensor,
-        v_BTGK: Tensor,
-        first_BT: Tensor,
-        rotary: tuple[Tensor, Tensor] | None,
-    ) -> Tensor:
-        rotaries = zip((q_BTHK, k_BTGK, v_BTGK), (rotary, rotary, None), strict=True)
-        q_NHTK, k_NGTK, v_NGTK = (cpu.tiles_of(x, rotary) for x, rotary in rotaries)
-        out_NHTK, norm_NHT = cpu.attention(q_NHTK, k_NGTK, v_NGTK, first_BT)
-        out_BTHK = cpu.rows_of(out_NHTK, q_BTHK.shape[1], q_BTHK.dtype, None)
-        ctx.rotary = rotary
-        ctx.save_for_backward(q_NHTK, k_NGTK, v_NGTK, out_BTHK, norm_NHT, first_BT)
-        return out_BTHK
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        q_NHTK, k_NGTK, v_NGTK, out_BTHK, norm_NHT, first_BT = ctx.saved_tensors
-        num_tokens, dtype = out_BTHK.shape[1], out_BTHK.dtype
-        grad_out_NHTK, out_NHTK = (cpu.tiles_of(x, None) for x in (upstream[0].contiguous(), out_BTHK))
-        grads = cpu.attention_backward(grad_out_NHTK, q_NHTK, k_NGTK, v_NGTK, out_NHTK, norm_NHT, first_BT)
-        rotaries = zip(grads, (ctx.rotary, ctx.rotary, None), strict=True)
-        return (*(cpu.rows_of(x, num_tokens, dtype, rotary) for x, rotary in rotaries), None, None)
 
 
 class _TiledAttention(torch.autograd.Function):

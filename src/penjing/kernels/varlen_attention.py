@@ -10,6 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from penjing.kernels.attention_metadata import AttentionInputs, AttentionMetadata
+
 
 @cache
 def _kernel() -> tuple[Callable[..., Any], bool]:
@@ -19,11 +21,26 @@ def _kernel() -> tuple[Callable[..., Any], bool]:
     return varlen_attn, "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
-def supports_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether `varlen_attention` supports such queries: half precision on a GPU that FlashAttention supports."""
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or head_dim > 256 or head_dim % 8:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+def supports(op: str, asked: AttentionInputs) -> str:
+    """Why the kernel does not take these documents; empty: half precision on a GPU that FlashAttention supports."""
+    if asked.device.type != "cuda":
+        return "for GPUs only"
+    if asked.cu_seqlens_S is None or asked.branch_BT is not None:
+        return "for packed documents of known lengths only"
+    head_dim = asked.heads[1]
+    if asked.dtype not in (torch.bfloat16, torch.float16) or head_dim > 256 or head_dim % 8:
+        return "for half precision, and heads of 8, 16, ... 256 dimensions"
+    capable = torch.cuda.get_device_capability(asked.device) >= (8, 0)
+    return "" if capable else "for cards of compute capability 8.0 or later"
+
+
+def attention_metadata(asked: AttentionInputs) -> AttentionMetadata:
+    return AttentionMetadata(backend="torch, by lengths", cu_seqlens_S=asked.cu_seqlens_S, window=asked.window)
+
+
+def attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, metadata: AttentionMetadata) -> Tensor:
+    assert metadata.cu_seqlens_S is not None
+    return varlen_attention(q_BTHK, k_BTGK, v_BTGK, metadata.cu_seqlens_S, q_BTHK.shape[1], metadata.window)
 
 
 def varlen_attention(

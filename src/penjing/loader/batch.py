@@ -21,7 +21,7 @@ class Batch:
     ids_BT, document_BT: input ids, and each one's document. scored_N: flat indices of the positions that reach the
     output head (None: all positions); target_N, weight_N: their target ids and loss weights.
     num_tokens: positions without padding, for throughput metrics.
-    edge_S: first position of each document in the concatenated rows (see `cu_seqlens`); set on the way to CUDA.
+    cu_seqlens_S: first position of each document in the concatenated rows; set on the way to CUDA (see to_device.py).
     """
 
     ids_BT: Tensor
@@ -30,7 +30,12 @@ class Batch:
     target_N: Tensor
     weight_N: Tensor
     num_tokens: int
-    edge_S: Tensor | None = None
+    cu_seqlens_S: Tensor | None = None
+
+    @property
+    def documents(self) -> dict[str, Tensor]:
+        """What attention kernels take beside `document_BT`."""
+        return {} if self.cu_seqlens_S is None else {"cu_seqlens_S": self.cu_seqlens_S}
 
     def units_B(self) -> Tensor:
         """The weight of each row: the sum of its positions' weights."""
@@ -62,13 +67,13 @@ def collate(rows: Sequence[Row]) -> Batch:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """A batch's fields by name, or one field, on `device`; on CUDA `edge_S` is filled in if the batch has that field.
+    """A batch's fields by name, or one field, on `device`; on CUDA `cu_seqlens_S` is filled in if the batch has that field.
 
     Copies from pinned memory do not wait for the device.
     """
     if isinstance(value, dict):
-        if devices.of(device).uses_cu_seqlens and "edge_S" in value:
-            value = {**value, "edge_S": cu_seqlens(value["document_BT"])}
+        if devices.of(device).uses_cu_seqlens and "cu_seqlens_S" in value:
+            value = {**value, "cu_seqlens_S": cu_seqlens(value["document_BT"])}
         return {name: to_device(inner, device) for name, inner in value.items()}
     if not isinstance(value, Tensor):
         return value
@@ -81,7 +86,7 @@ POSITIONS_PER_EDGE = 64
 
 
 def cu_seqlens(document_BT: Tensor) -> Tensor:
-    """edge_S, int32, for variable-length attention: each document's first position in the concatenated rows.
+    """cu_seqlens_S, int32, for variable-length attention: each document's first position in the concatenated rows.
 
     The total number of positions follows, repeated up to a length that few batches exceed.
     """
@@ -92,6 +97,6 @@ def cu_seqlens(document_BT: Tensor) -> Tensor:
     size = max(64, total // POSITIONS_PER_EDGE)
     while size < len(first_N):
         size *= 2
-    edge_S = torch.full((size + 1,), total, dtype=torch.int32)
-    edge_S[: len(first_N)] = first_N
-    return edge_S
+    cu_seqlens_S = torch.full((size + 1,), total, dtype=torch.int32)
+    cu_seqlens_S[: len(first_N)] = first_N
+    return cu_seqlens_S

@@ -18,14 +18,13 @@ class Linear(nn.Linear):
 
     compute_dtype: torch.dtype | None = None
     float8: bool = False  # whether matmuls with gradients run in float8 (see `use_float8`)
-    cast: Tensor | None = None  # the weight in `compute_dtype`, for matmuls without gradients (see `cast_cache.py`)
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
         super().__init__(inputs, outputs, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = self.compute_dtype or self.weight.dtype
-        return ops.linear(x, self.weight, self.bias, dtype, cast_OI=self.cast, fp8=self.float8)
+        return ops.linear(x, self.weight, self.bias, dtype, fp8=self.float8)
 
 
 def plain_weight(layer: nn.Module) -> Tensor | None:
@@ -34,15 +33,17 @@ def plain_weight(layer: nn.Module) -> Tensor | None:
     return layer.weight if is_plain else None  # type: ignore[return-value]  # mypy does not narrow by type()
 
 
-def shared_input_linears(x: Tensor, *layers: nn.Module, packed: bool = False) -> tuple[Tensor, ...]:
-    """Each layer's output for the same x, [..., N] -> [..., O] each, in its `compute_dtype`; packed: all
-    concatenated in one tensor."""
-    if packed:
+def shared_input_linears(
+    x: Tensor, *layers: nn.Module, consumer: ops.AttentionMetadata | str = ""
+) -> tuple[Tensor, ...]:
+    """Each layer's output for the same x, [..., N] -> [..., O] each, in its `compute_dtype`; in one tensor where the op
+    that takes them, the consumer, prefers it."""
+    plain, dtype = _plain_linears(*layers)
+    if consumer and ops.takes_packed(consumer, x, dtype or getattr(layers[0], "compute_dtype", None)):
         return (packed_linear(x, *layers),)
-    plain, dtype = _plain_linears(*layers) if ops.shares_input(x) else ([], None)
     if dtype is None:
         return tuple(layer(x) for layer in layers)
-    return ops.shared_input_linears(x, dtype, [layer.weight for layer in plain], [layer.bias for layer in plain])
+    return ops.linears(x, dtype, [layer.weight for layer in plain], [layer.bias for layer in plain])
 
 
 def packed_linear(x: Tensor, *layers: nn.Module) -> Tensor:

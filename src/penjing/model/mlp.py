@@ -21,6 +21,5 @@ class MLP(nn.Module):
         self.down_proj = Linear(size, config.hidden_size)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        packed = ops.packs_gate_and_up(x_BTD, self.down_proj.compute_dtype)
-        gate_and_up = shared_input_linears(x_BTD, self.gate_proj, self.up_proj, packed=packed)
+        gate_and_up = shared_input_linears(x_BTD, self.gate_proj, self.up_proj, consumer="swiglu")
         return ops.swiglu_linear(gate_and_up, self.down_proj, plain_weight(self.down_proj))

@@ -30,7 +30,6 @@ class Transformer(nn.Module):
 
     compute_dtype: torch.dtype | None = None
     recompute: Recompute = "none"  # see `recompute_activations`
-    head_cast: Tensor | None = None  # the head's weight in its matmul's dtype (see `cast_cache.py`)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -70,7 +69,7 @@ class Transformer(nn.Module):
         cache: Cache | None,
         branch_BT: Tensor | None,
         position_BT: Tensor | None,
-        edge_S: Tensor | None = None,
+        **more: Tensor,
     ) -> tuple[Tensor, RouterStats | None]:
         """hidden_BTD, and the router statistics of all layers."""
         assert cache is None or document_BT is None, "a cached row is one document"
@@ -84,14 +83,14 @@ class Transformer(nn.Module):
         windows = [config.window(layer) for layer in range(config.num_hidden_layers)]
         metadata = {
             window: ops.make_attention_metadata(
-                position_BT,
-                document_BT,
+                position_BT=position_BT,
+                document_BT=document_BT,
                 heads=(config.num_key_value_heads, config.head_dim),
                 dtype=self.compute_dtype or self.embed.weight.dtype,
                 window=window,
                 branch_BT=branch_BT,
-                cu_seqlens_S=edge_S,
                 cache_tokens=0 if cache is None else cache.max_tokens,
+                **more,
             )
             for window in sorted(set(windows))
         }
@@ -113,8 +112,7 @@ class Transformer(nn.Module):
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """logits_BTV in float32, for any leading shape."""
-        cast = None if torch.is_grad_enabled() else self.head_cast
-        return ops.logits(hidden_BTD, self.head_weight_VD if cast is None else cast, self._head_dtype)
+        return ops.logits(hidden_BTD, self.head_weight_VD, self._head_dtype)
 
     @property
     def _head_dtype(self) -> torch.dtype:
@@ -130,15 +128,15 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         branch_BT: Tensor | None = None,
         position_BT: Tensor | None = None,
-        edge_S: Tensor | None = None,
+        **more: Tensor,
     ) -> Tensor | tuple[Tensor, RouterStats]:
         """logits_BTV in float32; with a `score` (model/score.py), its result instead.
 
         scored_N: flat indices (row * T + position) of the scored positions, repeated where branches start; None: all.
-        edge_S: `cu_seqlens` of CUDA's variable-length kernel (loader/batch.py); None: a mask is used. With gradients, a
-        mixture of experts returns (score, router statistics).
+        more: further inputs of `ops.make_attention_metadata`. With gradients, a mixture of experts returns (score,
+        router statistics).
         """
-        hidden_BTD, routers = self._hidden(ids_BT, document_BT, cache, branch_BT, position_BT, edge_S)
+        hidden_BTD, routers = self._hidden(ids_BT, document_BT, cache, branch_BT, position_BT, **more)
         if score is None:
             return self.logits(hidden_BTD)
         hidden_ND = hidden_BTD.flatten(0, 1)

@@ -39,13 +39,12 @@ class NextToken:
         return batch.weight_N.sum()
 
     def __call__(self, model: Callable[..., Any], batch: Batch) -> Loss:
-        kwargs = {} if batch.edge_S is None else {"edge_S": batch.edge_S}
         scored = model(
             batch.ids_BT,
             batch.document_BT,
             score=CrossEntropy(batch.target_N, batch.weight_N),
             scored_N=batch.scored_N,
-            **kwargs,
+            **batch.documents,
         )
         nats, means = (scored, None) if isinstance(scored, Tensor) else scored
         return self.router.add_to(Loss(nats, {LOSS_METRIC: nats.detach()}), means, batch.units_B)

@@ -18,9 +18,7 @@ import torch.multiprocessing as multiprocessing
 import torch.nn.functional as functional
 
 from penjing import devices
-from penjing.kernels.attention_metadata import first_keys
-from penjing.kernels.cpu import ops as cpu
-from penjing.kernels.tiled_attention import group_tiles, tiled_attention
+from penjing.kernels import ops
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
@@ -118,26 +116,27 @@ def squares(
 def attention_rate(dtype: str, device: torch.device, cpu_tokens: int = CPU_LENGTHS[0]) -> float:
     """FLOPs per second of causal attention, forward and backward, as executed: 7 matmuls of T x T / 2 x width.
 
-    On a CPU: of the C kernel or the tiled attention, as a run would use, with one document per row.
+    On a CPU: of the kernel that a run would use, with one document per row.
     """
     on_gpu = not devices.of(device).is_host
     rows, heads, tokens, size = (4, 8, 1024, 64) if on_gpu else (4, 4, cpu_tokens, 64)
     torch_dtype = getattr(torch, dtype)
-    shape = (rows, heads, tokens, size) if on_gpu else (rows, tokens, heads, size)
+    shape = (rows, heads, tokens, size) if on_gpu else (rows, tokens, heads * size)
     q, k, v = (torch.randn(shape, device=device, dtype=torch_dtype, requires_grad=True) for _ in range(3))
     grad_out = torch.ones(shape, device=device, dtype=torch_dtype)
     document_BT = torch.zeros(rows, tokens, dtype=torch.int64)
-    first_BT, groups = None, None  # a model computes these once for all layers
-    if cpu.supports_attention(torch_dtype, size, rows * heads) and not on_gpu:
-        first_BT = first_keys(document_BT, 0)
-    elif not on_gpu:
-        groups = group_tiles(document_BT, None, 0, torch_dtype)
+    # A model makes these once for all layers.
+    metadata = ops.make_attention_metadata(
+        position_BT=document_BT, document_BT=document_BT, heads=(heads, size), dtype=torch_dtype
+    )
 
     def forward_backward() -> None:
         if on_gpu:
             out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            out = tiled_attention(q, k, v, document_BT, groups=groups, first_BT=first_BT)
+            fused = ops.fused_attention((q, k, v), heads, heads, None, None, metadata)
+            assert fused is not None
+            out = fused.flatten(2)
         out.backward(grad_out)  # type: ignore[no-untyped-call]
         q.grad = k.grad = v.grad = None
 

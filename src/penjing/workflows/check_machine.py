@@ -15,7 +15,7 @@ from penjing.base import formatting as units
 from penjing.base.markup import print_table
 from penjing.devices import host
 from penjing.devices.choose import local_device
-from penjing.kernels.ops import backends
+from penjing.kernels.ops import report
 from penjing.plan import hardware
 from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.microbenchmarks import squares
@@ -52,7 +52,7 @@ def check_machine(console: Console) -> None:
             version = f'not installed; pip install "penjing[{extra}]"'
         console.print(Text(f"{package:<20} {version}"))
     console.print()
-    print_table(console, ("op", "backend", "why"), backends(device, dtype))
+    print_table(console, ("op", "backend", "why not another"), report(device, dtype))
 
 
 def optional_packages() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The C kernels as functions of tensors (see library.py). Call `supports...` first; outputs are in the arena."""
+"""The C kernels as functions of tensors (see library.py): a backend of `select.py`. Outputs are in the arena."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from penjing.kernels.attention_metadata import TILE
 from penjing.kernels.cpu import library
 from penjing.kernels.cpu import tensor_arena as arena
 
@@ -15,20 +16,51 @@ RUN = 4096  # values of one work item, as in kernels.c
 MIN_PARALLEL = 1 << 14  # values; smaller tensors use one thread
 MIN_WEIGHT_GRAD_FLOPS = 1 << 20  # multiplications; with fewer, packing the inputs takes longer than the matmul
 OUT_OF_RANGE = 2  # returned by a kernel; 1: out of memory
-TILE = 64  # queries, and keys, of one attention tile
 TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as types.h numbers them
 
 
-def supports(*tensors: Tensor, float32: Sequence[Tensor] = ()) -> bool:
-    """Whether the kernels support these tensors: on a CPU, contiguous, float32 or bfloat16. float32: only float32."""
-    for x in (*tensors, *float32):
-        if x.device.type != "cpu" or x.dtype not in TYPES or not x.is_contiguous():
-            return False
-        if type(x) not in (Tensor, torch.nn.Parameter):
-            return False
-    if any(x.dtype != torch.float32 for x in float32):
-        return False
-    return not torch.compiler.is_compiling() and library.kernels() is not None
+# The inputs of an op from this one on are float32; those before are of any of TYPES.
+_FLOAT32_FROM = {
+    "rms_norm_forward": 2,
+    "rms_norm_backward": 3,
+    "add": 1,
+    "add_tiles": 1,
+    "tiles_of": 3,
+    "weighted_swiglu_backward": 2,
+    "nesterov_update": 0,
+    "global_norm": 0,
+    "decayed_update": 1,
+}
+_ALIKE = {"swiglu_forward": 2, "swiglu_backward": 3, "rms_norm_backward": 2, "softmax": 2}  # so many have one dtype
+
+
+def supports(op: str, *inputs: Tensor | torch.dtype) -> str:
+    """Why the op's kernel does not take these; empty: it does. On a CPU, contiguous, float32 or bfloat16."""
+    if op in ("weight_grad", "write_weight_grad", "add_matmul"):
+        return _weight_grad_reason(*inputs)  # type: ignore[arg-type]
+    float32_from = _FLOAT32_FROM.get(op, len(inputs))
+    for number, x in enumerate(inputs):
+        if isinstance(x, Tensor) and x.device.type != "cpu":
+            return "for CPUs only"
+        dtype = x.dtype if isinstance(x, Tensor) else x
+        if dtype not in TYPES or (number >= float32_from and dtype != torch.float32):
+            return f"for {'float32' if number >= float32_from else 'float32 and bfloat16'}, not {_name(dtype)}"
+        if isinstance(x, Tensor) and (not x.is_contiguous() or type(x) not in (Tensor, torch.nn.Parameter)):
+            return "for plain contiguous tensors only"
+    if op in _ALIKE and len({x.dtype for x in inputs[: _ALIKE[op]]}) > 1:  # type: ignore[union-attr]
+        return "for tensors of one dtype"
+    return missing()
+
+
+def missing() -> str:
+    """Why no kernel can be used here and now; empty: they can."""
+    if torch.compiler.is_compiling():
+        return "torch.compile cannot look into them"
+    return "" if library.kernels() is not None else library.unavailable_reason() or "they were switched off"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _threads(values: int) -> int:
@@ -51,7 +83,7 @@ def _empty_float32(like: Tensor, *shape: int) -> Tensor:
     return like.new_empty(shape, dtype=torch.float32)
 
 
-def rms_norm(x_ND: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rms_norm_forward(x_ND: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The RMSNorm of x in `dtype`, and scale_N1, 1 / its root mean square, in float32."""
     rows, width = x_ND.shape
     out_ND, scale_N1 = arena.empty(x_ND, x_ND.shape, dtype), _empty_float32(x_ND, rows, 1)
@@ -88,17 +120,34 @@ def supports_weight_grad_in(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and lib is not None and lib.has_tiles
 
 
-def supports_weight_grad(grad_out_BO: Tensor, x_BN: Tensor) -> bool:
-    """Whether `weight_grad` supports these. grad_out_BO may be columns of a wider matrix."""
-    if grad_out_BO.dtype != x_BN.dtype or grad_out_BO.stride(1) != 1 or not supports(grad_out_BO[:1], x_BN):
-        return False
-    return supports_weight_grad_in(x_BN.dtype) and grad_out_BO.numel() * x_BN.shape[1] >= MIN_WEIGHT_GRAD_FLOPS
+def _weight_grad_reason(grad_out_BO: Tensor, x_BN: Tensor, out: Tensor | torch.dtype = torch.float32) -> str:
+    """Why `weight_grad` does not take these. grad_out_BO may be columns of a wider matrix."""
+    if grad_out_BO.dtype != x_BN.dtype or grad_out_BO.stride(1) != 1:
+        return "for tensors of one dtype, with rows in memory"
+    if reason := supports("", grad_out_BO[:1], x_BN):
+        return reason
+    if not supports_weight_grad_in(x_BN.dtype):
+        return "for bfloat16 on processors with matrix units (AMX)"
+    if grad_out_BO.numel() * x_BN.shape[1] < MIN_WEIGHT_GRAD_FLOPS:
+        return "the matmul is too small"
+    if isinstance(out, Tensor):
+        return supports("nesterov_update", out)
+    return "" if out == torch.float32 else "for gradients in float32"
 
 
-def weight_grad(grad_out_BO: Tensor, x_BN: Tensor, out_ON: Tensor | None = None, *, adds: bool = False) -> Tensor:
-    """grad_out^T x, the gradient of a weight, in float32. adds: accumulate into `out`."""
+def weight_grad(grad_out_BO: Tensor, x_BN: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """grad_out^T x, the gradient of a weight, in float32."""
+    return write_weight_grad(grad_out_BO, x_BN, arena.empty(x_BN, (grad_out_BO.shape[1], x_BN.shape[1]), torch.float32))
+
+
+def add_matmul(grad_out_BO: Tensor, x_BN: Tensor, into_ON: Tensor) -> None:
+    """into += grad_out^T x, with `into` in float32."""
+    write_weight_grad(grad_out_BO, x_BN, into_ON, adds=True)
+
+
+def write_weight_grad(grad_out_BO: Tensor, x_BN: Tensor, out_ON: Tensor, *, adds: bool = False) -> Tensor:
+    """out = grad_out^T x, or with `adds` out += grad_out^T x."""
     (tokens, outputs), inputs = grad_out_BO.shape, x_BN.shape[1]
-    out_ON = arena.empty(x_BN, (outputs, inputs), torch.float32) if out_ON is None else out_ON
     args = tokens, outputs, inputs, grad_out_BO.stride(0), adds, torch.get_num_threads()
     _run("weight_grad", (grad_out_BO, x_BN, out_ON), *args)
     return out_ON
@@ -110,6 +159,19 @@ def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float
     _run("nesterov_update", (gradient, mean, out), momentum, gradient.numel(), _threads(gradient.numel()))
 
 
+def decayed_update(
+    update_EMN: Tensor, parameters: Sequence[Tensor], decay: float, scale: float, rate: float, bad: None = None
+) -> None:
+    """w <- decay w - rate scale update for each parameter, in float32."""
+    for parameter, update_MN in zip(parameters, update_EMN, strict=True):
+        add_scaled(parameter, update_MN, float(decay), -rate * scale)
+
+
+def global_norm(*tensors: Tensor) -> Tensor:
+    """The norm of all numbers in float32 tensors, by sums in float64."""
+    return torch.cat([sum_squares(tensor) for tensor in tensors]).sum().sqrt().float()
+
+
 def sum_squares(x: Tensor) -> Tensor:
     """The sum of squares of each run of x, in float64, whatever the number of threads. x: float32."""
     sums = torch.empty(-(-x.numel() // RUN), dtype=torch.float64, device=x.device)
@@ -117,7 +179,7 @@ def sum_squares(x: Tensor) -> Tensor:
     return sums
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up. Both may be columns of a wider matrix."""
     inner = arena.empty_like(gate)
     width = gate.shape[-1]
@@ -126,31 +188,43 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return inner
 
 
-def swiglu_backward(
-    grad_out: Tensor, gate: Tensor, up: Tensor, *, recompute: bool = False
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The gradients of gate and up. recompute: also return silu(gate) * up; up's gradient then overwrites
-    `grad_out`."""
-    grad_gate, inner = arena.empty_like(gate), arena.empty_like(gate) if recompute else None
-    grad_up = grad_out if recompute else arena.empty_like(up)
-    args = (grad_out, gate, up, inner, grad_gate, grad_up, None, None)
+def swiglu_backward(grad_out: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of gate and up."""
+    grad_gate, grad_up = arena.empty_like(gate), arena.empty_like(up)
+    _swiglu_backward(grad_out, gate, up, None, grad_gate, grad_up)
+    return grad_gate, grad_up
+
+
+def swiglu_backward_and_forward(grad_out: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of gate and up, the latter in the place of `grad_out`, and silu(gate) * up."""
+    grad_gate, inner = arena.empty_like(gate), arena.empty_like(gate)
+    _swiglu_backward(grad_out, gate, up, inner, grad_gate, grad_out)
+    return grad_gate, grad_out, inner
+
+
+def _swiglu_backward(grad_out: Tensor, gate: Tensor, up: Tensor, *outputs: Tensor | None) -> None:
     width = gate.shape[-1]
     shape = gate.numel() // width, width, width, width
+    args = (grad_out, gate, up, *outputs, None, None)
     _run("swiglu_backward", args, *shape, TYPES[gate.dtype], _threads(gate.numel()))
-    return grad_gate, grad_up, inner
+
+
+def expert_swiglu(gate_up_RG: Tensor) -> Tensor:
+    """silu(gate) * up of gate and up in one tensor."""
+    return swiglu_forward(*gate_up_RG.chunk(2, dim=-1))
 
 
 def weighted_swiglu_backward(
-    grad_inner_RF: Tensor, gate_up_RG: Tensor, weight_R: Tensor, grad_weight_R: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The gradients of gate and up, concatenated as in gate_up_RG, and weight * silu(gate) * up. Each row has a weight;
-    `grad_inner` is the gradient for weight 1. Writes the weights' gradient to grad_weight_R."""
+    grad_inner_RF: Tensor, gate_up_RG: Tensor, weight_R: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of gate and up, concatenated as in gate_up_RG; weight * silu(gate) * up; and the weights' gradient.
+    Each row has a weight; `grad_inner` is the gradient for weight 1."""
     (rows, width), grad_gate_up_RG = grad_inner_RF.shape, arena.empty_like(gate_up_RG)
     (gate, up), (grad_gate, grad_up) = gate_up_RG.chunk(2, dim=-1), grad_gate_up_RG.chunk(2, dim=-1)
-    inner_RF = arena.empty_like(grad_inner_RF)
+    inner_RF, grad_weight_R = arena.empty_like(grad_inner_RF), torch.empty_like(weight_R)
     args = (grad_inner_RF, gate, up, inner_RF, grad_gate, grad_up, weight_R, grad_weight_R)
     _run("swiglu_backward", args, rows, width, 2 * width, 2 * width, TYPES[gate.dtype], _threads(grad_inner_RF.numel()))
-    return grad_gate_up_RG, inner_RF
+    return grad_gate_up_RG, inner_RF, grad_weight_R
 
 
 def tiles_of(x_BTHK: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -186,14 +260,18 @@ def _apply_rope(
     _run("apply_rope", (x, out, cosine, sine), table_step, sign, pairs, *shape, *tiled, *types, _threads(x.numel()))
 
 
-def supports_attention(dtype: torch.dtype, head_dim: int, num_units: int) -> bool:
-    """Whether `attention` supports such queries: heads of 16, 32, ... dimensions, in float32 or, on processors with
-    matrix units for it, bfloat16. num_units: key heads of all rows; the backward pass gives each to one thread, and at
-    most half of the threads may idle."""
-    lib = None if torch.compiler.is_compiling() else library.kernels()
-    if lib is None or dtype not in TYPES or head_dim % 16 or 2 * num_units < torch.get_num_threads():
-        return False
-    return bool(lib.types & 1 << TYPES[dtype])
+def attention_reason(dtype: torch.dtype, head_dim: int, num_units: int) -> str:
+    """Why `attention` does not take such queries: for heads of 16, 32, ... dimensions, in float32 or, on processors
+    with matrix units for it, bfloat16. num_units: key heads of all rows; the backward pass gives each to one thread,
+    and at most half of the threads may idle."""
+    if dtype not in TYPES or head_dim % 16:
+        return f"for heads of 16, 32, ... dimensions in float32 or bfloat16, not {head_dim} in {_name(dtype)}"
+    if 2 * num_units < torch.get_num_threads():
+        return "more threads than key heads"
+    if reason := missing():
+        return reason
+    lib = library.kernels()
+    return "" if lib and lib.types & 1 << TYPES[dtype] else f"no matrix units for {_name(dtype)} in this processor"
 
 
 def attention(q_NHTK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, first_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,9 +306,10 @@ def _attention_args(q_NHTK: Tensor, k_NGTK: Tensor, first_BT: Tensor) -> tuple[f
     return (*shape, size**-0.5, TYPES[q_NHTK.dtype], _threads(q_NHTK.numel()))
 
 
-def softmax(scores_NQS: Tensor, bias_LTS: Tensor, out_NQS: Tensor) -> Tensor:
-    """softmax(scores + bias) over the last dimension. Each tile's bias is shared by N / L key heads, and by the
-    Q / T query heads of each."""
+def softmax(scores_NQS: Tensor, bias_LTS: Tensor, out_NQS: Tensor | None = None) -> Tensor:
+    """softmax(scores + bias) over the last dimension; out None: in the place of the scores. Each tile's bias is shared
+    by N / L key heads, and by the Q / T query heads of each."""
+    out_NQS = scores_NQS if out_NQS is None else out_NQS
     count, queries, width = scores_NQS.shape
     shape = len(bias_LTS), count // len(bias_LTS), queries, width
     _run("softmax", (scores_NQS, bias_LTS, out_NQS), *shape, TYPES[scores_NQS.dtype], _threads(scores_NQS.numel()))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from penjing.kernels import SWITCH
+from penjing.kernels.attention_metadata import AttentionInputs, AttentionMetadata, QKNorm, Rotary, key_ranges
 from penjing.kernels.triton.tiles import Tile, tiles
 
 has_triton = importlib.util.find_spec("triton") is not None  # a plan says what the planned card's machine has
@@ -47,14 +48,40 @@ def switch_off() -> None:
     _is_on = False
 
 
-def supports(device: torch.device, dtype: torch.dtype | None) -> bool:
-    """Whether kernels take what is computed in `dtype`: half precision."""
-    return dtype in (torch.bfloat16, torch.float16) and has_kernels(device)
+def reason(device: torch.device, dtype: torch.dtype | None) -> str:
+    """Why kernels do not take what is computed in `dtype` on this device; empty: they do."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return "for half precision"
+    return "" if has_kernels(device) else missing() or "for NVIDIA cards of compute capability 8.0 or later"
 
 
-def supports_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether `fused_qk_norm_rope_attention` takes such queries: half precision, heads of 16 to 128 dimensions."""
-    return 16 <= head_dim <= WIDEST and supports(device, dtype)
+def supports(op: str, first: Tensor | AttentionInputs, *others: Any) -> str:
+    """Why the op's kernel does not take these; empty: it does. A dtype after a tensor is that of the op."""
+    dtype = others[0] if others and isinstance(others[0], torch.dtype) else first.dtype
+    if (why := reason(first.device, dtype)) or not isinstance(first, AttentionInputs):
+        return why
+    if first.plain_documents() is None:
+        return "for packed documents only"
+    return "" if 16 <= first.heads[1] <= WIDEST else f"for heads of 16 to {WIDEST} dimensions"
+
+
+def attention_metadata(asked: AttentionInputs) -> AttentionMetadata:
+    assert asked.document_BT is not None
+    return AttentionMetadata(backend="Triton", ranges=key_ranges(asked.document_BT, asked.window))
+
+
+def fused_attention(
+    qkv: tuple[Tensor, ...],
+    num_heads: int,
+    num_key_value_heads: int,
+    norm: QKNorm | None,
+    rotary: Rotary,
+    metadata: AttentionMetadata,
+) -> Tensor:
+    """qkv: queries, keys and values in one tensor."""
+    assert metadata.ranges is not None
+    gains, epsilon = (None, 0.0) if norm is None else (norm[:2], norm.epsilon)
+    return fused_qk_norm_rope_attention(qkv[0], gains, epsilon, rotary, metadata.ranges, num_heads, num_key_value_heads)
 
 
 @cache
@@ -316,7 +343,7 @@ def chunk_size(size: int) -> int:
 
 
 @torch.library.custom_op("penjing::swiglu", mutates_args=())
-def swiglu(packed_NG: Tensor) -> Tensor:
+def packed_swiglu(packed_NG: Tensor) -> Tensor:
     """silu(gate) * up, [..., F], of gate and up one after the other, [..., 2F]."""
     from penjing.kernels.triton import kernels
 
@@ -338,13 +365,13 @@ def _inner_like(packed_NG: Tensor) -> Tensor:
     return packed_NG.new_empty(*packed_NG.shape[:-1], packed_NG.shape[-1] // 2)
 
 
-@swiglu.register_fake
+@packed_swiglu.register_fake
 def _(packed_NG: Tensor) -> Tensor:
     return _inner_like(packed_NG)
 
 
 @torch.library.custom_op("penjing::swiglu_backward", mutates_args=())
-def swiglu_backward(upstream_NF: Tensor, packed_NG: Tensor, weight_R: Tensor | None) -> list[Tensor]:
+def weighted_swiglu_backward(upstream_NF: Tensor, packed_NG: Tensor, weight_R: Tensor | None) -> list[Tensor]:
     """The gradient of packed_NG. For rows that count `weight` also silu(gate) * up * weight, and the weights' gradient
     in float32."""
     from penjing.kernels.triton import kernels
@@ -372,11 +399,12 @@ def _swiglu_backward_like(upstream_NF: Tensor, packed_NG: Tensor, weight_R: Tens
     return [grad_NG, upstream_NF.new_empty(upstream_NF.shape), weight_R.new_empty(weight_R.shape, dtype=torch.float32)]
 
 
-swiglu_backward.register_fake(_swiglu_backward_like)
-swiglu.register_autograd(
-    lambda ctx, upstream_NF: swiglu_backward(upstream_NF, *ctx.saved_tensors, None)[0],
+weighted_swiglu_backward.register_fake(_swiglu_backward_like)
+packed_swiglu.register_autograd(
+    lambda ctx, upstream_NF: weighted_swiglu_backward(upstream_NF, *ctx.saved_tensors, None)[0],
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
+expert_swiglu = packed_swiglu
 
 
 @torch.library.custom_op("penjing::combine_experts", mutates_args=())
@@ -428,7 +456,7 @@ def _(logits_CV: Tensor, target_C: Tensor, weight_C: Tensor, with_grad: bool) ->
 
 
 @torch.library.custom_op("penjing::add_matmul", mutates_args={"into_MN"})
-def add_matmul(into_MN: Tensor, left_MK: Tensor, right_KN: Tensor) -> None:
+def _add_matmul(into_MN: Tensor, left_MK: Tensor, right_KN: Tensor) -> None:
     """into += left @ right, of half precision into float32, without rounding the matmul first."""
     if into_MN.device.type == "cuda":
         torch.addmm(into_MN, left_MK, right_KN, out_dtype=into_MN.dtype, out=into_MN)
@@ -436,6 +464,11 @@ def add_matmul(into_MN: Tensor, left_MK: Tensor, right_KN: Tensor) -> None:
         into_MN += left_MK.to(into_MN.dtype) @ right_KN.to(into_MN.dtype)
 
 
-@add_matmul.register_fake
+@_add_matmul.register_fake
 def _(into_MN: Tensor, left_MK: Tensor, right_KN: Tensor) -> None:
     return None
+
+
+def add_matmul(grad_out_BO: Tensor, x_BN: Tensor, into_ON: Tensor) -> None:
+    """into += grad_out^T x."""
+    _add_matmul(into_ON, grad_out_BO.T, x_BN)

@@ -27,7 +27,7 @@ def example_rows(rows: int, seq_len: int, device: torch.device, *, with_edges: b
         target_N=empty(rows * seq_len),
         weight_N=empty(rows * seq_len, dtype=torch.float32),
         num_tokens=rows * seq_len,
-        edge_S=empty(edges, dtype=torch.int32) if with_edges else None,
+        cu_seqlens_S=empty(edges, dtype=torch.int32) if with_edges else None,
     )
 
 
