@@ -15,7 +15,7 @@ from torch import Tensor
 from penjing import devices
 from penjing.base.config import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, Settings
 from penjing.infer.forward import on_device
-from penjing.kernels.select import find
+from penjing.kernels.select import find_fused
 
 GREEDY_BELOW = 1e-6  # smaller temperatures would make infinite logits
 NUM_SORTED = 256  # most likely tokens of a row that are sorted; all if these hold less than top_p
@@ -147,9 +147,12 @@ def _log_probs(logits_RV: Tensor, id_R: Tensor) -> tuple[Tensor, Tensor]:
     """log softmax(logits)[id] and the logsumexp of each row. On a CPU by the C kernel, which takes a fraction of the
     time of torch's logsumexp."""
     logits_RV = logits_RV.contiguous()
-    logp_R, entropy_R, logsumexp_R = logits_RV.new_empty(3, len(id_R), dtype=torch.float32)
-    find("log_probs", logits_RV)(logits_RV, id_R, logp_R, entropy_R, logsumexp_R)
-    return logp_R, logsumexp_R
+    if (kernel := find_fused("log_probs", logits_RV)) is not None:
+        logp_R, entropy_R, logsumexp_R = logits_RV.new_empty(3, len(id_R), dtype=torch.float32)
+        kernel(logits_RV, id_R, logp_R, entropy_R, logsumexp_R)
+        return logp_R, logsumexp_R
+    logsumexp_R = logits_RV.logsumexp(dim=-1)
+    return logits_RV.gather(1, id_R[:, None])[:, 0] - logsumexp_R, logsumexp_R
 
 
 def _scale(logits_RV: Tensor, temperature_R: NDArray[np.float32]) -> Tensor:

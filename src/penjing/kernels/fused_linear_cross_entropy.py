@@ -12,12 +12,13 @@ from torch.autograd.function import once_differentiable
 
 from penjing.kernels import casts
 from penjing.kernels.cpu import tensor_arena as arena
-from penjing.kernels.reference import CHUNK_LOGITS, row_slices
-from penjing.kernels.select import find
+from penjing.kernels.select import find, find_fused
 
 # Logits of one block of positions, the unit of the matmul: 2^23 logits are 16 MB in bfloat16. On a GPU 2^27, as each
 # block is a kernel launch and memory is faster.
 BLOCK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}
+# On a CPU the softmax of a block goes chunk by chunk: 4 MB in float32 stay in cache, several times 32 MB do not.
+CHUNK_LOGITS = 1 << 20
 ROW_MULTIPLE = 32  # on a CPU, the number of scored positions is rounded up to a multiple of this
 
 
@@ -36,9 +37,14 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         for block in _blocks(hidden_ND, weight_VD.shape[0]):
             hidden_CD, target_C, weight_C = hidden_ND[block].to(dtype), target_N[block], weight_N[block].float()
             logits_CV = arena.matmul(hidden_CD, matrix_VD.T)
-            inplace = find("cross_entropy_inplace", logits_CV)  # overwrites the logits: never more than one block
-            losses = inplace(logits_CV, target_C, weight_C, needs_hidden or needs_weight)
-            total = total + losses.sum()  # in place, torch 2.11 would compile a loss without gradients
+            kernel = find_fused("cross_entropy_inplace", logits_CV)
+            if kernel is not None:
+                total = total + kernel(logits_CV, target_C, weight_C, needs_hidden or needs_weight).sum()
+            for part in () if kernel is not None else _chunks(logits_CV):
+                loss, grad_CV = _cross_entropy(logits_CV[part], target_C[part, None], weight_C[part, None])
+                total = total + loss  # in place, torch 2.11 would compile a loss without gradients
+                if needs_hidden or needs_weight:
+                    logits_CV[part] = grad_CV  # overwrites the logits: never more than one block
             if grad_hidden_ND is not None:
                 grad_hidden_ND[block] = (logits_CV @ matrix_VD).to(grad_hidden_ND.dtype)
             if grad_weight_VD is not None:
@@ -53,6 +59,16 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
         grad_hidden_ND = saved.pop(0) * upstream[0] if ctx.needs_input_grad[0] else None
         grad_weight_VD = saved.pop(0) * upstream[0] if ctx.needs_input_grad[1] else None
         return grad_hidden_ND, grad_weight_VD, None, None, None
+
+
+def _cross_entropy(logits_CV: Tensor, target_C1: Tensor, weight_C1: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighted sum of the losses and its gradient for the logits, (softmax - one_hot) * weight, in float32."""
+    wide_CV = arena.cast(logits_CV, torch.float32)
+    target_logit_C1, top_C1 = wide_CV.gather(1, target_C1), wide_CV.amax(dim=-1, keepdim=True)
+    exp_CV = (wide_CV.sub_(top_C1) if wide_CV is not logits_CV else wide_CV - top_C1).exp_()
+    sum_C1 = exp_CV.sum(dim=-1, keepdim=True)
+    loss = ((sum_C1.log() + top_C1 - target_logit_C1) * weight_C1).sum()
+    return loss, exp_CV.mul_(weight_C1 / sum_C1).scatter_add_(1, target_C1, -weight_C1)
 
 
 def _padding(hidden_ND: Tensor) -> int:
@@ -92,8 +108,14 @@ class _LogProbs(torch.autograd.Function):
         norm_N = torch.empty_like(logp_2N[0])
         for part in _blocks(hidden_ND, weight_VD.shape[0], CHUNK_LOGITS):
             logits_CV = hidden_ND[part].to(dtype) @ matrix_VD.T
-            outputs = logp_2N[0, part], logp_2N[1, part], norm_N[part]
-            find("log_probs", logits_CV)(logits_CV, target_N[part], *outputs)
+            if (kernel := find_fused("log_probs", logits_CV)) is not None:
+                kernel(logits_CV, target_N[part], logp_2N[0, part], logp_2N[1, part], norm_N[part])
+                continue
+            logits_CV = logits_CV.float()
+            norm_N[part] = logits_CV.logsumexp(dim=-1)
+            logp_2N[0, part] = logits_CV.gather(1, target_N[part, None])[:, 0] - norm_N[part]
+            # H = logsumexp - sum_v p_v logit_v
+            logp_2N[1, part] = norm_N[part] - ((logits_CV - norm_N[part, None]).exp() * logits_CV).sum(dim=-1)
         ctx.save_for_backward(hidden_ND, weight_VD, target_N, norm_N)
         ctx.dtype = dtype
         return logp_2N
@@ -109,8 +131,12 @@ class _LogProbs(torch.autograd.Function):
             hidden_CD = hidden_ND[part].to(dtype)
             # d logp / d logits = one_hot - softmax
             logits_CV = hidden_CD @ matrix_VD.T
-            backward = find("log_softmax_backward", logits_CV)
-            rounded_CV = backward(logits_CV, target_N[part], norm_N[part], grad_logp_N[part])
+            if (kernel := find_fused("log_softmax_backward", logits_CV)) is not None:
+                rounded_CV = kernel(logits_CV, target_N[part], norm_N[part], grad_logp_N[part])
+            else:
+                grad_CV = logits_CV.float().sub_(norm_N[part, None]).exp_()
+                grad_CV.mul_(-grad_logp_N[part, None]).scatter_add_(1, target_N[part, None], grad_logp_N[part, None])
+                rounded_CV = grad_CV.to(dtype)
             if grad_hidden_ND is not None:
                 grad_hidden_ND[part] = (rounded_CV @ matrix_VD).to(grad_hidden_ND.dtype)
             if grad_weight_VD is not None:
@@ -121,7 +147,19 @@ class _LogProbs(torch.autograd.Function):
 def _blocks(hidden_ND: Tensor, vocabulary: int, cpu_logits: int = BLOCK_LOGITS["cpu"]) -> Iterator[slice]:
     """Blocks of positions for one matmul of the head; at least one position each."""
     max_logits = cpu_logits if hidden_ND.device.type == "cpu" else BLOCK_LOGITS["cuda"]
-    return row_slices(hidden_ND.shape[0], max_logits // vocabulary)
+    return _slices(hidden_ND.shape[0], max_logits // vocabulary)
+
+
+def _chunks(logits_CV: Tensor) -> Iterator[slice]:
+    """Chunks of positions for one softmax: all positions on a GPU or under a compiler, which does its own tiling."""
+    rows, vocabulary = logits_CV.shape
+    in_chunks = logits_CV.device.type == "cpu" and not torch.compiler.is_compiling()
+    return _slices(rows, CHUNK_LOGITS // vocabulary if in_chunks else rows)
+
+
+def _slices(rows: int, size: int) -> Iterator[slice]:
+    size = max(1, size)
+    return (slice(start, start + size) for start in range(0, rows, size))
 
 
 def log_probs(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, dtype: torch.dtype) -> Tensor:

@@ -205,7 +205,7 @@ def report(device: torch.device, dtype: torch.dtype) -> list[Choice]:
     for op, given in inputs.items():
         name, why_not = select.reasons(op, *given)
         others = "; ".join(f"{other}: {why}" for other, why in why_not.items())
-        choices.append(Choice(op.removesuffix("_metadata").removesuffix("_forward"), name, others))
+        choices.append(Choice(op.removesuffix("_metadata").removesuffix("_forward"), name or "torch", others))
     if device.type == "cpu":
         reason = library.unavailable_decode_reason()
         choices.append(Choice("decode", "torch" if reason else "C", f"C: {reason}" if reason else ""))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,9 +21,6 @@ from penjing.kernels.attention_metadata import (
     document_mask,
 )
 from penjing.kernels.cpu import tensor_arena as arena
-
-# On a CPU the softmax of a block goes chunk by chunk: 4 MB in float32 stay in cache, several times 32 MB do not.
-CHUNK_LOGITS = 1 << 20
 
 
 def supports(op: str, *inputs: Any) -> str:
@@ -146,56 +143,6 @@ def experts(
 def add_matmul(grad_out_BO: Tensor, x_BN: Tensor, into_ON: Tensor) -> None:
     """into += grad_out^T x."""
     into_ON += arena.matmul(grad_out_BO.T, x_BN)
-
-
-def cross_entropy_inplace(logits_CV: Tensor, target_C: Tensor, weight_C: Tensor, with_grad: bool) -> Tensor:
-    """The sum of the weighted losses of each chunk of positions, in float32. with_grad: overwrite the logits with their
-    gradient, (softmax - one_hot) * weight."""
-    losses = []
-    for part in _chunks(logits_CV):
-        loss, grad_CV = _cross_entropy(logits_CV[part], target_C[part, None], weight_C[part, None])
-        losses.append(loss)
-        if with_grad:
-            logits_CV[part] = grad_CV
-    return torch.stack(losses)
-
-
-def _cross_entropy(logits_CV: Tensor, target_C1: Tensor, weight_C1: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted sum of the losses and its gradient for the logits, (softmax - one_hot) * weight, in float32."""
-    wide_CV = arena.cast(logits_CV, torch.float32)
-    target_logit_C1, top_C1 = wide_CV.gather(1, target_C1), wide_CV.amax(dim=-1, keepdim=True)
-    exp_CV = (wide_CV.sub_(top_C1) if wide_CV is not logits_CV else wide_CV - top_C1).exp_()
-    sum_C1 = exp_CV.sum(dim=-1, keepdim=True)
-    loss = ((sum_C1.log() + top_C1 - target_logit_C1) * weight_C1).sum()
-    return loss, exp_CV.mul_(weight_C1 / sum_C1).scatter_add_(1, target_C1, -weight_C1)
-
-
-def _chunks(logits_CV: Tensor) -> Iterator[slice]:
-    """Chunks of positions for one softmax: all positions on a GPU or under a compiler, which does its own tiling."""
-    rows, vocabulary = logits_CV.shape
-    in_chunks = logits_CV.device.type == "cpu" and not torch.compiler.is_compiling()
-    return row_slices(rows, CHUNK_LOGITS // vocabulary if in_chunks else rows)
-
-
-def row_slices(rows: int, size: int) -> Iterator[slice]:
-    size = max(1, size)
-    return (slice(start, start + size) for start in range(0, rows, size))
-
-
-def log_probs(logits_CV: Tensor, target_C: Tensor, logp_C: Tensor, entropy_C: Tensor, norm_C: Tensor) -> None:
-    """Write, in float32, log softmax(logits)[target], the entropy in nats, and the logsumexp."""
-    logits_CV = logits_CV.float()
-    norm_C[:] = logits_CV.logsumexp(dim=-1)
-    logp_C[:] = logits_CV.gather(1, target_C[:, None])[:, 0] - norm_C
-    # H = logsumexp - sum_v p_v logit_v
-    entropy_C[:] = norm_C - ((logits_CV - norm_C[:, None]).exp() * logits_CV).sum(dim=-1)
-
-
-def log_softmax_backward(logits_CV: Tensor, target_C: Tensor, norm_C: Tensor, grad_logp_C: Tensor) -> Tensor:
-    """(one_hot - softmax(logits)) * grad_logp, in the logits' dtype."""
-    grad_CV = logits_CV.float().sub_(norm_C[:, None]).exp_()
-    grad_CV.mul_(-grad_logp_C[:, None]).scatter_add_(1, target_C[:, None], grad_logp_C[:, None])
-    return grad_CV.to(logits_CV.dtype)
 
 
 def expert_swiglu(gate_up_RG: Tensor) -> Tensor:

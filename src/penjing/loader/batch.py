@@ -21,7 +21,7 @@ class Batch:
     ids_BT, document_BT: input ids, and each one's document. scored_N: flat indices of the positions that reach the
     output head (None: all positions); target_N, weight_N: their target ids and loss weights.
     num_tokens: positions without padding, for throughput metrics.
-    cu_seqlens_S: first position of each document in the concatenated rows; set on the way to CUDA (see to_device.py).
+    cu_seqlens_S: first position of each document in the concatenated rows; set on the way to CUDA (see `to_device`).
     """
 
     ids_BT: Tensor

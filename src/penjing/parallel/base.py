@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from penjing.base.errors import UserError
 from penjing.devices.choose import local_device
 from penjing.kernels import ops
 from penjing.parallel.grad_scaler import LossScaler
+
+Batch = TypeVar("Batch")
 
 
 class Strategy(ABC):
@@ -28,6 +30,7 @@ class Strategy(ABC):
     world: int
     device: torch.device
     scaler: LossScaler | None = None  # set when matmuls are in float16
+    is_sharded = False  # a rank holds a part of the weights, so that all ranks take part in each pass
     _model: nn.Module  # the wrapped model
 
     @abstractmethod
@@ -66,6 +69,35 @@ class Strategy(ABC):
         """
         norm = self.clip(max_norm)
         return norm, guarded_step(optimizers, norm, loss)
+
+    # --- where a rank holds a part of the weights: by default each holds them all -------------------------------------
+
+    def full_state(self, state: Any) -> Any:
+        """State dicts with whole tensors, as a single device has them. All ranks call it; rank 0 needs the result."""
+        return state
+
+    def place(self, full: Tensor, like: Tensor) -> Tensor:
+        """This rank's part of a whole tensor. like: what it becomes, or the parameter that it belongs to."""
+        return full
+
+    def gathered(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """While it lasts every rank has the whole weights, and may run the model by itself: for samples, questions and
+        answers to learn from. All ranks enter it."""
+        return nullcontext()
+
+    def lockstep(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
+        """This rank's batches, and the weight of each, 1. Where all ranks take part in each pass they get equally many:
+        those that have no more repeat their first, or that of rank 0, with weight 0."""
+        if not self.is_sharded:
+            yield from ((batch, 1.0) for batch in batches)
+            return
+        rest = iter(batches)
+        batch = next(rest, None)
+        first = self.broadcast(batch)  # rank 0 has one if any has
+        filler = first if batch is None else batch
+        while self.any(batch is not None):
+            yield (filler, 0.0) if batch is None else (batch, 1.0)
+            batch = next(rest, None)
 
     @abstractmethod
     def all_reduce(self, value: Tensor) -> Tensor:

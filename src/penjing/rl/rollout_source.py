@@ -109,7 +109,8 @@ class RolloutSampler:
                 on_turn_end=self.tool_loop if rollout.max_turns > 1 else None,
             )
 
-        answers = retry_on_oom(attempt, lambda message: self._halve_slots(num_answers, message))
+        with self.strategy.gathered(self.model):
+            answers = retry_on_oom(attempt, lambda message: self._halve_slots(num_answers, message))
         if self.slots < slots:
             warnings.warn(f"out of memory while sampling: max_concurrent is now {self.slots}", stacklevel=2)
             self.record({"kind": "out of memory", "slots": self.slots})

@@ -143,7 +143,8 @@ def make_context(built: BuiltRun, instruments: Instruments, hooks: RunHooks, num
     extra_metrics = [optimizer.metrics for optimizer in built.optimizers if isinstance(optimizer, RouterBalance)]
 
     def sample(index: int) -> None:
-        new_samples = hooks.sample(built.model, stage.tokenizer, index)
+        with strategy.gathered(built.model):
+            new_samples = hooks.sample(built.model, stage.tokenizer, index)
         if new_samples:
             instruments.trackers.sample(index, new_samples)
 

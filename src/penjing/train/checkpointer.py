@@ -20,7 +20,7 @@ from penjing.checkpoint.save import save
 from penjing.model.lora import trainable_state_dict
 from penjing.parallel.base import Strategy
 from penjing.train.config import CheckpointSettings
-from penjing.train.load_model import load_weights
+from penjing.train.load_model import Place, load_weights
 from penjing.train.nonfinite_guard import Record
 
 
@@ -78,9 +78,12 @@ class Checkpointer:
         reports a failure. Rank 0 writes; with `wait` the others wait for it.
         """
         saved = True
+        self.wait()  # before copying: two copies at once would take twice the memory
+        tensors = trainable_state_dict(self.model) if self.trainable_only else self.model.state_dict()
+        weights = self.strategy.full_state(tensors)
+        optimizers = self.strategy.full_state([optimizer.state_dict() for optimizer in self.optimizers])
         if self.strategy.rank == 0:
-            self.wait()  # before copying: two copies at once would take twice the memory
-            self._background.start(self._prepare_save(progress))
+            self._background.start(self._prepare_save(progress, weights, optimizers))
             if wait or not self.settings.async_:
                 saved = self.wait()
         else:
@@ -100,11 +103,11 @@ class Checkpointer:
             self.folder = original
         return blocked
 
-    def _prepare_save(self, progress: dict[str, Any]) -> Callable[[], object]:
+    def _prepare_save(
+        self, progress: dict[str, Any], weights: dict[str, Tensor], optimizers: list[Any]
+    ) -> Callable[[], object]:
         """Copy the current state; return a function that writes the copy."""
-        tensors = trainable_state_dict(self.model) if self.trainable_only else self.model.state_dict()
-        weights: dict[str, Tensor] = snapshot(tensors)
-        optimizers = snapshot([optimizer.state_dict() for optimizer in self.optimizers])
+        weights, optimizers = snapshot(weights), snapshot(optimizers)
         random_state = torch.get_rng_state().clone()
         state = {
             **self.label.about,
@@ -145,16 +148,16 @@ class Checkpointer:
         checkpoint = newest(self.folder)
         if checkpoint is None:
             return None
-        load_weights(self.model, checkpoint)
+        load_weights(self.model, checkpoint, self.strategy.place)
         if checkpoint.step != self._mismatched_step:
-            restore_optimizers(self.optimizers, checkpoint)
+            restore_optimizers(self.optimizers, checkpoint, self.strategy.place)
         progress: dict[str, Any] = checkpoint.state()["progress"]
         return progress
 
     def restore(self, checkpoint: Checkpoint, *, optimizers: bool) -> None:
         """Restore everything but the weights. optimizers: False if their kind was changed."""
         if optimizers:
-            restore_optimizers(self.optimizers, checkpoint)
+            restore_optimizers(self.optimizers, checkpoint, self.strategy.place)
         else:
             self._mismatched_step = checkpoint.step
         saved = checkpoint.state()
@@ -163,8 +166,14 @@ class Checkpointer:
                 part.restore(saved[name])
 
 
-def restore_optimizers(optimizers: Sequence[Any], checkpoint: Checkpoint) -> None:
+def restore_optimizers(
+    optimizers: Sequence[Any],
+    checkpoint: Checkpoint,
+    place: Place = lambda full, like: full,
+) -> None:
     """Restore optimizers and torch's random state from a checkpoint. Raises UserError if they do not fit.
+
+    place: of the strategy.
 
     Peak rates, weight decays and similar settings keep their current values; torch would restore the saved ones, even
     if the user changed them.
@@ -176,6 +185,11 @@ def restore_optimizers(optimizers: Sequence[Any], checkpoint: Checkpoint) -> Non
                 {name: value for name, value in group.items() if name not in ("params", "lr")}
                 for group in optimizer.param_groups
             ]
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for number, like in enumerate(parameters):
+                for name, value in state["state"].get(number, {}).items():
+                    if isinstance(value, Tensor) and value.shape == like.shape:
+                        state["state"][number][name] = place(value, like)
             optimizer.load_state_dict(state)
             for group, current in zip(optimizer.param_groups, settings, strict=True):
                 group.update(current)

@@ -383,9 +383,12 @@ def _base_of(run: Run, folder: Path, recorded: str) -> Path:
     return chain[0][0] if chain[0][0].exists() else Path(run.init_from)
 
 
-def load_weights(module: nn.Module, checkpoint: Checkpoint) -> None:
+Place = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # `Strategy.place`
+
+
+def load_weights(module: nn.Module, checkpoint: Checkpoint, place: Place = lambda full, like: full) -> None:
     """Copy a checkpoint's weights into the trained module; every name and shape must match, except a frozen base's."""
-    _fill(module, checkpoint.weights(), checkpoint.folder)
+    _fill(module, checkpoint.weights(), checkpoint.folder, place)
 
 
 def _decoder_weights(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -394,7 +397,9 @@ def _decoder_weights(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     return inner or weights
 
 
-def _fill(model: nn.Module, weights: dict[str, torch.Tensor], where: object) -> None:
+def _fill(
+    model: nn.Module, weights: dict[str, torch.Tensor], where: object, place: Place = lambda full, like: full
+) -> None:
     """Copy weights into a model. If they contain adapters, they contain only what is trained, without a frozen base."""
     adapters = any(".adapters." in name for name in weights)
     expected = trainable_state_dict(model) if adapters else model.state_dict()
@@ -409,7 +414,8 @@ def _fill(model: nn.Module, weights: dict[str, torch.Tensor], where: object) -> 
             got=f"{first} {shapes.get(first)}",
             wanted=f"{first} {expected_shapes.get(first)}",
         )
-    model.load_state_dict(weights, strict=not adapters)
+    placed = {name: place(value, expected[name]) for name, value in weights.items()}
+    model.load_state_dict(placed, strict=not adapters)
 
 
 def set_threads(setting: int, world: int) -> int:

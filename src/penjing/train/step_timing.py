@@ -410,7 +410,8 @@ def _time_save_and_sample(
     estimated = SAVE_SECONDS + saved_bytes / WRITE_RATE
     start = time.perf_counter()
     if run.sample.every:
-        hooks.sample()
+        with strategy.gathered(model):
+            hooks.sample()
     sampling = time.perf_counter() - start
     if saved_bytes > MAX_SAVED_BYTES or strategy.any(estimated > max(MIN_BUDGET, budget - sampling)):
         return estimated, estimated, sampling

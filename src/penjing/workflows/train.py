@@ -139,7 +139,8 @@ def _train_prepared(
     try:
         if run.eval.at_start and prepared.state.step == 0:
             prepared.context.trackers.log(0, {"tokens": 0, **prepared.context.validate()})
-            questions.ask(prepared, "before")
+            with strategy.gathered(prepared.model):
+                questions.ask(prepared, "before")
         figures = train(prepared.context, prepared.state)
     except BaseException as error:
         _append_history(prepared, time.time() - began, error)
@@ -155,7 +156,8 @@ def _train_prepared(
             console.print(escape_markup("no adapter in the format of peft", str(error)))
     outcome = _outcome(prepared, figures, time.time() - began)
     _append_history(prepared, time.time() - began)
-    return questions.compare(prepared, outcome)
+    with strategy.gathered(prepared.model):
+        return questions.compare(prepared, outcome)
 
 
 def plan_only(run: Run, console: Console) -> RunEstimate:

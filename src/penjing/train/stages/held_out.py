@@ -35,11 +35,13 @@ def held_out_means(
     sums: dict[str, float] = {}
     units = 0.0
     with torch.no_grad():
-        for batch in batches:
+        for batch, weight in strategy.lockstep(batches):
             on_device = batch.to(strategy.device)
-            for name, value in objective(model, on_device).parts.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
-            units += float(objective.weight(on_device))
-    parts: Sequence[str] = strategy.broadcast(names or sorted(sums))  # rank 0 has a batch; other ranks may have none
-    units, *values = summed_over_ranks([units, *(sums.get(name, 0.0) for name in parts)], strategy)
-    return {f"val_{name}": value / max(1.0, units) for name, value in zip(parts, values, strict=True)}
+            parts = objective(model, on_device).parts
+            if weight:
+                for name, value in parts.items():
+                    sums[name] = sums.get(name, 0.0) + float(value)
+                units += float(objective.weight(on_device))
+    known: Sequence[str] = strategy.broadcast(names or sorted(sums))  # rank 0 has a batch; other ranks may have none
+    units, *values = summed_over_ranks([units, *(sums.get(name, 0.0) for name in known)], strategy)
+    return {f"val_{name}": value / max(1.0, units) for name, value in zip(known, values, strict=True)}

@@ -15,7 +15,7 @@ from penjing.data.corpus import Corpus, held_out_below, is_held_out, split_key
 from penjing.data.formats import BadRecords, Chat
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.sample import Sampling
-from penjing.infer.sampler_factory import SampleFn, make_sampler
+from penjing.infer.sampler_factory import make_sampler
 from penjing.loader.batch_source import OrderedSource, Source
 from penjing.loader.group_sampler import EpochOrder
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group, pack
@@ -170,7 +170,7 @@ class OnPolicyStage(TeacherStage):
         numbers = [number for number, sampled in enumerate(on_policy) if sampled]
         seeds = [derive(self.run.seed, "answer", indices[number]) for number in numbers]
         prompt_ids = [prompts[number].ids for number in numbers]
-        samples = self._sampler(self.settings.sample_temperature)(self.model, prompt_ids, seeds, self.tokenizer.stop)
+        samples = self._sample(self.settings.sample_temperature, prompt_ids, seeds)
         answers = [prompt.answer for prompt in prompts]
         for number, answer in zip(numbers, samples, strict=True):
             answers[number] = answer
@@ -185,8 +185,10 @@ class OnPolicyStage(TeacherStage):
         ]
         return pack(groups, self.run.data.seq_len)
 
-    def _sampler(self, temperature: float) -> SampleFn:
-        return make_sampler(self.settings.max_new_tokens, Sampling(temperature=temperature))
+    def _sample(self, temperature: float, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
+        sample = make_sampler(self.settings.max_new_tokens, Sampling(temperature=temperature))
+        with self.strategy.gathered(self.model):
+            return sample(self.model, prompts, seeds, self.tokenizer.stop)
 
     def validate(self) -> dict[str, float]:
         """KL and agreement on held-out prompts: with the data's answers, and their cross-entropy; without such answers,
@@ -201,10 +203,9 @@ class OnPolicyStage(TeacherStage):
     def _held_out_batches(self) -> Iterator[AnswerBatch]:
         held_out = self._held_out[: self.run.eval.sequences][self.strategy.rank :: self.strategy.world]
         size, from_data = self.micro_size, self.run.data.format == "chats"
+        answers = [prompt.answer for prompt in held_out]
+        if not from_data:
+            answers = self._sample(0.0, [prompt.ids for prompt in held_out], [0] * len(held_out))
         for first in range(0, len(held_out), size):
-            prompts = held_out[first : first + size]
-            answers = [prompt.answer for prompt in prompts]
-            if not from_data:
-                prompt_ids, seeds = [prompt.ids for prompt in prompts], [0] * len(prompts)
-                answers = self._sampler(0.0)(self.model, prompt_ids, seeds, self.tokenizer.stop)
-            yield self._pack(prompts, answers, [from_data] * len(prompts))
+            part = slice(first, first + size)
+            yield self._pack(held_out[part], answers[part], [from_data] * len(held_out[part]))

@@ -293,17 +293,18 @@ def kl_to_reference(
     """
     objective = Distillation(Distill(divergence="reverse"), reference)  # type: ignore[arg-type]  # the same interface
     nats = tokens = number = 0.0
-    for first in range(strategy.rank * size, len(prompts), strategy.world * size):
-        chunk = slice(first, min(first + size, len(prompts)))
-        answers = write(model, prompts[chunk], seeds[chunk], stop)
-        groups = [
-            Group(prompt=prompt, answers=[Answer(ids=answer, values={"from_data": [0.0] * len(answer)})])
-            for prompt, answer in zip(prompts[chunk], answers, strict=True)
-        ]
-        batch = pack_tight(groups).to(strategy.device)
-        nats += float(objective(model, batch).parts["divergence"])
-        tokens += float(objective.weight(batch))
-        number += batch.num_answers
+    with strategy.gathered(model):
+        for first in range(strategy.rank * size, len(prompts), strategy.world * size):
+            chunk = slice(first, min(first + size, len(prompts)))
+            answers = write(model, prompts[chunk], seeds[chunk], stop)
+            groups = [
+                Group(prompt=prompt, answers=[Answer(ids=answer, values={"from_data": [0.0] * len(answer)})])
+                for prompt, answer in zip(prompts[chunk], answers, strict=True)
+            ]
+            batch = pack_tight(groups).to(strategy.device)
+            nats += float(objective(model, batch).parts["divergence"])
+            tokens += float(objective.weight(batch))
+            number += batch.num_answers
     nats, tokens, number = summed_over_ranks([nats, tokens, number], strategy)
     return {
         "val_kl": nats / max(1.0, tokens),
