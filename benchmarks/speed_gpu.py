@@ -91,7 +91,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
     from penjing import devices
-    from penjing.kernels.varlen_attention import supports_varlen
+    from penjing.kernels import ops
     from penjing.plan import hardware
     from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
     from penjing.train.compile_policy import compiled_seconds
@@ -119,7 +119,7 @@ def measure(case: Case, asked: argparse.Namespace) -> dict[str, Any]:
         "peak_memory_bytes": devices.of(ready.device).peak_memory_bytes(ready.device),
         "summed_loss": float(ready.total),
         "dtype": str(ready.dtype).removeprefix("torch."),
-        "variable_length_kernel": supports_varlen(ready.device, ready.dtype, ready.config.head_dim),
+        "backends": {choice.op: choice.backend for choice in ops.report(ready.device, ready.dtype)},
     }
 
 

@@ -75,7 +75,14 @@ def train(tmp_path, small_run, penjing):
     """Trains by `single` in one process, or by `sharded` in two."""
     (tmp_path / "sharded.py").write_text(STRATEGY)
     (tmp_path / "main.py").write_text(MAIN.format(folder=str(tmp_path)))
-    words = ["optimizer.name=adamw", "max_steps=4", "eval.every=2", "eval.sequences=5", "checkpoint.every=2", "batch.micro_size=2"]
+    words = [
+        "optimizer.name=adamw",
+        "max_steps=4",
+        "eval.every=2",
+        "eval.sequences=5",
+        "checkpoint.every=2",
+        "batch.micro_size=2",
+    ]
     words = [*small_run, *words, "sample.every=2", "sample.max_new_tokens=5", 'sample.prompts=["a"]']
 
     def run(strategy, out):

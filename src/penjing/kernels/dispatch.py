@@ -1,8 +1,4 @@
-"""What `ops.py` selects a backend by: a tensor's device and shape, whether a compiler runs, whether gradients are made.
-
-Each backend says what it supports: `cpu.ops.supports...` (C kernels), `triton.ops.supports...`,
-`varlen_attention.supports_varlen`, `fp8.fits_float8`.
-"""
+"""Whether ops on a tensor have the manual backward passes of `autograd_functions`."""
 
 from __future__ import annotations
 

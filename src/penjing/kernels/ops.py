@@ -30,6 +30,7 @@ from penjing.kernels.select import find, find_fused
 
 __all__ = [
     "AttentionMetadata",
+    "CacheWrite",
     "Orthogonalize",
     "QKNorm",
     "apply_rope",
@@ -56,6 +57,7 @@ __all__ = [
     "takes_packed",
 ]
 select.load()
+CacheWrite = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # stores new keys and values; returns all, block_BGSK
 
 
 def rms_norm(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
@@ -140,10 +142,10 @@ def attention(
     k_BTGK: Tensor,
     v_BTGK: Tensor,
     metadata: AttentionMetadata,
-    cache: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    cache: CacheWrite | None = None,
 ) -> Tensor:
     """out_BTHK = softmax(q k^T / sqrt(K)) v over the keys that `metadata` allows for a query (arXiv:1706.03762,
-    equation 1). cache: stores new keys and values, and returns all, block_BGSK."""
+    equation 1)."""
     if cache is not None:
         k_BGSK, v_BGSK = (x.to(q_BTHK.dtype) for x in cache(k_BTGK, v_BTGK))
         attend = reference.cached_attention if q_BTHK.device.type == "cuda" else reference.masked_attention
