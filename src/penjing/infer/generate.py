@@ -41,6 +41,7 @@ def sample_batch(
     score_temperature: float = 1.0,
     on_turn_end: OnTurnEnd | None = None,
     weights: Weights = "auto",
+    recover: bool = False,
 ) -> list[list[Completion]]:
     """The answers to each request, in the order of its seeds.
 
@@ -48,7 +49,7 @@ def sample_batch(
     slots: answers generated at once; 0 = 64 on a CPU, else 256. score_temperature: of `Completion.logp`.
     on_turn_end: for multi-turn answers. Injected tokens count to `max_new_tokens`; if they leave no space for one more
     token, they are dropped and the answer ends with "length". Token t of an answer uses random number t of its seed,
-    in any turn. weights: see `make_forward`.
+    in any turn. weights: see `make_forward`. recover: see `Engine`.
     Raises UserError for an empty prompt, or one that leaves no space, and any error of `on_turn_end`.
     """
     num_answers = sum(len(request.seeds) for request in requests)
@@ -58,7 +59,7 @@ def sample_batch(
     longest_prompt = max(len(request.prompt) for request in requests if request.seeds)
     max_tokens = min(longest_prompt + max_new_tokens, model.config.max_position_embeddings)
     slots = min(slots or default_slots(model, max_tokens), num_answers)
-    with make_engine(model, slots=slots, max_tokens=max_tokens, weights=weights, recover=False) as engine:
+    with make_engine(model, slots=slots, max_tokens=max_tokens, weights=weights, recover=recover) as engine:
         request_ids = {
             engine.submit(
                 replace(
@@ -128,27 +129,15 @@ def generate(
     adapter of each prompt (None: the base model); by default the one set by `lora.set_adapter`.
     Raises UserError if a prompt is empty, or leaves no space in the model's longest sequence for one more token.
     """
-    completions: list[list[int]] = [[] for _ in prompts]
-    if not prompts or max_new_tokens < 1:
-        return completions
-    max_tokens = min(max(map(len, prompts)) + max_new_tokens, model.config.max_position_embeddings)
-    slots = min(rows or default_slots(model, max_tokens), len(prompts))
-    with make_engine(model, slots=slots, max_tokens=max_tokens) as engine:
-        for index, prompt in enumerate(prompts):
-            engine.submit(
-                Request(
-                    prompt=prompt,
-                    seeds=(derive(seed, "generate", index),),
-                    max_new_tokens=max_new_tokens,
-                    stop=stop,
-                    sampling=sampling,
-                    adapter=None if adapters is None else adapters[index] or "",
-                )
-            )
-        while not engine.idle:
-            for event in engine.step():
-                if event.error is not None:
-                    raise event.error
-                if event.token is not None and event.finish_reason != "stop":
-                    completions[event.request_id].append(event.token.id)
-    return completions
+    requests = [
+        Request(
+            prompt=prompt,
+            seeds=(derive(seed, "generate", index),),
+            adapter=None if adapters is None else adapters[index] or "",
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    completions = sample_batch(
+        model, requests, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling, slots=rows, recover=True
+    )
+    return [one.ids[:-1] if one.finish_reason == "stop" else one.ids for (one,) in completions]
