@@ -80,7 +80,15 @@ def test_files_and_links_are_there(page: Path) -> None:
     text = text_of(page)
     for name in re.findall(r"`((?:[a-z_]+/)+[a-z0-9_]+\.(?:py|c|md|json))`", text):
         if not name.startswith("runs/") and not name.endswith(
-            ("/smoothed.py", "/standin.py", "/value_clipping.py", "/table.py", "/shouting.py", "/successors.py")
+            (
+                "/smoothed.py",
+                "/standin.py",
+                "/value_clipping.py",
+                "/table.py",
+                "/shouting.py",
+                "/successors.py",
+                "/exact.py",
+            )
         ):
             assert (ROOT / name).is_file() or (ROOT / "src/penjing" / name).is_file(), name
     for target in re.findall(r"\]\(([^)]+)\)", text):
