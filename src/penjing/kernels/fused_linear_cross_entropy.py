@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from penjing.kernels import casts
 from penjing.kernels.cpu import tensor_arena as arena
-from penjing.kernels.select import find, find_fused
+from penjing.kernels.select import find_fused
 
 # Logits of one block of positions, the unit of the matmul: 2^23 logits are 16 MB in bfloat16. On a GPU 2^27, as each
 # block is a kernel launch and memory is faster.
@@ -48,7 +48,10 @@ class _FusedLinearCrossEntropy(torch.autograd.Function):
             if grad_hidden_ND is not None:
                 grad_hidden_ND[block] = (logits_CV @ matrix_VD).to(grad_hidden_ND.dtype)
             if grad_weight_VD is not None:
-                find("add_matmul", logits_CV, hidden_CD, grad_weight_VD)(logits_CV, hidden_CD, grad_weight_VD)
+                if (kernel := find_fused("add_matmul", logits_CV, hidden_CD, grad_weight_VD)) is not None:
+                    kernel(logits_CV, hidden_CD, grad_weight_VD)
+                else:
+                    grad_weight_VD += arena.matmul(logits_CV.T, hidden_CD)
         ctx.save_for_backward(*(grad for grad in (grad_hidden_ND, grad_weight_VD) if grad is not None))
         return total
 

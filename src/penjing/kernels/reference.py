@@ -20,7 +20,6 @@ from penjing.kernels.attention_metadata import (
     causal_mask,
     document_mask,
 )
-from penjing.kernels.cpu import tensor_arena as arena
 
 
 def supports(op: str, *inputs: Any) -> str:
@@ -138,11 +137,6 @@ def experts(
     y_END = inner_ENF @ down_EDF.to(dtype).transpose(1, 2)
     weight_NE = torch.zeros_like(logit_NE).scatter(1, expert_Nk, weight_Nk)
     return (y_END.float() * weight_NE.T[..., None]).sum(dim=0)
-
-
-def add_matmul(grad_out_BO: Tensor, x_BN: Tensor, into_ON: Tensor) -> None:
-    """into += grad_out^T x."""
-    into_ON += arena.matmul(grad_out_BO.T, x_BN)
 
 
 def expert_swiglu(gate_up_RG: Tensor) -> Tensor:
