@@ -67,7 +67,7 @@ def collate(rows: Sequence[Row]) -> Batch:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """A batch's fields by name, or one field, on `device`; on CUDA `cu_seqlens_S` is filled in if the batch has that field.
+    """A batch's fields by name, or one field, on `device`; on CUDA `cu_seqlens_S` is filled in if it is there.
 
     Copies from pinned memory do not wait for the device.
     """
