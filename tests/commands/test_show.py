@@ -10,7 +10,7 @@ from rich.console import Console
 from user_errors import raises_user_error
 
 from penjing.data.tokenizer.train import train_tokenizer
-from penjing.kernels.ops import backends
+from penjing.kernels import ops
 from penjing.workflows.check_machine import check_machine
 from penjing.workflows.corpus_report import corpus_report, print_tokens
 
@@ -103,7 +103,7 @@ def test_a_folder_of_wandb_s_runs_is_not_its_library(tmp_path, monkeypatch):
     said = console.file.getvalue()
     assert 'wandb                not installed; pip install "penjing[wandb]"' in said
     assert "transformers         1.2.3" in said
-    assert all(each.op in said and each.name in said for each in backends(torch.device("cpu"), torch.float32))
+    assert all(each.op in said and each.backend in said for each in ops.report(torch.device("cpu"), torch.float32))
 
 
 def test_half_a_character_is_no_text_to_cut(tmp_path):

@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 
 from penjing.kernels import experts
 from penjing.kernels.attention_metadata import document_mask, key_ranges
-from penjing.kernels.reference import attention
+from penjing.kernels.reference import masked_attention as attention
 from penjing.kernels.triton import ops as gpu
 from penjing.kernels.triton import tiles
 from penjing.model import kernel_selection

@@ -294,13 +294,12 @@ def test_a_restored_source_goes_on_exactly(rollout, degenerate):
             same(next(resumed), expected[number])
 
 
-class Pair:
+class Pair(Single):
     """One of two ranks, in threads."""
 
-    world = 2
-
     def __init__(self, rank, shared):
-        self.rank, self.shared, self.device = rank, shared, CPU
+        super().__init__(CPU)
+        self.rank, self.world, self.shared = rank, 2, shared
 
     def all_reduce(self, value):
         self.shared["values"][self.rank] = value

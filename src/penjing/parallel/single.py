@@ -20,9 +20,8 @@ class Single(Strategy):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        devices.of(device).set_current(
-            device
-        )  # calls without a device argument, such as events, use the current device
+        # Calls without a device argument, such as events, use the current device.
+        devices.of(device).set_current(device)
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         self._model = model

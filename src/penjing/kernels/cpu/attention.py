@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from penjing.kernels import tiled_attention
 from penjing.kernels.attention_metadata import (
     AttentionInputs,
     AttentionMetadata,
@@ -31,7 +32,10 @@ def supports(op: str, asked: AttentionInputs) -> str:
 
 def attention_metadata(asked: AttentionInputs) -> AttentionMetadata:
     assert asked.document_BT is not None
-    return AttentionMetadata(backend="C, in tiles", first_BT=first_keys(asked.document_BT, asked.window))
+    first_BT = first_keys(asked.document_BT, asked.window)
+    return AttentionMetadata(
+        backend="C, in tiles", first_BT=first_BT, document_BT=asked.document_BT, window=asked.window
+    )
 
 
 def fused_attention(
@@ -42,7 +46,10 @@ def fused_attention(
     rotary: Rotary | None,
     metadata: AttentionMetadata,
 ) -> Tensor:
-    """Queries and keys are rotated on their way into tiles."""
+    """Queries and keys are rotated on their way into tiles. In a compiled block, whose metadata are made outside of
+    it, torch computes the tiles."""
+    if torch.compiler.is_compiling():
+        return tiled_attention.fused_attention(qkv, num_heads, num_key_value_heads, norm, rotary, metadata)
     assert metadata.first_BT is not None
     heads = normalised_heads(qkv, num_heads, num_key_value_heads, norm)
     return document_attention(*heads, metadata.first_BT, rotary)
