@@ -129,8 +129,8 @@ def run_bench(quiet, method, talker, toy, settings, baseline):
     return run_comparison(quiet, method=method, run=talker, data=data, baseline=baseline, settings=settings, **words)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["dpo", pytest.param("grpo", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("method", ["dpo", "grpo"])
 def test_beside_trl_both_learn_the_same(method, talker, toy, quiet):
     has_trl = importlib.util.find_spec("trl") is not None
     record = run_bench(quiet, method, talker, toy, SMALL[method], "trl" if has_trl else "none")

@@ -71,6 +71,7 @@ def test_real_text_skips_what_it_has_no_data_for(tmp_path, penjing):
     assert "zstd" in (out / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.nightly
 def test_novels_of_the_development_data_read(penjing, tmp_path):
     novel = Path(__file__).parents[2] / "../shared/data/pretrain_zh/三国演义.txt"
     if not novel.exists():
