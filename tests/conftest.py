@@ -44,11 +44,14 @@ def passed_over_by_the_garbage_collector():
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """A training sets the threads of its process; the next test has one again."""
+def as_at_the_start():
+    """A training sets the threads of its process, and an engine that is not closed keeps compiled code from running;
+    the next test has one thread again, and compiles."""
     yield
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.set_stance("default")
 
 
 def pytest_unconfigure():

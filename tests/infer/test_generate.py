@@ -162,3 +162,15 @@ def test_weights_are_cast_once_to_what_every_product_would_cast_them(model, monk
             assert torch.equal(model(ids_BT), before)
         assert not model(ids_BT).any()  # with gradients the weights themselves are asked
     assert not casted_weights(model)
+
+
+def test_models_are_compiled_again_in_whatever_order_generation_ends():
+    import torch._dynamo.eval_frame as dynamo
+
+    first, second = (cache_casted_weights(small_model()) for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert dynamo._stance.stance == "force_eager"
+    second.__exit__(None, None, None)
+    assert dynamo._stance.stance == "default"

@@ -309,14 +309,6 @@ class Pair(Single):
         return total
 
 
-@pytest.fixture
-def compiling_as_before():
-    """Two ranks in threads of one process switch compiling off and on (cache_casted_weights) across each other."""
-    yield
-    torch.compiler.set_stance("default")
-
-
-@pytest.mark.usefixtures("compiling_as_before")
 @pytest.mark.parametrize("degenerate", ["keep", "drop", "resample"])
 @pytest.mark.parametrize("rollout", [{}, {"old_logprobs": "recomputed"}, TURNS])
 def test_two_ranks_sample_and_learn_what_one_does(degenerate, rollout):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -13,16 +14,35 @@ from penjing.kernels import casts
 from penjing.model.linear import Linear
 from penjing.model.transformer import Transformer
 
+_lock, _users = threading.Lock(), [0]
+
 
 @contextmanager
 def cache_casted_weights(model: Transformer) -> Iterator[None]:
     """For generation: cast weights to `compute_dtype` once instead of at every matmul without
     gradients, so that a token takes little longer than reading the weights, which must not change meanwhile. Also run
     eagerly: compiled code would be compiled again for every length."""
-    # If dynamo is not imported, nothing is compiled; importing it takes seconds.
-    stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with casts.kept(_matmul_weights(model)), stance:
+    with casts.kept(_matmul_weights(model)), _eager():
         yield
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Nothing compiled runs until the last of those who are in here leaves, in whatever order they do."""
+    _set_stance(1, "force_eager")
+    try:
+        yield
+    finally:
+        _set_stance(-1, "default")
+
+
+def _set_stance(change: int, stance: str) -> None:
+    """Set the stance when one enters, and when the last one leaves. If dynamo is not imported, nothing is compiled;
+    importing it takes seconds."""
+    with _lock:
+        _users[0] += change
+        if (change > 0 or not _users[0]) and "torch._dynamo" in sys.modules:
+            torch.compiler.set_stance(stance)
 
 
 def casted_weights(model: Transformer) -> list[Tensor]:
