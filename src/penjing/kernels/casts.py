@@ -17,9 +17,9 @@ def active() -> bool:
 
 
 def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight in `dtype`."""
+    """The weight in `dtype`: its kept cast, if that has this dtype."""
     kept_cast = _casts.get(id(weight)) if active() else None
-    return weight.to(dtype) if kept_cast is None else kept_cast
+    return weight.to(dtype) if kept_cast is None or kept_cast.dtype != dtype else kept_cast
 
 
 def of(weights: Iterable[Tensor]) -> list[Tensor]:
