@@ -131,9 +131,7 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
     shape = external or shape_of(run.model)
     longest_row = run.data.seq_len
     dtype, facts = run.compute.dtype, PlanFacts(options, machine)
-    if facts.unique and options.tokens not in ("", "auto"):
-        run = decide(run, "epochs", cost.read_count(options.tokens, "--tokens") / facts.unique, "--tokens of --unique")
-    run = resolve(run, facts)
+    run = resolve(_with_epochs(run, options, facts.unique), facts)
     amount = amount_of(run, options, shape)
     requested_rows = pass_rows(run, machine.kind, options.gpus)
     fitted = None if external is not None else fit(run, target, options)
@@ -200,6 +198,13 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
         over_budget=_over(budget, seconds, spent, total_bytes),
         decisions=list(run.decisions),
     )
+
+
+def _with_epochs(run: Run, options: PlanOptions, unique: int) -> Run:
+    """The run with as many epochs of --unique as make --tokens, if both are given."""
+    if not unique or options.tokens in ("", "auto"):
+        return run
+    return decide(run, "epochs", cost.read_count(options.tokens, "--tokens") / unique, "--tokens of --unique")
 
 
 def _memory(total_bytes: int, limit: int, fitted: Fitted | None) -> dict[str, Any]:
