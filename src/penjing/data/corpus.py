@@ -16,7 +16,7 @@ from penjing.base.config import Fraction, NonNegativeInt, Settings
 from penjing.base.errors import UserError
 from penjing.base.files import printable, read_json, sha256_file, sha256_text
 from penjing.base.seeds import fraction
-from penjing.data.clean import cleaner
+from penjing.data.clean.pipeline import Pipeline
 from penjing.data.clean.rule import Record, texts_of
 from penjing.data.formats import READERS, BadRecords, Chat, Document, Kind, Message, list_files
 
@@ -30,7 +30,7 @@ class DataSettings(Settings):
     train: tuple[str, ...] = ()  # files or folders of text or chats, or one folder of token shards
     # documents: learn full texts. chats: learn the assistant's turns. preferences: pairs. prompts: the model answers.
     format: Kind = "documents"
-    clean: tuple[str, ...] = ()  # cleaning rules, in their order: unicode, exact_duplicates
+    clean: tuple[str, ...] = ()  # cleaning rules in their order, a shipped pipeline (default), or a TOML file of rules
     seq_len: Annotated[int, Ge(8)] = 512  # T, positions of one packed row (the classic script's max_seq_len)
     # For few conversations: rows are shortened below `seq_len`, at most to this length and to the longest conversation,
     # until an epoch has 25 rows and the run batch.min_steps steps. 0 = always `seq_len`.
@@ -78,11 +78,16 @@ class Corpus:
         """Size and SHA-256 of each file, by its name."""
         return {printable(path): [path.stat().st_size, sha256_file(path)] for path in self.files}
 
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The cleaning rules. Raises UserError for a wrong one."""
+        return Pipeline.load(self.settings.clean)
+
     @property
     def fingerprint(self) -> dict[str, Any]:
         """What decides the records and their split: the files' contents and the settings, but not the files' names."""
         settings = self.settings
-        choices = {"thinking": settings.thinking, "clean": list(settings.clean)}
+        choices = {"thinking": settings.thinking, "clean": self.pipeline.fingerprint()}
         return {
             "source": sha256_text(json.dumps(list(self.contents.values()))),
             "kind": settings.format,
@@ -101,8 +106,7 @@ class Corpus:
         folder = Path(paths[0])
         made_from = read_json(folder / "done.json")["made_from"] if (folder / "done.json").is_file() else None
         for name, unchanged in _UNCHANGED.items():
-            value = getattr(self.settings, name)
-            value = list(value) if isinstance(value, tuple) else value
+            value = self.pipeline.fingerprint() if name == "clean" else getattr(self.settings, name)
             made = made_from.get(name, unchanged) if made_from else value
             if made != value:
                 raise UserError(
@@ -123,7 +127,7 @@ class Corpus:
         counts: of broken, left-out and changed records; None: another pass counts them, and nothing is an error.
         """
         counts = counts or BadRecords(max_bad_fraction=1.0)
-        clean = cleaner(self.settings.clean, counts.changed) if self.settings.clean else None
+        clean = self.pipeline.make(counts.changed) if self.settings.clean else None
         return READERS[self.settings.format](self.files, bad_records=counts, clean=clean)
 
     def texts(self, counts: BadRecords | None = None, *, held_out: bool | None = None) -> Iterator[str]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penjing.base.errors import UserError
-from penjing.data.clean import cleaner
+from penjing.data.clean.pipeline import Pipeline
 from penjing.data.clean.unicode import Unicode
 from penjing.data.corpus import Corpus, DataSettings
 from penjing.data.formats import Document
@@ -93,6 +93,6 @@ def test_the_fingerprint_knows_contents_and_rules_but_no_names(tmp_path):
 
 def test_an_unknown_rule_names_the_nearest():
     with pytest.raises(UserError, match="exact_duplicates"):
-        cleaner(["exact_duplicate"], Counter())
+        Pipeline.load(["exact_duplicate"])
     same = Document(text="a", source="", line=1)
-    assert cleaner(["unicode"], Counter())(same) == same
+    assert Pipeline.load(["unicode"]).make(Counter())(same) == same

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from penjing.data.clean.rule import Record, Rule
+from penjing.data.clean.rule import CorpusRule, Place, Record, RuleSettings
 from penjing.data.formats.schema import Chat, Document
 
 
@@ -20,15 +20,18 @@ def content_hash(record: Record) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-class ExactDuplicates(Rule):
+class ExactDuplicates(CorpusRule):
     """Keeps the first of equal records; the table of hashes takes some 80 bytes for each."""
 
-    def __init__(self) -> None:
-        self._seen: set[bytes] = set()
+    reason = "equals an earlier record"
 
-    def __call__(self, record: Record) -> Record | str:
-        key = content_hash(record)
-        if key in self._seen:
-            return "equals an earlier record"
-        self._seen.add(key)
-        return record
+    def __init__(self, settings: RuleSettings | None = None) -> None:
+        super().__init__(settings)
+        self._seen: dict[bytes, Place] = {}
+
+    def sketch(self, record: Record) -> bytes:
+        return content_hash(record)
+
+    def first_seen(self, sketch: bytes, place: Place) -> Place | None:
+        first = self._seen.setdefault(sketch, place)
+        return None if first is place else first

@@ -4,20 +4,74 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+from penjing.base.config import Settings
 from penjing.data.formats.schema import Chat, Document, PreferenceRecord
 
 Record = Document | Chat | PreferenceRecord
+Place = tuple[str, int]  # file and line of a record
+
+
+class Dropped(str):
+    """Why a rule leaves a record out. The text has few values and is counted; detail is of this record alone."""
+
+    detail: str
+
+    def __new__(cls, reason: str, detail: str = "") -> Dropped:
+        dropped = super().__new__(cls, reason)
+        dropped.detail = detail
+        return dropped
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleSettings(Settings):
+    """Settings of a rule; this one has none."""
+
+    def files(self) -> tuple[str, ...]:
+        """The files whose contents decide what the rule does."""
+        return ()
 
 
 class Rule(ABC):
-    """A cleaning rule. Each pass over the records makes a new one, so it may remember what it has seen."""
+    """A cleaning rule. Each pass over the records makes a new one, so it may remember what it has read from a file.
+
+    A rule decides from the record alone, so records may pass it in any order and in several processes. One that
+    compares records is a `CorpusRule`.
+    """
+
+    settings_type: ClassVar[type[RuleSettings]] = RuleSettings
+    settings: Any
+
+    def __init__(self, settings: RuleSettings | None = None) -> None:
+        self.settings = settings or self.settings_type()
 
     @abstractmethod
     def __call__(self, record: Record) -> Record | str:
-        """The record, a changed copy of it, or the reason why it is left out."""
+        """The record, a changed copy of it, or the reason why it is left out, which may be a `Dropped`."""
+
+
+class CorpusRule(Rule):
+    """A rule that leaves out records by what came before: a part for any process, and a part in order in one."""
+
+    @abstractmethod
+    def sketch(self, record: Record) -> bytes:
+        """What of the record the rule compares. A pure function."""
+
+    @abstractmethod
+    def first_seen(self, sketch: bytes, place: Place) -> Place | None:
+        """The place of the earlier record that this one repeats; None if it is new. Remembers the sketch."""
+
+    reason: ClassVar[str] = "repeats an earlier record"
+
+    def compare(self, sketch: bytes, place: Place) -> Dropped | None:
+        """Why the record at `place` is left out; None if it is kept."""
+        earlier = self.first_seen(sketch, place)
+        return None if earlier is None else Dropped(self.reason, "{}:{}".format(*earlier))
+
+    def __call__(self, record: Record) -> Record | str:
+        return self.compare(self.sketch(record), place_of(record)) or record
 
 
 class TextRule(Rule):
@@ -31,10 +85,16 @@ class TextRule(Rule):
         return changed
 
 
+def place_of(record: Record) -> Place:
+    where = record.chats[0] if isinstance(record, PreferenceRecord) else record
+    return where.source, where.line
+
+
 def map_texts(record: Any, change: Callable[[str], str]) -> Any:
     """The record of any kind with every text changed: of a document; contents and thoughts of messages."""
     if isinstance(record, Document):
-        return replace(record, text=change(record.text))
+        text = change(record.text)
+        return record if text is record.text else replace(record, text=text)
     if isinstance(record, PreferenceRecord):
         return replace(record, chats=tuple(map_texts(chat, change) for chat in record.chats))
     messages = (

@@ -1,0 +1,139 @@
+"""A pipeline of cleaning rules: named, from a TOML file, or one that is shipped; resolved, fingerprinted, and run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, make_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penjing.base.config import read_toml, resolve, to_dict, to_toml
+from penjing.base.errors import UserError, suggest
+from penjing.base.files import sha256_file
+from penjing.base.registry import look_up
+from penjing.data.clean import RULES
+from penjing.data.clean.rule import CorpusRule, Dropped, Place, Record, Rule, RuleSettings, place_of
+
+_SHIPPED = Path(__file__).parent / "pipelines"
+
+
+class Outcome(NamedTuple):
+    """What the rules make of one record, all that can be known from it alone.
+
+    steps: in order, the rules that changed the record (with None), and those that compare it with others (with its
+    sketch). result: the record, or why it is left out, if no comparison leaves it out before.
+    """
+
+    steps: list[tuple[str, bytes | None]]
+    result: Record | Dropped
+
+
+class Pipeline:
+    """Rules in order with their settings."""
+
+    def __init__(self, rules: Mapping[str, Mapping[str, Any]]) -> None:
+        """rules: the settings of each that are not the default. Raises UserError for a wrong name, setting or value."""
+        types = {name: look_up(RULES, name, what="cleaning rule") for name in rules}
+        tables = make_dataclass("Rules", [(name, rule.settings_type) for name, rule in types.items()])
+        self._types: dict[str, type[Rule]] = types
+        self._settings: Any = resolve(make_dataclass("Pipeline", [("rules", tables)]), {"rules": rules})
+        for name, settings in self.rules.items():
+            for file in settings.files():
+                if not Path(file).is_file():
+                    raise UserError("no such file", where=f"rules.{name}", got=file)
+
+    @classmethod
+    def load(cls, names: Sequence[str]) -> Pipeline:
+        """The rules that `data.clean` names: each a rule, a shipped pipeline (`default`), or a TOML file of rules.
+
+        A rule that is named again keeps its place; its later settings win. Raises UserError.
+        """
+        rules: dict[str, dict[str, Any]] = {}
+        for name in names:
+            more: dict[str, dict[str, Any]] = {name: {}} if name in RULES else _read(name)
+            rules.update({rule: {**rules.get(rule, {}), **settings} for rule, settings in more.items()})
+        return cls(rules)
+
+    @property
+    def rules(self) -> dict[str, RuleSettings]:
+        """The settings of each rule, in order."""
+        return {name: getattr(self._settings.rules, name) for name in self._types}
+
+    def resolved(self) -> str:
+        """TOML with every setting, from which `load` makes the same pipeline."""
+        return to_toml(self._settings)
+
+    def fingerprint(self) -> list[Any]:
+        """What decides the effect: the rules, those with settings as {name: settings}, and the files they read."""
+        return [_identity(name, settings) for name, settings in self.rules.items()]
+
+    def make_rules(self) -> dict[str, Rule]:
+        """New rules, for one pass."""
+        return {name: self._types[name](settings) for name, settings in self.rules.items()}
+
+    def make(self, changed: Counter[str]) -> Callable[[Record], Record | str]:
+        """The rules as one function, for one pass in order. changed: counts the records that each rule changes."""
+        rules = self.make_rules()
+
+        def clean(record: Record) -> Record | str:
+            return decide(rules, outcome(rules, record), place_of(record), changed)
+
+        return clean
+
+
+def outcome(rules: Mapping[str, Rule], record: Record) -> Outcome:
+    """Apply the rules to a record as far as possible without the other records. Any process may do it."""
+    steps: list[tuple[str, bytes | None]] = []
+    for name, rule in rules.items():
+        if isinstance(rule, CorpusRule):
+            steps.append((name, rule.sketch(record)))
+            continue
+        cleaned = rule(record)
+        if isinstance(cleaned, str):
+            return Outcome(steps, Dropped(f"{name}: {cleaned}", getattr(cleaned, "detail", "")))
+        if cleaned is not record and cleaned != record:
+            steps.append((name, None))
+            record = cleaned
+    return Outcome(steps, record)
+
+
+def decide(rules: Mapping[str, Rule], outcome: Outcome, place: Place, changed: Counter[str]) -> Record | Dropped:
+    """The result for the record at `place`. One process calls it for the records in their order."""
+    for name, sketch in outcome.steps:
+        rule = rules[name]
+        if not isinstance(rule, CorpusRule) or sketch is None:
+            changed[name] += 1
+        elif dropped := rule.compare(sketch, place):
+            return Dropped(f"{name}: {dropped}", dropped.detail)
+    return outcome.result
+
+
+def _read(name: str) -> dict[str, dict[str, Any]]:
+    """The `[rules.NAME]` tables of a TOML file or of a shipped pipeline."""
+    shipped = {path.stem: path for path in _SHIPPED.glob("*.toml")}
+    if name not in shipped and not name.endswith(".toml"):
+        wanted = "a cleaning rule, a shipped pipeline, or a TOML file"
+        hint = suggest(name, [*RULES, *shipped])
+        raise UserError(f"no cleaning rule is called {name!r}", where="data.clean", wanted=wanted, next_step=hint)
+    path = shipped.get(name, Path(name))
+    tables = read_toml(path)
+    rules = tables.get("rules")
+    if set(tables) != {"rules"} or not isinstance(rules, dict) or not all(isinstance(t, dict) for t in rules.values()):
+        raise UserError("not a pipeline", where=path, got=", ".join(tables) or "no table", wanted="tables [rules.NAME]")
+    try:
+        Pipeline(rules)
+    except UserError as error:
+        where = path if error.where is None else f"{path}: {error.where}"
+        raise UserError(
+            error.what, where=where, got=error.got, wanted=error.wanted, next_step=error.next_step
+        ) from None
+    return rules
+
+
+def _identity(name: str, settings: RuleSettings) -> Any:
+    if not fields(settings):
+        return name
+    hashes = {f"sha256 of {file}": sha256_file(Path(file)) for file in settings.files()}
+    return {name: {**json.loads(json.dumps(to_dict(settings))), **hashes}}  # as it is read back from JSON
