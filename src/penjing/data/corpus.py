@@ -19,6 +19,7 @@ from penjing.base.seeds import fraction
 from penjing.data.clean.pipeline import Pipeline
 from penjing.data.clean.rule import Record, texts_of
 from penjing.data.formats import READERS, BadRecords, Chat, Document, Kind, Message, list_files
+from penjing.data.progress import Show, watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +62,9 @@ class Corpus:
     Each pass over the records (`records`, `texts`) applies the cleaning rules anew.
     """
 
-    def __init__(self, settings: DataSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: DataSettings, show: Show | None = None) -> None:
+        """show: is told how far a pass is."""
+        self.settings, self._show = settings, show
 
     @cached_property
     def files(self) -> list[Path]:
@@ -128,7 +130,8 @@ class Corpus:
         """
         counts = counts or BadRecords(max_bad_fraction=1.0)
         clean = self.pipeline.make(counts.changed) if self.settings.clean else None
-        return READERS[self.settings.format](self.files, bad_records=counts, clean=clean)
+        records = READERS[self.settings.format](self.files, bad_records=counts, clean=clean)
+        return watch(records, self.files, self._show) if self._show else records
 
     def texts(self, counts: BadRecords | None = None, *, held_out: bool | None = None) -> Iterator[str]:
         """The text of each document, or the contents of each conversation.

@@ -103,7 +103,7 @@ class ArrayFolderWriter:
             for name in ["tokens.bin", "weights.bin"] if has_weights else ["tokens.bin"]:
                 self._streams[name] = open(self.partial / name, "wb")
 
-    def append(self, ids: Sequence[int], weights: Sequence[int] | None) -> None:
+    def append(self, ids: Sequence[int] | npt.NDArray[Any], weights: Sequence[int] | None) -> None:
         with disk_errors(self.partial):
             self._streams["tokens.bin"].write(np.asarray(ids, dtype=self.dtype).tobytes())
             if "weights.bin" in self._streams:
@@ -162,7 +162,7 @@ class TokenShardWriter(ArrayFolderWriter):
         self._ends: list[int] = []
         self._bytes: list[int] = []
 
-    def add(self, ids: Sequence[int], num_bytes: int, weights: Sequence[int] | None = None) -> None:
+    def add(self, ids: Sequence[int] | npt.NDArray[Any], num_bytes: int, weights: Sequence[int] | None = None) -> None:
         """Append one document of at least one token."""
         self.append(ids, weights)
         self._ends.append(self.num_tokens)

@@ -6,18 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from penjing.base.errors import UserError
 from penjing.data.chat.render import EncodedChat, render
 from penjing.data.corpus import held_out_below, is_held_out, split_key
 from penjing.data.formats import BadRecords, Chat, Document, Message, NoBadRecords
 from penjing.data.token_shards import TokenShardWriter
+from penjing.data.tokenizer.bulk import BulkEncoder
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
-BATCH = 512  # documents encoded at once; the ids of many thousand documents would need much memory
+BATCH, BATCH_CHARACTERS = 512, 4 << 20  # documents encoded at once: at most so many, and not many more characters
 Encoded = tuple[str, tuple[Any, ...]]  # the split key of a record, and the arguments of the writer's `add`
 
 
@@ -85,13 +88,25 @@ def prepare_chats(
 
 
 def _encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Encoded]:
-    stream = iter(documents)
-    prefix = [] if tokenizer.begin == tokenizer.end_of_text else [tokenizer.begin]
-    while batch := list(islice(stream, BATCH)):
-        for document, ids in zip(batch, tokenizer.encode_many([document.text for document in batch]), strict=True):
-            if ids:
-                ids = [*prefix, *ids] if prefix else ids
+    encoder = BulkEncoder(tokenizer)
+    prefix = np.array([] if tokenizer.begin == tokenizer.end_of_text else [tokenizer.begin], dtype=np.uint32)
+    for batch in _batches(documents):
+        for document, ids in zip(batch, encoder.encode([document.text for document in batch]), strict=True):
+            if len(ids):
+                ids = np.concatenate((prefix, ids)) if len(prefix) else ids
                 yield split_key(document), (ids, len(document.text.encode()), None)
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch, num_characters = list[Document](), 0
+    for document in documents:
+        batch.append(document)
+        num_characters += len(document.text)
+        if len(batch) >= BATCH or num_characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, num_characters = [], 0
+    if batch:
+        yield batch
 
 
 def _encode_chats(

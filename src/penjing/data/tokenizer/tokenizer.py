@@ -138,6 +138,17 @@ class Tokenizer:
         """SHA-256 over the vocabulary and the encoding, without template and roles."""
         return sha256_text(self.definition)
 
+    @property
+    def plain_definition(self) -> str:
+        """The tokenizer.json of the encoder of texts, which has no control tokens."""
+        return str(self._plain.to_str())
+
+    @property
+    def added_texts(self) -> list[str]:
+        """The added tokens that may occur in texts: all but the control tokens."""
+        added = self._full.get_added_tokens_decoder()
+        return [token.content for index, token in sorted(added.items()) if token.content not in self._control]
+
     def has(self, token: str) -> bool:
         """Whether the vocabulary has this control token."""
         return token in self._control

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from penjing.base.files import read_json, write_json
 from penjing.checkpoint.manifest import steps
 from penjing.data.corpus import Corpus
+from penjing.data.progress import ProgressLines
 from penjing.data.tokenize_dataset import TokenizedDataset
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
@@ -88,7 +89,7 @@ def tokenized(
     meta_file: names the tokens in a split's folder. prepare: such as `prepare_documents`, which gets `options`.
     `folder/done.json` is written last.
     """
-    corpus = Corpus(run.data)
+    corpus = Corpus(run.data, ProgressLines(report, "tokenizing"))
     if ready := corpus.ready_tokens(meta_file):
         return ready, []
     made_from = {**corpus.fingerprint, "tokenizer": tokenizer.fingerprint, "seq_len": options.get("seq_len", 0)}
