@@ -22,11 +22,11 @@ _SHIPPED = Path(__file__).parent / "pipelines"
 class Outcome(NamedTuple):
     """What the rules make of one record, all that can be known from it alone.
 
-    steps: in order, the rules that changed the record (with None), and those that compare it with others (with its
-    sketch). result: the record, or why it is left out, if no comparison leaves it out before.
+    steps: in order, the rules that changed the record (with None), and those that compare it with others (with the
+    record as it reaches them). result: the record, or why it is left out, if no comparison leaves it out before.
     """
 
-    steps: list[tuple[str, bytes | None]]
+    steps: list[tuple[str, Record | None]]
     result: Record | Dropped
 
 
@@ -85,10 +85,10 @@ class Pipeline:
 
 def outcome(rules: Mapping[str, Rule], record: Record) -> Outcome:
     """Apply the rules to a record as far as possible without the other records. Any process may do it."""
-    steps: list[tuple[str, bytes | None]] = []
+    steps: list[tuple[str, Record | None]] = []
     for name, rule in rules.items():
         if isinstance(rule, CorpusRule):
-            steps.append((name, rule.sketch(record)))
+            steps.append((name, record))
             continue
         cleaned = rule(record)
         if isinstance(cleaned, str):
@@ -101,11 +101,11 @@ def outcome(rules: Mapping[str, Rule], record: Record) -> Outcome:
 
 def decide(rules: Mapping[str, Rule], outcome: Outcome, place: Place, changed: Counter[str]) -> Record | Dropped:
     """The result for the record at `place`. One process calls it for the records in their order."""
-    for name, sketch in outcome.steps:
+    for name, compared in outcome.steps:
         rule = rules[name]
-        if not isinstance(rule, CorpusRule) or sketch is None:
+        if not isinstance(rule, CorpusRule) or compared is None:
             changed[name] += 1
-        elif dropped := rule.compare(sketch, place):
+        elif dropped := rule.compare(rule.sketch(compared), place):
             return Dropped(f"{name}: {dropped}", dropped.detail)
     return outcome.result
 

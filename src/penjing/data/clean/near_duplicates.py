@@ -1,0 +1,117 @@
+"""Leave out a record that is nearly an earlier one: MinHash finds candidates, their shingles are compared exactly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Annotated, Any
+
+import numpy as np
+from annotated_types import Ge, Le
+from numpy.typing import NDArray
+
+from penjing.base.config import PositiveInt
+from penjing.base.errors import UserError
+from penjing.data.clean.ngrams import Hashes, mix, shingles
+from penjing.data.clean.rule import CorpusRule, Place, Record, RuleSettings
+from penjing.data.formats.schema import Chat, Document
+
+# A pair of similarity s has a band in common with probability 1 - (1 - s^8)^32: 0.997 at 0.8, 0.12 at 0.5.
+NUM_PERMUTATIONS, NUM_BANDS = 256, 32
+_SEED = 42
+_KEY_BYTES = 8 * NUM_BANDS
+_MOST_OF_KEY = 32  # records that are remembered for a key: of a template that a million records share, the first ones
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearDuplicatesSettings(RuleSettings):
+    # Jaccard similarity of the shingles, from which on a record is left out
+    similarity: Annotated[float, Ge(0.75), Le(1)] = 0.8
+    shingle: PositiveInt = 5  # words in sequence, of Chinese characters
+
+
+class NearDuplicates(CorpusRule):
+    """Keeps the first of nearly equal records. Case, white space and the system message do not count."""
+
+    settings_type = NearDuplicatesSettings
+    settings: NearDuplicatesSettings
+    num_keys = NUM_BANDS
+    reason = "nearly an earlier record"
+
+    def __init__(self, settings: RuleSettings | None = None) -> None:
+        super().__init__(settings)
+        self._table: dict[int, list[int]] = {}
+        self._kept: list[tuple[Place, NDArray[np.uint32]]] = []
+
+    def sketch(self, record: Record) -> bytes:
+        return self.sketches([record])[0]
+
+    def sketches(self, records: Sequence[Record]) -> list[bytes]:
+        """Of each record the keys of its bands, then its distinct shingles in ascending order, shortened to 32 bits.
+
+        Of a record without words nothing: it equals no other.
+        """
+        found, bounds = shingles([compared_text(record) for record in records], self.settings.shingle)
+        keys = _band_keys(found, bounds)
+        row = np.repeat(np.arange(len(records), dtype=np.uint64), np.diff(bounds))
+        distinct = np.sort(row << np.uint64(32) | found >> np.uint64(32))
+        distinct = distinct[np.append(True, distinct[1:] != distinct[:-1])[: len(distinct)]]
+        ends = np.searchsorted(distinct, np.arange(1, len(records) + 1, dtype=np.uint64) << np.uint64(32))
+        parts = np.split(distinct.astype(np.uint32), ends[:-1])
+        return [key.tobytes() + part.tobytes() if len(part) else b"" for key, part in zip(keys, parts, strict=True)]
+
+    def first_seen(self, sketch: bytes, place: Place) -> Place | None:
+        if not sketch:
+            return None
+        keys = np.frombuffer(sketch, np.uint64, NUM_BANDS).tolist()
+        own = np.frombuffer(sketch, np.uint32, offset=_KEY_BYTES)
+        candidates = Counter(chain.from_iterable(self._table.get(key, ()) for key in keys))
+        for index, _ in candidates.most_common():
+            earlier, shingles_of_earlier = self._kept[index]
+            if similarity(own, shingles_of_earlier) >= self.settings.similarity:
+                return earlier
+        for key in keys:
+            others = self._table.setdefault(key, [])
+            if len(others) < _MOST_OF_KEY:
+                others.append(len(self._kept))
+        self._kept.append((place, own))
+        return None
+
+
+def compared_text(record: Record) -> str:
+    """What is compared of a record. Long system messages would make all conversations of an assistant nearly equal."""
+    if isinstance(record, Document):
+        return record.text
+    chats: Sequence[Chat] = (record,) if isinstance(record, Chat) else record.chats
+    return "\n".join(message.content for chat in chats for message in chat.messages if message.role != "system")
+
+
+def similarity(one: NDArray[np.uint32], other: NDArray[np.uint32]) -> float:
+    """Jaccard similarity of two sets, as sorted arrays."""
+    both = np.sort(np.concatenate((one, other)))
+    shared = int(np.count_nonzero(both[1:] == both[:-1]))
+    return shared / (len(both) - shared)
+
+
+def _band_keys(found: Hashes, bounds: NDArray[np.int64]) -> Hashes:
+    """(records, bands): equal keys in a band for records whose MinHash is equal there."""
+    digests = _min_hash().digest_matrix_from_flat_token_hashes(found, bounds.astype(np.uint64), NUM_PERMUTATIONS, _SEED)
+    size = (len(bounds) - 1) * NUM_PERMUTATIONS
+    flat = np.fromiter(chain.from_iterable(digests.to_rows()), np.uint64, size)
+    factors = mix(np.arange(1, NUM_PERMUTATIONS + 1, dtype=np.uint64)) | np.uint64(1)  # differ between bands too
+    flat = flat.reshape(-1, NUM_PERMUTATIONS) + np.uint64(1)
+    flat *= factors
+    keys: Hashes = mix(flat.reshape(-1, NUM_BANDS, NUM_PERMUTATIONS // NUM_BANDS).sum(axis=2))
+    return keys
+
+
+def _min_hash() -> Any:
+    try:
+        from rensa import RMinHash
+    except ImportError:
+        raise UserError(
+            "needs the library rensa", where="near_duplicates", next_step='pip install "penjing[data]"'
+        ) from None
+    return RMinHash
