@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from penjing.kernels.cpu import tensor_arena as arena
+from penjing.plan.memory import meta_results
 from penjing.plan.memory.kernels import WORKSPACE, is_matmul, temporaries
 
 Phase = Literal["build", "forward", "backward", "optimizer", "evaluate"]
@@ -119,7 +120,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # Each thread has its own cuBLAS handle, whose workspace stays allocated: forward and autograd.
             self._workspaces.add(backward)
             self._record_alloc(WORKSPACE, name, "workspaces")
-        out = func(*args, **kwargs)
+        out = meta_results.call(func, args, kwargs)
         if self._with_temporaries:  # allocated and freed within a CUDA kernel
             numbers = [self._record_alloc(size, name, "temporaries") for size in temporaries(name, args, out)]
             self.trace.events += [-number - 1 for number in numbers]
