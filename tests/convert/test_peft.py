@@ -20,13 +20,18 @@ from penjing.model.lora import Lora, add_adapter, set_adapter
 from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
 
-peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
 SHAPE = {**sizes(61, 24, 2, 4, 2, 8, 40), "rope_theta": 1e4, "tie_word_embeddings": False}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
 IDS_BT = torch.randint(61, (4, 16), generator=torch.Generator().manual_seed(1))
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.fixture
+def peft():
+    """Not above: it takes seconds, and every process that runs tests reads this file."""
+    return pytest.importorskip("peft")
 
 
 @pytest.fixture
@@ -80,7 +85,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("architecture", ["qwen3", "llama", "qwen2"])
-def test_ours_in_peft(pair, tmp_path, name, architecture):
+def test_ours_in_peft(pair, tmp_path, name, architecture, peft):
     model, theirs, folder = pair(architecture)
     add_adapter(model, SETTINGS[name])
     stir(parameter for parameter in model.parameters() if parameter.requires_grad)
@@ -98,7 +103,7 @@ def test_ours_in_peft(pair, tmp_path, name, architecture):
         ("mixtral", {**MOE, "shared_expert_intermediate_size": 0}),
     ],
 )
-def test_mixtures_in_peft(pair, tmp_path, architecture, more):
+def test_mixtures_in_peft(pair, tmp_path, architecture, more, peft):
     model, theirs, folder = pair(architecture, **more)
     add_adapter(model, Lora(rank=4))
     stir(parameter for parameter in model.parameters() if parameter.requires_grad)
@@ -124,7 +129,7 @@ THEIRS = {
 
 
 @pytest.mark.parametrize("name", THEIRS)
-def test_pefts_here(pair, tmp_path, name):
+def test_pefts_here(pair, tmp_path, name, peft):
     model, theirs, _ = pair()
     given = {"r": 4, "lora_alpha": 12, "target_modules": PROJECTIONS, "task_type": "CAUSAL_LM", **THEIRS[name]}
     theirs = peft.get_peft_model(theirs, peft.LoraConfig(**given)).eval()
@@ -136,7 +141,7 @@ def test_pefts_here(pair, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["standard", "rank_stabilised", "dora"])
-def test_twenty_steps_lose_what_pefts_do(pair, tmp_path, name):
+def test_twenty_steps_lose_what_pefts_do(pair, tmp_path, name, peft):
     """Same base, same A and B, same batches, AdamW in float32: losses equal within 1e-4 at each of 20 steps."""
     model, theirs, folder = pair("qwen3")
     add_adapter(model, SETTINGS[name])
@@ -228,7 +233,7 @@ def test_magnitudes_in_a_mixtures_mlp_are_refused(pair, tmp_path):
     assert not (tmp_path / "adapter").exists()
 
 
-def test_adapters_on_routed_experts_are_refused_by_name(pair, tmp_path):
+def test_adapters_on_routed_experts_are_refused_by_name(pair, tmp_path, peft):
     model, theirs, _ = pair("qwen3_moe", **{**MOE, "shared_expert_intermediate_size": 0})
     given = {"r": 2, "target_modules": ["q_proj"], "target_parameters": ["mlp.experts.down_proj"]}
     peft.get_peft_model(theirs, peft.LoraConfig(**given, task_type="CAUSAL_LM")).save_pretrained(tmp_path / "theirs")

@@ -12,7 +12,6 @@ from policy_batches import make_batch, padded
 from penjing.objective.policy import Policy, PolicyObjective, Rollout
 from penjing.rl.advantages import advantages
 
-trainer_module = pytest.importorskip("trl.trainer.grpo_trainer")
 LONGEST = 11
 
 
@@ -28,6 +27,8 @@ class FakeAccelerator:
 
 def trl_loss(settings, logp_AT, mask_AT, batch):
     """TRL's `_compute_loss` on a trainer that has what the method reads and nothing else."""
+    # Here, not above: it takes seconds, and every process that runs tests reads this file.
+    trainer_module = pytest.importorskip("trl.trainer.grpo_trainer")
     low, high = settings.clip
     trainer = object.__new__(trainer_module.GRPOTrainer)
     trainer.__dict__.update(
