@@ -187,7 +187,9 @@ def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"conversations": turns}), path)
     (chat,) = read_chats([path])
     assert roles_and_words(chat) == [("user", "hi"), ("assistant", "yo")]
-    wanted = f"{path}:1: no field text; got the fields conversations; wanted text or content or raw_content."
+    wanted = (
+        f"{path}:1: no field text; got the fields conversations; wanted text or content or raw_content or paragraphs."
+    )
     assert error_of(path).line() == f"{wanted} This looks like chats, not documents: data.format=chats."
     assert "broken parquet" in error_of(write(tmp_path / "b.parquet", b"PAR1 nonsense")).line()
 
@@ -662,7 +664,7 @@ def test_prompts(tmp_path: Path, record: dict[str, Any], wanted: list[tuple[str,
     [
         ({"text": "a"}, "no conversation; got the fields text; wanted conversations, messages, conversation, prompt"),
         ({"prompt": " "}, "the last turn asks nothing; got no message at all"),
-        (turns(("user", "a"), ("assistant", "b"), ("assistant", "c")), "the last turn asks nothing; got assistant"),
+        (turns(("assistant", "b"), ("assistant", "c")), "the last turn asks nothing; got no message at all"),
         ({"prompt": 3}, "field prompt is not text; got a number"),
     ],
 )

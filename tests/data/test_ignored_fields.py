@@ -139,13 +139,6 @@ def test_what_a_question_and_the_tools_are_made_of(tmp_path: Path) -> None:
     assert chat.messages[0].content == "Mia is here.\n\nWho?"
 
 
-@pytest.mark.parametrize("reader", [read_chats, read_prompts])
-def test_choices_are_counted_with_their_place(tmp_path: Path, reader: Any) -> None:
-    row = {"question": "Who?", "choices": ["Ben", "Mia"], "answer": "B"}
-    _, counts, warning = read(tmp_path, {"question": "Who?", "answer": "Mia"}, row, row, reader=reader)
-    assert counts.ignored == {"field choices": (2, f"{tmp_path}/data.jsonl:2")} and "choices (2 records" in warning
-
-
 def test_calls_written_as_text_are_calls(tmp_path: Path) -> None:
     call = {"name": "add", "arguments": {"a": 1}}
     wanted = Message(role="assistant", content="Let me see.", tool_calls=(call, call))
@@ -245,7 +238,7 @@ def test_errors_of_data_that_no_fraction_allows(tmp_path: Path) -> None:
 ])  # fmt: skip
 @pytest.mark.parametrize("name", [
     "weight_at", "num_weight", "loss_tokens", "train_at", "input_ids", "labels", "answer_id", "type", "score", "meta",
-    "metadata", "title", "class", "rating", "ignore", "chosen_score", "output", "thought",
+    "metadata", "title", "class", "rating", "ignore", "chosen_score", "output", "idea",
 ])  # fmt: skip
 def test_only_known_fields_are_harmless(tmp_path: Path, reader: Any, row: dict[str, Any], name: str) -> None:
     before, counts, _ = read(tmp_path, row | {"id": 1, "Task-ID": 2, "createdAt": 3, "source": "web"}, reader=reader)

@@ -90,7 +90,7 @@ LINES = {
     "pretty.jsonl": (lambda good: b"{\n" + good[1:] + b"\n{\n" + good[1:] + b"\n", (2, 0, 0)),
     "array.jsonl": (lambda good: b"[" + good + b",\n" + good + b"]", (2, 0, 0)),
     "array_in_a_line.jsonl": (lambda good: lines(good, b"[" + good + b"]"), (1, 1, 0)),
-    "quoted.jsonl": (lambda good: lines(good, b'"' + good.replace(b'"', b'\\"') + b'"'), (1, 1, 0)),
+    "quoted.jsonl": (lambda good: lines(good, b'"' + good.replace(b'"', b'\\"') + b'"'), (2, 0, 0)),
     "values.jsonl": (lambda good: lines(good, b"1", b"null", b'"x"', b"true", b"{}"), (1, 5, 0)),
     "many_fields.jsonl": (
         lambda good: lines(good, b"{" + b",".join(b'"k%d":0' % index for index in range(50_000)) + b"}"), (1, 1, 0)

@@ -84,6 +84,8 @@ def nasty(kind):
         "HTML": b"<!DOCTYPE html><html><body>404</body></html>",
         "an LFS pointer": b"version https://git-lfs.github.com/spec/v1",
     }
+    thought = {"role": "assistant", "content": "a", "thinking": "b"}
+    exchange = turns("user", "assistant")["messages"]
     chats = {
         "messages not a list": {"messages": "hi"},
         "message not an object": {"messages": ["hi"]},
@@ -95,12 +97,12 @@ def nasty(kind):
         "content a number": {"messages": [{"role": "user", "content": 3}]},
         "a picture": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "system in the middle": turns("user", "system", "assistant"),
-        "two systems": turns("system", "system", "user", "assistant"),
+        "system at the end": turns("system", "user", "assistant", "system"),
         "only system": turns("system"),
         "tool before a call": turns("tool", "assistant"),
-        "two questions": turns("user", "user", "assistant"),
-        "two answers": turns("user", "assistant", "assistant"),
-        "assistant first": turns("assistant", "user", "assistant"),
+        "tool after a question": turns("user", "tool", "assistant"),
+        "thought after an answer": {"messages": [*exchange, thought, *exchange]},
+        "tool after system": turns("system", "tool", "user", "assistant"),
         "tools not JSON": {**turns("user", "assistant"), "tools": "[{"},
         "tool without a name": {**turns("user", "assistant"), "tools": [{"x": 1}]},
         "call not JSON": {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": "f("}]},

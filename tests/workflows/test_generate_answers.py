@@ -303,8 +303,8 @@ def test_every_verb_takes_a_gpu_where_there_is_one_and_the_device_it_is_told(tmp
 def test_conversations_with_an_empty_answer_are_counted(tmp_path):
     path, counts = tmp_path / "prompts.jsonl", NoBadRecords()
     path.write_text("".join(json.dumps(turns(*each)) + "\n" for each in (("a", "b"), ("a", ""), ("a", "", "c", "d"))))
-    assert [chat.messages[-1].content for chat in generate.read_questions([path], counts)] == ["a"]
-    assert counts.reasons == {"an answer is empty": 2}
+    assert [chat.messages[-1].content for chat in generate.read_questions([path], counts)] == ["a", "a\n\nc"]
+    assert counts.reasons == {"an answer is empty": 1} and counts.changed["empty turns dropped"] == 1
 
 
 def test_a_broken_prompt_is_not_left_out(tmp_path):

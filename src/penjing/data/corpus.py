@@ -19,6 +19,7 @@ from penjing.base.seeds import fraction
 from penjing.data.clean.pipeline import Pipeline
 from penjing.data.clean.rule import Record, texts_of
 from penjing.data.formats import READERS, BadRecords, Chat, Document, Kind, Message, list_files
+from penjing.data.formats.fields import parse_columns
 from penjing.data.progress import Show, watch
 
 
@@ -31,6 +32,8 @@ class DataSettings(Settings):
     train: tuple[str, ...] = ()  # files or folders of text or chats, or one folder of token shards
     # documents: learn full texts. chats: learn the assistant's turns. preferences: pairs. prompts: the model answers.
     format: Kind = "documents"
+    # Fields of the records by our names, such as instruction:question,output:answer; empty: by the names they have.
+    columns: tuple[str, ...] = ()
     clean: tuple[str, ...] = ()  # cleaning rules in their order, a shipped pipeline (default), or a TOML file of rules
     seq_len: Annotated[int, Ge(8)] = 512  # T, positions of one packed row (the classic script's max_seq_len)
     # For few conversations: rows are shortened below `seq_len`, at most to this length and to the longest conversation,
@@ -50,6 +53,7 @@ class DataSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        parse_columns(self.columns)
         if self.thinking == "switch" and self.format != "chats":
             raise UserError("has no effect", where="data.thinking", got=f"data.format={self.format}", wanted="chats")
         if self.order == "as_given" and self.format != "documents":
@@ -89,13 +93,18 @@ class Corpus:
     def fingerprint(self) -> dict[str, Any]:
         """What decides the records and their split: the files' contents and the settings, but not the files' names."""
         settings = self.settings
-        choices = {"thinking": settings.thinking, "clean": self.pipeline.fingerprint()}
         return {
             "source": sha256_text(json.dumps(list(self.contents.values()))),
             "kind": settings.format,
             "val_fraction": settings.val_fraction,
-            **{name: value for name, value in choices.items() if value != _UNCHANGED[name]},
+            **{name: value for name, value in self._choices.items() if value != _UNCHANGED[name]},
         }
+
+    @property
+    def _choices(self) -> dict[str, Any]:
+        """Settings that change the records."""
+        thinking, columns = self.settings.thinking, list(self.settings.columns)
+        return {"thinking": thinking, "clean": self.pipeline.fingerprint(), "columns": columns}
 
     def ready_tokens(self, meta_file: str) -> Path | None:
         """The folder of data.train, if it holds tokens made before. Raises UserError if they were made otherwise.
@@ -107,9 +116,8 @@ class Corpus:
             return None
         folder = Path(paths[0])
         made_from = read_json(folder / "done.json")["made_from"] if (folder / "done.json").is_file() else None
-        for name, unchanged in _UNCHANGED.items():
-            value = self.pipeline.fingerprint() if name == "clean" else getattr(self.settings, name)
-            made = made_from.get(name, unchanged) if made_from else value
+        for name, value in self._choices.items():
+            made = made_from.get(name, _UNCHANGED[name]) if made_from else value
             if made != value:
                 raise UserError(
                     "these tokens were made with another setting",
@@ -130,7 +138,8 @@ class Corpus:
         """
         counts = counts or BadRecords(max_bad_fraction=1.0)
         clean = self.pipeline.make(counts.changed) if self.settings.clean else None
-        records = READERS[self.settings.format](self.files, bad_records=counts, clean=clean)
+        columns = parse_columns(self.settings.columns)
+        records = READERS[self.settings.format](self.files, bad_records=counts, clean=clean, columns=columns)
         return watch(records, self.files, self._show) if self._show else records
 
     def texts(self, counts: BadRecords | None = None, *, held_out: bool | None = None) -> Iterator[str]:
@@ -145,7 +154,8 @@ class Corpus:
         return ("\n".join(texts_of(record)) for record in records)
 
 
-_UNCHANGED: dict[str, Any] = {"thinking": "as_given", "clean": []}  # settings without effect on the records
+# Their values without effect on the records
+_UNCHANGED: dict[str, Any] = {"thinking": "as_given", "clean": [], "columns": []}
 
 
 # --- the split -------------------------------------------------------------------------------------------------------

@@ -80,10 +80,19 @@ def prepare_chats(
             next_step="Leave it out.",
         )
     counts: Counter[str] = Counter()
-    encoded = _encode_chats(chats, tokenizer, seq_len, thinking, counts, bad_records)
+
+    lengths: list[int] = []  # of conversations that do not fit: the shortest
+
+    def next_step() -> str:
+        if not lengths:
+            return _NEED_MORE_TEXT
+        wanted = f"The shortest needs {lengths[0] - 1:,}: raise data.seq_len, or give shorter ones. {_NEED_MORE_TEXT}"
+        return f"{counts['skipped']:,} conversations are longer than data.seq_len={seq_len}. {wanted}"
+
+    encoded = _encode_chats(chats, tokenizer, seq_len, thinking, counts, lengths, bad_records)
     writer = partial(TokenShardWriter, kind="chats")
     about = {**about, "seq_len": seq_len}
-    splits = write_splits(encoded, writer, tokenizer, folder, val_fraction, about, _NEED_MORE_TEXT)
+    splits = write_splits(encoded, writer, tokenizer, folder, val_fraction, about, next_step)
     return TokenizedDataset(*splits, **counts)
 
 
@@ -115,11 +124,12 @@ def _encode_chats(
     seq_len: int,
     thinking: bool | None,
     counts: Counter[str],
+    lengths: list[int],
     bad_records: BadRecords | None,
 ) -> Iterator[Encoded]:
     for chat in chats:
         try:
-            fitted = _truncate_to_fit(tokenizer, chat, seq_len + 1, thinking)
+            fitted, length = _truncate_to_fit(tokenizer, chat, seq_len + 1, thinking)
             is_unscored = fitted is not None and not any(fitted[0].weights)
             if is_unscored and not any(_has_content(message) for message in chat.messages):
                 raise UserError("all of its tokens have weight 0", where=f"{chat.source}:{chat.line}")
@@ -128,6 +138,7 @@ def _encode_chats(
             continue
         if fitted is None or is_unscored:  # some templates do not render tool calls
             counts["skipped"] += 1
+            lengths[:] = [min([length, *lengths])] if fitted is None else lengths
             continue
         rendered, messages, is_shortened = fitted
         counts["shortened"] += is_shortened
@@ -141,13 +152,16 @@ def _has_content(message: Message) -> bool:
 
 def _truncate_to_fit(
     tokenizer: Tokenizer, chat: Chat, max_tokens: int, thinking: bool | None
-) -> tuple[EncodedChat, tuple[Message, ...], bool] | None:
-    """The longest run of exchanges that fits in `max_tokens` ids, and whether any was dropped; None if none fits."""
+) -> tuple[tuple[EncodedChat, tuple[Message, ...], bool] | None, int]:
+    """The longest run of exchanges that fits in `max_tokens` ids, and whether any was dropped; None if none fits. Then
+    the length of the last run that was tried."""
+    length = 0
     for count, messages in enumerate(_prefixes(chat.messages)):
         rendered = render(tokenizer, messages, chat.tools, thinking=thinking)
-        if len(rendered.ids) <= max_tokens:
-            return rendered, messages, count > 0
-    return None
+        length = len(rendered.ids)
+        if length <= max_tokens:
+            return (rendered, messages, count > 0), length
+    return None, length
 
 
 def _prefixes(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:

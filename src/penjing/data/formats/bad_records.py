@@ -25,10 +25,11 @@ class BadRecords:
     """Counts the records of one pass: good + bad + left_out are all records, each counted once.
 
     bad: broken records. left_out: valid records with nothing to learn from, such as an empty text, and those that a
-    cleaning rule leaves out; they are listed, but never an error. changed: records by the cleaning rule that
-    changes them. Damage can hide where records begin (a truncated archive, broken JSON inside an array). The rest of
-    that file then counts as one bad record. Its size is unknown, so no fraction can be computed: it is an error at
-    once, unless all records may be broken (max_bad_fraction=1).
+    cleaning rule leaves out; they are listed, but never an error. changed: records by what changes them, a cleaning
+    rule or a repair (`data/formats/repair.py`). roles: records by a field and what it is read as.
+    Damage can hide where records begin (a truncated archive, broken JSON inside an array). The rest of that file then
+    counts as one bad record. Its size is unknown, so no fraction can be computed: it is an error at once, unless all
+    records may be broken (max_bad_fraction=1).
     """
 
     def __init__(self, max_bad_fraction: float = DEFAULT_MAX_BAD, path: Path | None = None) -> None:
@@ -37,6 +38,7 @@ class BadRecords:
         self.good = self.bad = self.left_out = 0
         self.reasons: Counter[str] = Counter()  # why valid records, or parts of them, were left out
         self.changed: Counter[str] = Counter()
+        self.roles: Counter[tuple[str, str]] = Counter()
         self.ignored: dict[str, tuple[int, str]] = {}  # field or mark: number of records that have it, the first place
         self.first: list[str] = []  # of a few kinds of error
         self._kinds: set[tuple[str, str]] = set()
@@ -77,6 +79,9 @@ class BadRecords:
         """
         self.good += 1
         self.reasons.update(reasons)
+        self.changed.update(where.repairs)
+        if len(self.roles) < _MAX_IGNORED:
+            self.roles.update(where.roles.items())
         for name in where.ignored:
             name = name if name in self.ignored or len(self.ignored) < _MAX_IGNORED else "other fields"
             count, first = self.ignored.get(name, (0, str(where)))
@@ -119,7 +124,7 @@ class BadRecords:
         note = f"of {self.records:,} records {self.bad:,} are broken and {self.left_out:,} left out"
         note += f"{_counted(self.reasons)}{where}"
         if self.changed.total():
-            note += f"; changed by cleaning rules{_counted(self.changed)}"
+            note += f"; changed{_counted(self.changed)}"
         if self.unread:
             suffix = f" and {len(self.unread) - _NUM_SHOWN:,} more" if len(self.unread) > _NUM_SHOWN else ""
             note += f"; not read to the end: {', '.join(self.unread[:_NUM_SHOWN])}{suffix}"

@@ -10,11 +10,12 @@ from penjing.base.errors import UserError
 from penjing.data.formats.csv_parquet import csv_records, table_records, tsv_records
 from penjing.data.formats.files import format_of
 from penjing.data.formats.json_values import json_records
+from penjing.data.formats.pairs import answer_field, chat_field, question_field
 from penjing.data.formats.schema import (
-    ANSWER_FIELDS,
-    CHAT_FIELDS,
+    CHOSEN_FIELDS,
     LABEL_FIELDS,
     QUESTION_FIELDS,
+    REJECTED_FIELDS,
     ROLES,
     TEXT_FIELDS,
     Kind,
@@ -46,34 +47,43 @@ def record_text(record: Mapping[str, Any], where: SourceLocation) -> str:
         hint = None if kind in (None, "documents") else f"This looks like {kind}, not documents: data.format={kind}."
         wanted = " or ".join(TEXT_FIELDS)
         raise UserError("no field text", where=where, got=fields_of(record), wanted=wanted, next_step=hint)
-    where.used.add(name)
-    return text_of(record[name], name, where)
+    where.use(name, "text")
+    value = record[name]
+    if isinstance(value, list) and value and all(isinstance(line, str) for line in value):  # lines of a poem
+        value = "\n".join(value)
+    return text_of(value, where.names.get(name, name), where)
 
 
 def kind_of(record: Mapping[str, Any]) -> Kind | None:
     """The kind of data of a record; None if unknown."""
-    has_text = any(isinstance(record.get(name), str) for name in TEXT_FIELDS)
-    turns = record.get(present(record, CHAT_FIELDS) or "")
-    if ("chosen" in record and "rejected" in record) or _is_preference(record, has_text):
+    has_text = any(_is_text(record.get(name)) for name in TEXT_FIELDS)
+    field = chat_field(record)
+    turns = record[field] if field else None
+    if (present(record, CHOSEN_FIELDS) and present(record, REJECTED_FIELDS)) or _is_preference(record, has_text):
         return "preferences"
     if isinstance(turns, list) and turns:
         return "prompts" if "gt" in record or _ends_unanswered(turns[-1]) else "chats"
     if present(record, ("instruction", "en_instruction", "zh_instruction")):
         return "chats"
-    if present(record, QUESTION_FIELDS):
-        has_answer = present(record, ANSWER_FIELDS) is not None
-        return "chats" if has_answer else "documents" if has_text else "prompts"
+    if name := question_field(record):
+        answer = answer_field(record)
+        if answer is not None and (not has_text or name in QUESTION_FIELDS[:2] or _is_text(record[answer])):
+            return "chats"
+        return "documents" if has_text else "prompts"
     return "documents" if has_text else None
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and bool(value) and isinstance(value[0], str))
 
 
 def _is_preference(record: Mapping[str, Any], has_text: bool) -> bool:
     """Whether a record is an answer with a label: as plain chat data a bad answer would be learned."""
-    if not any(isinstance(record.get(name), bool) for name in LABEL_FIELDS):
+    if not any(str(record.get(name)).lower() in ("true", "false") for name in LABEL_FIELDS):
         return False
-    if record.get(present(record, CHAT_FIELDS) or ""):
+    if chat_field(record) and record[chat_field(record) or ""]:
         return True
-    question = present(record, (*QUESTION_FIELDS, "instruction"))
-    return present(record, (*ANSWER_FIELDS, "output")) is not None and (question is not None or not has_text)
+    return answer_field(record) is not None and (question_field(record) is not None or not has_text)
 
 
 def _ends_unanswered(last: object) -> bool:
@@ -88,4 +98,5 @@ def _ends_unanswered(last: object) -> bool:
 
 def unknown_record(record: Mapping[str, Any], where: SourceLocation) -> UserError:
     wanted = "text, conversations, messages, instruction + output, or prompt + response"
-    return UserError("not a known kind of record", where=where, got=fields_of(record), wanted=wanted)
+    hint = "Name the fields: data.columns=FIELD:text, or FIELD:question,FIELD:answer."
+    return UserError("not a known kind of record", where=where, got=fields_of(record), wanted=wanted, next_step=hint)

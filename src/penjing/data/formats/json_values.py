@@ -21,11 +21,23 @@ def json_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | UserError]]
     """(line, record) of a JSON file; a value that is not a record is yielded as an error."""
     values = _json_lines(path) if _is_json_lines(path) else JsonStream(path).values()
     for line, value in values:
+        value = _inner(value) if isinstance(value, str) else value
         if isinstance(value, (dict, UserError)):
             yield line, value
         else:
             got = type_name(value)
             yield line, UserError("not a record", where=f"{path}:{line}", got=got, wanted="a JSON object {...}")
+
+
+def _inner(text: str) -> Any:
+    """The record that a value spells as text; any other text as it is."""
+    if not text.lstrip().startswith("{"):
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
 
 
 def _is_json_lines(path: Path) -> bool:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from penjing.base.errors import UserError
+from penjing.data.formats.loose_json import parsed_json
+from penjing.data.formats.repair import repaired
 from penjing.data.formats.schema import (
     CHAT_FIELDS,
     MEDIA_FIELDS,
-    QUESTION_FIELDS,
     REASONING_FIELDS,
     ROLES,
     SWITCH_FIELDS,
@@ -24,14 +26,12 @@ from penjing.data.formats.schema import (
 )
 from penjing.data.formats.source_location import SourceLocation, fields_of, present, text_of, type_name
 
-# data/tokenizer/tokenizer.py's, which imports this package
-_THINK, _END_THINK = "<think>", "</think>"
-_TOOL_CALL, _END_TOOL_CALL = "<tool_call>", "</tool_call>"
+# Marks of a thought at the start of an answer. Some have marks around the answer too.
+_THOUGHTS = {f"<{name}>": f"</{name}>" for name in ("think", "thinking", "thought", "reasoning")}
+_THOUGHTS["<|begin_of_thought|>"] = "<|end_of_thought|>"
+_THINK, _END_THINK = "<think>", "</think>"  # data/tokenizer/tokenizer.py's, which imports this package
+_ANSWER = re.compile(r"\s*(?:<answer>(.*)</answer>|<\|begin_of_solution\|>(.*)<\|end_of_solution\|>)\s*", re.DOTALL)
 _ANALYSIS = "analysis"  # OpenAI's channel of thoughts
-
-
-def is_empty(message: Message) -> bool:
-    return not message.tool_calls and not message.content.strip()
 
 
 def refuse_media(fields: Mapping[str, Any], where: SourceLocation) -> None:
@@ -41,14 +41,17 @@ def refuse_media(fields: Mapping[str, Any], where: SourceLocation) -> None:
             raise UserError(f"field {name} is not text", where=where, got=type_name(fields[name]), wanted="text only")
 
 
-def field_text(record: Mapping[str, Any], name: str, where: SourceLocation) -> str:
-    """The text of a field of the record, which counts as used."""
+def field_text(record: Mapping[str, Any], name: str, where: SourceLocation, role: str) -> str:
+    """The text of a field of the record, which counts as used. role: what it is read as."""
     where.used.add(name)
-    return text_of(record.get(name), name, where)
+    text = text_of(record.get(name), where.names.get(name, name), where)
+    if text.strip():
+        where.use(name, role)
+    return text
 
 
 def system_of(record: Mapping[str, Any], where: SourceLocation) -> list[Message]:
-    text = field_text(record, present(record, SYSTEM_FIELDS) or "system", where)
+    text = field_text(record, present(record, SYSTEM_FIELDS) or "system", where, "system")
     return [Message(role="system", content=text)] if text.strip() else []
 
 
@@ -70,133 +73,62 @@ def note_marks(text: str, where: SourceLocation) -> None:
 
 
 def assistant_turn(
-    content: str,
-    where: SourceLocation,
-    reasoning: str = "",
-    calls: tuple[dict[str, Any], ...] = (),
-    is_target: bool = True,
+    content: str, reasoning: str = "", calls: tuple[dict[str, Any], ...] = (), is_target: bool = True
 ) -> Message:
-    """An assistant message. A thought at the start of the content becomes its `reasoning_content`, tool calls at the
-    end its `tool_calls`.
+    """An assistant message. A thought at the start of the content becomes its `reasoning_content`.
 
-    Content is never encoded as control tokens. A thought or a call left in the content would be learned as plain text,
-    but inference expects control tokens. The <think> before a thought may be missing, as in the answers of models whose
+    Content is never encoded as control tokens. A thought left in the content would be learned as plain text, but
+    inference expects control tokens. The <think> before a thought may be missing, as in the answers of models whose
     prompt ends with it. Marks elsewhere stay in the content.
     """
-    before, end, answer = content.partition(_END_THINK)
-    head = before.strip()
-    thought = head.removeprefix(_THINK).strip()
-    is_thought = end and (head.startswith(_THINK) or _THINK not in head)
-    if is_thought and (not reasoning.strip() or thought in ("", reasoning.strip())):
-        reasoning, content = reasoning if reasoning.strip() else thought, answer.lstrip("\r\n")
-    if not calls:
-        content, calls = _split_calls(content, where)
+    thought, answer = _split_thought(content)
+    if thought is not None and (not reasoning.strip() or thought in ("", reasoning.strip())):
+        reasoning, content = reasoning if reasoning.strip() else thought, answer
     return Message(
         role="assistant", content=content, reasoning_content=reasoning, tool_calls=calls, is_target=is_target
     )
 
 
-def _split_calls(content: str, where: SourceLocation) -> tuple[str, tuple[dict[str, Any], ...]]:
-    """The content before the tool calls at its end, and the calls; the whole content if one of them is not valid."""
-    text, *parts = content.split(_TOOL_CALL)
-    calls: tuple[dict[str, Any], ...] = ()
-    for part in parts:
-        body, end, rest = part.partition(_END_TOOL_CALL)
-        try:
-            parsed = _tool_calls(body, "content", where) if end and not rest.strip() else ()
-        except UserError:
-            parsed = ()
-        if not parsed:
-            return content, ()
-        calls += parsed
-    return (text.rstrip() if calls else content), calls
-
-
-def alpaca_question(record: Mapping[str, Any], prefix: str, where: SourceLocation) -> list[Message]:
-    """Alpaca's history and question. prefix: of the field names."""
-    messages = []
-    history = record.get("history") or []
-    where.used.add("history")
-    if not isinstance(history, (list, tuple)):
-        raise UserError("field history is not a list", where=where, got=type_name(history), wanted="a list of pairs")
-    for pair in history:
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            got = type_name(pair)
-            raise UserError("field history is not pairs", where=where, got=got, wanted="[question, answer]")
-        messages.append(Message(role="user", content=text_of(pair[0], "history", where)))
-        messages.append(assistant_turn(text_of(pair[1], "history", where), where))
-    parts = [field_text(record, prefix + name, where) for name in ("instruction", "input")]
-    parts.append(field_text(record, "context", where))
-    messages.append(Message(role="user", content="\n".join(part for part in parts if part.strip())))
-    return messages
-
-
-def plain_question(record: Mapping[str, Any], name: str, where: SourceLocation) -> Message:
-    """The question in field `name`, after the text that it refers to in field `context`."""
-    parts = [field_text(record, field, where) for field in ("context", name)]
-    return Message(role="user", content="\n\n".join(part for part in parts if part.strip()) if parts[0] else parts[1])
-
-
-def question_of(record: Mapping[str, Any], where: SourceLocation) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
-    """The question of a record without its system message, and the tools: from a text, messages or Alpaca's fields.
-
-    Empty if there is no such field, or if it is blank.
-    """
-    name = present(record, (*QUESTION_FIELDS, *CHAT_FIELDS))
-    tools = tools_of(record, where)
-    if name is not None and (name in CHAT_FIELDS or isinstance(record[name], list)):
-        where.used.add(name)
-        messages, message_tools = turns_of({CHAT_FIELDS[0]: record[name]}, where, field_name=name)
-        return messages, message_tools or tools
-    if name is not None:
-        messages = [plain_question(record, name, where)] if field_text(record, name, where).strip() else []
-    elif present(record, ("instruction",)):
-        messages = alpaca_question(record, "", where)
-    else:
-        messages = []
-    if messages and not messages[-1].content.strip():
-        messages = []
-    return messages, tools
+def _split_thought(content: str) -> tuple[str | None, str]:
+    """The thought that a content begins with, and the answer after it; None if it begins with none."""
+    if "</" not in content and "<|" not in content:
+        return None, content
+    start = content.lstrip()
+    opening = next((mark for mark in _THOUGHTS if start.startswith(mark)), "")
+    thought, end, answer = start.removeprefix(opening).partition(_THOUGHTS.get(opening, _END_THINK))
+    if not end or (not opening and _THINK in thought):
+        return None, content
+    marked = _ANSWER.fullmatch(answer)
+    return thought.strip(), (marked[1] or marked[2] or "").strip() if marked else answer.lstrip("\r\n")
 
 
 def turns_of(
     record: Mapping[str, Any], where: SourceLocation, field_name: str = ""
 ) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
     """The messages and tools of a record. field_name: the name in errors, if it is not the record's field."""
-    field = present(record, CHAT_FIELDS)
+    field = next((name for name in CHAT_FIELDS if record.get(name)), None) or present(record, CHAT_FIELDS)
     assert field is not None
-    where.used.add(field_name or field)
+    if not field_name:
+        where.use(field, "messages")
     turns = record[field]
     field = field_name or field
     if not isinstance(turns, list):
         raise UserError(f"field {field} is not a list", where=where, got=type_name(turns), wanted="a list of messages")
     messages = system_of(record, where)
     tools = tools_of(record, where)
-    follows_thought = False
     for index, turn in enumerate(turns):
         if not isinstance(turn, dict):
             raise UserError(f"{field}[{index}] is not a message", where=where, got=type_name(turn), wanted="an object")
         if "human" in turn and "assistant" in turn:  # Firefly: both sides in one object
             messages.append(Message(role="user", content=text_of(turn["human"], "human", where)))
-            messages.append(assistant_turn(text_of(turn["assistant"], "assistant", where), where))
+            messages.append(assistant_turn(text_of(turn["assistant"], "assistant", where)))
             note_ignored(turn, ("human", "assistant"), (), where, " of a message")
             continue
         tools = tools_of(turn, where) or tools
         message = _message(turn, f"{field}[{index}]", where)
-        if follows_thought and message.role == "assistant":
-            message = _with_thought(message, messages.pop(), f"{field}[{index}]", where)
-        follows_thought = message.role == "assistant" and turn.get("channel") == _ANALYSIS
         if message.role != "system" or message.content.strip():  # a system turn that only carries tools is dropped
             messages.append(message)
     return messages, tools
-
-
-def _with_thought(message: Message, thought: Message, name: str, where: SourceLocation) -> Message:
-    """The message after the thought of the turn before it (OpenAI's channel `analysis`)."""
-    if message.is_target != thought.is_target:
-        raise UserError(f"{name} and its thought have two weights", where=where, wanted="the same")
-    parts = (thought.reasoning_content, message.reasoning_content)
-    return replace(message, reasoning_content="\n".join(part for part in parts if part.strip()))
 
 
 def _message(turn: Mapping[str, Any], name: str, where: SourceLocation) -> Message:
@@ -208,20 +140,20 @@ def _message(turn: Mapping[str, Any], name: str, where: SourceLocation) -> Messa
         got = repr(speaker) if speaker is not None else fields_of(turn)
         raise UserError(f"{name} has no known role", where=where, got=got, wanted="system, user, assistant or tool")
     calls_field = "tool_calls" if turn.get("tool_calls") else "function_call"
-    calls = _tool_calls(turn.get(calls_field), name, where)
-    field = "content" if "content" in turn else "value"
+    calls = tool_calls_of(turn.get(calls_field), name, where)
+    field = next((field for field in ("content", "value", "text") if field in turn), "content")
     if field not in turn and not calls:
         raise UserError(f"{name} has no content", where=where, got=fields_of(turn), wanted="content")
     used = {speaker_field, field, *TOOL_FIELDS}
     if role == "tool":
         used |= {"name", "tool_call_id"}
-    if isinstance(speaker, str) and speaker.lower() == "function_call":
-        content, calls = "", _tool_calls(turn.get(field), name, where)
+    if isinstance(speaker, str) and speaker.lower() in ("function_call", "tool_call"):
+        content, calls = "", tool_calls_of(turn.get(field), name, where)
     else:
         content = _content(turn.get(field), f"{name}.{field}", where)
     if role == "assistant":
         used |= {calls_field, *REASONING_FIELDS, *SWITCH_FIELDS}
-        message = assistant_turn(content, where, reasoning_of(turn, where, name), calls, _is_target(turn, name, where))
+        message = assistant_turn(content, reasoning_of(turn, where, name), calls, _is_target(turn, name, where))
         if turn.get("channel") == _ANALYSIS:
             message = replace(message, content="", reasoning_content=message.content)
         used |= {"channel"} if turn.get("channel") in (_ANALYSIS, "final") else set()
@@ -272,11 +204,9 @@ def _parse_json(value: object, name: str, where: SourceLocation) -> Any:
     if isinstance(value, str):
         if not value.strip():
             return None
-        start = repr(value[:40])
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{name} is not JSON: {error}", where=where, got=start) from None
+        start, value = repr(value[:40]), parsed_json(value)
+        if value is None:
+            raise UserError(f"{name} is not JSON", where=where, got=start)
     text_of(json.dumps(value, ensure_ascii=False), name, where)
     return value
 
@@ -298,10 +228,13 @@ def _functions(value: object, name: str, where: SourceLocation) -> list[dict[str
 def tools_of(fields: Mapping[str, Any], where: SourceLocation) -> tuple[dict[str, Any], ...]:
     name = next((name for name in TOOL_FIELDS if fields.get(name)), TOOL_FIELDS[0])
     where.used.add(name)
-    return tuple(_functions(fields.get(name), name, where)) if fields.get(name) else ()
+    if not fields.get(name):
+        return ()
+    where.use(name, "tools")
+    return tuple(_functions(fields[name], name, where))
 
 
-def _tool_calls(value: object, name: str, where: SourceLocation) -> tuple[dict[str, Any], ...]:
+def tool_calls_of(value: object, name: str, where: SourceLocation) -> tuple[dict[str, Any], ...]:
     if not value:
         return ()
     calls = []
@@ -314,27 +247,23 @@ def _tool_calls(value: object, name: str, where: SourceLocation) -> tuple[dict[s
     return tuple(calls)
 
 
-def conversation(messages: Sequence[Message], tools: tuple[dict[str, Any], ...], where: SourceLocation) -> Chat:
-    """The chat of these messages. Raises UserError for an invalid order of roles.
+def conversation(
+    messages: Sequence[Message], tools: tuple[dict[str, Any], ...], where: SourceLocation, *, keeps_end: bool = False
+) -> Chat:
+    """The chat of these messages, repaired where a rule says how (`data/formats/repair.py`).
 
-    A system message must be first, an answer must follow a question, a tool result must follow a call. The same role
-    may not follow itself, except tool results and an assistant after a tool call.
+    keeps_end: the last message stays even if it is empty. Raises UserError for an order of roles that no rule repairs:
+    a system message must be first, and a tool result must follow a call.
     """
-    previous: Message | None = None
+    messages, tools = repaired(messages, tools, where, keeps_end=keeps_end)
+    previous = ""
     for message in messages:
-        role, previous_role = message.role, previous.role if previous else None
-        is_out_of_order = (
-            (role == "system" and previous is not None)
-            or (role == "assistant" and previous_role in (None, "system"))
-            or (role == "tool" and previous_role not in ("assistant", "tool"))
-            or (role == "user" and previous_role == "user")
-            or (role == "assistant" and previous_role == "assistant" and not (previous and previous.tool_calls))
-        )
-        if is_out_of_order:
+        is_late = message.role == "system" and previous
+        if is_late or (message.role == "tool" and previous not in ("assistant", "tool")):
             got = ", ".join(message.role for message in messages[:8])
             wanted = "system?, then user and assistant in turn"
             raise UserError("roles out of order", where=where, got=got, wanted=wanted)
-        previous = message
+        previous = message.role
         note_marks(message.content, where)
         note_marks(message.reasoning_content, where)
     return Chat(messages=tuple(messages), tools=tools, source=str(where.path), line=where.line)

@@ -9,13 +9,16 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.formats.bad_records import BadRecords, NoBadRecords
-from penjing.data.formats.conversations import chats_of, preference_of, prompt_of
+from penjing.data.formats.conversations import chats_of, preference_of, prompt_of, with_truth
 from penjing.data.formats.dispatch import kind_of, record_text, rows_of, unknown_record
+from penjing.data.formats.fields import Columns, standard_record
 from penjing.data.formats.files import format_of, list_files, no_record_error
-from penjing.data.formats.messages import is_empty, note_ignored, note_marks
+from penjing.data.formats.messages import note_ignored, note_marks
 from penjing.data.formats.plain_text import plain_documents
+from penjing.data.formats.repair import is_blank
 from penjing.data.formats.schema import (
     PLAIN_FORMATS,
+    REFERENCE_FIELDS,
     SEPARATOR,
     SWITCH_FIELDS,
     Chat,
@@ -35,6 +38,7 @@ def _read(
     lacks: Callable[[Any], str],
     bad_records: BadRecords | None,
     clean: Clean | None,
+    columns: Columns | None,
 ) -> Iterator[Any]:
     """The records that `parse` makes of each row; it raises UserError for a broken row.
 
@@ -49,7 +53,10 @@ def _read(
             try:
                 if isinstance(value, UserError):
                     raise value
+                if isinstance(value, dict):
+                    value = standard_record(value, columns or {}, where)
                 records = parse(value, where)
+                note_ignored(where.unread, (), (), where)
             except UserError as error:
                 bad_records.add(error, path, line)
                 continue
@@ -94,7 +101,11 @@ def _rows(path: Path, plain_text_holds: str | None) -> Iterator[tuple[int, Any]]
 
 
 def read_documents(
-    paths: Sequence[Path], *, bad_records: BadRecords | None = None, clean: Clean | None = None
+    paths: Sequence[Path],
+    *,
+    bad_records: BadRecords | None = None,
+    clean: Clean | None = None,
+    columns: Columns | None = None,
 ) -> Iterator[Document]:
     """Documents of `paths`, in order, one at a time.
 
@@ -103,7 +114,7 @@ def read_documents(
     into documents of about 2,000 characters, so that a validation set can be split off a novel too. No line is lost,
     and none of less than 64 KiB is cut. `<|endoftext|>` inside a line, or in a record's text, separates documents too.
     A record with empty text is left out. A broken one goes to `bad_records`; without `bad_records` it raises UserError.
-    clean: as for all readers, the cleaning rules (`data/clean`).
+    clean: as for all readers, the cleaning rules (`data/clean`). columns: as for all readers, standard names of fields.
     """
 
     def parse(value: Any, where: SourceLocation) -> Sequence[Document]:
@@ -121,11 +132,15 @@ def read_documents(
     def lacks(document: Document) -> str:
         return "" if document.text and not document.text.isspace() else "the text is empty"
 
-    return _read(paths, None, parse, lacks, bad_records, clean)
+    return _read(paths, None, parse, lacks, bad_records, clean, columns)
 
 
 def read_chats(
-    paths: Sequence[Path], *, bad_records: BadRecords | None = None, clean: Clean | None = None
+    paths: Sequence[Path],
+    *,
+    bad_records: BadRecords | None = None,
+    clean: Clean | None = None,
+    columns: Columns | None = None,
 ) -> Iterator[Chat]:
     """Chats of `paths`, in order, one at a time, whatever their shape (see the package's docstring).
 
@@ -135,15 +150,22 @@ def read_chats(
 
     def lacks(chat: Chat) -> str:
         answers = [message for message in chat.messages if message.role == "assistant"]
-        if any(map(is_empty, answers)):
+        if any(map(is_blank, answers)):
             return "an answer is empty"
-        return "" if any(message.is_target for message in answers) else "no answer has a weight above 0"
+        if any(message.is_target for message in answers):
+            return ""
+        is_asked = any(message.role == "user" for message in chat.messages)
+        return "no answer has a weight above 0" if is_asked else "no question before the answer"
 
-    return _read(paths, "documents, not chats", chats_of, lacks, bad_records, clean)
+    return _read(paths, "documents, not chats", chats_of, lacks, bad_records, clean, columns)
 
 
 def read_prompts(
-    paths: Sequence[Path], *, bad_records: BadRecords | None = None, clean: Clean | None = None
+    paths: Sequence[Path],
+    *,
+    bad_records: BadRecords | None = None,
+    clean: Clean | None = None,
+    columns: Columns | None = None,
 ) -> Iterator[Chat]:
     """Conversations that wait for an answer; their `fields` hold the full record, with reference answers.
 
@@ -152,13 +174,21 @@ def read_prompts(
     """
 
     def parse(record: Mapping[str, Any], where: SourceLocation) -> Sequence[Chat]:
-        return [replace(prompt_of(record, where), fields=record)]
+        prompt = prompt_of(record, where)
+        fields = with_truth({**where.unread, **record}, where)
+        for name in REFERENCE_FIELDS:
+            where.unread.pop(name, None)
+        return [replace(prompt, fields=fields)]
 
-    return _read(paths, "documents, not prompts", parse, lambda prompt: "", bad_records, clean)
+    return _read(paths, "documents, not prompts", parse, lambda prompt: "", bad_records, clean, columns)
 
 
 def read_preferences(
-    paths: Sequence[Path], *, bad_records: BadRecords | None = None, clean: Clean | None = None
+    paths: Sequence[Path],
+    *,
+    bad_records: BadRecords | None = None,
+    clean: Clean | None = None,
+    columns: Columns | None = None,
 ) -> Iterator[PreferenceRecord]:
     """Pairs of answers, and single answers with a label, one at a time, whatever their shape (see the package).
 
@@ -170,12 +200,12 @@ def read_preferences(
         return [preference_of(record, where)]
 
     def lacks(preference: PreferenceRecord) -> str:
-        if any(is_empty(chat.messages[-1]) for chat in preference.chats):
+        if any(is_blank(chat.messages[-1]) for chat in preference.chats):
             return "an answer is empty"
         first, *others = (chat.messages for chat in preference.chats)
         return "both answers are the same" if first in others else ""
 
-    return _read(paths, "no preferences", parse, lacks, bad_records, clean)
+    return _read(paths, "no preferences", parse, lacks, bad_records, clean, columns)
 
 
 READERS: dict[Kind, Callable[..., Iterator[Any]]] = {
@@ -186,7 +216,7 @@ READERS: dict[Kind, Callable[..., Iterator[Any]]] = {
 }
 
 
-def sniff(path: Path) -> Kind:
+def sniff(path: Path, columns: Columns | None = None) -> Kind:
     """The kind of data in a file (or the first file of a folder), from its first valid record. Raises `UserError`."""
     first = list_files([path])[0]
     if format_of(first) in PLAIN_FORMATS:
@@ -196,8 +226,9 @@ def sniff(path: Path) -> Kind:
         if isinstance(record, UserError):
             broken = broken or record
             continue
-        kind = kind_of(record)
+        where = SourceLocation(first, line)
+        kind = kind_of(standard_record(record, columns or {}, where))
         if kind is None:
-            raise unknown_record(record, SourceLocation(first, line))
+            raise unknown_record(record, where)
         return kind
     raise broken or no_record_error(first)

@@ -10,18 +10,37 @@ from typing import Any, Literal
 Kind = Literal["documents", "chats", "preferences", "prompts"]
 
 SEPARATOR = "<|endoftext|>"
-TEXT_FIELDS = ("text", "content", "raw_content")
-CHAT_FIELDS = ("conversations", "messages", "conversation")
-QUESTION_FIELDS = ("prompt", "question")
-ANSWER_FIELDS = ("response", "answer", "completion", "std_answer")
-SYSTEM_FIELDS = ("system", "system_prompt")
+TEXT_FIELDS = ("text", "content", "raw_content", "paragraphs")
+CHAT_FIELDS = ("conversations", "messages", "conversation", "chat", "dialogue", "dialog")
+QUESTION_FIELDS = ("prompt", "question", "problem", "query", "q", "input", "inputs")
+# A solution shows the way to an answer, and a record may have both.
+ANSWER_FIELDS = (
+    "response", "solution", "answer", "completion", "std_answer", "output", "target", "outputs", "targets", "a",
+    "continuation", "final_answer", "answers",
+)  # fmt: skip
+CHOICE_FIELDS = ("choices", "options")
+# Of a question with choices: the right one as its letter, its index from 0, or its text
+KEY_FIELDS = ("answer", "answerkey", "answer_key", "answer_idx", "gold", "correct", "correct_answer", "correct_option")
+CHOSEN_FIELDS = ("chosen", "chosen_response", "response_chosen", "accepted")
+REJECTED_FIELDS = ("rejected", "rejected_response", "response_rejected")
+SYSTEM_FIELDS = ("system", "system_prompt", "system_message")
 TOOL_FIELDS = ("tools", "functions")  # the latter is OpenAI's first name for them
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-SWITCH_FIELDS = ("weight", "train", "loss", "loss_mask")  # of a message: whether the loss includes it
+REASONING_FIELDS = (
+    "reasoning_content", "reasoning", "thinking", "thought", "thoughts", "rationale", "chain_of_thought", "cot",
+    "complex_cot",
+)  # fmt: skip
+SWITCH_FIELDS = ("weight", "train", "loss", "loss_mask", "trainable")  # of a message: whether the loss includes it
 LABEL_FIELDS = ("label", "kto_tag")  # the latter is LLaMA-Factory's
 MEDIA_FIELDS = ("images", "image", "videos", "video", "audios", "audio")  # of multimodal records, which are refused
 # Of a prompt: what rewards and eval compare the answer with
 REFERENCE_FIELDS = ("gt", "answer", "truth", "tests", "cases", "must_contain", "chance", "kind", "wrong", "tool_call")
+# More names of reference answers; `a.b` is a field of a field
+TRUTH_FIELDS = ("ground_truth", "reward_model.ground_truth", "reference_answer", "solution", "final_answer")
+# What `data.columns` may name
+STANDARD_FIELDS = (
+    "text", "question", "answer", "system", "context", "reasoning", "messages", "tools", "choices", "history",
+    "chosen", "rejected", "label", "margin", "gt",
+)  # fmt: skip
 # Fields that name a record, or say where it comes from or what it is about: nothing is lost if they are not learned.
 _HARMLESS_FIELDS = """
     id uid uuid guid idx index index_level_0 unnamed:0 row_id line hash sha256 md5 doc_id document_id
@@ -34,17 +53,19 @@ _HARMLESS_FIELDS = """
 """
 # Marks of templates: as text in a message or a document they are spelled out, and are no control tokens.
 TEXT_MARK = re.compile(
-    r"<(?:\|[\w\u2581]{1,40}\||/?(?:s|think|tool_call|tool_response|bos|eos|pad|unk)|(?:start|end)_of_turn"
-    r"|\uff5c[^\uff5c<>]{1,40}\uff5c)>|\[/?INST\]|<</?SYS>>"
+    r"<(?:\|[\w\u2581]{1,40}\||/?(?:s|think|tool_call|tool_response|function_?call|function=[\w.-]+|tools|bos|eos|pad|unk)"
+    r"|(?:start|end)_of_turn|\uff5c[^\uff5c<>]{1,40}\uff5c)>|\[/?INST\]|<</?SYS>>|\[TOOL_CALLS\]"
 )
 PLAIN_FORMATS = ("txt", "md", "py")
 FORMATS = (*PLAIN_FORMATS, "jsonl", "json", "csv", "tsv", "parquet", "arrow")
 ROLES = {
     "system": "system", "developer": "system",
-    "user": "user", "human": "user",
-    "assistant": "assistant", "gpt": "assistant", "bot": "assistant", "chatgpt": "assistant",
-    "tool": "tool", "observation": "tool", "function": "tool", "function_response": "tool",
-    "function_call": "assistant",
+    "user": "user", "human": "user", "prompter": "user",
+    "assistant": "assistant", "gpt": "assistant", "bot": "assistant", "chatgpt": "assistant", "model": "assistant",
+    "ai": "assistant",
+    "tool": "tool", "observation": "tool", "function": "tool", "function_response": "tool", "tool_response": "tool",
+    "ipython": "tool",
+    "function_call": "assistant", "tool_call": "assistant",
 }  # fmt: skip
 
 
@@ -53,6 +74,14 @@ def _spelling(name: str) -> str:
 
 
 _HARMLESS = frozenset(map(_spelling, ("", *_HARMLESS_FIELDS.split())))  # the empty name: row numbers from pandas
+
+
+# Names that the readers look for, in small letters
+KNOWN_FIELDS = frozenset((
+    *TEXT_FIELDS, *CHAT_FIELDS, *QUESTION_FIELDS, *ANSWER_FIELDS, *CHOICE_FIELDS, *KEY_FIELDS, *CHOSEN_FIELDS,
+    *REJECTED_FIELDS, *SYSTEM_FIELDS, *TOOL_FIELDS, *REASONING_FIELDS, *LABEL_FIELDS, "instruction", "context",
+    "history",
+))  # fmt: skip
 
 
 def is_harmless(name: str) -> bool:

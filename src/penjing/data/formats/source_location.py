@@ -16,16 +16,26 @@ class SourceLocation:
     """A file and a line, and what its reader makes of the record there.
 
     used: the fields of the record that were read. ignored: fields and marks that change what should be learned, and
-    that nothing uses.
+    that nothing uses. names: of fields in the file, if `data.columns` or their capitals differ. unread: fields that
+    `data.columns` does not name. roles: what fields of the file are read as. repairs: what was changed, in words.
     """
 
     path: Path
     line: int
     used: set[str] = field(default_factory=set, compare=False, repr=False)
     ignored: set[str] = field(default_factory=set, compare=False, repr=False)
+    names: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    unread: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    roles: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+    repairs: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}"
+
+    def use(self, name: str, role: str) -> None:
+        """Note that a field is read, and as what."""
+        self.used.add(name)
+        self.roles[self.names.get(name, name)] = role
 
 
 class UnrecoverableFileError(UserError):
@@ -48,6 +58,16 @@ def unrecoverable(error: UserError, where: object = None) -> UnrecoverableFileEr
 def present(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """The first of `names` whose value in the record is not null."""
     return next((name for name in names if record.get(name) is not None), None)
+
+
+def filled(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of `names` whose value is more than white space, else the first that the record has."""
+    has_text = (name for name in names if (value := record.get(name)) is not None and not _is_blank(value))
+    return next(has_text, None) or next((name for name in names if name in record), None)
+
+
+def _is_blank(value: object) -> bool:
+    return isinstance(value, str) and not value.strip()
 
 
 def fields_of(record: Mapping[Any, Any]) -> str:

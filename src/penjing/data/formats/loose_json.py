@@ -1,0 +1,33 @@
+"""JSON inside a text, also as programs write it that do not know JSON: Python's `str` of a list, glaive's calls."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from typing import Any
+
+_LARGEST_LITERAL = 1 << 20  # characters; Python's parser takes some hundred bytes for each
+_QUOTED_ARGUMENTS = re.compile(r"""("arguments"\s*:\s*)'(.*)'(\s*\}\s*)""", re.DOTALL)
+
+
+def parsed_json(text: str) -> Any:
+    """The value of a text; None if it is neither JSON nor a Python literal of the same types."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    if _QUOTED_ARGUMENTS.search(text):  # glaive: {"name": "f", "arguments": '{"a": 1}'}
+        try:
+            return json.loads(_QUOTED_ARGUMENTS.sub(r"\1\2\3", text))
+        except (ValueError, RecursionError):
+            pass
+    if len(text) > _LARGEST_LITERAL:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            return json.loads(json.dumps(ast.literal_eval(text.strip())))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None

@@ -1,0 +1,201 @@
+"""A question and its answer from the fields of one record, with the choices that it has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penjing.base.errors import UserError
+from penjing.data.formats.loose_json import parsed_json
+from penjing.data.formats.messages import assistant_turn, field_text, reasoning_of, tool_calls_of, tools_of, turns_of
+from penjing.data.formats.schema import (
+    ANSWER_FIELDS,
+    CHAT_FIELDS,
+    CHOICE_FIELDS,
+    KEY_FIELDS,
+    QUESTION_FIELDS,
+    REASONING_FIELDS,
+    TOOL_FIELDS,
+    Message,
+)
+from penjing.data.formats.source_location import SourceLocation, filled, present, text_of, type_name
+
+Choices = Sequence[tuple[str, str]]  # letter and text of each
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_LABELLED = re.compile(r"\s*\(?([A-Za-z0-9])[).:、．]\s*(\S.*)", re.DOTALL)
+_KEY = re.compile(r"\s*\(?([A-Za-z0-9])[).:]?\s*")
+
+
+def chat_field(record: Mapping[str, Any]) -> str | None:
+    """The field of a record that holds messages, if there is one."""
+    lists = (name for name in CHAT_FIELDS if isinstance(record.get(name), list) and record[name])
+    return next(lists, None) or present(record, CHAT_FIELDS[:3])
+
+
+def question_field(record: Mapping[str, Any]) -> str | None:
+    """The field of a question outside of messages; Alpaca's `instruction` comes first. A text in `context` alone is one
+    if an answer follows it."""
+    name = "instruction" if record.get("instruction") is not None else filled(record, QUESTION_FIELDS)
+    if name is None and isinstance(record.get("context"), str) and filled(record, ANSWER_FIELDS):
+        return "context"
+    return name
+
+
+def answer_field(record: Mapping[str, Any], prefix: str = "") -> str | None:
+    """The field of an answer; Alpaca's is `output`, whatever else there is. A question is not its own answer."""
+    if "instruction" in record or prefix:
+        return filled(record, [prefix + name for name in ("output", *ANSWER_FIELDS)])
+    return filled(record, [*ANSWER_FIELDS, *(KEY_FIELDS if choices_field(record) else ())])
+
+
+def choices_field(record: Mapping[str, Any]) -> str | None:
+    """The field of choices; `A` if they are in columns of their own."""
+    name = next((name for name in CHOICE_FIELDS if record.get(name)), None)
+    return name or ("A" if all(isinstance(record.get(name), str) for name in "AB") else None)
+
+
+def question_of(record: Mapping[str, Any], where: SourceLocation) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
+    """The question of a record without its system message, and the tools: from a text, messages or Alpaca's fields.
+
+    Empty if there is no such field, or if it is blank.
+    """
+    tools = tools_of(record, where)
+    name = present(record, QUESTION_FIELDS[:2]) or chat_field(record)
+    if name is not None and (name in CHAT_FIELDS or isinstance(record[name], list)):
+        where.use(name, "messages")
+        messages, message_tools = turns_of({CHAT_FIELDS[0]: record[name]}, where, field_name=name)
+        return messages, message_tools or tools
+    name = question_field(record)
+    messages = pair_question(record, "", where) if name is not None else []
+    return (messages if messages and messages[-1].content.strip() else []), tools
+
+
+def pair_question(record: Mapping[str, Any], prefix: str, where: SourceLocation) -> list[Message]:
+    """The history and the question of a record. prefix: of Alpaca's field names.
+
+    A text in `context` comes before a question, but after an instruction. The choices follow, one a line.
+    """
+    messages = _history(record, where)
+    name = question_field(record)
+    if prefix or name == "instruction":
+        asked = present(record, ("question",)) if not prefix else None
+        names = [prefix + "instruction", prefix + "input", *([asked] if asked else []), "context"]
+        parts = [field_text(record, name, where, "question") for name in names]
+        question = "\n".join(part for part in parts if part.strip())
+    else:
+        assert name is not None
+        names = ["context", name] if name != "context" else [name]
+        parts = [field_text(record, name, where, "question") for name in names]
+        question = "\n\n".join(part for part in parts if part.strip()) if parts[0] else parts[-1]
+    choices = choices_of(record, where)
+    if any(text != letter for letter, text in choices):
+        question = "\n".join([question, *(f"{letter}. {text}" for letter, text in choices)])
+    return [*messages, Message(role="user", content=question)]
+
+
+def pair_answer(record: Mapping[str, Any], name: str, where: SourceLocation) -> Message:
+    """The answer in a field: a text, one of the choices, or calls of the record's tools (xLAM's `answers`)."""
+    value = record.get(name)
+    if choices := choices_of(record, where):
+        key = filled(record, KEY_FIELDS) or name
+        where.use(key, "answer")
+        value = _chosen(record.get(key), choices, key, where)
+    elif any(record.get(field) for field in TOOL_FIELDS) and (calls := _calls(value, name, where)):
+        where.use(name, "answer")
+        return Message(role="assistant", content="", tool_calls=calls)
+    where.use(name, "answer")
+    if isinstance(value, dict) and isinstance(value.get("text"), list):  # SQuAD's answers
+        value = next(iter(value["text"]), "")
+    for field in REASONING_FIELDS:
+        if record.get(field):
+            where.use(field, "thought")
+    reasoning = reasoning_of(record, where)
+    return assistant_turn(text_of(value, where.names.get(name, name), where), reasoning)
+
+
+def _calls(value: object, name: str, where: SourceLocation) -> tuple[dict[str, Any], ...]:
+    value = parsed_json(value) if isinstance(value, str) and value.lstrip()[:1] == "[" else value
+    if not isinstance(value, list) or not all(isinstance(item, dict) and "name" in item for item in value):
+        return ()
+    return tool_calls_of(value, name, where)
+
+
+def _history(record: Mapping[str, Any], where: SourceLocation) -> list[Message]:
+    messages: list[Message] = []
+    history = record.get("history") or []
+    where.used.add("history")
+    if isinstance(history, str) and not history.strip():
+        return []
+    if not isinstance(history, (list, tuple)):
+        raise UserError("field history is not a list", where=where, got=type_name(history), wanted="a list of pairs")
+    for pair in history:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            got = type_name(pair)
+            raise UserError("field history is not pairs", where=where, got=got, wanted="[question, answer]")
+        messages.append(Message(role="user", content=text_of(pair[0], "history", where)))
+        messages.append(assistant_turn(text_of(pair[1], "history", where)))
+    if messages:
+        where.use("history", "history")
+    return messages
+
+
+# --- choices ---------------------------------------------------------------------------------------------------------
+
+
+def choices_of(record: Mapping[str, Any], where: SourceLocation) -> Choices:
+    """Letter and text of each choice; empty if the record has none."""
+    name = choices_field(record)
+    if name is None:
+        return ()
+    if name == "A":
+        letters = [letter for letter in _LETTERS if record.get(letter) is not None]
+        for letter in letters:
+            where.use(letter, "choice")
+        return [(letter, text_of(record[letter], letter, where)) for letter in letters]
+    where.use(name, "choices")
+    value = record[name]
+    value = parsed_json(value) if isinstance(value, str) else value
+    if isinstance(value, dict) and isinstance(value.get("text"), list):  # ARC
+        labels = value.get("label")
+        texts = value["text"]
+    elif isinstance(value, dict):
+        labels, texts = list(value), list(value.values())
+    elif isinstance(value, list) and all(isinstance(item, dict) for item in value):
+        labels, texts = [item.get("label") for item in value], [item.get("text") for item in value]
+    else:
+        labels, texts = None, value
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, (str, int, float)) for text in texts):
+        raise UserError(f"field {name} is not choices", where=where, got=type_name(value), wanted="a list of texts")
+    texts = [text_of(str(text), name, where) for text in texts]
+    if isinstance(labels, list) and len(labels) == len(texts) and all(isinstance(label, str) for label in labels):
+        return list(zip(labels, texts, strict=True))
+    found = [_LABELLED.fullmatch(text) for text in texts]
+    if all(found):
+        return [(match[1], match[2]) for match in found if match]
+    return [
+        (_LETTERS[number] if len(texts) <= len(_LETTERS) else str(number), text) for number, text in enumerate(texts)
+    ]
+
+
+def _chosen(key: object, choices: Choices, name: str, where: SourceLocation) -> str:
+    """The text of an answer with choices: letter and text of the right one; an answer in words stays as it is."""
+    number = None
+    if isinstance(key, str):
+        text = key.strip()
+        short = _KEY.fullmatch(text)
+        letters = [letter.lower() for letter, _ in choices]
+        number = next((i for i, choice in enumerate(choices) if text in (choice[1].strip(), ". ".join(choice))), None)
+        if number is None and short and short[1].lower() in letters:
+            number = letters.index(short[1].lower())
+        if number is None and text.isdecimal() and len(text) < 3:
+            key = int(text)
+        elif number is None and len(text) > 1:
+            return key
+    if isinstance(key, int) and not isinstance(key, bool) and 0 <= key < len(choices):
+        number = key
+    if number is None:
+        got = repr(key)[:40]
+        raise UserError(f"field {name} names no choice", where=where, got=got, wanted="a letter, an index or a text")
+    letter, text = choices[number]
+    return text if letter == text else f"{letter}. {text}"

@@ -1,0 +1,148 @@
+"""Tools, calls and results that other programs write as text: in the system message, in answers, in questions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from typing import Any, Literal
+
+from penjing.data.formats.loose_json import parsed_json
+
+Part = tuple[Literal["text", "calls", "result"], Any]
+
+# Hermes, Qwen and ours: <tool_call>; glaive: <functioncall>, which nothing closes; Llama: <function=f>{...}</function>
+# and <|python_tag|>; Mistral: [TOOL_CALLS].
+_PARTS = re.compile(
+    r"<(?P<tag>tool_call|function_?call)>(?P<body>.*?)(?:</(?P=tag)>|(?=<(?P=tag)>)|<\|endoftext\|>|\Z)"
+    r"|<function=(?P<name>[\w.-]+)>(?P<arguments>.*?)</function>"
+    r"|(?:\[TOOL_CALLS\]|<\|python_tag\|>)(?P<rest>.*)"
+    r"|<tool_response>(?P<result>.*?)</tool_response>",
+    re.DOTALL,
+)
+_RESULT = re.compile(r"\s*FUNCTION RESPONSE:\s*(.*)", re.DOTALL)
+_MARKS = ("<tool_call>", "<function", "[TOOL_CALLS]", "<|python_tag|>", "<tool_response>")
+_TOOLS = re.compile(r"<tools>((?:(?!<tools>).)*?)</tools>", re.DOTALL)
+_LISTED = re.compile(r"(?:functions?|tools?)\b[^.\n\[{<]*(?:\.[^\n\[{<]*)?[:\-.]?\s*(?=[\[{])")
+_ACCESS = re.compile(r",? with access to the following (?:functions?|tools?)\b.*", re.DOTALL)
+_SENTENCE = re.compile(r"(?<=[.!?:。！？：])\s|\n|#+ ")
+
+
+def parts_of(content: str, names: Collection[str]) -> list[Part] | None:
+    """An answer in parts: text, calls and results; None if no call or result in it is valid.
+
+    names: of the tools on offer. Text may follow a call of one of them; a call of another that is not at the end is an
+    example in a text.
+    """
+    if not any(mark in content for mark in _MARKS):
+        return None
+    parts: list[Part] = []
+    end = 0
+    for match in _PARTS.finditer(content):
+        parts += _text(content[end : match.start()])
+        end = match.end()
+        if match["result"] is not None:
+            parts.append(("result", match["result"].strip()))
+            continue
+        calls = _calls(match)
+        if not calls:
+            return None
+        parts.append(("calls", calls))
+    parts += _text(content[end:])
+    kinds = [kind for kind, _ in parts]
+    if "calls" not in kinds:
+        return None
+    is_known = all(call["name"] in names for kind, calls in parts if kind == "calls" for call in calls)
+    last_call = len(kinds) - 1 - kinds[::-1].index("calls")
+    first_call = kinds.index("calls")
+    is_at_end = last_call == len(kinds) - 1 and "text" not in kinds[first_call:]
+    return parts if is_known or is_at_end or kinds[first_call + 1] == "result" else None
+
+
+def _text(text: str) -> list[Part]:
+    return [("text", text.strip())] if text.strip() else []
+
+
+def _calls(match: re.Match[str]) -> list[dict[str, Any]]:
+    """The calls of a match; none if one is not valid."""
+    if match["name"]:
+        values = [{"name": match["name"], "arguments": match["arguments"]}]
+    else:
+        text = match["body"] if match["tag"] else match["rest"].removesuffix("</s>").removesuffix("<|eom_id|>")
+        if match["tag"] == "tool_call" and not match[0].endswith("</tool_call>"):
+            return []
+        value = parsed_json(text.strip())
+        values = value if isinstance(value, list) else [value]
+    calls = []
+    for value in values:
+        value = value.get("function", value) if isinstance(value, dict) else {}
+        value = value if isinstance(value, dict) else {}
+        arguments = value.get("arguments", value.get("parameters"))
+        arguments = parsed_json(arguments) if isinstance(arguments, str) and arguments.strip() else arguments or {}
+        if not isinstance(value.get("name"), str) or not isinstance(arguments, dict):
+            return []
+        calls.append({"name": value["name"], "arguments": arguments})
+    return calls
+
+
+def result_of(content: str) -> list[str]:
+    """The tool results that are a whole turn of the user; empty if it is anything else."""
+    if match := _RESULT.fullmatch(content):
+        return [match[1].strip()]
+    found = [match for match in _PARTS.finditer(content) if match["result"] is not None]
+    rest = _PARTS.sub("", content) if found else content
+    return [match["result"].strip() for match in found] if found and not rest.strip() else []
+
+
+def tools_in(system: str) -> tuple[str, list[dict[str, Any]]]:
+    """A system message without the functions that it lists and without what it says of them, and the functions."""
+    if "{" not in system:
+        return system, []
+    for block in _TOOLS.finditer(system):
+        if tools := _functions(block[1]):
+            start = _sentence_start(system, system.index("<tools>"))
+            heading = system.rfind("# Tools", 0, start)  # Qwen's
+            start = heading if heading >= 0 else start
+            end = max(block.end(), system.rfind("</tool_call>") + len("</tool_call>"))
+            return _joined(system[:start], system[end:]), tools
+    listed = _LISTED.search(system)
+    before, after = (system[: listed.end()], system[listed.end() :]) if listed else (system, "")
+    if listed is None or not (tools := _functions(after)):
+        return system, []
+    rest = after[_end_of_json(after) :]
+    if _ACCESS.search(before):
+        return _joined(_ACCESS.sub(".", before), rest), tools
+    return _joined(system[: _sentence_start(system, listed.start())], rest), tools
+
+
+def _joined(before: str, after: str) -> str:
+    text = "\n".join(part.strip() for part in (before, after) if part.strip(" \n#."))
+    return text.removeprefix("SYSTEM:").strip()
+
+
+def _sentence_start(text: str, position: int) -> int:
+    return max((match.end() for match in _SENTENCE.finditer(text, 0, position)), default=0)
+
+
+def _json_values(text: str) -> Iterator[tuple[Any, int]]:
+    """JSON values one after another, with the end of each."""
+    decoder, position = json.JSONDecoder(), 0
+    while match := re.compile(r"[\s,]*(?=[\[{])").match(text, position):
+        try:
+            value, position = decoder.raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            return
+        yield value, position
+
+
+def _end_of_json(text: str) -> int:
+    return max((end for _, end in _json_values(text)), default=len(text))
+
+
+def _functions(text: str) -> list[dict[str, Any]]:
+    """The functions that a text lists, as JSON or as Python writes it; none if one is no function."""
+    values = [value for value, _ in _json_values(text)] or [parsed_json(text.strip())]
+    items = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    functions = [item.get("function", item) if isinstance(item, dict) else None for item in items]
+    is_valid = all(isinstance(item, dict) and isinstance(item.get("name"), str) for item in functions)
+    return [item for item in functions if item is not None] if is_valid else []
