@@ -7,7 +7,6 @@ import json
 import random
 import time
 import unicodedata
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ from hypothesis import strategies as st
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
-from penjing.data.tokenizer import train
+from penjing.data.tokenizer import train, training_sample
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, SMALLEST_VOCABULARY, Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
+from penjing.data.tokenizer.training_sample import sample_texts
 
 # Unassigned characters are left out: which of them compose is a matter of the Unicode version.
 ANY = st.text(st.characters(exclude_categories=["Cs", "Cn"]))
@@ -215,21 +215,37 @@ def test_text_without_spaces_is_trained_in_linear_time_and_ordinary_text_alike(m
     assert train_tokenizer(ordinary, 700, max_han_per_token=4).definition == limited
 
 
-def test_only_text_whose_words_do_not_repeat_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "MAX_WORD_CHARACTERS", 100)
-    read = []
+def test_a_large_corpus_is_sampled_evenly_and_a_small_one_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"text {number:05} of many" for number in range(2000)]
+    assert sample_texts(texts) == training_sample.Sample(texts)
+    monkeypatch.setattr(training_sample, "MAX_BYTES", 4000)
+    sample = sample_texts(texts)
+    assert sample.note and 2000 < sum(map(len, sample.texts)) <= 4000
+    numbers = [int(text.split()[1]) for text in sample.texts]
+    gaps = [after - before for before, after in zip([0, *numbers], [*numbers, 2000], strict=True)]
+    assert max(gaps) < 3 * 2000 / len(numbers)
+    assert sample_texts(iter(texts)) == sample
 
-    def texts(words: Callable[[int], str]) -> Iterator[str]:
-        for number in range(1000):
-            read.append(number)
-            yield words(number)
 
-    train_tokenizer(texts(lambda number: f"the same {number % 7} words, again"), 300)
-    assert len(read) == 1000
-    read.clear()
-    trained = train_tokenizer(texts(lambda number: "GATTACA" * 5 if number < 3 else f"{number:030x}"), 300)
-    assert len(read) == 6, "35 characters of the first, 3 x 30 of others"
-    assert len(trained.encode("GATTACA")) == 1
+def test_distinct_words_are_limited_but_not_repeated_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_sample, "MAX_WORD_CHARACTERS", 1000)
+    repeated = [f"the same {number % 7} words, again" for number in range(1000)]
+    assert len(sample_texts(repeated).texts) == 1000
+    distinct = [f"{number:030x}" for number in range(1000)]
+    assert 15 < len(sample_texts(distinct).texts) <= 1000 // 30
+    assert len(sample_texts(["从" * 2_000_000]).texts) == 1, "one text of any length is taken in parts"
+
+
+def test_runs_without_a_space_are_limited_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_sample, "MAX_RUN_CHARACTERS", 10_000)
+    dna = "".join(random.Random(0).choices("ACGT", k=100_000))
+    notes: list[str] = []
+    read: list[int] = []
+    trained = train_tokenizer(
+        [dna, "words stay " * 50], 300, note=notes.append, sampled=lambda: read.append(len(notes))
+    )
+    assert len(trained.encode(dna)) < len(dna) / 2 and len(trained.encode(" words stay")) < 6
+    assert read == [0] and notes == ["90k characters in runs without a space are left out"]
 
 
 def external(folder: Path, eos: object, names: dict[str, str], ends: Any = None) -> Path:

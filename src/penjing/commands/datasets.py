@@ -125,19 +125,9 @@ def tokenizer_train(
 
     penjing tokenizer train corpus.jsonl --vocabulary 6400 --out tokenizer
     """
-    from penjing.base.files import make_folder
-    from penjing.data.corpus import Corpus, DataSettings
-    from penjing.data.tokenizer.train import train_tokenizer
+    from penjing.workflows.tokenizers import train
 
-    corpus = Corpus(DataSettings(train=tuple(map(str, files)), max_bad_fraction=1))
-    bad_records = corpus.counts()
-    texts = corpus.texts(bad_records)
-    make_folder(out)
-    tokenizer = train_tokenizer(texts, vocabulary, max_han_per_token=max_han_per_token)
-    tokenizer.save(out)
-    if bad_records.bad:
-        say(f"{bad_records.note()}; `penjing data report` names the first")
-    say(f"{out}: {tokenizer.size:,} ids")
+    train(files, out, vocabulary, max_han_per_token, console)
 
 
 @tokenizer_app.command("show")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import chain
 
 import tokenizers
@@ -21,24 +21,31 @@ from penjing.data.tokenizer.tokenizer import (
     VISIBLE_TOKENS,
     Tokenizer,
 )
+from penjing.data.tokenizer.training_sample import sample_texts, spread
 
 MAX_TOKEN_BYTES = 16
 # Training takes time quadratic in the length of a piece. Text without spaces (DNA, base64) is one piece.
 MAX_PIECE_CHARACTERS = 1024
-# In distinct words, for which training takes about 100 bytes of memory a character. The 64 MiB of text that a run takes
-# hold less, unless hardly a word repeats (DNA, base64).
-MAX_WORD_CHARACTERS = 24 << 20
 MAX_CHARACTERS = 40_000  # distinct ones in the training text of a tokenizer
 SAMPLED_CHARACTERS = 8 << 20  # of the training text, counted to order the merges
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, *, max_han_per_token: int = 2) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str],
+    vocab_size: int,
+    *,
+    max_han_per_token: int = 2,
+    note: Callable[[str], None] = lambda text: None,
+    sampled: Callable[[], None] = lambda: None,
+    show_progress: bool = False,
+) -> Tokenizer:
     """Train a byte-level BPE of exactly `vocab_size` ids, if the text has enough merges.
 
     max_han_per_token: the maximum of Chinese characters per token. Without a limit BPE merges whole phrases (3.1
     characters per token on formulaic text), and prompts that start elsewhere break. 1 keeps characters apart, 2 allows
     words, 4 suits vocabularies of 6,400 and more. No token mixes Chinese with anything else.
-    Texts after MAX_WORD_CHARACTERS are not read.
+    note: gets what is left out of a large corpus. sampled: called when all texts are read. show_progress: draw bars on
+    a terminal from then on.
     Raises UserError if `vocab_size` cannot hold the 256 bytes and the control tokens, or the text is empty.
     """
     if vocab_size < SMALLEST_VOCABULARY:
@@ -47,24 +54,15 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, *, max_han_per_token:
         )
     if max_han_per_token < 1:
         raise UserError("too small", where="tokenizer.max_han_per_token", got=max_han_per_token, wanted="at least 1")
-    texts = list(_limited(text for text in texts if text.strip()))
-    if not texts:
+    sample = sample_texts(texts)
+    sampled()
+    if sample.note:
+        note(sample.note)
+    if not sample.texts:
         raise UserError("there is no text to train a tokenizer on")
     num_merges = vocab_size - SMALLEST_VOCABULARY
-    return Tokenizer(_assemble(_merges(texts, num_merges, max_han_per_token)[:num_merges]))
-
-
-def _limited(texts: Iterable[str]) -> Iterator[str]:
-    """The texts up to MAX_WORD_CHARACTERS."""
-    words: set[str] = set()
-    num_characters = 0
-    for text in texts:
-        new_words = set(text.split()) - words
-        words |= new_words
-        num_characters += sum(map(len, new_words))
-        yield text
-        if num_characters >= MAX_WORD_CHARACTERS:
-            return
+    merges = _merges(sample.texts, num_merges, max_han_per_token, show_progress)
+    return Tokenizer(_assemble(merges[:num_merges]))
 
 
 def _split(first: str = "") -> pre_tokenizers.PreTokenizer:
@@ -77,7 +75,9 @@ def _byte_level(split: pre_tokenizers.PreTokenizer) -> pre_tokenizers.PreTokeniz
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-def _merges(texts: list[str], num_merges: int, max_han_per_token: int) -> list[tuple[str, str]]:
+def _merges(
+    texts: list[str], num_merges: int, max_han_per_token: int, show_progress: bool = False
+) -> list[tuple[str, str]]:
     """At least `num_merges` merges, if the text has so many, in order, in the printable byte-level spelling.
 
     Plain byte-level BPE merges bytes across character boundaries in formulaic text: the last byte of 看 and the first
@@ -85,11 +85,11 @@ def _merges(texts: list[str], num_merges: int, max_han_per_token: int) -> list[t
     Therefore merges of characters (words) and merges of bytes within a character are trained separately, and then
     ordered by frequency.
     """
-    word_merges = _train_bpe(
-        texts, _split(r"\p{Han}" if max_han_per_token == 1 else r"\p{Han}+"), 2 * num_merges + MAX_CHARACTERS
-    )
-    byte_merges = _train_bpe(texts, _byte_level(_split(r"[^\x00-\x7f]")), 2 * num_merges + 256)
-    sample = list(_take_characters(texts, SAMPLED_CHARACTERS))
+    words = _split(r"\p{Han}" if max_han_per_token == 1 else r"\p{Han}+")
+    word_merges = _train_bpe(texts, words, 2 * num_merges + MAX_CHARACTERS, show_progress)
+    byte_merges = _train_bpe(texts, _byte_level(_split(r"[^\x00-\x7f]")), 2 * num_merges + 256, show_progress)
+    sampled = spread(texts, SAMPLED_CHARACTERS / sum(map(len, texts)))
+    sample = [unicodedata.normalize("NFC", text) for text in sampled]
     counts = Counter(chain.from_iterable(sample))
     for text in sample:
         counts.update(map(str.__add__, text, text[1:]))
@@ -125,22 +125,16 @@ def _merges(texts: list[str], num_merges: int, max_han_per_token: int) -> list[t
     return merges
 
 
-def _train_bpe(texts: list[str], split: pre_tokenizers.PreTokenizer, size: int) -> list[tuple[str, str]]:
+def _train_bpe(
+    texts: list[str], split: pre_tokenizers.PreTokenizer, size: int, show_progress: bool
+) -> list[tuple[str, str]]:
     """Plain BPE; returns the merges in order."""
     bpe = tokenizers.Tokenizer(models.BPE())
     bpe.normalizer = normalizers.NFC()
     bpe.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.FixedLength(MAX_PIECE_CHARACTERS)])
-    trainer = trainers.BpeTrainer(vocab_size=size, max_token_length=MAX_TOKEN_BYTES, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=size, max_token_length=MAX_TOKEN_BYTES, show_progress=show_progress)
     bpe.train_from_iterator(texts, trainer)
     return [(left, right) for left, right in json.loads(bpe.to_str())["model"]["merges"]]
-
-
-def _take_characters(texts: list[str], num_characters: int) -> Iterator[str]:
-    for text in texts:
-        if num_characters <= 0:
-            return
-        yield unicodedata.normalize("NFC", text)
-        num_characters -= len(text)
 
 
 def _is_han(character: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,6 @@ from penjing.train.load_model import start_tokenizer
 from penjing.train.stages.base import Report
 
 T = TypeVar("T")
-TOKENIZER_TRAINING_BYTES = 64 << 20  # of training text for a tokenizer; more changes few merges
 
 
 def on_rank_0(strategy: Strategy, make: Callable[[], T]) -> T:
@@ -50,10 +49,11 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
         raise run.error("init_from", what, got=f"data.format={run.data.format}", wanted=wanted)
     if given is None:
         size = run.tokenizer.vocab_size or run.model.vocab_size
-        texts = Corpus(run.data).texts(held_out=False)  # an error comes before a line says that something begins
+        corpus = Corpus(run.data, ProgressLines(report, "reading text for the tokenizer"))
+        texts = corpus.texts(held_out=False)  # an error comes before a line says that something begins
         report(f"training a tokenizer of {size:,} ids")
-        texts = _limited(texts, TOKENIZER_TRAINING_BYTES)
-        given = train_tokenizer(texts, size, max_han_per_token=run.tokenizer.max_han_per_token)
+        han = run.tokenizer.max_han_per_token
+        given = train_tokenizer(texts, size, max_han_per_token=han, note=report)
     if given.size > run.model.vocab_size:
         raise run.error(
             "model.vocab_size",
@@ -63,15 +63,6 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
         )
     given.save(folder.tokenizer)
     return given
-
-
-def _limited(texts: Iterable[str], num_bytes: int) -> Iterator[str]:
-    """The first texts, of about so many bytes."""
-    for text in texts:
-        if num_bytes <= 0:
-            return
-        num_bytes -= len(text.encode())
-        yield text
 
 
 def tokenized(
