@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
+from penjing.base.c_library import BUILD_SECONDS, is_intact
 from penjing.kernels.attention_metadata import first_keys
 from penjing.kernels.cpu import library
 from penjing.kernels.cpu import ops as cpu
@@ -451,7 +452,7 @@ def test_what_they_do_not_take():
 def child(code, **environment):
     """A process of its own."""
     values = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    limit = 2 * library.BUILD_SECONDS
+    limit = 2 * BUILD_SECONDS
     done = subprocess.run([sys.executable, "-c", code], env=values, capture_output=True, text=True, timeout=limit)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -522,7 +523,7 @@ def test_a_damaged_library_is_never_loaded_but_built_again_and_said_once(tmp_pat
         one_bit,
     ):
         copy.write_bytes(damaged)
-        assert not library._is_intact(copy)
+        assert not is_intact(copy)
     assert child(FULL + LOAD, **environment) == f"0 {cached}"  # an intact one is loaded, whatever cannot be written
     cached.write_bytes(good[:4096])  # the process that maps it dies of SIGBUS
     said, path = child(FULL + LOAD, **environment).split(maxsplit=1)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
+from penjing.base import c_library
 from penjing.kernels.cpu import decode, library
 from penjing.kernels.cpu.decode import Decoder, DecoderWeights, Experts, LayerWeights, LowRank, Matrix, Shape
 
@@ -128,9 +129,9 @@ def test_no_compilers_choice_of_fused_products_changes_a_rows_bits(monkeypatch, 
     compiler, openmp = tmp_path / "cc", library.openmp_library()
     compiler.write_text('#!/bin/sh\nexec gcc "$@" --param avoid-fma-max-bits=512\n')
     compiler.chmod(0o755)
-    monkeypatch.setattr(library, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(c_library, "cache_dir", lambda: tmp_path)
     try:
-        built = library._load(library._DecodeKernels, str(compiler), openmp)
+        built = c_library.load(library._DecodeKernels, str(compiler), [openmp])
     except OSError as error:
         pytest.skip(f"no gcc that knows the option: {error}")
     monkeypatch.setattr(library, "decode_kernels", lambda: built)

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 RULES = {
+    "blocked_words": "penjing.data.clean.blocked_words:BlockedWords",
+    "chat": "penjing.data.clean.chat:Chat",
     "decontamination": "penjing.data.clean.decontamination:Decontamination",
     "exact_duplicates": "penjing.data.clean.exact_duplicates:ExactDuplicates",
+    "language": "penjing.data.clean.language:Language",
+    "length": "penjing.data.clean.length:Length",
+    "lines": "penjing.data.clean.lines:Lines",
+    "mojibake": "penjing.data.clean.mojibake:Mojibake",
     "near_duplicates": "penjing.data.clean.near_duplicates:NearDuplicates",
+    "personal_data": "penjing.data.clean.personal_data:PersonalData",
+    "repetition": "penjing.data.clean.repetition:Repetition",
+    "simplified": "penjing.data.clean.simplified:Simplified",
+    "symbols": "penjing.data.clean.symbols:Symbols",
     "unicode": "penjing.data.clean.unicode:Unicode",
 }

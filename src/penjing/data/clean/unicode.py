@@ -6,6 +6,7 @@ import re
 import unicodedata
 
 from penjing.data.clean.rule import TextRule
+from penjing.data.clean.text_scan import Flag, scan
 
 _LINE_ENDS = re.compile("\r\n?|[\x85\u2028\u2029]")
 # Control characters but tab and LF; soft hyphen; zero-width space, word joiner, byte order mark. Joiners (U+200C,
@@ -17,4 +18,6 @@ class Unicode(TextRule):
     """Changes nothing that a reader sees."""
 
     def text(self, text: str) -> str:
-        return unicodedata.normalize("NFC", _INVISIBLE.sub("", _LINE_ENDS.sub("\n", text)))
+        if scan(text).flags & Flag.INVISIBLE:
+            text = _INVISIBLE.sub("", _LINE_ENDS.sub("\n", text))
+        return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)

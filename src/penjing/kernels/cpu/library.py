@@ -9,24 +9,13 @@ a run says so. The kernels share torch's threads: they are linked with the OpenM
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import os
-import platform
-import shutil
-import subprocess
 import sys
-import tempfile
-import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from ctypes import c_float, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path
 
-from penjing.base.cache_dir import cache_dir
-from penjing.base.errors import UserError
-from penjing.base.files import atomic_write
+from penjing.base.c_library import CLibrary, L, build
 from penjing.kernels import SWITCH
 
 _is_off = f"{SWITCH}=off" if os.environ.get(SWITCH) == "off" else ""
@@ -34,8 +23,6 @@ FLAGS = (
     *("-O3", "-march=native", "-fopenmp", "-pthread", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
 )
-WIDEST_FLAGS = ("-mprefer-vector-width=512",)  # on x86; compilers use half of it by default
-BUILD_SECONDS = 300  # timeout of one compiler call: seconds alone, minutes beside other programs
 _SIGNATURES = {
     "rms_norm": (c_void_p,) * 4 + (c_long,) * 2 + (c_float,) + (c_int,) * 3,
     "rms_norm_backward": (c_void_p,) * 7 + (c_long,) * 3 + (c_int,) * 3,
@@ -73,28 +60,10 @@ _RETURNS = {
 }
 
 
-class _Functions:
-    """The functions of a built library."""
-
-    SOURCES: tuple[str, ...]  # passed to the compiler
-    HEADERS: tuple[str, ...]
-    FLAGS: tuple[str, ...]
-    SIGNATURES: Mapping[str, tuple[type, ...]]
-
-    def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
-        for name, types in self.SIGNATURES.items():
-            function = getattr(library, f"penjing_{name}")
-            function.argtypes, function.restype = types, _RETURNS.get(name)
-            setattr(self, name, function)
-
-    def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:  # for type checkers
-        raise AttributeError(name)
-
-
-class _Kernels(_Functions):
+class _Kernels(CLibrary):
     """The kernels of a training step."""
 
+    FOLDER, RETURNS = Path(__file__).parent, _RETURNS
     SOURCES, HEADERS = ("kernels.c", "attention.c", "weight_grad.c"), ("types.h",)
     FLAGS = (*FLAGS, "-ffp-contract=fast")
     SIGNATURES = _SIGNATURES
@@ -105,9 +74,10 @@ class _Kernels(_Functions):
         self.types = self.attention_types()  # fewer without matrix units
 
 
-class _DecodeKernels(_Functions):
+class _DecodeKernels(CLibrary):
     """The kernels of a forward pass for generation."""
 
+    FOLDER, RETURNS = Path(__file__).parent, _RETURNS
     SOURCES, HEADERS = ("decode.c",), ("linear.h", "panels.h", "team.h", "types.h")
     FLAGS = (*FLAGS, "-ffp-contract=off")  # else which a * b + c become FMAs depends on the unrolled rows
     SIGNATURES = _DECODE_SIGNATURES
@@ -148,51 +118,14 @@ def switch_off() -> None:
 
 
 @cache
-def _build(library: type[_Functions]) -> _Functions | str:
+def _build(library: type[L]) -> L | str:
     """The kernels, or the reason why they are unavailable."""
     if sys.platform != "linux":
         return f"they are built on Linux only, not on {sys.platform}"
-    compilers = list(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))))
-    openmp, reason = openmp_library(), "there is no C compiler (cc, gcc or clang)"
+    openmp = openmp_library()
     if openmp is None:
         return "torch has loaded no OpenMP library, whose threads they would share"
-    for compiler in dict.fromkeys(compilers):
-        try:
-            return _load(library, compiler, openmp)
-        except (OSError, subprocess.SubprocessError, AttributeError) as error:
-            reason = f"{compiler} could not build them: {_last_line(error)}"
-    return reason
-
-
-def _load(library: type[_Functions], compiler: str, openmp: str) -> _Functions:
-    """Load the library from the cache; build it if needed. Raises OSError, SubprocessError and AttributeError."""
-    source_dir = Path(__file__).parent
-    sources, headers = ([source_dir / name for name in names] for names in (library.SOURCES, library.HEADERS))
-    name = f"cpu_{Path(library.SOURCES[0]).stem}-{_key(library, [*sources, *headers], compiler, openmp)}.so"
-    with suppress(OSError, RuntimeError):  # not built yet, no home, or a file system that forbids execution
-        cached = cache_dir() / name
-        if _is_intact(cached):
-            return library(cached)
-        warnings.warn(f"{cached} is damaged: the CPU kernels are built again", stacklevel=2)
-    with tempfile.TemporaryDirectory(prefix="penjing-") as folder:  # a loaded library stays mapped
-        built = Path(folder) / name
-        _compile(library, sources, compiler, openmp, built)
-        with suppress(OSError, UserError, RuntimeError):  # the cache cannot be written: disk full, no permission
-            cached = cache_dir() / name
-            content = built.read_bytes()
-            with atomic_write(cached) as stream:
-                stream.write(content + hashlib.sha256(content).digest())
-            return library(cached)
-        return library(built)
-
-
-def _is_intact(path: Path) -> bool:
-    """Whether the library ends in the SHA-256 of its other bytes. To load a truncated one kills the process (SIGBUS).
-
-    Loaders ignore bytes after the last section. Raises OSError if the file cannot be read.
-    """
-    content = path.read_bytes()
-    return hashlib.sha256(content[:-32]).digest() == content[-32:]
+    return build(library, [openmp])
 
 
 def openmp_library() -> str | None:
@@ -204,35 +137,3 @@ def openmp_library() -> str | None:
     files = {line.split(maxsplit=5)[-1] for line in loaded.splitlines() if "/" in line}
     candidates = sorted(file for file in files if Path(file).name.startswith(("libgomp", "libiomp", "libomp")))
     return next((file for file in candidates if "torch" in file), candidates[0] if candidates else None)
-
-
-def _key(library: type[_Functions], files: Sequence[Path], compiler: str, openmp: str) -> str:
-    """A hash of source, flags, compiler, processor and OpenMP library: machines may share a home directory."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=BUILD_SECONDS).stdout
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    processor = [line for line in lines if line.split(":")[0].strip() in ("flags", "Features", "model name")][:2]
-    build_info = repr(("ends in SHA-256", library.FLAGS, WIDEST_FLAGS, openmp, platform.machine(), processor)).encode()
-    parts = [*(source.read_bytes() for source in files), build_info, version]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
-
-
-def _compile(library: type[_Functions], sources: Sequence[Path], compiler: str, openmp: str, path: Path) -> None:
-    """Build to `path`. Raises OSError and SubprocessError."""
-    widest_flags = WIDEST_FLAGS if platform.machine() in ("x86_64", "AMD64") else ()
-    for extra_flags in dict.fromkeys((widest_flags, ())):
-        result = subprocess.run(
-            [compiler, *library.FLAGS, *extra_flags, "-o", path, *sources, openmp, "-lm"],
-            capture_output=True,
-            text=True,
-            timeout=BUILD_SECONDS,
-        )
-        if result.returncode == 0:
-            return
-    raise OSError(result.stderr.strip() or f"exit status {result.returncode}")
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[-1]

@@ -1,0 +1,47 @@
+"""Leave out conversations that no one would have: empty and repeated turns, roles out of order, echoes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penjing.data.clean.rule import Record, Rule
+from penjing.data.formats.schema import Document, Message, PreferenceRecord
+
+_MIN_ECHO = 20  # characters; a short answer may well repeat the question, as a greeting does
+
+
+class Chat(Rule):
+    """Of conversations and preferences; documents pass."""
+
+    def __call__(self, record: Record) -> Record | str:
+        if isinstance(record, Document):
+            return record
+        chats = record.chats if isinstance(record, PreferenceRecord) else (record,)
+        faults = filter(None, (_fault(chat.messages) for chat in chats))
+        return next(faults, record)
+
+
+def _fault(messages: Sequence[Message]) -> str:
+    """What is wrong; empty if nothing is."""
+    seen: set[tuple[str, str]] = set()
+    before = ""
+    for number, message in enumerate(messages):
+        content = " ".join(message.content.split())
+        if not content and not message.tool_calls and (message.role != "assistant" or not message.reasoning_content):
+            return "an empty turn"
+        if (message.role == "system") != (number == 0 and message.role == "system") or _follows_itself(message, before):
+            return "roles out of order"
+        if message.role == "assistant" and before in ("", "system"):
+            return "an answer without a question"
+        if len(content) >= _MIN_ECHO:
+            if message.role == "assistant" and ("user", content) in seen:
+                return "an answer repeats the question"
+            if message.role in ("user", "assistant") and (message.role, content) in seen:
+                return "a repeated turn"
+        seen.add((message.role, content))
+        before = message.role
+    return ""
+
+
+def _follows_itself(message: Message, before: str) -> bool:
+    return message.role == before != "tool"

@@ -1,0 +1,46 @@
+"""Leave out documents that are too short, or too long, to be a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from penjing.base.config import NonNegativeInt
+from penjing.data.clean.quality import DocumentRule, is_chinese
+from penjing.data.clean.rule import Dropped, RuleSettings
+from penjing.data.clean.text_scan import Scan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits(RuleSettings):
+    section: ClassVar = "rules.length.en"
+
+    min_letters: NonNegativeInt = 10  # letters and digits
+    max_chars: NonNegativeInt = 0  # that are no spaces; 0 = any number
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChineseLimits(Limits):
+    section: ClassVar = "rules.length.zh"
+
+    min_letters: NonNegativeInt = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthSettings(RuleSettings):
+    en: Limits = Limits()
+    zh: ChineseLimits = ChineseLimits()
+
+
+class Length(DocumentRule):
+    settings_type = LengthSettings
+    settings: LengthSettings
+
+    def judge(self, text: str, counts: Scan) -> str | None:
+        limits = self.settings.zh if is_chinese(counts) else self.settings.en
+        letters = counts.letters + counts.digits
+        if letters < limits.min_letters:
+            return Dropped("too short", f"{letters} letters, at least {limits.min_letters}")
+        if limits.max_chars and counts.visible > limits.max_chars:
+            return Dropped("too long", f"{counts.visible} characters, at most {limits.max_chars}")
+        return None

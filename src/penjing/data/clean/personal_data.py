@@ -1,0 +1,145 @@
+"""Mask personal data: addresses of mail and computers, numbers of phones, cards and identities, keys of services.
+
+A number counts only in the form, and with the check digit, of its kind.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from penjing.data.clean.rule import RuleSettings, TextRule
+from penjing.data.clean.text_scan import Flag, scan
+
+Kind = Literal["mail", "key", "identity", "card", "ip", "phone"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalDataSettings(RuleSettings):
+    section: ClassVar = "rules.personal_data"
+
+    mask: tuple[Kind, ...] = ("mail", "key", "identity", "card", "ip", "phone")
+
+
+class PersonalData(TextRule):
+    """Each datum becomes its kind in brackets, such as [MAIL]."""
+
+    settings_type = PersonalDataSettings
+    settings: PersonalDataSettings
+
+    def text(self, text: str) -> str:
+        flags = scan(text).flags
+        for kind, (flag, pattern, is_valid) in _KINDS.items():
+            if flags & flag and kind in self.settings.mask:
+                text = _masked(text, pattern, is_valid, f"[{kind.upper()}]")
+        return text
+
+
+def _masked(text: str, pattern: re.Pattern[str], is_valid: Callable[[re.Match[str]], bool], mask: str) -> str:
+    parts, end = list[str](), 0
+    for found in pattern.finditer(text.translate(_NARROW)):
+        if is_valid(found):
+            begin = found.end("keep") if found.re.groups and found["keep"] else found.start()
+            parts += [text[end:begin], mask]
+            end = found.end()
+    return "".join([*parts, text[end:]]) if parts else text
+
+
+_NARROW = {0xFF10 + digit: str(digit) for digit in range(10)}  # full-width digits
+
+
+def _digits(found: re.Match[str]) -> list[int]:
+    return [int(char) for char in found[0] if char.isdecimal()]
+
+
+def _is_identity(found: re.Match[str]) -> bool:
+    """Of a Chinese resident: 17 digits and their check digit (ISO 7064, MOD 11-2)."""
+    if len(found[0]) != 18:  # of the United States, which has none
+        return True
+    digits = _digits(found)[:17]
+    weights = (7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
+    last = found[0][-1].upper()
+    return "10X98765432"[sum(map(int.__mul__, digits, weights)) % 11] == (last if last == "X" else str(int(last)))
+
+
+def _is_card(found: re.Match[str]) -> bool:
+    """By Luhn's check digit."""
+    digits = _digits(found)[::-1]
+    doubled = [sum(divmod(2 * digit, 10)) for digit in digits[1::2]]
+    return len(set(digits)) > 1 and (sum(digits[::2]) + sum(doubled)) % 10 == 0
+
+
+def _is_ip(found: re.Match[str]) -> bool:
+    try:
+        address = ipaddress.ip_address(found[0])
+    except ValueError:
+        return False
+    if address.version == 6:
+        return any(char.isdigit() for char in found[0])
+    return not address.is_loopback and found[0].split(".")[0] not in ("0", "255")
+
+
+def _is_phone(found: re.Match[str]) -> bool:
+    return 7 <= len(_digits(found)) <= 15
+
+
+def _always(found: re.Match[str]) -> bool:
+    return True
+
+
+_NAME = r"[A-Za-z0-9\u00c0-\u024f._%+-]"
+_CARDS = (
+    r"(?:4\d{3}|5[1-5]\d\d|2[2-7]\d\d|35\d\d|6\d{3})(?:[ -]?\d{4}){3}|3[47]\d\d[ -]?\d{6}[ -]?\d{5}"
+    r"|3[068]\d\d[ -]?\d{6}[ -]?\d{4}"
+    r"|6\d{3}(?:[ -]?\d{4}){3}[ -]?\d{1,3}"
+)
+_ALONE = r"(?<![A-Za-z0-9_+*/=$.,-])"  # not a part of a sum, a decimal, or a code
+_PHONES = (  # with the country's code, Chinese mobiles, Chinese landlines, free numbers, North America, named, others
+    rf"{_ALONE}(?:\+|00)[1-9]\d{{0,2}}[ .-]?(?:\(\d{{1,4}}\)[ .-]?)?\d{{1,4}}(?:[ .-]?\d{{2,4}}){{1,4}}",
+    r"(?<![\d.])(?:86[ -]?)?1[3-9]\d[ -]?\d{4}[ -]?\d{4}",
+    r"(?:\(0[1-9]\d{1,2}\)|(?<![\d.-])0[1-9]\d{1,2})[ -]?[2-9]\d{2,3}[ -]?\d{4}",
+    rf"{_ALONE}[48]00[ -]\d{{3}}[ -]?\d{{4}}",
+    rf"{_ALONE}(?:1[ .-])?(?:\([2-9]\d\d\)[ .-]?|\d{{3}}[ .-])\d{{3}}[ .-]\d{{4}}",
+    r"(?P<keep>(?i:\b(?:phone|tel|mobile|cell|fax|whatsapp)|电话|手机|热线|传真)[^\d\n+]{0,8})\+?\d{7,15}",
+    rf"{_ALONE}0[1-9]\d{{1,3}}[ /-]\d{{3,4}}[ -]?\d{{3,4}}",
+)
+_KINDS: dict[Kind, tuple[Flag, re.Pattern[str], Callable[[re.Match[str]], bool]]] = {
+    "mail": (
+        Flag.MAIL,
+        re.compile(
+            rf"(?<!{_NAME}){_NAME}{{1,64}}[@\uff20](?:[A-Za-z0-9\u00c0-\u024f-]{{1,63}}\.){{1,8}}[A-Za-z]{{2,24}}"
+        ),
+        _always,
+    ),
+    "key": (
+        Flag.KEY,
+        re.compile(
+            r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]{1,8000}?-----END [A-Z ]{0,40}PRIVATE KEY-----"
+            r"|(?<![A-Za-z0-9])(?:(?:sk|pk|rk)[-_][A-Za-z0-9_-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_[A-Za-z0-9]{30,}"
+            r"|github_pat_[A-Za-z0-9_]{30,}|glpat-[A-Za-z0-9_-]{20,}|hf_[A-Za-z0-9]{30,}|xox[abeprs]-[A-Za-z0-9-]{10,}"
+            r"|AIza[A-Za-z0-9_-]{35}|npm_[A-Za-z0-9]{36}|pypi-[A-Za-z0-9_-]{30,}|LTAI[A-Za-z0-9]{12,}|AKID[A-Za-z0-9]{30,}"
+            r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,})"
+            r"|(?P<keep>(?i:key|secret|token|password|passwd)['\"]?[ ]{0,2}[:=][ ]{0,2}['\"]?(?:bearer )?)"
+            r"(?=[^\s]{0,40}\d)[A-Za-z0-9_/+=.-]{16,}"
+        ),
+        _always,
+    ),
+    "identity": (
+        Flag.NUMBER,
+        re.compile(
+            r"(?<![0-9A-Za-z])[1-9]\d{5}(?:18|19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])\d{3}[\dXx](?![0-9A-Za-z])"
+            r"|(?<![\d-])(?!000|666|9)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\d-])"
+        ),
+        _is_identity,
+    ),
+    "card": (Flag.NUMBER, re.compile(rf"(?<![\d.])(?:{_CARDS})(?!\d)"), _is_card),
+    "ip": (
+        Flag.NUMBER | Flag.IPV6,
+        re.compile(r"(?<![\w.:])(?:(?:\d{1,3}\.){3}\d{1,3}(?!\.?\d)|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+)(?!\w)"),
+        _is_ip,
+    ),
+    "phone": (Flag.NUMBER, re.compile(rf"(?:{'|'.join(_PHONES)})(?![\d=]|-\d)"), _is_phone),
+}

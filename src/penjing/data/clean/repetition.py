@@ -1,0 +1,80 @@
+"""Leave out documents that repeat themselves, by Gopher's measures (arXiv:2112.11446, table A1).
+
+An n-gram has n words, and each Chinese character is a word here. So FineWeb-2's limits for Chinese words
+(arXiv:2506.20920, cmn_Hani), of 1.6 characters on average, hold for n-grams of so many characters more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from penjing.base.config import Fraction, NonNegativeInt
+from penjing.data.clean.quality import DocumentRule, first_above, is_chinese
+from penjing.data.clean.rule import RuleSettings
+from penjing.data.clean.text_scan import Scan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits(RuleSettings):
+    """Shares of a document's characters; 1 = no limit."""
+
+    section: ClassVar = "rules.repetition.en"
+
+    min_words: NonNegativeInt = 200  # shorter documents, such as songs, need only keep the limit of `short`
+    short: Fraction = 0.62  # in 10-grams that occurred before
+    lines: Fraction = 0.3  # in lines that occurred before
+    top_2: Fraction = 0.2  # in the most frequent 2-gram
+    top_3: Fraction = 0.18
+    top_4: Fraction = 0.16
+    duplicate_5: Fraction = 0.15  # in 5-grams that occurred before
+    duplicate_6: Fraction = 0.14
+    duplicate_7: Fraction = 0.13
+    duplicate_8: Fraction = 0.12
+    duplicate_9: Fraction = 0.11
+    duplicate_10: Fraction = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChineseLimits(Limits):
+    section: ClassVar = "rules.repetition.zh"
+
+    min_words: NonNegativeInt = 500
+    lines: Fraction = 0.287
+    top_2: Fraction = 1.0
+    top_3: Fraction = 0.256
+    top_4: Fraction = 0.201
+    duplicate_5: Fraction = 1.0
+    duplicate_6: Fraction = 1.0
+    duplicate_7: Fraction = 1.0
+    duplicate_8: Fraction = 0.198
+    duplicate_9: Fraction = 0.19
+    duplicate_10: Fraction = 0.182
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepetitionSettings(RuleSettings):
+    en: Limits = Limits()
+    zh: ChineseLimits = ChineseLimits()
+
+
+class Repetition(DocumentRule):
+    settings_type = RepetitionSettings
+    settings: RepetitionSettings
+
+    def judge(self, text: str, counts: Scan) -> str | None:
+        limits = self.settings.zh if is_chinese(counts) else self.settings.en
+        chars = counts.ngram_chars
+        if counts.words < limits.min_words:
+            return first_above([("repeated 10-grams", counts.duplicate_10, chars, limits.short)])
+        top = [(f"a frequent {n}-gram", getattr(counts, f"top_{n}"), chars, getattr(limits, f"top_{n}")) for n in _TOP]
+        repeated = [
+            (f"repeated {n}-grams", getattr(counts, f"duplicate_{n}"), chars, getattr(limits, f"duplicate_{n}"))
+            for n in _REPEATED
+        ]
+        return first_above(
+            [("repeated lines", counts.duplicate_chars, counts.line_chars, limits.lines), *top, *repeated]
+        )
+
+
+_TOP, _REPEATED = range(2, 5), range(5, 11)

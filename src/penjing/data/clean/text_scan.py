@@ -1,0 +1,260 @@
+"""What the rules ask of a text, by one pass over it: what it may contain, counts of characters, words and lines, and
+repetition. In C (text_scan.c); without a compiler the same in Python, some thirty times as slow."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Collection, Sequence
+from ctypes import c_char_p, c_long, c_void_p
+from enum import IntFlag
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from penjing.base.c_library import CLibrary, build
+
+MAX_WORDS = 1 << 18  # repetition is measured in so many words and lines from the start
+
+
+class Flag(IntFlag):
+    """What a text may contain; without the flag it does not."""
+
+    INVISIBLE = 1  # control and zero-width characters, other line ends than LF
+    MOJIBAKE = 2
+    MAIL = 4  # an at sign between letters
+    NUMBER = 8  # seven digits close to each other, or three dots between digits
+    KEY = 16  # 16 letters and digits in a row, or 32 letters
+    IPV6 = 32
+    BOILERPLATE = 64  # words that lines of web pages have
+
+
+class Scan(NamedTuple):
+    """Counts. A word is a run of letters and digits, or one character of Chinese and Japanese."""
+
+    spaces: int
+    punctuation: int
+    symbols: int
+    digits: int
+    latin: int
+    han: int
+    kana: int
+    hangul: int
+    other: int  # letters of other scripts
+    words: int
+    word_chars: int
+    long_chars: int  # characters in words of more than 40 Latin letters and digits
+    alpha_words: int  # with a letter
+    stop_words: int  # such as "the" and "的"
+    lines: int  # that are not empty
+    closed_lines: int  # that end in punctuation, or are indented
+    duplicate_lines: int
+    line_chars: int
+    duplicate_chars: int  # in duplicate lines
+    replaced: int  # U+FFFD
+    tags: int  # `<` and a letter, `/` or `!`
+    flags: int
+    same_char: int  # from the ninth of equal characters in a row
+    ngram_chars: int  # the length of all words in which n-grams are counted
+    top_2: int  # characters in the n-gram of words that has most of them; 0 if none occurs twice
+    top_3: int
+    top_4: int
+    duplicate_5: int  # characters in n-grams that occurred before
+    duplicate_6: int
+    duplicate_7: int
+    duplicate_8: int
+    duplicate_9: int
+    duplicate_10: int
+
+    @property
+    def letters(self) -> int:
+        return self.latin + self.han + self.kana + self.hangul + self.other
+
+    @property
+    def visible(self) -> int:
+        return self.letters + self.digits + self.punctuation + self.symbols
+
+
+class _Library(CLibrary):
+    FOLDER = Path(__file__).parent
+    SOURCES = ("text_scan.c",)
+    FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
+    SIGNATURES: ClassVar = {"scan": (c_char_p, c_long, c_void_p)}
+    RETURNS: ClassVar = {"scan": ctypes.c_int}
+
+
+@cache
+def _library() -> _Library | None:
+    built = "PENJING_KERNELS=off" if os.environ.get("PENJING_KERNELS") == "off" else build(_Library)
+    if isinstance(built, str):
+        warnings.warn(f"cleaning rules run in Python, some thirty times as slow as in C: {built}", stacklevel=4)
+        return None
+    return built
+
+
+@lru_cache(maxsize=8)  # several rules ask for one text
+def scan(text: str) -> Scan:
+    library = _library()
+    if library is None:
+        return scan_in_python(text)
+    content = text.encode("utf-8", "surrogatepass")
+    numbers = (ctypes.c_int64 * len(Scan._fields))()
+    if library.scan(content, len(content), numbers):
+        raise MemoryError("while a text was scanned")
+    return Scan._make(numbers)
+
+
+# --- the same in Python -----------------------------------------------------------------------------------------------
+
+# Ranges of code points of each class but symbols, the first that has a character counts.
+_CLASSES = {
+    "han": "\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\U00020000-\U0003ffff\u3007\u25a1",
+    "spaces": "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000",
+    "punctuation": r".,;:!?'\"()\-" + "\xa1\xab\xb7\xbb\xbf\u2010-\u205e\u3001-\u3003\u3008-\u3011\u3014-\u301f\u30fb"
+    "\ufe30-\ufe4f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65",
+    "digits": "0-9\uff10-\uff19",
+    "latin": "A-Za-z\xc0-\xd6\xd8-\xf6\xf8-\u024f\u1e00-\u1eff\uff21-\uff3a\uff41-\uff5a",
+    "kana": "\u3041-\u3096\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9d",
+    "hangul": "\uac00-\ud7a3\u1100-\u11ff\u3130-\u318f",
+    "other": "\u0250-\u1fff\u2c00-\u2dff\ua000-\uabff\ufb00-\ufdff\ufe70-\ufefc"
+    "\U00010000-\U0001cfff\U0001d400-\U0001d7ff",
+}
+_CLASS = re.compile("|".join(f"(?P<{name}>[{ranges}])" for name, ranges in _CLASSES.items()))
+_IN_WORDS = frozenset({*_CLASSES} - {"spaces", "punctuation"})
+_STOP_WORDS = frozenset(["and", "the", "you", "his", "she", "that", "this", "with", "have", "they", "from", "what"])
+_STOP_HAN = frozenset("的了是在不有和我他这就也都而以之其与为于乃曰者這與為於你们一")
+_SPACES = "".join(filter(str.isspace, map(chr, [*range(9, 14), 32, *range(127, 0x3001)])))
+_CLOSING = frozenset(".,;:!?'\")]}>’”—…、。！），：；？" + "".join(map(chr, range(0x300A, 0x3012))))
+_LEAD = "\xc2-\xf4\u0102\u0139\u221a\xac\u201a\u0393\u251c\u0432\u0420\u0421"
+_TRAIL = (
+    "\x80-\xbf\u0152-\u0178\u017d\u017e\u0192\u02c6\u02dc\u2013-\u203a\u20ac\u2122\u0102\u0402-\u040f\u0452-\u045f"
+    "\xc7\xc4\xee\u2310\u2206\u2211\u222b\xf1"
+)
+_HINTS = (
+    "cookie cookies javascript reserved privacy login subscribe newsletter copyright click ipsum sitemap advertisement"
+)
+_WEAK_HINTS = (
+    "facebook twitter menu contact about sign log top content posts articles comment reply terms "
+    "share read more home skip related load register careers back blog support"
+)  # in a short line without punctuation at its end
+_HINT_ENDS, _WEAK_ENDS = (frozenset(word[-8:] for word in words.split()) for words in (_HINTS, _WEAK_HINTS))
+_HAN_HINTS = re.compile("二维|公众|公网|扫码|点击|版权|登录|登陆|©")
+_WEAK_HAN_HINTS = re.compile(
+    "上一|下一|会员|免责|全文|关于|分享|加入|友情|启用|喜欢|地图|开启|推荐|更多|本文|本站|本网|条款|注册|用户|相关|联系|评论|责任|返回|阅读|隐私|首页"
+)
+_GBK = "紝锛銆浜鐨鏄锟鈥"  # UTF-8 read as GBK: parts of punctuation and of frequent characters
+_PAIR = re.compile(f"[{_LEAD}][{_TRAIL}]|[{_GBK}][^{_GBK}]*[{_GBK}]")
+_INVISIBLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u200b\u2060\ufeff\u2028\u2029]")
+_KEY_RUN = re.compile("[A-Za-z0-9_-]{16,}")
+_NUMBER_RUN = re.compile(r"[0-9\uff10-\uff19](?:[-. ()/+]{0,2}[0-9\uff10-\uff19])*[-. ()/+]{0,2}")
+_ADDRESS_RUN = re.compile("[0-9A-Fa-f:]+")
+
+
+def scan_in_python(text: str) -> Scan:
+    """`scan` without a compiler."""
+    counts: Counter[str] = Counter()
+    counts.update(map(_kind, text))
+    words, lines = _words(text), [line.strip(_SPACES) for line in text.split("\n")]
+    stripped = [(line, raw[:1] != line[:1]) for line, raw in zip(lines, text.split("\n"), strict=True) if line]
+    counts.update(
+        words=len(words),
+        word_chars=sum(map(len, words)),
+        long_chars=sum(len(word) for word in words if len(word) > 40 and {*map(_kind, word)} <= {"latin", "digits"}),
+        alpha_words=sum(any(_kind(char) != "digits" for char in word) for word in words),
+        stop_words=sum(word in _STOP_HAN or _lower(word) in _STOP_WORDS for word in words),
+        lines=len(stripped),
+        closed_lines=sum(indented or line[-1] in _CLOSING for line, indented in stripped),
+        line_chars=sum(len(line) for line, _ in stripped),
+        replaced=text.count("\ufffd"),
+        tags=len(re.findall("<(?=[A-Za-z/!])", text)),
+        flags=_flags(text, words, [line for line, _ in stripped]),
+        same_char=sum(
+            max(0, len(run[0]) - 8)
+            for run in re.finditer(r"(.)\1{8,}", text, re.DOTALL)
+            if _kind(run[1]) not in ("spaces", "han")
+        ),
+    )
+    seen: set[str] = set()
+    for line, _ in stripped[:MAX_WORDS]:
+        counts["duplicate_lines"] += line in seen
+        counts["duplicate_chars"] += len(line) if line in seen else 0
+        seen.add(line)
+    counts.update(_repetition(words[:MAX_WORDS]))
+    return Scan._make(counts[name] for name in Scan._fields)
+
+
+def _kind(char: str) -> str:
+    found = _CLASS.match(char)
+    return str(found.lastgroup) if found else "symbols"
+
+
+def _lower(word: str) -> str:
+    return word.lower() if word.isascii() else word
+
+
+def _has(ends: Collection[str], words: Sequence[str]) -> bool:
+    return any(_lower(word[-8:]) in ends and len(word) > 2 for word in words)
+
+
+def _words(text: str) -> list[str]:
+    words, begin = list[str](), 0
+    for at, kind in enumerate([*map(_kind, text), "spaces"]):
+        if kind not in _IN_WORDS or kind in ("han", "kana"):
+            words += [text[begin:at]] * (begin < at)
+            words += [text[at]] if kind in ("han", "kana") else []
+            begin = at + 1
+    return words
+
+
+def _flags(text: str, words: Sequence[str], lines: Sequence[str]) -> int:
+    flags = Flag(0)
+    for at in re.finditer("(?<=(.))[@\uff20](?=(.))", text, re.DOTALL):
+        if (_kind(at[1]) in _IN_WORDS or at[1] in "._%+-") and _kind(at[2]) in _IN_WORDS:
+            flags |= Flag.MAIL
+    if _INVISIBLE.search(text):
+        flags |= Flag.INVISIBLE
+    if _PAIR.search(text):
+        flags |= Flag.MOJIBAKE
+    short = [line for line in lines if len(line) <= 60 and line[-1] not in _CLOSING]
+    weak = any(_WEAK_HAN_HINTS.search(line) or _has(_WEAK_ENDS, _words(line)) for line in short)
+    if _HAN_HINTS.search(text) or weak or _has(_HINT_ENDS, words):
+        flags |= Flag.BOILERPLATE
+    for run in _NUMBER_RUN.finditer(text):
+        digits = dots = 0
+        for char in run[0]:
+            dots += char == "."
+            digits += char not in "-. ()/+"
+            if char not in "-. ()/+" and (digits >= 7 or (dots >= 3 and digits >= 4)):
+                flags |= Flag.NUMBER
+    for run in _KEY_RUN.finditer(text):
+        kinds = {_kind(char) for char in run[0]} - {"punctuation", "symbols"}
+        if len(kinds) == 2 or len(run[0]) >= 32:
+            flags |= Flag.KEY
+    for run in _ADDRESS_RUN.finditer(text):
+        colons = run[0].count(":")
+        if colons < len(run[0]) and (colons >= 7 or (colons >= 2 and "::" in run[0])):
+            flags |= Flag.IPV6
+    return int(flags)
+
+
+def _repetition(words: Sequence[str]) -> dict[str, int]:
+    before = [0, *itertools.accumulate(map(len, words))]
+    found = {"ngram_chars": before[-1]}
+    for n in range(2, 11):
+        grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+        sizes = Counter(grams)
+        if n < 5:
+            most = max((sizes[g] * (before[i + n] - before[i]) for i, g in enumerate(grams) if sizes[g] > 1), default=0)
+            found[f"top_{n}"] = min(most, before[-1])
+            continue
+        seen, covered = set[tuple[str, ...]](), set[int]()
+        for i, gram in enumerate(grams):
+            if gram in seen:
+                covered.update(range(i, i + n))
+            seen.add(gram)
+        found[f"duplicate_{n}"] = sum(len(words[i]) for i in covered)
+    return found
