@@ -237,9 +237,9 @@ def test_list_files(tmp_path: Path) -> None:
 
 
 def test_what_a_folder_holds_beside_data_is_told_by_its_endings(tmp_path: Path) -> None:
-    for name in ("a.jsonl", "b.jsonl.zst", "c.jsonl.zst", "d.parquet.gz", "e.text", "sums", ".f.zst", "README.rst"):
+    for name in ("a.jsonl", "b.jsonl.xz", "c.jsonl.xz", "d.parquet.gz", "e.text", "sums", ".f.xz", "README.rst"):
         write(tmp_path / name, "{}")
-    told = f"{tmp_path}: files of unknown formats are not read: .jsonl.zst (2), .parquet.gz (1), .text (1), no suffix"
+    told = f"{tmp_path}: files of unknown formats are not read: .jsonl.xz (2), .parquet.gz (1), .text (1), no suffix"
     with pytest.warns(UserWarning, match=re.escape(told)):
         assert list_files([tmp_path]) == [tmp_path / "a.jsonl"]
 
@@ -374,15 +374,13 @@ def test_broken_tables(tmp_path: Path, content: str, words: str) -> None:
 
 def test_encodings(tmp_path: Path) -> None:
     chinese = "话说天下大势，分久必合，合久必分。这是我们的国家，他来了。\n" * 20
-    path = write(tmp_path / "gbk.txt", chinese.encode("gbk"))
+    path = write(tmp_path / "gbk.txt", chinese.encode("gbk") + b"\xff\n")
     line = error_of(path).line()
     assert line.startswith(
         f"{path}:1: not valid UTF-8; got byte 0xbb at offset 0. It reads as GB18030: convert it with"
     )
-    assert "BIG5" in error_of(write(tmp_path / "b.txt", "他說這是我們的國家，不在這裡了。\n".encode("big5") * 9)).line()
-    for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32"):
-        for text in (chinese, "plain text\n"):
-            assert encoding[:6].upper() in error_of(write(tmp_path / "u.txt", text.encode(encoding))).line()
+    damaged = "他說這是我們的國家，不在這裡了。\n".encode("big5") * 9 + b"\xff\n"
+    assert "BIG5" in error_of(write(tmp_path / "b.txt", damaged)).line()
     late = "好\n".encode() * 100_000 + b"caf\xe9 au lait\n"
     for name, start in [("l.txt", b""), ("l.jsonl", b""), ("l.json", b"[ ")]:
         bad = late if name == "l.txt" else b'{"text": "a"}\n' * 2 + b'{"text": "caf\xe9"}'
@@ -407,7 +405,7 @@ def test_the_encoding_of_a_file_is_guessed_once(
 
     monkeypatch.setattr(files, "guess_encoding", counted)
     line = '{"text": "话说天下大势，这是我们的国家，他来了。"}\n' if encoding == "gbk" else "a line\n"
-    raw = (line * 50).encode(encoding)
+    raw = (line * 50).encode(encoding) + {"gbk": b"\xff\n", "utf-16-le": b"\x00\xd8\n\x00"}[encoding]  # invalid
     path = write(tmp_path / name, gzip.compress(raw) if name.endswith(".gz") else raw)
     with raises_user_error(got="100.00%") as caught:
         list(read_documents([path], bad_records=BadRecords()))

@@ -7,6 +7,7 @@ the tables here.
 
 import gzip
 import io
+import zipfile
 
 ALL, DOCUMENTS = "all", "documents"
 
@@ -40,11 +41,17 @@ def in_utf(name):
 
 
 ENCODED = {
-    # A line end of UTF-16 is cut in two by the byte 10: what is left of the last one is a line too.
-    "utf16.jsonl": (in_utf("utf-16"), (0, 51, 0)),
-    "utf16_little.jsonl": (in_utf("utf-16-le"), (0, 51, 0)),
-    "utf16_big.jsonl": (in_utf("utf-16-be"), (0, 50, 0)),
-    "utf32.jsonl": (in_utf("utf-32"), (0, 51, 0)),
+    "utf16.jsonl": (in_utf("utf-16"), (50, 0, 0)),
+    "utf16_little.jsonl": (in_utf("utf-16-le"), (50, 0, 0)),
+    "utf16_big.jsonl": (in_utf("utf-16-be"), (50, 0, 0)),
+    "utf32.jsonl": (in_utf("utf-32"), (50, 0, 0)),
+    # Damaged: half a pair in the last line, and an odd byte at the end
+    "utf16_half.jsonl": (lambda good: in_utf("utf-16")(good)[:-4] + b"\x00\xd8\n\x00", (49, 1, 0)),
+    "utf16_odd.jsonl": (lambda good: in_utf("utf-16")(good) + b"{", (50, 1, 0)),
+    "gbk_then_utf8.jsonl": (
+        lambda good: lines(*[inside(good, "这是我们的国家，他来了。".encode("gbk"))] * 9, inside(good, "好".encode())),
+        (1, 9, 0),
+    ),
     "bom_alone.jsonl": (lambda good: b"\xef\xbb\xbf", (0, 1, 0)),
     "bom_first.jsonl": (lambda good: b"\xef\xbb\xbf" + lines(good, good), (2, 0, 0)),
     "bom_twice.jsonl": (lambda good: b"\xef\xbb\xbf\xef\xbb\xbf" + lines(good, good), (1, 1, 0)),
@@ -131,7 +138,7 @@ VALUES = {
     "array_of_arrays.json": (lambda good: b"[[" + good + b", " + good + b"]]", (0, 1, 0)),
     "bom.json": (lambda good: b"\xef\xbb\xbf[" + good + b"]", (1, 0, 0)),
     "gbk.json": (lambda good: b"[" + inside(good, "话说天下大势".encode("gbk")) + b"]", (0, 1, 0)),
-    "utf16.json": (lambda good: (b"[" + good + b"]").decode().encode("utf-16"), (0, 1, 0)),
+    "utf16.json": (lambda good: (b"[" + good + b"]").decode().encode("utf-16"), (1, 0, 0)),
     "zeros.json": (lambda good: bytes(1000), (0, 1, 0)),
     "nothing_between.json": (lambda good: good + good, (2, 0, 0)),
     "lines.json": (lambda good: lines(good, b"{broken", good), (2, 1, 0)),
@@ -149,22 +156,139 @@ PACKED = {
     "no_sum.jsonl.gz": (lambda good: packed(lines(*[good] * 500))[:-8], (500, 1, 0)),
     "two_members.jsonl.gz": (lambda good: packed(lines(good)) + packed(lines(good)), (2, 0, 0)),
     "a_line_in_two_members.jsonl.gz": (lambda good: packed(good[:9]) + packed(good[9:]), (1, 0, 0)),
+    "empty.jsonl.zst": (lambda good: b"", (0, 1, 0)),
+    "not.jsonl.zst": (lambda good: lines(good), (0, 1, 0)),
+    "cut_head.jsonl.zst": (lambda good: zst(lines(good))[:5], (0, 1, 0)),
+    "cut.jsonl.zst": (lambda good: zst(lines(good)) + zst(lines(good))[:-3], (1, 1, 0)),
+    "text_after.jsonl.zst": (lambda good: zst(lines(*[good] * 5)) + b"rubbish after it", (5, 1, 0)),
+    "two_frames.jsonl.zst": (lambda good: zst(lines(good)) + zst(lines(good)), (2, 0, 0)),
+    "a_line_in_two_frames.jsonl.zst": (lambda good: zst(good[:9]) + zst(good[9:]), (1, 0, 0)),
+    "skipped_frame.jsonl.zst": (lambda good: b"\x50\x2a\x4d\x18\4\0\0\0abcd" + zst(lines(good)), (1, 0, 0)),
 }  # fmt: skip
 
-PLAIN = {
-    # Plain text of other kinds than documents is one broken record: the file.
-    name: (lambda good, raw=raw: raw, (0, 1, 0))
-    for name, raw in {
-        "empty.txt": b"",
-        "blank.txt": b"\n \n\n",
-        "zeros.txt": bytes(3000),
-        "gbk.txt": ("话说天下大势，分久必合，合久必分。\n" * 50).encode("gbk"),
-        "big5.txt": ("他說這是我們的國家，不在這裡了。\n" * 50).encode("big5"),
-        "utf16.txt": ("a line\n" * 50).encode("utf-16"),
-        "all_bytes.txt": bytes(range(256)) * 40,
-        "latin1.py": b"# caf\xe9\nprint(1)\n",
-    }.items()
-}
+PAGE = b"<html><head><title>t</title></head><body><p>A page of a few words.</p></body></html>"
+
+
+def texts(files):
+    """Text of other kinds than documents is one broken record: the file."""
+    return {
+        name: (lambda good, raw=raw: raw, wanted if isinstance(wanted, dict) else {DOCUMENTS: wanted, ALL: (0, 1, 0)})
+        for name, (raw, wanted) in files.items()
+    }
+
+
+def zst(raw):
+    import zstandard
+
+    return zstandard.compress(raw)
+
+
+def warc(*pages, kind="response", length=0):
+    """A web archive of these pages. length: of each, added to the right one."""
+    raw = b""
+    for page in pages:
+        body = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + page
+        head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Type: application/http\r\n"
+        raw += f"{head}Content-Length: {len(body) + length}\r\n\r\n".encode() + body + b"\r\n\r\n"
+    return raw
+
+
+def epub(chapters, spine=None, **others):
+    """A book. chapters: name -> page. spine: the names in their order, also of what is not there."""
+    stream = io.BytesIO()
+    spine = list(chapters) if spine is None else spine
+    items = "".join(f'<item id="{name}" href="{name}" media-type="application/xhtml+xml"/>' for name in spine)
+    order = "".join(f'<itemref idref="{name}"/>' for name in spine)
+    files = {
+        "META-INF/container.xml": '<container xmlns="c"><rootfile full-path="p/a.opf"/></container>',
+        "p/a.opf": f'<package xmlns="o"><manifest>{items}</manifest><spine>{order}</spine></package>',
+        **{f"p/{name}": page for name, page in chapters.items()},
+        **others,
+    }
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as book:
+        for name, content in files.items():
+            if content is not None:
+                book.writestr(name, content)
+    return stream.getvalue()
+
+
+PLAIN = texts({
+    "empty.txt": (b"", (0, 1, 0)),
+    "blank.txt": (b"\n \n\n", (0, 1, 0)),
+    "zeros.txt": (bytes(3000), (0, 1, 0)),
+    "gbk.txt": (("话说天下大势，分久必合，合久必分。\n" * 50).encode("gbk"), (1, 0, 0)),
+    "gbk_cut.txt": (("话说天下大势，分久必合，合久必分。\n" * 50).encode("gbk")[:-2], (0, 1, 0)),
+    "big5.txt": (("他說這是我們的國家，不在這裡了。\n" * 50).encode("big5"), (1, 0, 0)),
+    "koi8.txt": (("Все счастливые семьи похожи друг на друга.\n" * 9).encode("koi8-r"), (0, 1, 0)),
+    "korean.txt": (("모든 인간은 태어날 때부터 자유로우며.\n" * 9).encode("euc-kr"), (0, 1, 0)),
+    "utf16.txt": (("a line\n" * 50).encode("utf-16"), (1, 0, 0)),
+    "all_bytes.txt": (bytes(range(256)) * 40, (0, 1, 0)),
+    "latin1.py": (b"# caf\xe9\nprint(1)\n", (0, 1, 0)),
+})  # fmt: skip
+
+PAGES = texts({
+    "page.html": (PAGE, (1, 0, 0)),
+    "no_tags.htm": (b"only words", (1, 0, 0)),
+    "empty.html": (b"", (0, 1, 0)),
+    "blank.html": (b" \n\n", (0, 1, 0)),
+    "no_text.html": (b"<html><body><img src=a></body></html>", (0, 0, 1)),
+    "cut.html": (PAGE[:-20], (1, 0, 0)),
+    "zeros.html": (bytes(3000), (0, 1, 0)),
+    "picture.html": (b"\x89PNG\r\n\x1a\n" + bytes(100), (0, 1, 0)),
+    "deep.html": (b"<div>" * 20_000 + b"x" + b"</div>" * 20_000, (0, 1, 0)),
+    "deep_marks.html": (b"<a><b><i>x" * 100_000, (0, 1, 0)),
+    "deep_with_text.xhtml": (b"<div>" * 900 + b"some words" + b"</div>" * 900, (1, 0, 0)),
+    "attributes.html": (b"<p " + b" ".join(b"a%d=1" % index for index in range(50_000)) + b">x</p>", (0, 1, 0)),
+    "gbk.html": ("<meta charset=gbk><p>这是我们的国家。</p>".encode("gbk"), (1, 0, 0)),
+    "wrong_charset.html": ("<meta charset=nonsense><p>caf\xe9 au lait</p>".encode("latin1"), (1, 0, 0)),
+    "utf16.html": (PAGE.decode().encode("utf-16"), (1, 0, 0)),
+    "page.html.gz": (packed(PAGE), (1, 0, 0)),
+    "cut.html.gz": (packed(PAGE)[:-9], (0, 1, 0)),
+})  # fmt: skip
+
+ARCHIVES = texts({
+    "two.warc": (warc(PAGE, PAGE), (2, 0, 0)),
+    "two.warc.gz": (packed(warc(PAGE)) + packed(warc(PAGE)), (2, 0, 0)),
+    "two.warc.zst": (zst(warc(PAGE, PAGE)), (2, 0, 0)),
+    "empty.warc": (b"", (0, 1, 0)),
+    "requests.warc": (warc(PAGE, kind="request"), (0, 1, 0)),
+    "cut.warc": (warc(PAGE, PAGE)[:-40], (1, 1, 0)),
+    "cut.warc.gz": (packed(warc(PAGE)) + packed(warc(PAGE))[:-9], (1, 1, 0)),
+    "cut_head.warc": (warc(PAGE, PAGE)[: len(warc(PAGE)) + 30], (1, 1, 0)),
+    "too_long.warc": (warc(PAGE, PAGE, length=30), (0, 1, 0)),
+    "too_short.warc": (warc(PAGE, PAGE, length=-30), (0, 1, 0)),
+    "negative.warc": (warc(PAGE, length=-5000), (0, 1, 0)),
+    "nonsense.warc": (b"hello\n" * 50, (0, 1, 0)),
+    "nonsense_between.warc": (warc(PAGE) + b"rubbish\r\n" * 5 + warc(PAGE), (0, 1, 0)),
+    "zeros.warc": (bytes(3000), (0, 1, 0)),
+    "head.warc": (b"WARC/1.0\r\n" + b"X: " + b"a" * 5_000_000 + b"\r\n\r\n", (0, 1, 0)),
+    "deep.warc": (warc(PAGE, b"<div>" * 20_000, PAGE), (2, 1, 0)),
+    "zero_byte.warc": (warc(PAGE, PAGE + b"\0", PAGE), (2, 1, 0)),
+})  # fmt: skip
+
+BOOKS = texts({
+    "book.epub": (epub({"a.xhtml": PAGE, "b.xhtml": PAGE}), (2, 0, 0)),
+    "empty.epub": (b"", (0, 1, 0)),
+    "nonsense.epub": (b"PK\x03\x04 nonsense", (0, 1, 0)),
+    "cut.epub": (epub({"a.xhtml": PAGE})[:-30], (0, 1, 0)),
+    "no_package.epub": (epub({"a.xhtml": PAGE}, **{"p/a.opf": None}), (0, 1, 0)),
+    "broken_package.epub": (epub({"a.xhtml": PAGE}, **{"p/a.opf": "<package"}), (0, 1, 0)),
+    "no_container.epub": (epub({"a.xhtml": PAGE}, **{"META-INF/container.xml": None}), (0, 1, 0)),
+    "no_chapters.epub": (epub({}), (0, 1, 0)),
+    "lost_chapter.epub": (epub({"a.xhtml": PAGE}, ["a.xhtml", "gone.xhtml", "a.xhtml"]), (1, 1, 0)),
+    "blank_chapter.epub": (epub({"a.xhtml": PAGE, "b.xhtml": b"<html/>"}), (1, 0, 1)),
+    "broken_chapter.epub": (epub({"a.xhtml": PAGE, "b.xhtml": bytes(50)}), (1, 1, 0)),
+    "deep_chapter.epub": (epub({"a.xhtml": PAGE, "b.xhtml": b"<div>" * 20_000}), (1, 1, 0)),
+    "escape.epub": (epub({"a.xhtml": PAGE}, ["a.xhtml", "../../../etc/passwd"]), (1, 1, 0)),
+    "entities.epub": (
+        epub({}, **{"p/a.opf": '<!DOCTYPE a [<!ENTITY b "bb"><!ENTITY c "&b;&b;">]><package>&c;</package>'}), (0, 1, 0)
+    ),
+    "locked.epub": (
+        epub({"a.xhtml": PAGE}, **{"META-INF/encryption.xml": '<e Algorithm="http://www.w3.org/2001/04/xmlenc#aes128-cbc"/>'}),
+        (0, 1, 0),
+    ),
+    "bomb.epub": (epub({"a.xhtml": b"<p>" + b" " * (80 << 20)}), (0, 1, 0)),
+})  # fmt: skip
 
 TABLES = {
     "names_only.csv": (lambda good: b"text\n", (0, 1, 0)),
@@ -184,7 +308,7 @@ TABLES = {
     "whole.parquet": (lambda good: columns(["text"]), {DOCUMENTS: (3, 0, 0), ALL: (0, 3, 0)}),
 }  # fmt: skip
 
-NASTY_FILES = {**ENCODED, **LINES, **VALUES, **PACKED, **PLAIN, **TABLES}
+NASTY_FILES = {**ENCODED, **LINES, **VALUES, **PACKED, **PLAIN, **PAGES, **ARCHIVES, **BOOKS, **TABLES}
 
 
 def expected(name, kind):

@@ -1,7 +1,8 @@
 """Read data files of all common formats into records: documents, chats, prompts, preferences. Errors name the line.
 
-Files (each also as `.gz`, except parquet): `.txt` `.md` (cut into documents), `.py` (one document), `.jsonl`, `.json`
-(an array, lines, or one object), `.csv` `.tsv` (first row names the columns), `.parquet` and `.arrow` (of `datasets`).
+Files: `.txt` `.md` (cut into documents), `.py` and `.html` (one document), `.warc` (a document for each page),
+`.jsonl`, `.json` (an array, lines, or one object), `.csv` `.tsv` (first row names the columns), each also as `.gz` and
+`.zst`; `.epub` (a document for each chapter), `.parquet` and `.arrow` (of `datasets`).
 In a `.tsv` a quotation mark is an ordinary character, unless a pair encloses a whole field.
 
 A document record has its text in `text`, else `content`, else `raw_content`; the text is not changed.

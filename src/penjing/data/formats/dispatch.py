@@ -8,9 +8,12 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.formats.csv_parquet import csv_records, table_records, tsv_records
+from penjing.data.formats.epub import epub_documents
 from penjing.data.formats.files import format_of
+from penjing.data.formats.html import html_documents
 from penjing.data.formats.json_values import json_records
 from penjing.data.formats.pairs import answer_field, chat_field, question_field
+from penjing.data.formats.plain_text import plain_documents
 from penjing.data.formats.schema import (
     CHOSEN_FIELDS,
     LABEL_FIELDS,
@@ -21,6 +24,20 @@ from penjing.data.formats.schema import (
     Kind,
 )
 from penjing.data.formats.source_location import SourceLocation, fields_of, present, text_of
+from penjing.data.formats.warc import warc_documents
+
+
+def documents_of(path: Path) -> Iterator[tuple[int, str | UserError]]:
+    """(line, text) of a file that holds documents, not records; a broken one is yielded as an error."""
+    match format_of(path):
+        case "html":
+            return html_documents(path)
+        case "warc":
+            return warc_documents(path)
+        case "epub":
+            return epub_documents(path)
+        case _:
+            return plain_documents(path)
 
 
 def rows_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | UserError]]:

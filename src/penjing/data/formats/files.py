@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import glob
-import gzip
 import re
 import warnings
-import zlib
-from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_BE, BOM_UTF32_LE, getincrementaldecoder, utf_8_decode
+from codecs import BOM_UTF8, getincrementaldecoder, utf_8_decode
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,15 +16,17 @@ from typing import IO, cast
 
 from penjing.base.errors import UserError
 from penjing.base.files import open_regular
-from penjing.data.formats.schema import FORMATS, SEPARATOR
+from penjing.data.formats.compression import PACKED, PACKED_ERRORS, unpacked
+from penjing.data.formats.encodings import Utf8Reader, decodes, guess_encoding, marked_encoding, sure_encoding
+from penjing.data.formats.schema import BINARY_FORMATS, FORMATS, SEPARATOR, SUFFIXES
 from penjing.data.formats.source_location import NotTextError, unrecoverable
+from penjing.data.formats.standard_input import STANDARD_INPUT, standard_input
 
 BLOCK_BYTES = 1 << 18
 HEAD_BYTES = 1 << 16
 LARGEST_LINE_BYTES = 1 << 26  # 64 MiB; a longer line is an error and is never held in memory
 # Text compresses by a factor of 3 to 10, the most repetitive tables by 100.
 LARGEST_RATIO = 200
-_GZIP_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
 _UNCHECKED_BYTES = 1 << 26  # unpacked, before the ratio is checked
 _SUFFIXES_SHOWN = 6
 # The last three: what `datasets` writes beside its tables.
@@ -43,7 +43,8 @@ _TRAIN_SPLIT, _TEST_SPLIT = (
 def list_files(paths: Sequence[Path]) -> list[Path]:
     """The files of `paths`; a folder stands for its data files at any depth, sorted by path.
 
-    A name with `*`, `?` or `[` that does not exist stands for the files that it matches. In a folder hidden names,
+    A name with `*`, `?` or `[` that does not exist stands for the files that it matches, and `-` for standard input,
+    which is copied to a temporary file. In a folder hidden names,
     README, LICENSE, the catalogue's SOURCE.json and special files are skipped; files of unknown formats are counted in
     a warning, and so are those of test and validation splits beside a train split.
     Raises `UserError` for a missing path, a pipe or device, a folder without data files and a file of an unknown
@@ -55,7 +56,9 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
         raise UserError("no data is given", wanted="at least one file or folder")
     files: list[Path] = []
     for path in map(Path, paths):
-        if path.is_dir():
+        if path == STANDARD_INPUT:
+            files.append(standard_input())
+        elif path.is_dir():
             folder_files = _data_files(path)
             if not folder_files:
                 raise UserError("the folder has no data file", where=path, wanted=supported_formats())
@@ -66,9 +69,10 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
                 raise UserError("no file has such a name", where=path)
             files += list_files(matches)
         elif path.exists():
-            format_of(path)
             if not path.is_file():
-                raise UserError("a pipe or a device, not a file", where=path, wanted="an ordinary file")
+                hint = "To read standard input, name it -, as in `cat FILE | penjing ... -`."
+                raise UserError("a pipe or a device, not a file", where=path, wanted="an ordinary file", next_step=hint)
+            format_of(path)
             files.append(path)
         else:
             raise UserError("no such file or folder", where=path)
@@ -78,15 +82,16 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
 def format_of(path: Path) -> str:
     """The format from the file name, one of FORMATS. Raises UserError for any other."""
     name = path.name.lower()
-    is_gzip = name.endswith(".gz")
-    suffix = name.removesuffix(".gz").rpartition(".")[2]
-    if suffix not in FORMATS or (is_gzip and suffix in ("parquet", "arrow")):
+    packed = next((suffix for suffix in PACKED if name.endswith(suffix)), "")
+    suffix = name.removesuffix(packed).rpartition(".")[2]
+    suffix = SUFFIXES.get(suffix, suffix)
+    if suffix not in FORMATS or (packed and suffix in BINARY_FORMATS):
         raise UserError("unknown file format", where=path, got=path.suffix or "no suffix", wanted=supported_formats())
     return suffix
 
 
 def supported_formats() -> str:
-    return ", ".join(f".{name}" for name in FORMATS) + " or one of the text formats as .gz"
+    return ", ".join(f".{name}" for name in FORMATS) + ", and all but .parquet, .arrow and .epub also as .gz or .zst"
 
 
 def _data_files(folder: Path) -> list[Path]:
@@ -129,13 +134,18 @@ def _suffix(path: Path) -> str:
 
 
 class DataFile:
-    """A data file, decompressed if it is gzip. Reads are bounded; a suspicious compression ratio is refused."""
+    """A data file, decompressed. Reads are bounded; a suspicious compression ratio is refused.
 
-    def __init__(self, path: Path, raw: IO[bytes]) -> None:
+    encoding: of a text that is converted to UTF-8.
+    """
+
+    def __init__(self, path: Path, raw: IO[bytes], encoding: str | None = None) -> None:
         self.path, self._raw = path, raw
-        is_gzip = path.suffix.lower() == ".gz"
-        self._stream = cast(BufferedReader, gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw)
-        self._is_gzip, self._num_unpacked = is_gzip, 0
+        stream = unpacked(path, raw)
+        self._is_packed, self._num_unpacked = stream is not raw, 0
+        if encoding is not None:
+            stream = cast(IO[bytes], BufferedReader(Utf8Reader(stream, encoding)))
+        self._stream = cast(BufferedReader, stream)
         self._damage: Exception | None = None
 
     def read(self, size: int) -> bytes:
@@ -146,7 +156,7 @@ class DataFile:
         try:
             while len(data) < size and (chunk := self._stream.read1(size - len(data))):
                 data += chunk
-        except _GZIP_ERRORS as error:
+        except PACKED_ERRORS as error:
             if not data:
                 raise
             self._damage = error
@@ -157,23 +167,34 @@ class DataFile:
 
     def _checked(self, data: bytes) -> bytes:
         self._num_unpacked += len(data)
-        if self._is_gzip and self._num_unpacked > max(_UNCHECKED_BYTES, LARGEST_RATIO * self._raw.tell()):
-            raise UserError(
-                f"an archive that unpacks to more than {LARGEST_RATIO} times its size",
-                where=self.path,
-                next_step="Unpack it yourself if you know what it is.",
-            )
+        if self._is_packed:
+            check_ratio(self.path, self._num_unpacked, self._raw.tell())
         return data
 
 
+def check_ratio(path: Path, num_unpacked: int, num_packed: int) -> None:
+    """Raise UserError for an archive that unpacks to suspiciously much."""
+    if num_unpacked > max(_UNCHECKED_BYTES, LARGEST_RATIO * num_packed):
+        raise UserError(
+            f"an archive that unpacks to more than {LARGEST_RATIO} times its size",
+            where=path,
+            next_step="Unpack it yourself if you know what it is.",
+        )
+
+
 @contextmanager
-def open_data(path: Path) -> Iterator[DataFile]:
-    """Open a data file. Damage found while it is open, or a special file, is a UserError that names it."""
+def open_data(path: Path, *, convert: bool = True) -> Iterator[DataFile]:
+    """Open a data file. Damage found while it is open, or a special file, is a UserError that names it.
+
+    convert: to UTF-8, a text that is surely in another encoding.
+    """
+    encoding = encoding_of(path) if convert else None
     try:
         with open_regular(path) as stream:
-            yield DataFile(path, stream)
-    except _GZIP_ERRORS as error:
-        raise UserError(f"broken gzip file: {error}", where=path, next_step="Download or pack it again.") from None
+            yield DataFile(path, stream, encoding)
+    except PACKED_ERRORS as error:
+        name = "zst" if path.suffix.lower() == ".zst" else "gzip"
+        raise UserError(f"broken {name} file: {error}", where=path, next_step="Download or pack it again.") from None
     except FileNotFoundError:
         raise UserError("no such file", where=path) from None
     except IsADirectoryError:
@@ -270,18 +291,49 @@ def blocks(path: Path) -> Iterator[str]:
                 return
 
 
-def head(path: Path) -> bytes:
+def head(path: Path, *, convert: bool = True) -> bytes:
     """The first bytes of a file, fewer before damage."""
-    with open_data(path) as stream:
+    with open_data(path, convert=convert) as stream:
         return stream.read(HEAD_BYTES)
 
 
 def encoding_error(path: Path, line: int, offset: int, byte: int, readable: str = "") -> NotTextError:
     """The error for a bad byte. readable: the line with its bad bytes replaced."""
-    got = f"byte 0x{byte:02x} at offset {offset}"
-    error = NotTextError("not valid UTF-8", where=f"{path}:{line}", got=got, next_step=encoding_hint(path))
+    if (encoding := encoding_of(path)) is not None:  # offset and byte are those of the converted text
+        error = NotTextError(f"not valid {encoding}", where=f"{path}:{line}")
+    else:
+        got = f"byte 0x{byte:02x} at offset {offset}"
+        error = NotTextError("not valid UTF-8", where=f"{path}:{line}", got=got, next_step=encoding_hint(path))
     error.readable = readable
     return error
+
+
+def encoding_of(path: Path) -> str | None:
+    """The encoding of a text that surely is not in UTF-8. Said once for each file, as it is converted."""
+    try:
+        stat = path.stat()
+    except OSError:  # opening it raises a better error
+        return None
+    return _sure_encoding(path, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _sure_encoding(path: Path, size: int, changed_ns: int) -> str | None:
+    try:
+        start = head(path, convert=False)
+        encoding = sure_encoding(start)
+        if encoding is None or (encoding != marked_encoding(start) and not decodes(_raw_blocks(path), encoding)):
+            return None
+    except UserError:  # damaged; reading raises it in its place
+        return None
+    warnings.warn(f"{path}: read as {encoding}, not UTF-8", stacklevel=4)
+    return encoding
+
+
+def _raw_blocks(path: Path) -> Iterator[bytes]:
+    with open_data(path, convert=False) as stream:
+        while raw := stream.read(BLOCK_BYTES):
+            yield raw
 
 
 def encoding_hint(path: Path) -> str | None:
@@ -294,15 +346,15 @@ def encoding_hint(path: Path) -> str | None:
     if guess is None:
         return None
     convert = f"iconv -f {guess} -t UTF-8"
-    is_gzip = path.suffix.lower() == ".gz"
-    command = f"zcat {path.name} | {convert} | gzip >" if is_gzip else f"{convert} {path.name} >"
+    packer = {".gz": ("zcat", "gzip"), ".zst": ("zstdcat", "zstd")}.get(path.suffix.lower())
+    command = f"{packer[0]} {path.name} | {convert} | {packer[1]} >" if packer else f"{convert} {path.name} >"
     return f"It reads as {guess}: convert it with  {command} utf8-{path.name}"
 
 
 @lru_cache(maxsize=64)
 def _cached_guess(path: Path, size: int, changed_ns: int) -> str | None:
-    """`guess_encoding`, cached: every line of a GBK file is an error, and a guess takes some milliseconds."""
-    return guess_encoding(head(path))
+    """`guess_encoding`, cached: every line of such a file is an error, and a guess takes some milliseconds."""
+    return guess_encoding(head(path, convert=False))
 
 
 def no_record_error(path: Path) -> UserError:
@@ -312,28 +364,3 @@ def no_record_error(path: Path) -> UserError:
         return UserError("the file is empty", where=path)
     is_blank = not start.removeprefix(BOM_UTF8).strip()
     return UserError("the file has only blank lines" if is_blank else "the file has no record", where=path)
-
-
-def guess_encoding(head: bytes) -> str | None:
-    """The likely encoding, other than UTF-8, of `head` (a file's first bytes), as named by iconv.
-
-    Byte order marks and zero bytes reveal UTF-16 and UTF-32. A Chinese encoding is likely if at least one Han character
-    in thirty is decoded as one of the twenty most common. None if no encoding is likely.
-    """
-    if head.startswith((BOM_UTF32_LE, BOM_UTF32_BE)):
-        return "UTF-32"
-    if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-        return "UTF-16"
-    even, odd = head[0::2].count(0), head[1::2].count(0)
-    if even + odd > len(head) // 5:
-        return "UTF-16LE" if odd > even else "UTF-16BE"
-    score, name = max((_chinese_score(head, name), name) for name in ("GB18030", "BIG5", "UTF-16LE", "UTF-16BE"))
-    return name if score > 1 / 30 else None
-
-
-def _chinese_score(head: bytes, encoding: str) -> float:
-    text = head.decode(encoding, errors="replace")
-    han = [char for char in text if "\u4e00" <= char <= "\u9fff"]
-    if len(han) < 4 or text.count("\ufffd") > 1 + len(text) // 100:
-        return 0.0
-    return sum(char in "的一是不了在人有我他这這个個们們中来來上大为為和国國" for char in han) / len(han)

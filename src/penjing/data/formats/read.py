@@ -10,17 +10,16 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.data.formats.bad_records import BadRecords, NoBadRecords
 from penjing.data.formats.conversations import chats_of, preference_of, prompt_of, with_truth
-from penjing.data.formats.dispatch import kind_of, record_text, rows_of, unknown_record
+from penjing.data.formats.dispatch import documents_of, kind_of, record_text, rows_of, unknown_record
 from penjing.data.formats.fields import Columns, standard_record
 from penjing.data.formats.files import format_of, list_files, no_record_error
 from penjing.data.formats.messages import note_ignored, note_marks
-from penjing.data.formats.plain_text import plain_documents
 from penjing.data.formats.repair import is_blank
 from penjing.data.formats.schema import (
-    PLAIN_FORMATS,
     REFERENCE_FIELDS,
     SEPARATOR,
     SWITCH_FIELDS,
+    TEXT_FORMATS,
     Chat,
     Document,
     Kind,
@@ -87,13 +86,13 @@ def _rows(path: Path, plain_text_holds: str | None) -> Iterator[tuple[int, Any]]
     """
     line = 0
     try:
-        if format_of(path) not in PLAIN_FORMATS:
+        if format_of(path) not in TEXT_FORMATS:
             rows: Iterator[tuple[int, Any]] = rows_of(path)
         elif plain_text_holds is None:
-            rows = plain_documents(path)
+            rows = documents_of(path)
         else:
             wanted = "jsonl, json, csv or parquet"
-            rows = iter([(1, UserError(f"plain text holds {plain_text_holds}", where=path, wanted=wanted))])
+            rows = iter([(1, UserError(f"a text holds {plain_text_holds}", where=path, wanted=wanted))])
         for line, value in rows:
             yield line, value
     except UserError as error:
@@ -219,7 +218,7 @@ READERS: dict[Kind, Callable[..., Iterator[Any]]] = {
 def sniff(path: Path, columns: Columns | None = None) -> Kind:
     """The kind of data in a file (or the first file of a folder), from its first valid record. Raises `UserError`."""
     first = list_files([path])[0]
-    if format_of(first) in PLAIN_FORMATS:
+    if format_of(first) in TEXT_FORMATS:
         return "documents"
     broken: UserError | None = None
     for line, record in rows_of(first):

@@ -56,8 +56,10 @@ TEXT_MARK = re.compile(
     r"<(?:\|[\w\u2581]{1,40}\||/?(?:s|think|tool_call|tool_response|function_?call|function=[\w.-]+|tools|bos|eos|pad|unk)"
     r"|(?:start|end)_of_turn|\uff5c[^\uff5c<>]{1,40}\uff5c)>|\[/?INST\]|<</?SYS>>|\[TOOL_CALLS\]"
 )
-PLAIN_FORMATS = ("txt", "md", "py")
-FORMATS = (*PLAIN_FORMATS, "jsonl", "json", "csv", "tsv", "parquet", "arrow")
+TEXT_FORMATS = ("txt", "md", "py", "html", "warc", "epub")  # that hold documents, not records
+BINARY_FORMATS = ("parquet", "arrow", "epub")  # that are packed themselves
+FORMATS = (*TEXT_FORMATS, "jsonl", "json", "csv", "tsv", "parquet", "arrow")
+SUFFIXES = {"htm": "html", "xhtml": "html", "markdown": "md", "ndjson": "jsonl"}  # other spellings
 ROLES = {
     "system": "system", "developer": "system",
     "user": "user", "human": "user", "prompter": "user",
