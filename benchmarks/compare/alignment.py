@@ -148,12 +148,13 @@ class Dpo(_Alignment):
 
     def write(self, run: Run, settings: Preference, work: Path) -> Run:
         """Token ids of all pairs, made once: a folder for penjing, and for the baseline a file in step order."""
+        corpus = Corpus(run.data)
         prepare_groups(
-            Corpus(run.data).records(),
+            corpus.placed(),
             Tokenizer.load(work / "model"),
             work / "groups",
             seq_len=run.data.seq_len,
-            val_fraction=run.data.val_fraction,
+            split=corpus.split,
             about={},
         )
         groups = PreferenceShards(work / "groups" / "train")

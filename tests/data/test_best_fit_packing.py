@@ -266,6 +266,7 @@ def orders(documents: TokenShards, order: str, seed: int = 4, epochs: int = 3) -
     number = {key(row): index for index, row in enumerate(epoch_of(fixed, 0))}
     assert len(number) == fixed.rows_per_epoch > 2 * BLOCK_ROWS
     rows = BestFitRows(documents, 8, end_of_text=END, seed=seed, order=order)  # type: ignore[arg-type]
+    rows.repacks = False
     found = [[number[key(row)] for row in epoch_of(rows, epoch)] for epoch in range(epochs)]
     assert all(sorted(places) == list(range(fixed.rows_per_epoch)) for places in found), "all rows, once an epoch"
     return found
@@ -292,6 +293,19 @@ def test_as_given_changes_places_within_a_block_only(documents: TokenShards) -> 
 def test_fixed_changes_nothing(documents: TokenShards) -> None:
     assert orders(documents, "fixed") == [sorted(places) for places in orders(documents, "shuffled")]
     assert orders(documents, "fixed", seed=5) == orders(documents, "fixed", seed=6)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "as_given"])
+def test_a_novel_is_cut_elsewhere_in_every_epoch(tmp_path: Path, order: str) -> None:
+    novel = write_documents(tmp_path / "a", [5, 1000, 3])
+    rows = BestFitRows(novel, 16, end_of_text=END, seed=3, order=order)  # type: ignore[arg-type]
+    cuts = []
+    for epoch in range(4):
+        made = epoch_of(rows, epoch)
+        assert len({key(row) for row in made}) == rows.rows_per_epoch
+        cuts.append({int(row.ids_T[0]) for row in made})
+    for epoch, others in enumerate(cuts):
+        assert all(len(others & cuts[other]) < 10 for other in range(epoch)), "of 63 cuts"
 
 
 def test_as_given_follows_the_files(documents: TokenShards) -> None:

@@ -19,6 +19,7 @@ from penjing.data.chat import CHAT_TEMPLATE
 from penjing.data.chat import template_sandbox as sandbox
 from penjing.data.chat.render import after_calls, render
 from penjing.data.chat.turn_parser import parse
+from penjing.data.corpus import Split
 from penjing.data.formats import Message
 from penjing.data.tokenize_dataset import prepare_chats
 from penjing.data.tokenizer.tokenizer import CONTROL_TOKENS, Tokenizer
@@ -809,7 +810,7 @@ def test_calls_are_read_from_tokens_or_from_text(tmp_path: Path) -> None:
 def test_the_switch_of_training_data_is_ours_alone(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write("qwen", tmp_path))
     with raises_user_error(where="data.thinking"):
-        prepare_chats([], tokenizer, tmp_path, seq_len=64, val_fraction=0.1, about={}, thinking=False)
+        prepare_chats([], tokenizer, tmp_path, seq_len=64, split=Split(share=0.1), about={}, thinking=False)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,6 +9,7 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.data import preference_shards as module
+from penjing.data.corpus import Split, by_hash, split_key
 from penjing.data.formats import BadRecords, Message, read_preferences
 from penjing.data.preference_shards import (
     PreferenceShards,
@@ -17,7 +18,6 @@ from penjing.data.preference_shards import (
     TokenGroup,
     encode,
     prepare_groups,
-    split_key,
 )
 from penjing.data.tokenizer.train import train_tokenizer
 
@@ -267,7 +267,9 @@ def test_labels_change_the_fingerprint(stored, tmp_path):
 
 
 def prepared(folder, tokenizer, path, seq_len=64):
-    return prepare_groups(read_preferences([path]), tokenizer, folder, seq_len=seq_len, val_fraction=0.3, about={})
+    return prepare_groups(
+        by_hash(read_preferences([path])), tokenizer, folder, seq_len=seq_len, split=Split(share=0.3), about={}
+    )
 
 
 def test_all_answers_to_a_question_are_held_out_together(tmp_path, tokenizer):

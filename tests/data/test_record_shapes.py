@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
-from penjing.data.corpus import Corpus, DataSettings
+from penjing.data.corpus import Corpus, DataSettings, Split, by_hash
 from penjing.data.formats import BadRecords, Chat, Message, read_chats, read_documents, read_preferences, read_prompts
 from penjing.data.formats.fields import parse_columns
 from penjing.data.formats.loose_json import parsed_json
@@ -488,8 +488,10 @@ def test_conversations_that_are_all_too_long_are_named(tmp_path: Path) -> None:
             yield Chat(messages=messages, tools=(), source="a", line=number)
 
     with pytest.raises(UserError) as caught:
-        prepare_chats(chats(), tokenizer, tmp_path / "out", seq_len=32, val_fraction=0.1, about={})
+        prepare_chats(by_hash(chats()), tokenizer, tmp_path / "out", seq_len=32, split=Split(share=0.1), about={})
     assert "3 conversations are longer than data.seq_len=32" in caught.value.line()
     needed = int("".join(filter(str.isdecimal, caught.value.line().split("needs")[1].split(":")[0])))
-    made = prepare_chats(chats(), tokenizer, tmp_path / "out", seq_len=needed + 20, val_fraction=0.1, about={})
+    made = prepare_chats(
+        by_hash(chats()), tokenizer, tmp_path / "out", seq_len=needed + 20, split=Split(share=0.1), about={}
+    )
     assert made.train.num_tokens and not made.skipped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,25 @@ from hypothesis import strategies as st
 
 from penjing.base.errors import UserError
 from penjing.data.chat.render import render
+from penjing.data.corpus import Split, by_hash, place_of, split_key, threshold
 from penjing.data.formats import Chat, Document, Message
 from penjing.data.token_shards import TokenShards
-from penjing.data.tokenize_dataset import (
-    TokenizedDataset,
-    held_out_below,
-    is_held_out,
-    prepare_chats,
-    prepare_documents,
-    split_key,
-)
+from penjing.data.tokenize_dataset import TokenizedDataset, prepare_chats, prepare_documents
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 
 def prepare(tokenizer: Tokenizer, folder: Path, texts: list[str], share: float, **options: Any) -> TokenizedDataset:
     documents = (Document(text=text, source="a.txt", line=number) for number, text in enumerate(texts))
-    return prepare_documents(documents, tokenizer, folder, val_fraction=share, about={"source": "s"}, **options)
+    split = Split(share=share)
+    return prepare_documents(by_hash(documents), tokenizer, folder, split=split, about={"source": "s"}, **options)
+
+
+def is_held_out(text: str, below: float) -> bool:
+    return place_of(text) < below
+
+
+def held_out_below(texts: Iterable[str], share: float) -> float:
+    return threshold(map(place_of, texts), share)
 
 
 def chat(*turns: str, role: str = "user") -> Chat:
@@ -40,7 +44,7 @@ def chat(*turns: str, role: str = "user") -> Chat:
 def prepare_some_chats(
     tokenizer: Tokenizer, folder: Path, chats: list[Chat], share: float = 0.5, seq_len: int = 40
 ) -> TokenizedDataset:
-    return prepare_chats(chats, tokenizer, folder, seq_len=seq_len, val_fraction=share, about={})
+    return prepare_chats(by_hash(chats), tokenizer, folder, seq_len=seq_len, split=Split(share=share), about={})
 
 
 def texts_of(tokenizer: Tokenizer, shards: TokenShards) -> list[str]:

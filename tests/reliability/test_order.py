@@ -112,13 +112,25 @@ def test_one_order_for_chains_of_resumes(rows, packer, count, chains):
     count(f"{packer}: chains of resumes with one order", chains)
 
 
-@pytest.mark.parametrize("packer", ["whole", "as given", "best fit"])
-def test_every_row_comes_once_in_every_epoch(rows, packer):
-    packed = rows[packer]
+def test_every_row_of_conversations_comes_once_in_every_epoch(rows):
+    packed = rows["best fit"]
     source = PackedSource(packed, micro_size=1)
     epochs = [sorted(tuple(next(source).ids_BT[0].tolist()) for _ in range(packed.rows_per_epoch)) for _ in range(3)]
     assert epochs[0] == epochs[1] == epochs[2]
     assert len(set(epochs[0])) == packed.rows_per_epoch
+
+
+@pytest.mark.parametrize("packer", ["stream", "whole", "as given"])
+def test_every_position_of_texts_comes_once_in_every_epoch(rows, packer):
+    """Each epoch cuts elsewhere; less than a row is left out."""
+    packed = rows[packer]
+    layouts = []
+    for epoch in range(4):
+        made = [packed.row(epoch * packed.rows_per_epoch + index) for index in range(packed.rows_per_epoch)]
+        pairs = [pair for row in made for pair in zip(row.ids_T.tolist(), row.target_T.tolist(), strict=True)]
+        assert len(set(pairs)) == len(pairs) == packed.rows_per_epoch * packed.seq_len
+        layouts.append(tuple(sorted(tuple(row.ids_T.tolist()) for row in made)))
+    assert len(set(layouts)) == 4
 
 
 @pytest.mark.parametrize("packer", ["stream", "whole", "best fit"])

@@ -142,12 +142,12 @@ def test_halves_that_were_half_replaced_are_made_again(tmp_path):
         made.append(None)
         if len(made) == 2:
             raise KeyboardInterrupt
-        return SimpleNamespace(skipped=len(made), shortened=0)
+        return SimpleNamespace(skipped=len(made), shortened=0, held_out_share=0.0)
 
     def ask(fraction):
         run = resolve(f"data.train={tmp_path / 'a.txt'}", f"data.val_fraction={fraction}")
         tokenizer = SimpleNamespace(fingerprint="")
-        (note,) = tokenized(run, tmp_path, "shards.json", tokenizer, prepare, lambda text: None)[1]
+        *_, note = tokenized(run, tmp_path, "shards.json", tokenizer, prepare, lambda text: None)[1]
         return int(note.partition(" ")[0])
 
     assert ask(0.5) == ask(0.5) == 1

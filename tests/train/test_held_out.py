@@ -9,8 +9,8 @@ import torch
 
 from penjing.base import config
 from penjing.base.config import parse_overrides
+from penjing.data.corpus import place_of
 from penjing.data.token_shards import TokenShards
-from penjing.data.tokenize_dataset import is_held_out
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.objective.base import Loss
@@ -92,7 +92,7 @@ def test_bits_per_byte_count_the_token_that_ends_a_text(tmp_path):
     figures = stage.validate()
     tokenizer = Tokenizer.load(tmp_path / "tokenizer")
     held_out = TokenShards(tmp_path / "out" / "shards" / "validation")
-    said = [text for text in texts if is_held_out(text, held_out.meta["held_out_below"])]
+    said = [text for text in texts if place_of(text) < held_out.meta["held_out_below"]]
     assert 0 < len(said) < 40 and len(said) == held_out.num_documents
     units = sum(len(tokenizer.encode(text)) + 1 for text in said)
     wanted = 9 * units / sum(len(text.encode()) for text in said)

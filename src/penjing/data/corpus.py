@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -46,6 +48,15 @@ class DataSettings(Settings):
     order: Literal["shuffled", "as_given"] = "shuffled"
     # Chats: `switch` adds an empty thought to answers without one, so that thinking can be switched off later.
     thinking: Literal["as_given", "switch"] = "as_given"
+    # Sources in given shares of the training tokens, one for each entry of `train`; a source repeats if its share needs
+    # it. Empty: every text once an epoch. Of texts and conversations.
+    weights: tuple[float, ...] = ()
+    # Other shares for the last `final_fraction` of the run: the best data last. Empty: no change.
+    final_weights: tuple[float, ...] = ()
+    final_fraction: Annotated[float, Gt(0), Lt(1)] = 0.2
+    # Files that are held out, beside `train`; empty: `val_fraction` of `train`; none: nothing is, and there is no
+    # held-out loss.
+    validation: tuple[str, ...] = ()
     val_fraction: Annotated[float, Gt(0), Lt(1)] = 0.01  # of the texts, held out by hash
     prefetch: NonNegativeInt = 2  # batches prepared ahead in a background thread; 0 = no thread
     # largest fraction of broken records, which are skipped and listed in bad_records.jsonl
@@ -58,6 +69,24 @@ class DataSettings(Settings):
             raise UserError("has no effect", where="data.thinking", got=f"data.format={self.format}", wanted="chats")
         if self.order == "as_given" and self.format != "documents":
             raise UserError("has no effect", where="data.order", got=f"data.format={self.format}", wanted="documents")
+        for name in ("weights", "final_weights"):
+            self._check_weights(name)
+
+    def _check_weights(self, name: str) -> None:
+        weights = getattr(self, name)
+        if not weights:
+            return
+        if self.format not in ("documents", "chats"):
+            raise self.error(name, f"has no effect with data.format={self.format}", wanted="documents or chats")
+        if not all(0 <= weight < math.inf for weight in weights) or not sum(weights):
+            raise self.error(name, "out of range", wanted="numbers >= 0, one of them above")
+        if name == "final_weights" and len(weights) != len(self.weights):
+            raise self.error(name, "another number of sources than data.weights has", wanted=f"{len(self.weights)}")
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether anything is held out."""
+        return self.validation != ("none",)
 
 
 class Corpus:
@@ -71,17 +100,45 @@ class Corpus:
         self.settings, self._show = settings, show
 
     @cached_property
-    def files(self) -> list[Path]:
-        """Raises UserError if there is none."""
+    def sources(self) -> list[tuple[str, list[Path]]]:
+        """The entries of `data.train` with their files, without those of `data.validation`. Raises UserError if there
+        is none."""
         if not self.settings.train:
             raise UserError(
                 "no data", where="data.train", next_step="Give data.train=FILE, or see `penjing data list`."
             )
-        return list_files([Path(name) for name in self.settings.train])
+        held_out = {path.resolve() for path in self.validation_files}
+        sources = [
+            (name, [path for path in list_files([Path(name)]) if path.resolve() not in held_out])
+            for name in self.settings.train
+        ]
+        if not any(files for _, files in sources):
+            what = "holds all files of data.train, so none is left to learn from"
+            raise self.settings.error("validation", what, wanted="other files")
+        paths = [path for _, files in sources for path in files]
+        if self.settings.weights and (len(self.settings.weights) != len(sources) or len(set(paths)) < len(paths)):
+            wanted = f"{len(sources)}, one for each of {', '.join(name for name, _ in sources)}, with no file in two"
+            raise self.settings.error("weights", "not one for each source", wanted=wanted)
+        return sources
+
+    @property
+    def files(self) -> list[Path]:
+        """The files to learn from. Raises UserError if there is none."""
+        return [path for _, files in self.sources for path in files]
+
+    @cached_property
+    def validation_sources(self) -> list[tuple[str, list[Path]]]:
+        """The entries of `data.validation` with their files."""
+        names = self.settings.validation if self.settings.holds_out else ()
+        return [(name, list_files([Path(name)])) for name in names]
+
+    @property
+    def validation_files(self) -> list[Path]:
+        return [path for _, files in self.validation_sources for path in files]
 
     @cached_property
     def contents(self) -> dict[str, list[Any]]:
-        """Size and SHA-256 of each file, by its name."""
+        """Size and SHA-256 of each file to learn from, by its name."""
         return {printable(path): [path.stat().st_size, sha256_file(path)] for path in self.files}
 
     @cached_property
@@ -89,15 +146,37 @@ class Corpus:
         """The cleaning rules. Raises UserError for a wrong one."""
         return Pipeline.load(self.settings.clean)
 
+    @cached_property
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 of each file by the name in its records, in the order in which they are tokenized."""
+        held_out = {str(path): sha256_file(path) for path in self.validation_files}
+        return {**held_out, **{str(path): self.contents[printable(path)][1] for path in self.files}}
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """For the tokens' folders: the files with their hashes, and the sources of both splits."""
+        sources = {"train": self.sources, "validation": self.validation_sources or self.sources}
+        return {
+            "hashes": self.hashes,
+            "sources": {
+                half: [(name, [str(path) for path in files]) for name, files in named]
+                for half, named in sources.items()
+            },
+        }
+
     @property
     def fingerprint(self) -> dict[str, Any]:
         """What decides the records and their split: the files' contents and the settings, but not the files' names."""
         settings = self.settings
+        validation = [self.hashes[str(path)] for path in self.validation_files] or list(settings.validation)
+        grouping = [len(files) for _, files in self.sources]
+        now = {"validation": validation, "sources": grouping if len(grouping) > 1 else []}
         return {
             "source": sha256_text(json.dumps(list(self.contents.values()))),
             "kind": settings.format,
             "val_fraction": settings.val_fraction,
             **{name: value for name, value in self._choices.items() if value != _UNCHANGED[name]},
+            **{name: value for name, value in now.items() if value},
         }
 
     @property
@@ -116,6 +195,8 @@ class Corpus:
             return None
         folder = Path(paths[0])
         made_from = read_json(folder / "done.json")["made_from"] if (folder / "done.json").is_file() else None
+        if self.settings.validation and self.settings.holds_out:
+            raise self.settings.error("validation", "these tokens have a split of their own", wanted="it left out")
         for name, value in self._choices.items():
             made = made_from.get(name, _UNCHANGED[name]) if made_from else value
             if made != value:
@@ -131,26 +212,49 @@ class Corpus:
         """For one pass: as many broken records as the settings allow. listed: the file that names them."""
         return BadRecords(self.settings.max_bad_fraction, listed)
 
-    def records(self, counts: BadRecords | None = None) -> Iterator[Any]:
+    def records(self, counts: BadRecords | None = None, files: Sequence[Path] | None = None) -> Iterator[Any]:
         """The records of `data.format`, in the order of the files.
 
         counts: of broken, left-out and changed records; None: another pass counts them, and nothing is an error.
+        files: by default those to learn from.
         """
         counts = counts or BadRecords(max_bad_fraction=1.0)
         clean = self.pipeline.make(counts.changed) if self.settings.clean else None
         columns = parse_columns(self.settings.columns)
-        records = READERS[self.settings.format](self.files, bad_records=counts, clean=clean, columns=columns)
-        return watch(records, self.files, self._show) if self._show else records
+        files = files or self.files
+        records = READERS[self.settings.format](files, bad_records=counts, clean=clean, columns=columns)
+        return watch(records, files, self._show) if self._show else records
+
+    @cached_property
+    def split(self) -> Split:
+        """How texts are held out. Of documents it reads some, of few all."""
+        settings = self.settings
+        if settings.validation:
+            return Split(share=settings.val_fraction, below=0.5, may_be_empty=not settings.holds_out)
+        if settings.format == "documents":
+            return split_documents(self.records(), settings.val_fraction)
+        return Split(share=settings.val_fraction)
+
+    def placed(self, counts: BadRecords | None = None) -> Iterator[Placed]:
+        """Every record with its place: held out are those below `split.below`. Those of data.validation come first."""
+        if not self.settings.validation:
+            return chain.from_iterable(map(self.split.halves, self.records(counts)))
+        held_out = self.records(self.counts(), self.validation_files) if self.validation_files else iter(())
+        learned = ((record, LEARNED) for record in self.records(counts))
+        return chain(((record, HELD_OUT) for record in held_out), learned)
 
     def texts(self, counts: BadRecords | None = None, *, held_out: bool | None = None) -> Iterator[str]:
         """The text of each document, or the contents of each conversation.
 
         held_out: only texts that are held out, or only those that are not.
         """
-        records = self.records(counts)
-        if held_out is not None:
-            below = held_out_below(map(split_key, self.records()), self.settings.val_fraction)
-            records = (record for record in records if is_held_out(split_key(record), below) == held_out)
+        if held_out is None:
+            records = self.records(counts)
+        else:
+            below = self.split.below
+            if below is None:
+                below = threshold((place for _, place in self.placed()), self.split.share)
+            records = (record for record, place in self.placed(counts) if (place < below) == held_out)
         return ("\n".join(texts_of(record)) for record in records)
 
 
@@ -177,24 +281,105 @@ def split_key(record: Record) -> str:
     return "\n".join(f"{message.role}: {message.content}" for message in messages)
 
 
-def _hash(text: str) -> float:
+def place_of(text: str) -> float:
+    """A number in [0, 1): a pure function of the text, so that copies get the same split and none ever moves."""
     return fraction(SPLIT_SEED, "held out", text)
 
 
-def is_held_out(text: str, threshold: float) -> bool:
-    """Whether a text belongs to the validation split: a pure function of the text, so copies get the same split."""
-    return _hash(text) < threshold
+Placed = tuple[Any, float]  # a record, and its place: held out are those below a threshold
+# Places that no hash gives: of files given as such, and of the two parts of a document whose end is held out.
+HELD_OUT, LEARNED, END, BEGINNING = -1.0, 2.0, -0.5, 1.5
+FAR = 3  # held out by hash is at most this times the share; else less is held out, or the end of a document
+ENOUGH = 1000  # documents that show how large a part the hash holds out
 
 
-def held_out_below(texts: Iterable[str], share: float) -> float:
-    """The hash below which texts are held out: `share`, if that leaves texts in both splits.
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """How texts are held out: those below a threshold; of hardly any text the end of one document."""
 
-    A handful of texts may all fall on one side. Then only the text with the smallest hash is held out, if at least two
+    share: float
+    below: float | None = None  # None: it depends on which records fit (see `threshold`)
+    may_be_empty: bool = False  # whether nothing need be held out
+    cut: float | None = None  # the hash of the document whose last `cut_characters` are held out
+    cut_characters: int = 0
+    cut_where: str = ""  # file and line
+
+    def halves(self, record: Record) -> Iterator[Placed]:
+        """The record with its place, or both parts of it."""
+        place = place_of(split_key(record))
+        if place != self.cut or not isinstance(record, Document):
+            yield record, place
+            return
+        text = record.text
+        middle = len(text) - self.cut_characters
+        middle = text.rfind("\n", middle - self.cut_characters // 4, middle) + 1 or middle  # if near, after a line
+        if middle:
+            yield replace(record, text=text[:middle]), BEGINNING
+        yield replace(record, text=text[middle:]), END
+
+    @property
+    def note(self) -> str:
+        """A line for the user; empty if whole texts are held out."""
+        if self.cut is None:
+            return ""
+        return (
+            f"too few documents to hold out a whole one: about the last {self.cut_characters:,} characters of "
+            f"{self.cut_where} are held out (data.validation=FILE holds out texts of your own)"
+        )
+
+
+def by_hash(records: Iterable[Record]) -> Iterator[Placed]:
+    """Records with their places."""
+    return ((record, place_of(split_key(record))) for record in records)
+
+
+def split_documents(documents: Iterable[Document], share: float) -> Split:
+    """Hold out by hash those below `share`; if that is nothing, all, or far more characters than `share`, then the
+    first ones in the order of their hashes; if one is too long for that, its end.
+
+    Stops reading as soon as that is not needed.
+    """
+    sizes: dict[float, int] = {}  # characters by hash, of those below `share` and of the lowest one
+    copies: Counter[float] = Counter()
+    lowest, highest, total, where = 2.0, -1.0, 0, ""
+    for number, document in enumerate(documents, start=1):
+        value, size = place_of(document.text), len(document.text)
+        total += size
+        highest = max(highest, value)
+        if value < share or value <= lowest:
+            if value < lowest and lowest >= share:
+                sizes.pop(lowest, None)
+            if value < lowest:
+                lowest, where = value, f"{document.source}:{document.line}"
+            sizes[value] = sizes.get(value, 0) + size
+            copies[value] += 1
+        if number >= ENOUGH and lowest < share <= highest and sum(sizes.values()) <= FAR * share * total:
+            break
+    by_share = lowest < share <= highest
+    if not sizes or (by_share and sum(sizes.values()) <= FAR * share * total):
+        return Split(share=share, below=share)
+    below, held_out = 0.0, 0
+    for value in sorted(sizes) if by_share else [lowest]:
+        held_out += sizes[value]
+        if held_out > FAR * share * total:
+            break
+        below = math.nextafter(value, 1.0)
+    if 0 < below <= highest:
+        return Split(share=share, below=below)
+    length = sizes[lowest] // copies[lowest]
+    characters = max(1, min(length - 1, round(share * total / copies[lowest])))
+    return Split(share=share, below=0.0, cut=lowest, cut_characters=characters, cut_where=where)
+
+
+def threshold(places: Iterable[float], share: float) -> float:
+    """The place below which texts are held out: `share`, if that leaves texts in both splits.
+
+    A handful of texts may all fall on one side. Then only the text with the lowest place is held out, if at least two
     texts differ. Stops reading as soon as the result is known.
     """
-    lowest, highest = 1.0, 0.0
-    for value in map(_hash, texts):
-        lowest, highest = min(lowest, value), max(highest, value)
+    lowest, highest = 2.0, -1.0
+    for place in places:
+        lowest, highest = min(lowest, place), max(highest, place)
         if lowest < share <= highest:
             return share
     return math.nextafter(lowest, 1.0) if lowest < highest else share

@@ -20,10 +20,10 @@ import numpy.typing as npt
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
 from penjing.data.chat.render import render
-from penjing.data.corpus import split_key
+from penjing.data.corpus import Placed, Split
 from penjing.data.formats import BadRecords, Chat, NoBadRecords, PreferenceRecord
 from penjing.data.token_shards import ArrayFolder, ArrayFolderWriter
-from penjing.data.tokenize_dataset import TokenizedDataset, write_splits
+from penjing.data.tokenize_dataset import Encoded, TokenizedDataset, write_splits
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 META = "groups.json"
@@ -171,6 +171,10 @@ class PreferenceShardWriter(ArrayFolderWriter):
         self._prompts: list[tuple[int, int]] = []
         self._first, self._ends, self._is_chosen, self._margins = [0], list[int](), list[bool](), list[float]()
 
+    @property
+    def num_records(self) -> int:
+        return len(self._prompts)
+
     def add(self, group: TokenGroup) -> None:
         begin = self.num_tokens
         self.append(group.prompt, [0] * len(group.prompt))
@@ -195,12 +199,12 @@ class PreferenceShardWriter(ArrayFolderWriter):
 
 
 def prepare_groups(
-    records: Iterable[PreferenceRecord],
+    records: Iterable[Placed],
     tokenizer: Tokenizer,
     folder: Path,
     *,
     seq_len: int,
-    val_fraction: float,
+    split: Split,
     about: dict[str, Any],
     bad_records: BadRecords | None = None,
 ) -> TokenizedDataset:
@@ -211,23 +215,24 @@ def prepare_groups(
     """
     too_long = 0
 
-    def encoded_groups() -> Iterator[tuple[str, tuple[TokenGroup]]]:
+    def encoded_groups() -> Iterator[Encoded]:
         nonlocal too_long
-        for record in records:
+        for record, place in records:
+            source = record.chats[0]
             try:
                 group = encode(record, tokenizer)
             except UserError as error:
-                (bad_records or NoBadRecords()).reject(error, record.chats[0].source, record.chats[0].line)
+                (bad_records or NoBadRecords()).reject(error, source.source, source.line)
                 continue
             if group.num_tokens > seq_len:
                 too_long += 1
             else:
-                yield split_key(record), (group,)
+                yield place, source.source, (group,)
 
     def next_step() -> str:
         note = f"{too_long} were longer than data.seq_len={seq_len}. " if too_long else ""
         return f"{note}Give more: answers to at least two different questions that fit."
 
     about = {**about, "seq_len": seq_len}
-    splits = write_splits(encoded_groups(), PreferenceShardWriter, tokenizer, folder, val_fraction, about, next_step)
+    splits = write_splits(encoded_groups(), PreferenceShardWriter, tokenizer, folder, split, about, next_step)
     return TokenizedDataset(*splits, skipped=too_long)

@@ -7,8 +7,10 @@ document), `bytes.npy` (int32: UTF-8 bytes of each document's text, so that loss
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal
 
@@ -19,6 +21,8 @@ from penjing.base.errors import UserError
 from penjing.base.files import disk_errors, read_json, sha256_file, sync_folder, write_json
 
 FORMAT = 1
+COPY_TOKENS = 1 << 20
+Tokens = Sequence[int] | npt.NDArray[Any]
 META = "shards.json"
 Kind = Literal["documents", "chats"]
 
@@ -40,6 +44,17 @@ def publish(partial: Path, folder: Path) -> None:
             shutil.rmtree(folder)
         partial.rename(folder)
         sync_folder(folder.parent)
+
+
+@dataclass(kw_only=True)
+class FileRange:
+    """The records of one file in a split."""
+
+    name: str
+    first: int  # index of its first record
+    lowest: float  # of the records' places in the split, see `data/corpus.py`
+    highest: float
+    end: int = -1  # index after its last record; -1: unknown yet
 
 
 class ArrayFolder:
@@ -96,6 +111,7 @@ class ArrayFolderWriter:
         self.folder = Path(folder)
         self.partial = self.folder.with_name(self.folder.name + ".partial")
         self.dtype, self.about, self.num_tokens = id_dtype(vocab_size), about, 0
+        self.files: list[FileRange] = []
         self._streams: dict[str, IO[bytes]] = {}
         with disk_errors(self.partial):
             shutil.rmtree(self.partial, ignore_errors=True)
@@ -103,7 +119,19 @@ class ArrayFolderWriter:
             for name in ["tokens.bin", "weights.bin"] if has_weights else ["tokens.bin"]:
                 self._streams[name] = open(self.partial / name, "wb")
 
-    def append(self, ids: Sequence[int] | npt.NDArray[Any], weights: Sequence[int] | None) -> None:
+    @property
+    def num_records(self) -> int:
+        """Records that were added."""
+        raise NotImplementedError
+
+    def begin(self, file: str, place: float) -> None:
+        """Note that the next record is of this file, with this place in the split (see `data/corpus.py`)."""
+        if not self.files or self.files[-1].name != file:
+            self.files.append(FileRange(name=file, first=self.num_records, lowest=place, highest=place))
+        entry = self.files[-1]
+        entry.lowest, entry.highest = min(entry.lowest, place), max(entry.highest, place)
+
+    def append(self, ids: Tokens, weights: Tokens | None) -> None:
         with disk_errors(self.partial):
             self._streams["tokens.bin"].write(np.asarray(ids, dtype=self.dtype).tobytes())
             if "weights.bin" in self._streams:
@@ -119,7 +147,8 @@ class ArrayFolderWriter:
             for name, values in arrays.items():
                 np.save(self.partial / f"{name}.npy", values)
             files = manifest_entries(self.partial, [*self._streams, *(f"{name}.npy" for name in arrays)])
-        meta = {"format": FORMAT, "dtype": self.dtype.name, "tokens": self.num_tokens, **counts, **self.about}
+        counts = {"tokens": self.num_tokens, **counts, "files_read": [asdict(file) for file in self.files]}
+        meta = {"format": FORMAT, "dtype": self.dtype.name, **counts, **self.about}
         write_json(self.partial / meta_file, {**meta, "files": files})
         publish(self.partial, self.folder)
 
@@ -152,6 +181,31 @@ class TokenShards(ArrayFolder):
         """SHA-256 of tokens.bin: runs with the same fingerprint read the same tokens."""
         return str(self.meta["files"]["tokens.bin"]["sha256"])
 
+    def files(self) -> dict[str, FileRange]:
+        """The files of the documents, by name; empty for shards of older versions."""
+        files = [FileRange(**entry) for entry in self.meta.get("files_read", [])]
+        for file, first in zip(files, [*(after.first for after in files[1:]), self.num_documents], strict=False):
+            file.end = first
+        return {file.name: file for file in files}
+
+    def sources(self) -> list[tuple[str, int, TokenShards]]:
+        """(name, first document, its documents) of each source that was named when the shards were made, in order."""
+        files, found, begin = self.files(), [], 0
+        for name, names in self.meta.get("sources", {}).get(self.meta.get("split"), []):
+            end = max([begin, *(files[file].end for file in names if file in files)])
+            found.append((name, begin, self._part(name, begin, end)))
+            begin = end
+        return found
+
+    def _part(self, name: str, begin: int, end: int) -> TokenShards:
+        """The documents from `begin` to before `end`, as shards. name: for errors."""
+        part = copy.copy(self)
+        part.folder = Path(name)
+        part.start_D, part.end_D = self.start_D[begin:end], self.end_D[begin:end]
+        part.bytes_D = self.bytes_D[begin:end]
+        part.meta = {**self.meta, "tokens": int(part.end_D[-1] - part.start_D[0]) if end > begin else 0}
+        return part
+
 
 class TokenShardWriter(ArrayFolderWriter):
     """Writes a folder of token shards."""
@@ -162,11 +216,25 @@ class TokenShardWriter(ArrayFolderWriter):
         self._ends: list[int] = []
         self._bytes: list[int] = []
 
-    def add(self, ids: Sequence[int] | npt.NDArray[Any], num_bytes: int, weights: Sequence[int] | None = None) -> None:
+    @property
+    def num_records(self) -> int:
+        return len(self._ends)
+
+    def add(self, ids: Tokens, num_bytes: int, weights: Sequence[int] | None = None) -> None:
         """Append one document of at least one token."""
         self.append(ids, weights)
         self._ends.append(self.num_tokens)
         self._bytes.append(num_bytes)
+
+    def copy(self, shards: TokenShards, file: FileRange, name: str) -> None:
+        """Append the documents of one file of other shards, with the same dtype; the file is called `name` now."""
+        self.files.append(replace(file, name=name, first=self.num_records, end=-1))
+        begin, end = int(shards.start_D[file.first]), int(shards.end_D[file.end - 1])
+        self._ends += (shards.end_D[file.first : file.end] - begin + self.num_tokens).tolist()
+        self._bytes += shards.bytes_D[file.first : file.end].tolist()
+        for first in range(begin, end, COPY_TOKENS):
+            part = slice(first, min(end, first + COPY_TOKENS))
+            self.append(shards.token_N[part], None if shards.weight_N is None else shards.weight_N[part])
 
     def close(self) -> TokenShards:
         arrays: dict[str, npt.NDArray[Any]] = {

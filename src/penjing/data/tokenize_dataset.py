@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -14,14 +14,14 @@ import numpy as np
 
 from penjing.base.errors import UserError
 from penjing.data.chat.render import EncodedChat, render
-from penjing.data.corpus import held_out_below, is_held_out, split_key
-from penjing.data.formats import BadRecords, Chat, Document, Message, NoBadRecords
-from penjing.data.token_shards import TokenShardWriter
+from penjing.data.corpus import BEGINNING, END, Placed, Split, threshold
+from penjing.data.formats import BadRecords, Chat, Message, NoBadRecords
+from penjing.data.token_shards import FileRange, TokenShards, TokenShardWriter
 from penjing.data.tokenizer.bulk import BulkEncoder
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 BATCH, BATCH_CHARACTERS = 512, 4 << 20  # documents encoded at once: at most so many, and not many more characters
-Encoded = tuple[str, tuple[Any, ...]]  # the split key of a record, and the arguments of the writer's `add`
+Encoded = tuple[float, str, tuple[Any, ...]]  # place in the split, file, and the arguments of the writer's `add`
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,44 +33,54 @@ class TokenizedDataset:
     skipped: int = 0  # records that do not fit a row: chats with their first exchange, preferences whole
     shortened: int = 0  # chats whose last turns were dropped to fit a row
 
+    @property
+    def held_out_share(self) -> float:
+        """Of all tokens."""
+        return float(self.validation.num_tokens / (self.train.num_tokens + self.validation.num_tokens))
 
-_NEED_MORE_TEXT = "Give more text: at least two different ones that fit."
+
+_OR_ELSE = " Or give data.validation=FILE, or data.validation=none for no held-out loss."
 
 
 def prepare_documents(
-    documents: Iterable[Document],
+    documents: Iterable[Placed],
     tokenizer: Tokenizer,
     folder: Path,
     *,
-    val_fraction: float,
+    split: Split,
     about: dict[str, Any],
     bad_records: BadRecords | None = None,
+    kept: Kept | None = None,
 ) -> TokenizedDataset:
     """Encode documents into `folder/train` and `folder/validation`. Raises UserError if a split is empty.
 
-    bad_records: not used, as every text can be encoded.
+    documents: with their places, see `Corpus.placed`. bad_records: not used, as every text can be encoded. kept: tokens
+    made before.
     """
-    encoded = _encode_documents(documents, tokenizer)
+    encoded = _encode_documents(kept.others(documents) if kept else documents, tokenizer)
     writer = partial(TokenShardWriter, kind="documents")
-    return TokenizedDataset(*write_splits(encoded, writer, tokenizer, folder, val_fraction, about, _NEED_MORE_TEXT))
+    need_more = "Give more text."
+    return TokenizedDataset(*write_splits(encoded, writer, tokenizer, folder, split, about, need_more, kept))
 
 
 def prepare_chats(
-    chats: Iterable[Chat],
+    chats: Iterable[Placed],
     tokenizer: Tokenizer,
     folder: Path,
     *,
     seq_len: int,
-    val_fraction: float,
+    split: Split,
     about: dict[str, Any],
     thinking: bool | None = None,
     bad_records: BadRecords | None = None,
+    kept: Kept | None = None,
 ) -> TokenizedDataset:
     """Render conversations into `folder/train` and `folder/validation`, each short enough for a row of `seq_len`.
 
     A longer one loses whole turns at its end; one whose first exchange is too long is skipped. Both are counted.
     bad_records: gets conversations that the template refuses or that have no token to learn; None: they are errors.
-    thinking: as in `render`; if not None, answers without a thought are written with an empty one.
+    kept: tokens made before. thinking: as in `render`; if not None, answers without a thought are written with an empty
+    one.
     Raises UserError if a split is empty, and for `thinking` with a template that is not ours.
     """
     if thinking is not None and not tokenizer.is_ours:
@@ -80,36 +90,38 @@ def prepare_chats(
             next_step="Leave it out.",
         )
     counts: Counter[str] = Counter()
-
     lengths: list[int] = []  # of conversations that do not fit: the shortest
 
     def next_step() -> str:
         if not lengths:
-            return _NEED_MORE_TEXT
-        wanted = f"The shortest needs {lengths[0] - 1:,}: raise data.seq_len, or give shorter ones. {_NEED_MORE_TEXT}"
+            return "Give more conversations."
+        wanted = f"The shortest needs {lengths[0] - 1:,}: raise data.seq_len, or give shorter ones."
         return f"{counts['skipped']:,} conversations are longer than data.seq_len={seq_len}. {wanted}"
 
-    encoded = _encode_chats(chats, tokenizer, seq_len, thinking, counts, lengths, bad_records)
+    stream = kept.others(chats) if kept else chats
+    encoded = _encode_chats(stream, tokenizer, seq_len, thinking, counts, lengths, bad_records)
     writer = partial(TokenShardWriter, kind="chats")
+
     about = {**about, "seq_len": seq_len}
-    splits = write_splits(encoded, writer, tokenizer, folder, val_fraction, about, next_step)
+    splits = write_splits(encoded, writer, tokenizer, folder, split, about, next_step, kept)
     return TokenizedDataset(*splits, **counts)
 
 
-def _encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Encoded]:
+def _encode_documents(documents: Iterable[Placed], tokenizer: Tokenizer) -> Iterator[Encoded]:
     encoder = BulkEncoder(tokenizer)
     prefix = np.array([] if tokenizer.begin == tokenizer.end_of_text else [tokenizer.begin], dtype=np.uint32)
     for batch in _batches(documents):
-        for document, ids in zip(batch, encoder.encode([document.text for document in batch]), strict=True):
+        encoded = encoder.encode([document.text for document, _ in batch])
+        for (document, place), ids in zip(batch, encoded, strict=True):
             if len(ids):
                 ids = np.concatenate((prefix, ids)) if len(prefix) else ids
-                yield split_key(document), (ids, len(document.text.encode()), None)
+                yield place, document.source, (ids, len(document.text.encode()), None)
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch, num_characters = list[Document](), 0
-    for document in documents:
-        batch.append(document)
+def _batches(documents: Iterable[Placed]) -> Iterator[list[Placed]]:
+    batch, num_characters = list[Placed](), 0
+    for document, place in documents:
+        batch.append((document, place))
         num_characters += len(document.text)
         if len(batch) >= BATCH or num_characters >= BATCH_CHARACTERS:
             yield batch
@@ -119,7 +131,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _encode_chats(
-    chats: Iterable[Chat],
+    chats: Iterable[Placed],
     tokenizer: Tokenizer,
     seq_len: int,
     thinking: bool | None,
@@ -127,7 +139,7 @@ def _encode_chats(
     lengths: list[int],
     bad_records: BadRecords | None,
 ) -> Iterator[Encoded]:
-    for chat in chats:
+    for chat, place in chats:
         try:
             fitted, length = _truncate_to_fit(tokenizer, chat, seq_len + 1, thinking)
             is_unscored = fitted is not None and not any(fitted[0].weights)
@@ -143,7 +155,7 @@ def _encode_chats(
         rendered, messages, is_shortened = fitted
         counts["shortened"] += is_shortened
         answers = "".join(message.content for message in messages if message.role == "assistant" and message.is_target)
-        yield split_key(chat), (rendered.ids, len(answers.encode()), rendered.weights)
+        yield place, chat.source, (rendered.ids, len(answers.encode()), rendered.weights)
 
 
 def _has_content(message: Message) -> bool:
@@ -175,39 +187,95 @@ def _prefixes(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
 
 
 def write_splits(
-    keyed: Iterable[Encoded],
+    placed: Iterable[Encoded],
     writer: Callable[..., Any],
     tokenizer: Tokenizer,
     folder: Path,
-    val_fraction: float,
+    split: Split,
     about: dict[str, Any],
     next_step: str | Callable[[], str],
+    kept: Kept | None = None,
 ) -> tuple[Any, Any]:
-    """The closed writers of `folder/train` and `folder/validation`, in the order of `keyed`.
+    """The closed writers of `folder/train` and `folder/validation`, in the order of `placed`.
 
-    Records are buffered only until both splits have one. Raises UserError with `next_step` if a split is empty.
+    Records are buffered only until both splits have one. kept: tokens made before, of files that `placed` leaves out.
+    Raises UserError with `next_step` if a split is empty.
     """
-    stream, buffered = iter(keyed), list[Encoded]()
+    stream, buffered = iter(placed), list[Encoded]()
 
-    def keys() -> Iterator[str]:
+    def places() -> Iterator[float]:
         for item in stream:
             buffered.append(item)
             yield item[0]
 
-    threshold = held_out_below(keys(), val_fraction)
-    about = {**about, "tokenizer": tokenizer.fingerprint, "val_fraction": val_fraction, "held_out_below": threshold}
+    below = kept.below if kept else split.below
+    if below is None:
+        below = threshold(places(), split.share)
+    about = {**about, "tokenizer": tokenizer.fingerprint, "val_fraction": split.share, "held_out_below": below}
     train, validation = (
         writer(folder / name, vocab_size=tokenizer.size, about={**about, "split": name})
         for name in ("train", "validation")
     )
-    for key, record in chain(buffered, stream):
-        (validation if is_held_out(key, threshold) else train).add(*record)
+    for place, file, record in chain(buffered, stream):
+        half = validation if place < below else train
+        if kept and (not half.files or half.files[-1].name != file):
+            kept.copy(half, before=file)
+        half.begin(file, place)
+        half.add(*record)
+    if kept:
+        kept.copy(train)
+        kept.copy(validation)
     splits = train.close(), validation.close()
-    for split in splits:
-        if not split.num_tokens:
+    for half in splits:
+        if not half.num_tokens and not (split.may_be_empty and half is splits[1]):
+            hint = next_step if isinstance(next_step, str) else next_step()
             raise UserError(
-                f"nothing was left for the {split.folder.name} split",
-                where=split.folder,
-                next_step=next_step if isinstance(next_step, str) else next_step(),
+                f"nothing was left for the {half.folder.name} split",
+                where=half.folder,
+                next_step=hint + (_OR_ELSE if half is splits[1] else ""),
             )
     return splits
+
+
+class Kept:
+    """Tokens of files that were encoded before, with the same tokenizer and settings: they are copied."""
+
+    def __init__(self, folder: Path, below: float, old: Mapping[str, str], now: Mapping[str, str]) -> None:
+        """folder: of both splits. old, now: SHA-256 of each file that was encoded, and of each that is to be, in order.
+
+        A file is kept if `below` splits its records as they were split.
+        """
+        self.below = below
+        self._order, old_names = list(now), {content: name for name, content in old.items()}
+        self._old = {half: TokenShards(folder / half) for half in ("train", "validation")}
+        entries = {half: shards.files() for half, shards in self._old.items()}
+        self._kept: dict[str, dict[str, FileRange]] = {}  # by file and split
+        for name, content in now.items():
+            old_name = old_names.get(content, "")
+            halves = {half: files[old_name] for half, files in entries.items() if old_name in files}
+            if halves and all(_is_split_by(below, file, half == "validation") for half, file in halves.items()):
+                self._kept[name] = halves
+        self._num_copied = dict.fromkeys(self._old, 0)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def others(self, placed: Iterable[Placed]) -> Iterator[Placed]:
+        """The records of the files that are not kept."""
+        return ((record, place) for record, place in placed if record.source not in self._kept)
+
+    def copy(self, writer: TokenShardWriter, before: str | None = None) -> None:
+        """Copy what is kept of the next files of this split: of those before a file, or of all."""
+        half = writer.folder.name
+        end = len(self._order) if before is None else self._order.index(before)
+        for name in self._order[self._num_copied[half] : end]:
+            if half in (halves := self._kept.get(name, {})):
+                writer.copy(self._old[half], halves[half], name)
+        self._num_copied[half] = max(end, self._num_copied[half])
+
+
+def _is_split_by(below: float, file: FileRange, held_out: bool) -> bool:
+    """Whether a split's records of a file are on the right side, and none is a part of a document."""
+    if END in (file.lowest, file.highest) or BEGINNING in (file.lowest, file.highest):
+        return False
+    return file.highest < below if held_out else file.lowest >= below

@@ -3,7 +3,6 @@ of ranks, so a run may stop on one rank and resume on four."""
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from fractions import Fraction
@@ -134,7 +133,5 @@ class PackedSource(OrderedSource):
     def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         """The indices of the rows between two positions, and the shards' documents in each row."""
         rows = range(int(before["next_row"]), int(after["next_row"]))
-        # A copy that computes its epoch again, because a prefetch thread may be using the original.
-        packer: Any = copy.copy(self.rows)
-        packer._epoch = -1
+        packer = self.rows.copy()  # a prefetch thread may be using the original
         return {"rows": list(rows), "documents": [packer.documents(index) for index in rows]}

@@ -47,6 +47,8 @@ class RunEstimate:
     probe: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # why the run may learn little
+    # Of each source of the data, if there are several: name, tokens, share of the training, epochs.
+    sources: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunEstimate:

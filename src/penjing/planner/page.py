@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -178,6 +179,7 @@ def print_plan(prepared: PreparedRun, console: Console, further: Sequence[tuple[
         ("step", _step_line(estimate)),
         *_money_lines(estimate, strategy),
     ]
+    rows += [(f"source {number}", source_line(one)) for number, one in enumerate(estimate.sources, start=1)]
     rows += [*prepared.stage.describe(), *further]
     print_table(console, (), [(f"  {name}", value) for name, value in rows], title=f"{run.stage} -> {run.out}")
     print_decisions(run.decisions, console)
@@ -191,6 +193,12 @@ def print_plan(prepared: PreparedRun, console: Console, further: Sequence[tuple[
         console.print(escape_markup("note", f"sample.every={run.sample.every} writes nothing without sample.prompts"))
     if prepared.resumed_from is not None:
         console.print(f"  continues after step {prepared.resumed_from} of {estimate.steps}")
+
+
+def source_line(one: Mapping[str, Any]) -> str:
+    """A source of the data: its tokens, its share of the training, and how often it repeats."""
+    tokens = units.count(one["tokens"])
+    return f"{one['name']}: {tokens} tokens, {one['share']:.1%} of training, {one['epochs']:.2f} epochs"
 
 
 def _step_line(estimate: RunEstimate) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
 from penjing.data.chat.render import render
-from penjing.data.corpus import Corpus, held_out_below, is_held_out, split_key
+from penjing.data.corpus import Corpus, threshold
 from penjing.data.formats import BadRecords, NoBadRecords
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.rl.rewards.base import RewardContext
@@ -54,9 +54,9 @@ def read(
 
     default_tools: the tools of prompts whose records name none. thinking: see `render`.
     """
-    parsed: list[tuple[Prompt, str]] = []
+    parsed: list[tuple[Prompt, float]] = []
     tool_names: set[str] = set()
-    for chat in corpus.records(bad_records or NoBadRecords()):
+    for chat, place in corpus.placed(bad_records or NoBadRecords()):
         record, tools, where = chat.fields, chat.tools or tuple(default_tools), f"{chat.source}:{chat.line}"
         try:
             prompt = Prompt(
@@ -73,12 +73,12 @@ def read(
             bad_records.reject(error, chat.source, chat.line)
             continue
         tool_names.update(tool["name"] for tool in tools)
-        parsed.append((prompt, split_key(chat)))
-    threshold = held_out_below((key for _, key in parsed), corpus.settings.val_fraction)
+        parsed.append((prompt, place))
+    below = threshold((place for _, place in parsed), corpus.split.share)
     splits: dict[bool, list[Prompt]] = {False: [], True: []}
-    for prompt, key in parsed:
+    for prompt, place in parsed:
         if len(prompt.ids) <= max_prompt_tokens:
-            splits[is_held_out(key, threshold)].append(prompt)
+            splits[place < below].append(prompt)
     skipped = len(parsed) - sum(map(len, splits.values()))
     if not splits[False]:
         raise UserError(

@@ -69,6 +69,9 @@ SHOWN = (
 )
 
 
+BY_SOURCE = ("val_bits_per_byte_", "val_loss_")  # prefixes of what is measured for each source of the data
+
+
 def describe(metrics: Mapping[str, float]) -> str:
     """The metrics of one step in one short line, without those that are absent."""
     is_validation = any(name.startswith("val_") for name in metrics)
@@ -76,6 +79,14 @@ def describe(metrics: Mapping[str, float]) -> str:
     parts = [template.format(metrics[prefix + name]) for name, template in SHOWN if prefix + name in metrics]
     if is_validation and parts:
         parts[0] = f"validation {parts[0]}"
+    by_source = [
+        f"{name.removeprefix(kind)} {value:.3f}"
+        for kind in BY_SOURCE
+        for name, value in metrics.items()
+        if name.startswith(kind)
+    ]
+    if by_source:
+        parts.append(f"({', '.join(by_source)})")
     if "learning_rate" in metrics:
         parts.append(f"lr {metrics['learning_rate']:.1e}")
     if "tokens_per_second" in metrics:

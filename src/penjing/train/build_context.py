@@ -164,7 +164,7 @@ def make_context(built: BuiltRun, instruments: Instruments, hooks: RunHooks, num
         validate_every=run.eval.every,
         sample_every=run.sample.every,
         save_every=run.checkpoint.every,
-        validate=lambda: validate_with_retry(stage),
+        validate=(lambda: validate_with_retry(stage)) if run.data.holds_out else dict,
         sample=sample,
         save=instruments.checkpointer.save,
         roll_back=instruments.checkpointer.roll_back,

@@ -29,6 +29,7 @@ FREE_TO_CHANGE = (
     "batch.micro_size",
     "data.prefetch",
     "data.train",  # the files' contents are compared, as `data`
+    "data.validation",  # nothing is learned from it; other texts to learn from change `data`
     "data.max_bad_fraction",
 )
 # What a checkpoint stores in addition to the settings; the names are valid for --allow-change.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +29,7 @@ from penjing.train.throughput import Expected
 
 FORECAST = "scale.json"  # in the run's folder: the loss that `penjing plan forecast` predicted
 FEW_STEPS = 50  # a run with fewer steps gives a warning
+MANY_EPOCHS = 4  # of a source; up to then a repeated token is worth almost as much as a new one
 FORECAST_TOLERANCE = 0.05  # of the tokens: the forecast assumes full rows, and rows have some padding
 
 
@@ -61,10 +64,13 @@ def plan(
         errors=history.log_errors(history.read_history(), machine),
         versions={"penjing": __version__, "torch": torch.__version__},
     )
+    sources = built.stage.sources(estimate.steps * estimate.rows_per_step)
     estimate = replace(
         estimate,
+        sources=sources,
         warnings=[
             *data_warnings(estimate.steps, estimate.rows_per_step, size.units_per_epoch, size.unit),
+            *source_warnings(sources),
             *(start_warnings(timings.start_loss, run.model.vocab_size) if run.init_from and not resuming else []),
         ],
     )
@@ -96,6 +102,17 @@ def data_warnings(steps: int, rows: int, units_per_epoch: float, unit: str) -> l
             f"{unit}; use a smaller batch.size"
         )
     return lines
+
+
+def source_warnings(sources: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A warning for each source that repeats so often that it teaches little new (arXiv:2305.16264)."""
+    total = sum(one["tokens"] for one in sources)
+    return [
+        f"{one['name']} repeats {one['epochs']:.1f} times, and more than {MANY_EPOCHS} teach less than new text: lower "
+        "its weight"
+        for one in sources
+        if one["epochs"] > MANY_EPOCHS and one["share"] > one["tokens"] / total
+    ]
 
 
 def start_warnings(loss: float | None, vocab_size: int) -> list[str]:

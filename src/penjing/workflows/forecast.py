@@ -153,6 +153,8 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
         raise run.error(
             "init_from", "a forecast is for a run that trains from scratch", next_step="Leave init_from= out."
         )
+    if not run.data.holds_out:
+        raise run.data.error("validation", "a forecast needs held-out texts", wanted="files, or it left out")
     Corpus(run.data).files  # noqa: B018 (an error comes before a proxy run)
     limit = cost.read_budget(budget)
     if not limit.seconds:

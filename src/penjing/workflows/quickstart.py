@@ -444,6 +444,8 @@ def _compare_with_zstd(out: Path, run: Run) -> str:
     """Compare bits per byte of the held-out text, model and `zstd -19`; writes compression.json."""
     trained = load_trained(out / "pretrain")
     texts = list(Corpus(run.data).texts(held_out=True))
+    if not texts:
+        return "no held-out text to compress (data.validation=none)"
     model_bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, seq_len=run.data.seq_len)
     zstd_bits = zstd_bits_per_byte("\n".join(texts))
     verdict = "below" if model_bits < zstd_bits else "above"

@@ -10,6 +10,7 @@ from itertools import chain
 
 import numpy as np
 
+from penjing.base.seeds import derive
 from penjing.data.packing.concat import BLOCK_ROWS, FixedRows, IntArray, Row, best_fit
 
 Segment = tuple[int, int, int]  # document, first position, length
@@ -19,15 +20,30 @@ class BestFitRows(FixedRows):
     """Rows for pretraining, each a list of segments (document, first position, length).
 
     A document of n tokens has n + 1 positions: it starts with the end-of-text token, and each target is the next token,
-    after the last one the end-of-text token. A document longer than T is cut every T positions. The layout is built
-    once: attention does not cross documents, so it does not matter which ones share a row. Fewer than T positions are
-    left out.
+    after the last one the end-of-text token. A document longer than T is cut every T positions. Each epoch has a layout
+    of its own: a novel is not cut at the same places again. Attention does not cross documents, so it does not matter
+    which ones share a row. Fewer than T positions are left out.
     """
 
+    repacks = True
+    _layout_epoch = -1
+
     def _build_layout(self) -> None:
-        positions_D = self.shards.end_D - self.shards.start_D + 1
-        self._set_num_rows(int(positions_D.sum()))
-        self.segment_S3, self.first_R = build_layout(positions_D, self.seq_len)
+        self._positions_D = self.shards.end_D - self.shards.start_D + 1
+        self._set_num_rows(int(self._positions_D.sum()))
+        self._lay_out(0)
+
+    def _arrange(self, epoch: int) -> None:
+        super()._arrange(epoch)
+        self._lay_out(epoch if self.repacks and self.order != "fixed" else 0)
+
+    def _lay_out(self, epoch: int) -> None:
+        """Lay out the rows of an epoch. From the second on, documents over T start with a shorter piece."""
+        if epoch == self._layout_epoch:
+            return
+        generator = np.random.Generator(np.random.PCG64(derive(self.seed, "layout", epoch))) if epoch else None
+        self.segment_S3, self.first_R = build_layout(self._positions_D, self.seq_len, generator)
+        self._layout_epoch = epoch
 
     def documents(self, index: int) -> list[int]:
         row = self._row_number(index)
@@ -50,19 +66,32 @@ class BestFitRows(FixedRows):
         return Row(ids, target, document, np.ones(self.seq_len, dtype=np.float32))
 
 
-def build_layout(positions_D: IntArray, seq_len: int) -> tuple[IntArray, IntArray]:
+def build_layout(
+    positions_D: IntArray, seq_len: int, generator: np.random.Generator | None = None
+) -> tuple[IntArray, IntArray]:
     """Segments [S, 3] of (document, first position, length), and the first segment of each row, [rows + 1].
 
     Every row is full. Documents are not split, except those over `seq_len` and the few that fill gaps. Rows follow the
     order of the documents, in blocks of about `BLOCK_ROWS` rows; the remainder of a block starts the next one.
+    generator: draws the length of the first piece of each document over `seq_len`, and which documents of a block come
+    first among equally long ones; None: `seq_len`, and the first ones.
     """
+    first_D = np.full(len(positions_D), seq_len)
+    if generator is not None:
+        first_D = np.where(positions_D > seq_len, generator.integers(1, seq_len + 1, len(positions_D)), seq_len)
     ends_D = np.cumsum(positions_D)
     cuts = np.searchsorted(ends_D, np.arange(1, ends_D[-1] // (BLOCK_ROWS * seq_len) + 1) * BLOCK_ROWS * seq_len)
     rows: list[list[Segment]] = []
     remaining: list[Segment] = []
     for documents in np.split(np.arange(len(positions_D)), np.unique(cuts)):
-        lengths = [(int(d), int(positions_D[d])) for d in documents]
-        segments = [(d, start, min(seq_len, end - start)) for d, end in lengths for start in range(0, end, seq_len)]
+        if generator is not None:
+            documents = generator.permutation(documents)
+        lengths = [(int(d), int(positions_D[d]), int(first_D[d])) for d in documents]
+        segments = [
+            (d, start, min(seq_len, end - start) if start else min(first, end))
+            for d, end, first in lengths
+            for start in (0, *range(first, end, seq_len))
+        ]
         full_rows, remaining = _fill_rows(remaining + segments, seq_len)
         rows += full_rows
     counts = np.array([0, *(len(segments) for segments in rows)])

@@ -6,6 +6,7 @@ epochs at any time. A row has T inputs and T targets; a target is the token afte
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from dataclasses import dataclass
@@ -53,7 +54,12 @@ class Rows(ABC):
         self._epoch = -1
         self._build_layout()
 
-    @abstractmethod
+    def copy(self) -> Rows:
+        """The same rows, for another thread: it draws its epoch's order itself."""
+        rows = copy.copy(self)
+        rows._epoch = -1
+        return rows
+
     @abstractmethod
     def _build_layout(self) -> None:
         """Compute, once, the number of rows and what all epochs share. Raises UserError if there is no row."""
@@ -94,7 +100,8 @@ class ConcatRows(Rows):
     """Pretraining: all documents as one stream, in a new order each epoch, cut every T tokens.
 
     The end-of-text token follows each document; its position also starts the next one. There is no padding, and every
-    token is a target. The remainder after the last full row (less than T tokens) is left out of the epoch.
+    token is a target. The stream is a ring: from the second epoch on the first row starts anywhere in its first T
+    tokens, so that the cuts move. The remainder after the last full row (less than T tokens) is left out of the epoch.
     """
 
     def _build_layout(self) -> None:
@@ -108,25 +115,34 @@ class ConcatRows(Rows):
             self._order_D = generator.permutation(self._order_D)
         # Stream position of each document's start: the end-of-text token that ended the document before.
         self._begin_D = np.concatenate(([0], np.cumsum(self._length_D[self._order_D])))
+        moves = epoch > 0 and self.order != "fixed"
+        self._phase = derive(self.seed, "phase", epoch) % self.seq_len if moves else 0
 
     def row(self, index: int) -> Row:
-        position = self._epoch_index(index) * self.seq_len + np.arange(self.seq_len + 1)
-        document = np.searchsorted(self._begin_D, position, side="right") - 1
+        turns, position = np.divmod(self._positions(index), self._begin_D[-1])
+        document = np.searchsorted(self._begin_D[:-1], position, side="right") - 1
         # In the stream a document is an end-of-text token and then its own tokens.
         offset = position - self._begin_D[document]
         token = self.shards.token_N[self.shards.start_D[self._order_D[document]] + np.maximum(offset - 1, 0)]
         stream = np.where(offset == 0, self.end_of_text, token).astype(np.int64)
+        document = document + turns * len(self._order_D)  # the ring's first document again is another one
         return Row(stream[:-1], stream[1:], document[:-1], np.ones(self.seq_len, dtype=np.float32))
 
+    def _positions(self, index: int) -> IntArray:
+        """The stream positions of a row's inputs and of its last target."""
+        first = self._epoch_index(index) * self.seq_len + self._phase
+        return np.arange(first, first + self.seq_len + 1)
+
     def documents(self, index: int) -> list[int]:
-        begin = self._epoch_index(index) * self.seq_len
-        first = int(np.searchsorted(self._begin_D, begin, side="right")) - 1
-        last = int(np.searchsorted(self._begin_D, begin + self.seq_len, side="left"))
-        return [int(document) for document in self._order_D[first:last]]
+        positions = self._positions(index)[:-1] % self._begin_D[-1]
+        numbers = np.searchsorted(self._begin_D[:-1], positions, side="right") - 1
+        return [int(document) for document in self._order_D[list(dict.fromkeys(numbers.tolist()))]]
 
 
 class FixedRows(Rows):
-    """Rows with the same content in every epoch, in a different order."""
+    """Rows that are laid out before, in a different order each epoch."""
+
+    repacks = False  # whether each epoch has a layout of its own
 
     def _arrange(self, epoch: int) -> None:
         generator = np.random.Generator(np.random.PCG64(derive(self.seed, "rows", epoch)))

@@ -124,6 +124,11 @@ class Stage(ABC, Generic[S]):
     def source(self, micro_size: int, rank: int, world: int) -> Source:
         """Batches on the CPU, in their global order."""
 
+    def sources(self, num_units: int) -> list[dict[str, Any]]:
+        """Of each source of the data: `name`, `tokens`, `share` of so many units of training, and `epochs`. Empty for
+        one source."""
+        return []
+
     @abstractmethod
     def objective(self) -> Objective: ...
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
 from penjing.data.packing.concat import FixedRows, Rows
+from penjing.data.packing.mix import MixedRows
 from penjing.data.teacher_logits_cache import (
     CacheKey,
     PositionSlots,
@@ -60,7 +63,7 @@ class DistillStage(TeacherStage):
         self._cost = relative_cost(self.run, self.teacher, self._data.size().num_keys)
         self._stores: list[TeacherLogitsCache] = []
         if self.settings.mode == "top_k":
-            self._stores = [self._store(rows) for rows in (self._data.rows, self._data.held_out)]
+            self._stores = [self._store(rows) for rows in (self._data.rows, self._data.held_out) if rows is not None]
             self.teacher = None
 
     def _store(self, rows: Rows) -> TeacherLogitsCache:
@@ -115,6 +118,9 @@ class DistillStage(TeacherStage):
     def size(self) -> DatasetSize:
         return replace(self._data.size(), extra_forwards=0.0 if self._stores else self._cost)
 
+    def sources(self, num_units: int) -> list[dict[str, Any]]:
+        return self._data.sources(num_units)
+
     def source(self, micro_size: int, rank: int, world: int) -> Source:
         if not self._stores:
             return self._data.source(micro_size, rank, world)
@@ -141,6 +147,7 @@ class DistillStage(TeacherStage):
 
     def _held_out(self) -> Iterator[Batch]:
         rows = self._data.held_out
+        assert rows is not None
         with_teacher = DistillRows(_fixed(rows), self._stores[1]) if self._stores else None
         for indices in self._data.held_out_indices(self.micro_size):
             yield with_teacher.batch(indices) if with_teacher else collate([rows.row(index) for index in indices])
@@ -154,9 +161,14 @@ class DistillStage(TeacherStage):
 
 
 def _fixed(rows: Rows) -> FixedRows:
-    """The rows, if they are the same in every epoch. Raises UserError if not."""
+    """The rows with the layout of the first epoch in every epoch. Raises UserError if they have none."""
     if isinstance(rows, FixedRows):
-        return rows
+        fixed = copy.copy(rows)
+        fixed.repacks, fixed._epoch = False, -1
+        return fixed
+    if isinstance(rows, MixedRows):
+        what = "the teacher's predictions cannot be stored for mixed sources"
+        raise UserError(what, where="data.weights", wanted="it left out, or objective.mode=logits")
     what = "packing=concat cuts the text differently in each epoch, so the teacher's predictions cannot be stored"
     raise UserError(what, where="data.packing", got="concat", wanted="best_fit, or objective.mode=logits")
 

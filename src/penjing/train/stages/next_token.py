@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from penjing import devices
@@ -13,6 +15,7 @@ from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.data.packing.best_fit import BestFitRows
 from penjing.data.packing.concat import ConcatRows, Order, PackedRows, Rows
+from penjing.data.packing.mix import MixedRows, MixedSource
 from penjing.data.token_shards import META, TokenShards
 from penjing.data.tokenize_dataset import prepare_chats, prepare_documents
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -26,6 +29,8 @@ from penjing.train.stages.base import DatasetSize, Report, Stage
 from penjing.train.stages.example_batches import example_rows
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.run_data import on_rank_0, run_tokenizer, tokenized
+
+VAL_LOSS = f"val_{LOSS_METRIC}"
 
 
 class NextTokenStage(Stage[NextTokenSettings]):
@@ -51,12 +56,18 @@ class NextTokenStage(Stage[NextTokenSettings]):
         return self._shards[0].num_tokens, longest
 
     def prepare_rows(self) -> None:
-        train, validation = self._shards
-        self.rows = make_rows(self.run, train, self.tokenizer)
-        self.held_out = make_rows(self.run, validation, self.tokenizer, validation=True)
-        targets = validation.num_tokens + validation.num_documents
-        self.targets_per_byte = targets / max(1, validation.num_bytes)
-        self._num_keys = mean_keys(train.end_D - train.start_D, self.run.data.seq_len)
+        run, (train, validation) = self.run, self._shards
+        self.rows = make_rows(run, train, self.tokenizer)
+        self.held_out = make_rows(run, validation, self.tokenizer, validation=True) if run.data.holds_out else None
+        self.targets_per_byte = _targets_per_byte(validation)
+        self._num_keys = mean_keys(train.end_D - train.start_D, run.data.seq_len)
+        if isinstance(self.rows, MixedRows):
+            parts = [one.rows.shards for one in self.rows.sources]
+            keys = [mean_keys(part.end_D - part.start_D, run.data.seq_len) for part in parts]
+            self._num_keys = float(np.dot(self.rows.phases[0], keys))
+        if isinstance(self.held_out, MixedRows):
+            rates = [_targets_per_byte(one.rows.shards) for one in self.held_out.sources]
+            self.targets_per_byte = 1 / float(np.dot(self.held_out.phases[0], 1 / np.array(rates)))
 
     def size(self) -> DatasetSize:
         positions = self.rows.rows_per_epoch * self.rows.seq_len
@@ -68,8 +79,20 @@ class NextTokenStage(Stage[NextTokenSettings]):
             seq_len=self.rows.seq_len,
             num_keys=self._num_keys,
             padding_fraction=padding,
-            held_out_units=min(self.run.eval.sequences, self.held_out.rows_per_epoch),
+            held_out_units=self._num_held_out,
         )
+
+    def sources(self, num_units: int) -> list[dict[str, Any]]:
+        found = []
+        if isinstance(self.rows, MixedRows):
+            for one, count in zip(self.rows.sources, self.rows.counts(num_units), strict=True):
+                found.append((one.name, one.rows.shards.num_tokens, count / num_units, count / one.rows.rows_per_epoch))
+        else:
+            train, epochs = self._shards[0], num_units / self.rows.rows_per_epoch
+            parts = train.sources()
+            for name, _, part in parts if len(parts) > 1 else []:
+                found.append((name, part.num_tokens, part.num_tokens / train.num_tokens, epochs))
+        return [dict(zip(("name", "tokens", "share", "epochs"), values, strict=True)) for values in found]
 
     def source(self, micro_size: int, rank: int, world: int) -> Source:
         return PackedSource(self.rows, micro_size=micro_size, rank=rank, world=world)
@@ -82,31 +105,108 @@ class NextTokenStage(Stage[NextTokenSettings]):
         return example_rows(micro_size, self.run.data.seq_len, device, with_edges=with_edges)
 
     def validate(self) -> dict[str, float]:
-        batches = (
-            collate([self.held_out.row(index) for index in indices])
-            for indices in self.held_out_indices(self.micro_size)
-        )
+        if isinstance(self.held_out, MixedRows):
+            return self._validate_sources(self.held_out)
+        batches = map(self._held_out_batch, self.held_out_indices(self.micro_size))
         return self.with_bits_per_byte(held_out_means(NextToken(), self.model, batches, self.strategy, [LOSS_METRIC]))
 
-    def held_out_indices(self, size: int) -> Iterator[range]:
+    def _validate_sources(self, rows: MixedRows) -> dict[str, float]:
+        """The loss over all sources in their shares, and of each source."""
+        indices_by_source: dict[int, list[int]] = {number: [] for number in range(len(rows.sources))}
+        for index in range(self._num_held_out):
+            indices_by_source[rows.place(index)[0]].append(index)
+        metrics, nats, targets = dict[str, float](), 0.0, 0.0
+        labels = source_labels([one.name for one in rows.sources])
+        for number, indices in indices_by_source.items():
+            if not indices:
+                continue
+            batches = map(self._held_out_batch, self._local_batches(indices, self.micro_size))
+            loss = held_out_means(NextToken(), self.model, batches, self.strategy, [LOSS_METRIC])[VAL_LOSS]
+            scored = sum(float(rows.row(index).weight_T.sum()) for index in indices)
+            nats, targets = nats + loss * scored, targets + scored
+            one, metric = rows.sources[number], VAL_LOSS
+            if self.run.data.format == "documents":
+                loss, metric = loss / math.log(2) * _targets_per_byte(one.rows.shards), "val_bits_per_byte"
+            metrics[f"{metric}_{labels[number]}"] = loss
+        return {**self.with_bits_per_byte({VAL_LOSS: nats / targets}), **metrics}
+
+    @property
+    def _num_held_out(self) -> int:
+        return min(self.run.eval.sequences, self.held_out.rows_per_epoch) if self.held_out is not None else 0
+
+    def _held_out_batch(self, indices: Sequence[int]) -> Batch:
+        assert self.held_out is not None
+        return collate([self.held_out.row(index) for index in indices])
+
+    def held_out_indices(self, size: int) -> Iterator[Sequence[int]]:
         """The held-out rows of each of this rank's batches."""
-        count, strategy = min(self.run.eval.sequences, self.held_out.rows_per_epoch), self.strategy
-        local = range(strategy.rank, count, strategy.world)
+        return self._local_batches(range(self._num_held_out), size)
+
+    def _local_batches(self, indices: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+        local = indices[self.strategy.rank :: self.strategy.world]
         return (local[first : first + size] for first in range(0, len(local), size))
 
     def with_bits_per_byte(self, metrics: dict[str, float]) -> dict[str, float]:
         """The metrics, for texts with bits per byte, which do not depend on the tokenizer."""
         if self.run.data.format != "documents":
             return metrics
-        nats = metrics[f"val_{LOSS_METRIC}"]
+        nats = metrics[VAL_LOSS]
         return {**metrics, "val_bits_per_byte": nats / math.log(2) * self.targets_per_byte}
 
 
+def _targets_per_byte(shards: TokenShards) -> float:
+    return (shards.num_tokens + shards.num_documents) / max(1, shards.num_bytes)
+
+
+def source_labels(names: Sequence[str]) -> list[str]:
+    """Short and different names of sources, for metrics."""
+    short = [Path(name).name.partition(".")[0] or name for name in names]
+    return [one if short.count(one) == 1 else f"{one}_{number}" for number, one in enumerate(short, start=1)]
+
+
 def make_rows(run: Run, shards: TokenShards, tokenizer: Tokenizer, *, validation: bool = False) -> Rows:
-    """Pack shards by the run's settings; held-out rows have a fixed order, and are shorter if there is little text."""
+    """Pack shards by the run's settings, with `data.weights` each source by itself.
+
+    Held-out rows have a fixed order. They are mixed alike, or evenly if data.validation names several sources.
+    """
+    data = run.data
+    if shards.kind != data.format:
+        raise UserError("token shards of another kind", where="data.train", got=shards.kind, wanted=data.format)
+    named, shares = shards.sources(), data.weights
+    if validation and data.validation:
+        shares = (1.0,) * len(named) if len(named) > 1 else ()
+    if not shares:
+        return _packed(run, shards, tokenizer, validation)
+    if len(named) != len(shares):
+        found = ", ".join(name for name, _, _ in named) or "no sources by name (they are of an older version)"
+        raise data.error("weights", "not one for each source", wanted=f"{len(named)}: the tokens have {found}")
+    finals = data.final_weights if data.final_weights and not validation else shares
+    sources, used = [], []
+    for number, (name, first, part) in enumerate(named):
+        has_row = part.num_documents and (data.format == "chats" or part.num_tokens + part.num_documents > data.seq_len)
+        if (shares[number] or finals[number]) and (has_row or not validation):
+            sources.append(MixedSource(name, _packed(run, part, tokenizer, validation), first))
+            used.append(number)
+    if not any(shares[number] for number in used):
+        return _packed(run, shards, tokenizer, validation)
+    per_epoch = sum(one.rows.rows_per_epoch for one in sources)
+    num_rows = run.max_steps * run.batch.size or math.ceil(run.epochs * per_epoch)
+    rows = MixedRows(
+        sources,
+        [shares[number] for number in used],
+        seed=run.seed,
+        final_shares=[finals[number] for number in used],
+        final_row=round(num_rows * (1 - data.final_fraction)),
+    )
+    if validation:  # no row twice
+        counted = [one.rows.rows_per_epoch / share for one, share in zip(sources, rows.phases[0], strict=True) if share]
+        rows.rows_per_epoch = max(1, int(min(counted)))
+    return rows
+
+
+def _packed(run: Run, shards: TokenShards, tokenizer: Tokenizer, validation: bool) -> Rows:
+    """The rows of shards or of a source; held-out rows are shorter if there is little text."""
     seq_len = run.data.seq_len
-    if shards.kind != run.data.format:
-        raise UserError("token shards of another kind", where="data.train", got=shards.kind, wanted=run.data.format)
     if validation and shards.kind == "documents":
         seq_len = max(1, min(seq_len, shards.num_tokens + shards.num_documents - 1))
     packers: dict[str, type[Rows]] = {"best_fit": BestFitRows, "concat": ConcatRows}

@@ -11,7 +11,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
 from penjing.base.seeds import derive, fraction
 from penjing.data.chat.render import render
-from penjing.data.corpus import Corpus, held_out_below, is_held_out, split_key
+from penjing.data.corpus import Corpus, threshold
 from penjing.data.formats import BadRecords, Chat
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.sample import Sampling
@@ -49,9 +49,10 @@ def encode_prompts(
     bad_records: receives conversations that are broken, or that the template refuses.
     """
     answered = run.data.format == "chats"
-    fitting: list[tuple[StudentPrompt, str]] = []
+    corpus = Corpus(run.data)
+    fitting: list[tuple[StudentPrompt, float]] = []
     skipped = 0
-    for chat in Corpus(run.data).records(bad_records):
+    for chat, place in corpus.placed(bad_records):
         try:
             candidates = _prompts(chat, tokenizer, answered=answered)
             fits = next((one for one in candidates if _longest_row(one, settings) <= run.data.seq_len), None)
@@ -61,13 +62,13 @@ def encode_prompts(
         if fits is None:
             skipped += 1
         else:
-            fitting.append((fits, split_key(chat)))
-    below = held_out_below((key for _, key in fitting), run.data.val_fraction)
+            fitting.append((fits, place))
+    below = threshold((place for _, place in fitting), corpus.split.share)
     halves: tuple[list[StudentPrompt], list[StudentPrompt]] = ([], [])
-    for prompt, key in fitting:
-        halves[is_held_out(key, below)].append(prompt)
+    for prompt, place in fitting:
+        halves[place < below].append(prompt)
     for half, what in zip(halves, ("to learn from", "held out"), strict=True):
-        if not half:
+        if not half and not (half is halves[1] and corpus.split.may_be_empty):
             raise UserError(
                 f"no prompt {what} leaves enough positions for an answer",
                 where="data.seq_len",
@@ -135,6 +136,8 @@ class OnPolicyStage(TeacherStage):
             raise self.settings.error(
                 "on_policy_fraction", "data.format=prompts has no answers", wanted="1, or data.format=chats"
             )
+        if data.weights:
+            raise data.error("weights", "have no effect on prompts", wanted="it left out")
         if data.thinking != "as_given":
             wanted = "it left out, or objective.mode=logits or top_k"
             raise data.error("thinking", "has no effect on the student's answers", wanted=wanted)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
 from penjing.base.files import read_json, write_json
 from penjing.checkpoint.manifest import steps
-from penjing.data.corpus import Corpus
+from penjing.data.corpus import FAR, Corpus
 from penjing.data.progress import ProgressLines
-from penjing.data.tokenize_dataset import TokenizedDataset
+from penjing.data.token_shards import META, TokenShards
+from penjing.data.tokenize_dataset import Kept, TokenizedDataset
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.parallel.base import Strategy
@@ -87,23 +89,54 @@ def tokenized(
     done = folder / "done.json"
     if done.is_file() and (saved := read_json(done))["made_from"] == made_from:
         return folder, saved.get("notes", [])
-    num_files = len(corpus.files)
-    report(f"tokenizing {num_files} file{'s' if num_files > 1 else ''}")
+    kept = None if meta_file != META else _kept(corpus, folder, made_from)
+    report(_tokenizing(len(corpus.hashes), len(kept or ())))
     done.unlink(missing_ok=True)  # not valid while some files are new and others old
     counts = corpus.counts(RunDir(Path(run.out)).bad_records)
     made = prepare(
-        corpus.records(counts),
+        corpus.placed(counts),
         tokenizer,
         folder,
-        val_fraction=run.data.val_fraction,
-        about={"source_files": corpus.contents, "source": made_from["source"]},
+        split=corpus.split,
+        about={"source_files": corpus.contents, "source": made_from["source"], **corpus.about},
         bad_records=counts,
         **options,
+        **({"kept": kept} if kept else {}),
     )
-    notes = [note] if (note := counts.note()) else []
+    notes = [note for note in (counts.note(), corpus.split.note) if note]
+    if made.held_out_share > FAR * run.data.val_fraction and not (run.data.validation or corpus.split.note):
+        notes.append(f"{made.held_out_share:.0%} of the tokens are held out: there are few records, which stay whole")
     if made.skipped:
         notes.append(f"{made.skipped:,} records are left out: longer than data.seq_len, or nothing to learn in them")
     if made.shortened:
         notes.append(f"{made.shortened:,} conversations lost their last turns: longer than data.seq_len")
     write_json(done, {"made_from": made_from, "notes": notes})
     return folder, notes
+
+
+def _tokenizing(num_files: int, num_kept: int) -> str:
+    kept = f", {num_kept} of them from the tokens made before" if num_kept else ""
+    return f"tokenizing {num_files} file{'s' if num_files > 1 else ''}{kept}"
+
+
+def _kept(corpus: Corpus, folder: Path, made_from: Mapping[str, Any]) -> Kept | None:
+    """The tokens in `folder` that were made of the same files, by the same settings."""
+    if not (folder / "done.json").is_file():
+        return None
+    before = read_json(folder / "done.json")["made_from"]
+    if any(
+        before.get(name) != made_from.get(name) for name in (before.keys() | made_from.keys()) - {"source", "sources"}
+    ):
+        return None
+    meta = TokenShards(folder / "train").meta
+    old, now, split = meta.get("hashes", {}), corpus.hashes, corpus.split
+    below = split.below
+    if below is None and meta["held_out_below"] == split.share and set(old.values()) <= set(now.values()):
+        below = split.share  # both splits have records, and keep them
+    names = [*corpus.validation_files, *corpus.files]
+    if below is None or split.cut is not None or len(set(now.values())) < len(names):
+        return None
+    if corpus.settings.clean:  # a rule may know the records of earlier files
+        same = takewhile(lambda pair: pair[0][1] == pair[1][1], zip(old.items(), now.items(), strict=False))
+        old = dict(before for before, _ in same)
+    return Kept(folder, below, old, now)

@@ -1,0 +1,133 @@
+"""Rows of several sources in given shares.
+
+Which source the row at an index comes from is a pure function of the index: multiples of the golden ratio modulo 1
+fall into each source's part of [0, 1) in its share, within a few rows, in every stretch of the stream (Weyl). So any
+process can build any row, and a run resumes exactly, with any number of ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penjing.base.seeds import derive
+from penjing.data.packing.concat import IntArray, Row, Rows
+
+CHUNK = 4096  # rows whose sources are computed at once
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
+_TURN = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class MixedSource:
+    """Rows of one source, and the index of its first document in the shards."""
+
+    name: str
+    rows: Rows
+    first_document: int = 0
+
+
+class MixedRows(Rows):
+    """Rows of each source in their own endless stream, mixed by shares of tokens.
+
+    An epoch has as many rows as an epoch of each source together; a source with a larger share than its part of the
+    data repeats within it.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[MixedSource],
+        shares: Sequence[float],
+        *,
+        seed: int,
+        final_shares: Sequence[float] = (),
+        final_row: int = 0,
+    ) -> None:
+        """shares: of the tokens. final_shares: those of the row `final_row` and all later ones; empty: no change."""
+        self.sources, self.final_row = list(sources), final_row
+        first = self.sources[0].rows
+        self.shards, self.seq_len, self.end_of_text, self.order = (
+            first.shards,
+            first.seq_len,
+            first.end_of_text,
+            first.order,
+        )
+        self.seed = derive(seed, "mix")
+        self.phases = [_by_rows(self.sources, given) for given in (shares, final_shares) if given]
+        self.rows_per_epoch = sum(source.rows.rows_per_epoch for source in self.sources)
+        padding = [source.rows.padding_per_epoch / source.rows.rows_per_epoch for source in self.sources]
+        self.padding_per_epoch = round(self.rows_per_epoch * float(np.dot(self.phases[0], padding)))
+        self._before: list[IntArray] = [np.zeros(len(self.sources), dtype=np.int64)]  # rows of each before each chunk
+        self._chunk, self._source_C, self._number_C = -1, np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+    def copy(self) -> MixedRows:
+        rows = copy.copy(self)
+        rows.sources = [MixedSource(one.name, one.rows.copy(), one.first_document) for one in self.sources]
+        rows._before = list(self._before)
+        return rows
+
+    def _build_layout(self) -> None:
+        """Each source has its own."""
+
+    def _arrange(self, epoch: int) -> None:
+        """Each source has its own order."""
+
+    def place(self, index: int) -> tuple[int, int]:
+        """The source of a row, and the row's index in that source's stream."""
+        chunk, position = divmod(index, CHUNK)
+        if chunk != self._chunk:
+            while len(self._before) <= chunk + 1:
+                found = np.bincount(self._sources_of(len(self._before) - 1), minlength=len(self.sources))
+                self._before.append(self._before[-1] + found)
+            source_C = self._sources_of(chunk)
+            number_C = np.zeros(CHUNK, dtype=np.int64)
+            for number, before in enumerate(self._before[chunk]):
+                is_of = source_C == number
+                number_C[is_of] = before + np.arange(np.count_nonzero(is_of))
+            self._chunk, self._source_C, self._number_C = chunk, source_C, number_C
+        return int(self._source_C[position]), int(self._number_C[position])
+
+    def counts(self, num_rows: int) -> list[int]:
+        """Rows of each source among the first `num_rows`."""
+        self.place(num_rows)
+        chunk, position = divmod(num_rows, CHUNK)
+        found = np.bincount(self._source_C[:position], minlength=len(self.sources))
+        return [int(count) for count in self._before[chunk] + found]
+
+    def _sources_of(self, chunk: int) -> IntArray:
+        """The source of each row of a chunk."""
+        index_C = np.arange(chunk * CHUNK, (chunk + 1) * CHUNK, dtype=np.uint64)
+        point_C = index_C * np.uint64(_GOLDEN) + np.uint64(self.seed)  # modulo 2^64
+        source_C = _find(self.phases[0], point_C)
+        if len(self.phases) > 1:
+            source_C = np.where(index_C >= self.final_row, _find(self.phases[1], point_C), source_C)
+        return source_C
+
+    def row(self, index: int) -> Row:
+        source, number = self.place(index)
+        return self.sources[source].rows.row(number)
+
+    def documents(self, index: int) -> list[int]:
+        source, number = self.place(index)
+        one = self.sources[source]
+        return [one.first_document + document for document in one.rows.documents(number)]
+
+
+def _by_rows(sources: Sequence[MixedSource], shares: Sequence[float]) -> npt.NDArray[np.float64]:
+    """Shares of rows that give these shares of tokens: rows of conversations have padding."""
+    rows = [one.rows for one in sources]
+    filled = [1 - one.padding_per_epoch / (one.rows_per_epoch * one.seq_len) for one in rows]
+    share_S = np.asarray(shares, dtype=np.float64) / np.asarray(filled)
+    scaled: npt.NDArray[np.float64] = share_S / share_S.sum()
+    return scaled
+
+
+def _find(share_S: npt.NDArray[np.float64], point_C: npt.NDArray[np.uint64]) -> IntArray:
+    """The source in whose part of [0, 2^64) each point lies."""
+    ends = [min(_TURN - 1, round(float(end) * _TURN)) for end in np.cumsum(share_S)[:-1]]
+    found: IntArray = np.searchsorted(np.asarray(ends, dtype=np.uint64), point_C, side="right").astype(np.int64)
+    return found
