@@ -7,6 +7,7 @@ RULES = {
     "chat": "penjing.data.clean.chat:Chat",
     "decontamination": "penjing.data.clean.decontamination:Decontamination",
     "exact_duplicates": "penjing.data.clean.exact_duplicates:ExactDuplicates",
+    "html": "penjing.data.clean.html:Html",
     "language": "penjing.data.clean.language:Language",
     "length": "penjing.data.clean.length:Length",
     "lines": "penjing.data.clean.lines:Lines",

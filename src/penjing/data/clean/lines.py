@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from penjing.base.config import Fraction, NonNegativeInt
+from penjing.base.config import Fraction, NonNegativeFloat, NonNegativeInt
 from penjing.data.clean.quality import is_chinese
 from penjing.data.clean.rule import Dropped, Record, Rule, RuleSettings
 from penjing.data.clean.text_scan import Flag, Scan, scan
@@ -22,7 +22,7 @@ _SENTENCE = re.compile(
     (?:please\ )?(?:enable|turn\ on|activate)\ (?:javascript|cookies)\b.*
     |.{0,60}\b(?:javascript|cookies)\ (?:is|are|must\ be|needs?\ to\ be)\ (?:disabled|enabled|required|turned\ on)\b.*
     |.{0,40}\b(?:we|(?:this|our)\ (?:web)?site)\ uses?\ cookies\b.*
-    |(?:©|\(c\)\ |copyright\b).*|.*\ball\ rights\ reserved\.?
+    |(?:©|\(c\)\ |copyright\b).*|[^#/*;]*\ball\ rights\ reserved\.?
     |(?:subscribe|sign\ up)\ (?:to|for)\ (?:our|the)\ .{0,40}\bnewsletter\b.*
     |(?:share|follow\ us)\ on\ (?:facebook|twitter|instagram|linkedin|pinterest)\b.*
     |click\ here\ to\ .*|lorem\ ipsum\b.*
@@ -57,13 +57,14 @@ _LONGEST = 200  # characters of a line that can be boilerplate
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(RuleSettings):
-    """A document is a list of links if it has at least min_lines lines, and less of both shares."""
+    """A document is a list of links if it has so many lines, less of two shares, and more of the third."""
 
     section: ClassVar = "rules.lines.en"
 
     min_lines: NonNegativeInt = 8
     closed_lines: Fraction = 0.12  # share of lines that end in punctuation
     function_words: Fraction = 0.02  # share of words such as "the"
+    capital_words: Fraction = 0.5  # share of words that begin with a capital letter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,8 @@ class ChineseLimits(Limits):
     min_lines: NonNegativeInt = 12
     closed_lines: Fraction = 0.106
     function_words: Fraction = 0.01
+    capital_words: Fraction = 0.0
+    segment_chars: NonNegativeFloat = 4.0  # mean between spaces; a line of a poem has four and more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +91,8 @@ class Lines(Rule):
     def __call__(self, record: Record) -> Record | str:
         if not isinstance(record, Document):
             return record
-        if scan(record.text).flags & Flag.BOILERPLATE:
+        counts = scan(record.text)
+        if counts.flags & Flag.BOILERPLATE:
             kept = [line for line in record.text.split("\n") if not _is_boilerplate(line)]
             text = "\n".join(kept).strip("\n")
             if not text.strip():
@@ -99,8 +103,14 @@ class Lines(Rule):
 
     def _list(self, counts: Scan) -> Dropped | None:
         """Why the document is a list of links. A list of single words, such as names, is none."""
-        limits = self.settings.zh if is_chinese(counts) else self.settings.en
-        if counts.lines < limits.min_lines or counts.words < 1.3 * counts.lines:
+        chinese = is_chinese(counts)
+        limits = self.settings.zh if chinese else self.settings.en
+        if (
+            counts.lines < limits.min_lines
+            or counts.words < 1.3 * counts.lines
+            or counts.capital_words < limits.capital_words * counts.words
+            or (chinese and counts.words >= self.settings.zh.segment_chars * (counts.spaces + 1))
+        ):
             return None
         closed, words = counts.closed_lines / counts.lines, counts.stop_words / counts.words
         if closed >= limits.closed_lines or words >= limits.function_words:

@@ -10,10 +10,12 @@ from typing import Any, ClassVar
 from penjing.base.config import Fraction
 from penjing.data.clean.quality import needs
 from penjing.data.clean.rule import Dropped, Record, Rule, RuleSettings, map_texts, texts_of
-from penjing.data.clean.text_scan import Flag, scan
+from penjing.data.clean.text_scan import GBK_MARKS, Flag, scan
 
-_BROKEN = re.compile("\ufffd|锟斤拷|锟斤|烫烫烫|屯屯屯")  # what is left of bytes that were no text
-_HIGH_LATIN = re.compile("[\xa0-\xff\u2018-\u203a\u20ac]")
+_BROKEN = re.compile(f"\ufffd|锟斤拷?|烫烫烫+|[{GBK_MARKS}]")  # what is left of bytes that were no text
+_HIGH_LATIN = re.compile(
+    "[\x80-\u02ff\u03a9\u03c0\u2018-\u201a\u201e\u2020-\u2025\u2030-\u22ff\u25ca\uf8ff\ufb01\ufb02]"
+)
 _CUT_QUOTE = re.compile(r"â€(?=\s|$)")
 _HAN = re.compile("[\u4e00-\u9fff]")
 
@@ -38,7 +40,8 @@ class Mojibake(Rule):
     def __call__(self, record: Record) -> Record | str:
         repaired: Record = map_texts(record, repair)
         for text in texts_of(repaired):
-            if "\ufffd" in text or "锟斤" in text or "烫烫烫" in text or "屯屯屯" in text:
+            counts = scan(text)
+            if counts.replaced or counts.flags & Flag.MOJIBAKE or "烫烫烫" in text:
                 share = sum(len(broken) for broken in _BROKEN.findall(text)) / len(text)
                 if share > self.settings.max_broken:
                     return Dropped("broken characters", f"{share:.3f}, at most {self.settings.max_broken:g}")
@@ -48,11 +51,20 @@ class Mojibake(Rule):
 def repair(text: str) -> str:
     if not scan(text).flags & Flag.MOJIBAKE:
         return text
-    fix, config = _ftfy()
     if "â€œ" in text:  # a closing quotation mark that lost its last byte, which cp1252 does not have
         text = _CUT_QUOTE.sub("”", text)
-    fixed = str(fix(text, config))
-    return "\n".join(_gbk_as_latin(_utf8_as_gbk(line)) for line in fixed.split("\n"))
+    fixed = "\n".join(map(_repair_line, text.split("\n")))
+    if _HIGH_LATIN.search(fixed) and (chinese := _chinese_as_latin(text, "gbk")) != text:
+        return chinese
+    return fixed
+
+
+def _repair_line(line: str) -> str:
+    if line.isascii():
+        return line
+    fixed = _chinese_as_latin(line, "utf-8")
+    fix, config = _ftfy()
+    return _utf8_as_gbk(str(fix(line, config)) if fixed == line else fixed)
 
 
 @cache
@@ -89,15 +101,15 @@ def _utf8_as_gbk(line: str) -> str:
         return decoded if decoded.count("\ufffd") < 0.2 * len(decoded) else line
 
 
-def _gbk_as_latin(line: str) -> str:
-    """GBK that was read as Latin-1 or cp1252: most characters are between U+00A0 and U+00FF, and GB2312 knows all."""
-    if 10 * len(_HIGH_LATIN.findall(line)) < 6 * len(line.replace(" ", "")):
-        return line
-    for encoding in ("latin-1", "cp1252"):
+def _chinese_as_latin(text: str, encoding: str) -> str:
+    """Chinese text whose bytes were read as Latin letters: most characters are not ASCII, and all become Chinese."""
+    if 2 * len(_HIGH_LATIN.findall(text)) < len(re.sub(r"\s", "", text)):
+        return text
+    for read_as in ("latin-1", "cp1252", "mac-roman", "cp437"):
         try:
-            decoded = line.encode(encoding).decode("gb2312")
+            decoded = text.encode(read_as).decode(encoding)
         except UnicodeError:
             continue
-        if len(_HAN.findall(decoded)) >= 2:
+        if _HAN.search(decoded) and not _HIGH_LATIN.search(decoded):
             return decoded
-    return line
+    return text

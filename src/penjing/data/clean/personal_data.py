@@ -77,9 +77,10 @@ def _is_ip(found: re.Match[str]) -> bool:
         address = ipaddress.ip_address(found[0])
     except ValueError:
         return False
-    if address.version == 6:
-        return any(char.isdigit() for char in found[0])
-    return not address.is_loopback and found[0].split(".")[0] not in ("0", "255")
+    if address.version == 4:
+        return found[0] != "127.0.0.1" and found[0].split(".")[0] not in ("0", "255")
+    groups = found[0].split(":")  # `1::2` is a slice
+    return any(map(str.isdigit, found[0])) and (max(map(len, groups)) > 2 or len(groups) > 5)
 
 
 def _is_phone(found: re.Match[str]) -> bool:
@@ -100,7 +101,7 @@ _ALONE = r"(?<![A-Za-z0-9_+*/=$.,-])"  # not a part of a sum, a decimal, or a co
 _PHONES = (  # with the country's code, Chinese mobiles, Chinese landlines, free numbers, North America, named, others
     rf"{_ALONE}(?:\+|00)[1-9]\d{{0,2}}[ .-]?(?:\(\d{{1,4}}\)[ .-]?)?\d{{1,4}}(?:[ .-]?\d{{2,4}}){{1,4}}",
     r"(?<![\d.])(?:86[ -]?)?1[3-9]\d[ -]?\d{4}[ -]?\d{4}",
-    r"(?:\(0[1-9]\d{1,2}\)|(?<![\d.-])0[1-9]\d{1,2})[ -]?[2-9]\d{2,3}[ -]?\d{4}",
+    r"(?:\(0[1-9]\d{1,2}\)[ -]?|(?<![\d.-])0[1-9]\d{1,2}(?:[ -]|(?=[2-9]\d{7})))[2-9]\d{2,3}[ -]?\d{4}",
     rf"{_ALONE}[48]00[ -]\d{{3}}[ -]?\d{{4}}",
     rf"{_ALONE}(?:1[ .-])?(?:\([2-9]\d\d\)[ .-]?|\d{{3}}[ .-])\d{{3}}[ .-]\d{{4}}",
     r"(?P<keep>(?i:\b(?:phone|tel|mobile|cell|fax|whatsapp)|电话|手机|热线|传真)[^\d\n+]{0,8})\+?\d{7,15}",
@@ -122,8 +123,9 @@ _KINDS: dict[Kind, tuple[Flag, re.Pattern[str], Callable[[re.Match[str]], bool]]
             r"|github_pat_[A-Za-z0-9_]{30,}|glpat-[A-Za-z0-9_-]{20,}|hf_[A-Za-z0-9]{30,}|xox[abeprs]-[A-Za-z0-9-]{10,}"
             r"|AIza[A-Za-z0-9_-]{35}|npm_[A-Za-z0-9]{36}|pypi-[A-Za-z0-9_-]{30,}|LTAI[A-Za-z0-9]{12,}|AKID[A-Za-z0-9]{30,}"
             r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,})"
-            r"|(?P<keep>(?i:key|secret|token|password|passwd)['\"]?[ ]{0,2}[:=][ ]{0,2}['\"]?(?:bearer )?)"
-            r"(?=[^\s]{0,40}\d)[A-Za-z0-9_/+=.-]{16,}"
+            r"|(?P<keep>(?i:key|secret|token|password|passwd)['\"]?[ ]{0,2}[:=][ ]{0,2}"
+            r"(?:(?P<quote>['\"])|(?i:bearer ))?)"
+            r"(?=[^\s'\"]*\d)(?(quote)[^\s'\"]{12,}(?=['\"])|[A-Za-z0-9/+=-]{16,}(?![A-Za-z0-9_.(\[]))"
         ),
         _always,
     ),
@@ -138,7 +140,9 @@ _KINDS: dict[Kind, tuple[Flag, re.Pattern[str], Callable[[re.Match[str]], bool]]
     "card": (Flag.NUMBER, re.compile(rf"(?<![\d.])(?:{_CARDS})(?!\d)"), _is_card),
     "ip": (
         Flag.NUMBER | Flag.IPV6,
-        re.compile(r"(?<![\w.:])(?:(?:\d{1,3}\.){3}\d{1,3}(?!\.?\d)|[0-9A-Fa-f:]*::?[0-9A-Fa-f:.]+)(?!\w)"),
+        re.compile(
+            r"(?<![A-Za-z0-9_.:])(?:(?:\d{1,3}\.){3}\d{1,3}(?!\.?\d)|[0-9A-Fa-f:]*::?[0-9A-Fa-f:]+)(?![A-Za-z0-9_])"
+        ),
         _is_ip,
     ),
     "phone": (Flag.NUMBER, re.compile(rf"(?:{'|'.join(_PHONES)})(?![\d=]|-\d)"), _is_phone),

@@ -29,6 +29,11 @@ def is_chinese(counts: Scan) -> bool:
     return 3 * counts.han > counts.words
 
 
+def is_code(counts: Scan) -> bool:
+    """Whether a thirtieth of the characters are symbols such as braces: 99 of 100 web pages have less than 0.02."""
+    return 30 * counts.symbols > counts.visible
+
+
 def first_above(measures: Iterable[tuple[str, float, float, float]]) -> Dropped | None:
     """Of (reason, number, of how many, limit) the first whose share is above its limit."""
     for reason, number, total, limit in measures:

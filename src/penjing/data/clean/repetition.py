@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penjing.base.config import Fraction, NonNegativeInt
-from penjing.data.clean.quality import DocumentRule, first_above, is_chinese
+from penjing.data.clean.quality import DocumentRule, first_above, is_chinese, is_code
 from penjing.data.clean.rule import RuleSettings
 from penjing.data.clean.text_scan import Scan
 
@@ -21,8 +21,8 @@ class Limits(RuleSettings):
 
     section: ClassVar = "rules.repetition.en"
 
-    min_words: NonNegativeInt = 200  # shorter documents, such as songs, need only keep the limit of `short`
-    short: Fraction = 0.62  # in 10-grams that occurred before
+    min_words: NonNegativeInt = 200  # shorter documents, such as songs, and code need only keep the limit of `loose`
+    loose: Fraction = 0.62  # in 10-grams that occurred before
     lines: Fraction = 0.3  # in lines that occurred before
     top_2: Fraction = 0.2  # in the most frequent 2-gram
     top_3: Fraction = 0.18
@@ -65,8 +65,8 @@ class Repetition(DocumentRule):
     def judge(self, text: str, counts: Scan) -> str | None:
         limits = self.settings.zh if is_chinese(counts) else self.settings.en
         chars = counts.ngram_chars
-        if counts.words < limits.min_words:
-            return first_above([("repeated 10-grams", counts.duplicate_10, chars, limits.short)])
+        if counts.words < limits.min_words or is_code(counts):
+            return first_above([("repeated 10-grams", counts.duplicate_10, chars, limits.loose)])
         top = [(f"a frequent {n}-gram", getattr(counts, f"top_{n}"), chars, getattr(limits, f"top_{n}")) for n in _TOP]
         repeated = [
             (f"repeated {n}-grams", getattr(counts, f"duplicate_{n}"), chars, getattr(limits, f"duplicate_{n}"))

@@ -16,7 +16,7 @@ class Limits(RuleSettings):
     section: ClassVar = "rules.symbols.en"
 
     min_chars: NonNegativeInt = 40  # shorter documents are kept
-    no_letters: Fraction = 0.5  # share of characters that are neither letters nor digits; code has some 0.3
+    no_letters: Fraction = 0.6  # share of characters that are neither letters nor digits; code has some 0.3
     no_words: Fraction = 0.6  # share of words without a letter, such as numbers
     long_words: Fraction = 0.4  # share of characters in words of more than 40, such as base64
     repeated_chars: Fraction = 0.2  # share of characters that follow eight equal ones

@@ -6,7 +6,7 @@
 
 enum { SPACE, PUNCTUATION, SYMBOL, DIGIT, LATIN, HAN, KANA, HANGUL, OTHER, CLASSES };
 enum { INVISIBLE = 1, MOJIBAKE = 2, MAIL = 4, NUMBER = 8, KEY = 16, IPV6 = 32, BOILERPLATE = 64 };
-enum { WORDS = CLASSES, WORD_CHARS, LONG_CHARS, ALPHA_WORDS, STOP_WORDS, LINES, CLOSED_LINES, DUPLICATE_LINES, LINE_CHARS,
+enum { WORDS = CLASSES, WORD_CHARS, LONG_CHARS, ALPHA_WORDS, CAPITAL_WORDS, STOP_WORDS, LINES, CLOSED_LINES, DUPLICATE_LINES, LINE_CHARS,
        DUPLICATE_CHARS, REPLACED, TAGS, FLAGS, SAME_CHAR, NGRAM_CHARS, TOP_2, TOP_3, TOP_4, DUPLICATE_5 };
 enum { MAX_WORDS = 1 << 18 };  // repetition is measured in so many words and lines from the start
 
@@ -117,15 +117,17 @@ static int is_closing(uint32_t c) {
 }
 
 // A byte of UTF-8 that starts a character of several bytes, and one that continues it, as they look in cp1252, Mac
-// Roman, cp437, cp850, cp1250, cp1251.
+// Roman, cp437, cp1250, cp1251 and cp1257.
 static int is_lead(uint32_t c) {
-    return in(c, 0xC2, 0xF4) || c == 0x102 || c == 0x139 || c == 0x221A || c == 0xAC || c == 0x201A || c == 0x393 ||
-           c == 0x251C || c == 0x432 || c == 0x420 || c == 0x421 || c == 0xD4;
+    return in(c, 0xC2, 0xF4) || c == 0x102 || c == 0x139 || c == 0x192 || c == 0x221A || c == 0xAC || c == 0x201A ||
+           c == 0x393 || c == 0x413 || in(c, 0x420, 0x421) || c == 0x432 || in(c, 0x2502, 0x257F) || c == 0x25CA;
 }
-static int is_trail(uint32_t c) {
-    return in(c, 0x80, 0xBF) || in(c, 0x152, 0x178) || in(c, 0x17D, 0x17E) || c == 0x192 || c == 0x2C6 || c == 0x2DC ||
-           in(c, 0x2013, 0x203A) || c == 0x20AC || c == 0x2122 || c == 0x102 || in(c, 0x402, 0x40F) || in(c, 0x452, 0x45F) ||
-           c == 0xC7 || c == 0xC4 || c == 0xEE || c == 0x2310 || c == 0x2206 || c == 0x2211 || c == 0x222B || c == 0xF1;
+static int is_trail(uint32_t lead, uint32_t c) {
+    if (lead == 0xC3 && c == ' ') return 1;  // a no-break space that became a space
+    if (lead == 0x192 || lead == 0x221A || lead > 0x2500) return c > 127 && !in(c, 0x2500, 0x2501) && c != 0x2550;
+    return in(c, 0x80, 0xBF) || in(c, 0x100, 0x17F) || c == 0x192 || c == 0x2C6 || c == 0x2DC || in(c, 0x2013, 0x203A) ||
+           c == 0x20AC || c == 0x2122 || in(c, 0x402, 0x40F) || in(c, 0x452, 0x45F) || c == 0xC7 || c == 0xC4 ||
+           c == 0xEE || c == 0x2310 || c == 0x2206 || c == 0x2211 || c == 0x222B || c == 0xF1;
 }
 // UTF-8 read as GBK: the first bytes of Chinese punctuation and of the most frequent characters.
 static int is_gbk_mark(uint32_t c) {
@@ -236,7 +238,7 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
             weak_hint |= is_hint(WEAK_HAN_HINTS, sizeof WEAK_HAN_HINTS / sizeof *WEAK_HAN_HINTS, pair);
             if (words < MAX_WORDS) hash[words] = mix(c), chars[words++] = 1;
         } else if (kind >= DIGIT) {
-            if (!word_length) word_hash = word_letters = has_letter = 0;
+            if (!word_length) word_hash = word_letters = has_letter = 0, out[CAPITAL_WORDS] += in(c, 'A', 'Z');
             word_hash = (word_hash ^ c) * 0x100000001B3u + 0x9E37;
             word_letters = word_letters << 8 | (c < 128 ? c | 32 : 1);
             has_letter |= kind == LATIN ? 1 : kind == DIGIT ? 0 : 2, word_length++;
@@ -265,10 +267,10 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
             number_dots += c == '.';
         else
             number_digits = number_dots = 0, gap = 9;
-        // keys: runs of letters, digits, '-' and '_': 16 with letters and digits, or 32
+        // keys: runs of letters, digits, '-' and '_': 16 with letters and digits, or 20
         if (c < 128 && (kind == DIGIT || kind == LATIN || c == '-' || c == '_')) {
             key_kinds |= kind == DIGIT ? 1 : kind == LATIN ? 2 : 0;
-            if (++key_length >= 32 || (key_length >= 16 && key_kinds == 3)) flags |= KEY;
+            if (++key_length >= 20 || (key_length >= 16 && key_kinds == 3)) flags |= KEY;
         } else
             key_length = key_kinds = 0;
         if (c == ':' || (c < 128 && kind == DIGIT) || in(c | 32, 'a', 'f')) {
@@ -276,10 +278,11 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
             if (hex_length && (colons >= 7 || (doubled && colons >= 2))) flags |= IPV6;
         } else
             colons = hex_length = doubled = 0;
+        if (previous > 127 && is_lead(previous) && is_trail(previous, c)) flags |= MOJIBAKE;
         if (c > 127) {
+            if (in(c, 0x80, 0x9F) && c != 0x85) flags |= MOJIBAKE;
             if (in(c, 0x80, 0x9F) || c == 0xAD || c == 0x200B || c == 0x2060 || c == 0xFEFF || c == 0x2028 || c == 0x2029)
                 flags |= INVISIBLE;
-            if (is_trail(c) && is_lead(previous)) flags |= MOJIBAKE;
             out[REPLACED] += c == 0xFFFD;
             if (c == 0xA9) flags |= BOILERPLATE;
         } else if ((c < 32 && c != '\n' && c != '\t') || c == 127)

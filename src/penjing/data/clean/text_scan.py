@@ -28,7 +28,7 @@ class Flag(IntFlag):
     MOJIBAKE = 2
     MAIL = 4  # an at sign between letters
     NUMBER = 8  # seven digits close to each other, or three dots between digits
-    KEY = 16  # 16 letters and digits in a row, or 32 letters
+    KEY = 16  # 16 letters and digits in a row, or 20 letters
     IPV6 = 32
     BOILERPLATE = 64  # words that lines of web pages have
 
@@ -49,6 +49,7 @@ class Scan(NamedTuple):
     word_chars: int
     long_chars: int  # characters in words of more than 40 Latin letters and digits
     alpha_words: int  # with a letter
+    capital_words: int  # that begin with A to Z
     stop_words: int  # such as "the" and "的"
     lines: int  # that are not empty
     closed_lines: int  # that end in punctuation, or are indented
@@ -129,9 +130,10 @@ _STOP_WORDS = frozenset(["and", "the", "you", "his", "she", "that", "this", "wit
 _STOP_HAN = frozenset("的了是在不有和我他这就也都而以之其与为于乃曰者這與為於你们一")
 _SPACES = "".join(filter(str.isspace, map(chr, [*range(9, 14), 32, *range(127, 0x3001)])))
 _CLOSING = frozenset(".,;:!?'\")]}>’”—…、。！），：；？" + "".join(map(chr, range(0x300A, 0x3012))))
-_LEAD = "\xc2-\xf4\u0102\u0139\u221a\xac\u201a\u0393\u251c\u0432\u0420\u0421"
+_LEAD = "\xc2-\xf4\u0102\u0139\xac\u201a\u0393\u0413\u0420\u0421\u0432"
+_ANY_LEAD = "\u0192\u221a\u2502-\u257f\u25ca"  # any character above ASCII follows, but those of tables
 _TRAIL = (
-    "\x80-\xbf\u0152-\u0178\u017d\u017e\u0192\u02c6\u02dc\u2013-\u203a\u20ac\u2122\u0102\u0402-\u040f\u0452-\u045f"
+    "\x80-\xbf\u0100-\u017f\u0192\u02c6\u02dc\u2013-\u203a\u20ac\u2122\u0402-\u040f\u0452-\u045f"
     "\xc7\xc4\xee\u2310\u2206\u2211\u222b\xf1"
 )
 _HINTS = (
@@ -146,8 +148,11 @@ _HAN_HINTS = re.compile("二维|公众|公网|扫码|点击|版权|登录|登陆
 _WEAK_HAN_HINTS = re.compile(
     "上一|下一|会员|免责|全文|关于|分享|加入|友情|启用|喜欢|地图|开启|推荐|更多|本文|本站|本网|条款|注册|用户|相关|联系|评论|责任|返回|阅读|隐私|首页"
 )
-_GBK = "紝锛銆浜鐨鏄锟鈥"  # UTF-8 read as GBK: parts of punctuation and of frequent characters
-_PAIR = re.compile(f"[{_LEAD}][{_TRAIL}]|[{_GBK}][^{_GBK}]*[{_GBK}]")
+GBK_MARKS = "紝锛銆浜鐨鏄锟鈥"  # UTF-8 read as GBK: parts of punctuation and of frequent characters
+_PAIR = re.compile(
+    f"[\x80-\x84\x86-\x9f]|\xc3 |[{_LEAD}][{_TRAIL}]|[{_ANY_LEAD}][^\0-\x7f\u2500\u2501\u2550]"
+    f"|[{GBK_MARKS}][^{GBK_MARKS}]*[{GBK_MARKS}]"
+)
 _INVISIBLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u200b\u2060\ufeff\u2028\u2029]")
 _KEY_RUN = re.compile("[A-Za-z0-9_-]{16,}")
 _NUMBER_RUN = re.compile(r"[0-9\uff10-\uff19](?:[-. ()/+]{0,2}[0-9\uff10-\uff19])*[-. ()/+]{0,2}")
@@ -165,6 +170,7 @@ def scan_in_python(text: str) -> Scan:
         word_chars=sum(map(len, words)),
         long_chars=sum(len(word) for word in words if len(word) > 40 and {*map(_kind, word)} <= {"latin", "digits"}),
         alpha_words=sum(any(_kind(char) != "digits" for char in word) for word in words),
+        capital_words=sum("A" <= word[0] <= "Z" for word in words),
         stop_words=sum(word in _STOP_HAN or _lower(word) in _STOP_WORDS for word in words),
         lines=len(stripped),
         closed_lines=sum(indented or line[-1] in _CLOSING for line, indented in stripped),
@@ -232,7 +238,7 @@ def _flags(text: str, words: Sequence[str], lines: Sequence[str]) -> int:
                 flags |= Flag.NUMBER
     for run in _KEY_RUN.finditer(text):
         kinds = {_kind(char) for char in run[0]} - {"punctuation", "symbols"}
-        if len(kinds) == 2 or len(run[0]) >= 32:
+        if len(kinds) == 2 or len(run[0]) >= 20:
             flags |= Flag.KEY
     for run in _ADDRESS_RUN.finditer(text):
         colons = run[0].count(":")
