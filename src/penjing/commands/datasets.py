@@ -10,6 +10,7 @@ import typer
 from penjing.base import formatting as units
 from penjing.base.markup import print_table
 from penjing.commands.arguments import console, say
+from penjing.data.formats.schema import Kind
 
 data_app = typer.Typer(no_args_is_help=True, help="Get, make and inspect data.")
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or show how one splits text.")
@@ -110,6 +111,40 @@ def data_report(
     from penjing.workflows.corpus_report import corpus_report
 
     corpus_report(files, console)
+
+
+@data_app.command("clean")
+def data_clean(
+    files: Annotated[list[Path], typer.Argument(help="Files or folders of texts, conversations, pairs or prompts.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write; then data.train=FOLDER trains on it.")] = None,
+    pipeline: Annotated[
+        list[str] | None, typer.Option(help="A TOML file of rules, a shipped pipeline, or a rule; may be given again.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what the rules do, and write nothing.")] = False,
+    kind: Annotated[Kind | None, typer.Option("--format", help="What the files hold; else it is found out.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes; 0: as many as cores and memory allow.", min=0)] = 0,
+    memory_gb: Annotated[float, typer.Option(help="Memory of all processes together, in GB.", min=0.5)] = 2.0,
+) -> None:
+    """Clean a corpus by rules: repair and drop records, remove duplicates, and report on all of it.
+
+    A run that was killed continues; if nothing changed since the last run, nothing is done. FOLDER/_cleaning holds
+    the report, the rules with all settings, and a trace of every record that was dropped or changed.
+
+    [bold]Examples[/]
+
+    penjing data clean corpus.jsonl --out data/clean
+
+    penjing data clean crawl books --out data/clean --pipeline rules.toml
+
+    penjing data clean corpus.jsonl --dry-run --pipeline default --pipeline near_duplicates
+    """
+    from penjing.base.errors import UserError
+    from penjing.workflows.clean_corpus import clean_corpus
+
+    if (out is None) != dry_run:
+        raise UserError("give one of the two", where="penjing data clean", wanted="--out FOLDER or --dry-run")
+    rules = pipeline or ["default"]
+    clean_corpus(files, out, console, pipeline=rules, kind=kind, workers=workers, memory_gb=memory_gb)
 
 
 @tokenizer_app.command("train")

@@ -9,8 +9,10 @@ from codecs import BOM_UTF8, getincrementaldecoder, utf_8_decode
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import IO, cast
 
@@ -27,6 +29,7 @@ HEAD_BYTES = 1 << 16
 LARGEST_LINE_BYTES = 1 << 26  # 64 MiB; a longer line is an error and is never held in memory
 # Text compresses by a factor of 3 to 10, the most repetitive tables by 100.
 LARGEST_RATIO = 200
+CLEANING = "_cleaning"  # beside cleaned data: the report on them
 _UNCHECKED_BYTES = 1 << 26  # unpacked, before the ratio is checked
 _SUFFIXES_SHOWN = 6
 # The last three: what `datasets` writes beside its tables.
@@ -98,7 +101,7 @@ def _data_files(folder: Path) -> list[Path]:
     files = []
     unknown: Counter[str] = Counter()
     for path in sorted(folder.rglob("*")):
-        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        is_hidden = any(part.startswith(".") or part == CLEANING for part in path.relative_to(folder).parts)
         is_state = path.name == "state.json" and (path.parent / "dataset_info.json").is_file()  # of `datasets`
         if is_hidden or is_state or _NOT_DATA.fullmatch(path.name) or not path.is_file():
             continue
@@ -182,15 +185,43 @@ def check_ratio(path: Path, num_unpacked: int, num_packed: int) -> None:
         )
 
 
+@dataclass(frozen=True)
+class LineRange:
+    """Whole lines of a file in UTF-8: its bytes from start to end, of which the first is in line `first_line`."""
+
+    path: Path
+    start: int
+    end: int
+    first_line: int
+
+
+_range: ContextVar[LineRange | None] = ContextVar("range", default=None)
+
+
+@contextmanager
+def only(lines: LineRange) -> Iterator[None]:
+    """Inside, the file consists of these lines for its readers, which count them from the file's beginning."""
+    token = _range.set(lines)
+    try:
+        yield
+    finally:
+        _range.reset(token)
+
+
 @contextmanager
 def open_data(path: Path, *, convert: bool = True) -> Iterator[DataFile]:
     """Open a data file. Damage found while it is open, or a special file, is a UserError that names it.
 
     convert: to UTF-8, a text that is surely in another encoding.
     """
-    encoding = encoding_of(path) if convert else None
+    part = _range.get()
+    part = part if part and part.path == path else None
+    encoding = encoding_of(path) if convert and not part else None
     try:
         with open_regular(path) as stream:
+            if part:
+                stream.seek(part.start)
+                stream = BytesIO(stream.read(part.end - part.start))
             yield DataFile(path, stream, encoding)
     except PACKED_ERRORS as error:
         name = "zst" if path.suffix.lower() == ".zst" else "gzip"
@@ -212,9 +243,9 @@ def raw_lines(path: Path, cut_at: int = 0) -> Iterator[tuple[int, int, bytes | N
     if cut_at:
         yield from _parts_of_lines(path, cut_at)
         return
-    offset = 0
+    offset, part = 0, _range.get()
     with open_data(path) as stream:
-        number = 0
+        number = part.first_line - 1 if part and part.path == path else 0
         while raw := stream.readline(LARGEST_LINE_BYTES + 1):
             number += 1
             length = len(raw)

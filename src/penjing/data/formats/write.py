@@ -9,7 +9,19 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.base.files import atomic_write
-from penjing.data.formats.schema import Message
+from penjing.data.formats.schema import (
+    CHAT_FIELDS,
+    QUESTION_FIELDS,
+    SYSTEM_FIELDS,
+    TOOL_FIELDS,
+    Chat,
+    Document,
+    Message,
+    PreferenceRecord,
+)
+
+# Fields of a conversation, which `messages` and `tools` replace
+_SHAPE = {*CHAT_FIELDS, *QUESTION_FIELDS, *SYSTEM_FIELDS, *TOOL_FIELDS, "instruction", "input", "history", "context"}
 
 
 def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> int:
@@ -28,6 +40,20 @@ def chat_record(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] 
     """A conversation as a record without empty fields."""
     record: dict[str, Any] = {"messages": [_turn(message) for message in messages]}
     return record | ({"tools": [dict(tool) for tool in tools]} if tools else {})
+
+
+def record_row(record: Document | Chat | PreferenceRecord) -> dict[str, Any]:
+    """A record as the object that its reader makes the same record of. A prompt keeps its other fields."""
+    if isinstance(record, Document):
+        return {"text": record.text}
+    if isinstance(record, Chat):
+        row = chat_record(record.messages, record.tools)
+        return {name: value for name, value in record.fields.items() if name not in _SHAPE} | row
+    if len(record.chats) == 1:
+        return chat_record(record.chats[0].messages, record.chats[0].tools) | {"label": record.is_chosen[0]}
+    chosen, rejected = (chat_record(chat.messages, chat.tools) for chat in record.chats)
+    row = {"chosen": chosen.pop("messages"), "rejected": rejected["messages"], **chosen}
+    return row | ({"margin": record.margin} if record.margin else {})
 
 
 def _turn(message: Message) -> dict[str, Any]:

@@ -1,0 +1,302 @@
+"""Clean one piece in a process of its own: all that the rules can do without the other pieces, and then the rest.
+
+A piece's folder holds `records.jsonl` with what is kept so far, `trace.jsonl` with what is not and with what was
+changed, `facts.npz` with arrays over the records that reached the end or a rule that compares records, and for each
+such rule its sketches.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import warnings
+from array import array
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from penjing.base.errors import UserError
+from penjing.base.files import disk_errors, printable, read_json, write_json
+from penjing.data.clean.near_duplicates import compared_text
+from penjing.data.clean.pieces import Part, Piece
+from penjing.data.clean.pipeline import outcome
+from penjing.data.clean.rule import CorpusRule, Dropped, Record, Rule, place_of
+from penjing.data.formats import READERS, BadRecords, Kind
+from penjing.data.formats.files import only
+from penjing.data.formats.source_location import SourceLocation
+from penjing.data.formats.write import record_row
+
+FACTS = ("part", "line", "source", "size", "length", "language", "kept")
+_SHOWN = ("detail", "sample", "before", "after")
+NUM_SAMPLES = 5  # of each rule in a piece: so many trace lines show the text
+SAMPLE_CHARACTERS = 300
+LANGUAGES = ("English and other Latin", "Chinese", "other")
+_BATCH_CHARACTERS = 1 << 19  # of texts that are sketched at once
+_HAN, _LATIN = re.compile("[\u3400-\u9fff]"), re.compile("[A-Za-z\u00c0-\u024f]")
+
+
+def language_of(text: str) -> int:
+    """An index of LANGUAGES, by the scripts of the beginning. A Chinese character counts as three letters."""
+    start = text[:1000]
+    if start.isascii():
+        return 0
+    han, latin = 3 * len(_HAN.findall(start)), len(_LATIN.findall(start))
+    return 1 if han and han >= latin else 0 if latin >= len(start) // 3 else 2
+
+
+def num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def write_line(stream: IO[bytes], row: Mapping[str, Any]) -> None:
+    stream.write(json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n")
+
+
+def traced(entry: dict[str, Any], shown: Mapping[str, str], samples: Counter[str]) -> dict[str, Any]:
+    """A line of the trace. shown: a detail, and the texts that only the first lines of a rule show."""
+    kind = f"{entry['action']} {entry['rule']} {entry.get('reason', '')}"
+    samples[kind] += 1
+    for name, text in shown.items():
+        if text and (name == "detail" or samples[kind] <= NUM_SAMPLES):
+            entry[name] = text[:SAMPLE_CHARACTERS]
+    return {name: value for name, value in entry.items() if value != ""}
+
+
+def _shown(detail: str, sample: str) -> dict[str, str]:
+    return {"detail": detail, "sample": sample}
+
+
+def changed_part(before: str, after: str) -> dict[str, str]:
+    """Both texts from shortly before the first difference on."""
+    same = next((i for i, (one, other) in enumerate(zip(before, after, strict=False)) if one != other), None)
+    start = max(0, (min(len(before), len(after)) if same is None else same) - 40)
+    return {"before": before[start : start + 120], "after": after[start : start + 120]}
+
+
+class Histogram:
+    """Records and bytes by source, language and length, which is in powers of two of characters."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[int, int, int]] = Counter()
+        self.num_bytes: Counter[tuple[int, int, int]] = Counter()
+
+    def add(self, source: int, language: int, length: int, num_bytes: int) -> None:
+        key = (source, language, length.bit_length())
+        self.counts[key] += 1
+        self.num_bytes[key] += num_bytes
+
+    def rows(self) -> list[list[int]]:
+        return [[*key, self.counts[key], self.num_bytes[key]] for key in sorted(self.counts)]
+
+
+class _Traced(Dropped):
+    """A reason with what the trace shows of the record. number: in the facts, or -1."""
+
+    number: int
+    text: str
+
+
+class PieceWriter(BadRecords):
+    """Cleans the records of a piece as their reader meets them, and writes what becomes of each."""
+
+    def __init__(self, folder: Path, rules: Mapping[str, Rule], stack: ExitStack) -> None:
+        super().__init__(max_bad_fraction=1.0)
+        self.rules = rules
+
+        def new(name: str) -> IO[bytes]:
+            return stack.enter_context(open(folder / name, "wb"))
+
+        self.output, self.trace = new("records.jsonl"), new("trace.jsonl")
+        self.facts = {name: array("q") for name in FACTS}
+        self.trace_numbers = array("q")  # of the record of each line in the facts, or -1
+        self.compared = [name for name, rule in rules.items() if isinstance(rule, CorpusRule)]
+        self.sketch_files = {name: (new(f"{name}.sketches"), new(f"{name}.rows")) for name in self.compared}
+        self.sketched = {name: (array("q"), array("q", [0])) for name in self.compared}  # numbers, ends of sketches
+        self.waiting: dict[str, list[tuple[int, Record]]] = {name: [] for name in self.compared}
+        self.waiting_characters = 0
+        self.cleaned: deque[tuple[int, Record, str, list[str]]] = deque()  # and not yet yielded
+        self.samples: Counter[str] = Counter()
+        self.before = Histogram()
+        self.num_records = 0
+        self.part, self.file = Part(Path(), 0), 0
+
+    def clean(self, record: Record) -> Record | str:
+        """Called by the reader with each record that it could read."""
+        text = compared_text(record)
+        self.before.add(self.part.source, language_of(text), len(text), num_bytes(text))
+        steps, result = outcome(self.rules, record)
+        compared = [(name, each) for name, each in steps if each is not None]
+        number = -1
+        if compared or not isinstance(result, Dropped):
+            number = len(self.facts["line"])
+            for name, value in zip(FACTS, (self.file, place_of(record)[1], self.part.source, 0, 0, 0, 0), strict=True):
+                self.facts[name].append(value)
+        for name, each in compared:
+            self.waiting[name].append((number, each))
+            self.waiting_characters += len(text)
+        if isinstance(result, Dropped):
+            reason = _Traced(result, result.detail)
+            reason.number, reason.text = number, text
+            return reason
+        self.cleaned.append((number, result, text, [name for name, each in steps if each is None]))
+        return result
+
+    def keep(self, where: SourceLocation, reasons: Sequence[str]) -> None:
+        super().keep(where, reasons)
+        self._drop(where, reasons)
+
+    def leave_out(self, where: SourceLocation, reasons: Sequence[str]) -> None:
+        super().leave_out(where, reasons)
+        self._drop(where, reasons)
+
+    def add(self, error: UserError, file: Path, line: int) -> None:
+        super().add(error, file, line)
+        self.num_records += 1
+        detail = " ".join((error.what if error.got is None else f"{error.what}; got {error.got}").split())
+        self._write_trace("broken", line, error.what, {"detail": detail})
+
+    def check(self) -> None:
+        self._close()
+
+    def write(self, record: Record) -> None:
+        """Called with each record that the reader yields. It passes over those of which cleaning left nothing."""
+        number, result, text, changed_by = self.cleaned.popleft()
+        while result is not record:
+            number, result, text, changed_by = self.cleaned.popleft()
+        self.num_records += 1
+        write_line(self.output, record_row(record))
+        cleaned = compared_text(record)
+        facts = (num_bytes(cleaned), len(cleaned), language_of(cleaned), 1)
+        for name, value in zip(FACTS[3:], facts, strict=True):
+            self.facts[name][number] = value
+        for name in changed_by:
+            self._write_trace("changed", place_of(record)[1], f"{name}: ", changed_part(text, cleaned), number)
+        if self.waiting_characters > _BATCH_CHARACTERS:
+            self.write_sketches()
+
+    def write_sketches(self) -> None:
+        for name, waiting in self.waiting.items():
+            rule = self.rules[name]
+            assert isinstance(rule, CorpusRule)
+            (numbers, ends), (sketches, rows) = self.sketched[name], self.sketch_files[name]
+            for (number, _), sketch in zip(waiting, rule.sketches([record for _, record in waiting]), strict=True):
+                if sketch:
+                    sketches.write(sketch)
+                    rows.write(sketch[: 8 * rule.num_keys])
+                    numbers.append(number)
+                    ends.append(ends[-1] + len(sketch))
+            waiting.clear()
+        self.waiting_characters = 0
+
+    def _drop(self, where: SourceLocation, reasons: Sequence[str]) -> None:
+        self.num_records += len(reasons)
+        for reason in reasons:
+            if isinstance(reason, _Traced):
+                self._write_trace("dropped", where.line, reason, _shown(reason.detail, reason.text), reason.number)
+            else:
+                self._write_trace("dropped", where.line, reason, {})
+
+    def _write_trace(self, action: str, line: int, reason: str, shown: Mapping[str, str], number: int = -1) -> None:
+        rule, colon, why = reason.partition(": ")
+        rule, why = (rule, why) if colon and rule in self.rules else ("reader", reason)
+        entry = {"file": printable(self.part.path), "line": line, "action": action, "rule": rule, "reason": why}
+        write_line(self.trace, traced(entry, shown, self.samples))
+        self.trace_numbers.append(number)
+
+
+def clean_piece(piece: Piece, kind: Kind, rules: Mapping[str, Rule], folder: Path) -> None:
+    """Write the folder of a piece. It appears whole, or not at all."""
+    unfinished = folder.with_suffix(".unfinished")
+    with disk_errors(unfinished), ExitStack() as stack:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        writer = PieceWriter(unfinished, rules, stack)
+        with warnings.catch_warnings(record=True) as warned:
+            for number, part in enumerate(piece.parts):
+                writer.part, writer.file = part, number
+                with only(part.lines) if part.lines else nullcontext():
+                    for record in READERS[kind]([part.path], bad_records=writer, clean=writer.clean):
+                        writer.write(record)
+        writer.write_sketches()
+        counts = {
+            "files": [printable(part.path) for part in piece.parts],
+            "records": writer.num_records,
+            "before": writer.before.rows(),
+            "ignored": {name: list(value) for name, value in writer.ignored.items()},
+            "warnings": sorted({str(warning.message) for warning in warned}),
+        }
+        write_json(unfinished / "counts.json", counts)
+        arrays: dict[str, Any] = {name: np.array(values) for name, values in writer.facts.items()}
+        np.savez(unfinished / "facts.npz", trace=np.array(writer.trace_numbers), **arrays)
+        for name in writer.compared:
+            numbers, ends = map(np.array, writer.sketched[name])
+            np.savez(unfinished / f"{name}.npz", numbers=numbers, ends=ends)
+    for name in writer.compared:
+        _write_columns(unfinished / f"{name}.rows", unfinished / f"{name}.keys.npy", rules[name])
+    unfinished.rename(folder)
+
+
+def _write_columns(rows: Path, columns: Path, rule: Rule) -> None:
+    """From (records, keys) to (keys, records), as the comparison reads one key of all records at a time."""
+    assert isinstance(rule, CorpusRule)
+    num_records = rows.stat().st_size // (8 * rule.num_keys)
+    written = np.lib.format.open_memmap(columns, "w+", np.uint64, (rule.num_keys, num_records))
+    if num_records:
+        keys = np.memmap(rows, np.uint64, "r", shape=(num_records, rule.num_keys))
+        for number in range(rule.num_keys):
+            written[number] = keys[:, number]
+        written.flush()
+    rows.unlink()
+
+
+def finish_piece(folder: Path, dropped: Mapping[int, Dropped], shard: Path) -> None:
+    """Write the shard of a piece, without the records that comparing left out, and its whole trace and counts.
+
+    dropped: by number in the facts, why comparing leaves a record out, with the rule's name.
+    """
+    facts = dict(np.load(folder / "facts.npz"))
+    counts, after, samples = read_json(folder / "counts.json"), Histogram(), Counter[str]()
+    totals, examples = Counter[str](), list[dict[str, Any]]()
+    kept_numbers = np.flatnonzero(facts["kept"]).tolist()
+    files = counts["files"]
+
+    def write(entry: dict[str, Any], shown: Mapping[str, str]) -> None:
+        entry = traced(entry, shown, samples)
+        write_line(trace, entry)
+        totals["\t".join((entry["action"], entry["rule"], entry.get("reason", "")))] += 1
+        if len(entry) > 5:
+            examples.append(entry)
+
+    def entry_of(number: int) -> dict[str, Any]:
+        rule, _, why = dropped[number].partition(": ")
+        place = {"file": files[facts["part"][number]], "line": int(facts["line"][number])}
+        return {**place, "action": "dropped", "rule": rule, "reason": why}
+
+    with disk_errors(shard), ExitStack() as stack:
+        shard.parent.mkdir(parents=True, exist_ok=True)
+        trace = stack.enter_context(open(folder / "whole_trace.jsonl", "wb"))
+        output = stack.enter_context(open(shard, "wb"))
+        first_trace = stack.enter_context(open(folder / "trace.jsonl", encoding="utf-8"))
+        records = stack.enter_context(open(folder / "records.jsonl", "rb"))
+        for number, line in zip(facts["trace"].tolist(), first_trace, strict=True):
+            entry = json.loads(line)
+            if number not in dropped:
+                write(entry, {name: entry.pop(name) for name in _SHOWN if name in entry})
+            elif entry["action"] == "dropped":
+                write(entry_of(number), _shown(dropped[number].detail, entry.get("sample", "")))
+        for number, record in zip(kept_numbers, records, strict=True):
+            if number in dropped:
+                write(
+                    entry_of(number),
+                    _shown(dropped[number].detail, record[: 4 * SAMPLE_CHARACTERS].decode("utf-8", "ignore")),
+                )
+            else:
+                output.write(record)
+                after.add(*(int(facts[name][number]) for name in ("source", "language", "length", "size")))
+    counts |= {"after": after.rows(), "totals": dict(totals), "examples": examples, "kept": sum(after.counts.values())}
+    write_json(folder / "whole_counts.json", counts)

@@ -1,0 +1,113 @@
+"""The page about a cleaned corpus: what each rule kept, dropped and changed, with examples, and lengths before and
+after."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from penjing.base.files import write_text
+from penjing.base.formatting import megabytes
+from penjing.report import charts
+from penjing.report.charts import Axis, Series
+from penjing.report.html import FILE_NAME, TEMPLATES, Cell, HtmlTable
+from penjing.report.text_format import clip, percent
+
+_MOST_ROWS = 60
+_WHEN = ("before", "after")
+
+
+def bytes_by_source(counts: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    """(source, bytes of text before, after), the largest first."""
+    sums = [_sums(counts[when], 0) for when in _WHEN]
+    rows = [(name, *(each[number][1] for each in sums)) for number, name in enumerate(counts["sources"])]
+    return sorted(rows, key=lambda row: -row[1])
+
+
+def _sums(rows: list[list[int]], column: int) -> dict[int, list[int]]:
+    """By the value of a column of a histogram: records and bytes."""
+    sums: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows:
+        sums[row[column]][0] += row[3]
+        sums[row[column]][1] += row[4]
+    return sums
+
+
+def _before_after(name: str, records: list[int], num_bytes: list[int]) -> list[Cell]:
+    kept = percent(num_bytes[1] / num_bytes[0]) if num_bytes[0] else ""
+    return [Cell(clip(name, 100)), *(Cell(f"{each:,}") for each in records), *map(_size, num_bytes), Cell(kept)]
+
+
+def _size(num_bytes: int) -> Cell:
+    return Cell(megabytes(num_bytes))
+
+
+def _table(counts: Mapping[str, Any], column: int, names: list[str], title: str) -> HtmlTable:
+    sums = [_sums(counts[when], column) for when in _WHEN]
+    shown = sorted((number for number in range(len(names)) if sums[0][number][0]), key=lambda n: -sums[0][n][1])
+    rows = [
+        _before_after(names[number], [each[number][0] for each in sums], [each[number][1] for each in sums])
+        for number in shown[:_MOST_ROWS]
+    ]
+    return HtmlTable((title, "records 条数", "after 清洗后", "bytes 字节", "after 清洗后", "kept 保留"), rows)
+
+
+def _lengths(counts: Mapping[str, Any]) -> Markup:
+    """Records by length: the upper end of each bin, in powers of two of characters."""
+    sums = [_sums(counts[when], 2) for when in _WHEN]
+    bins = sorted({number for each in sums for number in each})
+    series = (
+        [
+            Series(when, [(float(2**number), float(each[number][0])) for number in range(bins[0], bins[-1] + 1)])
+            for when, each in zip(_WHEN, sums, strict=True)
+        ]
+        if bins
+        else []
+    )
+    return charts.line_chart(
+        series, title="Records by length", x=Axis("characters", log=True), y=Axis("records", from_zero=True)
+    )
+
+
+def cleaning_context(counts: Mapping[str, Any], pipeline: str) -> dict[str, Any]:
+    """What the template shows, already formatted."""
+    total = max(1, counts["records"])
+    rules = [
+        [Cell(rule), Cell(action), Cell(clip(why, 120)), Cell(f"{number:,}"), Cell(f"{number / total:.2%}")]
+        for action, rule, why, number in counts["rules"][:_MOST_ROWS]
+    ]
+    names = ("kept", "dropped", "broken", "changed")
+    shares = [(name, f"{counts[name]:,} ({counts[name] / total:.2%})") for name in names]
+    ignored = counts["ignored"].items()
+    return {
+        "title": f"Cleaned {counts['made_from']['kind']}",
+        "facts_rows": [("records", f"{counts['records']:,}"), *shares],
+        "rules": HtmlTable(("rule 规则", "records are", "why 原因", "records 条数", "of all 占比"), rules, texts=3),
+        "sources": _table(counts, 0, counts["sources"], "source 来源"),
+        "languages": _table(counts, 1, counts["languages"], "language 语言"),
+        "lengths": _lengths(counts),
+        "examples": [_example(example) for example in counts["examples"][: 2 * _MOST_ROWS]],
+        "ignored": [f"{name}: {number:,} records, the first {first}" for name, (number, first) in ignored],
+        "pipeline": pipeline,
+        "chart_css": Markup(charts.CSS),
+        "light": Markup(charts.LIGHT),
+        "dark": Markup(charts.DARK),
+    }
+
+
+def _example(entry: Mapping[str, Any]) -> dict[str, str]:
+    texts = {name: clip(str(entry.get(name, "")), 300) for name in ("detail", "sample", "before", "after")}
+    title = ", ".join(str(entry[name]) for name in ("rule", "reason") if entry.get(name))
+    return {"title": f"{entry['action']}: {clip(title, 200)}", "place": f"{entry['file']}:{entry['line']}", **texts}
+
+
+def write_cleaning_report(counts: Mapping[str, Any], folder: Path) -> Path:
+    """Write the page beside the resolved pipeline in `folder`, and return its path."""
+    pipeline = (folder / "pipeline.toml").read_text(encoding="utf-8")
+    page = TEMPLATES.get_template("cleaning.html.jinja").render(cleaning_context(counts, pipeline))
+    write_text(folder / FILE_NAME, page)
+    return folder / FILE_NAME

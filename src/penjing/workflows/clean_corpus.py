@@ -1,0 +1,115 @@
+"""penjing data clean: clean files with a progress bar, print what was kept and dropped, and write the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from penjing.base import formatting as units
+from penjing.base.errors import UserError
+from penjing.base.markup import escape_markup, print_table
+from penjing.data.clean.engine import clean
+from penjing.data.clean.pipeline import Pipeline
+from penjing.data.dataset_stats import file_kind
+from penjing.data.formats import Kind, list_files
+from penjing.data.formats.files import CLEANING
+from penjing.report.cleaning import bytes_by_source, write_cleaning_report
+
+_SOURCES_SHOWN = 12
+
+
+def clean_corpus(
+    files: Sequence[Path],
+    out: Path | None,
+    console: Console,
+    *,
+    pipeline: Sequence[str] = ("default",),
+    kind: Kind | None = None,
+    workers: int = 0,
+    memory_gb: float = 2.0,
+) -> list[dict[str, Any]]:
+    """Clean files into `out`, each kind of records into a folder of its own if there are several; print the counts.
+
+    out: None writes nothing. pipeline: as data.clean. The rest is as for `data.clean.engine.clean`.
+    """
+    rules = Pipeline.load(pipeline)
+    groups = {kind: list(files)} if kind else _by_kind(files)
+    counts = []
+    for each, of_kind in groups.items():
+        with TemporaryDirectory() if out is None else _Kept(out if len(groups) == 1 else out / each) as folder:
+            settings: dict[str, Any] = {"kind": each, "pipeline": rules, "workers": workers, "memory_gb": memory_gb}
+            counts.append(_with_progress(console, lambda show: clean(of_kind, Path(folder), progress=show, **settings)))  # noqa: B023
+            if out is not None and counts[-1]["is_new"]:
+                write_cleaning_report(counts[-1], Path(folder) / CLEANING)
+        _print(counts[-1], console, None if out is None else Path(folder))
+    return counts
+
+
+class _Kept:
+    """A folder that stays, where a temporary one would go."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> str:
+        return str(self.path)
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def _by_kind(files: Sequence[Path]) -> dict[Kind, list[Path]]:
+    """The files of each kind of records; one of which no record can be read goes with the others."""
+    found: dict[Kind, list[Path]] = {}
+    unknown: list[Path] = []
+    first_error: UserError | None = None
+    for path in list_files(files):
+        try:
+            found.setdefault(file_kind(path), []).append(path)
+        except UserError as error:
+            unknown.append(path)
+            first_error = first_error or error
+    if not found:
+        raise first_error or UserError("no data", where="FILES")
+    most = max(found, key=lambda kind: len(found[kind]))
+    if len(found) == 1:  # as they were named: a folder is one source in the report
+        return {most: list(files)}
+    found[most] += unknown
+    return found
+
+
+def _with_progress(console: Console, work: Callable[[Callable[[float, str], None]], dict[str, Any]]) -> dict[str, Any]:
+    if not console.is_terminal:
+        return work(lambda fraction, what: None)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("cleaning", total=1.0)
+        return work(lambda fraction, what: bar.update(task, completed=fraction, description=what))
+
+
+def _print(counts: dict[str, Any], console: Console, out: Path | None) -> None:
+    total = max(1, counts["records"])
+    names = ("kept", "dropped", "broken")
+    shares = ", ".join(f"{counts[name]:,} {name} ({counts[name] / total:.1%})" for name in names)
+    console.print(f"{counts['records']:,} records of {counts['made_from']['kind']}: {shares}", highlight=False)
+    rows = [(rule, action, why, f"{num:,}", f"{num / total:.2%}") for action, rule, why, num in counts["rules"]]
+    if rows:
+        print_table(console, ("rule", "records are", "why", "records>", "of all>"), rows)
+    sources = bytes_by_source(counts)
+    if len(sources) > 1:
+        sizes = [(name, units.megabytes(before), units.megabytes(after)) for name, before, after in sources]
+        print_table(console, ("source", "before>", "after>"), sizes[:_SOURCES_SHOWN])
+    fields = ", ".join(f"{name} ({number:,}, the first {first})" for name, (number, first) in counts["ignored"].items())
+    if fields:
+        console.print(escape_markup("not kept", fields, indent=""), highlight=False, soft_wrap=True)
+    if out is None:
+        console.print("a dry run: nothing is written", highlight=False)
+        return
+    done = f"report and trace: {out / CLEANING}; train on it with data.train={out}"
+    done = done if counts["is_new"] else f"nothing changed since the last run; {done}"
+    console.print(done, soft_wrap=True, highlight=False, markup=False)
