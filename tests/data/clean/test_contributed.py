@@ -1,6 +1,7 @@
 """CONTRIBUTING.md's cleaning rule is one file and one line, and it acts on all that reads a run's data."""
 
 import json
+from collections import Counter
 
 import contributing
 import pytest
@@ -9,6 +10,9 @@ from typer.testing import CliRunner
 import penjing.data.clean
 from penjing.base.errors import UserError
 from penjing.cli import app
+from penjing.data.clean.pipeline import Pipeline
+from penjing.data.corpus import Corpus, DataSettings
+from penjing.data.formats import Document
 
 TEXT = "this one is said quietly, and it is long enough to be learned"
 
@@ -46,6 +50,19 @@ def test_its_row_leaves_out_records_of_a_run_by_its_name(tmp_path, small_run, mo
         assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "other" / file).read_bytes()
 
 
+def test_its_setting_is_set_in_a_file(tmp_path, monkeypatch):
+    name = contributing.add("Add a cleaning rule", penjing.data.clean, penjing.data.clean.RULES, tmp_path, monkeypatch)
+    pipeline = tmp_path / "pipeline.toml"
+    documents = [Document(text=text, source="a", line=1) for text in ("Only NOW is loud", "NOBODY HEARS")]
+    for limit, kept in ((0.1, []), (0.5, documents[:1]), (1.0, documents)):
+        pipeline.write_text(f"[rules.{name}]\nmax_capitals = {limit}\n")
+        clean = Pipeline.load([str(pipeline)]).make(Counter())
+        assert [record for record in map(clean, documents) if not isinstance(record, str)] == kept
+    pipeline.write_text(f"[rules.{name}]\nmax_capital = 0.5\n")
+    with pytest.raises(UserError, match="max_capitals"):
+        Pipeline.load([str(pipeline)])
+
+
 def test_an_unknown_one_is_an_error_before_anything_is_made(tmp_path, small_run):
     done = train("pretrain", *small_run, "data.clean=unicod", f"out={tmp_path / 'run'}")
     assert isinstance(done.exception, UserError)
@@ -78,8 +95,6 @@ def test_tokens_made_with_other_rules_are_made_again_or_refused(tmp_path, small_
 
 @pytest.mark.parametrize("recipe", ["sft", "dpo"])
 def test_conversations_and_preferences_pass_the_rules(tmp_path, recipe, toy):
-    from penjing.data.corpus import Corpus, DataSettings
-
     name, kind = {"sft": ("sft", "chats"), "dpo": ("dpo", "preferences")}[recipe]
     rows = [json.loads(line) for line in (toy / f"{name}.jsonl").read_text().splitlines()][:20]
     data = jsonl(tmp_path / "data.jsonl", rows + rows[:5])

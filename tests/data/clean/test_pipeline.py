@@ -1,7 +1,9 @@
 """A pipeline: rules with settings from names, a TOML file or a shipped one; resolved, fingerprinted, and run."""
 
 import json
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +102,32 @@ def test_the_fingerprint_knows_settings_and_the_contents_of_files(tmp_path):
     words.write_text("bar\n")
     assert fingerprint(file) != first
     assert fingerprint("unicode")["clean"] == ["unicode"] and "clean" not in fingerprint()
+
+
+DOCS = (Path(__file__).parents[3] / "docs/data.md").read_text(encoding="utf-8")
+
+
+def test_the_documented_pipeline_works_and_its_limits_are_the_defaults(tmp_path):
+    section = DOCS.partition("## Cleaning")[2].partition("\n## ")[0]
+    made = Pipeline.load(["default", toml(tmp_path, re.findall(r"```toml\n(.*?)```", section, re.DOTALL)[0])])
+    assert made.rules["language"].keep == ("en", "zh", "fr") and made.rules["personal_data"].mask == (
+        "mail",
+        "phone",
+        "key",
+    )
+    rules, rows = (
+        Pipeline.load(["default"]).rules,
+        re.findall(r"^\| `(\w+)\.(\w+)` \| (\S+) \| (\S+) \|", section, re.MULTILINE),
+    )
+    assert len(rows) >= 20
+    for rule, setting, *limits in rows:
+        assert [str(getattr(getattr(rules[rule], language), setting)) for language in ("en", "zh")] == limits, setting
+    assert re.findall(r"^\| `(\w+)` \*? ?\|", section, re.MULTILINE) == [
+        *rules,
+        "simplified",
+        "blocked_words",
+        "decontamination",
+    ]
 
 
 def test_rules_in_two_parts_decide_as_in_one():
