@@ -13,7 +13,9 @@ from penjing.commands.arguments import console, say
 from penjing.data.formats.schema import Kind
 
 data_app = typer.Typer(no_args_is_help=True, help="Get, make and inspect data.")
-tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or show how one splits text.")
+tokenizer_app = typer.Typer(
+    no_args_is_help=True, help="Train, extend, measure a tokenizer, or show how one splits text."
+)
 
 
 @data_app.command("list")
@@ -163,6 +165,29 @@ def tokenizer_train(
     from penjing.workflows.tokenizers import train
 
     train(files, out, vocabulary, max_han_per_token, console)
+
+
+@tokenizer_app.command("extend")
+def tokenizer_extend(
+    path: Annotated[Path, typer.Argument(metavar="TOKENIZER", help="A tokenizer's, model's or run's folder.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    add: Annotated[list[str] | None, typer.Option(help="A word, or a file with one on each line; repeatable.")] = None,
+    train: Annotated[list[Path] | None, typer.Option(help="A file or folder to learn tokens from; repeatable.")] = None,
+    vocabulary: Annotated[int, typer.Option(help="With --train: vocabulary size, old ids included.")] = 0,
+    max_han_per_token: Annotated[int, typer.Option(help="Maximum number of Chinese characters in one token.")] = 4,
+) -> None:
+    """Add tokens to a tokenizer; all others keep their ids. A model is continued with it by init_from=MODEL
+    tokenizer.path=DIR: each new token starts as the mean of its pieces.
+
+    [bold]Examples[/]
+
+    penjing tokenizer extend models/qwen --add 量子纠缠 --add words.txt --out extended
+
+    penjing tokenizer extend runs/base --train papers.jsonl --vocabulary 8000 --out extended
+    """
+    from penjing.workflows.tokenizers import extend
+
+    extend(path, out, add or [], train or [], vocabulary, max_han_per_token, console)
 
 
 @tokenizer_app.command("show")

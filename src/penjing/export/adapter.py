@@ -8,23 +8,33 @@ from pathlib import Path
 
 from penjing.base.errors import UserError
 from penjing.convert.peft import CONFIG, PeftAdapter, attach_peft, read_peft, write_peft
+from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.export import hf
 from penjing.export.equivalence_check import VerifiedFolder
 from penjing.export.model_card import model_card
 from penjing.model.lora import DEFAULT, fingerprint, merge, names, set_adapter
 from penjing.model.transformer import Transformer
 from penjing.train.config import Run
-from penjing.train.load_model import LoadedModel, load_trained
+from penjing.train.load_model import LoadedModel, added_pieces, load_trained
 
 FOLDER = "adapter"  # in the run's folder
 
 
-def save_run_adapter(run: Run, model: Transformer, base: dict[str, str], step: int, out: Path | None = None) -> Path:
+def save_run_adapter(
+    run: Run, model: Transformer, tokenizer: Tokenizer, base: dict[str, str], step: int, out: Path | None = None
+) -> Path:
     """Write the adapter that a run trained in `peft`'s format, by default to RUN/adapter.
 
-    base: `init_from` and `sha256` from the checkpoint.
+    base: `init_from` and `sha256` from the checkpoint. Raises UserError if the base has no rows for new tokens: then
+    only the merged model can be used elsewhere.
     """
     folder = out or Path(run.out) / FOLDER
+    if run.tokenizer.path and added_pieces(run, tokenizer, Path(base["init_from"])):
+        raise UserError(
+            "its base has been given tokens that the one elsewhere lacks",
+            where=folder,
+            next_step=f"Export the merged model: penjing export hf {run.out}",
+        )
     extra = {"run": Path(run.out).name, "step": step, "learned_from": run.data.format}
     base_name = _base_name(run.init_from)
     write_peft(folder, model, DEFAULT, base_name=base_name, base_sha256=base["sha256"], extra=extra)
@@ -45,7 +55,8 @@ def export_adapter(path: Path, adapters: Sequence[str], out: Path) -> None:
     name = _only_adapter(path, trained.model)
     if not attached:
         state = trained.checkpoint.state()
-        save_run_adapter(trained.run, trained.model, state["base"], trained.checkpoint.step, out)
+        step = trained.checkpoint.step
+        save_run_adapter(trained.run, trained.model, trained.tokenizer, state["base"], step, out)
         return
     base, extra = fingerprint(trained.model), attached[name].metadata
     write_peft(out, trained.model, name, base_name=_base_name(str(path)), base_sha256=base, extra=extra)

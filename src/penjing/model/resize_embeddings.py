@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,11 +13,15 @@ EMBEDDINGS = ("embed.weight", "head.weight")
 
 
 @torch.no_grad()
-def resize_embeddings(state: dict[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
+def resize_embeddings(
+    state: dict[str, Tensor], vocab_size: int, pieces: Mapping[int, Sequence[int]] | None = None
+) -> dict[str, Tensor]:
     """A state dict with `vocab_size` rows of embedding and head; all else, and the old rows, unchanged.
 
-    Each new row is the mean of the old ones: a new token starts as likely as the average one, and the loss on old text
-    hardly changes (after Hewitt, 2021, "Initializing New Word Embeddings for Pretrained Language Models").
+    pieces: the old ids that the text of a new one consists of; its row is their mean, also if the matrix had an unused
+    row for it. Every other new row is the mean of all old ones: a new token starts as likely as the average one, and
+    the loss on old text hardly changes (after Hewitt, 2021, "Initializing New Word Embeddings for Pretrained Language
+    Models").
     Raises UserError if there are already more rows: a vocabulary is never shrunk.
     """
     resized = dict(state)
@@ -34,4 +40,9 @@ def resize_embeddings(state: dict[str, Tensor], vocab_size: int) -> dict[str, Te
         if num_new:
             mean_1D = old_VD.double().mean(dim=0, keepdim=True).to(old_VD.dtype)
             resized[name] = torch.cat((old_VD, mean_1D.expand(num_new, -1)))
+        made_of = {index: ids for index, ids in (pieces or {}).items() if ids}
+        if made_of:
+            resized[name] = resized[name].clone()
+            for index, ids in made_of.items():
+                resized[name][index] = old_VD[list(ids)].double().mean(dim=0).to(old_VD.dtype)
     return resized

@@ -21,6 +21,7 @@ from penjing.checkpoint.load import Checkpoint, newest
 from penjing.checkpoint.manifest import MANIFEST, WEIGHTS, damage
 from penjing.convert import hf, minimind
 from penjing.data.corpus import DataSettings
+from penjing.data.tokenizer.extend import new_pieces
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.devices.choose import local_device
 from penjing.devices.host import physical_cores
@@ -154,12 +155,16 @@ class ExternalModel:
     def tokenizer(self) -> Tokenizer:
         """Its tokenizer. Raises UserError if there is none."""
         if self.tokenizer_folder is None:
-            raise UserError(
-                "no tokenizer.json next to these weights",
-                where=self.path,
-                next_step="Give tokenizer.path=DIR in training, or put the tokenizer's files next to the weights.",
-            )
+            raise no_tokenizer(self.path)
         return Tokenizer.load(self.tokenizer_folder)
+
+
+def no_tokenizer(where: object) -> UserError:
+    return UserError(
+        "no tokenizer.json next to these weights",
+        where=where,
+        next_step="Give tokenizer.path=DIR in training, or put the tokenizer's files next to the weights.",
+    )
 
 
 def read_external_model(name: str | Path, hints: Mapping[str, Any] | None = None) -> ExternalModel | None:
@@ -275,6 +280,20 @@ def _find(name: str | Path, hints: Mapping[str, Any] | None) -> tuple[Checkpoint
     return checkpoint, None if checkpoint or is_run(Path(name)) else read_external_model(name, hints)
 
 
+def own_tokenizer(run: Run, start: Path | None = None) -> Tokenizer | None:
+    """The tokenizer of `init_from` (where it lies now: `start`) itself; None if it has none."""
+    _, external = _find(start or run.init_from, config.to_dict(run.model))
+    if external:
+        return external.tokenizer() if external.tokenizer_folder else None
+    return Tokenizer.load(RunDir(stage_folder(start or Path(run.init_from))).tokenizer)
+
+
+def added_pieces(run: Run, tokenizer: Tokenizer, start: Path | None = None) -> dict[int, list[int]]:
+    """The ids of the run's tokenizer beyond that of `init_from`, each with its pieces (`new_pieces`)."""
+    own = own_tokenizer(run, start) if run.init_from else None
+    return new_pieces(own, tokenizer) if own is not None else {}
+
+
 def start_tokenizer(run: Run) -> Tokenizer | None:
     """The tokenizer of a new run: the named one, or that of `init_from`; None if the run trains one.
 
@@ -284,12 +303,10 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
         tokenizer = Tokenizer.load(Path(run.tokenizer.path))
     elif not run.init_from:
         return None
+    elif (own := own_tokenizer(run)) is not None:
+        tokenizer = own
     else:
-        _, external = _find(run.init_from, config.to_dict(run.model))
-        if external:
-            tokenizer = external.tokenizer()
-        else:
-            tokenizer = Tokenizer.load(RunDir(stage_folder(Path(run.init_from))).tokenizer)
+        raise no_tokenizer(run.init_from)
     if run.data.format == "documents" or tokenizer.template:
         return tokenizer
     if run.lora.rank and tokenizer.missing_chatml:
@@ -301,20 +318,22 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
     return tokenizer.with_chatml(visible=not run.lora.rank)
 
 
-def load_start(run: Run, start: Path | None = None) -> Transformer:
+def load_start(run: Run, start: Path | None = None, own_folder: Path | None = None) -> Transformer:
     """The model of `init_from` (where it lies now: `start`) with merged adapters, in the run's shape.
 
-    Rows are added to embedding and head if the run's vocabulary is larger.
+    Rows are added to embedding and head if the run's vocabulary is larger; those of tokens that the run's tokenizer (in
+    `own_folder`, by default run.out) has beyond that of `init_from` begin as the mean of their pieces.
     """
-    folder = Path(run.tokenizer.path) if run.tokenizer.path else RunDir(Path(run.out)).tokenizer
-    existing = folder if (folder / "tokenizer.json").is_file() else None
-    hints = config.to_dict(run.model)
+    own = RunDir(own_folder or Path(run.out)).tokenizer
+    folders = [own, *([Path(run.tokenizer.path)] if run.tokenizer.path else [])]
+    folder = next((path for path in folders if (path / "tokenizer.json").is_file()), None)
     path = start or Path(run.init_from)
-    loaded = load_trained(path, adapters="merged", hints=hints, tokenizer_folder=existing).model
-    if loaded.config == run.model:
+    loaded = load_trained(path, adapters="merged", hints=config.to_dict(run.model), tokenizer_folder=folder).model
+    pieces = added_pieces(run, Tokenizer.load(folder), path) if folder else {}
+    if loaded.config == run.model and not any(pieces.values()):
         return loaded.train()
     model = Transformer(run.model)
-    _fill(model, resize_embeddings(loaded.state_dict(), run.model.vocab_size), path)
+    _fill(model, resize_embeddings(loaded.state_dict(), run.model.vocab_size, pieces), path)
     return model
 
 
@@ -334,11 +353,12 @@ def build_adapted(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer,
         )
     saved = dict(checkpoint.state().get("base", {})) if checkpoint is not None else {}
     where: object = run.init_from if checkpoint is None else checkpoint.folder
-    start = Path(run.init_from)  # or a hub name
+    start, folder = Path(run.init_from), None  # or a hub name
     if checkpoint is not None:
-        start = _base_of(run, checkpoint.folder.parent.parent, saved.get("init_from", ""))
+        folder = checkpoint.folder.parent.parent
+        start = _base_of(run, folder, saved.get("init_from", ""))
     try:
-        model = load_start(run, start)
+        model = load_start(run, start, folder)
     except UserError as error:
         if checkpoint is None:
             raise

@@ -150,7 +150,8 @@ def _train_prepared(
         prepared.context.source.close()
     if run.lora.rank and strategy.rank == 0:
         try:
-            adapter = save_run_adapter(run, prepared.model, prepared.base, prepared.state.step)
+            tokenizer = prepared.stage.tokenizer
+            adapter = save_run_adapter(run, prepared.model, tokenizer, prepared.base, prepared.state.step)
             console.print(Text(f"  adapter in the format of peft: {adapter}"))
         except UserError as error:  # the checkpoint still has the full adapter
             console.print(escape_markup("no adapter in the format of peft", str(error)))

@@ -125,7 +125,7 @@ class Tokenizer:
     @cached_property
     def size(self) -> int:
         """Number of ids: one more than the largest."""
-        return max(self._full.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        return max(self.vocabulary.values(), default=-1) + 1
 
     @property
     def fingerprint(self) -> str:
@@ -137,6 +137,11 @@ class Tokenizer:
     def vocabulary_hash(self) -> str:
         """SHA-256 over the vocabulary and the encoding, without template and roles."""
         return sha256_text(self.definition)
+
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token, as the vocabulary spells it, control tokens and other added ones included."""
+        return dict(self._full.get_vocab(with_added_tokens=True))
 
     @property
     def plain_definition(self) -> str:
@@ -187,6 +192,11 @@ class Tokenizer:
         shift = len(self._guard)
         return list(encoding.ids[1:]), [(start - shift, stop - shift) for start, stop in encoding.offsets[1:]]
 
+    def tokens_with_words(self, text: str) -> list[tuple[str, int | None]]:
+        """The tokens of plain text as the vocabulary spells them, each with the number of its word."""
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        return list(zip(encoding.tokens, encoding.word_ids, strict=True))
+
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of each text, in parallel where the machine allows."""
         return [encoding.ids for encoding in self._plain.encode_batch_fast(list(texts), add_special_tokens=False)]
@@ -233,9 +243,13 @@ class Tokenizer:
         token_names = dict(self.roles.names) | {"eos_token": MESSAGE_END}
         roles = replace(self.roles, message_end=MESSAGE_END, names=tuple(sorted(token_names.items())))
         settings = {**(self._settings or {}), "eos_token": MESSAGE_END}
-        # in transformers these would override the tokenizer's own list
-        settings.pop("added_tokens_decoder", None)
-        return Tokenizer(full, CHAT_TEMPLATE, roles=roles, settings=settings)
+        return Tokenizer(full, CHAT_TEMPLATE, roles=roles, settings=_without_token_list(settings))
+
+    def with_definition(self, definition: str) -> Tokenizer:
+        """A copy with another tokenizer.json, and the same template and special tokens."""
+        roles = None if self.roles == _CHATML_TOKENS else self.roles
+        settings = self._settings and _without_token_list(self._settings)
+        return Tokenizer(tokenizers.Tokenizer.from_str(definition), self.template, roles=roles, settings=settings)
 
     def save(self, folder: Path) -> None:
         """Write the files `transformers` reads: tokenizer.json, tokenizer_config.json, chat_template.jinja."""
@@ -393,6 +407,11 @@ def _read_template(folder: Path) -> str:
         if isinstance(value, str):
             return value
     return ""
+
+
+def _without_token_list(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """tokenizer_config.json without its list of tokens, which in transformers would override tokenizer.json's."""
+    return {name: value for name, value in settings.items() if name != "added_tokens_decoder"}
 
 
 def _token_text(value: Any) -> str | None:

@@ -117,7 +117,7 @@ def _merges(
 
     frequency = counts.total()
     for left, right in word_merges:
-        if _is_allowed_token(left + right, max_han_per_token):
+        if is_allowed_token(left + right, max_han_per_token):
             frequency = min(frequency, counts.get(left + right, frequency))
             add_byte_merges(frequency)
             add_merge(*("".join(byte_characters[byte] for byte in side.encode()) for side in (left, right)))
@@ -141,7 +141,7 @@ def _is_han(character: str) -> bool:
     return "\u3400" <= character <= "\u9fff" or "\uf900" <= character <= "\ufaff" or character >= "\U00020000"
 
 
-def _is_allowed_token(text: str, max_han_per_token: int) -> bool:
+def is_allowed_token(text: str, max_han_per_token: int) -> bool:
     """Whether this may be a token: at most `max_han_per_token` Chinese characters, not mixed with others."""
     num_han = sum(map(_is_han, text))
     return num_han == 0 or (num_han == len(text) and num_han <= max_han_per_token)

@@ -18,7 +18,7 @@ from penjing.data.tokenizer.train import train_tokenizer
 from penjing.parallel.base import Strategy
 from penjing.track.run_dir import RunDir
 from penjing.train.config import Run
-from penjing.train.load_model import start_tokenizer
+from penjing.train.load_model import added_pieces, start_tokenizer
 from penjing.train.stages.base import Report
 
 T = TypeVar("T")
@@ -56,6 +56,10 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
         report(f"training a tokenizer of {size:,} ids")
         han = run.tokenizer.max_han_per_token
         given = train_tokenizer(texts, size, max_han_per_token=han, note=report)
+    elif run.tokenizer.path and (added := added_pieces(run, given)):
+        report(
+            f"tokenizer.path extends that of init_from by {len(added):,} tokens; each begins as the mean of its pieces"
+        )
     if given.size > run.model.vocab_size:
         raise run.error(
             "model.vocab_size",
