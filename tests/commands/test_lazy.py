@@ -51,7 +51,7 @@ def test_verbs_without_a_model_need_no_torch(tmp_path):
     lines = [
         ["data", "list"],
         ["data", "toyworld", "--documents", "5", "--conversations", "5", "--preferences", "2", "--prompts", "2"],
-        ["data", "report", "text.jsonl"],
+        ["data", "look", "text.jsonl"],
         ["tokenizer", "train", "text.jsonl", "--vocabulary", "300", "--out", "other"],
         ["tokenizer", "show", "tokenizer", "so"],
         ["show", "models"],

@@ -12,12 +12,13 @@ from user_errors import raises_user_error
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.kernels import ops
 from penjing.workflows.check_machine import check_machine
-from penjing.workflows.corpus_report import corpus_report, print_tokens
+from penjing.workflows.data_look import data_look
+from penjing.workflows.show_tokens import print_tokens
 
 
-def report(*paths):
-    console = Console(file=io.StringIO(), width=1000)
-    corpus_report(list(paths), console)
+def report(*paths, columns=(), terminal=False):
+    console = Console(file=io.StringIO(), width=1000, force_terminal=terminal, color_system="256" if terminal else None)
+    data_look(list(paths), console, columns=columns, tokenizer=None, as_json=False)
     return console.file.getvalue()
 
 
@@ -34,15 +35,17 @@ def test_a_folder_with_data_of_every_kind_has_a_report_on_each(toy):
         f"chats: {toy / 'sft.jsonl'}",
         f"documents: {toy / 'pretrain.jsonl'}",
         f"preferences: {toy / 'dpo.jsonl'}",
-        f"prompts: {toy / 'eval.jsonl'}, {toy / 'rl.jsonl'}",
+        f"prompts: {toy / 'eval.jsonl'}",
+        f"prompts: {toy / 'rl.jsonl'}",
     ]
     for name, value in (
         ("documents", "400"),
         ("conversations", "200"),
         ("pairs", "20"),
-        ("prompts", f"{sum(len((toy / name).read_text().splitlines()) for name in ('eval.jsonl', 'rl.jsonl'))}"),
     ):
         assert cells(said, name) == [value]
+    sizes = [f"{len((toy / name).read_text().splitlines())}" for name in ("eval.jsonl", "rl.jsonl")]
+    assert cells(said, "prompts") == sizes
     assert {"gt 20", "must_contain 2"} <= set(", ".join(cells(said, "other fields")).split(", "))
     assert report(toy / "rl.jsonl", toy / "sft.jsonl") == report(toy / "sft.jsonl", toy / "rl.jsonl")
 
@@ -66,7 +69,7 @@ def test_figures_have_names_units_and_one_row_for_quantiles(toy, tmp_path):
         "max": "1,000",
     }
     assert cells(said, "size") == ["1.1 kB"]
-    assert cells(said, "scripts") == ["Latin 100.0 %, Han 0.0 %, digits 0.0 %, other 0.0 %"]
+    assert cells(said, "languages, by script") == ["Latin 100.0 %"]
     assert cells(said, "long line")[0] == f"1,000 characters, {path}:4"
     assert not re.search(r"None|\bnum\b|\bp5\b|: min\b", said + report(toy))
 
@@ -81,6 +84,30 @@ def test_what_is_broken_is_counted_and_quoted_as_it_stands(tmp_path):
     assert "warning: 25 % of documents are left out: the text is empty." in said
     assert f"1 of 4 records are broken, too many to train on as they are; the first: {path}:3: broken JSON" in said
     assert "[/x]" in said
+
+
+def test_the_mask_is_seen_with_colours_and_without(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"ask": "Who [b]?", "reply": "Mia"}\n')
+    said = report(path, columns=["ask:question", "reply:answer"])
+    assert "\u27e6Mia<|im_end|>\u27e7" in said and said.count("\u27e6") == 2  # with the legend
+    assert "<|im_start|>user\nWho [b]?<|im_end|>" in said and "ask as question, reply as answer" in said
+    coloured = report(path, columns=["ask:question", "reply:answer"], terminal=True)
+    assert "\u27e6" not in coloured and "\x1b[32mMia\x1b[0m" in coloured and "\x1b[2mWho [b]?\x1b[0m" in coloured
+
+
+def test_json_is_one_object_and_the_old_name_says_the_new_one(tmp_path, penjing):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "Mia \\ud83d\\ude42"}\n{"text": 3}\n')
+    (tmp_path / "b.jsonl").write_text('{"riddle": 1}\n')
+    done = penjing("data", "look", path, tmp_path / "b.jsonl", "--json")
+    found = json.loads(done.stdout)
+    assert [group["records"] for group in found["groups"]] == [{"good": 1, "bad": 1, "left_out": 0}]
+    assert found["groups"][0]["problems"][0]["line"] == 2 and len(found["not_understood"]) == 1
+    done = penjing("data", "report", path, check=False)
+    assert done.returncode == 2 and "penjing data look" in done.stderr and len(done.stderr.splitlines()) == 1
+    done = penjing("data", "look", tmp_path / "b.jsonl", "--json", check=False)
+    assert done.returncode == 2 and json.loads(done.stdout)["groups"] == []
 
 
 def test_a_file_of_another_kind_is_named(tmp_path):

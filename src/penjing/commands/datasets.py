@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from penjing.base import formatting as units
+from penjing.base.errors import UserError
 from penjing.base.markup import print_table
-from penjing.commands.arguments import console, say
+from penjing.commands.arguments import console, say, words
 from penjing.data.formats.schema import Kind
 
 data_app = typer.Typer(no_args_is_help=True, help="Get, make and inspect data.")
@@ -100,19 +101,34 @@ def data_toyworld(
         say(f"{out / name}: {written['rows']:,} rows, {size}, {units.megabytes(rate)}/s")
 
 
-@data_app.command("report")
-def data_report(
+@data_app.command("look")
+def data_look(
     files: Annotated[list[Path], typer.Argument(help="Files or folders of texts, conversations, pairs or prompts.")],
+    columns: Annotated[
+        str, typer.Option(metavar="FIELD:NAME,...", help="Fields by our names, such as ask:question,reply:answer.")
+    ] = "",
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer's or run's folder, for its template and its tokens.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Inspect a corpus before training on it: sizes, languages, lengths, duplicates, warnings.
+    """Look at data before training on it: what is understood, three records as the trainer sees them with the loss
+    mask, lengths, tokens, languages, and what cannot be read.
 
-    [bold]Example[/]
+    [bold]Examples[/]
 
-    penjing data report corpus.jsonl
+    penjing data look chats.jsonl
+
+    penjing data look my.csv --columns ask:question,reply:answer
     """
-    from penjing.workflows.corpus_report import corpus_report
+    from penjing.workflows.data_look import data_look
 
-    corpus_report(files, console)
+    data_look(files, console, columns=words(columns), tokenizer=tokenizer, as_json=as_json)
+
+
+@data_app.command("report", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def data_report() -> None:
+    raise UserError("renamed", where="data report", next_step="Run `penjing data look FILES`.")
 
 
 @data_app.command("clean")
@@ -140,7 +156,6 @@ def data_clean(
 
     penjing data clean corpus.jsonl --dry-run --pipeline default --pipeline near_duplicates
     """
-    from penjing.base.errors import UserError
     from penjing.workflows.clean_corpus import clean_corpus
 
     if (out is None) != dry_run:
@@ -201,6 +216,6 @@ def tokenizer_show(
 
     penjing tokenizer show runs/quickstart "Mia has 3 apples."
     """
-    from penjing.workflows.corpus_report import print_tokens
+    from penjing.workflows.show_tokens import print_tokens
 
     print_tokens(path, text, console)

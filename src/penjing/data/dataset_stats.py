@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from penjing.base.errors import UserError
 from penjing.data.clean.exact_duplicates import content_hash
+from penjing.data.clean.rule import texts_of
 from penjing.data.formats import (
     CHAT_FIELDS,
     DEFAULT_MAX_BAD,
@@ -33,6 +34,8 @@ from penjing.data.formats import (
     sniff,
 )
 from penjing.data.formats.dispatch import kind_of, rows_of
+from penjing.data.formats.fields import Columns, standard_record
+from penjing.data.formats.source_location import SourceLocation
 
 NUM_CODE_POINTS = 0x110000
 RESERVOIR_SIZE = 1_000_000
@@ -44,30 +47,51 @@ SPACES = (0x09, 0x0A, 0x0B, 0x0C, 0x0D, 0x20, 0x85, 0xA0, 0x2028, 0x2029, 0x3000
 SCRIPTS = {
     "Latin": ((0x41, 0x5A), (0x61, 0x7A), (0xC0, 0xD6), (0xD8, 0xF6), (0xF8, 0x24F), (0x1E00, 0x1EFF)),
     "Han": ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x323AF)),
+    "Kana": ((0x3040, 0x30FF),),
+    "Hangul": ((0x1100, 0x11FF), (0x3130, 0x318F), (0xAC00, 0xD7A3)),
+    "Cyrillic": ((0x400, 0x52F),),
+    "Greek": ((0x370, 0x3FF),),
+    "Hebrew": ((0x590, 0x5FF),),
+    "Arabic": ((0x600, 0x6FF), (0x750, 0x77F)),
+    "Devanagari": ((0x900, 0x97F),),
+    "Thai": ((0xE00, 0xE7F),),
     "digits": ((0x30, 0x39), (0xFF10, 0xFF19)),
 }
 CONTROLS = ((0x00, 0x08), (0x0E, 0x1F), (0x7F, 0x84), (0x86, 0x9F))
 
+_UTF8_LENGTHS = ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x10000, 0x10FFFF))  # of 1, 2, 3 and 4 bytes
 _FLUSH_CHARACTERS = 1 << 20
 
 
-def compute_stats(paths: Sequence[Path], kind: Kind) -> Stats:
+def compute_stats(paths: Sequence[Path], kind: Kind, *, columns: Columns | None = None) -> Stats:
     """The statistics of files of one kind, unreadable records included. Raises UserError if nothing can be read."""
     bad_records = BadRecords(max_bad_fraction=1.0)
-    return _STATS_BY_KIND[kind](bad_records).count(READERS[kind](paths, bad_records=bad_records))
+    return stats_of(kind, bad_records).count(READERS[kind](paths, bad_records=bad_records, columns=columns))
 
 
-def file_kind(path: Path) -> Kind:
+def stats_of(kind: Kind, bad_records: BadRecords) -> Stats:
+    """Statistics of a kind, still empty."""
+    return _STATS_BY_KIND[kind](bad_records)
+
+
+def file_kind(path: Path, columns: Columns | None = None) -> Kind:
     """The kind of data in a file, from its first valid record. If that is a prompt, one chat record makes it chats.
 
     Raises UserError for an unknown kind.
     """
-    kind = sniff(path)
-    return "chats" if kind == "prompts" and any(_is_chat(record) for _, record in rows_of(path)) else kind
+    kind = sniff(path, columns)
+    if kind == "prompts" and any(_is_chat(path, line, record, columns or {}) for line, record in rows_of(path)):
+        return "chats"
+    return kind
 
 
-def _is_chat(record: dict[str, Any] | UserError) -> bool:
-    return not isinstance(record, UserError) and kind_of(record) == "chats"
+def _is_chat(path: Path, line: int, record: dict[str, Any] | UserError, columns: Columns) -> bool:
+    if isinstance(record, UserError):
+        return False
+    try:
+        return kind_of(standard_record(record, columns, SourceLocation(path, line))) == "chats"
+    except UserError:
+        return False
 
 
 class LengthStats:
@@ -134,6 +158,11 @@ class _Characters:
     def total(self, ranges: Iterable[tuple[int, int]]) -> int:
         return int(sum(self.counts[first : last + 1].sum() for first, last in ranges))
 
+    @property
+    def num_bytes(self) -> int:
+        """Size as UTF-8."""
+        return sum(size * self.total([codes]) for size, codes in enumerate(_UTF8_LENGTHS, 1))
+
     def common(self, num: int) -> list[str]:
         """The most frequent characters without white space, most frequent first."""
         counts = self.counts
@@ -158,6 +187,7 @@ class Stats(ABC):
     def __init__(self, bad_records: BadRecords | None = None) -> None:
         self.bad_records = bad_records or BadRecords()
         self.num_records = 0
+        self.characters = _Characters()
         self.lengths = {name: LengthStats() for name in self.length_names}
         self._seen: set[bytes] = set()
 
@@ -165,6 +195,8 @@ class Stats(ABC):
         for record in records:
             self.num_records += 1
             self._seen.add(content_hash(record))
+            for text in texts_of(record):
+                self.characters.add(text)
             self.add(record)
         return self
 
@@ -175,6 +207,19 @@ class Stats(ABC):
     def num_duplicates(self) -> int:
         """Records identical to an earlier one (128-bit hashes)."""
         return self.num_records - len(self._seen)
+
+    @property
+    def scripts(self) -> dict[str, float]:
+        """The fraction of each script, of all characters that are not white space."""
+        num_visible = int(self.characters.counts.sum()) - int(self.characters.counts[list(SPACES)].sum())
+        fractions = {name: self.characters.total(ranges) / max(1, num_visible) for name, ranges in SCRIPTS.items()}
+        return fractions | {"other": max(0.0, 1 - sum(fractions.values())) if num_visible else 0.0}
+
+    @property
+    def estimated_tokens(self) -> int:
+        """As of a tokenizer for both languages: 1.6 Chinese characters a token, and 4 bytes of anything else."""
+        num_han = self.characters.total(SCRIPTS["Han"])
+        return round((self.characters.num_bytes - 3 * num_han) / 4 + num_han / 1.6)
 
     @property
     def lengths_exact(self) -> bool:
@@ -212,14 +257,12 @@ class DocumentStats(Stats):
 
     def __init__(self, bad_records: BadRecords | None = None) -> None:
         super().__init__(bad_records)
-        self.characters = _Characters()
         self.longest: list[tuple[int, str, int]] = []
 
     def add(self, record: Document) -> None:
         text = record.text
         encoded = text.encode("utf-8", "surrogatepass")
         self.lengths["document, bytes"].add(len(encoded))
-        self.characters.add(text)
         longest = (max(map(len, text.split("\n"))), record.source, record.line)
         push = heapq.heappush if len(self.longest) < NUM_LONGEST_LINES else heapq.heappushpop
         push(self.longest, longest)
@@ -240,13 +283,6 @@ class DocumentStats(Stats):
     @property
     def common_characters(self) -> list[str]:
         return self.characters.common(NUM_COMMON_CHARACTERS)
-
-    @property
-    def scripts(self) -> dict[str, float]:
-        """The fraction of each script, of all characters that are not white space."""
-        num_visible = self.num_characters - int(self.characters.counts[list(SPACES)].sum())
-        fractions = {name: self.characters.total(ranges) / max(1, num_visible) for name, ranges in SCRIPTS.items()}
-        return fractions | {"other": max(0.0, 1 - sum(fractions.values())) if num_visible else 0.0}
 
     def quality_warnings(self) -> Iterator[str]:
         lengths = self.lengths["document, bytes"]

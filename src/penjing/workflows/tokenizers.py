@@ -54,7 +54,7 @@ def train(files: list[Path], out: Path, vocab_size: int, max_han_per_token: int,
         )
     tokenizer.save(out)
     if bad_records.bad:
-        console.print(f"{bad_records.note()}; `penjing data report` names the first", soft_wrap=True)
+        console.print(f"{bad_records.note()}; `penjing data look` names the first", soft_wrap=True)
     console.print(f"{out}: {tokenizer.size:,} ids", soft_wrap=True)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.data.formats.csv_parquet import csv_records, table_records, tsv_records
 from penjing.data.formats.epub import epub_documents
-from penjing.data.formats.files import format_of
+from penjing.data.formats.fields import Columns, standard_record
+from penjing.data.formats.files import format_of, no_record_error
 from penjing.data.formats.html import html_documents
 from penjing.data.formats.json_values import json_records
 from penjing.data.formats.pairs import answer_field, chat_field, question_field
@@ -54,6 +55,21 @@ def rows_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | UserError]]:
             return table_records(path)
         case _:
             return json_records(path)
+
+
+def first_record(path: Path, columns: Columns | None = None) -> Mapping[str, Any]:
+    """The first valid record of a file, by standard names. Raises UserError if none is known."""
+    broken: UserError | None = None
+    for line, record in rows_of(path):
+        if isinstance(record, UserError):
+            broken = broken or record
+            continue
+        where = SourceLocation(path, line)
+        named = standard_record(record, columns or {}, where)
+        if kind_of(named) is None:
+            raise unknown_record(record, where)
+        return named
+    raise broken or no_record_error(path)
 
 
 def record_text(record: Mapping[str, Any], where: SourceLocation) -> str:

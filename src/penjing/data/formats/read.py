@@ -10,7 +10,7 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.data.formats.bad_records import BadRecords, NoBadRecords
 from penjing.data.formats.conversations import chats_of, preference_of, prompt_of, with_truth
-from penjing.data.formats.dispatch import documents_of, kind_of, record_text, rows_of, unknown_record
+from penjing.data.formats.dispatch import documents_of, first_record, kind_of, record_text, rows_of
 from penjing.data.formats.fields import Columns, standard_record
 from penjing.data.formats.files import format_of, list_files, no_record_error
 from penjing.data.formats.messages import note_ignored, note_marks
@@ -220,14 +220,6 @@ def sniff(path: Path, columns: Columns | None = None) -> Kind:
     first = list_files([path])[0]
     if format_of(first) in TEXT_FORMATS:
         return "documents"
-    broken: UserError | None = None
-    for line, record in rows_of(first):
-        if isinstance(record, UserError):
-            broken = broken or record
-            continue
-        where = SourceLocation(first, line)
-        kind = kind_of(standard_record(record, columns or {}, where))
-        if kind is None:
-            raise unknown_record(record, where)
-        return kind
-    raise broken or no_record_error(first)
+    kind = kind_of(first_record(first, columns))
+    assert kind is not None
+    return kind

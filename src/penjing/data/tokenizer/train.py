@@ -65,6 +65,11 @@ def train_tokenizer(
     return Tokenizer(_assemble(merges[:num_merges]))
 
 
+def byte_tokenizer() -> Tokenizer:
+    """A tokenizer without merges: it shows how a conversation is written before there is a trained one."""
+    return Tokenizer(_assemble([]))
+
+
 def _split(first: str = "") -> pre_tokenizers.PreTokenizer:
     """Qwen2's pre-tokenizer, after a split by the pattern `first`."""
     patterns = [first, QWEN2_SPLIT] if first else [QWEN2_SPLIT]
