@@ -95,6 +95,13 @@ def test_files_of_ones_own_are_held_out_alone(tmp_path: Path) -> None:
     assert one.fingerprint != corpus(tmp_path, texts).fingerprint
 
 
+def test_held_out_files_are_not_cleaned(tmp_path: Path) -> None:
+    """So that runs with different rules are measured on the same texts."""
+    (tmp_path / "held.jsonl").write_text('{"text": "mine"}\n' * 2)
+    one = corpus(tmp_path, ["a", "a"], validation=(str(tmp_path / "held.jsonl"),), clean=("exact_duplicates",))
+    assert halves(one) == (["a"], ["mine", "mine"])
+
+
 def test_a_held_out_file_in_the_folder_of_the_data_is_not_learned(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"text": "held"}\n')
     (tmp_path / "a.jsonl").write_text('{"text": "learned"}\n')

@@ -164,6 +164,49 @@ def data_clean(
     clean_corpus(files, out, console, pipeline=rules, kind=kind, workers=workers, memory_gb=memory_gb)
 
 
+@data_app.command("ablate")
+def data_ablate(
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE... [KEY=VALUE]...", help="Files or folders of text.")],
+    held_out: Annotated[str, typer.Option(help="Texts to be good at; several with commas.")],
+    budget: Annotated[str, typer.Option(help="Approximate time for all runs.")] = "10min",
+    rules: Annotated[str, typer.Option(help="Cleaning rules or pipelines to try as well, such as default.")] = "",
+    seeds: Annotated[int, typer.Option(help="Runs of each kind.", min=2, max=10)] = 3,
+    out: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/ablate"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Train tiny models of equal compute: by how much does each source, or each cleaning rule, lower the held-out loss?
+
+    Stopped and started again, it goes on. KEY=VALUE are settings of the runs (recipe tiny).
+
+    [bold]Example[/]
+
+    penjing data ablate web.jsonl books.jsonl --held-out good.jsonl --budget 10min
+    """
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from penjing.commands.arguments import words
+    from penjing.workflows.ablate import ablate, print_ablation
+
+    settings = [word for word in sources if "=" in word and not Path(word).exists()]
+    made = ablate(
+        [word for word in sources if word not in settings],
+        words(held_out),
+        rules=words(rules),
+        seeds=seeds,
+        budget=budget,
+        out=out,
+        settings=settings,
+        console=Console(quiet=True) if as_json else console,
+    )
+    if as_json:
+        effects = [{**asdict(one), "verdict": one.verdict} for one in made.effects]
+        console.print_json(data={**asdict(made), "effects": effects})
+    else:
+        print_ablation(made, console)
+
+
 @tokenizer_app.command("train")
 def tokenizer_train(
     files: Annotated[list[Path], typer.Argument(help="Files or folders of text.")],

@@ -216,10 +216,10 @@ class Corpus:
         """The records of `data.format`, in the order of the files.
 
         counts: of broken, left-out and changed records; None: another pass counts them, and nothing is an error.
-        files: by default those to learn from.
+        files: held-out files of their own, read as they are; None: those to learn from, cleaned.
         """
         counts = counts or BadRecords(max_bad_fraction=1.0)
-        clean = self.pipeline.make(counts.changed) if self.settings.clean else None
+        clean = self.pipeline.make(counts.changed) if self.settings.clean and files is None else None
         columns = parse_columns(self.settings.columns)
         files = files or self.files
         records = READERS[self.settings.format](files, bad_records=counts, clean=clean, columns=columns)

@@ -173,8 +173,8 @@ def make_rows(run: Run, shards: TokenShards, tokenizer: Tokenizer, *, validation
     if shards.kind != data.format:
         raise UserError("token shards of another kind", where="data.train", got=shards.kind, wanted=data.format)
     named, shares = shards.sources(), data.weights
-    if validation and data.validation:
-        shares = (1.0,) * len(named) if len(named) > 1 else ()
+    if validation and shards.meta.get("sources", {}).get("train") != shards.meta.get("sources", {}).get("validation"):
+        shares = (1.0,) * len(named) if len(named) > 1 else ()  # files of their own
     if not shares:
         return _packed(run, shards, tokenizer, validation)
     if len(named) != len(shares):
