@@ -33,14 +33,20 @@ class PersonalData(TextRule):
     def text(self, text: str) -> str:
         flags = scan(text).flags
         for kind, (flag, pattern, is_valid) in _KINDS.items():
-            if flags & flag and kind in self.settings.mask:
+            if flags & flag and kind in self.settings.mask and (kind != "key" or _may_hold_key(text)):
                 text = _masked(text, pattern, is_valid, f"[{kind.upper()}]")
         return text
 
 
+def _may_hold_key(text: str) -> bool:
+    """A test that is a tenth of the pattern's work."""
+    text = text.lower()
+    return any(hint in text for hint in _KEY_HINTS)
+
+
 def _masked(text: str, pattern: re.Pattern[str], is_valid: Callable[[re.Match[str]], bool], mask: str) -> str:
     parts, end = list[str](), 0
-    for found in pattern.finditer(text.translate(_NARROW)):
+    for found in pattern.finditer(text.translate(_NARROW) if _WIDE.search(text) else text):
         if is_valid(found):
             begin = found.end("keep") if found.re.groups and found["keep"] else found.start()
             parts += [text[end:begin], mask]
@@ -48,6 +54,7 @@ def _masked(text: str, pattern: re.Pattern[str], is_valid: Callable[[re.Match[st
     return "".join([*parts, text[end:]]) if parts else text
 
 
+_WIDE = re.compile("[\uff10-\uff19]")
 _NARROW = {0xFF10 + digit: str(digit) for digit in range(10)}  # full-width digits
 
 
@@ -92,6 +99,27 @@ def _always(found: re.Match[str]) -> bool:
 
 
 _NAME = r"[A-Za-z0-9\u00c0-\u024f._%+-]"
+_KEY_HINTS = (
+    *(
+        "key",
+        "secret",
+        "token",
+        "passw",
+        "sk-",
+        "sk_",
+        "pk-",
+        "pk_",
+        "rk-",
+        "rk_",
+        "akia",
+        "asia",
+        "ghp_",
+        "gho_",
+        "ghu_",
+        "ghs_",
+    ),
+    *("ghr_", "github_pat_", "glpat-", "hf_", "xox", "aiza", "npm_", "pypi-", "ltai", "akid", "eyj"),
+)
 _CARDS = (
     r"(?:4\d{3}|5[1-5]\d\d|2[2-7]\d\d|35\d\d|6\d{3})(?:[ -]?\d{4}){3}|3[47]\d\d[ -]?\d{6}[ -]?\d{5}"
     r"|3[068]\d\d[ -]?\d{6}[ -]?\d{4}"
@@ -107,7 +135,7 @@ _PHONES = (  # with the country's code, Chinese mobiles, Chinese landlines, free
     r"(?P<keep>(?i:\b(?:phone|tel|mobile|cell|fax|whatsapp)|电话|手机|热线|传真)[^\d\n+]{0,8})\+?\d{7,15}",
     rf"{_ALONE}0[1-9]\d{{1,3}}[ /-]\d{{3,4}}[ -]?\d{{3,4}}",
 )
-_KINDS: dict[Kind, tuple[Flag, re.Pattern[str], Callable[[re.Match[str]], bool]]] = {
+_KINDS: dict[Kind, tuple[int, re.Pattern[str], Callable[[re.Match[str]], bool]]] = {
     "mail": (
         Flag.MAIL,
         re.compile(

@@ -72,6 +72,15 @@ static uint64_t mix(uint64_t h) {
     return h ^ h >> 32;
 }
 
+static uint64_t next_hash(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x9E3779B97F4A7C15u + 0x9E37; }
+
+// Whether nine equal characters may follow each other.
+static int has_equal_run(const uint8_t *run, uint32_t n) {
+    for (uint32_t i = 8; i < n; i++)
+        if (run[i] == run[i - 8] && run[i] == run[i - 4]) return 1;
+    return 0;
+}
+
 static int is_stop_word(uint64_t letters) {  // at most four, lower case, the first in the highest byte used
     switch (letters) {
         case 'a' << 16 | 'n' << 8 | 'd': case 't' << 16 | 'h' << 8 | 'e': case 'y' << 16 | 'o' << 8 | 'u':
@@ -213,6 +222,27 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
     int64_t flags = 0;
     memset(out, 0, (DUPLICATE_5 + 6) * sizeof *out);
     for (;;) {
+        // a word in ASCII letters at once: most of an English text. What needs each letter goes on below.
+        if (!word_length && !colons && at < end && ascii_class[*at & 127] == LATIN && *at < 128) {
+            const uint8_t *run = at;
+            uint64_t letters = 0, h = 0;
+            for (; at < end && *at < 128 && ascii_class[*at] == LATIN; at++) {
+                h = next_hash(h, *at);
+                letters = letters << 8 | *at | 32;
+            }
+            uint32_t n = at - run;
+            if (n < 9 || !has_equal_run(run, n)) {
+                word_hash = h, word_letters = letters, word_length = n, has_letter = 1, line_length += n;
+                out[LATIN] += n, out[CAPITAL_WORDS] += *run < 'a', out[TAGS] += previous == '<';
+                if (named && (previous == '@' || previous == 0xFF20)) flags |= MAIL;
+                number_digits = number_dots = 0, gap = 9, key_length += n, key_kinds |= 2;
+                if (key_length >= 20 || (key_length >= 16 && key_kinds == 3)) flags |= KEY;
+                for (hex_length = 0; hex_length < n && in(at[-1 - (int)hex_length] | 32, 'a', 'f');) hex_length++;
+                previous = line_last = at[-1], same = 0;
+                continue;
+            }
+            at = run;
+        }
         int is_end = at >= end;
         uint32_t c = is_end ? '\n' : decode(&at);
         int kind = class_of(c);
@@ -227,7 +257,7 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
             }
             if (word_length > 40 && has_letter < 2) out[LONG_CHARS] += word_length;
             if (words < MAX_WORDS) hash[words] = word_hash, chars[words++] = word_length;
-            word_length = 0;
+            trimmed_hash = line_hash = next_hash(line_hash, word_hash), trimmed_length = line_length, word_length = 0;
         }
         if (kind == HAN || kind == KANA) {
             out[WORDS]++, out[WORD_CHARS]++, out[ALPHA_WORDS]++;
@@ -239,7 +269,7 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
             if (words < MAX_WORDS) hash[words] = mix(c), chars[words++] = 1;
         } else if (kind >= DIGIT) {
             if (!word_length) word_hash = word_letters = has_letter = 0, out[CAPITAL_WORDS] += in(c, 'A', 'Z');
-            word_hash = (word_hash ^ c) * 0x100000001B3u + 0x9E37;
+            word_hash = next_hash(word_hash, c);
             word_letters = word_letters << 8 | (c < 128 ? c | 32 : 1);
             has_letter |= kind == LATIN ? 1 : kind == DIGIT ? 0 : 2, word_length++;
         }
@@ -253,10 +283,10 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
             }
             line_length = trimmed_length = line_hash = indented = weak_hint = 0;
         } else if (kind != SPACE) {
-            line_hash = (line_hash ^ c) * 0x100000001B3u + 0x9E37;
-            trimmed_length = ++line_length, trimmed_hash = line_hash, line_last = c;
+            line_length++, line_last = c;
+            if (!word_length) trimmed_hash = line_hash = next_hash(line_hash, c), trimmed_length = line_length;
         } else if (line_length) {
-            line_hash = (line_hash ^ c) * 0x100000001B3u + 0x9E37, line_length++;
+            line_hash = next_hash(line_hash, c), line_length++;
         } else
             indented = 1;
         // numbers: digits with at most two of " -.()/+" between them
@@ -288,7 +318,7 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
         } else if ((c < 32 && c != '\n' && c != '\t') || c == 127)
             flags |= INVISIBLE;
         if (c == '@' || c == 0xFF20)
-            named = class_of(previous) >= DIGIT || (previous < 128 && strchr("._%+-", previous));
+            named = class_of(previous) >= DIGIT || (previous && previous < 128 && strchr("._%+-", previous));
         else if (named && (previous == '@' || previous == 0xFF20) && kind >= DIGIT)
             flags |= MAIL;
         if (previous == '<' && (c == '/' || c == '!' || in(c | 32, 'a', 'z'))) out[TAGS]++;
