@@ -36,25 +36,27 @@ _SHOWN = ("detail", "sample", "before", "after")
 NUM_SAMPLES = 5  # of each rule in a piece: so many trace lines show the text
 SAMPLE_CHARACTERS = 300
 LANGUAGES = ("English and other Latin", "Chinese", "other")
+_LANGUAGE_CHARACTERS = 300
 _BATCH_CHARACTERS = 1 << 19  # of texts that are sketched at once
-_HAN, _LATIN = re.compile("[\u3400-\u9fff]"), re.compile("[A-Za-z\u00c0-\u024f]")
+_HAN, _LATIN = re.compile("[\u3400-\u9fff]+"), re.compile("[A-Za-z\u00c0-\u024f]+")
+_encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
 def language_of(text: str) -> int:
     """An index of LANGUAGES, by the scripts of the beginning. A Chinese character counts as three letters."""
-    start = text[:1000]
+    start = text[:_LANGUAGE_CHARACTERS]
     if start.isascii():
         return 0
-    han, latin = 3 * len(_HAN.findall(start)), len(_LATIN.findall(start))
+    han, latin = 3 * sum(map(len, _HAN.findall(start))), sum(map(len, _LATIN.findall(start)))
     return 1 if han and han >= latin else 0 if latin >= len(start) // 3 else 2
 
 
 def num_bytes(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def write_line(stream: IO[bytes], row: Mapping[str, Any]) -> None:
-    stream.write(json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n")
+    stream.write(_encode(row).encode("utf-8", "backslashreplace") + b"\n")
 
 
 def traced(entry: dict[str, Any], shown: Mapping[str, str], samples: Counter[str]) -> dict[str, Any]:
