@@ -20,7 +20,7 @@ from penjing.data.formats import Kind, list_files
 from penjing.data.formats.files import CLEANING
 from penjing.report.cleaning import bytes_by_source, write_cleaning_report
 
-_SOURCES_SHOWN = 12
+_RULES_SHOWN, _SOURCES_SHOWN = 40, 12
 
 
 def clean_corpus(
@@ -99,7 +99,7 @@ def _print(counts: dict[str, Any], console: Console, out: Path | None) -> None:
     console.print(f"{counts['records']:,} records of {counts['made_from']['kind']}: {shares}", highlight=False)
     rows = [(rule, action, why, f"{num:,}", f"{num / total:.2%}") for action, rule, why, num in counts["rules"]]
     if rows:
-        print_table(console, ("rule", "records are", "why", "records>", "of all>"), rows)
+        print_table(console, ("rule", "records are", "why", "records>", "of all>"), rows[:_RULES_SHOWN])
     sources = bytes_by_source(counts)
     if len(sources) > 1:
         sizes = [(name, units.megabytes(before), units.megabytes(after)) for name, before, after in sources]

@@ -298,3 +298,16 @@ def test_prompts_keep_their_reference_answers(tmp_path_factory: pytest.TempPathF
 def test_documents_are_read_back(tmp_path: Path) -> None:
     document = Document(text=" a\n\nb ", source=str(tmp_path / "a.jsonl"), line=1)
     assert read_back(document, "documents", tmp_path) == [document]
+
+
+def test_a_trace_has_bounded_samples(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    lines = [json.dumps({"text": f"same {n % 2}"}) for n in range(300)] + [f'{{{" " * n}"a" 1}}' for n in range(300)]
+    file.write_text("\n".join(lines))
+    counts = run([file], tmp_path / "out", "exact_duplicates")
+    assert (counts["broken"], counts["dropped"], counts["kept"]) == (300, 298, 2)
+    assert len(counts["rules"]) == 2, "kinds of errors, not columns"
+    assert len(counts["examples"]) <= 10
+    entries = trace(tmp_path / "out")
+    assert [entry["line"] for entry in entries if entry["action"] == "dropped"] == list(range(3, 301))
+    assert sum("sample" in entry for entry in entries) < 30

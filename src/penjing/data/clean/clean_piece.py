@@ -31,7 +31,7 @@ from penjing.data.formats.files import only
 from penjing.data.formats.source_location import SourceLocation
 from penjing.data.formats.write import record_row
 
-FACTS = ("part", "line", "source", "size", "length", "language", "kept")
+FACTS = ("part", "line", "source", "language", "length", "size", "kept")
 _SHOWN = ("detail", "sample", "before", "after")
 NUM_SAMPLES = 5  # of each rule in a piece: so many trace lines show the text
 SAMPLE_CHARACTERS = 300
@@ -39,6 +39,7 @@ LANGUAGES = ("English and other Latin", "Chinese", "other")
 _LANGUAGE_CHARACTERS = 300
 _BATCH_CHARACTERS = 1 << 19  # of texts that are sketched at once
 _HAN, _LATIN = re.compile("[\u3400-\u9fff]+"), re.compile("[A-Za-z\u00c0-\u024f]+")
+_NUMBER = re.compile(r"\d[\d,]*")  # in an error, such as a column: kinds of errors are counted
 _encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
@@ -51,8 +52,9 @@ def language_of(text: str) -> int:
     return 1 if han and han >= latin else 0 if latin >= len(start) // 3 else 2
 
 
-def num_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+def measures(text: str) -> tuple[int, int, int]:
+    """Language, length and bytes."""
+    return language_of(text), len(text), len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def write_line(stream: IO[bytes], row: Mapping[str, Any]) -> None:
@@ -130,13 +132,16 @@ class PieceWriter(BadRecords):
     def clean(self, record: Record) -> Record | str:
         """Called by the reader with each record that it could read."""
         text = compared_text(record)
-        self.before.add(self.part.source, language_of(text), len(text), num_bytes(text))
+        measured = measures(text)
+        self.before.add(self.part.source, *measured)
         steps, result = outcome(self.rules, record)
         compared = [(name, each) for name, each in steps if each is not None]
         number = -1
         if compared or not isinstance(result, Dropped):
             number = len(self.facts["line"])
-            for name, value in zip(FACTS, (self.file, place_of(record)[1], self.part.source, 0, 0, 0, 0), strict=True):
+            for name, value in zip(
+                FACTS, (self.file, place_of(record)[1], self.part.source, *measured, 0), strict=True
+            ):
                 self.facts[name].append(value)
         for name, each in compared:
             self.waiting[name].append((number, each))
@@ -160,7 +165,7 @@ class PieceWriter(BadRecords):
         super().add(error, file, line)
         self.num_records += 1
         detail = " ".join((error.what if error.got is None else f"{error.what}; got {error.got}").split())
-        self._write_trace("broken", line, error.what, {"detail": detail})
+        self._write_trace("broken", line, _NUMBER.sub("N", error.what), {"detail": detail})
 
     def check(self) -> None:
         self._close()
@@ -172,10 +177,11 @@ class PieceWriter(BadRecords):
             number, result, text, changed_by = self.cleaned.popleft()
         self.num_records += 1
         write_line(self.output, record_row(record))
-        cleaned = compared_text(record)
-        facts = (num_bytes(cleaned), len(cleaned), language_of(cleaned), 1)
-        for name, value in zip(FACTS[3:], facts, strict=True):
-            self.facts[name][number] = value
+        self.facts["kept"][number] = 1
+        if changed_by:
+            cleaned = compared_text(record)
+            for name, value in zip(FACTS[3:6], measures(cleaned), strict=True):
+                self.facts[name][number] = value
         for name in changed_by:
             self._write_trace("changed", place_of(record)[1], f"{name}: ", changed_part(text, cleaned), number)
         if self.waiting_characters > _BATCH_CHARACTERS:
@@ -270,8 +276,9 @@ def finish_piece(folder: Path, dropped: Mapping[int, Dropped], shard: Path) -> N
     def write(entry: dict[str, Any], shown: Mapping[str, str]) -> None:
         entry = traced(entry, shown, samples)
         write_line(trace, entry)
-        totals["\t".join((entry["action"], entry["rule"], entry.get("reason", "")))] += 1
-        if len(entry) > 5:
+        key = "\t".join((entry["action"], entry["rule"], entry.get("reason", "")))
+        totals[key] += 1
+        if totals[key] <= NUM_SAMPLES:
             examples.append(entry)
 
     def entry_of(number: int) -> dict[str, Any]:
@@ -293,10 +300,8 @@ def finish_piece(folder: Path, dropped: Mapping[int, Dropped], shard: Path) -> N
                 write(entry_of(number), _shown(dropped[number].detail, entry.get("sample", "")))
         for number, record in zip(kept_numbers, records, strict=True):
             if number in dropped:
-                write(
-                    entry_of(number),
-                    _shown(dropped[number].detail, record[: 4 * SAMPLE_CHARACTERS].decode("utf-8", "ignore")),
-                )
+                start = record[: 4 * SAMPLE_CHARACTERS].decode("utf-8", "ignore")
+                write(entry_of(number), _shown(dropped[number].detail, start))
             else:
                 output.write(record)
                 after.add(*(int(facts[name][number]) for name in ("source", "language", "length", "size")))
