@@ -67,6 +67,7 @@ def test_a_sketch_does_not_depend_on_the_other_records() -> None:
     texts = [" ".join(words) for pair in pairs(ENGLISH, 3000, 20) for words in pair] + ["", "。", "two words", "你好"]
     records = [document(text) for text in texts]
     assert NearDuplicates().sketches(records) == [NearDuplicates().sketch(record) for record in records]
+    assert NearDuplicates().sketches([]) == []
     assert NearDuplicates().sketches(records[::-1]) == NearDuplicates().sketches(records)[::-1]
 
 

@@ -53,6 +53,8 @@ class NearDuplicates(CorpusRule):
 
         Of a record without words nothing: it equals no other.
         """
+        if not records:
+            return []
         found, bounds = shingles([compared_text(record) for record in records], self.settings.shingle)
         keys = _band_keys(found, bounds)
         row = np.repeat(np.arange(len(records), dtype=np.uint64), np.diff(bounds))
