@@ -248,6 +248,23 @@ def tokenizer_extend(
     extend(path, out, add or [], train or [], vocabulary, max_han_per_token, console)
 
 
+@tokenizer_app.command("report")
+def tokenizer_report(
+    path: Annotated[Path, typer.Argument(metavar="TOKENIZER", help="A tokenizer's, model's or run's folder.")],
+    files: Annotated[list[Path] | None, typer.Argument(help="Files or folders of text to measure it on.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Report how well a tokenizer compresses texts of each script, which ids are unused, and what its ids cost.
+
+    [bold]Example[/]
+
+    penjing tokenizer report runs/quickstart corpus.jsonl
+    """
+    from penjing.workflows.tokenizers import report
+
+    report(path, files or [], as_json, console)
+
+
 @tokenizer_app.command("show")
 def tokenizer_show(
     path: Annotated[Path, typer.Argument(help="A tokenizer's or run's folder.")],

@@ -1,7 +1,8 @@
-"""penjing tokenizer: train one, or extend one."""
+"""penjing tokenizer: train one, extend one, or report on one."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from rich.console import Console
@@ -9,11 +10,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from penjing.base.errors import UserError
 from penjing.base.files import make_folder, read_parsed
-from penjing.base.formatting import listing
+from penjing.base.formatting import count, listing, megabytes
+from penjing.base.markup import print_table
 from penjing.data.corpus import Corpus, DataSettings
 from penjing.data.tokenizer.extend import add_words, learn_merges
+from penjing.data.tokenizer.report import PUBLISHED, measure
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
+from penjing.data.tokenizer.training_sample import Sample, sample_texts
 from penjing.track.run_dir import RunDir, is_run_or_checkpoint, stage_folder
 
 
@@ -93,3 +97,38 @@ def _words(value: str) -> list[str]:
     if not Path(value).is_file():
         return [value] if value.strip() else []
     return [line.strip() for line in read_parsed(Path(value), "text", str).splitlines() if line.strip()]
+
+
+def report(path: Path, files: list[Path], as_json: bool, console: Console) -> None:
+    """Print what a tokenizer makes of the files, and what its ids cost."""
+    tokenizer = load(path)
+    sample = Sample([])
+    if files:
+        bar = ReadingBar(Console(quiet=True) if as_json else console)
+        with bar.progress:
+            sample = sample_texts(_corpus(files, bar).texts())
+            bar.end()
+    measured = measure(tokenizer, sample.texts)
+    facts = measured.to_dict(tokenizer)
+    if as_json:
+        console.print(json.dumps(facts, ensure_ascii=False), soft_wrap=True)
+        return
+    console.print(f"{measured.size:,} ids, {measured.control} of them control tokens", soft_wrap=True)
+    if sample.note:
+        console.print(sample.note, soft_wrap=True)
+    if files:
+        rows = [
+            (name, megabytes(part.bytes), *(f"{ratio:.2f}" for ratio in part.ratios().values()))
+            for name, part in measured.scripts.items()
+        ]
+        print_table(console, ("", "text>", "bytes per token>", "characters per token>", "tokens per word>"), rows)
+        console.print("Of Chinese and Japanese a character counts as a word.\n")
+        print_table(console, ("published, of other texts", "", "characters per token>", "source"), PUBLISHED)
+        shown = listing([repr(token) for token in facts["unused"]], len(facts["unused"]))
+        share = len(measured.unused) / max(1, measured.size)
+        console.print(
+            f"\n{len(measured.unused):,} ids ({share:.1%}) are not used{': ' if shown else ''}{shown}", soft_wrap=True
+        )
+    console.print("\nparameters of embedding and head")
+    costs = [(width, count(cost["tied"]), count(cost["untied"])) for width, cost in facts["parameters"].items()]
+    print_table(console, ("hidden size>", "tied>", "untied>"), costs)
