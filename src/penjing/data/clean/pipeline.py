@@ -42,7 +42,7 @@ class Pipeline:
         for name, settings in self.rules.items():
             for file in settings.files():
                 if not Path(file).is_file():
-                    raise UserError("no such file", where=f"rules.{name}", got=file)
+                    raise UserError("no such file", where=f"rules.{name}", got=repr(file))
 
     @classmethod
     def load(cls, names: Sequence[str]) -> Pipeline:

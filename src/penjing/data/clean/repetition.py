@@ -39,7 +39,7 @@ class Limits(RuleSettings):
 class ChineseLimits(Limits):
     section: ClassVar = "rules.repetition.zh"
 
-    min_words: NonNegativeInt = 500
+    min_words: NonNegativeInt = 700
     lines: Fraction = 0.287
     top_2: Fraction = 1.0
     top_3: Fraction = 0.256

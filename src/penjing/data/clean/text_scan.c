@@ -266,7 +266,8 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
             uint64_t pair = (uint64_t)previous << 16 | c;
             if (is_hint(HAN_HINTS, sizeof HAN_HINTS / sizeof *HAN_HINTS, pair)) flags |= BOILERPLATE;
             weak_hint |= is_hint(WEAK_HAN_HINTS, sizeof WEAK_HAN_HINTS / sizeof *WEAK_HAN_HINTS, pair);
-            if (words < MAX_WORDS) hash[words] = mix(c), chars[words++] = 1;
+            // a lost character is like no other
+            if (words < MAX_WORDS) hash[words] = mix(c == 0x25A1 ? (uint64_t)words << 32 | c : c), chars[words++] = 1;
         } else if (kind >= DIGIT) {
             if (!word_length) word_hash = word_letters = has_letter = 0, out[CAPITAL_WORDS] += in(c, 'A', 'Z');
             word_hash = next_hash(word_hash, c);

@@ -248,16 +248,17 @@ def _flags(text: str, words: Sequence[str], lines: Sequence[str]) -> int:
 
 
 def _repetition(words: Sequence[str]) -> dict[str, int]:
+    keys = [(at if word == "□" else -1, word) for at, word in enumerate(words)]  # a lost character is like no other
     before = [0, *itertools.accumulate(map(len, words))]
     found = {"ngram_chars": before[-1]}
     for n in range(2, 11):
-        grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+        grams = [tuple(keys[i : i + n]) for i in range(len(words) - n + 1)]
         sizes = Counter(grams)
         if n < 5:
             most = max((sizes[g] * (before[i + n] - before[i]) for i, g in enumerate(grams) if sizes[g] > 1), default=0)
             found[f"top_{n}"] = min(most, before[-1])
             continue
-        seen, covered = set[tuple[str, ...]](), set[int]()
+        seen, covered = set[tuple[tuple[int, str], ...]](), set[int]()
         for i, gram in enumerate(grams):
             if gram in seen:
                 covered.update(range(i, i + n))
