@@ -78,6 +78,20 @@ def test_names_of_a_question_and_its_answer(tmp_path: Path, record: Any, roles: 
         assert dict(counts.roles) == dict.fromkeys(roles.items(), 1)
 
 
+def test_a_run_says_what_fields_are_read_as(tmp_path: Path) -> None:
+    _, counts = read(tmp_path, {"problem": "Who?", "solution": "Mia"})
+    assert counts.note() == "read problem as question, solution as answer"
+    for plain in (turns(*ASKED), {"prompt": "Who?", "response": "Mia"}):
+        assert read(tmp_path, plain)[1].note() == ""
+
+
+def test_lines_of_a_poem_are_its_text(tmp_path: Path) -> None:
+    path = written(tmp_path, "".join(json.dumps({"paragraphs": lines}) + "\n" for lines in (["a", "b"], [], ["c"])))
+    counts = BadRecords()
+    assert [document.text for document in read_documents([path], bad_records=counts)] == ["a\nb", "c"]
+    assert counts.left_out == 1 and not counts.bad
+
+
 def test_context_follows_an_instruction(tmp_path: Path) -> None:
     (chat,), counts = read(tmp_path, {"instruction": "Who?", "context": "Mia is here.", "response": "Mia"})
     assert words(chat) == [("user", "Who?\nMia is here."), ("assistant", "Mia")]
@@ -386,8 +400,39 @@ def test_what_is_no_call_stays_text_and_is_told(tmp_path: Path, text: str) -> No
     assert counts.ignored
 
 
+def test_calls_as_python_writes_them(tmp_path: Path) -> None:
+    system = (
+        f"You have access to the following tools:\n{json.dumps([ADD, {'name': 'Look Up', 'parameters': {}}])}. Go on."
+    )
+    answer = '[add(a=1), Look Up(word="it\'s (a)", many=[1, 2])]'
+    (chat,), counts = read(tmp_path, turns(("system", system), ("user", "Who?"), ("assistant", answer)))
+    look_up = {"name": "Look Up", "arguments": {"word": "it's (a)", "many": [1, 2]}}
+    assert chat.messages[-1].tool_calls == (CALL, look_up) and counts.changed.total() == 2
+    assert chat.messages[0].content == "Go on."
+    for text in ("[add(1)]", "[other(a=1)]", "[add(a=b)]", "[add]", "[1, 2]", "[add(a=1)", "[add(a=1)] is what I call"):
+        (chat,), _ = read(tmp_path, turns(("system", system), ("user", "Who?"), ("assistant", text)))
+        assert chat.messages[-1].content == text and not chat.messages[-1].tool_calls
+
+
+def test_a_result_needs_a_call(tmp_path: Path) -> None:
+    pasted = turns(*ASKED, ("user", "<tool_response>2</tool_response>"), ("assistant", "What is this?"))
+    assert [role for role, _ in words(read(tmp_path, pasted)[0][0])] == ["user", "assistant"] * 2
+
+
+def test_numbers_are_answers_and_an_empty_list_is_no_conversation(tmp_path: Path) -> None:
+    assert words(read(tmp_path, {"question": "1+1?", "answer": 2})[0][0])[-1] == ("assistant", "2")
+    assert words(read(tmp_path, {"conversations": [], "question": "Who?", "answer": "Mia"})[0][0]) == ASKED
+    (chat,), _ = read(tmp_path, {"question": "Who?", "options": "A. Ben\nB. Mia\n", "answer": "B"})
+    assert words(chat) == [("user", QUESTION), ("assistant", "B. Mia")]
+
+
 def test_a_system_message_without_functions_stays(tmp_path: Path) -> None:
-    for text in ("You have tools: {hammer}", "Use <tools>none</tools> {x}", 'Answer with JSON: {"name": "x"}'):
+    for text in (
+        'You can use tools. Reply like [{"name": "x", "age": 3}]',
+        "You have tools: {hammer}",
+        "Use <tools>none</tools> {x}",
+        'Answer with JSON: {"name": "x"}',
+    ):
         (chat,), counts = read(tmp_path, turns(("system", text), *ASKED))
         assert chat.messages[0].content == text and not chat.tools and not counts.changed
 
@@ -467,6 +512,8 @@ def test_columns_that_are_wrong(tmp_path: Path) -> None:
     for item in ("ask", "ask:", ":text", "ask:quesiton"):
         with raises_user_error(where="data.columns", got=item):
             DataSettings(columns=(item,))
+    with raises_user_error(where="data.columns", got="a:text"):
+        parse_columns(("a:question", "a:text"))
     path = written(tmp_path, {"b": "x"})
     with raises_user_error(where=f"{path}:1", got="the fields b", wanted="a"):
         list(read_documents([path], columns=parse_columns(("a:text",))))

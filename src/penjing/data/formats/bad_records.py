@@ -19,6 +19,14 @@ MAX_LISTED = 10_000  # entries in the list; all are counted
 _NUM_SHOWN = 3
 _NUM_IGNORED_SHOWN = 12
 _MAX_IGNORED = 1000  # distinct names that are counted
+_MAX_FIELDS = 20  # of a note
+_PLAIN_NAMES = {  # of what a field is read as
+    "text": ("content", "raw_content"),
+    "messages": ("conversations", "conversation"),
+    "question": ("prompt",),
+    "answer": ("completion", "response"),
+    "reference": ("gt",),
+}
 
 
 class BadRecords:
@@ -117,9 +125,10 @@ class BadRecords:
             raise UserError(f"no usable record: {', '.join(counts) or 'the data are empty'}", where=self.path)
 
     def note(self) -> str:
-        """A line for the user; empty if nothing was wrong."""
+        """A line for the user; empty if nothing was wrong, and all fields have the names that they are read as."""
+        fields = self._fields_note()
         if not self.bad and not self.left_out and not self.changed.total():
-            return ""
+            return fields
         where = f", listed in {self.path}" if self.path and (self.bad or self.left_out) else ""
         note = f"of {self.records:,} records {self.bad:,} are broken and {self.left_out:,} left out"
         note += f"{_counted(self.reasons)}{where}"
@@ -128,7 +137,13 @@ class BadRecords:
         if self.unread:
             suffix = f" and {len(self.unread) - _NUM_SHOWN:,} more" if len(self.unread) > _NUM_SHOWN else ""
             note += f"; not read to the end: {', '.join(self.unread[:_NUM_SHOWN])}{suffix}"
-        return note
+        return f"{note}; {fields}" if fields else note
+
+    def _fields_note(self) -> str:
+        """What fields are read as; empty if that is what their names say."""
+        if all(field in (role, *_PLAIN_NAMES.get(role, ())) for field, role in self.roles):
+            return ""
+        return "read " + ", ".join(f"{field} as {role}" for (field, role), _ in self.roles.most_common(_MAX_FIELDS))
 
     def _ignored_note(self) -> str:
         most_common = sorted(self.ignored.items(), key=lambda item: -item[1][0])

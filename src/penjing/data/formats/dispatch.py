@@ -82,7 +82,7 @@ def record_text(record: Mapping[str, Any], where: SourceLocation) -> str:
         raise UserError("no field text", where=where, got=fields_of(record), wanted=wanted, next_step=hint)
     where.use(name, "text")
     value = record[name]
-    if isinstance(value, list) and value and all(isinstance(line, str) for line in value):  # lines of a poem
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):  # lines of a poem
         value = "\n".join(value)
     return text_of(value, where.names.get(name, name), where)
 
@@ -132,4 +132,8 @@ def _ends_unanswered(last: object) -> bool:
 def unknown_record(record: Mapping[str, Any], where: SourceLocation) -> UserError:
     wanted = "text, conversations, messages, instruction + output, or prompt + response"
     hint = "Name the fields: data.columns=FIELD:text, or FIELD:question,FIELD:answer."
+    inner = next((name for name in TEXT_FIELDS if isinstance(record.get(name), dict)), None)
+    if inner is not None:
+        hint = f"Name its fields: data.columns={inner}.FIELD:text, or {inner}.FIELD:question,{inner}.FIELD:answer."
+        return UserError(f"field {inner} is an object", where=where, got=fields_of(record[inner]), next_step=hint)
     return UserError("not a known kind of record", where=where, got=fields_of(record), wanted=wanted, next_step=hint)

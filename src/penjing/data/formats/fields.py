@@ -22,9 +22,13 @@ _JOINED = {"text": "\n\n"}  # several fields of one name; others by a newline
 
 def parse_columns(items: Sequence[str]) -> Columns:
     """The columns of `FIELD:NAME` items. Raises UserError for an unknown standard name."""
-    columns = {}
+    columns: dict[str, str] = {}
     for item in items:
         field, _, name = item.rpartition(":")
+        if field in columns:
+            raise UserError(
+                "a field is named twice", where="data.columns", got=item, wanted=f"{field}:{columns[field]}"
+            )
         if not field or name not in STANDARD_FIELDS:
             hint = suggest(name, STANDARD_FIELDS) if field else "Write FIELD:NAME, such as body:text."
             raise UserError("not a column", where="data.columns", got=item, next_step=hint)

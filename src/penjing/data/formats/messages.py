@@ -113,7 +113,8 @@ def turns_of(
     turns = record[field]
     field = field_name or field
     if not isinstance(turns, list):
-        raise UserError(f"field {field} is not a list", where=where, got=type_name(turns), wanted="a list of messages")
+        got = "text that is neither JSON nor a transcript" if isinstance(turns, str) else type_name(turns)
+        raise UserError(f"field {field} is not a list", where=where, got=got, wanted="a list of messages")
     messages = system_of(record, where)
     tools = tools_of(record, where)
     for index, turn in enumerate(turns):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +31,8 @@ _KEY = re.compile(r"\s*\(?([A-Za-z0-9])[).:]?\s*")
 def chat_field(record: Mapping[str, Any]) -> str | None:
     """The field of a record that holds messages, if there is one."""
     lists = (name for name in CHAT_FIELDS if isinstance(record.get(name), list) and record[name])
-    return next(lists, None) or present(record, CHAT_FIELDS[:3])
+    name = next(lists, None) or present(record, CHAT_FIELDS[:3])
+    return None if name and record[name] in ([], "") and question_field(record) else name
 
 
 def question_field(record: Mapping[str, Any]) -> str | None:
@@ -107,6 +109,8 @@ def pair_answer(record: Mapping[str, Any], name: str, where: SourceLocation) -> 
     where.use(name, "answer")
     if isinstance(value, dict) and isinstance(value.get("text"), list):  # SQuAD's answers
         value = next(iter(value["text"]), "")
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        value = str(value)
     for field in REASONING_FIELDS:
         if record.get(field):
             where.use(field, "thought")
@@ -155,7 +159,8 @@ def choices_of(record: Mapping[str, Any], where: SourceLocation) -> Choices:
         return [(letter, text_of(record[letter], letter, where)) for letter in letters]
     where.use(name, "choices")
     value = record[name]
-    value = parsed_json(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        value = parsed_json(value) or [line for line in value.splitlines() if line.strip()]
     if isinstance(value, dict) and isinstance(value.get("text"), list):  # ARC
         labels = value.get("label")
         texts = value["text"]

@@ -39,7 +39,7 @@ def repaired(
             messages = [*([replace(messages[0], content=text)] if text else []), *messages[1:]]
     turns: list[Message] = []
     for message in messages:
-        turns += _with_structure(message, turns[-1].role if turns else "", tools, where)
+        turns += _with_structure(message, turns[-1] if turns else None, tools, where)
     merged: list[Message] = []
     for turn in _without_blanks(turns, where, keeps_end=keeps_end):
         joined = _joined(merged[-1], turn, where) if merged else None
@@ -48,11 +48,12 @@ def repaired(
 
 
 def _with_structure(
-    message: Message, previous_role: str, tools: Sequence[dict[str, Any]], where: SourceLocation
+    message: Message, previous: Message | None, tools: Sequence[dict[str, Any]], where: SourceLocation
 ) -> list[Message]:
     """The turns that a turn stands for: its calls and results written as text become calls and results."""
     turns: list[Message] = []
-    if message.role == "tool" or (message.role == "user" and previous_role in ("assistant", "tool")):
+    follows_call = previous is not None and (previous.role == "tool" or bool(previous.tool_calls))
+    if message.role == "tool" or (message.role == "user" and follows_call):
         turns = [Message(role="tool", content=result) for result in result_of(message.content)]
     elif message.role == "assistant" and not message.tool_calls:
         parts = parts_of(message.content, {tool["name"] for tool in tools})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Collection, Iterator
@@ -25,6 +26,7 @@ _MARKS = ("<tool_call>", "<function", "[TOOL_CALLS]", "<|python_tag|>", "<tool_r
 _TOOLS = re.compile(r"<tools>((?:(?!<tools>).)*?)</tools>", re.DOTALL)
 _LISTED = re.compile(r"(?:functions?|tools?)\b[^.\n\[{<]*(?:\.[^\n\[{<]*)?[:\-.]?\s*(?=[\[{])")
 _ACCESS = re.compile(r",? with access to the following (?:functions?|tools?)\b.*", re.DOTALL)
+_OF_FUNCTIONS = {"parameters", "description", "arguments", "inputs", "input_schema"}  # besides their name
 _SENTENCE = re.compile(r"(?<=[.!?:。！？：])\s|\n|#+ ")
 
 
@@ -34,6 +36,8 @@ def parts_of(content: str, names: Collection[str]) -> list[Part] | None:
     names: of the tools on offer. Text may follow a call of one of them; a call of another that is not at the end is an
     example in a text.
     """
+    if names and content.lstrip().startswith("[") and (calls := _python_calls(content.strip(), names)):
+        return [("calls", calls)]
     if not any(mark in content for mark in _MARKS):
         return None
     parts: list[Part] = []
@@ -57,6 +61,28 @@ def parts_of(content: str, names: Collection[str]) -> list[Part] | None:
     first_call = kinds.index("calls")
     is_at_end = last_call == len(kinds) - 1 and "text" not in kinds[first_call:]
     return parts if is_known or is_at_end or kinds[first_call + 1] == "result" else None
+
+
+def _python_calls(content: str, names: Collection[str]) -> list[dict[str, Any]]:
+    """The calls of a content such as `[add(a=1), look up(word="a")]`, as ToolACE writes them."""
+    functions = {f"function_{number}": name for number, name in enumerate(sorted(names, key=len, reverse=True))}
+    for function, name in functions.items():
+        content = re.sub(rf"(?<![\w]){re.escape(name)}\(", f"{function}(", content)
+    try:
+        body = ast.parse(content, mode="eval").body
+        items = body.elts if isinstance(body, ast.List) else []
+        calls = [
+            {
+                "name": functions[item.func.id],  # type: ignore[attr-defined]
+                "arguments": {each.arg: ast.literal_eval(each.value) for each in item.keywords},  # type: ignore[attr-defined]
+            }
+            for item in items
+            if not item.args and all(each.arg for each in item.keywords)  # type: ignore[attr-defined]
+        ]
+        json.dumps(calls)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, KeyError, AttributeError):
+        return []
+    return calls if len(calls) == len(items) else []
 
 
 def _text(text: str) -> list[Part]:
@@ -116,7 +142,8 @@ def tools_in(system: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _joined(before: str, after: str) -> str:
-    text = "\n".join(part.strip() for part in (before, after) if part.strip(" \n#."))
+    parts = (before.strip(), after.lstrip(" \n.,;").rstrip())
+    text = "\n".join(part for part in parts if part.strip("#."))
     return text.removeprefix("SYSTEM:").strip()
 
 
@@ -145,4 +172,5 @@ def _functions(text: str) -> list[dict[str, Any]]:
     items = [item for value in values for item in (value if isinstance(value, list) else [value])]
     functions = [item.get("function", item) if isinstance(item, dict) else None for item in items]
     is_valid = all(isinstance(item, dict) and isinstance(item.get("name"), str) for item in functions)
+    is_valid = is_valid and any(not _OF_FUNCTIONS.isdisjoint(item) for item in functions if item)
     return [item for item in functions if item is not None] if is_valid else []
