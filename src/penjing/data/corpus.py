@@ -81,7 +81,7 @@ class DataSettings(Settings):
         if not all(0 <= weight < math.inf for weight in weights) or not sum(weights):
             raise self.error(name, "out of range", wanted="numbers >= 0, one of them above")
         if name == "final_weights" and len(weights) != len(self.weights):
-            raise self.error(name, "another number of sources than data.weights has", wanted=f"{len(self.weights)}")
+            raise self.error(name, "not one for each of data.weights", wanted=f"{len(self.weights)} numbers in both")
 
     @property
     def holds_out(self) -> bool:

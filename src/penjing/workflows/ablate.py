@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,9 @@ from penjing.base.files import sha256_text
 from penjing.base.markup import print_table, silent_console
 from penjing.data.corpus import Corpus
 from penjing.plan import cost
+from penjing.plan.flops import parameters
 from penjing.track.run_dir import RunDir
+from penjing.track.run_record import RunRecord
 from penjing.train.config import Run
 from penjing.workflows.train import execute, resolve_run
 
@@ -177,7 +179,7 @@ def ablate(
         figures=figures,
         effects=effects_of(sources, rules, figures),
         weights=recommended(sources, figures) if len(sources) > 1 else {},
-        parameters=pilot["parameters"],
+        parameters=parameters(run.model).total,
         steps=steps,
         tokens=tokens,
     )
@@ -190,19 +192,18 @@ class _Trainer:
         self.run, self.folder, self.console = run, folder, console
         self.shards: dict[tuple[str, ...], str] = {}  # by rules
 
-    def train(self, arm: Arm, name: str, steps: int, seed: int) -> dict[str, Any]:
-        """The outcome of the run, and its parameters; a finished one is read."""
-        out, tokenizer = self.folder / name, RunDir(self.folder / "pilot").tokenizer
+    def train(self, arm: Arm, name: str, steps: int, seed: int) -> Mapping[str, Any]:
+        """The outcome of the run; that of a finished one is read."""
+        out = RunDir(self.folder / name)
         data: dict[str, Any] = {"clean": list(arm.clean), "weights": list(arm.shares)}
         if arm.clean in self.shards:
             data |= {"train": [self.shards[arm.clean]], "validation": []}
-        layer: dict[str, Any] = {"out": str(out), "seed": seed, "max_steps": steps, "data": data}
-        layer["checkpoint"] = {"every": steps}
+        layer = {"out": str(out.path), "seed": seed, "max_steps": steps, "data": data, "checkpoint": {"every": steps}}
         if self.shards:
-            layer["tokenizer"] = {"path": str(tokenizer)}
-        outcome = execute(config.resolve(Run, config.to_dict(self.run), layer), self.console)
-        self.shards.setdefault(arm.clean, str(RunDir(out).shards))
-        return {**outcome, "parameters": json.loads(RunDir(out).plan.read_text())["parameters"]}
+            layer["tokenizer"] = {"path": str(RunDir(self.folder / "pilot").tokenizer)}
+        self.shards.setdefault(arm.clean, str(out.shards))
+        finished = RunRecord(out.path).outcome
+        return finished.raw if finished else execute(config.resolve(Run, config.to_dict(self.run), layer), self.console)
 
 
 def print_ablation(made: Ablation, console: Console) -> None:

@@ -160,7 +160,8 @@ def _targets_per_byte(shards: TokenShards) -> float:
 
 def source_labels(names: Sequence[str]) -> list[str]:
     """Short and different names of sources, for metrics."""
-    short = [Path(name).name.partition(".")[0] or name for name in names]
+    paths = [Path(name) if Path(name).name.strip("*?").partition(".")[0] else Path(name).parent for name in names]
+    short = [path.name.partition(".")[0] or "text" for path in paths]
     return [one if short.count(one) == 1 else f"{one}_{number}" for number, one in enumerate(short, start=1)]
 
 
