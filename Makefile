@@ -17,6 +17,7 @@ test: $(VENV)/installed-dev
 
 # The large counts, and the record that docs/reliability.md is rendered from. Cut off, it goes on with the files left.
 test-deep: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e ".[dev,cluster]"
 	$(BIN)/python benchmarks/reliability.py $(if $(FRESH),--fresh)
 
 coverage: $(VENV)/installed-dev

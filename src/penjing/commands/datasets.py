@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -142,6 +142,10 @@ def data_clean(
     kind: Annotated[Kind | None, typer.Option("--format", help="What the files hold; else it is found out.")] = None,
     workers: Annotated[int, typer.Option(help="Processes; 0: as many as cores and memory allow.", min=0)] = 0,
     memory_gb: Annotated[float, typer.Option(help="Memory of all processes together, in GB.", min=0.5)] = 2.0,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with [ray], [slurm] or [local]: datatrove's executor and its settings."),
+    ] = None,
 ) -> None:
     """Clean a corpus by rules: repair and drop records, remove duplicates, and report on all of it.
 
@@ -161,7 +165,8 @@ def data_clean(
     if (out is None) != dry_run:
         raise UserError("give one of the two", where="penjing data clean", wanted="--out FOLDER or --dry-run")
     rules = pipeline or ["default"]
-    clean_corpus(files, out, console, pipeline=rules, kind=kind, workers=workers, memory_gb=memory_gb)
+    size: dict[str, Any] = {"workers": workers, "memory_gb": memory_gb, "cluster": cluster}
+    clean_corpus(files, out, console, pipeline=rules, kind=kind, **size)
 
 
 @data_app.command("ablate")

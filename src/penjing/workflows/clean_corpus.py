@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.markup import escape_markup, print_table
+from penjing.data.clean.cluster import Cluster
 from penjing.data.clean.engine import clean
 from penjing.data.clean.pipeline import Pipeline
 from penjing.data.dataset_stats import file_kind
@@ -32,18 +34,21 @@ def clean_corpus(
     kind: Kind | None = None,
     workers: int = 0,
     memory_gb: float = 2.0,
+    cluster: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Clean files into `out`, each kind of records into a folder of its own if there are several; print the counts.
 
-    out: None writes nothing. pipeline: as data.clean. The rest is as for `data.clean.engine.clean`.
+    out: None writes nothing. pipeline: as data.clean. cluster: a TOML file. For the rest see `data.clean.engine`.
     """
     rules = Pipeline.load(pipeline)
+    settings: dict[str, Any] = {"pipeline": rules, "workers": workers, "memory_gb": memory_gb}
+    settings["cluster"] = None if cluster is None else Cluster.load(cluster)
     groups = {kind: list(files)} if kind else _by_kind(files)
     counts = []
     for each, of_kind in groups.items():
         with TemporaryDirectory() if out is None else _Kept(out if len(groups) == 1 else out / each) as folder:
-            settings: dict[str, Any] = {"kind": each, "pipeline": rules, "workers": workers, "memory_gb": memory_gb}
-            counts.append(_with_progress(console, lambda show: clean(of_kind, Path(folder), progress=show, **settings)))  # noqa: B023
+            work = partial(clean, of_kind, Path(folder), kind=each, **settings)
+            counts.append(_with_progress(console, lambda show: work(progress=show)))  # noqa: B023
             if out is not None and counts[-1]["is_new"]:
                 write_cleaning_report(counts[-1], Path(folder) / CLEANING)
         _print(counts[-1], console, None if out is None else Path(folder))

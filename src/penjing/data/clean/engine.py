@@ -39,6 +39,7 @@ from penjing.base.files import (
 )
 from penjing.base.lock import locked
 from penjing.data.clean.clean_piece import LANGUAGES, clean_piece, finish_piece
+from penjing.data.clean.cluster import Cluster, Task
 from penjing.data.clean.compare_pieces import compare_pieces
 from penjing.data.clean.pieces import Piece, make_pieces
 from penjing.data.clean.pipeline import Pipeline
@@ -60,6 +61,7 @@ def clean(
     pipeline: Pipeline,
     workers: int = 0,
     memory_gb: float = 2.0,
+    cluster: Cluster | None = None,
     progress: Progress = lambda fraction, what: None,
 ) -> dict[str, Any]:
     """Clean files of one kind into `out`, and return what its `counts.json` says. If nothing changed, nothing is done.
@@ -72,7 +74,7 @@ def clean(
     _check_folder(out, [path for path, _ in sources])
     make_folder(out)
     with locked(out / CLEANING):
-        cleaning = _Cleaning(out, kind, pipeline, memory_gb, workers, progress)
+        cleaning = _Cleaning(out, kind, pipeline, memory_gb, workers, cluster, progress)
         made_from = cleaning.fingerprint([path for path, _ in sources])
         before = read_json(cleaning.counts_file) if cleaning.counts_file.is_file() else {}
         if before.get("made_from") == made_from and _is_whole(out, before["shards"]):
@@ -102,6 +104,7 @@ class _Cleaning:
     pipeline: Pipeline
     memory_gb: float
     workers: int
+    cluster: Cluster | None
     progress: Progress
 
     @property
@@ -137,8 +140,8 @@ class _Cleaning:
         total, done = sum(piece.num_bytes for piece in pieces) or 1, 0
         todo = [(piece, folder) for piece, folder in zip(pieces, folders, strict=True) if not folder.is_dir()]
         done = total - sum(piece.num_bytes for piece, _ in todo)
-        for piece in self._in_processes(_clean_one, [(piece, self.kind, folder) for piece, folder in todo]):
-            done += piece.num_bytes
+        for number in self._in_processes(_clean_one, [(piece, self.kind, folder) for piece, folder in todo]):
+            done += todo[number][0].num_bytes
             self.progress(0.9 * done / total, "cleaning")
         dropped: list[dict[int, Dropped]] = [{} for _ in folders]
         for name, rule in self.rules.items():
@@ -172,19 +175,27 @@ class _Cleaning:
     def _sort_bytes(self) -> int:
         return max(1 << 26, int(self.memory_gb * 1e9) // 4)
 
-    def _in_processes(self, work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> Iterable[Any]:
-        """The results as they come. One process, or one piece, is worked on in this one."""
+    def _in_processes(self, work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> Iterable[int]:
+        """Call `work` with each of the arguments; yield the number of each as it is done. One process, or one piece, is
+        worked on in this one."""
+        spec = {name: to_dict(settings) for name, settings in self.pipeline.rules.items()}
+        if self.cluster is not None and arguments:
+            yield from self.cluster.run(Task(work, spec, arguments), self.work / "logs")
+            return
         by_memory = int((self.memory_gb * 1e9 - _WORKER_BYTES) // _WORKER_BYTES)
         workers = min(self.workers or len(os.sched_getaffinity(0)), by_memory, len(arguments))
         if workers <= 1:
-            yield from (work(self.rules, *each) for each in arguments)
+            for number, each in enumerate(arguments):
+                work(self.rules, *each)
+                yield number
             return
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        spec = {name: to_dict(settings) for name, settings in self.pipeline.rules.items()}
         pool = ProcessPoolExecutor(workers, context, _start_worker, (spec, os.getpid()))
         try:
-            for future in as_completed([pool.submit(_in_worker, work, each) for each in arguments]):
-                yield future.result()
+            futures = {pool.submit(_in_worker, work, each): number for number, each in enumerate(arguments)}
+            for future in as_completed(futures):
+                future.result()
+                yield futures[future]
         except BrokenProcessPool:
             hint = "Probably the memory was full: run it again with fewer --workers; it continues."
             raise UserError("a process that cleans was killed", where=self.out, next_step=hint) from None
@@ -208,13 +219,12 @@ def _start_worker(spec: dict[str, Any], parent: int) -> None:
     _worker_rules.update(Pipeline(spec).make_rules())
 
 
-def _in_worker(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    return work(_worker_rules, *arguments)
+def _in_worker(work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    work(_worker_rules, *arguments)
 
 
-def _clean_one(rules: dict[str, Rule], piece: Piece, kind: Kind, folder: Path) -> Piece:
+def _clean_one(rules: dict[str, Rule], piece: Piece, kind: Kind, folder: Path) -> None:
     clean_piece(piece, kind, rules, folder)
-    return piece
 
 
 def _finish_one(rules: dict[str, Rule], folder: Path, dropped: dict[int, Dropped], shard: Path) -> None:
