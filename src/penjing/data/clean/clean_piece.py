@@ -131,6 +131,8 @@ class PieceWriter(BadRecords):
 
     def clean(self, record: Record) -> Record | str:
         """Called by the reader with each record that it could read."""
+        if self.waiting_characters > _BATCH_CHARACTERS:
+            self.write_sketches()
         text = compared_text(record)
         measured = measures(text)
         self.before.add(self.part.source, *measured)
@@ -159,6 +161,7 @@ class PieceWriter(BadRecords):
 
     def leave_out(self, where: SourceLocation, reasons: Sequence[str]) -> None:
         super().leave_out(where, reasons)
+        self.cleaned.clear()
         self._drop(where, reasons)
 
     def add(self, error: UserError, file: Path, line: int) -> None:
@@ -184,8 +187,6 @@ class PieceWriter(BadRecords):
                 self.facts[name][number] = value
         for name in changed_by:
             self._write_trace("changed", place_of(record)[1], f"{name}: ", changed_part(text, cleaned), number)
-        if self.waiting_characters > _BATCH_CHARACTERS:
-            self.write_sketches()
 
     def write_sketches(self) -> None:
         for name, waiting in self.waiting.items():

@@ -183,7 +183,7 @@ class _Cleaning:
             yield from self.cluster.run(Task(work, spec, arguments), self.work / "logs")
             return
         by_memory = int((self.memory_gb * 1e9 - _WORKER_BYTES) // _WORKER_BYTES)
-        workers = min(self.workers or len(os.sched_getaffinity(0)), by_memory, len(arguments))
+        workers = min(self.workers or _num_cores(), by_memory, len(arguments))
         if workers <= 1:
             for number, each in enumerate(arguments):
                 work(self.rules, *each)
@@ -201,6 +201,10 @@ class _Cleaning:
             raise UserError("a process that cleans was killed", where=self.out, next_step=hint) from None
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _worker_rules: dict[str, Rule] = {}  # of a process that cleans pieces

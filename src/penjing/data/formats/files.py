@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from io import BufferedReader, BytesIO
+from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from penjing.base.errors import UserError
 from penjing.base.files import open_regular
@@ -195,6 +195,23 @@ class LineRange:
     first_line: int
 
 
+class _Window(RawIOBase):
+    """The bytes of a range, as a file."""
+
+    def __init__(self, stream: IO[bytes], lines: LineRange) -> None:
+        stream.seek(lines.start)
+        self._stream, self._left = stream, lines.end - lines.start
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(min(len(buffer), self._left))
+        buffer[: len(data)] = data
+        self._left -= len(data)
+        return len(data)
+
+
 _range: ContextVar[LineRange | None] = ContextVar("range", default=None)
 
 
@@ -220,8 +237,7 @@ def open_data(path: Path, *, convert: bool = True) -> Iterator[DataFile]:
     try:
         with open_regular(path) as stream:
             if part:
-                stream.seek(part.start)
-                stream = BytesIO(stream.read(part.end - part.start))
+                stream = BufferedReader(_Window(stream, part), BLOCK_BYTES)
             yield DataFile(path, stream, encoding)
     except PACKED_ERRORS as error:
         name = "zst" if path.suffix.lower() == ".zst" else "gzip"
