@@ -112,7 +112,7 @@ def test_without_a_text_it_says_what_there_is():
 
 
 def test_a_broken_line_is_left_out_and_told(begin, monkeypatch):
-    jsonl("my.jsonl", *texts(56), '{"text": "cut\n', *texts(200), {"text": ""})
+    jsonl("my.jsonl", *texts(256)[:56], '{"text": "cut\n', *texts(256)[56:], {"text": ""})
     _, run, said = begin("my.jsonl")
     assert "256 texts" in said and "of 258 records 1 are broken and 1 left out (the text is empty: 1)" in said
     assert any("my.jsonl:57" in warning for warning in read_json(OUT / "quickstart.json")["data"]["warnings"])
@@ -122,6 +122,27 @@ def test_a_broken_line_is_left_out_and_told(begin, monkeypatch):
     monkeypatch.setattr(module, "bits_per_byte", lambda model, tokenizer, given, **_: (read.extend(given) or 1.0, 9))
     module._compare_with_zstd(OUT, replace(run, data=replace(run.data, val_fraction=0.9)))
     assert 200 < len(read) < 256
+
+
+def test_a_folder_of_saved_pages_is_cleaned_and_the_report_says_so(begin):
+    pytest.importorskip("trafilatura")
+    Path("pages").mkdir()
+    for number, row in enumerate(texts(30)):
+        Path(f"pages/{number}.html").write_text(f"<html><body><nav>Home</nav><p>{row['text']}</p></body></html>")
+    Path("pages/copy.html").write_text(Path("pages/7.html").read_text())
+    Path("pages/facts.json").write_text('{"title": "a", "byline": "b"}')
+    files, run, said = begin("pages")
+    assert len(files.documents) == 31 and files.unused == ["pages/facts.json (not a known kind of record)"]
+    assert run.data.clean == ("default",)
+    assert "30 texts" in said and "facts.json" in said
+    data = read_json(OUT / "quickstart.json")["data"]
+    assert data["records"] == 31 and data["left_out"].startswith("1 (exact_duplicates")
+
+
+def test_only_files_of_the_users_own_are_cleaned(begin):
+    assert [module._cleaning(QuickstartOptions(data=data)) for data in ("toyworld", "sanguo")] == [(), ()]
+    jsonl("my.jsonl", *texts(40))
+    assert begin("my.jsonl", "data.clean=")[1].data.clean == ()
 
 
 def test_too_many_broken_lines_are_refused_before_anything_is_trained(begin):

@@ -16,12 +16,13 @@ from annotated_types import Ge, Gt, Lt
 
 from penjing.base.config import Fraction, NonNegativeInt, Settings
 from penjing.base.errors import UserError
-from penjing.base.files import printable, read_json, sha256_file, sha256_text
+from penjing.base.files import printable, read_json, sha256_text
 from penjing.base.seeds import fraction
 from penjing.data.clean.pipeline import Pipeline
 from penjing.data.clean.rule import Record, texts_of
 from penjing.data.formats import READERS, BadRecords, Chat, Document, Kind, Message, list_files
 from penjing.data.formats.fields import parse_columns
+from penjing.data.formats.files import content_of
 from penjing.data.progress import Show, watch
 
 
@@ -139,7 +140,7 @@ class Corpus:
     @cached_property
     def contents(self) -> dict[str, list[Any]]:
         """Size and SHA-256 of each file to learn from, by its name."""
-        return {printable(path): [path.stat().st_size, sha256_file(path)] for path in self.files}
+        return {printable(path): content_of(path) for path in self.files}
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -149,7 +150,7 @@ class Corpus:
     @cached_property
     def hashes(self) -> dict[str, str]:
         """SHA-256 of each file by the name in its records, in the order in which they are tokenized."""
-        held_out = {str(path): sha256_file(path) for path in self.validation_files}
+        held_out = {str(path): content_of(path)[1] for path in self.validation_files}
         return {**held_out, **{str(path): self.contents[printable(path)][1] for path in self.files}}
 
     @property

@@ -22,6 +22,9 @@ View = dict[str, Any]
 
 DATA_FACTS: FactTable = (
     ("Source", "source", None),
+    ("Records read", "records", count),
+    ("Left out by cleaning", "left_out", None),
+    ("Changed by cleaning", "changed", None),
     ("Documents", "documents", count),
     ("Size", "bytes", units.megabytes),
     ("Training tokens", "tokens", count),

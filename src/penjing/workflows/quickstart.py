@@ -12,7 +12,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -26,13 +26,14 @@ from penjing import __version__, devices
 from penjing.base import formatting as units
 from penjing.base.config import convert, parse_overrides
 from penjing.base.errors import UserError
-from penjing.base.files import make_folder, read_json, sha256_file, sha256_text, write_json
+from penjing.base.files import make_folder, read_json, sha256_text, write_json
 from penjing.base.lock import LOCK, is_locked, locked, owner
 from penjing.data import dataset_stats as survey
 from penjing.data import formats as records
 from penjing.data import synthetic as toyworld
 from penjing.data.catalog import registry as catalogue
 from penjing.data.corpus import Corpus, DataSettings
+from penjing.data.formats.files import content_of, is_data_name
 from penjing.data.token_shards import TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.devices.choose import local_device
@@ -202,7 +203,7 @@ def _source(options: QuickstartOptions) -> str:
     for name in _data_names(options):
         if name in catalogue.CATALOGUE:
             sources.append(catalogue.CATALOGUE[name].title)
-        elif Path(name).exists():
+        elif is_data_name(Path(name)):
             sources.append(Path(name).name)
         else:
             raise UserError(
@@ -254,13 +255,27 @@ def _make_data(options: QuickstartOptions, source: str, log: StageLog) -> str:
             "bytes": facts.num_bytes,
             "han_fraction": facts.scripts["Han"],
             "warnings": facts.warnings,
-            "files_sha256": {path.name: sha256_file(path) for path in corpus.files[:20]},
+            **_cleaning_facts(bad_records),
+            "files_sha256": {path.name: content_of(path)[1] for path in corpus.files[:20]},
         }
     )
     note = f"{facts.num_records:,} texts, {units.megabytes(facts.num_bytes)}, from {source}"
     if cleaned := bad_records.note():
         note += f"; {cleaned}"
     return note + (f"; not used: {units.listing(files.unused)}" if files.unused else "")
+
+
+def _cleaning_facts(counts: records.BadRecords) -> dict[str, Any]:
+    """How many records were left out and changed, and why, for the report."""
+    facts = {"left_out": (counts.left_out, counts.reasons), "changed": (counts.changed.total(), counts.changed)}
+    return {
+        "records": counts.records,
+        **{
+            name: f"{total:,} ({', '.join(f'{reason}: {number:,}' for reason, number in reasons.most_common())})"
+            for name, (total, reasons) in facts.items()
+            if total
+        },
+    }
 
 
 def _data_files(options: QuickstartOptions) -> DataFiles:
@@ -271,7 +286,13 @@ def _data_files(options: QuickstartOptions) -> DataFiles:
     for name in _data_names(options):
         path = folder / name if name in catalogue.CATALOGUE else Path(name)
         for file in records.list_files([path]):
-            kind, named = survey.file_kind(file), convert(str, str(file), "--data")
+            named = convert(str, str(file), "--data")
+            try:
+                kind: str = survey.file_kind(file)
+            except UserError as error:
+                if not path.is_dir():
+                    raise
+                kind = error.what  # such as the facts beside saved pages
             if kind == "documents":
                 files.documents.append(named)
             elif kind == "chats":
@@ -306,9 +327,10 @@ def _pretraining_settings(options: QuickstartOptions) -> Run:
 def _pretraining(options: QuickstartOptions, files: DataFiles) -> Run:
     toy = options.data == TOYWORLD
     prompts = list(STORY_PROMPTS) if toy else _held_out_openings(_document_settings(options, files))
+    val_fraction = 0.01 if toy else HELD_OUT_OF_REAL_TEXT
     layer: dict[str, Any] = {
         "out": str(options.out / "pretrain"),
-        "data": {"train": files.documents, "val_fraction": 0.01 if toy else HELD_OUT_OF_REAL_TEXT},
+        "data": {"train": files.documents, "clean": _cleaning(options), "val_fraction": val_fraction},
         "sample": {"prompts": prompts},
         "eval": {"sequences": 128 if toy else 1024},
     }
@@ -332,7 +354,7 @@ def _finetuning(options: QuickstartOptions, files: DataFiles) -> Run | None:
     layer: dict[str, Any] = {
         "out": str(options.out / "sft"),
         "init_from": str(options.out / "pretrain"),
-        "data": {"train": files.chats, "val_fraction": 0.01},
+        "data": {"train": files.chats, "clean": _cleaning(options), "val_fraction": 0.01},
         "sample": {"prompts": list(CHAT_PROMPTS)},
         "eval": {"questions": str(files.questions or "")},
     }
@@ -346,8 +368,13 @@ def _finetuning(options: QuickstartOptions, files: DataFiles) -> Run | None:
 
 def _document_settings(options: QuickstartOptions, files: DataFiles) -> DataSettings:
     """Settings of the texts. Broken ones are counted in the data stage."""
-    data = _pretraining_settings(options).data
-    return replace(data, train=tuple(files.documents), val_fraction=HELD_OUT_OF_REAL_TEXT)
+    layer = {"data": {"train": files.documents, "clean": _cleaning(options), "val_fraction": HELD_OUT_OF_REAL_TEXT}}
+    return resolve_run("tiny", layer, parse_overrides(_overrides(options, "pretrain"))).data
+
+
+def _cleaning(options: QuickstartOptions) -> tuple[str, ...]:
+    """Rules for the user's own data. What is made or downloaded here is clean."""
+    return () if set(_data_names(options)) <= {TOYWORLD, *catalogue.CATALOGUE} else ("default",)
 
 
 def _held_out_openings(data: DataSettings) -> list[str]:

@@ -45,7 +45,7 @@ from penjing.data.clean.pieces import Piece, make_pieces
 from penjing.data.clean.pipeline import Pipeline
 from penjing.data.clean.rule import CorpusRule, Dropped, Rule
 from penjing.data.formats import Kind, list_files
-from penjing.data.formats.files import CLEANING
+from penjing.data.formats.files import CLEANING, content_of
 
 Progress = Callable[[float, str], None]  # gets the fraction of the input's bytes that is done, and what is being done
 
@@ -124,7 +124,7 @@ class _Cleaning:
         package = Path(penjing.__file__).parent / "data"
         code = sorted(path for folder in ("clean", "formats") for path in (package / folder).glob("*.[pct]*"))
         return {
-            "files": [[printable(path), path.stat().st_size, sha256_file(path)] for path in files],
+            "files": [[printable(path), *content_of(path)] for path in files],
             "kind": self.kind,
             "pipeline": self.pipeline.fingerprint(),
             "program": [penjing.__version__, sha256_text("".join(map(sha256_file, code)))],

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penjing.data.formats.files import LineRange, encoding_of, head
+from penjing.data.formats.files import LineRange, encoding_of, head, size_of
+from penjing.data.formats.hub import is_hub
 
 PIECE_BYTES = 1 << 25  # of an input: what a killed run repeats, and what a shard holds before cleaning
 _BLOCK_BYTES = 1 << 22
@@ -47,7 +48,7 @@ def make_pieces(files: Sequence[tuple[Path, int]], piece_bytes: int = PIECE_BYTE
 
 
 def _parts(path: Path, source: int, piece_bytes: int) -> Iterator[tuple[Part, int]]:
-    size = path.stat().st_size
+    size = size_of(path)
     if size <= piece_bytes or not _is_cuttable(path):
         yield Part(path, source), size
         return
@@ -57,7 +58,7 @@ def _parts(path: Path, source: int, piece_bytes: int) -> Iterator[tuple[Part, in
 
 def _is_cuttable(path: Path) -> bool:
     """Whether the file has a JSON object in each line. Its readers tell by the first line too."""
-    if path.suffix.lower() != ".jsonl" or encoding_of(path):
+    if path.suffix.lower() != ".jsonl" or is_hub(path) or encoding_of(path):
         return False
     first, newline, _ = head(path).partition(b"\n")
     try:

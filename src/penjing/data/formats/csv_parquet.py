@@ -12,6 +12,7 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.formats.files import format_of, lines
+from penjing.data.formats.hub import is_hub, open_hub
 from penjing.data.formats.source_location import NotTextError, unrecoverable
 
 Line = tuple[int, str | UserError]
@@ -190,11 +191,12 @@ def table_records(path: Path) -> Iterator[tuple[int, Record]]:
     try:
         with ExitStack() as stack:
             if suffix == "arrow":  # as `datasets` writes it
-                source = stack.enter_context(pyarrow.memory_map(str(path)))
+                source = stack.enter_context(open_hub(path) if is_hub(path) else pyarrow.memory_map(str(path)))
                 reader = stack.enter_context(pyarrow.ipc.open_stream(source))
                 batches = (batch.slice(first, 256) for batch in reader for first in range(0, batch.num_rows, 256))
             else:
-                batches = stack.enter_context(pyarrow.parquet.ParquetFile(path)).iter_batches(batch_size=256)
+                source = stack.enter_context(open_hub(path)) if is_hub(path) else path
+                batches = stack.enter_context(pyarrow.parquet.ParquetFile(source)).iter_batches(batch_size=256)
             for batch in batches:
                 for record in batch.to_pylist():
                     row += 1

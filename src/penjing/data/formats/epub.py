@@ -13,8 +13,7 @@ from urllib.parse import unquote, urldefrag
 from xml.etree import ElementTree
 
 from penjing.base.errors import UserError
-from penjing.base.files import open_regular
-from penjing.data.formats.files import check_ratio
+from penjing.data.formats.files import check_ratio, open_raw
 from penjing.data.formats.html import LARGEST_PAGE_BYTES, decode_html, html_text
 from penjing.data.formats.source_location import unrecoverable
 
@@ -30,7 +29,7 @@ def epub_documents(path: Path) -> Iterator[tuple[int, str | UserError]]:
     """(number of the chapter, text) in the order of the spine. A broken chapter is yielded as an error."""
     number = 0
     try:
-        with open_regular(path) as stream, zipfile.ZipFile(stream) as book:
+        with open_raw(path) as stream, zipfile.ZipFile(stream) as book:
             check_ratio(path, sum(info.file_size for info in book.infolist()), stream.seek(0, io.SEEK_END))
             for number, name in enumerate(_chapters(book, path), 1):
                 yield number, _chapter(book, name, f"{path}:{number}")

@@ -7,8 +7,8 @@ import re
 import warnings
 from codecs import BOM_UTF8, getincrementaldecoder, utf_8_decode
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from penjing.base.errors import UserError
-from penjing.base.files import open_regular
+from penjing.base.files import open_regular, sha256_file
 from penjing.data.formats.compression import PACKED, PACKED_ERRORS, unpacked
 from penjing.data.formats.encodings import Utf8Reader, decodes, guess_encoding, marked_encoding, sure_encoding
+from penjing.data.formats.hub import hub_content, hub_files, is_hub, open_hub
 from penjing.data.formats.schema import BINARY_FORMATS, FORMATS, SEPARATOR, SUFFIXES
 from penjing.data.formats.source_location import NotTextError, unrecoverable
 from penjing.data.formats.standard_input import STANDARD_INPUT, standard_input
@@ -46,8 +47,8 @@ _TRAIN_SPLIT, _TEST_SPLIT = (
 def list_files(paths: Sequence[Path]) -> list[Path]:
     """The files of `paths`; a folder stands for its data files at any depth, sorted by path.
 
-    A name with `*`, `?` or `[` that does not exist stands for the files that it matches, and `-` for standard input,
-    which is copied to a temporary file. In a folder hidden names,
+    A name with `*`, `?` or `[` that does not exist stands for the files that it matches, `-` for standard input, which
+    is copied to a temporary file, and `hf://owner/name` for a data set of the hub. In a folder hidden names,
     README, LICENSE, the catalogue's SOURCE.json and special files are skipped; files of unknown formats are counted in
     a warning, and so are those of test and validation splits beside a train split.
     Raises `UserError` for a missing path, a pipe or device, a folder without data files and a file of an unknown
@@ -61,8 +62,9 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
     for path in map(Path, paths):
         if path == STANDARD_INPUT:
             files.append(standard_input())
-        elif path.is_dir():
-            folder_files = _data_files(path)
+        elif path.is_dir() or is_hub(path):
+            found = hub_files(path) if is_hub(path) else (file for file in sorted(path.rglob("*")) if file.is_file())
+            folder_files = _data_files(path, found)
             if not folder_files:
                 raise UserError("the folder has no data file", where=path, wanted=supported_formats())
             files += folder_files
@@ -82,6 +84,11 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
+def is_data_name(path: Path) -> bool:
+    """Whether `list_files` can find data by this name."""
+    return path == STANDARD_INPUT or is_hub(path) or path.exists() or bool(glob.glob(str(path), recursive=True))
+
+
 def format_of(path: Path) -> str:
     """The format from the file name, one of FORMATS. Raises UserError for any other."""
     name = path.name.lower()
@@ -97,13 +104,14 @@ def supported_formats() -> str:
     return ", ".join(f".{name}" for name in FORMATS) + ", and all but .parquet, .arrow and .epub also as .gz or .zst"
 
 
-def _data_files(folder: Path) -> list[Path]:
+def _data_files(folder: Path, paths: Iterable[Path]) -> list[Path]:
+    """Those of the files in a folder that hold data."""
     files = []
     unknown: Counter[str] = Counter()
-    for path in sorted(folder.rglob("*")):
-        is_hidden = any(part.startswith(".") or part == CLEANING for part in path.relative_to(folder).parts)
+    for path in paths:
+        is_hidden = any(part.startswith(".") or part == CLEANING for part in _inside(path, folder).parts)
         is_state = path.name == "state.json" and (path.parent / "dataset_info.json").is_file()  # of `datasets`
-        if is_hidden or is_state or _NOT_DATA.fullmatch(path.name) or not path.is_file():
+        if is_hidden or is_state or _NOT_DATA.fullmatch(path.name):
             continue
         try:
             format_of(path)
@@ -120,7 +128,7 @@ def _data_files(folder: Path) -> list[Path]:
 
 def _without_test_splits(folder: Path, files: list[Path]) -> list[Path]:
     """The files without those of test and validation splits, if others belong to a train split."""
-    names = [str(path.relative_to(folder).as_posix()) for path in files]
+    names = [_inside(path, folder).as_posix() for path in files]
     if not any(_TRAIN_SPLIT.search(name) for name in names):
         return files
     held_out = [name for name in names if _TEST_SPLIT.search(name) and not _TRAIN_SPLIT.search(name)]
@@ -128,6 +136,24 @@ def _without_test_splits(folder: Path, files: list[Path]) -> list[Path]:
         listed = ", ".join(held_out[:_SUFFIXES_SHOWN]) + (", ..." if len(held_out) > _SUFFIXES_SHOWN else "")
         warnings.warn(f"{folder}: test and validation splits are not read unless named: {listed}", stacklevel=4)
     return [path for path, name in zip(files, names, strict=True) if name not in held_out]
+
+
+def _inside(path: Path, folder: Path) -> Path:
+    return path.relative_to(folder) if path.is_relative_to(folder) else Path(*path.parts[4:])  # of a hub, in its set
+
+
+def content_of(path: Path) -> list[Any]:
+    """Size and hash of a file."""
+    return hub_content(path) if is_hub(path) else [path.stat().st_size, sha256_file(path)]
+
+
+def size_of(path: Path) -> int:
+    return int(hub_content(path)[0]) if is_hub(path) else path.stat().st_size
+
+
+def open_raw(path: Path) -> AbstractContextManager[IO[bytes]]:
+    """Open an ordinary file, or one of the hub."""
+    return open_hub(path) if is_hub(path) else open_regular(path)
 
 
 def _suffix(path: Path) -> str:
@@ -235,7 +261,7 @@ def open_data(path: Path, *, convert: bool = True) -> Iterator[DataFile]:
     part = part if part and part.path == path else None
     encoding = encoding_of(path) if convert and not part else None
     try:
-        with open_regular(path) as stream:
+        with open_raw(path) as stream:
             if part:
                 stream = BufferedReader(_Window(stream, part), BLOCK_BYTES)
             yield DataFile(path, stream, encoding)
