@@ -43,10 +43,12 @@ class ProgressLines:
 
     def __init__(self, report: Callable[[str], None], what: str) -> None:
         self._report, self._what = report, what
-        self._began, self._next = 0.0, FIRST_LINE
+        self._began, self._next, self._last = 0.0, FIRST_LINE, 0
 
     def __call__(self, fraction: float, num_bytes: int) -> None:
-        self._began = self._began or time.monotonic()
+        if num_bytes < self._last or not self._began:  # a new pass
+            self._began, self._next = time.monotonic(), FIRST_LINE
+        self._last = num_bytes
         seconds = time.monotonic() - self._began
         if seconds < self._next:
             return

@@ -16,7 +16,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer
 Ids = npt.NDArray[np.uint32]
 
 # Its cache of words grows by about 4 MB for each MB of text without a repeated word, and version 0.10 never drops one.
-RENEW_CHARACTERS = 64 << 20
+RENEW_CHARACTERS = 32 << 20
 CHECKED_CHARACTERS = 1024  # of a text that both encode, for about 1 % of the time
 FIRST_CHECKED = 64  # texts of the first call; then one of each call
 # What encoders may disagree about: composed characters, line ends, odd blanks, joined emoji, digits, apostrophes.

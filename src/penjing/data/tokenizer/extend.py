@@ -29,7 +29,8 @@ def add_words(tokenizer: Tokenizer, words: Iterable[str]) -> Tokenizer:
     next_id = tokenizer.size
     for word in dict.fromkeys(words):
         is_mark = is_control({"content": word, **flags})
-        if word in known or (not is_mark and len(tokenizer.encode(word)) == 1):
+        ids = tokenizer.encode(word)
+        if word in known or (not is_mark and len(ids) == 1 and tokenizer.decode(ids).strip() == word.strip()):
             continue
         definition["added_tokens"].append({"id": next_id, "content": word, **flags})
         next_id += 1
