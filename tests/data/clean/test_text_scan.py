@@ -77,6 +77,12 @@ def test_what_the_numbers_say():
     assert counts.top_4 == 2 * len("threefourfivesix") and counts.top_2 == 2 * len("threefour")
 
 
+def test_lost_characters_do_not_repeat():
+    text = "□□□□□□□。\n" * 9
+    equal(text)
+    assert scan(text).han == 63 and scan(text).duplicate_5 == scan(text).top_2 == 0
+
+
 @pytest.mark.parametrize(
     ("text", "flag"),
     [

@@ -97,7 +97,7 @@ def _library() -> _Library | None:
     return built
 
 
-@lru_cache(maxsize=8)  # several rules ask for one text
+@lru_cache(maxsize=2)  # several rules ask for one text; it may have megabytes
 def scan(text: str) -> Scan:
     library = _library()
     if library is None:
