@@ -87,9 +87,11 @@ class BadRecords:
         """
         self.good += 1
         self.reasons.update(reasons)
-        self.changed.update(where.repairs)
-        if len(self.roles) < _MAX_IGNORED:
-            self.roles.update(where.roles.items())
+        for repair in where.repairs:
+            self.changed[repair] += 1
+        for item in where.roles.items():
+            if item in self.roles or len(self.roles) < _MAX_IGNORED:
+                self.roles[item] += 1
         for name in where.ignored:
             name = name if name in self.ignored or len(self.ignored) < _MAX_IGNORED else "other fields"
             count, first = self.ignored.get(name, (0, str(where)))

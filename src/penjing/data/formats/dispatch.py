@@ -89,15 +89,15 @@ def record_text(record: Mapping[str, Any], where: SourceLocation) -> str:
 
 def kind_of(record: Mapping[str, Any]) -> Kind | None:
     """The kind of data of a record; None if unknown."""
-    has_text = any(_is_text(record.get(name)) for name in TEXT_FIELDS)
+    if (present(record, CHOSEN_FIELDS) and present(record, REJECTED_FIELDS)) or _is_preference(record):
+        return "preferences"
     field = chat_field(record)
     turns = record[field] if field else None
-    if (present(record, CHOSEN_FIELDS) and present(record, REJECTED_FIELDS)) or _is_preference(record, has_text):
-        return "preferences"
     if isinstance(turns, list) and turns:
         return "prompts" if "gt" in record or _ends_unanswered(turns[-1]) else "chats"
     if present(record, ("instruction", "en_instruction", "zh_instruction")):
         return "chats"
+    has_text = _has_text(record)
     if name := question_field(record):
         answer = answer_field(record)
         if answer is not None and (not has_text or name in QUESTION_FIELDS[:2] or _is_text(record[answer])):
@@ -106,17 +106,21 @@ def kind_of(record: Mapping[str, Any]) -> Kind | None:
     return "documents" if has_text else None
 
 
+def _has_text(record: Mapping[str, Any]) -> bool:
+    return any(_is_text(record.get(name)) for name in TEXT_FIELDS)
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and bool(value) and isinstance(value[0], str))
 
 
-def _is_preference(record: Mapping[str, Any], has_text: bool) -> bool:
+def _is_preference(record: Mapping[str, Any]) -> bool:
     """Whether a record is an answer with a label: as plain chat data a bad answer would be learned."""
     if not any(str(record.get(name)).lower() in ("true", "false") for name in LABEL_FIELDS):
         return False
     if chat_field(record) and record[chat_field(record) or ""]:
         return True
-    return answer_field(record) is not None and (question_field(record) is not None or not has_text)
+    return answer_field(record) is not None and (question_field(record) is not None or not _has_text(record))
 
 
 def _ends_unanswered(last: object) -> bool:

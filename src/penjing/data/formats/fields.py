@@ -6,6 +6,7 @@ A conversation may be text inside a field: JSON, a list as Python writes it, or 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from penjing.base.errors import UserError, suggest
@@ -16,7 +17,7 @@ from penjing.data.formats.transcripts import transcript_turns
 
 Columns = Mapping[str, str]  # field of the file -> standard name
 _OPTIONAL = ("system", "context", "reasoning", "tools", "choices", "history", "margin", "gt")
-_MAY_BE_MESSAGES = (*CHAT_FIELDS, *CHOSEN_FIELDS, *REJECTED_FIELDS, "prompt", "history")
+_MAY_BE_MESSAGES = frozenset((*CHAT_FIELDS, *CHOSEN_FIELDS, *REJECTED_FIELDS, "prompt", "history"))
 _JOINED = {"text": "\n\n"}  # several fields of one name; others by a newline
 
 
@@ -39,8 +40,8 @@ def parse_columns(items: Sequence[str]) -> Columns:
 def standard_record(record: Mapping[str, Any], columns: Columns, where: SourceLocation) -> Mapping[str, Any]:
     """The record by standard names. With `columns` it has only the fields that they name."""
     named = _named(record, columns, where) if columns else _in_small_letters(record, where)
-    for name in _MAY_BE_MESSAGES:
-        value = named.get(name)
+    for name in _MAY_BE_MESSAGES.intersection(named):
+        value = named[name]
         if isinstance(value, str) and (messages := _messages_in(value, name)) is not None:
             named = {**named, name: messages}
     return named
@@ -81,9 +82,14 @@ def _is_named(name: str, columns: Columns) -> bool:
     return any(field == name or field.startswith(f"{name}.") for field in columns)
 
 
+@lru_cache(maxsize=256)  # the records of a file have the same fields
+def _are_small(names: tuple[str, ...]) -> bool:
+    return all(name in KNOWN_FIELDS or name.islower() for name in names)
+
+
 def _in_small_letters(record: Mapping[str, Any], where: SourceLocation) -> Mapping[str, Any]:
     """The record with known names in small letters: `Text`, `Question`. Letters that name choices stay."""
-    if all(name in KNOWN_FIELDS or name.islower() for name in record):
+    if _are_small(tuple(record)):
         return record
     has_letters = "A" in record and "B" in record
     renamed: dict[str, Any] = {}

@@ -31,12 +31,13 @@ _THOUGHTS = {f"<{name}>": f"</{name}>" for name in ("think", "thinking", "though
 _THOUGHTS["<|begin_of_thought|>"] = "<|end_of_thought|>"
 _THINK, _END_THINK = "<think>", "</think>"  # data/tokenizer/tokenizer.py's, which imports this package
 _ANSWER = re.compile(r"\s*(?:<answer>(.*)</answer>|<\|begin_of_solution\|>(.*)<\|end_of_solution\|>)\s*", re.DOTALL)
+_MEDIA_FIELDS, _SWITCH_FIELDS, _THOUGHT_FIELDS = map(frozenset, (MEDIA_FIELDS, SWITCH_FIELDS, REASONING_FIELDS))
 _ANALYSIS = "analysis"  # OpenAI's channel of thoughts
 
 
 def refuse_media(fields: Mapping[str, Any], where: SourceLocation) -> None:
     """Raises UserError if a record or a message has images, video or audio, which a text model cannot read."""
-    for name in MEDIA_FIELDS:
+    for name in MEDIA_FIELDS if not _MEDIA_FIELDS.isdisjoint(fields) else ():
         if fields.get(name):
             raise UserError(f"field {name} is not text", where=where, got=type_name(fields[name]), wanted="text only")
 
@@ -167,15 +168,21 @@ def _message(turn: Mapping[str, Any], name: str, where: SourceLocation) -> Messa
 
 def reasoning_of(fields: Mapping[str, Any], where: SourceLocation, name: str = "") -> str:
     """The thought in a message, or beside the answer of a record. name: of the message, in errors."""
-    texts = [text_of(fields.get(field), f"{name}.{field}".strip("."), where) for field in REASONING_FIELDS]
+    if _THOUGHT_FIELDS.isdisjoint(fields):
+        return ""
+    texts = [
+        text_of(fields.get(field), f"{name}.{field}".strip("."), where) for field in REASONING_FIELDS if field in fields
+    ]
     thoughts = list(dict.fromkeys(text for text in texts if text.strip()))
     if len(thoughts) > 1:
         raise UserError(f"{name or 'the answer'} has two thoughts", where=where, got=", ".join(REASONING_FIELDS))
-    return thoughts[0] if thoughts else texts[0]
+    return thoughts[0] if thoughts else ""
 
 
 def _is_target(turn: Mapping[str, Any], name: str, where: SourceLocation) -> bool:
     """Whether the loss includes an answer: not if its `weight`, or a field of the same meaning, is 0 or false."""
+    if _SWITCH_FIELDS.isdisjoint(turn):
+        return True
     switches = {field: turn[field] for field in SWITCH_FIELDS if turn.get(field) is not None}
     for field, value in switches.items():
         if value not in (0, 1):  # also false and true

@@ -23,6 +23,8 @@ from penjing.data.formats.schema import (
 from penjing.data.formats.source_location import SourceLocation, filled, present, text_of, type_name
 
 Choices = Sequence[tuple[str, str]]  # letter and text of each
+_CHAT_FIELDS, _CHOICE_FIELDS = frozenset(CHAT_FIELDS), frozenset((*CHOICE_FIELDS, "A"))
+_REASONING_FIELDS = frozenset(REASONING_FIELDS)
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LABELLED = re.compile(r"\s*\(?([A-Za-z0-9])[).:、．]\s*(\S.*)", re.DOTALL)
 _KEY = re.compile(r"\s*\(?([A-Za-z0-9])[).:]?\s*")
@@ -30,6 +32,8 @@ _KEY = re.compile(r"\s*\(?([A-Za-z0-9])[).:]?\s*")
 
 def chat_field(record: Mapping[str, Any]) -> str | None:
     """The field of a record that holds messages, if there is one."""
+    if _CHAT_FIELDS.isdisjoint(record):
+        return None
     lists = (name for name in CHAT_FIELDS if isinstance(record.get(name), list) and record[name])
     name = next(lists, None) or present(record, CHAT_FIELDS[:3])
     return None if name and record[name] in ([], "") and question_field(record) else name
@@ -53,6 +57,8 @@ def answer_field(record: Mapping[str, Any], prefix: str = "") -> str | None:
 
 def choices_field(record: Mapping[str, Any]) -> str | None:
     """The field of choices; `A` if they are in columns of their own."""
+    if _CHOICE_FIELDS.isdisjoint(record):
+        return None
     name = next((name for name in CHOICE_FIELDS if record.get(name)), None)
     return name or ("A" if all(isinstance(record.get(name), str) for name in "AB") else None)
 
@@ -111,10 +117,11 @@ def pair_answer(record: Mapping[str, Any], name: str, where: SourceLocation) -> 
         value = next(iter(value["text"]), "")
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         value = str(value)
-    for field in REASONING_FIELDS:
-        if record.get(field):
+    reasoning = ""
+    if not _REASONING_FIELDS.isdisjoint(record):
+        reasoning = reasoning_of(record, where)
+        for field in _REASONING_FIELDS.intersection(record):
             where.use(field, "thought")
-    reasoning = reasoning_of(record, where)
     return assistant_turn(text_of(value, where.names.get(name, name), where), reasoning)
 
 

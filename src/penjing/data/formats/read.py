@@ -55,7 +55,8 @@ def _read(
                 if isinstance(value, dict):
                     value = standard_record(value, columns or {}, where)
                 records = parse(value, where)
-                note_ignored(where.unread, (), (), where)
+                if where.unread:
+                    note_ignored(where.unread, (), (), where)
             except UserError as error:
                 bad_records.add(error, path, line)
                 continue

@@ -63,13 +63,18 @@ def missing_extra(package: str, where: object = None) -> UserError:
 
 def present(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """The first of `names` whose value in the record is not null."""
-    return next((name for name in names if record.get(name) is not None), None)
+    for name in names:
+        if record.get(name) is not None:
+            return name
+    return None
 
 
 def filled(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """The first of `names` whose value is more than white space, else the first that the record has."""
-    has_text = (name for name in names if (value := record.get(name)) is not None and not _is_blank(value))
-    return next(has_text, None) or next((name for name in names if name in record), None)
+    here = [name for name in names if name in record]
+    return next(
+        (name for name in here if record[name] is not None and not _is_blank(record[name])), here[0] if here else None
+    )
 
 
 def _is_blank(value: object) -> bool:
