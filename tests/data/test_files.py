@@ -174,6 +174,11 @@ def test_hostile_pages_end_soon(page, keep):
     assert time.process_time() - began < 5
 
 
+def test_tags_in_scripts_do_not_nest():
+    script = "<script>" + "document.write('<div><span>');" * 5000 + "</script>"
+    assert html_text(f"<html><body>{script}<p>{PARAGRAPHS[0]}</p></body></html>") == PARAGRAPHS[0]
+
+
 def test_a_page_of_more_than_the_limit_is_refused(tmp_path):
     path = write(tmp_path / "a.html", "<p>" + "word " * (LARGEST_PAGE_BYTES // 5))
     with raises_user_error(where="a.html"):

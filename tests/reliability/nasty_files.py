@@ -235,6 +235,7 @@ PAGES = texts({
     "cut.html": (PAGE[:-20], (1, 0, 0)),
     "zeros.html": (bytes(3000), (0, 1, 0)),
     "picture.html": (b"\x89PNG\r\n\x1a\n" + bytes(100), (0, 1, 0)),
+    "controls.html": (bytes(range(1, 256)) * 40, (0, 1, 0)),
     "deep.html": (b"<div>" * 20_000 + b"x" + b"</div>" * 20_000, (0, 1, 0)),
     "deep_marks.html": (b"<a><b><i>x" * 100_000, (0, 1, 0)),
     "deep_with_text.xhtml": (b"<div>" * 900 + b"some words" + b"</div>" * 900, (1, 0, 0)),

@@ -180,7 +180,7 @@ def test_a_file_named_in_another_encoding_is_trained_on(folder):
     run = resolve_run("pretrain", {"data": {"train": ["archive"]}})
 
     def prepare(records, *rest, about, **options):
-        assert [Path(record.source).name for record in records] == [old]
+        assert {Path(record.source).name for record, _ in records} == {old}  # the end of the one text is held out
         write_json(folder / "about.json", about)
         return SimpleNamespace(skipped=0, shortened=0)
 

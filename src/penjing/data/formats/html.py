@@ -20,6 +20,7 @@ _LARGEST_DEPTH = 250  # libxml2, below trafilatura, drops what is nested deeper
 _LARGEST_WORK = 2_000_000
 _LARGEST_ATTRIBUTES = 1000  # of one tag; both parsers compare each with all others
 _TAG = re.compile(r"<(/?)([a-zA-Z][\w:-]*)[^<>]*?(/?)>")
+_CONTROLS = re.compile(r"[\x01-\x08\x0b\x0e-\x1f\x7f]")
 _LONG_TAG = re.compile(r"<[a-zA-Z][^<>]{5000,}")
 _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 # Elements that do not nest, or that the next of their kind ends
@@ -62,8 +63,10 @@ def html_text(
     if len(page) > LARGEST_PAGE_BYTES:
         raise UserError(f"a page of more than {LARGEST_PAGE_BYTES >> 20} MiB", where=where)
     text = page if isinstance(page, str) else decode_html(page, charset)
-    if "\0" in text:
-        raise UserError("a zero byte in a web page", where=where, next_step="This is a binary file.")
+    if "\0" in text or len(_CONTROLS.findall(text)) > len(text) // 100:
+        raise UserError(
+            "zero bytes or control characters in a web page", where=where, next_step="This is a binary file."
+        )
     for tag in _LONG_TAG.finditer(text):
         if (number := len(_QUOTED.sub("", tag[0]).split())) > _LARGEST_ATTRIBUTES:
             raise UserError("a tag with too many attributes", where=where, got=number, wanted=_LARGEST_ATTRIBUTES)
@@ -81,8 +84,12 @@ def html_text(
 def _nesting(text: str) -> tuple[int, int]:
     """(depth of the tags, at least; number of tags)."""
     depth = deepest = num_tags = 0
+    script = ""  # the name of the element of which all but its end is no HTML
     for end, name, closes_itself in _TAG.findall(text):
+        if script and (not end or name.lower() != script):
+            continue
         num_tags += 1
+        script = name.lower() if not end and name.lower() in ("script", "style") else ""
         if closes_itself or _FLAT.fullmatch(name):
             continue
         depth = max(0, depth - 1) if end else depth + 1
