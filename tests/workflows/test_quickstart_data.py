@@ -182,7 +182,7 @@ def test_a_file_named_in_another_encoding_is_trained_on(folder):
     def prepare(records, *rest, about, **options):
         assert {Path(record.source).name for record, _ in records} == {old}  # the end of the one text is held out
         write_json(folder / "about.json", about)
-        return SimpleNamespace(skipped=0, shortened=0)
+        return SimpleNamespace(skipped=0, shortened=0, held_out_share=0)
 
     tokenizer = SimpleNamespace(fingerprint="")
     tokenized(run, folder / "place", "shards.json", tokenizer, prepare, lambda text: None)

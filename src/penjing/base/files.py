@@ -156,7 +156,10 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented UTF-8 JSON, atomically. NaN and infinity are refused: other readers reject them."""
-    write_text(path, json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+    text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False)
+    if not text.isascii() and text != text.encode("utf-8", "ignore").decode("utf-8"):  # a file name that is not UTF-8
+        text = json.dumps(value, indent=2, allow_nan=False)
+    write_text(path, text + "\n")
 
 
 @contextmanager
