@@ -12,9 +12,8 @@ Hashes = NDArray[np.uint64]
 
 _BLOCK_CHARACTERS = 1 << 16  # hashed at once: they stay in the cache
 _LONGEST_WORD = 1 << 10  # a longer one may be cut
-_NUM_WEIGHTS = 1 << 12
 _FACTOR = 0x9FB21C651E98DF25
-_MASK = (1 << 64) - 1
+_INVERSE = pow(_FACTOR, -1, 1 << 64)
 # Thai to Burmese, Khmer, then all from the CJK radicals to before Hangul, CJK compatibility, and full-width forms
 _UNSPACED = ((0x0E00, 0x109F), (0x1780, 0x17FF), (0x2E80, 0xABFF), (0xF900, 0xFAFF), (0xFF01, 0xFF65))
 _SEPARATOR, _IN_WORD, _ALONE = 0, 1, 2
@@ -31,8 +30,11 @@ def _classes(marks: bool) -> NDArray[np.int8]:
 
 
 @cache
-def _weights() -> Hashes:
-    return np.random.Generator(np.random.PCG64(5)).integers(0, 1 << 64, _NUM_WEIGHTS, np.uint64) | np.uint64(1)
+def _powers(base: int) -> Hashes:
+    """base^0, base^1, ... modulo 2^64, for the characters of a block."""
+    powers = np.full(_BLOCK_CHARACTERS, base, np.uint64)
+    powers[0] = 1
+    return np.multiply.accumulate(powers)
 
 
 def mix(hashes: Hashes) -> Hashes:
@@ -49,8 +51,13 @@ def word_hashes(texts: Sequence[str], *, marks: bool) -> tuple[Hashes, NDArray[n
 
     Spaces separate words; without marks all else but letters and digits does too.
     """
-    lowered = [text.lower() for text in texts]
-    joined = "\n".join(lowered)
+    lowered: Sequence[str] = texts
+    joined = "\n".join(texts)
+    if len(joined.lower()) == len(joined):
+        joined = joined.lower()
+    else:  # a few letters become two
+        lowered = [text.lower() for text in texts]
+        joined = "\n".join(lowered)
     ends = np.cumsum([len(text) + 1 for text in lowered], dtype=np.int64)
     words, starts = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
     first = 0
@@ -79,12 +86,11 @@ def _block_words(text: str, class_of: NDArray[np.int8]) -> tuple[Hashes, NDArray
     if not len(starts):
         return np.zeros(0, np.uint64), starts
     if not in_word.any():  # each word is one character
-        return mix(codes[starts] * _weights()[0]), starts
-    place = np.arange(len(codes), dtype=np.int32)
-    place -= np.maximum.accumulate(place * begins)  # within the word
-    values = codes * _weights()[place & (_NUM_WEIGHTS - 1)]
-    values[classes == _SEPARATOR] = 0
-    return mix(np.add.reduceat(values, starts)), starts
+        return mix(codes[starts].astype(np.uint64)), starts
+    # The sum of character times power of its place, divided by the power of the word's first place
+    values = codes * _powers(_FACTOR)[: len(codes)]
+    values *= classes != _SEPARATOR
+    return mix(np.add.reduceat(values, starts) * _powers(_INVERSE)[starts]), starts
 
 
 def ngram_hashes(words: Hashes, n: int) -> Hashes:
@@ -93,7 +99,7 @@ def ngram_hashes(words: Hashes, n: int) -> Hashes:
         return words[: max(0, len(words) - n + 1)]
     left, right = ngram_hashes(words, n - n // 2), ngram_hashes(words, n // 2)
     num = len(words) - n + 1
-    return left[:num] * np.uint64(pow(_FACTOR, n // 2, _MASK + 1)) + right[n - n // 2 :][:num]
+    return left[:num] * np.uint64(pow(_FACTOR, n // 2, 1 << 64)) + right[n - n // 2 :][:num]
 
 
 def shingles(texts: Sequence[str], n: int) -> tuple[Hashes, NDArray[np.int64]]:
