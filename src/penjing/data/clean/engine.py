@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -189,7 +188,7 @@ class _Cleaning:
                 work(self.rules, *each)
                 yield number
             return
-        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        context = multiprocessing.get_context("spawn")  # a fork hangs if rensa has started its threads before
         pool = ProcessPoolExecutor(workers, context, _start_worker, (spec, os.getpid()))
         try:
             futures = {pool.submit(_in_worker, work, each): number for number, each in enumerate(arguments)}
