@@ -20,6 +20,7 @@ from penjing.workflows.train import resolve_run, write_samples
 NASTY = "so [/quote] and [/] and [red]he[/red] said :heart:"
 TOKENIZER = SimpleNamespace(begin=0, stop={1}, encode=lambda text: [2], decode=lambda ids: NASTY)
 BILL = SimpleNamespace(
+    sources=(),
     parameters=10,
     trainable_parameters=10,
     rows_per_epoch=4,

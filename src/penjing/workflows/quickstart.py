@@ -262,6 +262,8 @@ def _make_data(options: QuickstartOptions, source: str, log: StageLog) -> str:
     note = f"{facts.num_records:,} texts, {units.megabytes(facts.num_bytes)}, from {source}"
     if cleaned := bad_records.note():
         note += f"; {cleaned}"
+    if 2 * bad_records.left_out > bad_records.records:
+        note += "; to keep them, add data.clean="
     return note + (f"; not used: {units.listing(files.unused)}" if files.unused else "")
 
 

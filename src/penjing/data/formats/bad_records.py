@@ -124,7 +124,12 @@ class BadRecords:
         if not self.good:
             counts = [f"{self.left_out:,} are left out{_counted(self.reasons)}"] * bool(self.left_out)
             counts += [f"{self.bad:,} broken: {examples}"] * bool(self.bad)
-            raise UserError(f"no usable record: {', '.join(counts) or 'the data are empty'}", where=self.path)
+            # A rule's reason begins with its name.
+            hint = (
+                "Choose other rules, or none: data.clean=." if any(": " in reason for reason in self.reasons) else None
+            )
+            what = f"no usable record: {', '.join(counts) or 'the data are empty'}"
+            raise UserError(what, where=self.path, next_step=hint)
 
     def note(self) -> str:
         """A line for the user; empty if nothing was wrong, and all fields have the names that they are read as."""
