@@ -152,7 +152,6 @@ def ablate(
     folder = out / sha256_text(request)[:12]  # the runs of another request lie beside these
     trainer = _Trainer(run, folder, silent_console(console))
     console.print(f"  a run of {PILOT_STEPS} steps, for the time of a step")
-    began = time.monotonic()
     pilot = trainer.train(arms[0], "pilot", PILOT_STEPS, 0)
     step = pilot["training_seconds"] / PILOT_STEPS
     start = START_SECONDS + pilot["validation_seconds"] + pilot["checkpoint_seconds"]

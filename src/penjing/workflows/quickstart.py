@@ -255,7 +255,7 @@ def _make_data(options: QuickstartOptions, source: str, log: StageLog) -> str:
             "bytes": facts.num_bytes,
             "han_fraction": facts.scripts["Han"],
             "warnings": facts.warnings,
-            **_cleaning_facts(bad_records),
+            **bad_records.summary(),
             "files_sha256": {path.name: content_of(path)[1] for path in corpus.files[:20]},
         }
     )
@@ -265,19 +265,6 @@ def _make_data(options: QuickstartOptions, source: str, log: StageLog) -> str:
     if 2 * bad_records.left_out > bad_records.records:
         note += "; to keep them, add data.clean="
     return note + (f"; not used: {units.listing(files.unused)}" if files.unused else "")
-
-
-def _cleaning_facts(counts: records.BadRecords) -> dict[str, Any]:
-    """How many records were left out and changed, and why, for the report."""
-    facts = {"left_out": (counts.left_out, counts.reasons), "changed": (counts.changed.total(), counts.changed)}
-    return {
-        "records": counts.records,
-        **{
-            name: f"{total:,} ({', '.join(f'{reason}: {number:,}' for reason, number in reasons.most_common())})"
-            for name, (total, reasons) in facts.items()
-            if total
-        },
-    }
 
 
 def _data_files(options: QuickstartOptions) -> DataFiles:

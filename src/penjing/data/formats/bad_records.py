@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from penjing.base.errors import UserError
 from penjing.data.formats.source_location import SourceLocation, UnrecoverableFileError
@@ -152,6 +152,12 @@ class BadRecords:
             return ""
         return "read " + ", ".join(f"{field} as {role}" for (field, role), _ in self.roles.most_common(_MAX_FIELDS))
 
+    def summary(self) -> dict[str, Any]:
+        """How many records were read; left out and changed ones with all reasons, where there are any."""
+        found = {"left_out": (self.left_out, self.reasons), "changed": (self.changed.total(), self.changed)}
+        shown = {name: f"{num:,}{_counted(reasons, len(reasons))}" for name, (num, reasons) in found.items() if num}
+        return {"records": self.records, **shown}
+
     def _ignored_note(self) -> str:
         most_common = sorted(self.ignored.items(), key=lambda item: -item[1][0])
         listed = [
@@ -195,9 +201,9 @@ class UncheckedRecords(BadRecords):
         self._close()
 
 
-def _counted(counts: Counter[str]) -> str:
+def _counted(counts: Counter[str], most: int = _NUM_SHOWN) -> str:
     """The largest counts in brackets."""
-    shown = ", ".join(f"{name}: {count:,}" for name, count in counts.most_common(_NUM_SHOWN) if count)
+    shown = ", ".join(f"{name}: {count:,}" for name, count in counts.most_common(most) if count)
     return f" ({shown})" if shown else ""
 
 

@@ -19,9 +19,16 @@ from typing import Any
 import tokenizers
 
 from penjing.base.errors import UserError
-from penjing.base.files import read_json, sha256_text, write_json, write_text
+from penjing.base.files import sha256_text, write_json, write_text
 from penjing.data.chat import CHAT_TEMPLATE
 from penjing.data.chat.external_templates import answer_end
+from penjing.data.tokenizer.config_files import (
+    add_config_tokens,
+    read_object,
+    read_template,
+    token_text,
+    without_token_list,
+)
 from penjing.data.tokenizer.regex_dos_check import read_checked
 
 END_OF_TEXT = "<|endoftext|>"
@@ -243,12 +250,12 @@ class Tokenizer:
         token_names = dict(self.roles.names) | {"eos_token": MESSAGE_END}
         roles = replace(self.roles, message_end=MESSAGE_END, names=tuple(sorted(token_names.items())))
         settings = {**(self._settings or {}), "eos_token": MESSAGE_END}
-        return Tokenizer(full, CHAT_TEMPLATE, roles=roles, settings=_without_token_list(settings))
+        return Tokenizer(full, CHAT_TEMPLATE, roles=roles, settings=without_token_list(settings))
 
     def with_definition(self, definition: str) -> Tokenizer:
         """A copy with another tokenizer.json, and the same template and special tokens."""
         roles = None if self.roles == _CHATML_TOKENS else self.roles
-        settings = self._settings and _without_token_list(self._settings)
+        settings = self._settings and without_token_list(self._settings)
         return Tokenizer(tokenizers.Tokenizer.from_str(definition), self.template, roles=roles, settings=settings)
 
     def save(self, folder: Path) -> None:
@@ -269,7 +276,7 @@ class Tokenizer:
                 "model_max_length": 1_000_000,
             }
         else:  # names from another file; chat templates refer to them
-            settings = {**settings, **{n: token for n, token in self.roles.names if not _token_text(settings.get(n))}}
+            settings = {**settings, **{n: token for n, token in self.roles.names if not token_text(settings.get(n))}}
         template = {"chat_template": self.template} if self.template else {}
         write_json(folder / "tokenizer_config.json", {**settings, **template})
         if self.roles != _CHATML_TOKENS:
@@ -292,15 +299,15 @@ class Tokenizer:
                 wanted="a folder with tokenizer.json",
                 next_step=f"tokenizer.model alone is not read: {advice}" if is_sentencepiece else None,
             )
-        template, settings = _read_template(folder), _read_object(folder / "tokenizer_config.json")
+        template, settings = read_template(folder), read_object(folder / "tokenizer_config.json")
         settings.pop("chat_template", None)
         try:
             full = tokenizers.Tokenizer.from_str(read_checked(path))
             ours = all(full.token_to_id(token) is not None for token in CONTROL_TOKENS)
             if ours and (template or CHAT_TEMPLATE) == CHAT_TEMPLATE and not (folder / ROLES).is_file():
                 return cls(full, CHAT_TEMPLATE)
-            _add_config_tokens(full, settings, folder)
-            if saved := _read_object(folder / ROLES):
+            add_config_tokens(full, settings, folder)
+            if saved := read_object(folder / ROLES):
                 names, stop = tuple(map(tuple, saved["names"])), tuple(saved["stop"])
                 roles = SpecialTokens(**{**saved, "names": names, "stop": stop})
             else:
@@ -383,61 +390,6 @@ def _lost_text_error(token: str) -> UserError:
     )
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is no file."""
-    value = read_json(path) if path.is_file() else {}
-    if not isinstance(value, dict):
-        raise UserError("not a table", where=path, got=type(value).__name__)
-    return value
-
-
-def _read_template(folder: Path) -> str:
-    """The chat template of a folder, from any of the files that may hold it; empty if there is none."""
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError("not valid UTF-8", where=path, got=f"byte {error.start}") from None
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        value = _read_object(folder / name).get("chat_template")
-        if isinstance(value, list):  # several templates, by name
-            entries = [entry for entry in value if isinstance(entry, dict)]
-            value = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
-        if isinstance(value, str):
-            return value
-    return ""
-
-
-def _without_token_list(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """tokenizer_config.json without its list of tokens, which in transformers would override tokenizer.json's."""
-    return {name: value for name, value in settings.items() if name != "added_tokens_decoder"}
-
-
-def _token_text(value: Any) -> str | None:
-    """The text of a token in tokenizer_config.json, which is a string or an object with flags."""
-    value = value.get("content") if isinstance(value, dict) else value
-    return value if isinstance(value, str) and value else None
-
-
-def _add_config_tokens(full: tokenizers.Tokenizer, settings: Mapping[str, Any], folder: Path) -> None:
-    """Add the control tokens that only tokenizer_config.json lists, with its ids."""
-    listed = settings.get("added_tokens_decoder") or {}
-    existing = full.get_added_tokens_decoder()
-    for index, token in sorted((int(index), token) for index, token in listed.items()):
-        if index in existing or _token_text(token) is None:
-            continue
-        flags = {name: bool(token.get(name, False)) for name in ("lstrip", "rstrip", "normalized", "single_word")}
-        full.add_tokens([tokenizers.AddedToken(token["content"], special=bool(token.get("special")), **flags)])
-        if full.token_to_id(token["content"]) != index:
-            raise UserError(
-                "tokenizer_config.json and tokenizer.json number the tokens differently",
-                where=folder,
-                got=f"{token['content']} at {full.token_to_id(token['content'])}",
-                wanted=index,
-            )
-
-
 def infer_special_tokens(
     full: tokenizers.Tokenizer, folder: Path, template: str, settings: Mapping[str, Any]
 ) -> SpecialTokens:
@@ -445,9 +397,9 @@ def infer_special_tokens(
 
     Raises UserError if no token ends a text.
     """
-    token_map = _read_object(folder / "special_tokens_map.json")
+    token_map = read_object(folder / "special_tokens_map.json")
     names = {
-        name: token for name in NAMES if (token := _token_text(settings.get(name)) or _token_text(token_map.get(name)))
+        name: token for name in NAMES if (token := token_text(settings.get(name)) or token_text(token_map.get(name)))
     }
     ends = _generation_end_tokens(full, folder)
     if "eos_token" not in names and ends:
@@ -497,7 +449,7 @@ def _generation_end_tokens(full: tokenizers.Tokenizer, folder: Path) -> list[str
     """
     added = full.get_added_tokens_decoder()
     for name in ("generation_config.json", "config.json"):
-        value = _read_object(folder / name).get("eos_token_id")
+        value = read_object(folder / name).get("eos_token_id")
         ids = value if isinstance(value, list) else [value]
         tokens = [added[index].content for index in ids if _is_id(index) and index in added]
         if tokens:
