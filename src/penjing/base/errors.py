@@ -43,6 +43,12 @@ class UserError(Exception):
         return " ".join(text.split())
 
 
+def missing_extra(package: str, extra: str = "data", where: object = None) -> UserError:
+    """The error for a package that an extra of penjing installs."""
+    next_step = f'Install it: pip install "penjing[{extra}]"'
+    return UserError(f"the {package} package is needed", where=where, next_step=next_step)
+
+
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """The choice most similar to `name`, for "did you mean"; None if nothing is close."""
     choices = list(choices)

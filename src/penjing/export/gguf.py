@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from penjing import __version__
-from penjing.base.errors import UserError, suggest
+from penjing.base.errors import UserError, missing_extra, suggest
 from penjing.base.files import disk_error, write_text
 from penjing.data.chat.external_templates import run_template
 from penjing.data.formats import Message
@@ -311,7 +311,7 @@ def export(
     try:
         import gguf  # noqa: F401
     except ImportError:
-        raise UserError("the gguf package is needed", next_step='pip install "penjing[gguf]"') from None
+        raise missing_extra("gguf", "gguf") from None
     _check_type(kind, path)
     check_gguf_support(model.config)
     if path.exists() and not gguf_read.is_ours(path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from penjing.base.errors import UserError, suggest
+from penjing.base.errors import UserError, missing_extra, suggest
 from penjing.base.files import write_json
 from penjing.convert.hf_config import hf_config
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -77,7 +77,7 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = 
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UserError(f"the {error.name} package is needed", next_step='pip install "penjing[onnx]"') from None
+        raise missing_extra(str(error.name), "onnx") from None
     with export_folder(path) as folder:
         _write(float_copy(model), folder, kind)
         tokenizer.save(folder)

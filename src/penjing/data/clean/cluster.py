@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.config import read_toml
-from penjing.base.errors import UserError
+from penjing.base.errors import UserError, missing_extra
 from penjing.data.clean.pipeline import Pipeline
 
 _EXECUTORS = {"local": "LocalPipelineExecutor", "ray": "RayPipelineExecutor", "slurm": "SlurmPipelineExecutor"}
@@ -36,7 +36,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Cluster:
-    """settings: those of datatrove's executor, such as `workers`, or `partition` and `time` for Slurm."""
+    """An executor of datatrove. where: the file that names it.
+
+    settings: those of datatrove's executor, such as `workers`, or `partition` and `time` for Slurm.
+    """
 
     where: Path
     executor: str
@@ -60,9 +63,7 @@ class Cluster:
         try:
             import datatrove.executor as executors
         except ImportError:
-            raise UserError(
-                "the datatrove package is needed", next_step='pip install "penjing[data,cluster]"'
-            ) from None
+            raise missing_extra("datatrove", "data,cluster") from None
         shutil.rmtree(logs, ignore_errors=True)
         given = {"pipeline": [task], "tasks": len(task.arguments), "logging_dir": str(logs), "skip_completed": False}
         try:

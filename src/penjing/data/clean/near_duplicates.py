@@ -13,7 +13,7 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from penjing.base.config import PositiveInt
-from penjing.base.errors import UserError
+from penjing.base.errors import missing_extra
 from penjing.data.clean.ngrams import Hashes, mix, shingles
 from penjing.data.clean.rule import CorpusRule, Place, Record, RuleSettings
 from penjing.data.formats.schema import Chat, Document
@@ -113,7 +113,5 @@ def _min_hash() -> Any:
     try:
         from rensa import RMinHash
     except ImportError:
-        raise UserError(
-            "needs the library rensa", where="near_duplicates", next_step='pip install "penjing[data]"'
-        ) from None
+        raise missing_extra("rensa") from None
     return RMinHash

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-from penjing.base.errors import UserError
+from penjing.base.errors import missing_extra
 from penjing.data.clean.rule import Dropped, Record, Rule
 from penjing.data.clean.text_scan import Scan, scan
 from penjing.data.formats.schema import Document
@@ -45,4 +45,4 @@ def first_above(measures: Iterable[tuple[str, float, float, float]]) -> Dropped 
 def needs(package: str) -> None:
     """Raises UserError if the package of the extra `data` is not installed."""
     if find_spec(package) is None:
-        raise UserError(f"the {package} package is needed", next_step='pip install "penjing[data]"')
+        raise missing_extra(package)

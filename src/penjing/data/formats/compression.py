@@ -8,8 +8,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, cast
 
+from penjing.base.errors import missing_extra
 from penjing.data.formats.encodings import ChunkReader
-from penjing.data.formats.source_location import missing_extra
 
 PACKED = (".gz", ".zst")
 PACKED_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
@@ -34,7 +34,7 @@ class _ZstdReader(ChunkReader):
         try:
             import zstandard
         except ImportError:
-            raise missing_extra("zstandard", path) from None
+            raise missing_extra("zstandard", where=path) from None
         super().__init__(stream)
         self._error, self._new_frame = zstandard.ZstdError, zstandard.ZstdDecompressor().decompressobj
         self._frame: zstandard.ZstdDecompressionObj | None = None

@@ -1,6 +1,6 @@
 """The fields of a record by their standard names: as `data.columns` says, or whatever the capitals of a name are.
 
-A conversation may be text inside a field: JSON, a list as Python writes it, or a transcript (`data/formats/texts.py`).
+A conversation may be text inside a field: JSON, a list as Python writes it, or a transcript (transcripts.py).
 """
 
 from __future__ import annotations

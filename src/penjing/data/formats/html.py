@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from penjing.base.errors import UserError
+from penjing.base.errors import UserError, missing_extra
 from penjing.data.formats.encodings import guess_encoding, marked_encoding
 from penjing.data.formats.files import open_data
-from penjing.data.formats.source_location import missing_extra
 
 LARGEST_PAGE_BYTES = 1 << 24  # 16 MiB; trafilatura needs some 10 seconds and 600 MB for such a page
 _LARGEST_DEPTH = 250  # libxml2, below trafilatura, drops what is nested deeper

@@ -55,12 +55,6 @@ def unrecoverable(error: UserError, where: object = None) -> UnrecoverableFileEr
     )
 
 
-def missing_extra(package: str, where: object = None) -> UserError:
-    return UserError(
-        f"the {package} package is needed", where=where, next_step='Install it: pip install "penjing[data]"'
-    )
-
-
 def present(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """The first of `names` whose value in the record is not null."""
     for name in names:

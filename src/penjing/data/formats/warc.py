@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from penjing.base.errors import UserError
+from penjing.base.errors import UserError, missing_extra
 from penjing.data.formats.files import DataFile, open_data
 from penjing.data.formats.html import LARGEST_PAGE_BYTES, html_text
-from penjing.data.formats.source_location import missing_extra, unrecoverable
+from penjing.data.formats.source_location import unrecoverable
 
 _PAGES = ("text/html", "application/xhtml+xml")
 _CHUNK_SIZE = re.compile(rb"(?:\r?\n)?([0-9a-fA-F]{1,7})[^\r\n]{0,100}\r?\n")
@@ -43,7 +43,7 @@ def warc_documents(path: Path) -> Iterator[tuple[int, str | UserError]]:
     try:
         from fastwarc.warc import ArchiveIterator
     except ImportError:
-        raise missing_extra("fastwarc", path) from None
+        raise missing_extra("fastwarc", where=path) from None
     number = 0
     try:
         with open_data(path, convert=False) as file:
