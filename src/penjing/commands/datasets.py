@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,7 +64,7 @@ def data_get(
     from penjing.data.catalog.registry import get
 
     folder = get(name, out, progress=lambda text: console.print(f"  {text}", highlight=False))
-    say(f"{folder}: ready for data.train={folder}")
+    say(f"{folder}: ready for data.train={shlex.quote(str(folder))}")
 
 
 @data_app.command("toyworld")

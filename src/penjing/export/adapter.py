@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def save_run_adapter(
         raise UserError(
             "its base has been given tokens that the one elsewhere lacks",
             where=folder,
-            next_step=f"Export the merged model: penjing export hf {run.out}",
+            next_step=f"Export the merged model: penjing export hf {shlex.quote(run.out)}",
         )
     extra = {"run": Path(run.out).name, "step": step, "learned_from": run.data.format}
     base_name = _base_name(run.init_from)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -218,6 +219,7 @@ def print_ablation(made: Ablation, console: Console) -> None:
     print_table(console, ("what", "bits per byte saved>", "95 % interval>", "verdict"), effects)
     if made.weights:
         weights = ",".join(f"{weight:g}" for weight in made.weights.values())
-        console.print(f"  recommended (an estimate): data.weights={weights} for data.train={','.join(made.weights)}")
+        sources = shlex.quote(",".join(made.weights))
+        console.print(f"  recommended (an estimate): data.weights={weights} for data.train={sources}")
     size = f"{units.count(made.parameters)} parameters and {units.count(made.tokens)} tokens a run"
     console.print(f"  {size}: for a larger model or more tokens than a source has, the order may differ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -115,6 +116,6 @@ def _print(counts: dict[str, Any], console: Console, out: Path | None) -> None:
     if out is None:
         console.print("a dry run: nothing is written", highlight=False)
         return
-    done = f"report and trace: {out / CLEANING}; train on it with data.train={out}"
+    done = f"report and trace: {out / CLEANING}; train on it with data.train={shlex.quote(str(out))}"
     done = done if counts["is_new"] else f"nothing changed since the last run; {done}"
     console.print(done, soft_wrap=True, highlight=False, markup=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -143,11 +144,11 @@ def _work_through(options: QuickstartOptions, source: str, log: StageLog, consol
     log.stage("evaluate", lambda: _evaluate(out, files, pretraining))
     last = out / ("pretrain" if finetuning is None else "sft")
     log.stage("export", lambda: _export(out, last, log))
-    log.record(next=f"penjing serve {out}")
+    log.record(next=f"penjing serve {shlex.quote(str(out))}")
     record, page = write_page([out])
     console.print(Text(f"report: {page}"))
     print_summary(record, console)
-    console.print(Text(f"      then open {ADDRESS} in a browser; or talk here: penjing chat {out}"))
+    console.print(Text(f"      then open {ADDRESS} in a browser; or talk here: penjing chat {shlex.quote(str(out))}"))
 
 
 # --- start -----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 import penjing
 from penjing.base.errors import UserError
@@ -27,6 +29,7 @@ from penjing.data.clean.pipeline import Pipeline
 from penjing.data.corpus import Corpus, DataSettings
 from penjing.data.formats import READERS, Chat, Document, Message, PreferenceRecord
 from penjing.data.formats.write import record_row
+from penjing.workflows.clean_corpus import clean_corpus
 
 RULES = ("unicode", "exact_duplicates", "near_duplicates")
 WORDS = [f"{first}{last}" for first in "bcdfgklmnprst" for last in ("an", "ell", "irt", "ond", "uck", "ail", "ow")]
@@ -311,3 +314,10 @@ def test_a_trace_has_bounded_samples(tmp_path: Path) -> None:
     entries = trace(tmp_path / "out")
     assert [entry["line"] for entry in entries if entry["action"] == "dropped"] == list(range(3, 301))
     assert sum("sample" in entry for entry in entries) < 30
+
+
+def test_the_command_to_train_on_it_can_be_copied(tmp_path, capsys):
+    source, out = tmp_path / "my texts.jsonl", tmp_path / "all clean"
+    source.write_text(json.dumps({"text": "The mill stands by the river, and nobody works there."}) + "\n")
+    clean_corpus([source], out, Console(width=500), pipeline=["unicode"])
+    assert f"data.train={shlex.quote(str(out))}" in capsys.readouterr().out
