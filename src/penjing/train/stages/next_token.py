@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -112,23 +113,27 @@ class NextTokenStage(Stage[NextTokenSettings]):
 
     def _validate_sources(self, rows: MixedRows) -> dict[str, float]:
         """The loss over all sources in their shares, and of each source."""
-        indices_by_source: dict[int, list[int]] = {number: [] for number in range(len(rows.sources))}
-        for index in range(self._num_held_out):
-            indices_by_source[rows.place(index)[0]].append(index)
         metrics, nats, targets = dict[str, float](), 0.0, 0.0
         labels = source_labels([one.name for one in rows.sources])
-        for number, indices in indices_by_source.items():
-            if not indices:
-                continue
+        for number, (indices, scored) in self._held_out_parts.items():
             batches = map(self._held_out_batch, self._local_batches(indices, self.micro_size))
             loss = held_out_means(NextToken(), self.model, batches, self.strategy, [LOSS_METRIC])[VAL_LOSS]
-            scored = sum(float(rows.row(index).weight_T.sum()) for index in indices)
             nats, targets = nats + loss * scored, targets + scored
             one, metric = rows.sources[number], VAL_LOSS
             if self.run.data.format == "documents":
                 loss, metric = loss / math.log(2) * _targets_per_byte(one.rows.shards), "val_bits_per_byte"
             metrics[f"{metric}_{labels[number]}"] = loss
         return {**self.with_bits_per_byte({VAL_LOSS: nats / targets}), **metrics}
+
+    @cached_property
+    def _held_out_parts(self) -> dict[int, tuple[list[int], float]]:
+        """By source: its held-out rows, and the weight of their targets. Not of sources without any."""
+        rows, parts = self.held_out, dict[int, tuple[list[int], float]]()
+        assert isinstance(rows, MixedRows)
+        for index in range(self._num_held_out):
+            indices, scored = parts.get(rows.place(index)[0], ([], 0.0))
+            parts[rows.place(index)[0]] = [*indices, index], scored + float(rows.row(index).weight_T.sum())
+        return dict(sorted(parts.items()))
 
     @property
     def _num_held_out(self) -> int:
