@@ -9,8 +9,9 @@ from torch import nn
 
 from penjing.loader.batch_source import Source
 from penjing.loader.prefetch import Prefetch
-from penjing.parallel import ddp
-from penjing.parallel.ddp import SETUP_TIMEOUT, TIMEOUT, DataParallel
+from penjing.parallel import ddp, process_group
+from penjing.parallel.ddp import DataParallel
+from penjing.parallel.process_group import SETUP_TIMEOUT, TIMEOUT
 from penjing.parallel.single import Single
 
 CARD = torch.device("meta")  # stands for a GPU: it is not the CPU
@@ -32,7 +33,7 @@ def strategy(monkeypatch, carried):
             raise RuntimeError(f"No backend type associated with device type {value.device.type}")
         carried.append(group)
 
-    monkeypatch.setattr(ddp, "rendezvous", lambda url, timeout: iter([(distributed.HashStore(), 0, 2)]))
+    monkeypatch.setattr(process_group, "rendezvous", lambda url, timeout: iter([(distributed.HashStore(), 0, 2)]))
     monkeypatch.setattr(distributed, "init_process_group", lambda backend, **options: None)
     monkeypatch.setattr(distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
