@@ -27,7 +27,6 @@ def bench_matmul(
     """TFLOPS of square matmuls: median, spread, and the fraction of the stated peak.
 
     [bold]Example[/]
-
     penjing bench matmul --seconds 20
     """
     from penjing.planner.profile import run_matmul

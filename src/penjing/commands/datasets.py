@@ -25,7 +25,6 @@ def data_list() -> None:
     """List the corpora that `penjing data get` knows, with size, tokens and licence.
 
     [bold]Example[/]
-
     penjing data list
     """
     from penjing.data.catalog.registry import CATALOGUE
@@ -56,9 +55,7 @@ def data_get(
     """Download a corpus by name and verify its checksum. An interrupted download leaves nothing behind.
 
     [bold]Examples[/]
-
     penjing data get sanguo
-
     penjing data get tinystories --out corpora
     """
     from penjing.data.catalog.registry import get
@@ -81,7 +78,6 @@ def data_toyworld(
     """Generate the toy world: short stories in Chinese and English from a simulation, with checkable questions.
 
     [bold]Example[/]
-
     penjing data toyworld --out data/toyworld --documents 100000
     """
     from penjing.data import synthetic
@@ -117,9 +113,7 @@ def data_look(
     mask, lengths, tokens, languages, and what cannot be read.
 
     [bold]Examples[/]
-
     penjing data look chats.jsonl
-
     penjing data look my.csv --columns ask:question,reply:answer
     """
     from penjing.workflows.data_look import data_look
@@ -154,11 +148,8 @@ def data_clean(
     the report, the rules with all settings, and a trace of every record that was dropped or changed.
 
     [bold]Examples[/]
-
     penjing data clean corpus.jsonl --out data/clean
-
     penjing data clean crawl books --out data/clean --pipeline rules.toml
-
     penjing data clean corpus.jsonl --dry-run --pipeline default --pipeline near_duplicates
     """
     from penjing.workflows.clean_corpus import clean_corpus
@@ -185,7 +176,6 @@ def data_ablate(
     Stopped and started again, it goes on. KEY=VALUE are settings of the runs (recipe tiny).
 
     [bold]Example[/]
-
     penjing data ablate web.jsonl books.jsonl --held-out good.jsonl --budget 10min
     """
     from dataclasses import asdict
@@ -223,7 +213,6 @@ def tokenizer_train(
     """Train a byte-level BPE tokenizer with ChatML control tokens, in the format of `tokenizers`.
 
     [bold]Example[/]
-
     penjing tokenizer train corpus.jsonl --vocabulary 6400 --out tokenizer
     """
     from penjing.workflows.tokenizers import train
@@ -244,9 +233,7 @@ def tokenizer_extend(
     tokenizer.path=DIR: each new token starts as the mean of its pieces.
 
     [bold]Examples[/]
-
     penjing tokenizer extend models/qwen --add 量子纠缠 --add words.txt --out extended
-
     penjing tokenizer extend runs/base --train papers.jsonl --vocabulary 8000 --out extended
     """
     from penjing.workflows.tokenizers import extend
@@ -263,7 +250,6 @@ def tokenizer_report(
     """Report how well a tokenizer compresses texts of each script, which ids are unused, and what its ids cost.
 
     [bold]Example[/]
-
     penjing tokenizer report runs/quickstart corpus.jsonl
     """
     from penjing.workflows.tokenizers import report
@@ -279,7 +265,6 @@ def tokenizer_show(
     """Show how a tokenizer splits a text.
 
     [bold]Example[/]
-
     penjing tokenizer show runs/quickstart "Mia has 3 apples."
     """
     from penjing.workflows.show_tokens import print_tokens

@@ -27,7 +27,6 @@ def export_hf(
     """Write a Hugging Face directory that stock `transformers` loads, verified against penjing's logits and text.
 
     [bold]Example[/]
-
     penjing export hf runs/quickstart my-model
     """
     from penjing.export.default_paths import default_path
@@ -63,9 +62,7 @@ def export_gguf(
     Also writes a Modelfile for Ollama next to it.
 
     [bold]Examples[/]
-
     penjing export gguf runs/quickstart
-
     penjing export gguf runs/quickstart my-model-q8_0.gguf --dtype q8_0 --licence apache-2.0 --language zh
     """
     from penjing.export.default_paths import default_path, model_name
@@ -98,7 +95,6 @@ def export_onnx(
     """Write an ONNX graph (token ids to logits) and its tokenizer, verified with onnxruntime against penjing's logits.
 
     [bold]Example[/]
-
     penjing export onnx runs/quickstart my-model-onnx
     """
     from penjing.export.default_paths import default_path
@@ -125,9 +121,7 @@ def adapter_merge(
     """Merge an adapter into its base: write a Hugging Face directory, verified against penjing's logits and text.
 
     [bold]Examples[/]
-
     penjing adapter merge runs/lora --out merged
-
     penjing adapter merge runs/sft --adapter downloads/adapter --out merged
     """
     from penjing.export.adapter import merge_adapter
@@ -143,9 +137,7 @@ def adapter_export(
     """Write the adapter that a run trained, or another one of a base model, in the format of `peft`.
 
     [bold]Examples[/]
-
     penjing adapter export runs/lora my-adapter
-
     penjing adapter export full_sft_768.pth my-adapter --adapter lora_medical_768.pth
     """
     from penjing.export.adapter import export_adapter
@@ -163,9 +155,7 @@ def average(
     """Average the weights of models with the same shape.
 
     [bold]Examples[/]
-
     penjing average runs/pretrain --last 3 --out runs/mean
-
     penjing average runs/a runs/b --weights 2,1 --out runs/mean
     """
     from penjing.train.average import average_models

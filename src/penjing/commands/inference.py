@@ -33,13 +33,9 @@ def chat(
     /help lists the commands of a conversation; Ctrl-C stops an answer, Ctrl-D ends.
 
     [bold]Examples[/]
-
     penjing chat runs/quickstart
-
     penjing chat runs/quickstart --prompt "Tell a story about Tom and a kite."
-
     penjing chat runs/sft --adapter runs/lora --adapter other=downloads/adapter
-
     penjing chat runs/agent --tools calculator,dates --think
     """
     from penjing.agent_tools.base import ToolSettings
@@ -84,9 +80,7 @@ def generate(
     """Answer a file of prompts. The output is a file of conversations, on which another model can be trained.
 
     [bold]Examples[/]
-
     penjing generate runs/large --prompts prompts.jsonl --out answers.jsonl
-
     penjing generate runs/large --prompts prompts.jsonl --out answers.jsonl --answers 4 --temperature 0.8 --seed 1
     """
     from penjing.workflows.generate import AnswerOptions, generate_file
@@ -125,9 +119,7 @@ def evaluate(
     """Evaluate a model on tasks with known answers, or on text.
 
     [bold]Examples[/]
-
     penjing eval runs/quickstart --questions runs/quickstart/data/eval.jsonl
-
     penjing eval runs/quickstart --text my.txt
     """
     from penjing.workflows import evaluate

@@ -20,11 +20,8 @@ def show(
     """Print a recipe with all settings resolved, the known model shapes, or a run's results.
 
     [bold]Examples[/]
-
     penjing show pretrain model=64m
-
     penjing show models
-
     penjing show runs/quickstart
     """
     from penjing.recipes import RECIPES
@@ -97,9 +94,7 @@ def doctor(
     With RUN: check every byte that a resumed run would read, and show where it resumes. Changes nothing.
 
     [bold]Examples[/]
-
     penjing doctor
-
     penjing doctor runs/quickstart
     """
     if run is not None:

@@ -27,11 +27,8 @@ def quickstart(
     If it was killed, the same command continues. If it has finished, the same command shows the results.
 
     [bold]Examples[/]
-
     penjing quickstart
-
     penjing quickstart --data my.txt --out runs/mine
-
     penjing quickstart --data sanguo max_steps=1000
     """
     from penjing.workflows import quickstart as stages
@@ -56,17 +53,11 @@ def train(
     torchrun --nproc_per_node 2 -m penjing train ...
 
     [bold]Examples[/]
-
     penjing train pretrain model=26m data.train=corpus.jsonl
-
     penjing train pretrain model=tiny model.num_hidden_layers=6 data.train=my.txt max_steps=300 out=runs/six
-
     penjing train sft init_from=runs/six data.train=chats.jsonl out=runs/six-sft
-
     penjing train lora init_from=runs/six data.train=chats.jsonl lora.rank=8 out=runs/six-lora
-
     penjing train sft init_from=downloads/SmolLM2-135M data.train=chats.jsonl out=runs/smol-sft
-
     penjing train runs/six/run.toml out=runs/again
     """
     from penjing.eval.regression_questions import print_changes

@@ -63,11 +63,8 @@ def plan_run(
     Exit code 3 if it does not fit the GPU or the budget.
 
     [bold]Examples[/]
-
     penjing plan pretrain --gpu "RTX 3090"
-
     penjing plan pretrain model=26m data.train=corpus.jsonl
-
     penjing plan downloads/SmolLM2-135M/config.json --gpu A100 --gpus 2 --unique 1.2B
     """
     from penjing.planner.inputs import PlanOptions
@@ -149,7 +146,6 @@ def plan_memory(
     """Trace a training step and show its peak memory. Exit code 3 if it does not fit.
 
     [bold]Example[/]
-
     penjing plan memory pretrain model=104m --gpu "RTX 3090" --waterfall
     """
     from penjing.planner.inputs import PlanOptions
@@ -174,7 +170,6 @@ def plan_search(
     """Trace micro-batch sizes, sequence lengths and activation checkpointing, and show the best that fit.
 
     [bold]Example[/]
-
     penjing plan search pretrain model=104m --gpu "RTX 3090" --fit 24GB
     """
     from penjing.planner.inputs import PlanOptions
@@ -197,7 +192,6 @@ def plan_tokens(
     """Compute-optimal tokens for a model size, the value of repeated epochs, and the tokens that a time allows.
 
     [bold]Example[/]
-
     penjing plan tokens --params 64M --unique 1.2B --hours 2 --gpu "RTX 3090"
     """
     from penjing.planner.counts import print_tokens
@@ -215,7 +209,6 @@ def plan_estimate(
     """Compare the common formula 6 N D / peak with our estimate.
 
     [bold]Example[/]
-
     penjing plan estimate --params 26M --tokens 10B --tflops 75
     """
     from penjing.planner.counts import print_estimate
@@ -232,7 +225,6 @@ def plan_forecast(
     """Predict a run's loss: train a few tiny models on the same data, and fit a scaling law.
 
     [bold]Example[/]
-
     penjing plan forecast pretrain model=tiny data.train=corpus.jsonl max_steps=5000 --budget 20min
     """
     from penjing.workflows.forecast import forecast_loss
@@ -247,7 +239,6 @@ def plan_verify(
     """Compare the plan of a run with its results: predicted and actual.
 
     [bold]Example[/]
-
     penjing plan verify runs/quickstart
     """
     from penjing.planner.history import verify
@@ -260,7 +251,6 @@ def plan_history(last: Annotated[int, typer.Option(help="Runs to show.", min=1)]
     """Show how accurate the plans on this machine have been.
 
     [bold]Example[/]
-
     penjing plan history --last 5
     """
     from penjing.planner.history import print_history
@@ -277,9 +267,7 @@ def plan_profile(
     """Measure this machine once: matmul, attention, copies, kernel launches. Plans then use it (level L1).
 
     [bold]Examples[/]
-
     penjing plan profile
-
     penjing plan profile pretrain model=64m --seconds 20
     """
     from penjing.planner.profile import profile

@@ -23,9 +23,7 @@ def report(
     The page is one file that needs no network.
 
     [bold]Examples[/]
-
     penjing report runs/quickstart
-
     penjing report runs/dpo runs/dpo-ipo runs/dpo-lora --out dpo.html
     """
     from penjing.workflows.report import write_page

@@ -6,152 +6,59 @@ import math
 
 from penjing.base.errors import UserError
 
-_LLAMA: dict[str, object] = {"architecture": "llama"}
-# One wide head per layer instead of four narrow ones: as wide as the model, it can match any token with itself, and
-# copying from context is learned far sooner (docs/log.md).
-_TINY: dict[str, object] = {
-    "vocab_size": 2048,
-    "hidden_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "head_dim": 128,
-    "max_position_embeddings": 1024,
-    "rope_theta": 1e4,
-    "rms_norm_eps": 1e-6,
-}
-_MINIMIND_3: dict[str, object] = {
-    "hidden_size": 768,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 96,
-    "intermediate_size": 2432,
-    "rms_norm_eps": 1e-6,
-}
+_COLUMNS = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "max_position_embeddings",
+)  # fmt: skip
 
-# Each entry lists what differs from ModelConfig's defaults.
+
+def _shape(*sizes: int, **more: object) -> dict[str, object]:
+    """sizes: in the order of _COLUMNS. more: further settings that differ from ModelConfig's defaults."""
+    return {**dict(zip(_COLUMNS, sizes, strict=True)), **more}
+
+
+def _llama(*sizes: int, **more: object) -> dict[str, object]:
+    return _shape(*sizes, architecture="llama", **more)
+
+
+_TINY = {"rope_theta": 1e4, "rms_norm_eps": 1e-6}
+_LLAMA_3 = {"rope_theta": 5e5, "rope_scaling": "llama3", "rope_factor": 32.0}
+_MINIMIND_3 = (6400, 768, 8, 8, 4, 96, 2432, 32768)
+
 PRESETS: dict[str, dict[str, object]] = {
-    # For the quickstart, on two CPU cores.
-    "tiny": {**_TINY, "intermediate_size": 352},
+    # For the quickstart, on two CPU cores. One wide head per layer instead of four narrow ones: as wide as the model,
+    # it can match any token with itself, and copying from context is learned far sooner (docs/log.md).
+    "tiny": _shape(2048, 128, 4, 1, 1, 128, 352, 1024, **_TINY),
     # The same as a mixture of experts: each token uses an inner width as in `tiny`, a third of it in the shared expert.
-    "tiny-moe": {
-        **_TINY,
-        "architecture": "glm4_moe",
-        "intermediate_size": 384,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 128,
-        "shared_expert_intermediate_size": 128,
-        "mlp_only_layers": (0,),
-    },
-    # MiniMind 1 small: 26.88 M.
-    "27m": {
-        **_LLAMA,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 32,
-        "max_position_embeddings": 512,
-        "rope_theta": 1e4,
-    },
-    # MiniMind 2 small: 25.83 M, Llama layout.
-    "26m": _LLAMA,
-    # MiniMind 3: 63.91 M, Qwen3 layout.
-    "64m": _MINIMIND_3,
-    # MiniMind 2: 104.03 M, Llama layout.
-    "104m": {
-        **_LLAMA,
-        "hidden_size": 768,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 96,
-        "intermediate_size": 2048,
-    },
+    "tiny-moe": _shape(
+        *(2048, 128, 4, 1, 1, 128, 384, 1024), **_TINY, architecture="glm4_moe", num_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=128, shared_expert_intermediate_size=128, mlp_only_layers=(0,),
+    ),
+    "27m": _llama(6400, 512, 8, 16, 8, 32, 1408, 512, rope_theta=1e4),  # MiniMind 1 small: 26.88 M
+    "26m": _llama(6400, 512, 8, 8, 2, 64, 1408, 32768),  # MiniMind 2 small: 25.83 M
+    "64m": _shape(*_MINIMIND_3, rms_norm_eps=1e-6),  # MiniMind 3: 63.91 M
+    "104m": _llama(6400, 768, 16, 8, 2, 96, 2048, 32768),  # MiniMind 2: 104.03 M
     # MiniMind 2 MoE: 145.03 M, four routed experts (two a token) and a shared one. Its router is a softmax; this one
     # is a sigmoid balanced by bias, as in the stock class that vLLM and llama.cpp support.
-    "145m-moe": {
-        "architecture": "glm4_moe",
-        "qk_norm": "none",
-        "hidden_size": 640,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 80,
-        "intermediate_size": 1728,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 1728,
-        "shared_expert_intermediate_size": 1728,
-    },
+    "145m-moe": _shape(
+        *(6400, 640, 8, 8, 2, 80, 1728, 32768), architecture="glm4_moe", qk_norm="none", num_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=1728, shared_expert_intermediate_size=1728,
+    ),
     # MiniMind 3 MoE: 198.42 M, of which a token uses 63.94 M: four routed experts, one a token, none shared.
-    "198m-moe": {
-        **_MINIMIND_3,
-        "architecture": "qwen3_moe",
-        "num_experts": 4,
-        "num_experts_per_tok": 1,
-        "moe_intermediate_size": 2432,
-    },
+    "198m-moe": _shape(
+        *_MINIMIND_3, rms_norm_eps=1e-6, architecture="qwen3_moe", num_experts=4, num_experts_per_tok=1,
+        moe_intermediate_size=2432,
+    ),
     # GPT-2's width, depth, heads and vocabulary, in the Llama layout: 123.55 M.
-    "gpt2-124m": {
-        **_LLAMA,
-        "vocab_size": 50257,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 12,
-        "intermediate_size": 2048,
-        "max_position_embeddings": 1024,
-        "rope_theta": 1e4,
-    },
-    "smollm2-135m": {
-        **_LLAMA,
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "intermediate_size": 1536,
-        "max_position_embeddings": 8192,
-        "rope_theta": 1e5,
-    },
-    "qwen3-0.6b": {
-        "vocab_size": 151936,
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 3072,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-    },
-    "tinyllama-1.1b": {
-        **_LLAMA,
-        "vocab_size": 32000,
-        "hidden_size": 2048,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "intermediate_size": 5632,
-        "max_position_embeddings": 2048,
-        "rope_theta": 1e4,
-        "tie_word_embeddings": False,
-    },
+    "gpt2-124m": _llama(50257, 768, 12, 12, 12, 64, 2048, 1024, rope_theta=1e4),
+    "smollm2-135m": _llama(49152, 576, 30, 9, 3, 64, 1536, 8192, rope_theta=1e5),
+    "qwen3-0.6b": _shape(151936, 1024, 28, 16, 8, 128, 3072, 40960, rms_norm_eps=1e-6),
+    "tinyllama-1.1b": _llama(32000, 2048, 22, 32, 4, 64, 5632, 2048, rope_theta=1e4, tie_word_embeddings=False),
     # Llama 3.2's 1B: 1.24 B.
-    "llama3.2-1b": {
-        **_LLAMA,
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 8192,
-        "max_position_embeddings": 131072,
-        "rope_theta": 5e5,
-        "rope_scaling": "llama3",
-        "rope_factor": 32.0,
-        "rope_original_max_position_embeddings": 8192,
-    },
-}
+    "llama3.2-1b": _llama(
+        *(128256, 2048, 16, 32, 8, 64, 8192, 131072), **_LLAMA_3, rope_original_max_position_embeddings=8192
+    ),
+}  # fmt: skip
 
 LADDER = ("1m", "3m", "10m", "30m", "100m", "300m", "1b")
 _LADDER_PREFIX = "ladder-"
@@ -197,17 +104,9 @@ def ladder(num_parameters: float) -> dict[str, object]:
     def shape(layers: int, width: int) -> dict[str, object]:
         head = 128 if width >= 512 else 64
         heads = width // head
-        return {
-            "vocab_size": vocabulary,
-            "hidden_size": width,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": next(kv for kv in range(1, heads + 1) if heads % kv == 0 and heads // kv <= 4),
-            "head_dim": head,
-            "intermediate_size": round(width * 8 / 3 / 64) * 64,
-            "max_position_embeddings": 32768 if num_parameters > 5e6 else 4096,
-            "rms_norm_eps": 1e-6,
-        }
+        groups = next(kv for kv in range(1, heads + 1) if heads % kv == 0 and heads // kv <= 4)
+        inner, positions = round(width * 8 / 3 / 64) * 64, 32768 if num_parameters > 5e6 else 4096
+        return _shape(vocabulary, width, layers, heads, groups, head, inner, positions, rms_norm_eps=1e-6)
 
     def count(layers: int, width: int) -> float:
         config = shape(layers, width)
