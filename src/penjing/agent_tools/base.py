@@ -36,10 +36,8 @@ class ToolSettings(Settings):
 
 
 class Tool(Protocol):
-    """schema: the function in OpenAI's form: name, description, parameters (a JSON schema).
-
-    One with `result_is_answer = True` ends a turn: nothing is to be said after its result.
-    """
+    """schema: the function in OpenAI's form: name, description, parameters (a JSON schema). One with `result_is_answer
+    = True` ends a turn: nothing is to be said after its result."""
 
     @property
     def schema(self) -> dict[str, Any]: ...

@@ -121,10 +121,8 @@ def _import(source: str) -> Any:
 
 
 def _call_with_timeout(tool: Tool, arguments: Mapping[str, Any], seconds: float) -> str:
-    """Call user code. Its errors are returned to the model; a call that hangs is abandoned.
-
-    Raises BadArgumentsError.
-    """
+    """Call user code. Its errors are returned to the model; a call that hangs is abandoned. Raises
+    BadArgumentsError."""
     answers: queue.Queue[tuple[bool, str]] = queue.Queue()
 
     def target() -> None:

@@ -31,21 +31,15 @@ TOY_WORLD_SCHEMA: dict[str, Any] = {
 
 
 class Calculator:
-    schema = function(
-        "calculator",
-        "Work out an arithmetic expression.",
-        {"expression": "such as (12+3)*4"},
-    )
+    schema = function("calculator", "Work out an arithmetic expression.", {"expression": "such as (12+3)*4"})
 
     def call(self, arguments: Mapping[str, Any]) -> str:
         return show(evaluate(text(arguments, "expression")))
 
 
 class Calc(Calculator):
-    """The calculator as the toy world teaches to call it: the tool of a quickstart's model.
-
-    Its conversations end with the call, so that the result is the answer: what to say after one is taught nowhere.
-    """
+    """The calculator as the toy world teaches to call it: the tool of a quickstart's model. Its conversations end with
+    the call, so that the result is the answer: what to say after one is taught nowhere."""
 
     schema = TOY_WORLD_SCHEMA
     result_is_answer = True

@@ -28,11 +28,7 @@ UNITS: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 # Kelvin = (degrees + offset) x factor.
-TEMPERATURES = {
-    "k": ("0", Fraction(1)),
-    "c": ("273.15", Fraction(1)),
-    "f": ("459.67", Fraction(5, 9)),
-}
+TEMPERATURES = {"k": ("0", Fraction(1)), "c": ("273.15", Fraction(1)), "f": ("459.67", Fraction(5, 9))}
 _SPELLINGS = {
     "metre": "m", "meter": "m", "kilometre": "km", "kilometer": "km", "centimetre": "cm", "centimeter": "cm",
     "millimetre": "mm", "millimeter": "mm", "in": "inch", "inches": "inch", "ft": "foot", "feet": "foot",

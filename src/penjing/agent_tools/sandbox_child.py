@@ -234,10 +234,8 @@ def _ruleset(libc: ctypes.CDLL, folder: str, newest_abi: int) -> tuple[int, str]
 
 
 def _become_nobody(folder: str, file: str) -> None:
-    """As root: become the user nobody, if it can reach the interpreter and the folder, which becomes its own.
-
-    If not (a Python in /root), or without the right to: the process stays root, without capabilities.
-    """
+    """As root: become the user nobody, if it can reach the interpreter and the folder, which becomes its own. If not (a
+    Python in /root), or without the right to: the process stays root, without capabilities."""
     try:
         os.setgroups([])
         os.chown(folder, NOBODY, NOBODY)
@@ -322,10 +320,8 @@ def take(pipe: int) -> bytes:
 
 
 def run_as_main(file: str) -> bool:
-    """Run a file as the main program: true at its end. Raises whatever it raises.
-
-    Not with runpy, whose `with` blocks the file could teach to swallow its exit.
-    """
+    """Run a file as the main program: true at its end. Raises whatever it raises. Not with runpy, whose `with` blocks
+    the file could teach to swallow its exit."""
     module = types.ModuleType("__main__")
     module.__file__ = file
     sys.modules["__main__"] = module

@@ -12,10 +12,8 @@ BEFORE, AFTER = "before", "after"
 
 
 def wilson(correct: float, total: int, z: float = Z_95) -> tuple[float, float]:
-    """The Wilson score interval of a fraction (Wilson 1927); [0, 1] without questions.
-
-    centre = (p + z^2/2n) / (1 + z^2/n), half width = z/(1 + z^2/n) * sqrt(p(1-p)/n + z^2/4n^2)
-    """
+    """The Wilson score interval of a fraction (Wilson 1927); [0, 1] without questions. centre = (p + z^2/2n) / (1 +
+    z^2/n), half width = z/(1 + z^2/n) * sqrt(p(1-p)/n + z^2/4n^2)."""
     if total <= 0:
         return 0.0, 1.0
     fraction = correct / total

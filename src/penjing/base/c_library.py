@@ -81,9 +81,7 @@ def load(library: type[L], compiler: str, links: Sequence[str] = ()) -> L:
 
 def is_intact(path: Path) -> bool:
     """Whether the library ends in the SHA-256 of its other bytes. To load a truncated one kills the process (SIGBUS).
-
-    Loaders ignore bytes after the last section. Raises OSError if the file cannot be read.
-    """
+    Loaders ignore bytes after the last section. Raises OSError if the file cannot be read."""
     content = path.read_bytes()
     return hashlib.sha256(content[:-32]).digest() == content[-32:]
 

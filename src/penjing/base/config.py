@@ -393,10 +393,8 @@ def to_dict(value: Any) -> dict[str, Any]:
 
 
 def to_toml(value: Any, decisions: Iterable[Decision] = ()) -> str:
-    """A resolved configuration as TOML; `resolve(type, read_toml(...))` gives the same one back.
-
-    decisions: written as comments beside their settings.
-    """
+    """A resolved configuration as TOML; `resolve(type, read_toml(...))` gives the same one back. decisions: written as
+    comments beside their settings."""
     comments: dict[str, list[str]] = {}
     for decision in decisions:
         stays = operator.attrgetter(decision.field)(value) == decision.was

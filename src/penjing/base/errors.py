@@ -10,11 +10,8 @@ EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
 
 
 class UserError(Exception):
-    """A mistake that the user can correct.
-
-    what: the mistake. where: the file, line or setting. got, wanted: the actual and the allowed value. next_step: what
-    to type or change. All of them are joined into one line.
-    """
+    """A mistake that the user can correct. what: the mistake. where: the file, line or setting. got, wanted: the actual
+    and the allowed value. next_step: what to type or change. All of them are joined into one line."""
 
     def __init__(
         self,

@@ -45,10 +45,8 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder, or check an existing one, before the work whose result is written there.
-
-    Raises UserError for a file of that name, DiskError for a folder that cannot be created or written to.
-    """
+    """Create a folder, or check an existing one, before the work whose result is written there. Raises UserError for a
+    file of that name, DiskError for a folder that cannot be created or written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -79,10 +77,8 @@ def check_free_space(folder: Path, wanted_bytes: int) -> None:
 
 
 class NewFile:
-    """A new file, written, synced and hashed in one pass. It never follows a symbolic link.
-
-    The only system calls are `os.open`, `os.write`, `os.fsync` and `os.close`; tests make each of them fail.
-    """
+    """A new file, written, synced and hashed in one pass. It never follows a symbolic link. The only system calls are
+    `os.open`, `os.write`, `os.fsync` and `os.close`; tests make each of them fail."""
 
     _CHUNK_BYTES = 1 << 24  # maximum of one system call; hashing and writing release the GIL
 
@@ -125,10 +121,8 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary sibling of `path`; on success fsync it and rename it over `path`, on failure remove it.
-
-    A reader sees the old file or the new one, never a partial one, even if the process is killed.
-    """
+    """Open a temporary sibling of `path`; on success fsync it and rename it over `path`, on failure remove it. A reader
+    sees the old file or the new one, never a partial one, even if the process is killed."""
     path = Path(path)
     # Not the process id: threads, and containers that share a home directory, write at the same time under one id.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")

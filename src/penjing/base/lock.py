@@ -19,11 +19,8 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock `folder`. The operating system releases the lock when this process dies.
-
-    Raises UserError naming the owner if another process holds the lock. On file systems without locks (some network
-    ones) nothing is locked.
-    """
+    """Lock `folder`. The operating system releases the lock when this process dies. Raises UserError naming the owner
+    if another process holds the lock. On file systems without locks (some network ones) nothing is locked."""
     path = folder / LOCK
     with disk_errors(path):
         folder.mkdir(parents=True, exist_ok=True)

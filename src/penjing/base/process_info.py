@@ -50,10 +50,8 @@ def peak_resident_bytes() -> int:
 
 
 def thread_seconds(since: Mapping[str, tuple[float, float]] | None = None) -> dict[str, tuple[float, float]]:
-    """For each thread of this process: seconds it ran on a core, and seconds it was runnable but waited for one.
-
-    since: an earlier result, which is subtracted. Empty except on Linux.
-    """
+    """For each thread of this process: seconds it ran on a core, and seconds it was runnable but waited for one. since:
+    an earlier result, which is subtracted. Empty except on Linux."""
     seconds = {}
     for file in Path("/proc/self/task").glob("*/schedstat"):
         with suppress(OSError, ValueError):  # a thread that has just ended; another file format

@@ -41,8 +41,7 @@ Adapters = Annotated[
 MaxTokens = Annotated[int, typer.Option(help="Most new tokens of an answer.", min=1)]
 Temperature = Annotated[float, typer.Option(help="0: greedy.", min=0)]
 Thinking = Annotated[
-    bool | None,
-    typer.Option("--think/--no-think", help="Reason before each answer or not; else the model decides."),
+    bool | None, typer.Option("--think/--no-think", help="Reason before each answer or not; else the model decides.")
 ]
 ToolNames = Annotated[
     str, typer.Option("--tools", metavar="NAME,...", help=f"The model may call: {', '.join(TOOLS)}, MOD:CLASS.")
@@ -51,8 +50,7 @@ ToolTable = Annotated[str, typer.Option(help="JSON file that the tool lookup rea
 TopP = Annotated[float, typer.Option(help="Nucleus sampling: the most likely tokens with this total probability.")]
 SampleSeed = Annotated[int, typer.Option(help="Sampling seed (used when temperature > 0).", min=0)]
 WeightsName = Annotated[
-    Literal["auto", "int8"],
-    typer.Option(help="int8: quantise the weights while loading; faster, a little less exact."),
+    Literal["auto", "int8"], typer.Option(help="int8: quantise the weights while loading; faster, a little less exact.")
 ]
 
 

@@ -20,8 +20,7 @@ adapter_app = typer.Typer(no_args_is_help=True, help="Merge LoRA adapters into t
 def export_hf(
     run: RunPath,
     out: Annotated[
-        Path | None,
-        typer.Argument(help="Folder to write; default: RUN/export, for an external model NAME-export."),
+        Path | None, typer.Argument(help="Folder to write; default: RUN/export, for an external model NAME-export.")
     ] = None,
 ) -> None:
     """Write a Hugging Face directory that stock `transformers` loads, verified against penjing's logits and text.
@@ -114,9 +113,7 @@ AdapterPaths = Annotated[
 
 @adapter_app.command("merge")
 def adapter_merge(
-    run: RunPath,
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
-    adapter: AdapterPaths = None,
+    run: RunPath, out: Annotated[Path, typer.Option(help="Folder to write.")], adapter: AdapterPaths = None
 ) -> None:
     """Merge an adapter into its base: write a Hugging Face directory, verified against penjing's logits and text.
 

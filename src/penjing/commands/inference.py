@@ -125,13 +125,5 @@ def evaluate(
     from penjing.workflows import evaluate
 
     evaluate.evaluate(
-        run,
-        words(tasks),
-        questions,
-        text,
-        console,
-        thinking=think,
-        max_tokens=max_tokens,
-        device=device,
-        dtype=dtype,
+        run, words(tasks), questions, text, console, thinking=think, max_tokens=max_tokens, device=device, dtype=dtype
     )

@@ -33,9 +33,7 @@ class HFCheckpoint:
 
 def find_hf(name: str) -> Path | None:
     """The folder of `name`: a directory in Hugging Face's format, or the download of a hub name; None if it is neither.
-
-    Raises UserError if it looks like a hub name and cannot be downloaded.
-    """
+    Raises UserError if it looks like a hub name and cannot be downloaded."""
     path = Path(name)
     if (path / CONFIG).is_file():
         return path
@@ -76,10 +74,8 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def read_hf(folder: Path) -> HFCheckpoint:
-    """Read config and weights of a Hugging Face directory.
-
-    Raises UserError if the model class is not supported, a shard is missing, or the weights are pickled.
-    """
+    """Read config and weights of a Hugging Face directory. Raises UserError if the model class is not supported, a
+    shard is missing, or the weights are pickled."""
     folder = Path(folder)
     config = config_from_hf(_read_object(folder / CONFIG), folder / CONFIG)
     weights, config = from_hf(Shards(folder), config, folder)
@@ -94,10 +90,8 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 class Shards(Mapping[str, Tensor]):
-    """The tensors of one or more safetensors files by name, memory-mapped and read one at a time.
-
-    Raises UserError if there is no file, if a file of the index is missing, or if a file is damaged.
-    """
+    """The tensors of one or more safetensors files by name, memory-mapped and read one at a time. Raises UserError if
+    there is no file, if a file of the index is missing, or if a file is damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

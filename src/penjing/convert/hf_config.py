@@ -16,10 +16,8 @@ SAME_NAMES = (
 
 
 def hf_config(config: ModelConfig, tokenizer: ControlIds) -> dict[str, Any]:
-    """config.json for the transformers class of this architecture, with the field names of transformers 5 and 4.
-
-    Raises UserError if that class cannot express the config.
-    """
+    """config.json for the transformers class of this architecture, with the field names of transformers 5 and 4. Raises
+    UserError if that class cannot express the config."""
     check_hf_support(config)
     # glm4_moe is always untied: with tied embeddings vLLM generates token 0 for ever (measured, version 0.32).
     tied = config.tie_word_embeddings and config.architecture != "glm4_moe"

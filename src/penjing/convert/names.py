@@ -61,10 +61,8 @@ def _expert_names(mlp: str, which: str, config: ModelConfig) -> list[str]:
 
 
 def to_hf(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Our state dict as the tensors of a `transformers` file: float32, contiguous, on the CPU.
-
-    A tied head is left out, except in glm4_moe, whose config.json is always untied (see `hf_config`).
-    """
+    """Our state dict as the tensors of a `transformers` file: float32, contiguous, on the CPU. A tied head is left out,
+    except in glm4_moe, whose config.json is always untied (see `hf_config`)."""
     tensors: dict[str, Tensor] = {}
     for name, value in state.items():
         value = value.detach().cpu().float()

@@ -106,11 +106,8 @@ def _layer_name(layer: str, architecture: str) -> str:
 def _config(
     model: Transformer, sizes: Mapping[str, AdapterSize], weight_targets: set[str], base_name: str
 ) -> dict[str, Any]:
-    """adapter_config.json. weight_targets: layers to list in target_parameters.
-
-    Every scale is written as alpha = scale x rank. This also covers rank-stabilised LoRA, for programs that do not know
-    that option.
-    """
+    """adapter_config.json. weight_targets: layers to list in target_parameters. Every scale is written as alpha = scale
+    x rank. This also covers rank-stabilised LoRA, for programs that do not know that option."""
     first = next(iter(sizes.values()))
     alphas = {layer: size.scale * size.rank for layer, size in sizes.items()}
     alpha = {layer: int(value) if value == int(value) else value for layer, value in alphas.items()}
@@ -139,10 +136,8 @@ def _config(
 
 
 def _target_modules(model: Transformer, layers: set[str]) -> list[str]:
-    """The shortest names that match exactly these layers: q_proj if every block's is adapted, else full names.
-
-    In a mixture of experts the experts' layers end in gate_proj too, so names there include the part of the block.
-    """
+    """The shortest names that match exactly these layers: q_proj if every block's is adapted, else full names. In a
+    mixture of experts the experts' layers end in gate_proj too, so names there include the part of the block."""
     all_layers = {_layer_name(layer, model.config.architecture) for layer in adaptable(model)}
     depth = 2 if model.config.is_mixture else 1
     short_names = {".".join(layer.split(".")[3:][-depth:]) for layer in layers}
@@ -151,10 +146,8 @@ def _target_modules(model: Transformer, layers: set[str]) -> list[str]:
 
 
 def read_peft(folder: Path) -> PeftAdapter:
-    """Read a LoRA or DoRA adapter made by `peft` or by us, or a LoRA file of MiniMind.
-
-    Raises UserError naming a setting that we do not support.
-    """
+    """Read a LoRA or DoRA adapter made by `peft` or by us, or a LoRA file of MiniMind. Raises UserError naming a
+    setting that we do not support."""
     folder = Path(folder)
     if folder.suffix in minimind.SUFFIXES and not folder.is_dir():
         return _read_minimind(folder)

@@ -43,17 +43,8 @@ _COMMON: dict[str, Any] = {
     "max_position_embeddings": 32768,
 }
 _WINDOWED = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
-_QWEN_DENSE = {
-    **_COMMON,
-    **_WINDOWED,
-    **_sizes(vocabulary=151936, width=4096, mlp=22016, layers=32, heads=32, kv=32),
-}
-_QWEN_MOE = {
-    **_COMMON,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": None,
-    "norm_topk_prob": False,
-}
+_QWEN_DENSE = {**_COMMON, **_WINDOWED, **_sizes(vocabulary=151936, width=4096, mlp=22016, layers=32, heads=32, kv=32)}
+_QWEN_MOE = {**_COMMON, "decoder_sparse_step": 1, "mlp_only_layers": None, "norm_topk_prob": False}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": {**_QWEN_DENSE, "head_dim": 128, "attention_bias": False},
     "qwen2": _QWEN_DENSE,

@@ -105,10 +105,8 @@ class RegressionQuestions:
         return {**saved, **file_info} if saved.get("sha256") == file_info["sha256"] else file_info
 
     def compare(self, prepared: PreparedRun, outcome: dict[str, Any]) -> dict[str, Any]:
-        """Ask again after the last step, and write the comparison into the outcome.
-
-        Does nothing if the outcome has the comparison already, or if these questions were not asked before training.
-        """
+        """Ask again after the last step, and write the comparison into the outcome. Does nothing if the outcome has the
+        comparison already, or if these questions were not asked before training."""
         if not self.questions:
             return outcome
         strategy = prepared.context.strategy

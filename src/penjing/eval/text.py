@@ -18,10 +18,8 @@ from penjing.model.transformer import Transformer
 def bits_per_byte(
     model: Transformer, tokenizer: Tokenizer, texts: Iterable[str], *, seq_len: int, batch_size: int = 16
 ) -> tuple[float, int]:
-    """(bits per UTF-8 byte, bytes) of the texts. Each starts with the end-of-text token and is cut into windows of T.
-
-    A window starts where the last one ended and does not attend to it, so the context is at most T tokens.
-    """
+    """(bits per UTF-8 byte, bytes) of the texts. Each starts with the end-of-text token and is cut into windows of T. A
+    window starts where the last one ended and does not attend to it, so the context is at most T tokens."""
     nats, num_bytes = 0.0, 0
     device = model.embed.weight.device
 

@@ -47,10 +47,8 @@ def _base_name(name: str) -> str:
 
 
 def export_adapter(path: Path, adapters: Sequence[str], out: Path) -> None:
-    """Write an adapter (the run's, or one of those that `attach_adapters` reads) to `out`, in `peft`'s format.
-
-    Raises UserError for no adapter, or more than one.
-    """
+    """Write an adapter (the run's, or one of those that `attach_adapters` reads) to `out`, in `peft`'s format. Raises
+    UserError for no adapter, or more than one."""
     trained = load_trained(path)
     attached = attach_adapters(trained, adapters)
     name = _only_adapter(path, trained.model)
@@ -65,9 +63,7 @@ def export_adapter(path: Path, adapters: Sequence[str], out: Path) -> None:
 
 def merge_adapter(path: Path, adapters: Sequence[str], out: Path) -> VerifiedFolder:
     """Merge an adapter (the run's, or one that `attach_adapters` reads) into its base: write a Hugging Face directory.
-
-    Raises UserError for no adapter, or more than one.
-    """
+    Raises UserError for no adapter, or more than one."""
     trained = load_trained(path)
     attach_adapters(trained, adapters)
     merge(trained.model, _only_adapter(path, trained.model))

@@ -33,10 +33,8 @@ MARKER = "penjing_export.json"  # marks a folder that an export may replace; hol
 
 @contextmanager
 def export_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder beside `path`, renamed to `path` on success and removed on failure.
-
-    Raises UserError if `path` exists and is not an export, or if the disk refuses.
-    """
+    """A temporary folder beside `path`, renamed to `path` on success and removed on failure. Raises UserError if `path`
+    exists and is not an export, or if the disk refuses."""
     if path.exists() and not (path / MARKER).is_file():
         raise UserError("exists and was not written by this command", where=path, next_step="Choose another folder.")
     partial = path.with_name(path.name + ".partial")

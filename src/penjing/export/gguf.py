@@ -114,10 +114,8 @@ class VerifiedGguf:
 
 
 def check_gguf_support(config: ModelConfig) -> None:
-    """Raise UserError, with the setting's name, for a config that llama.cpp cannot compute.
-
-    llama.cpp would load most of these and compute wrong results.
-    """
+    """Raise UserError, with the setting's name, for a config that llama.cpp cannot compute. llama.cpp would load most
+    of these and compute wrong results."""
     arch, is_glm, is_yarn = config.architecture, config.architecture == "glm4_moe", config.rope_scaling == "yarn"
     full_heads = config.num_attention_heads * config.head_dim == config.hidden_size
     has_head_norm = arch in ("qwen3", "qwen3_moe")
@@ -414,10 +412,8 @@ def verify(
 
 
 def modelfile_text(path: Path, config: ModelConfig, tokenizer: Tokenizer, *, answers: bool = True) -> str:
-    """The file for `ollama create NAME -f FILE`. Ollama uses the template in a GGUF file only if it knows it.
-
-    answers: the model was trained on conversations; another one continues the prompt as it is.
-    """
+    """The file for `ollama create NAME -f FILE`. Ollama uses the template in a GGUF file only if it knows it. answers:
+    the model was trained on conversations; another one continues the prompt as it is."""
     template = "{{ .Prompt }}"
     if answers and tokenizer.is_ours:
         template = (

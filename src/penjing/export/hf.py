@@ -33,10 +33,8 @@ def token_ids(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, card: str) -> VerifiedFolder:
-    """Write `path` (replaced only if it is an export) after comparing it with our logits.
-
-    Raises UserError, and leaves no folder, if the check fails or `path` holds something else.
-    """
+    """Write `path` (replaced only if it is an export) after comparing it with our logits. Raises UserError, and leaves
+    no folder, if the check fails or `path` holds something else."""
     path = Path(path)
     with export_folder(path) as folder:
         ids = token_ids(tokenizer)

@@ -48,10 +48,8 @@ def run_llama_cpp(
     max_new_tokens: int,
     stop: Collection[int],
 ) -> LlamaOutput | None:
-    """Logits of each row of ids, ids of each text, and up to `max_new_tokens` greedy ids after `prompt`.
-
-    None if llama-cpp-python is not installed or does not load. Raises UserError if llama.cpp rejects the file.
-    """
+    """Logits of each row of ids, ids of each text, and up to `max_new_tokens` greedy ids after `prompt`. None if
+    llama-cpp-python is not installed or does not load. Raises UserError if llama.cpp rejects the file."""
     if not is_installed():
         return None
     import torch

@@ -137,10 +137,8 @@ def _quiet() -> Iterator[None]:
 
 
 def verify(model: Transformer, tokenizer: Tokenizer, folder: Path, kind: str) -> tuple[LogitDifference, str]:
-    """Run `folder` in onnxruntime; compare logits, row by row and in a batch, and greedy text with ours.
-
-    Returns the difference and a line about it. Raises UserError if they differ beyond BOUNDS.
-    """
+    """Run `folder` in onnxruntime; compare logits, row by row and in a batch, and greedy text with ours. Returns the
+    difference and a line about it. Raises UserError if they differ beyond BOUNDS."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

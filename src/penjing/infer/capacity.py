@@ -40,10 +40,8 @@ class Capacity:
 def in_parts(
     rows: int, compute: Callable[[slice], Result], can_recover: Callable[[Exception], bool]
 ) -> Iterator[tuple[slice, Result | Exception]]:
-    """`compute` for these rows at once; where memory runs out, for each half alone, and so on.
-
-    A single row for which there is not enough memory has its error as the result.
-    """
+    """`compute` for these rows at once; where memory runs out, for each half alone, and so on. A single row for which
+    there is not enough memory has its error as the result."""
     parts = [slice(0, rows)]
     while parts:
         part = parts.pop()

@@ -12,15 +12,7 @@ from penjing import devices
 from penjing.base.errors import UserError
 from penjing.infer.forward import bytes_per_slot
 from penjing.kernels.cpu import library
-from penjing.kernels.cpu.decode import (
-    Decoder,
-    DecoderWeights,
-    Experts,
-    LayerWeights,
-    LowRank,
-    Matrix,
-    Shape,
-)
+from penjing.kernels.cpu.decode import Decoder, DecoderWeights, Experts, LayerWeights, LowRank, Matrix, Shape
 from penjing.kernels.cpu.ops import TYPES
 from penjing.model import lora
 from penjing.model.block import Block

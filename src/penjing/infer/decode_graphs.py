@@ -147,9 +147,7 @@ class DecodeGraphs:
 
     def _check(self, graph: _Graph, key: Key, eager: Decoded) -> Decoded:
         """Compare a graph's first replay with the eager pass on the same inputs, which are not those of its capture.
-
-        The eager pass comes second, so that the cache holds its keys and values.
-        """
+        The eager pass comes second, so that the cache holds its keys and values."""
         graph.is_checked = all(map(_agree, self._static_output(key), eager))
         if not graph.is_checked:
             self._give_up("a replay differed from the eager pass")

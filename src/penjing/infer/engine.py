@@ -256,8 +256,7 @@ class Engine:
         are_all = len(row_R) == len(logits_RV)
         if len(slot_R):
             self._sample(
-                slot_R,
-                lambda rows: logits_RV[rows] if are_all else logits_RV[on_device(row_R[rows], logits_RV.device)],
+                slot_R, lambda rows: logits_RV[rows] if are_all else logits_RV[on_device(row_R[rows], logits_RV.device)]
             )
 
     def _finish_prefill(self, job: Job, logits_V: Tensor) -> None:

@@ -22,10 +22,8 @@ CACHE_MEMORY_FRACTION = 0.25  # largest share of the device's memory for the def
 
 
 class Forward(Protocol):
-    """A model over rows. A row is one token of one sequence: decoding has one row per sequence, prefill has many.
-
-    The KV cache has `num_slots` slots of `max_tokens` positions each, allocated once.
-    """
+    """A model over rows. A row is one token of one sequence: decoding has one row per sequence, prefill has many. The
+    KV cache has `num_slots` slots of `max_tokens` positions each, allocated once."""
 
     num_slots: int
     max_tokens: int

@@ -111,10 +111,8 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The schema of a call to one of these functions: {"name": ..., "arguments": {...}}.
-
-    Each function's parameters get an `$id`, so that a reference like `#/$defs/Color` points into them.
-    """
+    """The schema of a call to one of these functions: {"name": ..., "arguments": {...}}. Each function's parameters get
+    an `$id`, so that a reference like `#/$defs/Color` points into them."""
     calls = []
     for number, spec in enumerate(functions):
         arguments = {**(spec.get("parameters") or {}), **ANY_OBJECT, "$id": f"function:{number}"}

@@ -71,10 +71,8 @@ class JobQueue:
         self.size, job.is_queued = self.size + 1, True
 
     def pop(self, can_start: Callable[[Job], bool]) -> Answer | None:
-        """The next answer of the next client whose first job can start.
-
-        A job whose prompt is not prefilled leaves the queue with its first answer: the others wait for the prompt.
-        """
+        """The next answer of the next client whose first job can start. A job whose prompt is not prefilled leaves the
+        queue with its first answer: the others wait for the prompt."""
         for _ in range(min(MAX_CLIENTS_TRIED, len(self._turns))):
             client = self._turns[0]
             self._turns.rotate(-1)

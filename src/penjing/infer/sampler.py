@@ -80,10 +80,8 @@ class Sampler:
 
 
 def score(logits_NV: Tensor, id_N: NDArray[np.int32], request: Request) -> list[Token]:
-    """A prompt's tokens with their log-probabilities. logits_NV: those that predict each token.
-
-    The softmax is in float64, so that texts are compared by what the model computed, not by its rounding.
-    """
+    """A prompt's tokens with their log-probabilities. logits_NV: those that predict each token. The softmax is in
+    float64, so that texts are compared by what the model computed, not by its rounding."""
     if not devices.of(logits_NV.device).supports_float64:
         logits_NV = logits_NV.cpu()
     temperature_N = np.full(len(id_N), request.score_temperature, np.float32)

@@ -29,10 +29,8 @@ class Pass(NamedTuple):
 
 
 class Scheduler:
-    """Clients take turns for slots and for prefill.
-
-    batch_invariant: see `Forward`. prefill_chunk: prompt tokens of one pass.
-    """
+    """Clients take turns for slots and for prefill. batch_invariant: see `Forward`. prefill_chunk: prompt tokens of one
+    pass."""
 
     def __init__(self, slots: Slots, queue: JobQueue, *, batch_invariant: bool, prefill_chunk: int) -> None:
         self._slots, self._queue = slots, queue

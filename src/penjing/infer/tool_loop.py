@@ -21,10 +21,8 @@ class ToolExchange:
 
 
 class ToolLoop:
-    """The `OnTurnEnd` callback for tools: injects the results and the opening of the next turn.
-
-    max_turns: of the model in one answer; calls in the last one are not run. thinking: as given to `render`.
-    """
+    """The `OnTurnEnd` callback for tools: injects the results and the opening of the next turn. max_turns: of the model
+    in one answer; calls in the last one are not run. thinking: as given to `render`."""
 
     def __init__(self, tokenizer: Tokenizer, toolbox: Toolbox, *, max_turns: int, thinking: bool | None = None) -> None:
         self.tokenizer, self.toolbox, self.max_turns, self.thinking = tokenizer, toolbox, max_turns, thinking

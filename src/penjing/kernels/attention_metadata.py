@@ -59,10 +59,8 @@ def additive_mask(mask_B1TS: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def key_ranges(document_BT: Tensor, window: int = 0) -> tuple[Tensor, Tensor]:
-    """first_BT, last_BT, int32: each position's first key, and one past the last query that attends to it.
-
-    Equal neighbours in document_BT are one document; a window limits the number of keys.
-    """
+    """first_BT, last_BT, int32: each position's first key, and one past the last query that attends to it. Equal
+    neighbours in document_BT are one document; a window limits the number of keys."""
     position_T = torch.arange(document_BT.shape[1], device=document_BT.device)
     new_BT = functional.pad(document_BT[:, 1:] != document_BT[:, :-1], (1, 0), value=True)
     first_BT = torch.where(new_BT, position_T, 0).cummax(dim=1).values
@@ -84,10 +82,8 @@ def first_keys(document_BT: Tensor, window: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
-    """Which keys the queries of layers with this window attend to, in the form that the selected backend takes.
-
-    Nothing set: each row is one document, and attention is causal (torch's attention).
-    """
+    """Which keys the queries of layers with this window attend to, in the form that the selected backend takes. Nothing
+    set: each row is one document, and attention is causal (torch's attention)."""
 
     backend: str = "torch"  # its row in BACKENDS
     mask_B1TS: Tensor | None = None  # for torch's attention (also additive), and for branching documents

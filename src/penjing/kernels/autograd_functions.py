@@ -33,10 +33,8 @@ def supports(op: str, x: Tensor, *others: Any) -> str:
 
 
 class RMSNormFunction(torch.autograd.Function):
-    """Returns x and its RMSNorm in `dtype`. The backward pass adds both gradients of x in one pass.
-
-    With n = x / rms(x) and g = gain * upstream: dx = (g - n mean(g n)) / rms(x), d gain = sum of upstream * n.
-    """
+    """Returns x and its RMSNorm in `dtype`. The backward pass adds both gradients of x in one pass. With n = x / rms(x)
+    and g = gain * upstream: dx = (g - n mean(g n)) / rms(x), d gain = sum of upstream * n."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -18,8 +18,6 @@ def uses_manual_backward(x: Tensor) -> bool:
 
 
 def saves_memory(x: Tensor) -> bool:
-    """Whether ops also recompute to save memory: if x is wide. Steps of narrow models would take a tenth longer.
-
-    In training this depends on the width alone, so that the planner's few rows take the same path as many.
-    """
+    """Whether ops also recompute to save memory: if x is wide. Steps of narrow models would take a tenth longer. In
+    training this depends on the width alone, so that the planner's few rows take the same path as many."""
     return x.shape[-1] >= WIDE and uses_manual_backward(x)

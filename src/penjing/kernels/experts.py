@@ -27,10 +27,7 @@ def experts(
     x_ND: Tensor, expert_Nk: Tensor, weight_Nk: Tensor, matrices: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype
 ) -> Tensor:
     """out_ND: of each token the sum over its experts e of weight_e * down_e(silu(gate_e x) * up_e x), matmuls in
-    `dtype`.
-
-    expert_Nk: the experts of each token. matrices: gate_EFD, up_EFD, down_EDF.
-    """
+    `dtype`. expert_Nk: the experts of each token. matrices: gate_EFD, up_EFD, down_EDF."""
     dispatch = dispatch_to_experts(expert_Nk, matrices[0].shape[0], on_host=x_ND.device.type != "cuda")
     inputs = (x_ND.to(dtype), weight_Nk, *matrices)
     if dispatch.ends is None:
@@ -59,10 +56,8 @@ class ExpertDispatch(NamedTuple):
 
 
 def rows_per_tile(num_pairs: int, num_experts: int) -> int:
-    """Rows of a tile on a CPU, where oneDNN compiles each new GEMM shape (0.4 ms).
-
-    Without tiles nearly every shape is new, which took a fifth of the step.
-    """
+    """Rows of a tile on a CPU, where oneDNN compiles each new GEMM shape (0.4 ms). Without tiles nearly every shape is
+    new, which took a fifth of the step."""
     mean = num_pairs // num_experts
     return next(tile for minimum, tile in ((256, 32), (64, 16), (16, 8), (0, 1)) if mean >= minimum)
 

@@ -33,10 +33,8 @@ _SMALLEST = 1e-30  # a tensor of zeros gets a finite scale
 
 
 def require_float8(device_type: str, capability: tuple[int, int], dtype: torch.dtype) -> None:
-    """Raises UserError where float8 matmuls are not supported. A CPU supports them, slowly, for tests.
-
-    capability: of a CUDA device. dtype: the resolved `compute.dtype`.
-    """
+    """Raises UserError where float8 matmuls are not supported. A CPU supports them, slowly, for tests. capability: of a
+    CUDA device. dtype: the resolved `compute.dtype`."""
     where, next_step = "compute.fp8", "Use compute.fp8=off."
     if device_type not in ("cuda", "cpu"):
         raise UserError("needs an NVIDIA card", where=where, got=device_type, next_step=next_step)
@@ -73,10 +71,8 @@ def fits_float8(inputs: int, outputs: int) -> bool:
 
 
 def quantize(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Float8 numbers, and the float32 scale that multiplies them back to `values`.
-
-    Nothing overflows, as the largest value becomes the largest number; infinite and NaN values become NaN.
-    """
+    """Float8 numbers, and the float32 scale that multiplies them back to `values`. Nothing overflows, as the largest
+    value becomes the largest number; infinite and NaN values become NaN."""
     largest = values.abs().amax().float().clamp(min=_SMALLEST)
     scale = torch.finfo(dtype).max / largest
     return (values.float() * scale).to(dtype), scale.reciprocal()

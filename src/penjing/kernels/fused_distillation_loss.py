@@ -96,9 +96,7 @@ def softmax(logits_CJ: Tensor) -> Distribution:
 
 def compare(p: Distribution, q: Distribution, measure: DivergenceConfig) -> tuple[Tensor, Tensor, Tensor]:
     """divergence_C, KL(p || q)_C and h_CJ = q dD/dq up to a multiple of q, to which a softmax's gradient is invariant.
-
-    The gradient for logits z with q = softmax(z) is h - q sum(h).
-    """
+    The gradient for logits z with q = softmax(z) is h - q sum(h)."""
     gap_CJ = p.log_CJ - q.log_CJ
     kl_C = (p.prob_CJ * gap_CJ).sum(dim=-1)
     if measure.divergence == "forward":

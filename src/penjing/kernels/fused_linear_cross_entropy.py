@@ -166,10 +166,8 @@ def _slices(rows: int, size: int) -> Iterator[slice]:
 
 
 def log_probs(hidden_ND: Tensor, weight_VD: Tensor, target_N: Tensor, dtype: torch.dtype) -> Tensor:
-    """logp_2N in float32: log-probability of each target (row 0), entropy of the prediction in nats (row 1).
-
-    Gradients flow through row 0 only. Memory and dtypes as in `fused_linear_cross_entropy`.
-    """
+    """logp_2N in float32: log-probability of each target (row 0), entropy of the prediction in nats (row 1). Gradients
+    flow through row 0 only. Memory and dtypes as in `fused_linear_cross_entropy`."""
     if not torch.is_grad_enabled():
         hidden_ND, weight_VD = hidden_ND.detach(), weight_VD.detach()
     num_scored, padding = len(target_N), _padding(hidden_ND)

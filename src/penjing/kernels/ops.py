@@ -61,10 +61,8 @@ CacheWrite = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # stores new key
 
 
 def rms_norm(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
-    """x / sqrt(mean(x^2) + epsilon) * gain over the last dimension (arXiv:1910.07467, equation 4), in `dtype`.
-
-    The statistics are in float32 whatever the input.
-    """
+    """x / sqrt(mean(x^2) + epsilon) * gain over the last dimension (arXiv:1910.07467, equation 4), in `dtype`. The
+    statistics are in float32 whatever the input."""
     return rms_norm_with_residual(x, gain, epsilon, dtype)[1]
 
 
@@ -138,11 +136,7 @@ def fused_attention(
 
 
 def attention(
-    q_BTHK: Tensor,
-    k_BTGK: Tensor,
-    v_BTGK: Tensor,
-    metadata: AttentionMetadata,
-    cache: CacheWrite | None = None,
+    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, metadata: AttentionMetadata, cache: CacheWrite | None = None
 ) -> Tensor:
     """out_BTHK = softmax(q k^T / sqrt(K)) v over the keys that `metadata` allows for a query (arXiv:1706.03762,
     equation 1)."""

@@ -168,11 +168,8 @@ def combine_experts(y_RD: Tensor, row_Nk: Tensor, weight_Nk: Tensor | None) -> T
 
 
 def global_norm(*tensors: Tensor) -> Tensor:
-    """The Euclidean norm of all numbers in the tensors, in float32.
-
-    On a CPU in float64, a row at a time: torch's sum of 2^24 squares in float32 is wrong by 1.4e-3, and depends on the
-    number of threads.
-    """
+    """The Euclidean norm of all numbers in the tensors, in float32. On a CPU in float64, a row at a time: torch's sum
+    of 2^24 squares in float32 is wrong by 1.4e-3, and depends on the number of threads."""
     if not tensors or tensors[0].device.type != "cpu":
         return torch.nn.utils.get_total_norm(tensors)
     rows = [row for tensor in tensors for row in torch.split(tensor.flatten(), 1 << 16)]
@@ -186,12 +183,7 @@ def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float
 
 
 def decayed_update(
-    update_EMN: Tensor,
-    parameters: Sequence[Tensor],
-    decay: float,
-    scale: float,
-    rate: float,
-    bad: Tensor | None = None,
+    update_EMN: Tensor, parameters: Sequence[Tensor], decay: float, scale: float, rate: float, bad: Tensor | None = None
 ) -> None:
     """w <- decay w - rate scale update for each parameter, unless `bad` is 1 on the device."""
     update_EMN = update_EMN.to(parameters[0].dtype)  # in two steps: the stack in half precision is freed between them

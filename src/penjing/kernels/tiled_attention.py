@@ -284,12 +284,7 @@ def _forward(q_NGQK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, groups: list[TileGr
 
 
 def _backward(
-    grad_out_NGQK: Tensor,
-    q_NGQK: Tensor,
-    k_NGTK: Tensor,
-    v_NGTK: Tensor,
-    groups: list[TileGroup],
-    probs_P: Tensor,
+    grad_out_NGQK: Tensor, q_NGQK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, groups: list[TileGroup], probs_P: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, those of k and v in float32.
 
@@ -340,10 +335,8 @@ class _TiledAttention(torch.autograd.Function):
 
 
 class _GroupCache:
-    """Caches `group_tiles` for the last documents: each layer and its backward pass needs the same groups.
-
-    Documents are compared by value, which takes little time compared with `group_tiles`.
-    """
+    """Caches `group_tiles` for the last documents: each layer and its backward pass needs the same groups. Documents
+    are compared by value, which takes little time compared with `group_tiles`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # backward passes run in another thread

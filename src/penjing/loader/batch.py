@@ -67,10 +67,8 @@ def collate(rows: Sequence[Row]) -> Batch:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """A batch's fields by name, or one field, on `device`; on CUDA `cu_seqlens_S` is filled in if it is there.
-
-    Copies from pinned memory do not wait for the device.
-    """
+    """A batch's fields by name, or one field, on `device`; on CUDA `cu_seqlens_S` is filled in if it is there. Copies
+    from pinned memory do not wait for the device."""
     if isinstance(value, dict):
         if devices.of(device).uses_cu_seqlens and "cu_seqlens_S" in value:
             value = {**value, "cu_seqlens_S": cu_seqlens(value["document_BT"])}
@@ -86,10 +84,8 @@ POSITIONS_PER_EDGE = 64
 
 
 def cu_seqlens(document_BT: Tensor) -> Tensor:
-    """cu_seqlens_S, int32, for variable-length attention: each document's first position in the concatenated rows.
-
-    The total number of positions follows, repeated up to a length that few batches exceed.
-    """
+    """cu_seqlens_S, int32, for variable-length attention: each document's first position in the concatenated rows. The
+    total number of positions follows, repeated up to a length that few batches exceed."""
     total = document_BT.numel()
     new_BT = torch.ones_like(document_BT, dtype=torch.bool)
     new_BT[:, 1:] = document_BT[:, 1:] != document_BT[:, :-1]

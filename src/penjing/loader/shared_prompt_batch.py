@@ -120,10 +120,8 @@ def best_fit_rows(sizes: Sequence[int], seq_len: int) -> list[list[int]]:
 
 
 def pack(groups: Sequence[Group], seq_len: int) -> AnswerBatch:
-    """Pack groups into rows of at most `seq_len` positions; answers keep the order of their groups.
-
-    Raises UserError if a group is longer than a row.
-    """
+    """Pack groups into rows of at most `seq_len` positions; answers keep the order of their groups. Raises UserError if
+    a group is longer than a row."""
     assert groups and all(group.prompt and group.answers for group in groups), "a group has a prompt and an answer"
     sizes = [group.num_tokens for group in groups]
     if max(sizes) > seq_len:

@@ -15,11 +15,8 @@ from penjing.model.norm import RMSNorm
 
 
 class Attention(nn.Module):
-    """q = rope(norm(x Wq)), k = rope(norm(x Wk)), v = x Wv; out = (softmax(q k^T / sqrt(K)) v) Wo.
-
-    H query heads in groups of H / G share a key/value head. The norms and biases of q, k and v depend on the
-    architecture.
-    """
+    """q = rope(norm(x Wq)), k = rope(norm(x Wk)), v = x Wv; out = (softmax(q k^T / sqrt(K)) v) Wo. H query heads in
+    groups of H / G share a key/value head. The norms and biases of q, k and v depend on the architecture."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -48,10 +45,8 @@ class Attention(nn.Module):
         cache: Cache | None = None,
         position_BT: Tensor | None = None,
     ) -> Tensor:
-        """x_BTD -> x_BTD. rotary: see `rotary_table`; metadata: which keys each query attends to.
-
-        With a cache, attention is over all its positions, and these T tokens are written at `position_BT`.
-        """
+        """x_BTD -> x_BTD. rotary: see `rotary_table`; metadata: which keys each query attends to. With a cache,
+        attention is over all its positions, and these T tokens are written at `position_BT`."""
         qkv = shared_input_linears(x_BTD, self.q_proj, self.k_proj, self.v_proj, consumer=metadata)
         heads = self.num_attention_heads, self.num_key_value_heads
         out_BTHK = ops.fused_attention(qkv, *heads, self._qk_norm(), rotary, metadata)

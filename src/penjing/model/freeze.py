@@ -11,10 +11,8 @@ from penjing.base.errors import UserError, suggest
 
 
 def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
-    """Freeze parameters whose dotted name matches a pattern (`embed.*`, `blocks.[0-3].*`, `*norm.weight`).
-
-    Raises UserError for a pattern that matches nothing, or if no parameter stays trainable.
-    """
+    """Freeze parameters whose dotted name matches a pattern (`embed.*`, `blocks.[0-3].*`, `*norm.weight`). Raises
+    UserError for a pattern that matches nothing, or if no parameter stays trainable."""
     parameters = dict(model.named_parameters())
     patterns = tuple(patterns)
     for pattern in patterns:

@@ -359,10 +359,8 @@ def _no_match(model: nn.Module, target: str, layers: Collection[str]) -> UserErr
 
 
 def set_adapter(model: nn.Module, selected: str | Sequence[str | None] | None) -> None:
-    """Activate an adapter by name, None for the base alone, or a sequence of these: one for each batch row.
-
-    Raises UserError if there is no adapter of that name.
-    """
+    """Activate an adapter by name, None for the base alone, or a sequence of these: one for each batch row. Raises
+    UserError if there is no adapter of that name."""
     known = names(model)
     rows = () if selected is None or isinstance(selected, str) else tuple(selected)
     for name in {selected} if selected is None or isinstance(selected, str) else set(rows):
@@ -422,11 +420,8 @@ def remove_adapters(model: nn.Module) -> None:
 
 @torch.no_grad()
 def cast_frozen_base(model: nn.Module, dtype: torch.dtype) -> None:
-    """Store the frozen weights of matmuls in the dtype of the matmuls.
-
-    They are then not cast in every step, and take half the memory in bfloat16; results are the same. Embedding and
-    routers keep float32, in which they are used.
-    """
+    """Store the frozen weights of matmuls in the dtype of the matmuls. They are then not cast in every step, and take
+    half the memory in bfloat16; results are the same. Embedding and routers keep float32, in which they are used."""
     for module in model.modules():
         if not isinstance(module, Linear | MoELayer):
             continue

@@ -93,11 +93,8 @@ class Router(nn.Module):
 
 
 class MoELayer(nn.Module):
-    """x_BTD -> x_BTD, and the router's statistics.
-
-    load_E counts how many tokens selected each expert, in forward passes with gradients, since the last reader reset it
-    to zero (optim/router_bias_update.py).
-    """
+    """x_BTD -> x_BTD, and the router's statistics. load_E counts how many tokens selected each expert, in forward
+    passes with gradients, since the last reader reset it to zero (optim/router_bias_update.py)."""
 
     compute_dtype: torch.dtype | None = None
     load_E: Tensor

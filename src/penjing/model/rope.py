@@ -33,10 +33,8 @@ def frequencies(config: ModelConfig, device: torch.device = HOST) -> Tensor:
 
 
 def _llama3(config: ModelConfig, base: Tensor) -> Tensor:
-    """High frequencies are unchanged, low ones divided by the factor, those between interpolated.
-
-    The order of operations is that of `transformers`: at position 100,000 a frequency's last bit changes the logits.
-    """
+    """High frequencies are unchanged, low ones divided by the factor, those between interpolated. The order of
+    operations is that of `transformers`: at position 100,000 a frequency's last bit changes the logits."""
     low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
     length = config.rope_original_max_position_embeddings
     wavelength = 2 * math.pi / base

@@ -23,10 +23,8 @@ Recompute = Literal["none", "mlp", "block"]
 
 
 class Transformer(nn.Module):
-    """A decoder equal to the stock `transformers` class of its `config.architecture`.
-
-    Parameters are float32; matmuls run in `compute_dtype` (see model/linear.py).
-    """
+    """A decoder equal to the stock `transformers` class of its `config.architecture`. Parameters are float32; matmuls
+    run in `compute_dtype` (see model/linear.py)."""
 
     compute_dtype: torch.dtype | None = None
     recompute: Recompute = "none"  # see `recompute_activations`

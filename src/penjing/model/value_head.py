@@ -12,10 +12,8 @@ from penjing.model.transformer import Transformer
 
 
 class ScalarHead(nn.Module):
-    """A decoder (`model`) with a head that gives one number per position: v = w . hidden.
-
-    w starts at zero, so that all answers start equal. It is a vector, so it has no weight decay, like norm gains.
-    """
+    """A decoder (`model`) with a head that gives one number per position: v = w . hidden. w starts at zero, so that all
+    answers start equal. It is a vector, so it has no weight decay, like norm gains."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()

@@ -44,10 +44,8 @@ def reject_unused(settings: Settings, names: Sequence[str], used: bool, wanted: 
 
 
 class ObjectiveSettings(Settings):
-    """Properties that follow from an objective's settings alone, without data. A class overrides those that differ.
-
-    The field `name` is its name in a configuration. The stage knows what depends on data (train/stages/base.py).
-    """
+    """Properties that follow from an objective's settings alone, without data. A class overrides those that differ. The
+    field `name` is its name in a configuration. The stage knows what depends on data (train/stages/base.py)."""
 
     section: ClassVar = "objective"
     name: str

@@ -86,10 +86,7 @@ class Distill(ObjectiveSettings):
     @property
     def divergence_config(self) -> DivergenceConfig:
         return DivergenceConfig(
-            divergence=self.divergence,
-            mixture=self.jsd_beta,
-            temperature=self.temperature,
-            ce_weight=self.ce_weight,
+            divergence=self.divergence, mixture=self.jsd_beta, temperature=self.temperature, ce_weight=self.ce_weight
         )
 
 
@@ -143,11 +140,7 @@ class Distillation:
         scored = model(batch.ids_BT, batch.document_BT, scored_N=batch.scored_N, score=score, **branches)
         sums_5, means = (scored, None) if isinstance(scored, Tensor) else scored
         sums = DistillationSums(*sums_5.unbind())
-        parts = {
-            LOSS_METRIC: sums.nats.detach(),
-            "kl": sums.kl.detach(),
-            "agreement": sums.agreement.detach(),
-        }
+        parts = {LOSS_METRIC: sums.nats.detach(), "kl": sums.kl.detach(), "agreement": sums.agreement.detach()}
         if isinstance(batch, AnswerBatch) and self.settings.on_policy_fraction > 0:
             del parts[LOSS_METRIC]  # only the data's tokens have it, but the loop divides by all units
         if self.settings.divergence != "forward":

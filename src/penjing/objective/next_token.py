@@ -25,10 +25,8 @@ class NextTokenSettings(ObjectiveSettings):
 
 
 class NextToken:
-    """-sum_n w_n log p(target_n | earlier tokens of its document), in nats.
-
-    A mixture of experts adds its router's losses; the reported loss does not include them.
-    """
+    """-sum_n w_n log p(target_n | earlier tokens of its document), in nats. A mixture of experts adds its router's
+    losses; the reported loss does not include them."""
 
     unit = "token"
 

@@ -90,10 +90,8 @@ class RewardSettings(Settings):
     judge_tries: PositiveInt = 3  # judge: attempts of a request before the run stops
 
     def unused(self, rewards: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """(setting, the reward that reads it) of the changed settings whose reward is not in use.
-
-        Nothing if a reward is user-defined (MODULE:CLASS), because it may read any setting.
-        """
+        """(setting, the reward that reads it) of the changed settings whose reward is not in use. Nothing if a reward
+        is user-defined (MODULE:CLASS), because it may read any setting."""
         if any(":" in name for name in rewards):
             return
         for setting in fields(self):

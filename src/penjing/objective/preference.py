@@ -194,10 +194,8 @@ def kto_losses(settings: Preference, ratio_A: Tensor, desirable_A: Tensor, kl_A:
 
 
 class PreferenceObjective:
-    """A sum over pairs (for kto: answers) of one of the losses above.
-
-    reference: computes the reference's logp_N of a batch whose values do not contain it.
-    """
+    """A sum over pairs (for kto: answers) of one of the losses above. reference: computes the reference's logp_N of a
+    batch whose values do not contain it."""
 
     def __init__(
         self,

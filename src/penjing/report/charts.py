@@ -45,10 +45,8 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart. `points` are (x, y); `dots` marks each point (few points, e.g. validation).
-
-    `colour` is an index into the CSS colours, by default the index of the series. `dashed` draws a dashed line.
-    """
+    """One line of a chart. `points` are (x, y); `dots` marks each point (few points, e.g. validation). `colour` is an
+    index into the CSS colours, by default the index of the series. `dashed` draws a dashed line."""
 
     name: str
     points: Sequence[tuple[float | None, float | None]]

@@ -28,10 +28,8 @@ class Prompt(RewardContext):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """train, held_out: split by a hash of the conversation. skipped: prompts that are too long for a row.
-
-    tools: names of all tools that any prompt offers.
-    """
+    """train, held_out: split by a hash of the conversation. skipped: prompts that are too long for a row. tools: names
+    of all tools that any prompt offers."""
 
     train: list[Prompt]
     held_out: list[Prompt]

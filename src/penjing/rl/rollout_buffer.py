@@ -107,17 +107,12 @@ class RolloutBuffer:
                     values={name: arrays[name][index, answer, :length].tolist() for name in values},
                 )
             )
-        figures = {
-            ADVANTAGE: self.advantage_PA[index].tolist(),
-            COUNTS: [float(self.counts_P[index])] * num_answers,
-        }
+        figures = {ADVANTAGE: self.advantage_PA[index].tolist(), COUNTS: [float(self.counts_P[index])] * num_answers}
         return Group(prompt=prompts[int(self.prompt_P[index])].ids, answers=answers, figures=figures)
 
     def metrics(self, indices: range, names: Sequence[str], steps: int, *, turns: bool = False) -> dict[str, float]:
         """The logged metrics of these prompts; the rollout's seconds are divided evenly among its optimizer steps.
-
-        turns: answers may have several turns, so turns and calls are included even if nothing was called.
-        """
+        turns: answers may have several turns, so turns and calls are included even if nothing was called."""
         part = slice(indices.start, indices.stop)
         reward = self.reward_PA[part]
         metrics = {

@@ -159,10 +159,8 @@ class RolloutSampler:
     def sample(
         self, prompts: Sequence[Prompt], indices: Sequence[int], seeds: Sequence[Sequence[int]]
     ) -> RolloutBuffer:
-        """Sample and score answers, on all ranks together: rank i mod world takes prompt number i.
-
-        prompts: all training prompts; indices: those to answer. Every rank returns the whole round.
-        """
+        """Sample and score answers, on all ranks together: rank i mod world takes prompt number i. prompts: all
+        training prompts; indices: those to answer. Every rank returns the whole round."""
         strategy, rollout = self.strategy, self.settings.rollout
         local_indices = range(strategy.rank, len(indices), strategy.world)
         local_prompts = [prompts[indices[index]] for index in local_indices]
@@ -229,9 +227,7 @@ class RolloutSampler:
 
     def _compute_gae(self, buffer: RolloutBuffer) -> None:
         """GAE: advantages of tokens from values, whitened over the round. An answer's reward is at its last token.
-
-        Tokens that the model did not generate are skipped: a turn's last token is followed by the next turn's first.
-        """
+        Tokens that the model did not generate are skipped: a turn's last token is followed by the next turn's first."""
         value = self.settings.value
         sampled_PAM = buffer.sampled_PAM.astype(bool)
         last_PAM = np.arange(buffer.value_PAM.shape[2]) == buffer.length_PA[..., None] - 1

@@ -185,10 +185,8 @@ class PolicyStage(Stage[Policy]):
         return 0  # held-out prompts are answered
 
     def validate(self) -> dict[str, float]:
-        """On held-out prompts: exact match of greedy answers, in all and by kind, and their mean reward.
-
-        Also the exact match of one answer each, sampled as in training, with the same seeds every time.
-        """
+        """On held-out prompts: exact match of greedy answers, in all and by kind, and their mean reward. Also the exact
+        match of one answer each, sampled as in training, with the same seeds every time."""
         strategy, after = self.strategy, self.settings.reward.answer_after
         kinds = sorted({prompt.kind for prompt in self.held_out if prompt.truths and prompt.kind})
         prompts = self.held_out[strategy.rank :: strategy.world]

@@ -127,10 +127,8 @@ class TimedProtocol(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """Exits with code 0. On SIGTERM or SIGINT it stops accepting at once; running requests have DRAIN_SECONDS.
-
-    A second signal ends running requests.
-    """
+    """Exits with code 0. On SIGTERM or SIGINT it stops accepting at once; running requests have DRAIN_SECONDS. A second
+    signal ends running requests."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

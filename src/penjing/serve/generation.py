@@ -59,10 +59,8 @@ class Target:
 
     @classmethod
     def of(cls, service: Service, body: SamplingFields, job: Job, prompts: int = 1) -> Target:
-        """The model that a request names, with queue places for all its answers; `job` already has one.
-
-        Raises ApiError for a model that is not served, too many answers, or a full queue.
-        """
+        """The model that a request names, with queue places for all its answers; `job` already has one. Raises ApiError
+        for a model that is not served, too many answers, or a full queue."""
         served, adapter = service.models.find(body.model)
         if body.stream_options is not None and not body.stream:
             raise ApiError(400, "stream_options: only with stream", param="stream_options")
@@ -106,10 +104,8 @@ class Target:
     async def encode(
         self, function: Callable[[], Result], lengths: Sequence[int], param: str, *, has_grammar: bool = False
     ) -> Result:
-        """Tokenize prompts of these lengths in characters without blocking the event loop. An error names the field.
-
-        An external chat template may take a second of CPU time even for a short prompt.
-        """
+        """Tokenize prompts of these lengths in characters without blocking the event loop. An error names the field. An
+        external chat template may take a second of CPU time even for a short prompt."""
         if max(lengths) > CHARACTERS_PER_TOKEN * self.served.context:
             raise self.too_long(f"{max(lengths)} characters", param)
         try:

@@ -114,10 +114,8 @@ class Hub:
         self._count(job, -job.num_open)
 
     async def events(self, job: Job) -> AsyncIterator[Batches]:
-        """The job's events in batches.
-
-        Closing the generator early cancels the job. Raises ApiError after REQUEST_SECONDS.
-        """
+        """The job's events in batches. Closing the generator early cancels the job. Raises ApiError after
+        REQUEST_SECONDS."""
         timer = self._loop.call_later(REQUEST_SECONDS, job.expire)
         ended = False
         try:
@@ -164,11 +162,8 @@ class Hub:
                     return
 
     def _wait_to_step(self) -> None:
-        """Called in the engine thread: in a burst of requests, wait for STEP_PAUSE at most.
-
-        Only one of the two threads can run Python code. While the engine steps, the event loop waits for it after each
-        system call.
-        """
+        """Called in the engine thread: in a burst of requests, wait for STEP_PAUSE at most. Only one of the two threads
+        can run Python code. While the engine steps, the event loop waits for it after each system call."""
         end = time.monotonic() + STEP_PAUSE
         while (now := time.monotonic()) < end and now - self._arrivals[0] < BURST_SECONDS:
             time.sleep(0.001)

@@ -49,10 +49,8 @@ async def run_unless_disconnected(request: Request, awaitable: Awaitable[Result]
 
 
 class EventStream(Response):
-    """Server-sent events, the last one DONE. `events` is closed when the client disconnects.
-
-    An error after the start becomes an error object in the stream, followed by DONE.
-    """
+    """Server-sent events, the last one DONE. `events` is closed when the client disconnects. An error after the start
+    becomes an error object in the stream, followed by DONE."""
 
     media_type = "text/event-stream"
 

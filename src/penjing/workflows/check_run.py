@@ -57,10 +57,8 @@ class Findings:
 
 
 def check_runs(path: Path, console: Console) -> bool:
-    """Check a run, or all runs of a quickstart, and print the findings; returns whether they are intact.
-
-    Raises UserError if there is no run.
-    """
+    """Check a run, or all runs of a quickstart, and print the findings; returns whether they are intact. Raises
+    UserError if there is no run."""
     findings = [examine(run.folder.path) for run in find_runs(path)]
     for run in findings:
         console.print(escape_markup(str(run.folder), run.verdict, style="bold", indent=""))

@@ -39,9 +39,7 @@ def evaluate(
     dtype: str = "auto",
 ) -> None:
     """Print a model's scores on tasks and its bits per byte of a text. thinking, max_tokens: see `scorer.grade`.
-
-    questions: the file of the task `questions`. Raises UserError if nothing is given.
-    """
+    questions: the file of the task `questions`. Raises UserError if nothing is given."""
     names = dict.fromkeys([*tasks, *(["questions"] if questions else [])])
     if not names and text is None:
         next_step = "Give --tasks NAME,..., --questions FILE or --text FILE."

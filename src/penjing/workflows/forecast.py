@@ -193,9 +193,7 @@ def _ladder(run: Run, budget_seconds: float, file: Path) -> list[ProxyRun]:
 
 def _train(run: Run, proxy: ProxyRun, folder: Path, first: str, console: Console) -> dict[str, Any]:
     """Train one proxy run with the tokenizer and shards of the first one; if finished already, return its outcome.
-
-    Raises UserError if it was started with other settings or data.
-    """
+    Raises UserError if it was started with other settings or data."""
     shared: dict[str, Any] = {}
     if first:
         first_run = RunDir(Path(first))

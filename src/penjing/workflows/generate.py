@@ -57,10 +57,8 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Answers written, and answers left out: truncated, empty, or with a prompt that is too long.
-
-    not_asked: prompts that are conversations with an empty answer.
-    """
+    """Answers written, and answers left out: truncated, empty, or with a prompt that is too long. not_asked: prompts
+    that are conversations with an empty answer."""
 
     written: int
     left_out: int
@@ -116,10 +114,8 @@ def generate_file(
 
 
 def read_questions(prompts: Sequence[Path], counts: BadRecords | None = None) -> Iterator[Chat]:
-    """Conversations that end with a question, of files of either kind. counts: of those with an empty answer.
-
-    Raises UserError at the first broken record: answers to part of a file would pass for answers to all of it.
-    """
+    """Conversations that end with a question, of files of either kind. counts: of those with an empty answer. Raises
+    UserError at the first broken record: answers to part of a file would pass for answers to all of it."""
     for path in records.list_files(prompts):
         if records.sniff(path) == "prompts":
             yield from records.read_prompts([path])
@@ -264,10 +260,8 @@ def _seed(options: AnswerOptions, talk: _Dialogue) -> int:
 
 
 def split_turns(chat: Chat, turns: str) -> list[tuple[Message, ...]]:
-    """The messages before each answer that the model is to give: to the last question, or to each in turn.
-
-    In turn, a conversation ends at a tool's result: it belongs to a call that the model may not make again.
-    """
+    """The messages before each answer that the model is to give: to the last question, or to each in turn. In turn, a
+    conversation ends at a tool's result: it belongs to a call that the model may not make again."""
     if turns == "last":
         return [chat.messages]
     found: list[tuple[Message, ...]] = []

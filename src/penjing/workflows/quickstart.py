@@ -328,10 +328,8 @@ def _pretraining(options: QuickstartOptions, files: DataFiles) -> Run:
 
 
 def _sft_steps(pretrained: Path) -> int:
-    """Steps of SFT: as many as fit TRAINING_SECONDS at the pace of the finished pretraining, within limits.
-
-    A killed quickstart that continues gets the same number, as it follows from outcome.json.
-    """
+    """Steps of SFT: as many as fit TRAINING_SECONDS at the pace of the finished pretraining, within limits. A killed
+    quickstart that continues gets the same number, as it follows from outcome.json."""
     outcome, run = RunRecord(pretrained).outcome.raw, resolve_run("tiny_sft")
     step_seconds = outcome["training_seconds"] / outcome["tokens"] * run.batch.size * run.data.seq_len
     fitting = (TRAINING_SECONDS - outcome["seconds"]) / step_seconds

@@ -26,10 +26,8 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> tuple[Report
 
 
 def recipe_defaults(run: ReportedRun) -> dict[str, str]:
-    """The default of every setting in the run's recipe; empty if the run names no known recipe.
-
-    With init_from, the model's shape comes from that model, so it counts as a default.
-    """
+    """The default of every setting in the run's recipe; empty if the run names no known recipe. With init_from, the
+    model's shape comes from that model, so it counts as a default."""
 
     stage, preset = run.settings.get("stage", ""), run.settings.get("model.preset", "")
     if stage not in RECIPES:

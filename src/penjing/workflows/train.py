@@ -62,10 +62,8 @@ SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
 
 
 def resolve_run(recipe: str, *layers: Layer) -> Run:
-    """The settings of a recipe, overridden by `layers`; with `init_from`, the shape is that of the initial model.
-
-    A recipe with a size takes it after a colon: `ladder:30m`.
-    """
+    """The settings of a recipe, overridden by `layers`; with `init_from`, the shape is that of the initial model. A
+    recipe with a size takes it after a colon: `ladder:30m`."""
     name, _, size = recipe.partition(":")
     make = look_up(RECIPES, name, what="recipe")
     if size and name not in WITH_SIZE:
@@ -93,9 +91,7 @@ def _last_length_wins(layer: Layer) -> Layer:
 
 def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dict[str, Any]:
     """Train; returns the outcome, which is also written to outcome.json. On ranks other than 0 the console is silent.
-
-    allow_change: fields in which a resumed run may differ from the original one.
-    """
+    allow_change: fields in which a resumed run may differ from the original one."""
     began = time.time()
     set_threads(run.compute.threads, int(os.environ.get("LOCAL_WORLD_SIZE", launched_world())))
     strategy = make_strategy(run.compute.device, run.parallel.strategy)

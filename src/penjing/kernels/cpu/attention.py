@@ -66,12 +66,7 @@ def document_attention(
 class _KernelAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        q_BTHK: Tensor,
-        k_BTGK: Tensor,
-        v_BTGK: Tensor,
-        first_BT: Tensor,
-        rotary: tuple[Tensor, Tensor] | None,
+        ctx: Any, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, first_BT: Tensor, rotary: tuple[Tensor, Tensor] | None
     ) -> Tensor:
         rotaries = zip((q_BTHK, k_BTGK, v_BTGK), (rotary, rotary, None), strict=True)
         q_NHTK, k_NGTK, v_NGTK = (cpu.tiles_of(x, rotary) for x, rotary in rotaries)

@@ -29,10 +29,8 @@ REPORT = "other programs use the cores: the work continues on what is left; resu
 
 
 class SpinControl(threading.Thread):
-    """Holds the second team while this process's threads wait for cores.
-
-    gomp_parallel: GOMP_parallel of the OpenMP library. report: gets REPORT, once.
-    """
+    """Holds the second team while this process's threads wait for cores. gomp_parallel: GOMP_parallel of the OpenMP
+    library. report: gets REPORT, once."""
 
     def __init__(self, gomp_parallel: Callable[..., object]) -> None:
         super().__init__(name="penjing-spinning", daemon=True)
@@ -61,10 +59,8 @@ class SpinControl(threading.Thread):
 
 
 def _waiting() -> float | None:
-    """How many threads of this process could run but had no core, on average over the next INTERVAL_SECONDS.
-
-    None if the system does not tell. Meaningless while the threads spin shortly: then they wait for each other's cores.
-    """
+    """How many threads of this process could run but had no core, on average over the next INTERVAL_SECONDS. None if
+    the system does not tell. Meaningless while the threads spin shortly: then they wait for each other's cores."""
     start, before = time.monotonic(), thread_seconds()
     time.sleep(INTERVAL_SECONDS)
     waited = sum(waited for _, waited in thread_seconds(since=before).values())

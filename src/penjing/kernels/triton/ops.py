@@ -245,10 +245,8 @@ def _fused_attention(
     num_attention_heads: int,
     num_groups: int,
 ) -> list[Tensor]:
-    """out_BTHK, and for the backward pass q_BTHK and k_BTGK as attention saw them and norm_BHT.
-
-    gains: of queries and of keys, or none. rotary: cosine_BR, sine_BR. ranges: first_BT, last_BT.
-    """
+    """out_BTHK, and for the backward pass q_BTHK and k_BTGK as attention saw them and norm_BHT. gains: of queries and
+    of keys, or none. rotary: cosine_BR, sine_BR. ranges: first_BT, last_BT."""
     from penjing.kernels.triton import kernels
 
     packed_BTJ = packed_BTJ.contiguous()
