@@ -24,7 +24,7 @@ from penjing.parallel.ddp import DataParallel
 
 
 class Sharded(DataParallel):
-    is_sharded = True
+    shards = frozenset({"weights", "gradients", "optimizer state"})
 
     def wrap(self, model):
         mesh = distributed.init_device_mesh(self.device.type, (self.world,))

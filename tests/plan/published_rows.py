@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 from penjing.plan.gpu_specs import GpuSpec, match_gpu_spec
+from penjing.plan.layout import NODE_RANKS, STATE_BYTES, Layout
 from penjing.plan.shape import Shape
 from penjing.plan.step_workload import Workload
 
@@ -44,7 +45,8 @@ def workload_of(row: dict[str, str]) -> Workload:
     automatic = "amp" in precision or "autocast" in precision
     dtype = "float32" if precision == "fp32" else "tf32" if precision == "tf32" else "bfloat16"
     dtype = "float16" if "fp16" in precision else dtype
-    sharding = "fsdp" if "FSDP" in row["parallelism"] else "ddp" if "DDP" in row["parallelism"] else "none"
+    ranks = int(row["n_gpus"] or 1)
+    shards = frozenset(STATE_BYTES if "FSDP" in row["parallelism"] else ())
     shape = Shape(
         layers=whole("layers"),
         width=whole("hidden"),
@@ -69,8 +71,7 @@ def workload_of(row: dict[str, str]) -> Workload:
         recompute="block" if row["act_ckpt"] == "full" else "none",
         fused_optimizer="fused" in row["optimizer"],
         compiled=row["compile"] == "yes",
-        ranks=int(row["n_gpus"] or 1),
-        sharding=sharding,
+        layout=Layout(ranks=ranks, nodes=-(-ranks // NODE_RANKS), shards=shards),
     )
 
 

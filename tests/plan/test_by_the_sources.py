@@ -13,6 +13,7 @@ from penjing.plan import cost
 from penjing.plan import prediction_history as ledger
 from penjing.plan.device_model import MARGINS, Machine, machine_from_spec
 from penjing.plan.gpu_specs import GPU_SPECS
+from penjing.plan.layout import STATE_BYTES, Layout
 from penjing.plan.shape import shape_of
 from penjing.plan.step_time import DecodeWorkload, decode_time, step_time
 from penjing.plan.step_workload import Workload
@@ -82,13 +83,14 @@ def test_intervals_of_the_levels():
 
 
 def test_a_step_of_sharded_weights():
-    """FSDP gathers weights twice and scatters gradients once, in half precision; 15 % of it is not hidden, and between
-    nodes it takes two and a half times as long."""
-    two = step_time(replace(WORK, ranks=2, sharding="fsdp"), UNIT)
-    sent = 3 * 2 * SHAPE.parameters / 2 * 3
-    assert two.communication == pytest.approx(0.15 * sent)
-    many = step_time(replace(WORK, ranks=16, sharding="fsdp"), UNIT)
-    assert many.communication == pytest.approx(0.15 * 2.5 * 3 * 2 * SHAPE.parameters * 15 / 16 * 3)
+    """FSDP2 gathers float32 weights twice a pass and scatters gradients; 15 % of it is not hidden. Between nodes it
+    takes two and a half times as long."""
+    layout = Layout(ranks=2, shards=frozenset(STATE_BYTES))
+    one_pass = 4 * SHAPE.parameters
+    two = step_time(replace(WORK, layout=layout), UNIT)
+    assert two.communication == pytest.approx(0.15 * 3 * 3 * one_pass / 2)
+    many = step_time(replace(WORK, layout=replace(layout, ranks=16, nodes=2)), UNIT)
+    assert many.communication == pytest.approx(0.15 * 2.5 * 3 * 3 * one_pass * 15 / 16)
 
 
 def test_launches_and_what_kernels_of_our_own_move():

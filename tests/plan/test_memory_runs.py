@@ -17,6 +17,7 @@ from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
 from penjing.parallel.single import Single
+from penjing.plan.layout import STATE_BYTES, Layout
 from penjing.plan.memory import Target, Tracer, plan_from
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
@@ -178,14 +179,14 @@ def test_ranks() -> None:
     run = run_of("pretrain", model={"preset": "26m"}, batch={"size": 16})
     numel = sum(p.numel() for p in meta_model(run).parameters())
     alone = predict_memory(run, CARD, micro_size=2)
-    ddp = predict_memory(run, CARD, micro_size=2, ranks=8)
-    shared = predict_memory(run, CARD, micro_size=2, ranks=8, engine="fsdp")
+    ddp = predict_memory(run, CARD, micro_size=2, layout=Layout(ranks=8))
+    shared = predict_memory(run, CARD, micro_size=2, layout=Layout(ranks=8, shards=frozenset(STATE_BYTES)))
     assert ddp.waterfall["communication"] >= 1.45 * (1 << 30) - 1
     assert ddp.peak_allocated_bytes - alone.peak_allocated_bytes <= 4.1 * numel  # the buckets, at most
     assert shared.waterfall["optimizer state"] == pytest.approx(alone.waterfall["optimizer state"] / 8, rel=0.05)
     assert shared.total_bytes < ddp.total_bytes
     with raises_user_error(where="batch.size", got=16, wanted="a multiple of 3 devices"):
-        predict_memory(run, CARD, ranks=3)
+        predict_memory(run, CARD, layout=Layout(ranks=3))
 
 
 def test_a_cpu_run_is_the_process_with_its_tensors() -> None:

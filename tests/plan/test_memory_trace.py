@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import penjing
 from penjing.model.norm import RMSNorm
+from penjing.plan.layout import STATE_BYTES, Layout
 from penjing.plan.memory import FakeDeviceMode, Target, Trace, Tracer, plan_from, replay
 from penjing.plan.memory.fake_device_mode import attention_kernel
 from penjing.plan.memory.kernels import WORKSPACE
@@ -259,13 +260,12 @@ def test_sharding_divides_what_it_names() -> None:
         trace.storages.append(Storage(8 << 20, component, "", "build", component))  # type: ignore[arg-type]
         trace.events.append(len(trace.storages))
 
-    def sizes(layout: Any) -> dict[str, int]:
-        made = rank_memory(trace, layout, 8, (1 << 10, 1 << 10))
-        return {s.component: s.num_bytes for s in made.trace.storages if s.component != "communication"}
+    def sizes(*shards: str, **more: Any) -> dict[str, int]:
+        made = rank_memory(trace, Layout(ranks=8, shards=frozenset(shards), **more))
+        return {s.component: s.num_bytes for s in made.trace.storages}
 
     whole, part = 8 << 20, 1 << 20
-    assert sizes("ddp") == {"weights": whole, "gradients": whole, "optimizer state": whole, "activations": whole}
-    assert sizes("zero1") == {**sizes("ddp"), "optimizer state": part}
-    assert sizes("zero2") == {**sizes("zero1"), "gradients": part}
-    assert sizes("zero3") == {**sizes("zero2"), "weights": part}
-    assert "estimate" in " ".join(rank_memory(trace, "fsdp", 8, (1, 1)).notes)
+    assert sizes() == dict.fromkeys(["weights", "gradients", "optimizer state", "activations"], whole)
+    assert sizes("optimizer state") == {**sizes(), "optimizer state": part}
+    assert sizes(*STATE_BYTES) == {**dict.fromkeys(STATE_BYTES, part), "activations": whole}
+    assert sizes(*STATE_BYTES, nodes=2, within_node=True)["weights"] == whole // 4, "each machine holds everything"

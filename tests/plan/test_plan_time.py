@@ -25,6 +25,7 @@ from penjing.plan.device_model import (
     nearest_matmul,
 )
 from penjing.plan.gpu_specs import GPU_SPECS, find_gpu_spec, match_gpu_spec
+from penjing.plan.layout import Layout
 from penjing.plan.shape import Shape, shape_from_hf, shape_of
 from penjing.plan.step_time import DecodeWorkload, decode_time, fit_two_points, interval, quantile, step_time
 from penjing.plan.step_workload import Workload
@@ -162,12 +163,12 @@ def test_attention_has_a_rate_at_any_length_whatever_was_measured(quicker):
 def test_several_devices_exchange_what_computation_does_not_hide():
     alone = step_time(WORK, PLAIN)
     slow = replace(PLAIN, bus_bytes_per_second=1e5)
-    two = step_time(replace(WORK, ranks=2, sharding="ddp"), slow)
+    two = step_time(replace(WORK, layout=Layout(ranks=2)), slow)
     sent = 2 * 4 * 130_000 / 2 / 1e5
     busy = (alone.matmuls + alone.attention + alone.elementwise + alone.head) / 3
     assert two.communication == pytest.approx(sent - busy / 2)
     quick = replace(PLAIN, bus_bytes_per_second=1e12)
-    assert step_time(replace(WORK, ranks=2, sharding="ddp"), quick).communication == pytest.approx(
+    assert step_time(replace(WORK, layout=Layout(ranks=2)), quick).communication == pytest.approx(
         0.1 * sent * 1e5 / 1e12
     )
 
@@ -226,7 +227,7 @@ def test_the_flops_of_muon_are_those_that_its_step_takes(shape):
 
 
 def test_cpus_share_muons_work_and_then_the_weights():
-    alone, shared = replace(WORK, optimizer="muon"), replace(WORK, optimizer="muon", ranks=4, sharding="ddp")
+    alone, shared = replace(WORK, optimizer="muon"), replace(WORK, optimizer="muon", layout=Layout(ranks=4))
     # Two blocks; m and n of the matrices: query and output, key and value, the MLP's three.
     sides = [(64, 64), (64, 64), (32, 64), (32, 64), (64, 128), (64, 128), (64, 128)]
     seconds = 2 * sum(3 * (4 * m * m * n + 2 * m**3) for m, n in sides) / 1e9

@@ -32,9 +32,9 @@ def machine(monkeypatch):
     traced = []
 
     def of(free, step_gib):
-        def predict(run, target, *, micro_size, ranks, engine):
+        def predict(run, target, *, micro_size, layout):
             assert target.memory_bytes == free * GIB and target.kind == "cpu"
-            assert engine == "single"  # with several ranks it takes DDP
+            assert layout.strategy == ("ddp" if layout.ranks > 1 else "single")
             traced.append(micro_size)
             total = round(step_gib(micro_size) * GIB)
             peak = {"peak_allocated_bytes": total, "peak_reserved_bytes": total, "total_bytes": total}

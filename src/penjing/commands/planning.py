@@ -39,7 +39,9 @@ Planned = Annotated[
 ]
 Gpu = Annotated[str, typer.Option(help="A GPU by name, such as 'RTX 3090'; empty: this machine.")]
 Gpus = Annotated[int, typer.Option(help="Number of GPUs.", min=1)]
-Engine = Annotated[str, typer.Option("--strategy", help="Parallelism: ddp, zero1, zero2, zero3, fsdp.")]
+Strategy = Annotated[str, typer.Option(help="Parallelism, as parallel.strategy; empty: that of the settings.")]
+Nodes = Annotated[int, typer.Option(help="Machines that the GPUs are in; 0: eight GPUs each.", min=0)]
+Network = Annotated[float, typer.Option(help="Gbit/s between machines, of one; 0: an estimate.", min=0)]
 
 Unique = Annotated[str, typer.Option(help="Unique tokens in the data, such as 1.2B.")]
 
@@ -50,7 +52,9 @@ def plan_run(
     settings: Settings = None,
     gpu: Gpu = "",
     gpus: Gpus = 1,
-    engine: Engine = "",
+    strategy: Strategy = "",
+    nodes: Nodes = 0,
+    network: Network = 0.0,
     budget: Annotated[str, typer.Option(help="Limits: 3h, 24GB, 20CNY; several with commas.")] = "",
     tokens: Annotated[str, typer.Option(help="Training tokens, such as 10B; auto: compute-optimal.")] = "",
     unique: Unique = "",
@@ -71,14 +75,15 @@ def plan_run(
     from penjing.planner.page import print_page
     from penjing.planner.report import make_report
 
-    options = PlanOptions(gpu=gpu, gpus=gpus, engine=engine, budget=budget, tokens=tokens, unique=unique, price=price)
-    run, external = _planned(recipe, settings)
+    machines = {"gpu": gpu, "gpus": gpus, "nodes": nodes, "network": network}
+    options = PlanOptions(**machines, budget=budget, tokens=tokens, unique=unique, price=price)  # type: ignore[arg-type]
+    run, external = _planned(recipe, settings, strategy)
     if run.data.train and not gpu and external is None:
         unused = {
             "--tokens": tokens,
             "--unique": unique,
             "--gpus": gpus > 1,
-            "--strategy": engine,
+            "--strategy": strategy,
             "--explain": explain,
         }
         if names := [name for name, given in unused.items() if given]:
@@ -117,18 +122,19 @@ def _plan_measured(run: Run, options: Any, as_json: bool) -> None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _planned(recipe: str, settings: list[str] | None) -> tuple[Run, Shape | None]:
+def _planned(recipe: str, settings: list[str] | None, strategy: str) -> tuple[Run, Shape | None]:
     """The run of a recipe or of a Hugging Face model, and the shape of a model that penjing cannot train."""
     from penjing.planner.report import is_external, read_external
 
+    settings = [*(settings or []), *([f"parallel.strategy={strategy}"] if strategy else [])]
     if is_external(recipe):
-        return read_external(Path(recipe), config.parse_overrides(settings or []))
+        return read_external(Path(recipe), config.parse_overrides(settings))
     return resolved(recipe, settings), None
 
 
-def _traceable(recipe: str, settings: list[str] | None) -> Run:
+def _traceable(recipe: str, settings: list[str] | None, strategy: str) -> Run:
     """The run. Raises UserError if penjing cannot train that model."""
-    run, external = _planned(recipe, settings)
+    run, external = _planned(recipe, settings, strategy)
     if external is not None:
         raise UserError("penjing cannot train this model", where=recipe, next_step=f"Try `penjing plan {recipe}`.")
     return run
@@ -140,7 +146,9 @@ def plan_memory(
     settings: Settings = None,
     gpu: Gpu = "",
     gpus: Gpus = 1,
-    engine: Engine = "",
+    strategy: Strategy = "",
+    nodes: Nodes = 0,
+    network: Network = 0.0,
     waterfall: Annotated[bool, typer.Option("--waterfall", help="Show the components of the peak.")] = False,
 ) -> None:
     """Trace a training step and show its peak memory. Exit code 3 if it does not fit.
@@ -151,8 +159,8 @@ def plan_memory(
     from penjing.planner.inputs import PlanOptions
     from penjing.planner.search import print_memory
 
-    options = PlanOptions(gpu=gpu, gpus=gpus, engine=engine)
-    if print_memory(_traceable(recipe, settings), options, console, waterfall=waterfall) is False:
+    options = PlanOptions(gpu=gpu, gpus=gpus, nodes=nodes, network=network)
+    if print_memory(_traceable(recipe, settings, strategy), options, console, waterfall=waterfall) is False:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
@@ -163,7 +171,9 @@ def plan_search(
     fit: Annotated[str, typer.Option(help="Memory to fit into, such as 24GB; empty: the GPU's.")] = "",
     gpu: Gpu = "",
     gpus: Gpus = 1,
-    engine: Engine = "",
+    strategy: Strategy = "",
+    nodes: Nodes = 0,
+    network: Network = 0.0,
     lengths: Annotated[str, typer.Option(help="Sequence lengths to try, such as 512,1024; empty: the run's.")] = "",
     every: Annotated[bool, typer.Option("--all", help="Show every traced configuration, not only the best.")] = False,
 ) -> None:
@@ -176,8 +186,8 @@ def plan_search(
     from penjing.planner.search import search
 
     rows = config.convert(tuple[int, ...], lengths, "--lengths")
-    options = PlanOptions(gpu=gpu, gpus=gpus, engine=engine)
-    if not search(_traceable(recipe, settings), options, fit, rows, console, every=every):
+    options = PlanOptions(gpu=gpu, gpus=gpus, nodes=nodes, network=network)
+    if not search(_traceable(recipe, settings, strategy), options, fit, rows, console, every=every):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 

@@ -30,8 +30,14 @@ class Strategy(ABC):
     world: int
     device: torch.device
     scaler: LossScaler | None = None  # set when matmuls are in float16
-    is_sharded = False  # a rank holds a part of the weights, so that all ranks take part in each pass
+    shards: frozenset[str] = frozenset()  # of "weights", "gradients", "optimizer state": a rank holds a part only
+    shards_within_node = False  # the ranks of a machine hold everything together, instead of all ranks
     _model: nn.Module  # the wrapped model
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a rank holds a part of the weights, so that all ranks take part in each pass."""
+        return "weights" in self.shards
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
@@ -143,14 +149,19 @@ def launched_world() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def strategy_for(world: int) -> str:
+    """The strategy that `auto` means, for training and plans."""
+    return "ddp" if world > 1 else "single"
+
+
 def make_strategy(device_name: str, name: str = "auto") -> Strategy:
-    """The strategy of that name; `auto`: data parallel if torchrun started several processes, else a single device."""
+    """The strategy of that name, on this process's device."""
     from penjing.base.registry import look_up
     from penjing.parallel import STRATEGIES
 
     world = launched_world()
     if name == "auto":
-        name = "ddp" if world > 1 else "single"
+        name = strategy_for(world)
     strategy: Strategy = look_up(STRATEGIES, name, what="parallel.strategy")(local_device(device_name))
     if strategy.world != world:
         got = f"{name} in {world} processes"

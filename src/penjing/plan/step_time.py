@@ -54,14 +54,8 @@ def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: flo
     host = work.kernels() * machine.launch_seconds
     sharing = optimizer_ranks(work, machine)
     optimizer = work.optimizer_bytes() / bandwidth + work.optimizer_flops() / (rate * sharing)
-    passes, exchange = work.passes, work.communication_bytes() / machine.bus_bytes_per_second
-    if work.ranks > 8:
-        exchange *= 2.5  # between nodes
-    if work.sharding == "fsdp":
-        exposed = exchange * EXPOSED_SHARE
-    else:  # DDP reduces gradients during the last backward pass; nothing hides the last bucket
-        exposed = max(0.1 * exchange, exchange - HIDDEN_SHARE * busy)
-        exposed += work.shared_weight_bytes(sharing) / machine.bus_bytes_per_second
+    passes = work.passes
+    exposed = exposed_seconds(work, machine, busy) + work.shared_weight_bytes(sharing) / machine.bus_bytes_per_second
     # On a CPU the call overhead adds up; a GPU computes while its host launches.
     exposed_launch = host if machine.on_host else max(0.0, host - busy)
     seconds = passes * (busy + exposed_launch)
@@ -78,9 +72,24 @@ def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: flo
     )
 
 
+def exposed_seconds(work: Workload, machine: Machine, busy: float) -> float:
+    """Communication of a step that no computation hides. busy: seconds of one pass."""
+    layout, bus = work.layout, machine.bus_bytes_per_second
+    within, between = work.communication_bytes()
+    between_nodes = layout.network(bus)
+    sharded = within / (bus if layout.nodes == 1 or layout.within_node else between_nodes)
+    # The ranks of a machine share its network; a ring over whole copies crosses it once.
+    replicas = between * (layout.group if layout.within_node else 1) / (bus if layout.nodes == 1 else between_nodes)
+    if "weights" in layout.shards:  # each pass gathers, during all of its computation
+        return max(EXPOSED_SHARE * sharded, sharded - work.passes * busy) + max(0.1 * replicas, replicas - busy)
+    # Gradients are reduced during the last backward pass; nothing hides the last bucket.
+    exchange = sharded + replicas
+    return max(0.1 * exchange, exchange - HIDDEN_SHARE * busy)
+
+
 def optimizer_ranks(work: Workload, machine: Machine) -> int:
     """How many ranks share Muon's orthogonalizations: on CPUs all of DDP's (optim/ranks.py)."""
-    return work.ranks if machine.on_host and work.sharding == "ddp" else 1
+    return work.ranks if machine.on_host and not work.layout.shards else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from penjing.plan.flops import windowed_keys
+from penjing.plan.layout import ONE_RANK, STATE_BYTES, Layout
 from penjing.plan.shape import Shape
 
 if TYPE_CHECKING:  # need torch
@@ -33,7 +34,6 @@ ATTENTION_MATRICES = 3  # the first entries of `Workload._block_matmuls`; the ML
 BLOCK_KERNELS, STEP_KERNELS = 100, 60  # launches per block, forward and backward; and per step
 MASTER_KERNELS = 1.5
 FORWARD_SHARE = 1 / 3  # forward fraction of a block's bytes and kernels
-UNSHARDED_BYTES = {"zero1": 8.0, "zero2": 4.0, "fsdp": 0.0}  # of the 16 per parameter; other strategies: all 16
 RECOMPUTE_FACTORS = {"none": 1.0, "mlp": 1.15, "block": 1.3}  # estimates: of bytes moved and kernels launched
 
 
@@ -55,10 +55,13 @@ class Workload:
     fused_optimizer: bool = False
     compiled: bool = False
     triton_kernels: bool = False  # kernels/triton/ops.py
-    ranks: int = 1
-    sharding: Literal["none", "ddp", "zero1", "zero2", "fsdp"] = "none"
+    layout: Layout = ONE_RANK
     trainable: Trainable | None = None  # the trainable part; None: everything
     extra_forwards: float = 0.0  # forward passes of other models of this shape
+
+    @property
+    def ranks(self) -> int:
+        return self.layout.ranks
 
     @property
     def trained(self) -> int:
@@ -171,7 +174,7 @@ class Workload:
         """Bytes moved on one device by clipping, the update and the weight casts, once per step."""
         state = 16.0 if self.master_weights == "same" and VALUE_BYTES[self.dtype] == 2 else 28.0
         bytes_each = state * (1.0 if self.fused_optimizer else 2.0) + (20.0 if self._has_masters else 0.0)
-        return self.trained / (self.ranks if self.sharding != "none" and self.sharding != "ddp" else 1) * bytes_each
+        return self.trained / self.layout.parts("optimizer state") * bytes_each
 
     def optimizer_flops(self) -> float:
         """FLOPs of Muon's three Newton-Schulz iterations: each 4 m^2 n + 2 m^3 for an m x n matrix with m <= n."""
@@ -197,14 +200,16 @@ class Workload:
         blocks = self.shape.layers * BLOCK_KERNELS * masters * (again * self._computed + 0.35 * self.extra_forwards)
         return (blocks + STEP_KERNELS) / (4 if self.compiled else 1)
 
-    def communication_bytes(self) -> float:
-        """Bytes each device sends in one step."""
-        if self.ranks == 1 or self.sharding == "none":
-            return 0.0
-        share = (self.ranks - 1) / self.ranks
-        if self.sharding == "fsdp":  # weights gathered forward and backward, gradients scattered, in half precision
-            return 3 * 2 * self.shape.parameters * share * self.passes
-        return 2 * 4 * self.trained * share
+    def communication_bytes(self) -> tuple[float, float]:
+        """Bytes each device sends in one step: within a group that shards, and between groups with equal parts."""
+        group = self.layout.group
+        share, gradients = (group - 1) / group, 4.0 * self.trained
+        if "weights" in self.layout.shards:  # each pass gathers them forward and backward, and scatters gradients
+            sharded = (2 * 4.0 * self.shape.parameters + gradients) * self.passes
+        else:  # gradients scattered, in each pass if only parts are kept; updated weights gathered
+            sharded = gradients * (1 + (self.passes if "gradients" in self.layout.shards else 1))
+        copies = self.ranks // group
+        return sharded * share, 2 * gradients / group * (copies - 1) / copies
 
     @property
     def _computed(self) -> float:
@@ -216,10 +221,9 @@ class Workload:
         return self.master_weights == "float32" and VALUE_BYTES[self.dtype] == 2
 
 
-def rough_memory_bytes(shape: Shape, tokens: int, sharding: str = "none", ranks: int = 1) -> int:
+def rough_memory_bytes(shape: Shape, tokens: int, layout: Layout = ONE_RANK) -> int:
     """A formula, without a trace: 16 bytes per parameter of weights, gradients and optimizer state (less the sharded
     part), activations by width, full logits, and a context. tokens: of one pass."""
-    unsharded = UNSHARDED_BYTES.get(sharding, 16.0)
-    states = (unsharded + (16.0 - unsharded) / ranks) * shape.parameters
+    states = sum(size / layout.parts(name) for name, size in STATE_BYTES.items()) * shape.parameters
     layers = shape.layers * tokens * (34 * shape.width + 4 * shape.intermediate_size)
     return round(states + layers + 12.0 * tokens * shape.vocabulary + 0.5 * 2**30)

@@ -13,6 +13,7 @@ from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
 from penjing.plan.device_model import Machine, machine_from_spec
 from penjing.plan.gpu_specs import find_gpu_spec
+from penjing.plan.layout import NODE_RANKS
 from penjing.plan.memory import safe_bytes
 from penjing.plan.shape import Shape
 from penjing.plan.step_time import step_time
@@ -22,6 +23,7 @@ from penjing.planner.inputs import TokenBudget, accepted, generation_seconds, le
 from penjing.train.batch_geometry import micro_sizes
 from penjing.train.compile_policy import choose
 from penjing.train.config import Run
+from penjing.train.memory_trace.fit import layout_of
 from penjing.train.resolve import with_settings
 
 SUGGESTED_GPUS = ("RTX 4090", "A100", "H100")
@@ -220,8 +222,7 @@ def _more_gpus(current: _CurrentPlan) -> Iterator[Suggestion]:
         return
     shared = replace(
         work,
-        ranks=more,
-        sharding="ddp" if work.sharding == "none" else work.sharding,
+        layout=layout_of(current.run.parallel.strategy, more, -(-more // NODE_RANKS)),
         passes=work.passes // 2 if halved else work.passes,
         tokens=work.tokens if halved else max(1, work.tokens // 2),
     )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, cast
 
 import torch
 
 from penjing import devices
-from penjing.base import config
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.process_info import thread_seconds
@@ -18,11 +16,11 @@ from penjing.devices.choose import local_device
 from penjing.kernels.triton import ops as gpu
 from penjing.objective.base import UnitLengths
 from penjing.objective.rollout import Rollout
-from penjing.parallel import STRATEGIES
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
 from penjing.plan.device_model import Machine, machine_from_spec
 from penjing.plan.gpu_specs import GpuSpec, find_gpu_spec, match_gpu_spec
+from penjing.plan.layout import NODE_RANKS, Layout
 from penjing.plan.memory import Target
 from penjing.plan.microbenchmarks import attention_rate, copy_rate, launch_seconds, matmul, profile_key
 from penjing.plan.profile import find_profile, gpu_machine, with_specs
@@ -35,6 +33,7 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.compile_policy import choose, obstacle
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
+from penjing.train.memory_trace.fit import layout_of
 from penjing.train.precision import Precision
 from penjing.train.resolve import with_settings
 from penjing.train.step_timing import SAVE_SECONDS, WRITE_RATE
@@ -51,8 +50,6 @@ CAPABILITY = {
     "hopper": (9, 0),
     "blackwell": (10, 0),
 }
-SHARDINGS = {"single": "none", "ddp": "ddp", "zero1": "zero1", "zero2": "zero2", "zero3": "fsdp", "fsdp": "fsdp"}
-Engine = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,25 +58,19 @@ class PlanOptions:
 
     gpu: str = ""
     gpus: int = 1
-    engine: str = ""  # parallelism; empty: ddp, or single for one GPU
+    nodes: int = 0  # machines that the GPUs are in; 0 = as many as hold eight each
+    network: float = 0.0  # Gbit/s of a machine; 0 = assumed
     budget: str = ""
     tokens: str = ""
     unique: str = ""
     price: str = ""
 
-    def __post_init__(self) -> None:
-        if self.engine:
-            config.convert(Engine, self.engine, "--strategy")
-
-    @property
-    def strategy(self) -> Engine:
-        """The parallelism: --strategy, or the default for so many GPUs."""
-        return cast(Engine, self.engine or ("ddp" if self.gpus > 1 else "single"))
-
-    def notes(self) -> list[str]:
-        """A note if penjing cannot train with that strategy."""
-        known = " and ".join(STRATEGIES)
-        return [] if self.strategy in STRATEGIES else [f"penjing cannot train with {self.strategy}, only with {known}"]
+    def layout(self, run: Run) -> Layout:
+        """How the GPUs share a step. Raises UserError if they do not divide among the machines."""
+        nodes = self.nodes or math.ceil(self.gpus / NODE_RANKS)
+        if self.gpus % nodes:
+            raise UserError("does not divide", where="--gpus", got=self.gpus, wanted=f"a multiple of {nodes} machines")
+        return layout_of(run.parallel.strategy, self.gpus, nodes, self.network * 1e9 / 8)
 
 
 def pass_rows(run: Run, kind: str, gpus: int) -> int:
@@ -250,8 +241,7 @@ def workload_of(
         fused_optimizer=True,
         triton_kernels=machine.runs_triton_kernels(dtype),
         recompute=run.compute.activation_checkpointing,
-        ranks=options.gpus,
-        sharding=SHARDINGS[options.strategy],  # type: ignore[arg-type]  # from the table
+        layout=options.layout(run),
         trainable=trainable_part(run),
         extra_forwards=lengths.extra_forwards,
     )

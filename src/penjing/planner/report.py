@@ -145,13 +145,11 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
     per_step = round(run.batch.size * lengths_of(run).tokens)
     busy = parts["training"] / amount.steps
     peak = machine.peak_flops.get(work.dtype, 0.0) * options.gpus
-    total_bytes = (
-        fitted.plan.total_bytes if fitted else rough_memory_bytes(work.shape, work.tokens, work.sharding, work.ranks)
-    )
+    total_bytes = fitted.plan.total_bytes if fitted else rough_memory_bytes(work.shape, work.tokens, work.layout)
     price = cost.price_of(machine.name, options.price)
     spent = cost.cost(price, seconds, options.gpus) if price else None
     if fitted:
-        warnings += fitted.notes + options.notes()
+        warnings += fitted.notes
     return PlanReport(
         what=what,
         device=machine.name,
@@ -267,7 +265,7 @@ def _formulas(
     if not machine.on_host:
         launches = f"max(0, {launches} - the above)"
     n, sharing = work.passes, optimizer_ranks(work, machine)
-    sent = work.communication_bytes() + work.shared_weight_bytes(sharing)
+    sent = sum(work.communication_bytes()) + work.shared_weight_bytes(sharing)
     return [
         f"M = {shape.matrices:,} parameters in matrices, including the head (N = {shape.parameters:,})",
         f"FLOPs per token, causal: 6 M + 12 L H K x {keys:g} keys = {causal:.4g}; "

@@ -32,7 +32,7 @@ def print_memory(run: Run, options: PlanOptions, console: Console, *, waterfall:
     from penjing.train.memory_trace.trace import predict_memory
 
     _, target, _ = find_machine(options, run)
-    plan = predict_memory(run, target, ranks=options.gpus, engine=options.strategy)
+    plan = predict_memory(run, target, layout=options.layout(run))
     of_memory = f" of {units.gibibytes(target.memory_bytes)}" if target.memory_bytes else ""
     fits = None if not target.memory_bytes else plan.total_bytes <= target.memory_bytes
     verdict = verdict_of(fits, is_tight(plan.total_bytes, target.memory_bytes))
@@ -57,7 +57,7 @@ def search(
 ) -> int:
     """Print the Pareto table of traced configurations of a step; returns how many fit.
 
-    Several devices share a step as in training, or by `options.engine`. Raises UserError for a bad memory size, and if
+    Several devices share a step as in training. Raises UserError for a bad memory size, and if
     the batch size does not divide among the devices.
     """
     from penjing.train.memory_trace.trace import predict_memory
@@ -79,9 +79,8 @@ def search(
         notes.append(f"only the first {MAX_TRACED} of {len(configurations)} configurations were traced")
     traced: list[Candidate] = []
     for variant, rows in configurations[:MAX_TRACED]:
-        plan = predict_memory(variant, target, micro_size=rows, ranks=options.gpus, engine=options.strategy)
+        plan = predict_memory(variant, target, micro_size=rows, layout=options.layout(run))
         traced.append(_candidate(variant, machine, options, rows, plan.total_bytes))
-    notes += options.notes()
     fits = fitting_candidates(traced, safe_bytes(limit_bytes))
     rows_shown = [
         (
@@ -129,7 +128,7 @@ def _candidate(run: Run, machine: Machine, options: PlanOptions, rows: int, peak
         passes=work.passes,
         seq_len=run.data.seq_len,
         recompute=run.compute.activation_checkpointing,
-        sharding=options.strategy,
+        sharding=work.layout.strategy,
         peak_bytes=peak,
         seconds=seconds,
         tokens_per_second=run.batch.size * lengths_of(run).tokens / seconds,

@@ -1,32 +1,25 @@
 """Memory per rank when several devices share a step.
 
-DDP is traced: its buckets exist from the start, and gradients become views of them. Sharding (FSDP2, ZeRO) is an
-estimate: computed from the trace of one device, by component.
+What a strategy holds besides the model is traced: DDP's buckets, and the whole weights and gradients of a block that
+FSDP2 gathers and reduces. What a rank holds a part of is traced whole, and divided afterwards.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from penjing.plan.memory.trace import Storage, Trace
+from penjing.plan.layout import Layout
+from penjing.plan.memory.trace import Storage, Trace, Tracer
 
-Layout = Literal["single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
+META = torch.device("meta")
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes; torch's defaults
 # NCCL's buffers on two GPUs grew from 0.55 to 2.00 GiB at the first barrier (S. Bekman); the increase is used.
 COMMUNICATION_BYTES = int(1.45 * (1 << 30))
 COMMUNICATION_NOTE = "communication buffers are an estimate: 1.45 GiB, as NCCL took on two GPUs"
-
-# What each layout divides by the number of ranks.
-_SHARDED = {
-    "zero1": ("optimizer state",),
-    "zero2": ("optimizer state", "gradients"),
-    "zero3": ("optimizer state", "gradients", "weights", "master weights"),
-    "fsdp": ("optimizer state", "gradients", "weights", "master weights"),
-}
 
 
 class GradientBuckets:
@@ -62,6 +55,115 @@ class GradientBuckets:
         parameter.register_post_accumulate_grad_hook(reduce)  # type: ignore[no-untyped-call]
 
 
+class GatheredUnits:
+    """FSDP2's blocks: each is gathered before its forward and its backward pass, and the next one beside it.
+
+    The root (embedding, head, last norm) stays gathered from its first use to the end of the backward pass. A unit's
+    gradients are whole until all of them are there, and then reduced.
+    """
+
+    def __init__(self, model: nn.Module, tracer: Tracer) -> None:
+        self._tracer = tracer
+        blocks = [block for part in model.modules() if isinstance(part, nn.ModuleList) for block in part]
+        inside = {id(parameter) for block in blocks for parameter in block.parameters()}
+        root = [parameter for parameter in model.parameters() if id(parameter) not in inside]
+        self._units = [_Unit(list(block.parameters()), self) for block in blocks]
+        self._root = _Unit(root, self)
+        model.register_forward_pre_hook(lambda *_: self._root.gather())
+        for number, block in enumerate(blocks):
+            block.register_forward_pre_hook(lambda *_, number=number: self._units[number].gather())
+            block.register_forward_hook(lambda _, inputs, output, number=number: self._after(number, output))
+
+    def _after(self, number: int, output: Any) -> None:
+        """After a block's forward pass. Its backward pass begins with the gradient of its output."""
+        hidden = output[0] if isinstance(output, tuple) else output
+        if torch._C._current_graph_task_id() != -1:  # computed again in the backward pass
+            return
+        self._units[number].release()
+        if hidden.requires_grad:
+            hidden.register_hook(lambda _: self._before_backward(number))
+
+    def _before_backward(self, number: int) -> None:
+        for later in self._units[number + 2 :]:
+            later.release()
+        self._units[number].gather()
+        if number:
+            self._units[number - 1].prefetch()
+
+    def before_pass(self) -> None:
+        for unit in (*self._units, self._root):
+            unit.set_parts_aside()
+
+    def after_pass(self) -> None:
+        for unit in (*self._units, self._root):
+            unit.release()
+            unit.put_parts_back()
+
+    def flat(self, parameters: list[nn.Parameter]) -> Tensor:
+        """A tensor with the values of them all."""
+        flat = torch.empty(sum(parameter.numel() for parameter in parameters), device=META)
+        self._tracer.tag([flat], "communication")
+        return flat
+
+    def parts(self, parameters: list[nn.Parameter]) -> list[Tensor]:
+        """A rank's parts of gradients: whole here, and divided later."""
+        parts = [torch.empty_like(parameter) for parameter in parameters]
+        self._tracer.tag(parts, "gradients")
+        return parts
+
+    def mark_whole(self, gradient: Tensor | None) -> None:
+        self._tracer.tag([gradient], "communication")
+
+
+class _Unit:
+    """Parameters that are gathered and reduced together."""
+
+    def __init__(self, parameters: list[nn.Parameter], units: GatheredUnits) -> None:
+        self._parameters, self._units = parameters, units
+        self._received: Tensor | None = None
+        self._gathered: Tensor | None = None
+        self._trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self._parts: list[Tensor] = []
+        self._ready = 0
+        for parameter in self._trained:
+            parameter.register_post_accumulate_grad_hook(self._reduce)  # type: ignore[no-untyped-call]
+
+    def prefetch(self) -> None:
+        if self._gathered is None and self._received is None:
+            self._received = self._units.flat(self._parameters)
+
+    def gather(self) -> None:
+        if self._gathered is None:
+            self.prefetch()
+            self._gathered = self._units.flat(self._parameters)  # copied out of what was received
+            self._received = None
+
+    def release(self) -> None:
+        self._received = self._gathered = None
+
+    def set_parts_aside(self) -> None:
+        """A pass makes whole gradients anew."""
+        self._parts = [one.grad for one in self._trained if one.grad is not None]
+        for one in self._trained:
+            one.grad = None
+
+    def put_parts_back(self) -> None:
+        for one, part in zip(self._trained, self._parts, strict=False):  # none where a pass reached nothing
+            one.grad = part
+
+    def _reduce(self, parameter: Tensor) -> None:
+        """A parameter's gradient is there; the unit's are exchanged when all are."""
+        self._units.mark_whole(parameter.grad)
+        self._ready += 1
+        if self._ready < len(self._trained):
+            return
+        self._ready, sent = 0, self._units.flat(self._trained)
+        for one in self._trained:
+            one.grad = None
+        self._parts = self._parts or self._units.parts(self._trained)
+        del sent
+
+
 @dataclass(frozen=True, slots=True)
 class RankMemory:
     """A rank's trace, its memory outside PyTorch's count, and notes on estimates."""
@@ -71,32 +173,18 @@ class RankMemory:
     notes: tuple[str, ...]
 
 
-def rank_memory(trace: Trace, layout: Layout, ranks: int, gathered: tuple[int, int]) -> RankMemory:
-    """The trace of one rank of `ranks`.
-
-    gathered: parameters of a block, and of the largest unit that is gathered at once. FSDP2 and ZeRO-3 hold two
-    gathered units in half precision (the current and the next) and one unit's full gradients in float32.
-    """
-    if ranks < 2:
+def rank_memory(trace: Trace, layout: Layout) -> RankMemory:
+    """The trace of one rank: its parts of what the layout shards."""
+    if layout.ranks < 2:
         return RankMemory(trace, 0, ())
-    if layout == "ddp" or layout == "single":
-        return RankMemory(trace, COMMUNICATION_BYTES, (COMMUNICATION_NOTE,))
-    parts = _SHARDED[layout]
-    shards_weights = "weights" not in parts
 
     def of_rank(storage: Storage) -> Storage:
-        if storage.component not in parts:
-            return storage
-        # Copies of master weights in the matmul dtype are the gathered weights, which are counted below.
-        copied = storage.component == "weights" and storage.operation == "_to_copy"
-        return replace(storage, num_bytes=0 if copied else -(-storage.num_bytes // ranks))
+        component = storage.component.removeprefix("master ")
+        # Copies of weights in the matmul dtype are made of gathered weights.
+        whole = component == "weights" and storage.operation != storage.component
+        return replace(
+            storage, num_bytes=storage.num_bytes if whole else -(-storage.num_bytes // layout.parts(component))
+        )
 
     storages = [of_rank(storage) for storage in trace.storages]
-    events = list(trace.events)
-    if not shards_weights:
-        block, largest = gathered
-        for size in (largest * 2, block * 2, largest * 4):
-            storages.append(Storage(size, "all_gather", "", "build", "communication"))
-            events.insert(0, len(storages))
-    notes = (COMMUNICATION_NOTE, f"{layout} over {ranks} ranks is computed from one device's trace, not traced")
-    return RankMemory(Trace(storages, events), COMMUNICATION_BYTES, notes)
+    return RankMemory(Trace(storages, trace.events), COMMUNICATION_BYTES, (COMMUNICATION_NOTE,))

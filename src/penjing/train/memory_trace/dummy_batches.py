@@ -17,9 +17,10 @@ from penjing.kernels import attention_metadata, experts
 from penjing.kernels.tiled_attention import TileGroup, group_tiles
 from penjing.loader.batch_source import Source
 from penjing.parallel.single import Single
+from penjing.plan.layout import Layout
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import FakeDeviceMode
-from penjing.plan.memory.sharded_memory import GradientBuckets, Layout
+from penjing.plan.memory.sharded_memory import GatheredUnits, GradientBuckets
 from penjing.plan.memory.trace import Tracer
 
 META = torch.device("meta")
@@ -112,29 +113,37 @@ class DummySource(Source):
 
 
 class TraceStrategy(Single):
-    """A strategy that tells the tracer the phase of the step. With several ranks it allocates DDP's buckets."""
+    """A strategy that tells the tracer the phase of the step. With several ranks it holds what their strategy does."""
 
-    def __init__(self, tracer: Tracer, device: torch.device, layout: Layout, ranks: int) -> None:
-        self.device, self.rank, self.world = device, 0, ranks
+    def __init__(self, tracer: Tracer, device: torch.device, layout: Layout) -> None:
+        self.device, self.rank, self.world = device, 0, layout.ranks
         self._tracer, self._layout = tracer, layout
         self._buckets: GradientBuckets | None = None
+        self._units: GatheredUnits | None = None
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         self._model = model
-        if self._layout == "ddp":
+        if self.world > 1 and not self._layout.shards:
             self._buckets = GradientBuckets(model)
             self._tracer.tag(self._buckets.tensors, "communication")
+        elif self.world > 1 and "weights" in self._layout.shards:
+            self._units = GatheredUnits(model, self._tracer)
         return model
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
         self._tracer.phase = "forward"
         if self._buckets is not None:
             self._buckets.requires_sync = last
+        if self._units is not None:
+            self._units.before_pass()
         return nullcontext()
 
     def backward(self, total: Tensor) -> None:
         (total * self.world if self._buckets is not None else total).backward()  # type: ignore[no-untyped-call]
-        self._tracer.tag_gradients(self._model)
+        if self._units is None:
+            self._tracer.tag_gradients(self._model)
+        else:
+            self._units.after_pass()
 
     def clip(self, max_norm: float) -> Tensor:
         self._tracer.phase = "optimizer"

@@ -10,10 +10,13 @@ import torch
 from penjing import devices
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
+from penjing.base.registry import look_up
 from penjing.devices import host
-from penjing.parallel.base import Strategy
+from penjing.parallel import STRATEGIES
+from penjing.parallel.base import Strategy, strategy_for
+from penjing.parallel.single import Single
+from penjing.plan.layout import ONE_RANK, Layout
 from penjing.plan.memory import MemoryPlan, Target, safe_bytes
-from penjing.plan.memory.sharded_memory import Layout
 from penjing.plan.shape import shape_of
 from penjing.plan.step_workload import rough_memory_bytes
 from penjing.train.batch_geometry import batch_geometry
@@ -29,23 +32,21 @@ ROUGH_FACTOR = 4
 class TracedPasses:
     """Traced memory of a run's step by micro-batch size, each size traced once."""
 
-    def __init__(self, run: Run, target: Target, ranks: int = 1, engine: Layout = "single") -> None:
-        self.run, self.target, self.ranks, self.engine = run, target, ranks, engine
-        self.geometry = batch_geometry(run, ranks, torch.device(target.kind))
+    def __init__(self, run: Run, target: Target, layout: Layout = ONE_RANK) -> None:
+        self.run, self.target, self.layout = run, target, layout
+        self.geometry = batch_geometry(run, layout.ranks, torch.device(target.kind))
         self.limit = safe_bytes(target.memory_bytes)  # 0 = unknown
         self._plans: dict[int, MemoryPlan] = {}
 
     def plan(self, rows: int) -> MemoryPlan:
         """The plan of a step with passes of so many rows."""
         if rows not in self._plans:
-            self._plans[rows] = trace.predict_memory(
-                self.run, self.target, micro_size=rows, ranks=self.ranks, engine=self.engine
-            )
+            self._plans[rows] = trace.predict_memory(self.run, self.target, micro_size=rows, layout=self.layout)
         return self._plans[rows]
 
     def of(self, run: Run) -> TracedPasses:
         """The passes of a run with other settings on the same devices."""
-        return TracedPasses(run, self.target, self.ranks, self.engine)
+        return TracedPasses(run, self.target, self.layout)
 
     def fits(self, rows: int) -> bool:
         return self.plan(rows).total_bytes <= self.limit
@@ -97,6 +98,22 @@ class TracedPasses:
         )
 
 
+def layout_of(strategy: str, ranks: int, nodes: int = 1, network: float = 0.0) -> Layout:
+    """How a strategy of the table shares a step. network: bytes per second of a machine; 0 = assumed."""
+    name = strategy_for(ranks) if strategy == "auto" else strategy
+    kind = look_up(STRATEGIES, name, what="parallel.strategy")
+    if ranks > 1 and issubclass(kind, Single):
+        raise UserError("works with one process", where="parallel.strategy", got=f"{name}, {ranks}", wanted="auto")
+    return Layout(
+        strategy=name,
+        ranks=ranks,
+        nodes=nodes,
+        shards=kind.shards,
+        within_node=kind.shards_within_node,
+        network_bytes_per_second=network,
+    )
+
+
 def fit_memory(run: Run, strategy: Strategy) -> tuple[int, str]:
     """On a CPU, the micro-batch that the run's plan has, and why; 0 if it is that of the settings.
 
@@ -115,7 +132,7 @@ def fit_memory(run: Run, strategy: Strategy) -> tuple[int, str]:
     if ROUGH_FACTOR * rough_memory_bytes(shape_of(run.model), tokens) < share:
         return 0, ""
     target = Target(kind=strategy.device.type, name=host.cpu_name(), memory_bytes=share)
-    passes = TracedPasses(run, target, strategy.world)
+    passes = TracedPasses(run, target, layout_of(run.parallel.strategy, strategy.world, strategy.world // processes))
     rows = strategy.broadcast(passes.fitting_size() if strategy.rank == 0 else None)
     total = passes.plan(rows).total_bytes
     if total > share:

@@ -14,13 +14,12 @@ from functools import cache
 import torch
 
 from penjing.base.errors import UserError
-from penjing.model.config import ModelConfig
-from penjing.model.transformer import Transformer
+from penjing.plan.layout import ONE_RANK, Layout
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import FakeDeviceMode
 from penjing.plan.memory.host_rss import extrapolate_peak, extrapolate_plan, process_plan
 from penjing.plan.memory.report import MemoryPlan, plan_from
-from penjing.plan.memory.sharded_memory import Layout, rank_memory
+from penjing.plan.memory.sharded_memory import rank_memory
 from penjing.plan.memory.trace import Trace, Tracer
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build_model import BuiltRun, build_model, complete
@@ -64,8 +63,7 @@ class TraceShape:
 
     micro_size: int  # rows (pairs, prompts) of one forward pass on one device
     accumulate: int = 1  # traced forward passes of a step; more than two change nothing
-    ranks: int = 1
-    layout: Layout = "single"
+    layout: Layout = ONE_RANK
 
 
 @cache
@@ -82,27 +80,25 @@ def predict_memory(
     target: Target,
     *,
     micro_size: int | None = None,
-    ranks: int = 1,
-    engine: Layout = "single",
+    layout: Layout = ONE_RANK,
     process_bytes: int | None = None,
 ) -> MemoryPlan:
     """The memory of the run's step on `target`, per rank. Needs no device, no data and no weights.
 
-    micro_size: rows of one forward pass; None = from the run's settings. engine: how `ranks` share the work.
+    micro_size: rows of one forward pass; None = from the run's settings.
     process_bytes: on a CPU, memory of the process without tensors; None = measured in a separate process.
     Raises UserError for a run that cannot be traced, or if the rows do not divide evenly.
     """
-    rows = micro_size or batch_geometry(run, ranks, torch.device(target.kind)).micro_size
+    rows = micro_size or batch_geometry(run, layout.ranks, torch.device(target.kind)).micro_size
     shape = TraceShape(
         micro_size=rows,
-        accumulate=min(2, max(1, run.batch.size // (rows * ranks))),
-        ranks=ranks,
-        layout="ddp" if ranks > 1 and engine == "single" else engine,
+        accumulate=min(2, max(1, run.batch.size // (rows * layout.ranks))),
+        layout=layout,
     )
     if target.device.is_host:
         return _on_cpu(run, target, shape, measured_process_bytes() if process_bytes is None else process_bytes)
     trace, notes = trace_run(run, target, shape)
-    per_rank = rank_memory(trace, shape.layout, shape.ranks, largest_block_bytes(run.model))
+    per_rank = rank_memory(trace, layout)
     return plan_from(
         per_rank.trace, target, communication_bytes=per_rank.communication_bytes, notes=(*notes, *per_rank.notes)
     )
@@ -147,14 +143,6 @@ def _copied_bytes(run: Run, trace: Trace) -> int:
     )
 
 
-def largest_block_bytes(config: ModelConfig) -> tuple[int, int]:
-    """Parameters that are gathered at once: (of the largest block, of the largest block or embedding)."""
-    with torch.device(META):
-        model = Transformer(config)
-    block = max(sum(p.numel() for p in part.parameters()) for part in model.blocks)
-    return block, max(block, model.embed.weight.numel())
-
-
 # --- the parts -------------------------------------------------------------------------------------------------------
 
 
@@ -167,7 +155,7 @@ def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple
     run = with_settings(run, {"compute.dtype": precision.matmul})
     on_host = target.device.is_host
     tracer = Tracer(vocabulary=run.model.vocab_size, loss_files=LOSS_FILES, kernel_temporaries=not on_host)
-    strategy = TraceStrategy(tracer, device, shape.layout, shape.ranks)
+    strategy = TraceStrategy(tracer, device, shape.layout)
     stage = make_stage(run, strategy)
     with FakeDeviceMode(target), META:
         model = build_model(stage, precision, META)
