@@ -48,7 +48,7 @@ def test_each_kind_is_shown_with_its_mask(tmp_path: Path, kind: str) -> None:
     (group,), errors = looked(path)
     assert (group.kind, group.problems.good, len(group.examples), errors) == (kind, 5, NUM_EXAMPLES, [])
     assert [example.line for example in group.examples] == [1, 2, 3]
-    rows = dict(group.examples[0].rows)
+    rows = {row.name: row.spans for row in group.examples[0].rows}
     wanted = {
         "documents": {"document": "Mia is here. 米娅在这里。<|endoftext|>"},
         "chats": {"chat": f"Mia 米娅{MESSAGE_END}"},
@@ -66,7 +66,7 @@ def test_the_spans_are_what_the_trainer_encodes(tmp_path: Path) -> None:
     (group,), _ = looked(path, tokenizer=tokenizer)
     (chat,) = read_chats([path])
     encoded = render(tokenizer, chat.messages, chat.tools)
-    ((_, spans),) = group.examples[0].rows
+    (spans,) = [row.spans for row in group.examples[0].rows]
     assert "".join(span.text for span in spans) == tokenizer.decode(encoded.ids, hide=False)
     assert [span.text for span in spans if span.special] == ["<|im_start|>", MESSAGE_END] * 2
     assert abs(group.tokens - sum(map(len, tokenizer.encode_many(["Who?", "Mia 米娅"])))) <= 1
@@ -119,7 +119,7 @@ def test_long_texts_are_cut_and_equal_starts_are_no_error(tmp_path: Path) -> Non
     (group,), _ = looked(path)
     assert group.examples[0].cut and group.problems.good == 1
     (group,), _ = looked(jsonl(tmp_path / "b.jsonl", {"text": long}))
-    assert group.examples[0].cut and sum(len(span.text) for _, row in group.examples[0].rows for span in row) < 3000
+    assert group.examples[0].cut and sum(len(span.text) for row in group.examples[0].rows for span in row.spans) < 3000
 
 
 def test_a_damaged_file_is_shown_up_to_the_damage(tmp_path: Path) -> None:
@@ -162,5 +162,5 @@ CHATS = [
 def test_real_files(name: str, kind: Any) -> None:
     (group,), _ = looked(DATA / name)
     assert group.kind == kind and group.problems.bad == 0 and len(group.examples) == NUM_EXAMPLES
-    rows = [spans for example in group.examples for _, spans in example.rows]
+    rows = [row.spans for example in group.examples for row in example.rows]
     assert rows and any(map(learned, rows))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.chat.render import render
-from penjing.data.clean.rule import map_texts, texts_of
-from penjing.data.dataset_stats import Stats, file_kind, stats_of
-from penjing.data.formats import READERS, Document, Kind, PreferenceRecord, UncheckedRecords, list_files
+from penjing.data.clean.rule import map_texts, place_of, texts_of
+from penjing.data.dataset_stats import STATS, Stats, quantiles
+from penjing.data.formats import READERS, Document, Kind, PreferenceRecord, UncheckedRecords, list_files, sniff
 from penjing.data.formats.dispatch import first_record
 from penjing.data.formats.fields import Columns
 from penjing.data.formats.files import format_of
@@ -37,28 +37,33 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """A sequence of an example; those of a preference are its prompt and its answers."""
+
+    name: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Example:
-    """One record as the trainer sees it. rows: named sequences; those of a preference are its prompt and its answers.
+    """One record as the trainer sees it. problem: why it cannot be encoded."""
 
-    problem: why it cannot be encoded.
-    """
-
-    source: str
+    file: str
     line: int
-    rows: tuple[tuple[str, tuple[Span, ...]], ...]
-    cut: bool = False
-    problem: str = ""
+    problem: str
+    cut: bool
+    rows: tuple[Row, ...]
 
 
 @dataclass(slots=True)
 class Problem:
     """Records that cannot be read or are left out, for one reason. file, line: the first."""
 
-    kind: str
-    reason: str
     file: str
     line: int
-    count: int = 1
+    kind: str
+    reason: str
+    records: int = 1
 
 
 class Problems(UncheckedRecords):
@@ -71,9 +76,9 @@ class Problems(UncheckedRecords):
     def _list(self, file: str, line: int, kind: str, reason: str) -> None:
         key = kind, reason.partition("; got ")[0]
         if key in self.found:
-            self.found[key].count += 1
+            self.found[key].records += 1
         elif len(self.found) < _MAX_REASONS:
-            self.found[key] = Problem(kind, reason, file, line)
+            self.found[key] = Problem(file, line, kind, reason)
 
 
 @dataclass(slots=True)
@@ -97,35 +102,15 @@ class Group:
             "records": {"good": counts.good, "bad": counts.bad, "left_out": counts.left_out},
             "changed": dict(counts.changed),
             "not_learned": [{"what": what, "records": num, "first": at} for what, (num, at) in counts.ignored.items()],
-            "problems": [
-                {"file": each.file, "line": each.line, "kind": each.kind, "reason": each.reason, "records": each.count}
-                for each in counts.found.values()
-            ],
-            "bytes": stats.characters.num_bytes,
+            "problems": [asdict(problem) for problem in counts.found.values()],
+            "bytes": stats.num_bytes,
             "tokens_estimate": self.tokens,
             "scripts": {name: round(share, 4) for name, share in stats.scripts.items() if share},
             "exact_duplicates": stats.num_duplicates,
-            "lengths": {name: lengths.quantiles() for name, lengths in stats.lengths.items() if lengths.num_seen},
+            "lengths": {name: quantiles(lengths) for name, lengths in stats.lengths.items()},
             "warnings": stats.warnings,
             "read_to_the_end": not (self.stopped or counts.unread),
-            "examples": [
-                {
-                    "file": example.source,
-                    "line": example.line,
-                    "problem": example.problem,
-                    "cut": example.cut,
-                    "rows": [
-                        {
-                            "name": name,
-                            "spans": [
-                                {"text": span.text, "learned": span.learned, "special": span.special} for span in spans
-                            ],
-                        }
-                        for name, spans in example.rows
-                    ],
-                }
-                for example in self.examples
-            ],
+            "examples": [asdict(example) for example in self.examples],
         }
 
 
@@ -140,7 +125,7 @@ def look(
     errors: list[UserError] = []
     for path in list_files(paths):
         try:
-            kind = file_kind(path, columns)
+            kind = sniff(path, columns)
             names = () if format_of(path) in TEXT_FORMATS else tuple(sorted(map(str, first_record(path, columns))))
             groups.setdefault((kind, names), []).append(path)
         except UserError as error:
@@ -152,7 +137,7 @@ def look(
 
 def _look_at(kind: Kind, files: list[Path], tokenizer: Tokenizer, columns: Columns, *, counts_tokens: bool) -> Group:
     problems = Problems()
-    group = Group(kind, files, stats_of(kind, problems), problems)
+    group = Group(kind, files, STATS[kind](problems), problems)
     num_characters, sampled_bytes, sampled_tokens = 0, 0, 0
     for record in READERS[kind](files, bad_records=problems, columns=columns):
         if len(group.examples) < NUM_EXAMPLES:
@@ -163,38 +148,34 @@ def _look_at(kind: Kind, files: list[Path], tokenizer: Tokenizer, columns: Colum
         if counts_tokens and num_characters <= SAMPLE_CHARACTERS:
             sampled_tokens += sum(map(len, tokenizer.encode_many(texts)))
             sampled_bytes += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-        if num_characters > MAX_TEXT_BYTES // 4 and group.stats.characters.num_bytes > MAX_TEXT_BYTES:
+        if num_characters > MAX_TEXT_BYTES // 4 and group.stats.num_bytes > MAX_TEXT_BYTES:
             group.stopped = True
             break
-    num_bytes = group.stats.characters.num_bytes
-    group.tokens = round(sampled_tokens * num_bytes / sampled_bytes) if sampled_bytes else group.stats.estimated_tokens
+    stats = group.stats
+    group.tokens = round(sampled_tokens * stats.num_bytes / sampled_bytes) if sampled_bytes else stats.estimated_tokens
     return group
 
 
 def example(record: Any, kind: Kind, tokenizer: Tokenizer) -> Example:
     """A record as the trainer sees it; long texts are cut."""
-    chat = record.chats[0] if isinstance(record, PreferenceRecord) else record
     shown = map_texts(record, lambda text: text[:EXAMPLE_CHARACTERS])
-    rows: tuple[tuple[str, tuple[Span, ...]], ...] = ()
-    problem = ""
+    problem, rows = "", list[tuple[str, Sequence[int], Sequence[int]]]()  # name, ids and weights
     try:
         if isinstance(shown, Document):
             ids = [tokenizer.end_of_text, *tokenizer.encode(shown.text), tokenizer.end_of_text]
-            rows = (("document", spans(tokenizer, ids, [0] + [1] * (len(ids) - 1))),)
+            rows.append(("document", ids, [0] + [1] * (len(ids) - 1)))
         elif isinstance(shown, PreferenceRecord):
             group = encode(shown, tokenizer)
-            names = ["chosen" if is_chosen else "rejected" for is_chosen in group.is_chosen]
-            rows = (("prompt", spans(tokenizer, group.prompt, [0] * len(group.prompt))),)
-            rows += tuple(
-                (name, spans(tokenizer, answer.ids, answer.weights))
-                for name, answer in zip(names, group.answers, strict=True)
-            )
+            rows.append(("prompt", group.prompt, [0] * len(group.prompt)))
+            for is_chosen, answer in zip(group.is_chosen, group.answers, strict=True):
+                rows.append(("chosen" if is_chosen else "rejected", answer.ids, answer.weights))
         else:
             encoded = render(tokenizer, shown.messages, shown.tools, ask=kind == "prompts")
-            rows = ((kind.removesuffix("s"), spans(tokenizer, encoded.ids, encoded.weights)),)
+            rows.append((kind.removesuffix("s"), encoded.ids, encoded.weights))
     except UserError as error:  # two answers that differ only in what is not shown, or a template that refuses them
         problem = error.what
-    return Example(chat.source, chat.line, rows, cut=shown != record, problem=problem)
+    spelled = tuple(Row(name, spans(tokenizer, ids, weights)) for name, ids, weights in rows)
+    return Example(*place_of(record), problem, shown != record, spelled)
 
 
 def spans(tokenizer: Tokenizer, ids: Sequence[int], weights: Sequence[int]) -> tuple[Span, ...]:

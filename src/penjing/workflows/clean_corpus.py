@@ -18,8 +18,7 @@ from penjing.base.markup import escape_markup, print_table
 from penjing.data.clean.cluster import Cluster
 from penjing.data.clean.engine import clean
 from penjing.data.clean.pipeline import Pipeline
-from penjing.data.dataset_stats import file_kind
-from penjing.data.formats import Kind, list_files
+from penjing.data.formats import Kind, list_files, sniff
 from penjing.data.formats.files import CLEANING
 from penjing.report.cleaning import bytes_by_source, write_cleaning_report
 
@@ -76,7 +75,7 @@ def _by_kind(files: Sequence[Path]) -> dict[Kind, list[Path]]:
     first_error: UserError | None = None
     for path in list_files(files):
         try:
-            found.setdefault(file_kind(path), []).append(path)
+            found.setdefault(sniff(path), []).append(path)
         except UserError as error:
             unknown.append(path)
             first_error = first_error or error

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import printable
 from penjing.base.formatting import listing
 from penjing.base.markup import escape_markup, print_table
 from penjing.data import dataset_stats as survey
 from penjing.data.formats.fields import parse_columns
-from penjing.data.look import Example, Group, Span, look
+from penjing.data.look import Group, Span, look
 from penjing.data.tokenizer.train import byte_tokenizer
 from penjing.workflows.show_tokens import load_tokenizer
 
@@ -62,32 +62,29 @@ def _print_group(group: Group, console: Console, *, is_measured: bool) -> None:
     console.print(Text(f"{group.kind}: {listing(names)}", style="bold"), soft_wrap=True)
     _print_survey(group, console, is_measured=is_measured)
     for problem in group.problems.found.values():
-        reason = f"{problem.file}:{problem.line}: {problem.reason}"
-        number = f" ({problem.count:,} records, the first)" if problem.count > 1 else ""
-        console.print(escape_markup(f"{problem.kind}{number}", _printable(reason), indent=""), soft_wrap=True)
-    for index, (what, (count, first)) in enumerate(group.problems.ignored.items()):
-        if index < survey.NUM_FIELDS_NAMED:
-            text = f"{what} ({count:,} records, the first {first})"
-            console.print(escape_markup("not learned", _printable(text), indent=""), soft_wrap=True)
+        number = f" ({problem.records:,} records, the first)" if problem.records > 1 else ""
+        _note(console, f"{problem.kind}{number}", f"{problem.file}:{problem.line}: {problem.reason}")
+    for what, (count, first) in islice(group.problems.ignored.items(), survey.NUM_FIELDS_NAMED):
+        _note(console, "not learned", f"{what} ({count:,} records, the first {first})")
     has_colours = console.is_terminal and not console.no_color
     legend = Text.assemble(("learned", "green"), ", ", ("not learned", "dim"), ", ", ("special token", _SPECIAL))
     marked = Text(f"{_MARKS[0]}learned{_MARKS[1]}, not learned; <|special tokens|>")
     if group.examples:
         console.print(Text.assemble("\nas the trainer sees them: ", legend if has_colours else marked))
     for example in group.examples:
-        _print_example(example, console, has_colours=has_colours)
+        cut = ", long texts cut" if example.cut else ""
+        console.print(Text(f"--- {_printable(example.file)}:{example.line}{cut}", style="bold"), soft_wrap=True)
+        if example.problem:
+            _note(console, "not shown", example.problem)
+        for row in example.rows:
+            if len(example.rows) > 1:
+                console.print(Text(f"[{row.name}]", style="bold"))
+            shown = _shown(row.spans)
+            console.print(_coloured(shown) if has_colours else Text(_marked(shown)), soft_wrap=True)
 
 
-def _print_example(example: Example, console: Console, *, has_colours: bool) -> None:
-    cut = ", long texts cut" if example.cut else ""
-    console.print(Text(f"--- {_printable(example.source)}:{example.line}{cut}", style="bold"), soft_wrap=True)
-    if example.problem:
-        console.print(escape_markup("not shown", example.problem, indent=""))
-    for name, spans in example.rows:
-        if len(example.rows) > 1:
-            console.print(Text(f"[{name}]", style="bold"))
-        shown = _shown(spans)
-        console.print(_coloured(shown) if has_colours else Text(_marked(shown)), soft_wrap=True)
+def _note(console: Console, label: str, text: str) -> None:
+    console.print(escape_markup(label, _printable(text), indent=""), soft_wrap=True)
 
 
 def _shown(spans: Sequence[Span]) -> list[Span]:
@@ -128,89 +125,28 @@ def _shortened(text: str) -> str:
 
 def _print_survey(group: Group, console: Console, *, is_measured: bool) -> None:
     """Print a table of counts, a table of lengths with a column per quantile, and the warnings."""
-    stats = group.stats
-    counts = [*_readings(group), *_counts(stats), ("tokens", _tokens(group, is_measured=is_measured))]
-    print_table(console, (), [(Text(name, style="dim"), _printable(value)) for name, value in counts])
-    lengths = [(name, q.quantiles()) for name, q in stats.lengths.items() if q.largest]
+    stats, problems = group.stats, group.problems
+    fields = [
+        f"{name} as {role}" + (f" ({count:,})" if count < problems.good else "")
+        for (name, role), count in problems.roles.most_common(survey.NUM_FIELDS_NAMED)
+    ]
+    rows = [("fields", ", ".join(fields))] if fields else []
+    rows += [("changed", f"{count:,}: {what}") for what, count in problems.changed.most_common()]
+    how = "from a sample" if is_measured else "no tokenizer given"
+    rows += [*stats.rows(), ("tokens", f"about {group.tokens:,} ({how})")]
+    print_table(console, (), [(Text(name, style="dim"), _printable(value)) for name, value in rows])
+    names = [{"p50": "median"}.get(name, f"{name[1:]} %" if name[0] == "p" else name) for name in survey.QUANTILES]
+    lengths = [
+        (name, *(f"{value:,}" for value in survey.quantiles(values).values()))
+        for name, values in stats.lengths.items()
+        if any(values)
+    ]
     if lengths:
-        names = [{"p50": "median"}.get(q, f"{q[1:]} %" if q[0] == "p" else q) for q in survey.QUANTILES]
-        rows = [(name, *(f"{quantiles[q]:,}" for q in survey.QUANTILES)) for name, quantiles in lengths]
-        print_table(console, ("length", *(f"{name}>" for name in names)), rows)
-    if not stats.lengths_exact:
-        console.print(f"all but min and max: of a random sample of {survey.RESERVOIR_SIZE:,}", highlight=False)
+        print_table(console, ("length", *(f"{name}>" for name in names)), lengths)
     if group.stopped:
         console.print("the first GiB of text; the rest is not read", highlight=False)
     for warning in stats.warnings:
-        console.print(escape_markup("warning", _printable(warning), indent=""))
-
-
-def _readings(group: Group) -> Iterator[tuple[str, str]]:
-    """What fields are read as, and what is changed."""
-    records = group.problems.good
-    fields = [
-        f"{name} as {role}" + (f" ({count:,})" if count < records else "")
-        for (name, role), count in group.problems.roles.most_common(survey.NUM_FIELDS_NAMED)
-    ]
-    if fields:
-        yield "fields", ", ".join(fields)
-    for what, count in group.problems.changed.most_common():
-        yield "changed", f"{count:,}: {what}"
-
-
-def _tokens(group: Group, *, is_measured: bool) -> str:
-    how = "from a sample" if is_measured else "no tokenizer given"
-    return f"about {group.tokens:,} ({how})"
-
-
-def _counts(stats: survey.Stats) -> Iterator[tuple[str, str]]:
-    match stats:
-        case survey.DocumentStats():
-            yield "documents", f"{stats.num_records:,}"
-        case survey.ChatStats():
-            yield "conversations", f"{stats.num_records:,}"
-        case survey.PreferenceStats():
-            yield "pairs", f"{stats.num_pairs:,}"
-            yield "single rated answers", f"{stats.num_records - stats.num_pairs:,}"
-        case survey.PromptStats():
-            yield "prompts", f"{stats.num_records:,}"
-    yield "broken records", f"{stats.bad_records.bad:,}"
-    for reason, number in stats.bad_records.reasons.most_common():
-        yield "left out", f"{number:,}: {reason}"
-    yield "exact duplicates", f"{stats.num_duplicates:,}"
-    scripts = [f"{name} {_percent(share)}" for name, share in stats.scripts.items() if share >= 0.0005]
-    yield "languages, by script", ", ".join(scripts) or "none"
-    match stats:
-        case survey.DocumentStats():
-            yield from _text_counts(stats)
-        case survey.ChatStats():
-            yield "messages by role", _counts_text(stats.roles.most_common())
-            yield "size of answers", units.megabytes(stats.num_answer_bytes)
-            yield "tool calls", f"{stats.num_tool_calls:,}"
-            yield "with reasoning", f"{stats.num_with_reasoning:,}"
-        case survey.PreferenceStats() if stats.num_pairs:
-            yield "chosen is longer", f"{_percent(stats.num_chosen_longer / stats.num_pairs)} of pairs"
-        case survey.PromptStats() if stats.fields:
-            yield "other fields", _counts_text(stats.fields.most_common(survey.NUM_FIELDS_NAMED))
-    if isinstance(stats, survey.ChatStats | survey.PromptStats):
-        yield "with a system message", f"{stats.num_with_system:,}"
-        yield "with tools", f"{stats.num_with_tools:,}"
-
-
-def _text_counts(stats: survey.DocumentStats) -> Iterator[tuple[str, str]]:
-    yield "size", units.megabytes(stats.num_bytes)
-    yield "characters", f"{stats.num_characters:,}, {stats.num_distinct_characters:,} distinct"
-    common = stats.common_characters
-    yield "most frequent", " ".join(char if char.isprintable() else f"U+{ord(char):04X}" for char in common)
-    for num_characters, source, line in sorted(stats.longest, reverse=True):
-        yield "long line", f"{num_characters:,} characters, {source}:{line}"
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.1f} %"
-
-
-def _counts_text(counts: list[tuple[str, int]]) -> str:
-    return ", ".join(f"{name} {number:,}" for name, number in counts)
+        _note(console, "warning", warning)
 
 
 def _printable(text: str) -> str:

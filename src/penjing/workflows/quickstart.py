@@ -278,7 +278,7 @@ def _data_files(options: QuickstartOptions) -> DataFiles:
         for file in records.list_files([path]):
             named = convert(str, str(file), "--data")
             try:
-                kind: str = survey.file_kind(file)
+                kind: str = records.sniff(file)
             except UserError as error:
                 if not path.is_dir():
                     raise

@@ -57,18 +57,28 @@ def rows_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | UserError]]:
             return json_records(path)
 
 
+def named_records(
+    path: Path, columns: Columns | None = None
+) -> Iterator[tuple[SourceLocation, Mapping[str, Any] | UserError]]:
+    """The records of a file by standard names; a broken one is yielded as an error."""
+    for line, record in rows_of(path):
+        where = SourceLocation(path, line)
+        try:
+            yield where, record if isinstance(record, UserError) else standard_record(record, columns or {}, where)
+        except UserError as error:
+            yield where, error
+
+
 def first_record(path: Path, columns: Columns | None = None) -> Mapping[str, Any]:
     """The first valid record of a file, by standard names. Raises UserError if none is known."""
     broken: UserError | None = None
-    for line, record in rows_of(path):
+    for where, record in named_records(path, columns):
         if isinstance(record, UserError):
             broken = broken or record
-            continue
-        where = SourceLocation(path, line)
-        named = standard_record(record, columns or {}, where)
-        if kind_of(named) is None:
+        elif kind_of(record) is None:
             raise unknown_record(record, where)
-        return named
+        else:
+            return record
     raise broken or no_record_error(path)
 
 

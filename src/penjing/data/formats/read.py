@@ -10,7 +10,7 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.data.formats.bad_records import BadRecords, NoBadRecords
 from penjing.data.formats.conversations import chats_of, preference_of, prompt_of, with_truth
-from penjing.data.formats.dispatch import documents_of, first_record, kind_of, record_text, rows_of
+from penjing.data.formats.dispatch import documents_of, first_record, kind_of, named_records, record_text, rows_of
 from penjing.data.formats.fields import Columns, standard_record
 from penjing.data.formats.files import format_of, list_files, no_record_error
 from penjing.data.formats.messages import note_ignored, note_marks
@@ -217,10 +217,15 @@ READERS: dict[Kind, Callable[..., Iterator[Any]]] = {
 
 
 def sniff(path: Path, columns: Columns | None = None) -> Kind:
-    """The kind of data in a file (or the first file of a folder), from its first valid record. Raises `UserError`."""
+    """The kind of data in a file (or the first file of a folder), from its first valid record. If that is a prompt, one
+    chat record makes it chats. Raises `UserError` for an unknown kind.
+    """
     first = list_files([path])[0]
     if format_of(first) in TEXT_FORMATS:
         return "documents"
     kind = kind_of(first_record(first, columns))
     assert kind is not None
-    return kind
+    if kind != "prompts":
+        return kind
+    records = (record for _, record in named_records(first, columns) if not isinstance(record, UserError))
+    return "chats" if any(kind_of(record) == "chats" for record in records) else kind
