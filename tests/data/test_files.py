@@ -15,7 +15,7 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.data.formats import BadRecords, list_files, read_chats, read_documents, sniff, standard_input
-from penjing.data.formats.encodings import sure_encoding
+from penjing.data.formats.encodings import guess_encoding, is_sure
 from penjing.data.formats.html import LARGEST_PAGE_BYTES, decode_html, html_text
 
 DIRTY = Path(__file__).parents[2] / "../shared/data/dirty"
@@ -76,6 +76,11 @@ def test_english_in_utf_16_without_a_mark(tmp_path):
         )
 
 
+def surely(head):
+    name = guess_encoding(head)
+    return name if name and is_sure(head, name) else None
+
+
 @pytest.mark.parametrize(
     ("text", "encoding"),
     [
@@ -92,7 +97,7 @@ def test_english_in_utf_16_without_a_mark(tmp_path):
     ],
 )
 def test_what_is_not_surely_chinese_is_not_converted(text, encoding):
-    assert sure_encoding((text * (1 if "x" in text else 30)).encode(encoding)) is None
+    assert surely((text * (1 if "x" in text else 30)).encode(encoding)) is None
 
 
 def test_a_line_that_is_broken_in_another_encoding_is_one_broken_record(tmp_path):
@@ -114,8 +119,8 @@ def test_real_pages_are_decoded_in_their_encoding(path):
         pytest.skip("Python has no codec")
     wider = {"GB2312": "gb18030", "Big5": "big5hkscs", "SHIFT_JIS": "cp932", "iso-8859-1": "cp1252", "CP949": "cp949"}
     truth = raw.decode(wider.get(path.parent.name, path.parent.name.removesuffix("-russian")))
-    surely = sure_encoding(raw)
-    assert surely is None or raw.decode(surely).lstrip("\ufeff") == truth.lstrip("\ufeff")
+    name = surely(raw)
+    assert name is None or raw.decode(name).lstrip("\ufeff") == truth.lstrip("\ufeff")
     if path.suffix != ".srt":
         assert decode_html(raw).lstrip("\ufeff") == truth.lstrip("\ufeff")
 

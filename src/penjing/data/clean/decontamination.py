@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from penjing.base.errors import UserError
 from penjing.data.clean.ngrams import Hashes, ngram_hashes, word_hashes
 from penjing.data.clean.rule import Dropped, Record, Rule, RuleSettings, texts_of
-from penjing.data.formats.dispatch import documents_of, rows_of
-from penjing.data.formats.files import format_of, list_files
-from penjing.data.formats.schema import TEXT_FORMATS
+from penjing.data.formats.dispatch import rows_of
+from penjing.data.formats.files import list_files
 
 _SHORT = 8 / 13  # an evaluation text that is too short is compared by so much less, or not at all (arXiv:2005.14165)
 _SIEVE_BITS = 22
@@ -92,8 +91,7 @@ def _low(hashes: Hashes) -> NDArray[np.intp]:
 
 def _evaluation_texts(path: Path) -> Iterator[tuple[int, str]]:
     """(line, text) of all that is text in a file. Raises UserError for a broken record."""
-    rows: Iterator[tuple[int, Any]] = documents_of(path) if format_of(path) in TEXT_FORMATS else rows_of(path)
-    for line, row in rows:
+    for line, row in rows_of(path):
         if isinstance(row, UserError):
             raise row
         for text in _texts(row):

@@ -89,8 +89,9 @@ class BadRecords:
         self.reasons.update(reasons)
         for repair in where.repairs:
             self.changed[repair] += 1
-        for item in where.roles.items():
-            if item in self.roles or len(self.roles) < _MAX_IGNORED:
+        for name, role in where.used.items():
+            item = where.names.get(name, name), role
+            if role and (item in self.roles or len(self.roles) < _MAX_IGNORED):
                 self.roles[item] += 1
         for name in where.ignored:
             name = name if name in self.ignored or len(self.ignored) < _MAX_IGNORED else "other fields"

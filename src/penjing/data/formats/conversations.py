@@ -9,13 +9,12 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.data.formats.dispatch import kind_of, unknown_record
 from penjing.data.formats.fields import field_at
+from penjing.data.formats.functions import tools_of
 from penjing.data.formats.messages import (
     assistant_turn,
     conversation,
-    note_ignored,
     refuse_media,
     system_of,
-    tools_of,
     turns_of,
 )
 from penjing.data.formats.pairs import (
@@ -58,7 +57,7 @@ def chats_of(record: Mapping[str, Any], where: SourceLocation) -> list[Chat]:
         raise UserError("preference data, not chats", where=where, got=fields_of(record), next_step=hint)
     prefixes = [] if "instruction" in record else [name for name in ("en_", "zh_") if name + "instruction" in record]
     if name := chat_field(record):
-        messages, tools = turns_of({**record, CHAT_FIELDS[0]: record[name]}, where, field_name=name)
+        messages, tools = turns_of(record, name, where)
         if not any(message.role == "assistant" for message in messages):
             roles = ", ".join(message.role for message in messages[:8]) or "no message at all"
             raise UserError("no assistant turn", where=where, got=roles, wanted="at least one answer to learn from")
@@ -70,7 +69,7 @@ def chats_of(record: Mapping[str, Any], where: SourceLocation) -> list[Chat]:
         raise UserError("a document, not a chat", where=where, got=fields_of(record), next_step="Use it to pretrain.")
     else:
         raise unknown_record(record, where)
-    note_ignored(record, where.used, [message.content for chat in chats for message in chat.messages], where)
+    where.note_ignored(record, where.used, [message.content for chat in chats for message in chat.messages])
     return chats
 
 
@@ -103,7 +102,7 @@ def prompt_of(record: Mapping[str, Any], where: SourceLocation) -> Chat:
         wanted = join_or((*CHAT_FIELDS[:3], *QUESTION_FIELDS))
         raise UserError("no conversation", where=where, got=fields_of(record), wanted=wanted)
     if name := chat_field(record):
-        messages, tools = turns_of({**record, CHAT_FIELDS[0]: record[name]}, where, field_name=name)
+        messages, tools = turns_of(record, name, where)
         where.use(name, "messages")
     else:
         messages, tools = question_of(record, where)
@@ -113,8 +112,8 @@ def prompt_of(record: Mapping[str, Any], where: SourceLocation) -> Chat:
     if not messages or messages[-1].role not in ("user", "tool"):
         got = messages[-1].role if messages else "no message at all"
         raise UserError("the last turn asks nothing", where=where, got=got, wanted="a user turn")
-    used = where.used | set(REFERENCE_FIELDS) | {name.partition(".")[0] for name in TRUTH_FIELDS}
-    note_ignored(record, used, [message.content for message in messages], where)
+    used = {*where.used, *REFERENCE_FIELDS, *(name.partition(".")[0] for name in TRUTH_FIELDS)}
+    where.note_ignored(record, used, [message.content for message in messages])
     return conversation(messages, tools, where, keeps_end=True)
 
 
@@ -131,11 +130,12 @@ def with_truth(record: Mapping[str, Any], where: SourceLocation) -> Mapping[str,
 # --- preferences -----------------------------------------------------------------------------------------------------
 
 
-def preference_of(record: Mapping[str, Any], where: SourceLocation) -> PreferenceRecord:
+def preferences_of(record: Mapping[str, Any], where: SourceLocation) -> list[PreferenceRecord]:
+    """The one preference of a record."""
     preference = _preference_of(record, where)
-    used = where.used | {*CHAT_FIELDS[:3], "margin"} if len(preference.chats) == 2 else where.used | set(LABEL_FIELDS)
-    note_ignored(record, used, [message.content for chat in preference.chats for message in chat.messages], where)
-    return preference
+    used = {*where.used, *((*CHAT_FIELDS[:3], "margin") if len(preference.chats) == 2 else LABEL_FIELDS)}
+    where.note_ignored(record, used, [message.content for chat in preference.chats for message in chat.messages])
+    return [preference]
 
 
 def _preference_of(record: Mapping[str, Any], where: SourceLocation) -> PreferenceRecord:
@@ -158,7 +158,7 @@ def _preference_of(record: Mapping[str, Any], where: SourceLocation) -> Preferen
     if label not in (True, False):
         raise UserError(f"field {name} is not a label", where=where, got=repr(label)[:40], wanted="true or false")
     if field := chat_field(record):
-        messages, tools = turns_of({**record, CHAT_FIELDS[0]: record[field]}, where, field_name=field)
+        messages, tools = turns_of(record, field, where)
         where.use(field, "messages")
         chat = _ends_with_answer(messages, tools, field, where)
     else:
@@ -178,7 +178,7 @@ def _answered(record: Mapping[str, Any], name: str, where: SourceLocation, *, ke
     question, tools = question_of(record, where)
     answer = [answer] if isinstance(answer, dict) else answer
     if isinstance(answer, list):
-        messages, answer_tools = turns_of({CHAT_FIELDS[0]: answer}, where, field_name=name)
+        messages, answer_tools = turns_of({name: answer}, name, where)
         tools = answer_tools or tools
         if messages and messages[0].role not in ("assistant", "tool"):
             return _ends_with_answer(system_of(record, where) + messages, tools, name, where, keeps_end=keeps_end)

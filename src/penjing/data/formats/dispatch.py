@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,34 +27,28 @@ from penjing.data.formats.schema import (
 from penjing.data.formats.source_location import SourceLocation, fields_of, present, text_of
 from penjing.data.formats.warc import warc_documents
 
+_READERS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
+    "html": html_documents,
+    "warc": warc_documents,
+    "epub": epub_documents,
+    "txt": plain_documents,
+    "md": plain_documents,
+    "py": plain_documents,
+    "csv": csv_records,
+    "tsv": tsv_records,
+    "parquet": table_records,
+    "arrow": table_records,
+    "jsonl": json_records,
+    "json": json_records,
+}
 
-def documents_of(path: Path) -> Iterator[tuple[int, str | UserError]]:
-    """(line, text) of a file that holds documents, not records; a broken one is yielded as an error."""
-    match format_of(path):
-        case "html":
-            return html_documents(path)
-        case "warc":
-            return warc_documents(path)
-        case "epub":
-            return epub_documents(path)
-        case _:
-            return plain_documents(path)
 
-
-def rows_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | UserError]]:
-    """(line, record) of a file; a broken one is yielded as an error.
+def rows_of(path: Path) -> Iterator[tuple[int, Any]]:
+    """(line, text or record) of a file; a broken one is yielded as an error.
 
     Raises UserError if the file cannot be opened at all.
     """
-    match format_of(path):
-        case "csv":
-            return csv_records(path)
-        case "tsv":
-            return tsv_records(path)
-        case "parquet" | "arrow":
-            return table_records(path)
-        case _:
-            return json_records(path)
+    return _READERS[format_of(path)](path)
 
 
 def named_records(

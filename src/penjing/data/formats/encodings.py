@@ -34,6 +34,8 @@ def guess_encoding(head: bytes) -> str | None:
     """
     if marked := marked_encoding(head):
         return marked
+    if b"\0" not in head and decodes([head], "UTF-8", final=False):
+        return None
     even, odd = head[0::2].count(0), head[1::2].count(0)
     if even + odd > len(head) // 5:
         return "UTF-16LE" if odd > even else "UTF-16BE"
@@ -48,25 +50,22 @@ def marked_encoding(head: bytes) -> str | None:
     return "UTF-16" if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else None
 
 
-def sure_encoding(head: bytes) -> str | None:
-    """The encoding that the first bytes of a text are surely in, other than UTF-8.
+def is_sure(head: bytes, name: str) -> bool:
+    """Whether the first bytes of a text are surely in the encoding that was guessed.
 
     Sure is a byte order mark; else all must decode and read as text: nothing but printable characters, in UTF-16 nine
     in ten of Latin, or in any encoding Chinese with its usual share of common characters.
     """
-    if b"\0" not in head and decodes([head], "UTF-8", final=False):
-        return None
-    name = guess_encoding(head)
-    if name is None or name == marked_encoding(head):
-        return name
+    if name == marked_encoding(head):
+        return True
     try:
         text = getincrementaldecoder(name)().decode(head)
     except UnicodeDecodeError:
-        return None
+        return False
     if any(unicodedata.category(char) in _NO_TEXT for char in set(text) - set(_CONTROLS_OF_TEXT)):
-        return None
+        return False
     is_latin = name.startswith("UTF-16") and sum(char > "\u024f" for char in text) <= len(text) // 10
-    return name if is_latin or _is_chinese(text) else None
+    return is_latin or _is_chinese(text)
 
 
 def decodes(chunks: Iterable[bytes], encoding: str, *, final: bool = True) -> bool:

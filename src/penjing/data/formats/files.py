@@ -12,14 +12,15 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from io import BufferedReader, RawIOBase
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, cast
 
 from penjing.base.errors import UserError
 from penjing.base.files import open_regular, sha256_file
+from penjing.base.formatting import listing
 from penjing.data.formats.compression import PACKED, PACKED_ERRORS, unpacked
-from penjing.data.formats.encodings import Utf8Reader, decodes, guess_encoding, marked_encoding, sure_encoding
+from penjing.data.formats.encodings import ChunkReader, Utf8Reader, decodes, guess_encoding, is_sure, marked_encoding
 from penjing.data.formats.hub import hub_content, hub_files, is_hub, open_hub
 from penjing.data.formats.schema import BINARY_FORMATS, FORMATS, SEPARATOR, SUFFIXES
 from penjing.data.formats.source_location import NotTextError, unrecoverable
@@ -48,11 +49,10 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
     """The files of `paths`; a folder stands for its data files at any depth, sorted by path.
 
     A name with `*`, `?` or `[` that does not exist stands for the files that it matches, `-` for standard input, which
-    is copied to a temporary file, and `hf://owner/name` for a data set of the hub. In a folder hidden names,
-    README, LICENSE, the catalogue's SOURCE.json and special files are skipped; files of unknown formats are counted in
-    a warning, and so are those of test and validation splits beside a train split.
-    Raises `UserError` for a missing path, a pipe or device, a folder without data files and a file of an unknown
-    format.
+    is copied to a temporary file, and `hf://owner/name` for a data set of the hub. In a folder hidden names, README,
+    LICENSE, the catalogue's SOURCE.json and special files are skipped; a warning counts files of unknown formats, and
+    lists those of test and validation splits beside a train split.
+    Raises `UserError` for a path that is missing or holds no data.
     """
     if isinstance(paths, (str, Path)):
         paths = [Path(paths)]
@@ -120,9 +120,9 @@ def _data_files(folder: Path, paths: Iterable[Path]) -> list[Path]:
             continue
         files.append(path)
     if unknown and files:  # a folder without any known file is an error elsewhere
-        listed = ", ".join(f"{ending} ({count:,})" for ending, count in unknown.most_common(_SUFFIXES_SHOWN))
-        ellipsis = ", ..." if len(unknown) > _SUFFIXES_SHOWN else ""
-        warnings.warn(f"{folder}: files of unknown formats are not read: {listed}{ellipsis}", stacklevel=3)
+        names = [f"{ending} ({count:,})" for ending, count in unknown.most_common()]
+        listed = listing(names, _SUFFIXES_SHOWN)
+        warnings.warn(f"{folder}: files of unknown formats are not read: {listed}", stacklevel=3)
     return _without_test_splits(folder, files)
 
 
@@ -133,7 +133,7 @@ def _without_test_splits(folder: Path, files: list[Path]) -> list[Path]:
         return files
     held_out = [name for name in names if _TEST_SPLIT.search(name) and not _TRAIN_SPLIT.search(name)]
     if held_out:
-        listed = ", ".join(held_out[:_SUFFIXES_SHOWN]) + (", ..." if len(held_out) > _SUFFIXES_SHOWN else "")
+        listed = listing(held_out, _SUFFIXES_SHOWN)
         warnings.warn(f"{folder}: test and validation splits are not read unless named: {listed}", stacklevel=4)
     return [path for path, name in zip(files, names, strict=True) if name not in held_out]
 
@@ -221,21 +221,18 @@ class LineRange:
     first_line: int
 
 
-class _Window(RawIOBase):
+class _Window(ChunkReader):
     """The bytes of a range, as a file."""
 
     def __init__(self, stream: IO[bytes], lines: LineRange) -> None:
+        super().__init__(stream)
         stream.seek(lines.start)
-        self._stream, self._left = stream, lines.end - lines.start
+        self._left = lines.end - lines.start
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._stream.read(min(len(buffer), self._left))
-        buffer[: len(data)] = data
+    def _chunk(self) -> bytes:
+        data: bytes = self._stream.read(min(BLOCK_BYTES, self._left))
         self._left -= len(data)
-        return len(data)
+        return data
 
 
 _range: ContextVar[LineRange | None] = ContextVar("range", default=None)
@@ -282,38 +279,29 @@ def raw_lines(path: Path, cut_at: int = 0) -> Iterator[tuple[int, int, bytes | N
     cut_at: a longer line, of any length, comes in parts of at most so many bytes.
     Raises UserError if the rest of the file cannot be read.
     """
-    if cut_at:
-        yield from _parts_of_lines(path, cut_at)
-        return
-    offset, part = 0, _range.get()
+    part = _range.get()
+    number, offset, rest = part.first_line if part and part.path == path else 1, 0, b""
+    limit = cut_at or LARGEST_LINE_BYTES + 1
     with open_data(path) as stream:
-        number = part.first_line - 1 if part and part.path == path else 0
-        while raw := stream.readline(LARGEST_LINE_BYTES + 1):
-            number += 1
-            length = len(raw)
-            if length > LARGEST_LINE_BYTES and not raw.endswith(b"\n"):
-                chunk = raw
-                while chunk and not chunk.endswith(b"\n"):
-                    chunk = stream.readline(1 << 20)
-                    length += len(chunk)
-                yield number, offset, None
-            else:
-                yield number, offset, raw
-            offset += length
+        while raw := rest + stream.readline(limit - len(rest)):
+            length = end = len(raw)
+            if end == limit and not raw.endswith(b"\n"):
+                if cut_at:
+                    length = end = _cut(raw)
+                else:
+                    while raw and not raw.endswith(b"\n"):
+                        raw = stream.readline(1 << 20)
+                        length += len(raw)
+                    end = 0
+            yield number, offset, raw[:end] or None
+            offset, rest = offset + length, raw[end:] if cut_at else b""
+            number += raw[:end].endswith(b"\n") or not cut_at
 
 
-def _parts_of_lines(path: Path, cut_at: int) -> Iterator[tuple[int, int, bytes]]:
-    """A part ends after a CR, or else anywhere but inside a character or `<|endoftext|>`."""
-    number, offset, raw = 1, 0, b""
-    with open_data(path) as stream:
-        while raw := raw + stream.readline(cut_at - len(raw)):
-            end = len(raw)
-            if end == cut_at and not raw.endswith(b"\n"):
-                end = raw.rfind(b"\r") + 1
-                end = end or max(0, raw.find(b"<", cut_at - len(SEPARATOR) + 1))
-                end = end or utf_8_decode(raw, "replace", False)[1]
-            yield number, offset, raw[:end]
-            number, offset, raw = number + (raw[:end].endswith(b"\n")), offset + end, raw[end:]
+def _cut(raw: bytes) -> int:
+    """Where a part of a line ends: after a CR, else anywhere but inside a character or `<|endoftext|>`."""
+    end = raw.rfind(b"\r") + 1 or max(0, raw.find(b"<", len(raw) - len(SEPARATOR) + 1))
+    return end or utf_8_decode(raw, "replace", False)[1]
 
 
 def lines(path: Path, cut_at: int = 0) -> Iterator[tuple[int, str | UserError]]:
@@ -383,51 +371,44 @@ def encoding_error(path: Path, line: int, offset: int, byte: int, readable: str 
 
 def encoding_of(path: Path) -> str | None:
     """The encoding of a text that surely is not in UTF-8. Said once for each file, as it is converted."""
+    name, sure = _likely_encoding(path)
+    return name if sure else None
+
+
+def encoding_hint(path: Path) -> str | None:
+    """How to convert a file that is likely in another encoding; None if none is likely."""
+    name, _ = _likely_encoding(path)
+    return name and f"It reads as {name}: convert it with iconv -f {name} -t UTF-8."
+
+
+def _likely_encoding(path: Path) -> tuple[str | None, bool]:
+    """The encoding other than UTF-8, and whether it is sure."""
     try:
         stat = path.stat()
     except OSError:  # opening it raises a better error
-        return None
-    return _sure_encoding(path, stat.st_size, stat.st_mtime_ns)
+        return None, False
+    return _cached_encoding(path, stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(maxsize=4096)
-def _sure_encoding(path: Path, size: int, changed_ns: int) -> str | None:
+def _cached_encoding(path: Path, size: int, changed_ns: int) -> tuple[str | None, bool]:
     try:
         start = head(path, convert=False)
-        encoding = sure_encoding(start)
-        if encoding is None or (encoding != marked_encoding(start) and not decodes(_raw_blocks(path), encoding)):
-            return None
+        name = guess_encoding(start)
+        if name is None or not is_sure(start, name):
+            return name, False
+        if name != marked_encoding(start) and not decodes(_raw_blocks(path), name):
+            return name, False
     except UserError:  # damaged; reading raises it in its place
-        return None
-    warnings.warn(f"{path}: read as {encoding}, not UTF-8", stacklevel=4)
-    return encoding
+        return None, False
+    warnings.warn(f"{path}: read as {name}, not UTF-8", stacklevel=5)
+    return name, True
 
 
 def _raw_blocks(path: Path) -> Iterator[bytes]:
     with open_data(path, convert=False) as stream:
         while raw := stream.read(BLOCK_BYTES):
             yield raw
-
-
-def encoding_hint(path: Path) -> str | None:
-    """A command that converts a file to UTF-8; None if no encoding is likely."""
-    try:
-        stat = path.stat()
-    except OSError:  # deleted meanwhile
-        return None
-    guess = _cached_guess(path, stat.st_size, stat.st_mtime_ns)
-    if guess is None:
-        return None
-    convert = f"iconv -f {guess} -t UTF-8"
-    packer = {".gz": ("zcat", "gzip"), ".zst": ("zstdcat", "zstd")}.get(path.suffix.lower())
-    command = f"{packer[0]} {path.name} | {convert} | {packer[1]} >" if packer else f"{convert} {path.name} >"
-    return f"It reads as {guess}: convert it with  {command} utf8-{path.name}"
-
-
-@lru_cache(maxsize=64)
-def _cached_guess(path: Path, size: int, changed_ns: int) -> str | None:
-    """`guess_encoding`, cached: every line of such a file is an error, and a guess takes some milliseconds."""
-    return guess_encoding(head(path, convert=False))
 
 
 def no_record_error(path: Path) -> UserError:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from penjing.base.errors import UserError
-from penjing.data.formats.loose_json import parsed_json
+from penjing.data.formats.functions import tool_calls_of, tools_of
 from penjing.data.formats.repair import repaired
 from penjing.data.formats.schema import (
-    CHAT_FIELDS,
     MEDIA_FIELDS,
     REASONING_FIELDS,
     ROLES,
     SWITCH_FIELDS,
     SYSTEM_FIELDS,
-    TEXT_MARK,
     TOOL_FIELDS,
     Chat,
     Message,
-    is_harmless,
 )
 from penjing.data.formats.source_location import SourceLocation, fields_of, present, text_of, type_name
 
@@ -44,7 +40,7 @@ def refuse_media(fields: Mapping[str, Any], where: SourceLocation) -> None:
 
 def field_text(record: Mapping[str, Any], name: str, where: SourceLocation, role: str) -> str:
     """The text of a field of the record, which counts as used. role: what it is read as."""
-    where.used.add(name)
+    where.used.setdefault(name, "")
     text = text_of(record.get(name), where.names.get(name, name), where)
     if text.strip():
         where.use(name, role)
@@ -54,23 +50,6 @@ def field_text(record: Mapping[str, Any], name: str, where: SourceLocation, role
 def system_of(record: Mapping[str, Any], where: SourceLocation) -> list[Message]:
     text = field_text(record, present(record, SYSTEM_FIELDS) or "system", where, "system")
     return [Message(role="system", content=text)] if text.strip() else []
-
-
-def note_ignored(
-    fields: Mapping[str, Any], used: Iterable[str], contents: Sequence[str], where: SourceLocation, suffix: str = ""
-) -> None:
-    """Note the fields that nothing uses, unless they are empty, harmless, or repeat the contents of the messages."""
-    for name, value in fields.items():
-        is_blank = value is None or value == [] or value == {} or (isinstance(value, str) and not value.strip())
-        if name in used or is_blank or is_harmless(name):
-            continue
-        if not (isinstance(value, str) and contents and (value in contents or all(text in value for text in contents))):
-            where.ignored.add(f"field {name[:30].encode('utf-8', 'backslashreplace').decode()}{suffix}")
-
-
-def note_marks(text: str, where: SourceLocation) -> None:
-    if "<" in text or "[" in text:
-        where.ignored.update(f"the mark {mark} as text" for mark in TEXT_MARK.findall(text))
 
 
 def assistant_turn(
@@ -104,15 +83,10 @@ def _split_thought(content: str) -> tuple[str | None, str]:
 
 
 def turns_of(
-    record: Mapping[str, Any], where: SourceLocation, field_name: str = ""
+    record: Mapping[str, Any], field: str, where: SourceLocation
 ) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
-    """The messages and tools of a record. field_name: the name in errors, if it is not the record's field."""
-    field = next((name for name in CHAT_FIELDS if record.get(name)), None) or present(record, CHAT_FIELDS)
-    assert field is not None
-    if not field_name:
-        where.use(field, "messages")
+    """The messages and tools of a field of the record, with the record's own system message and tools."""
     turns = record[field]
-    field = field_name or field
     if not isinstance(turns, list):
         got = "text that is neither JSON nor a transcript" if isinstance(turns, str) else type_name(turns)
         raise UserError(f"field {field} is not a list", where=where, got=got, wanted="a list of messages")
@@ -124,7 +98,7 @@ def turns_of(
         if "human" in turn and "assistant" in turn:  # Firefly: both sides in one object
             messages.append(Message(role="user", content=text_of(turn["human"], "human", where)))
             messages.append(assistant_turn(text_of(turn["assistant"], "assistant", where)))
-            note_ignored(turn, ("human", "assistant"), (), where, " of a message")
+            where.note_ignored(turn, ("human", "assistant"), (), " of a message")
             continue
         tools = tools_of(turn, where) or tools
         message = _message(turn, f"{field}[{index}]", where)
@@ -162,7 +136,7 @@ def _message(turn: Mapping[str, Any], name: str, where: SourceLocation) -> Messa
     else:  # it has no weight anyway
         used |= {field for field in SWITCH_FIELDS if turn.get(field) in (0, None)}
         message = Message(role=role, content=content)
-    note_ignored(turn, used, (content,), where, f" of {role} messages")
+    where.note_ignored(turn, used, (content,), f" of {role} messages")
     return message
 
 
@@ -203,56 +177,8 @@ def _content(value: object, name: str, where: SourceLocation) -> str:
             got = part.get("type") if isinstance(part, dict) else type_name(part)
             raise UserError(f"{name} has a part that is not text", where=where, got=got, wanted="text parts only")
         parts.append(text_of(part.get("text"), name, where))
-        note_ignored(part, ("type", "text", "cache_control"), (), where, " of a content part")
+        where.note_ignored(part, ("type", "text", "cache_control"), (), " of a content part")
     return "\n".join(parts)
-
-
-def _parse_json(value: object, name: str, where: SourceLocation) -> Any:
-    """A value that may be written as a JSON string (MiniMind and ShareGPT do); an empty one is None."""
-    if isinstance(value, str):
-        if not value.strip():
-            return None
-        start, value = repr(value[:40]), parsed_json(value)
-        if value is None:
-            raise UserError(f"{name} is not JSON", where=where, got=start)
-    text_of(json.dumps(value, ensure_ascii=False), name, where)
-    return value
-
-
-def _functions(value: object, name: str, where: SourceLocation) -> list[dict[str, Any]]:
-    """A list of objects with a `name`; OpenAI's {"type": "function", "function": {...}} is unwrapped."""
-    value = _parse_json(value, name, where)
-    if not value:
-        return []
-    functions = []
-    for item in value if isinstance(value, list) else [value]:
-        item = item.get("function", item) if isinstance(item, dict) else item
-        if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-            raise UserError(f"{name} is not a function", where=where, got=str(item)[:60], wanted='{"name": ...}')
-        functions.append(item)
-    return functions
-
-
-def tools_of(fields: Mapping[str, Any], where: SourceLocation) -> tuple[dict[str, Any], ...]:
-    name = next((name for name in TOOL_FIELDS if fields.get(name)), TOOL_FIELDS[0])
-    where.used.add(name)
-    if not fields.get(name):
-        return ()
-    where.use(name, "tools")
-    return tuple(_functions(fields[name], name, where))
-
-
-def tool_calls_of(value: object, name: str, where: SourceLocation) -> tuple[dict[str, Any], ...]:
-    if not value:
-        return ()
-    calls = []
-    for item in _functions(value, f"{name}: the tool call", where):
-        arguments = _parse_json(item.get("arguments", item.get("parameters")), f"{name}: arguments", where) or {}
-        if not isinstance(arguments, dict):
-            raise UserError(f"{name}: arguments", where=where, got=type_name(arguments), wanted="an object")
-        calls.append({"name": item["name"], "arguments": arguments})
-        note_ignored(item, ("name", "arguments", "parameters", "type"), (), where, " of a tool call")
-    return tuple(calls)
 
 
 def conversation(
@@ -272,6 +198,6 @@ def conversation(
             wanted = "system?, then user and assistant in turn"
             raise UserError("roles out of order", where=where, got=got, wanted=wanted)
         previous = message.role
-        note_marks(message.content, where)
-        note_marks(message.reasoning_content, where)
+        where.note_marks(message.content)
+        where.note_marks(message.reasoning_content)
     return Chat(messages=tuple(messages), tools=tools, source=str(where.path), line=where.line)

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penjing.base.errors import UserError
+from penjing.data.formats.functions import tool_calls_of, tools_of
 from penjing.data.formats.loose_json import parsed_json
-from penjing.data.formats.messages import assistant_turn, field_text, reasoning_of, tool_calls_of, tools_of, turns_of
+from penjing.data.formats.messages import assistant_turn, field_text, reasoning_of, turns_of
 from penjing.data.formats.schema import (
     ANSWER_FIELDS,
     CHAT_FIELDS,
@@ -72,7 +73,7 @@ def question_of(record: Mapping[str, Any], where: SourceLocation) -> tuple[list[
     name = present(record, QUESTION_FIELDS[:2]) or chat_field(record)
     if name is not None and (name in CHAT_FIELDS or isinstance(record[name], list)):
         where.use(name, "messages")
-        messages, message_tools = turns_of({CHAT_FIELDS[0]: record[name]}, where, field_name=name)
+        messages, message_tools = turns_of({name: record[name]}, name, where)
         return messages, message_tools or tools
     name = question_field(record)
     messages = pair_question(record, "", where) if name is not None else []
@@ -115,7 +116,7 @@ def pair_answer(record: Mapping[str, Any], name: str, where: SourceLocation) -> 
     where.use(name, "answer")
     if isinstance(value, dict) and isinstance(value.get("text"), list):  # SQuAD's answers
         value = next(iter(value["text"]), "")
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf:
         value = str(value)
     reasoning = ""
     if not _REASONING_FIELDS.isdisjoint(record):
@@ -135,7 +136,7 @@ def _calls(value: object, name: str, where: SourceLocation) -> tuple[dict[str, A
 def _history(record: Mapping[str, Any], where: SourceLocation) -> list[Message]:
     messages: list[Message] = []
     history = record.get("history") or []
-    where.used.add("history")
+    where.used.setdefault("history", "")
     if isinstance(history, str) and not history.strip():
         return []
     if not isinstance(history, (list, tuple)):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.formats.bad_records import BadRecords, NoBadRecords
-from penjing.data.formats.conversations import chats_of, preference_of, prompt_of, with_truth
-from penjing.data.formats.dispatch import documents_of, first_record, kind_of, named_records, record_text, rows_of
+from penjing.data.formats.conversations import chats_of, preferences_of, prompt_of, with_truth
+from penjing.data.formats.dispatch import first_record, kind_of, named_records, record_text, rows_of
 from penjing.data.formats.fields import Columns, standard_record
 from penjing.data.formats.files import format_of, list_files, no_record_error
-from penjing.data.formats.messages import note_ignored, note_marks
 from penjing.data.formats.repair import is_blank
 from penjing.data.formats.schema import (
     REFERENCE_FIELDS,
@@ -27,27 +27,28 @@ from penjing.data.formats.schema import (
 )
 from penjing.data.formats.source_location import SourceLocation, unrecoverable
 
-Clean = Callable[[Any], Any]  # a record -> the record, a changed one, or why it is left out
-
 
 def _read(
-    paths: Sequence[Path],
-    plain_text_holds: str | None,
+    text_holds: str,
     parse: Callable[[Any, SourceLocation], Sequence[Any]],
     lacks: Callable[[Any], str],
-    bad_records: BadRecords | None,
-    clean: Clean | None,
-    columns: Columns | None,
+    paths: Sequence[Path],
+    *,
+    bad_records: BadRecords | None = None,
+    clean: Callable[[Any], Any] | None = None,
+    columns: Columns | None = None,
 ) -> Iterator[Any]:
-    """The records that `parse` makes of each row; it raises UserError for a broken row.
+    """The records of `paths`, in order, one at a time. Every row is counted; a file without a record is an error.
 
-    plain_text_holds: as for `_rows`. lacks: why there is nothing to learn from a record; empty if there is. Every row
-    is counted, and a file without a record is an error.
+    text_holds: why a text has no such records; empty if it has. parse: the records of a row; raises UserError for a
+    broken one. lacks: why there is nothing to learn from a record; empty if there is.
+    bad_records: gets broken records; without it they raise UserError. clean: the cleaning rules (`data/clean`): a
+    record, a changed one, or why it is left out. columns: standard names of fields.
     """
     bad_records = bad_records or NoBadRecords()
     for path in list_files(paths):
         num_before, left_out_before, first_empty = bad_records.records, bad_records.left_out, ""
-        for line, value in _rows(path, plain_text_holds):
+        for line, value in _rows(path, text_holds):
             where = SourceLocation(path, line)
             try:
                 if isinstance(value, UserError):
@@ -56,7 +57,7 @@ def _read(
                     value = standard_record(value, columns or {}, where)
                 records = parse(value, where)
                 if where.unread:
-                    note_ignored(where.unread, (), (), where)
+                    where.note_ignored(where.unread)
             except UserError as error:
                 bad_records.add(error, path, line)
                 continue
@@ -80,133 +81,81 @@ def _read(
     bad_records.check()
 
 
-def _rows(path: Path, plain_text_holds: str | None) -> Iterator[tuple[int, Any]]:
-    """(line, text or record) of a file; if it cannot be opened or read to the end, an error is the last item.
-
-    plain_text_holds: the error text for plain-text files, if only records are allowed; None: read their documents.
-    """
+def _rows(path: Path, text_holds: str) -> Iterator[tuple[int, Any]]:
+    """(line, text or record) of a file; if it cannot be opened or read to the end, an error is the last item."""
     line = 0
     try:
-        if format_of(path) not in TEXT_FORMATS:
-            rows: Iterator[tuple[int, Any]] = rows_of(path)
-        elif plain_text_holds is None:
-            rows = documents_of(path)
-        else:
-            wanted = "jsonl, json, csv or parquet"
-            rows = iter([(1, UserError(f"a text holds {plain_text_holds}", where=path, wanted=wanted))])
-        for line, value in rows:
+        if text_holds and format_of(path) in TEXT_FORMATS:
+            yield 1, UserError(f"a text holds {text_holds}", where=path, wanted="jsonl, json, csv or parquet")
+            return
+        for line, value in rows_of(path):
             yield line, value
     except UserError as error:
         yield line + 1, unrecoverable(error)
 
 
-def read_documents(
-    paths: Sequence[Path],
-    *,
-    bad_records: BadRecords | None = None,
-    clean: Clean | None = None,
-    columns: Columns | None = None,
-) -> Iterator[Document]:
-    """Documents of `paths`, in order, one at a time.
-
-    Plain text: BOM dropped, CRLF -> LF, trailing spaces and the indents of Chinese paragraphs dropped. Lines
-    `<|endoftext|>` separate documents if the file has one. Otherwise the file is cut, preferably after a blank line,
-    into documents of about 2,000 characters, so that a validation set can be split off a novel too. No line is lost,
-    and none of less than 64 KiB is cut. `<|endoftext|>` inside a line, or in a record's text, separates documents too.
-    A record with empty text is left out. A broken one goes to `bad_records`; without `bad_records` it raises UserError.
-    clean: as for all readers, the cleaning rules (`data/clean`). columns: as for all readers, standard names of fields.
-    """
-
-    def parse(value: Any, where: SourceLocation) -> Sequence[Document]:
-        text = value if isinstance(value, str) else record_text(value, where)
-        if not isinstance(value, str):
-            note_ignored(value, where.used | {name for name in SWITCH_FIELDS if value.get(name) == 1}, (text,), where)
-        texts = [text]
-        if SEPARATOR in text and format_of(where.path) != "py":
-            texts = [part.strip("\n") for part in text.split(SEPARATOR)]
-        texts = [text for text in texts if text and not text.isspace()] or [""]
-        for text in texts:
-            note_marks(text, where)
-        return [Document(text=text, source=str(where.path), line=where.line) for text in texts]
-
-    def lacks(document: Document) -> str:
-        return "" if document.text and not document.text.isspace() else "the text is empty"
-
-    return _read(paths, None, parse, lacks, bad_records, clean, columns)
+# --- documents -------------------------------------------------------------------------------------------------------
 
 
-def read_chats(
-    paths: Sequence[Path],
-    *,
-    bad_records: BadRecords | None = None,
-    clean: Clean | None = None,
-    columns: Columns | None = None,
-) -> Iterator[Chat]:
-    """Chats of `paths`, in order, one at a time, whatever their shape (see the package's docstring).
-
-    A chat with an empty answer is left out. A record that is not a chat goes to `bad_records`; without `bad_records` it
-    raises UserError with line, field, got and wanted value.
-    """
-
-    def lacks(chat: Chat) -> str:
-        answers = [message for message in chat.messages if message.role == "assistant"]
-        if any(map(is_blank, answers)):
-            return "an answer is empty"
-        if any(message.is_target for message in answers):
-            return ""
-        is_asked = any(message.role == "user" for message in chat.messages)
-        return "no answer has a weight above 0" if is_asked else "no question before the answer"
-
-    return _read(paths, "documents, not chats", chats_of, lacks, bad_records, clean, columns)
+def _documents_of(value: Any, where: SourceLocation) -> Sequence[Document]:
+    """The documents of a text or record, separated by `<|endoftext|>`."""
+    text = value if isinstance(value, str) else record_text(value, where)
+    if not isinstance(value, str):
+        where.note_ignored(value, {*where.used, *(name for name in SWITCH_FIELDS if value.get(name) == 1)}, (text,))
+    texts = [text]
+    if SEPARATOR in text and format_of(where.path) != "py":
+        texts = [part.strip("\n") for part in text.split(SEPARATOR)]
+    texts = [text for text in texts if text and not text.isspace()] or [""]
+    for text in texts:
+        where.note_marks(text)
+    return [Document(text=text, source=str(where.path), line=where.line) for text in texts]
 
 
-def read_prompts(
-    paths: Sequence[Path],
-    *,
-    bad_records: BadRecords | None = None,
-    clean: Clean | None = None,
-    columns: Columns | None = None,
-) -> Iterator[Chat]:
-    """Conversations that wait for an answer; their `fields` hold the full record, with reference answers.
-
-    The chat ends with a user or tool turn; a last assistant turn is dropped, whatever its content. A broken record goes
-    to `bad_records`; without `bad_records` it raises UserError.
-    """
-
-    def parse(record: Mapping[str, Any], where: SourceLocation) -> Sequence[Chat]:
-        prompt = prompt_of(record, where)
-        fields = with_truth({**where.unread, **record}, where)
-        for name in REFERENCE_FIELDS:
-            where.unread.pop(name, None)
-        return [replace(prompt, fields=fields)]
-
-    return _read(paths, "documents, not prompts", parse, lambda prompt: "", bad_records, clean, columns)
+def _document_lacks(document: Document) -> str:
+    return "" if document.text and not document.text.isspace() else "the text is empty"
 
 
-def read_preferences(
-    paths: Sequence[Path],
-    *,
-    bad_records: BadRecords | None = None,
-    clean: Clean | None = None,
-    columns: Columns | None = None,
-) -> Iterator[PreferenceRecord]:
-    """Pairs of answers, and single answers with a label, one at a time, whatever their shape (see the package).
+# --- conversations ---------------------------------------------------------------------------------------------------
 
-    A pair of equal answers, and a record with an empty answer, is left out. A record that is not a preference goes to
-    `bad_records`; without `bad_records` it raises UserError with line, field, got and wanted value.
-    """
 
-    def parse(record: Mapping[str, Any], where: SourceLocation) -> Sequence[PreferenceRecord]:
-        return [preference_of(record, where)]
+def _chat_lacks(chat: Chat) -> str:
+    answers = [message for message in chat.messages if message.role == "assistant"]
+    if any(map(is_blank, answers)):
+        return "an answer is empty"
+    if any(message.is_target for message in answers):
+        return ""
+    is_asked = any(message.role == "user" for message in chat.messages)
+    return "no answer has a weight above 0" if is_asked else "no question before the answer"
 
-    def lacks(preference: PreferenceRecord) -> str:
-        if any(is_blank(chat.messages[-1]) for chat in preference.chats):
-            return "an answer is empty"
-        first, *others = (chat.messages for chat in preference.chats)
-        return "both answers are the same" if first in others else ""
 
-    return _read(paths, "no preferences", parse, lacks, bad_records, clean, columns)
+def _prompts_of(record: Mapping[str, Any], where: SourceLocation) -> Sequence[Chat]:
+    prompt = prompt_of(record, where)
+    fields = with_truth({**where.unread, **record}, where)
+    for name in REFERENCE_FIELDS:
+        where.unread.pop(name, None)
+    return [replace(prompt, fields=fields)]
 
+
+def _preference_lacks(preference: PreferenceRecord) -> str:
+    if any(is_blank(chat.messages[-1]) for chat in preference.chats):
+        return "an answer is empty"
+    first, *others = (chat.messages for chat in preference.chats)
+    return "both answers are the same" if first in others else ""
+
+
+read_documents = partial(_read, "", _documents_of, _document_lacks)
+"""Plain text: BOM dropped, CRLF -> LF, trailing spaces and the indents of Chinese paragraphs dropped. Lines
+`<|endoftext|>` separate documents if the file has one. Otherwise the file is cut, preferably after a blank line, into
+documents of about 2,000 characters, so that a validation set can be split off a novel too. No line is lost, and none of
+less than 64 KiB is cut. `<|endoftext|>` inside a line, or in a record's text, separates documents too."""
+
+read_chats = partial(_read, "documents, not chats", chats_of, _chat_lacks)
+
+read_prompts = partial(_read, "documents, not prompts", _prompts_of, lambda prompt: "")
+"""Conversations that wait for an answer; a last assistant turn is dropped, whatever its content. Their `fields` hold
+the full record, with reference answers."""
+
+read_preferences = partial(_read, "no preferences", preferences_of, _preference_lacks)
 
 READERS: dict[Kind, Callable[..., Iterator[Any]]] = {
     "documents": read_documents,

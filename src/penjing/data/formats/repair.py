@@ -32,10 +32,10 @@ def repaired(
     Raises UserError for turns of one role that cannot become one.
     """
     if messages and messages[0].role == "system":
-        text, listed = tools_in(messages[0].content)
-        if listed and (not tools or listed == list(tools)):
+        text, listed = tools_in(messages[0].content, where)
+        if listed and tools in ((), listed):
             where.repairs.add(TOOLS_READ)
-            tools = tuple(listed)
+            tools = listed
             messages = [*([replace(messages[0], content=text)] if text else []), *messages[1:]]
     turns: list[Message] = []
     for message in messages:
@@ -56,7 +56,7 @@ def _with_structure(
     if message.role == "tool" or (message.role == "user" and follows_call):
         turns = [Message(role="tool", content=result) for result in result_of(message.content)]
     elif message.role == "assistant" and not message.tool_calls:
-        parts = parts_of(message.content, {tool["name"] for tool in tools})
+        parts = parts_of(message.content, {tool["name"] for tool in tools}, where)
         turns = list(_turns_of_parts(message, parts)) if parts else []
     if turns:
         where.repairs.add(CALLS_READ)

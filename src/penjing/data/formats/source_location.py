@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from penjing.base.errors import UserError
+from penjing.data.formats.schema import TEXT_MARK, is_harmless
 
 
-@dataclass(frozen=True, slots=True)
 class SourceLocation:
     """A file and a line, and what its reader makes of the record there.
 
-    used: the fields of the record that were read. ignored: fields and marks that change what should be learned, and
-    that nothing uses. names: of fields in the file, if `data.columns` or their capitals differ. unread: fields that
-    `data.columns` does not name. roles: what fields of the file are read as. repairs: what was changed, in words.
+    used: the fields of the record that were read, and as what; empty if they are blank. ignored: fields and marks that
+    change what should be learned, and that nothing uses. names: of fields in the file, if `data.columns` or their
+    capitals differ. unread: fields that `data.columns` does not name. repairs: what was changed, in words.
     """
 
-    path: Path
-    line: int
-    used: set[str] = field(default_factory=set, compare=False, repr=False)
-    ignored: set[str] = field(default_factory=set, compare=False, repr=False)
-    names: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    unread: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    roles: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
-    repairs: set[str] = field(default_factory=set, compare=False, repr=False)
+    __slots__ = ("ignored", "line", "names", "path", "repairs", "unread", "used")
+
+    def __init__(self, path: Path, line: int) -> None:
+        self.path, self.line = path, line
+        self.used: dict[str, str] = {}
+        self.ignored: set[str] = set()
+        self.names: dict[str, str] = {}
+        self.unread: dict[str, Any] = {}
+        self.repairs: set[str] = set()
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}"
 
     def use(self, name: str, role: str) -> None:
         """Note that a field is read, and as what."""
-        self.used.add(name)
-        self.roles[self.names.get(name, name)] = role
+        self.used[name] = role
+
+    def note_ignored(
+        self, fields: Mapping[str, Any], used: Container[str] = (), contents: Sequence[str] = (), suffix: str = ""
+    ) -> None:
+        """Note the fields that nothing uses, unless they are empty, harmless, or repeat the contents."""
+        for name, value in fields.items():
+            if name in used or value is None or value == [] or value == {} or is_harmless(name):
+                continue
+            if isinstance(value, str) and (
+                not value.strip() or value in contents or (contents and all(text in value for text in contents))
+            ):
+                continue
+            self.ignored.add(f"field {name[:30].encode('utf-8', 'backslashreplace').decode()}{suffix}")
+
+    def note_marks(self, text: str) -> None:
+        """Note marks of templates that stand in a text."""
+        if "<" in text or "[" in text:
+            self.ignored.update(f"the mark {mark} as text" for mark in TEXT_MARK.findall(text))
 
 
 class UnrecoverableFileError(UserError):

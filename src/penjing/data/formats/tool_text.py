@@ -8,7 +8,10 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any, Literal
 
+from penjing.base.errors import UserError
+from penjing.data.formats.functions import Objects, functions_of, tool_calls_of
 from penjing.data.formats.loose_json import parsed_json
+from penjing.data.formats.source_location import SourceLocation
 
 Part = tuple[Literal["text", "calls", "result"], Any]
 
@@ -30,7 +33,7 @@ _OF_FUNCTIONS = {"parameters", "description", "arguments", "inputs", "input_sche
 _SENTENCE = re.compile(r"(?<=[.!?:。！？：])\s|\n|#+ ")
 
 
-def parts_of(content: str, names: Collection[str]) -> list[Part] | None:
+def parts_of(content: str, names: Collection[str], where: SourceLocation) -> list[Part] | None:
     """An answer in parts: text, calls and results; None if no call or result in it is valid.
 
     names: of the tools on offer. Text may follow a call of one of them; a call of another that is not at the end is an
@@ -43,72 +46,58 @@ def parts_of(content: str, names: Collection[str]) -> list[Part] | None:
     parts: list[Part] = []
     end = 0
     for match in _PARTS.finditer(content):
-        parts += _text(content[end : match.start()])
+        parts.append(("text", content[end : match.start()].strip()))
         end = match.end()
         if match["result"] is not None:
             parts.append(("result", match["result"].strip()))
-            continue
-        calls = _calls(match)
-        if not calls:
+        elif calls := _calls(match, where):
+            parts.append(("calls", calls))
+        else:
             return None
-        parts.append(("calls", calls))
-    parts += _text(content[end:])
+    parts = [part for part in (*parts, ("text", content[end:].strip())) if part != ("text", "")]
     kinds = [kind for kind, _ in parts]
     if "calls" not in kinds:
         return None
-    is_known = all(call["name"] in names for kind, calls in parts if kind == "calls" for call in calls)
-    last_call = len(kinds) - 1 - kinds[::-1].index("calls")
     first_call = kinds.index("calls")
-    is_at_end = last_call == len(kinds) - 1 and "text" not in kinds[first_call:]
+    is_known = all(call["name"] in names for kind, calls in parts if kind == "calls" for call in calls)
+    is_at_end = kinds[-1] == "calls" and "text" not in kinds[first_call:]
     return parts if is_known or is_at_end or kinds[first_call + 1] == "result" else None
 
 
-def _python_calls(content: str, names: Collection[str]) -> list[dict[str, Any]]:
+def _python_calls(content: str, names: Collection[str]) -> Objects:
     """The calls of a content such as `[add(a=1), look up(word="a")]`, as ToolACE writes them."""
     functions = {f"function_{number}": name for number, name in enumerate(sorted(names, key=len, reverse=True))}
     for function, name in functions.items():
         content = re.sub(rf"(?<![\w]){re.escape(name)}\(", f"{function}(", content)
     try:
-        body = ast.parse(content, mode="eval").body
-        items = body.elts if isinstance(body, ast.List) else []
-        calls = [
+        calls: Any = ast.parse(content, mode="eval").body
+        found = [
             {
-                "name": functions[item.func.id],  # type: ignore[attr-defined]
-                "arguments": {each.arg: ast.literal_eval(each.value) for each in item.keywords},  # type: ignore[attr-defined]
+                "name": functions[call.func.id],
+                "arguments": {each.arg: ast.literal_eval(each.value) for each in call.keywords},
             }
-            for item in items
-            if not item.args and all(each.arg for each in item.keywords)  # type: ignore[attr-defined]
+            for call in calls.elts
         ]
-        json.dumps(calls)
+        json.dumps(found)
+        is_valid = all(not call.args and all(each.arg for each in call.keywords) for call in calls.elts)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError, KeyError, AttributeError):
-        return []
-    return calls if len(calls) == len(items) else []
+        return ()
+    return tuple(found) if is_valid else ()
 
 
-def _text(text: str) -> list[Part]:
-    return [("text", text.strip())] if text.strip() else []
-
-
-def _calls(match: re.Match[str]) -> list[dict[str, Any]]:
+def _calls(match: re.Match[str], where: SourceLocation) -> Objects:
     """The calls of a match; none if one is not valid."""
     if match["name"]:
-        values = [{"name": match["name"], "arguments": match["arguments"]}]
+        value: Any = {"name": match["name"], "arguments": match["arguments"]}
+    elif match["tag"] == "tool_call" and not match[0].endswith("</tool_call>"):
+        return ()
     else:
         text = match["body"] if match["tag"] else match["rest"].removesuffix("</s>").removesuffix("<|eom_id|>")
-        if match["tag"] == "tool_call" and not match[0].endswith("</tool_call>"):
-            return []
         value = parsed_json(text.strip())
-        values = value if isinstance(value, list) else [value]
-    calls = []
-    for value in values:
-        value = value.get("function", value) if isinstance(value, dict) else {}
-        value = value if isinstance(value, dict) else {}
-        arguments = value.get("arguments", value.get("parameters"))
-        arguments = parsed_json(arguments) if isinstance(arguments, str) and arguments.strip() else arguments or {}
-        if not isinstance(value.get("name"), str) or not isinstance(arguments, dict):
-            return []
-        calls.append({"name": value["name"], "arguments": arguments})
-    return calls
+    try:
+        return tool_calls_of(value, "the answer", where)
+    except UserError:
+        return ()
 
 
 def result_of(content: str) -> list[str]:
@@ -120,25 +109,25 @@ def result_of(content: str) -> list[str]:
     return [match["result"].strip() for match in found] if found and not rest.strip() else []
 
 
-def tools_in(system: str) -> tuple[str, list[dict[str, Any]]]:
+def tools_in(system: str, where: SourceLocation) -> tuple[str, Objects]:
     """A system message without the functions that it lists and without what it says of them, and the functions."""
     if "{" not in system:
-        return system, []
+        return system, ()
     for block in _TOOLS.finditer(system):
-        if tools := _functions(block[1]):
+        if tools := _functions(block[1], where):
             start = _sentence_start(system, system.index("<tools>"))
             heading = system.rfind("# Tools", 0, start)  # Qwen's
-            start = heading if heading >= 0 else start
             end = max(block.end(), system.rfind("</tool_call>") + len("</tool_call>"))
-            return _joined(system[:start], system[end:]), tools
+            return _joined(system[: heading if heading >= 0 else start], system[end:]), tools
     listed = _LISTED.search(system)
-    before, after = (system[: listed.end()], system[listed.end() :]) if listed else (system, "")
-    if listed is None or not (tools := _functions(after)):
-        return system, []
-    rest = after[_end_of_json(after) :]
+    start, end = listed.span() if listed else (0, 0)
+    if not (tools := _functions(system[end:], where)):
+        return system, ()
+    before, after = system[:end], system[end:]
+    rest = after[max((stop for _, stop in _json_values(after)), default=len(after)) :]
     if _ACCESS.search(before):
         return _joined(_ACCESS.sub(".", before), rest), tools
-    return _joined(system[: _sentence_start(system, listed.start())], rest), tools
+    return _joined(system[: _sentence_start(system, start)], rest), tools
 
 
 def _joined(before: str, after: str) -> str:
@@ -162,15 +151,12 @@ def _json_values(text: str) -> Iterator[tuple[Any, int]]:
         yield value, position
 
 
-def _end_of_json(text: str) -> int:
-    return max((end for _, end in _json_values(text)), default=len(text))
-
-
-def _functions(text: str) -> list[dict[str, Any]]:
+def _functions(text: str, where: SourceLocation) -> Objects:
     """The functions that a text lists, as JSON or as Python writes it; none if one is no function."""
     values = [value for value, _ in _json_values(text)] or [parsed_json(text.strip())]
     items = [item for value in values for item in (value if isinstance(value, list) else [value])]
-    functions = [item.get("function", item) if isinstance(item, dict) else None for item in items]
-    is_valid = all(isinstance(item, dict) and isinstance(item.get("name"), str) for item in functions)
-    is_valid = is_valid and any(not _OF_FUNCTIONS.isdisjoint(item) for item in functions if item)
-    return [item for item in functions if item is not None] if is_valid else []
+    try:
+        functions = functions_of(items, "tools", where)
+    except UserError:
+        return ()
+    return functions if any(not _OF_FUNCTIONS.isdisjoint(each) for each in functions) else ()
