@@ -16,8 +16,9 @@ from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.files import write_json, write_text
 from penjing.base.markup import escape_markup, print_table
+from penjing.devices.choose import local_device
 from penjing.plan.hardware import environment
-from penjing.planner.inputs import PlanOptions, find_machine, planned_device
+from penjing.planner.inputs import PlanOptions, find_machine
 from penjing.report.charts import Axis, Series, line_chart
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
@@ -66,7 +67,7 @@ def run_sweep(
         got = f"lora.rank={run.lora.rank}, {run.objective.name}"
         raise UserError("only next-token steps of all weights can be timed", where=run.stage, got=got)
     set_threads(run.compute.threads, 1)
-    device, _ = planned_device(run.compute.device)
+    device = local_device(run.compute.device)
     machine, target, notes = find_machine(PlanOptions(), run)
 
     def predict_bytes(variant: Run) -> int | None:

@@ -42,7 +42,7 @@ def test_the_search_finds_every_spelling():
 @pytest.mark.parametrize("name", devices.DEVICES)
 def test_every_row_is_a_device_of_its_name(name):
     kind = devices.of(name)
-    assert isinstance(kind, Device) and kind.type == name and devices.of(torch.device(name)) is kind
+    assert isinstance(kind, Device) and kind.type == name and devices.of(name) is kind
     assert kind.is_host == (name == "cpu")
 
 
@@ -58,7 +58,7 @@ def test_a_cpu_has_what_its_callers_count_on():
 
 def test_a_type_without_a_row_has_the_values_of_any_accelerator():
     kind, device = devices.of("meta"), torch.device("meta")
-    assert type(kind) is Device and not kind.is_host and not kind.is_planned
+    assert type(kind) is Device and not kind.is_host
     assert kind.compute_dtype("auto", device) == torch.float32
     assert "meta" in kind.missing_compiler() and kind.unavailable_reason()
     assert kind.memory_bytes(device) == 0 and kind.name(device) == "meta"
@@ -88,6 +88,13 @@ def test_auto_takes_the_accelerator_whether_or_not_it_has_a_row(monkeypatch, her
     assert local_device("cpu") == CPU, "chosen by the user"
 
 
+def test_rocm_is_cuda_with_less(monkeypatch):
+    """torch's ROCm build calls its devices cuda; 9.4 is an MI300, not a Hopper."""
+    kind = devices.of("cuda")
+    monkeypatch.setattr(type(kind), "is_rocm", True)
+    assert not kind.has_tf32((9, 4)) and kind.has_fast_bfloat16(torch.device("cuda"), (9, 4))
+
+
 def test_each_rank_takes_its_own_device(monkeypatch):
     accelerators(monkeypatch, cuda=2, other="cuda")
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -98,7 +105,7 @@ def test_each_rank_takes_its_own_device(monkeypatch):
         local_device("auto")
 
 
-@pytest.mark.parametrize("name", ["cuda", "mps", "xpu", "quantum", "cuda:x"])
+@pytest.mark.parametrize("name", ["cuda", "mps", "xpu", "npu:1", "hpu", "quantum", "cuda:x"])
 def test_what_is_not_there_is_one_line_with_its_name(monkeypatch, name):
     accelerators(monkeypatch)
     with pytest.raises(UserError, match=name.partition(":")[0]):

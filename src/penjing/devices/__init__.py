@@ -22,6 +22,8 @@ HOST_TYPE = "cpu"
 # In the order in which `auto` looks for them: the last one is everywhere.
 DEVICES = {
     "cuda": "penjing.devices.cuda:Cuda",
+    "xpu": "penjing.devices.xpu:Xpu",
+    "npu": "penjing.devices.npu:Npu",
     "mps": "penjing.devices.mps:Mps",
     HOST_TYPE: "penjing.devices.cpu:Cpu",
 }

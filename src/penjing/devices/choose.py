@@ -15,16 +15,20 @@ def local_device(name: str) -> torch.device:
 
     Raises UserError if the named device is not available.
     """
-    try:
-        device = torch.device(_auto_type() if name == "auto" else name)
-    except RuntimeError:
-        known = ", ".join(devices.DEVICES)
-        raise UserError("no such device", where="device", got=repr(name), wanted=f"auto, {known}") from None
-    kind = devices.of(device)
+    wanted = _auto_type() if name == "auto" else name
+    kind = devices.of(wanted.partition(":")[0])
     called = kind.label or kind.type
-    if reason := kind.unavailable_reason():
+    if kind.type in devices.DEVICES and (reason := kind.unavailable_reason()):
         next_step = f"Use device={devices.HOST} or device=auto."
         raise UserError(f"cannot use {called}: {reason}", where="device", got=name, next_step=next_step)
+    try:
+        device = torch.device(wanted)
+        reason = kind.unavailable_reason()
+    except RuntimeError:
+        reason = "unknown"
+    if reason:
+        known = ", ".join(devices.DEVICES)
+        raise UserError("no such device", where="device", got=repr(name), wanted=f"auto, {known}")
     if kind.is_host:
         return device
     count = kind.count()

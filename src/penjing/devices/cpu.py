@@ -21,7 +21,6 @@ from penjing.devices.fast_bfloat16 import cpu_has_fast_bfloat16
 class Cpu(Device):
     label = "CPU"
     is_host = True
-    is_planned = True
     # In bfloat16 every pass rounds its gradients, so equal bits need equal passes: with two, two processes learn
     # exactly what one does.
     min_passes = 2

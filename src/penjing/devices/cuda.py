@@ -20,8 +20,6 @@ WARM_UPS = 3  # of a pass before it is recorded
 
 
 class Cuda(Device):
-    label = "CUDA"
-    is_planned = True
     supports_tf32 = True
     slow_bfloat16_dtype = torch.float16  # on V100, T4, RTX 20
     pins_memory = True
@@ -32,14 +30,16 @@ class Cuda(Device):
     compile_gain, compile_seconds, eager_share = 1.19, 20.0, 0.29
     compiles_experts = True
 
-    @property
-    def has_graphs(self) -> bool:  # type: ignore[override]
-        return torch.version.hip is None
+    # Nobody has run this file under ROCm. Graphs, tf32 and our Triton kernels (kernels/triton/ops.py) are off there.
+    is_rocm = torch.version.hip is not None
+    label = "ROCm" if is_rocm else "CUDA"
+    has_graphs = not is_rocm
 
     def unavailable_reason(self) -> str:
         if torch.cuda.is_available():
             return ""
-        return "this PyTorch has no CUDA" if torch.version.cuda is None else "no CUDA device was found"
+        built = self.is_rocm or torch.version.cuda is not None
+        return f"no {self.label} device was found" if built else "this PyTorch has no CUDA"
 
     def count(self) -> int:
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -55,7 +55,7 @@ class Cuda(Device):
         driver, watts = _driver(device)
         return {
             "driver": driver,
-            "cuda": str(torch.version.cuda),
+            "cuda": str(torch.version.hip or torch.version.cuda),
             "power_limit_watts": watts,
             "devices": torch.cuda.device_count(),
         }
@@ -78,7 +78,7 @@ class Cuda(Device):
         return (capability or self.capability(device)) >= BFLOAT16_CAPABILITY
 
     def has_tf32(self, capability: Capability) -> bool:
-        return capability >= BFLOAT16_CAPABILITY
+        return not self.is_rocm and capability >= BFLOAT16_CAPABILITY
 
     def memory_bytes(self, device: torch.device) -> int:
         return int(torch.cuda.get_device_properties(device).total_memory)

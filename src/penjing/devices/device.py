@@ -20,7 +20,6 @@ class Device:
 
     label = ""  # of the type, for messages; empty: torch's name
     is_host = False  # tensors are in host memory, and an operation has ended when its call returns
-    is_planned = False  # the planner has rates and memory rules for it
 
     # Numbers
     supports_float64 = True

@@ -19,7 +19,7 @@ from penjing.objective.rollout import Rollout
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
 from penjing.plan.device_model import Machine, machine_from_spec
-from penjing.plan.gpu_specs import GpuSpec, find_gpu_spec, match_gpu_spec
+from penjing.plan.gpu_specs import DEVICE_TYPE, GpuSpec, find_gpu_spec, match_gpu_spec
 from penjing.plan.layout import NODE_RANKS, Layout
 from penjing.plan.memory import Target
 from penjing.plan.microbenchmarks import attention_rate, copy_rate, launch_seconds, matmul, profile_key
@@ -110,20 +110,11 @@ def find_machine(options: PlanOptions, run: Run) -> tuple[Machine, Target, list[
     if options.gpu:
         machine = gpu_machine(options.gpu)
         return machine, target_of(find_gpu_spec(options.gpu), machine), []
-    device, notes = planned_device(run.compute.device)
-    machine, target, more = _this_cpu(run) if devices.of(device).is_host else _this_gpu(device)
-    return machine, target, notes + more
+    device = local_device(run.compute.device)
+    return _this_cpu(run) if devices.of(device).is_host else _this_accelerator(device, run)
 
 
-def planned_device(setting: str) -> tuple[torch.device, list[str]]:
-    """This machine's device that plans and measurements are for, by a `compute.device` setting; and notes."""
-    device = local_device(setting)
-    if devices.of(device).is_planned:
-        return device, []
-    return devices.HOST, [f"training computes on {device}, for which there are no plans: this is for the CPU"]
-
-
-def _this_gpu(device: torch.device) -> tuple[Machine, Target, list[str]]:
+def _this_accelerator(device: torch.device, run: Run) -> tuple[Machine, Target, list[str]]:
     kind = devices.of(device)
     name, total = kind.name(device), kind.memory_bytes(device)
     spec = match_gpu_spec(name, total)
@@ -133,7 +124,8 @@ def _this_gpu(device: torch.device) -> tuple[Machine, Target, list[str]]:
     elif spec:
         machine = machine_from_spec(spec)
     else:
-        raise UserError("unknown GPU without a profile", where=name, next_step="Run `penjing plan profile` once.")
+        machine, more = _short_measurement(device, run)
+        notes += more
     missing = gpu.missing()
     machine = replace(machine, memory_bytes=total, triton_kernels=not missing)
     notes += [f"planned without Triton kernels: {missing}"] if missing else []
@@ -157,13 +149,17 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
     notes += [f"other programs hold {units.gibibytes(held)} of this machine's memory"] if held > memory // 4 else []
     if measured:
         return measured, target, notes
-    dtype, before = (
-        str(devices.of(device).compute_dtype(run.compute.dtype, device)).removeprefix("torch."),
-        thread_seconds(),
-    )
+    machine, more = _short_measurement(device, run)
+    return machine, target, notes + more
+
+
+def _short_measurement(device: torch.device, run: Run) -> tuple[Machine, list[str]]:
+    """A device without a profile or a data sheet, measured in a few seconds; and notes."""
+    kind, before = devices.of(device), thread_seconds()
+    dtype = str(kind.compute_dtype(run.compute.dtype, device)).removeprefix("torch.")
     rate = matmul(512, 512, 512, dtype, device, tries=3)["flops_per_second"]
     machine = Machine(
-        name=host.cpu_name(),
+        name=kind.name(device),
         kind=device.type,
         level="L0",
         source="a short measurement",
@@ -171,11 +167,11 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
         attention_share=min(1.0, attention_rate(dtype, device) / rate),
         bytes_per_second=copy_rate(device),
         launch_seconds=launch_seconds(device),
-        memory_bytes=host.memory_bytes(),
+        memory_bytes=kind.memory_bytes(device),
         peak_flops={dtype: rate},
     )
-    notes += ["no profile of this machine: `penjing plan profile` halves the interval"]
-    return machine, target, notes + busy_notes(slowdown([thread_seconds(since=before)]))
+    notes = ["no profile of this machine: `penjing plan profile` halves the interval"]
+    return machine, notes + busy_notes(slowdown([thread_seconds(since=before)]))
 
 
 def busy_notes(factor: float) -> list[str]:
@@ -266,8 +262,8 @@ def dtype_of(run: Run, machine: Machine) -> str:
     """What `compute.dtype` means on a machine."""
     if run.compute.dtype != "auto":
         return run.compute.dtype
-    if machine.on_host:
-        return str(machine.device.compute_dtype("auto", devices.HOST)).removeprefix("torch.")
+    if machine.kind != DEVICE_TYPE:
+        return str(machine.device.compute_dtype("auto", torch.device(machine.kind))).removeprefix("torch.")
     card = match_gpu_spec(machine.name)
     return "bfloat16" if card is None or card.has_bfloat16 else "float16"
 

@@ -13,6 +13,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import write_json
 from penjing.base.markup import print_table
 from penjing.base.process_info import thread_seconds
+from penjing.devices.choose import local_device
 from penjing.plan.gpu_specs import GpuSpec, match_gpu_spec
 from penjing.plan.hardware import environment
 from penjing.plan.microbenchmarks import SIZES, dtypes_of, measure, profile_key, squares
@@ -20,7 +21,7 @@ from penjing.plan.profile import Profile, find_profile, save_profile
 from penjing.plan.shape import shape_of
 from penjing.plan.step_workload import Workload
 from penjing.plan.time_interval import slowdown
-from penjing.planner.inputs import busy_notes, planned_device
+from penjing.planner.inputs import busy_notes
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
@@ -49,7 +50,7 @@ def matmul_shapes(run: Run, device: torch.device) -> list[tuple[int, int, int]]:
 def profile(run: Run | None, seconds: float, console: Console) -> Profile:
     """Measure, print and save. run: also measure its matmul shapes; None: square ones only."""
     set_threads(run.compute.threads if run else 0, 1)
-    device, notes = planned_device(run.compute.device if run else "auto")
+    device = local_device(run.compute.device if run else "auto")
     previous = find_profile(profile_key(device))
     if previous is not None and previous[1]:
         console.print(f"  the old profile is stale: {', '.join(previous[1])}", highlight=False)
@@ -60,7 +61,7 @@ def profile(run: Run | None, seconds: float, console: Console) -> Profile:
     )
     path = save_profile(measured)
     print_profile(measured, console)
-    for note in notes + busy_notes(slowdown([thread_seconds(since=before)])):
+    for note in busy_notes(slowdown([thread_seconds(since=before)])):
         console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
     console.print(f"{path}: plans on this machine now use it (L1)", highlight=False, soft_wrap=True)
     return measured
@@ -96,9 +97,7 @@ def run_matmul(
     if unknown:
         raise UserError("no such dtype", where="--dtypes", got=", ".join(unknown), wanted=", ".join(known))
     set_threads(0, 1)
-    device, notes = planned_device("auto")
-    for note in notes:
-        console.print(f"note: {note}", highlight=False)
+    device = local_device("auto")
     if "tf32" in dtypes and "tf32" not in dtypes_of(device):
         raise UserError("this device has no such matmuls", where="--dtypes", got="tf32")
     measured = squares(device, sizes=sizes or SIZES, dtypes=dtypes, budget_seconds=seconds)
