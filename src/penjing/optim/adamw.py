@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from penjing.base.config import BelowOne, NonNegativeFloat, PositiveFloat, Settings
+from penjing.devices.shards import local_part
 from penjing.optim.adamw_no_dynamo import FusedAdamW
 from penjing.optim.low_precision_state import BYTES, LowPrecisionOptimizer, StateDtype, chunks, uses_low_precision
 from penjing.optim.param_groups import embeddings, group_parameters
@@ -126,8 +127,8 @@ class LowPrecisionAdamW(LowPrecisionOptimizer):
         decay: float | Tensor = 1 - group["lr"] * group["weight_decay"]
         if bad is not None:
             decay = torch.where(bad > 0, 1.0, decay)
-        weight_N, gradient_N = parameter.view(-1), parameter.grad.reshape(-1)
-        for chunk in chunks(parameter.numel()):
+        weight_N, gradient_N = local_part(parameter).view(-1), local_part(parameter.grad).reshape(-1)
+        for chunk in chunks(len(weight_N)):
             first = self.read_state(parameter, "exp_avg", chunk, signed=True)
             second = self.read_state(parameter, "exp_avg_sq", chunk, signed=False)
             gradient = gradient_N[chunk].float()

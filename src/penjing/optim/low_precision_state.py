@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from penjing import devices
 from penjing.base.seeds import derive
+from penjing.devices.shards import local_part
 from penjing.optim.adamw_no_dynamo import NoDynamoOptimizer
 
 StateDtype = Literal["float32", "bfloat16", "int8"]
@@ -122,7 +123,7 @@ class LowPrecisionOptimizer(NoDynamoOptimizer):
                 continue
             if self.state_dtype == "int8":
                 state[name] = torch.zeros_like(parameter, dtype=torch.uint8)
-                num_blocks = -(-parameter.numel() // BLOCK)
+                num_blocks = -(-local_part(parameter).numel() // BLOCK)
                 state[f"{name}_scale"] = torch.zeros(num_blocks, dtype=torch.float32, device=parameter.device)
             else:
                 state[name] = torch.zeros_like(parameter, dtype=getattr(torch, self.state_dtype))
@@ -135,7 +136,7 @@ class LowPrecisionOptimizer(NoDynamoOptimizer):
     def read_state(self, parameter: Tensor, name: str, chunk: slice, *, signed: bool) -> Tensor:
         """A chunk of a state in float32: a view of float32 state, a copy of other state."""
         state = self.state[parameter]
-        stored_N: Tensor = state[name].view(-1)[chunk]
+        stored_N = local_part(state[name]).view(-1)[chunk]
         if self.state_dtype == "int8":
             return self._codebook(parameter.device, signed).decode(stored_N, state[f"{name}_scale"][_blocks(chunk)])
         return stored_N.float()
@@ -152,7 +153,7 @@ class LowPrecisionOptimizer(NoDynamoOptimizer):
     ) -> None:
         """Write a chunk back. In a bad step the caller must not have changed it; the stored bits then stay the same."""
         state = self.state[parameter]
-        stored_N: Tensor = state[name].view(-1)[chunk]
+        stored_N = local_part(state[name]).view(-1)[chunk]
         if self.state_dtype == "float32":
             assert value_N.data_ptr() == stored_N.data_ptr(), "changed in place"
         elif self.state_dtype == "bfloat16":

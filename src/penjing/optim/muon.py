@@ -7,7 +7,9 @@ all its directions are learned at the same speed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 from penjing.base.config import BelowOne, NonNegativeFloat, PositiveFloat, Settings
 from penjing.base.seeds import derive
+from penjing.devices.shards import local_part
 from penjing.kernels import ops, reference
 from penjing.optim.adamw import adamw, split_groups
 from penjing.optim.low_precision_state import BYTES, LowPrecisionOptimizer, StateDtype, chunks
@@ -61,6 +64,9 @@ class _MuonOptimizer(LowPrecisionOptimizer):
             for parameters in by_shape.values():
                 height = ops.stack_height(len(parameters), parameters[0])
                 stacks += [parameters[first : first + height] for first in range(0, len(parameters), height)]
+            if stacks and local_part(stacks[0][0]) is not stacks[0][0]:
+                self._step_sharded(group, stacks)
+                continue
             owners = owner_of_each([_cost(stack) for stack in stacks], self.ranks.world)
             for owner, stack in zip(owners, stacks, strict=True):
                 self._step_stack(group, stack, is_ours=owner == self.ranks.rank)
@@ -70,25 +76,60 @@ class _MuonOptimizer(LowPrecisionOptimizer):
     def _step_stack(self, group: dict[str, Any], parameters: list[nn.Parameter], *, is_ours: bool) -> None:
         """Update the momentum, and the weights if they are ours. Stacks are the same with any number of ranks, and so
         are the bits."""
-        like = parameters[0]
+        stack_EMN = self._directions(group, parameters)
+        if is_ours:
+            self._update(group, parameters, self.orthogonalize(stack_EMN))
+
+    def _step_sharded(self, group: dict[str, Any], stacks: list[list[nn.Parameter]]) -> None:
+        """The same where each rank has some rows of each matrix. Of experts, [E, M, N], it has whole matrices."""
+        from penjing.optim.row_exchange import RowExchange
+
+        for experts in (stack for stack in stacks if stack[0].ndim > 2):
+            stack_EMN = self._directions(group, experts)
+            if stack_EMN.numel():
+                self._update(group, experts, self.orthogonalize(stack_EMN))
+        stacks = [stack for stack in stacks if stack[0].ndim == 2]
+        if not stacks:
+            return
+        exchange, owned = RowExchange(stacks[0][0]), defaultdict[int, list[list[nn.Parameter]]](list)
+        for owner, stack in zip(owner_of_each([_cost(stack) for stack in stacks], exchange.world), stacks, strict=True):
+            owned[owner].append(stack)
+        none = local_part(stacks[0][0]).new_empty(0, 0, 0, dtype=torch.float32)
+        for at_once in zip_longest(*(owned[rank] for rank in range(exchange.world)), fillvalue=[]):
+            # One stack of each owner at a time, so that the exchange takes little memory.
+            parts = [self._directions(group, stack) if stack else none for stack in at_once]
+            rows = [stack[0].shape[0] if stack else 0 for stack in at_once]
+            for stack, update_EmN in zip(at_once, exchange.map(self.orthogonalize, parts, rows), strict=True):
+                if update_EmN.numel():
+                    self._update(group, stack, update_EmN)
+
+    def _directions(self, group: dict[str, Any], parameters: list[nn.Parameter]) -> Tensor:
+        """Update the momenta with the gradients, which are freed; return Nesterov's means. Of each matrix the rows that
+        are here."""
+        like = local_part(parameters[0])
         stack_EMN = torch.empty((len(parameters), *like.shape), dtype=torch.float32, device=like.device)
         for parameter, direction_MN in zip(parameters, stack_EMN, strict=True):
             self._nesterov_direction(group["momentum"], parameter, direction_MN)
             parameter.grad = None
-        if is_ours:
-            scale = max(1.0, like.shape[-2] / like.shape[-1]) ** 0.5
-            decay = 1 - group["lr"] * group["weight_decay"]
-            ops.decayed_update(parameters, self.orthogonalize(stack_EMN), decay, group["lr"], scale, self.bad)
+        return stack_EMN
+
+    def _update(self, group: dict[str, Any], parameters: list[nn.Parameter], update_EMN: Tensor) -> None:
+        like = parameters[0]
+        scale = max(1.0, like.shape[-2] / like.shape[-1]) ** 0.5
+        decay = 1 - group["lr"] * group["weight_decay"]
+        here = [local_part(parameter) for parameter in parameters]
+        ops.decayed_update(here, update_EMN, decay, group["lr"], scale, self.bad)
 
     def _nesterov_direction(self, momentum: float, parameter: nn.Parameter, out: Tensor) -> None:
         """Update the momentum with the gradient, and write Nesterov's mean of the two to `out`."""
         assert parameter.grad is not None
         generator, bad = self.init_state(parameter, "momentum"), self.bad
-        gradient_N, out_N = parameter.grad.reshape(-1), out.view(-1)
-        if self.state_dtype == "float32" and bad is None:
-            ops.nesterov_update(gradient_N, self.state[parameter]["momentum"].view(-1), out_N, momentum)
+        gradient_N, out_N = local_part(parameter.grad).reshape(-1), out.view(-1)
+        if self.state_dtype == "float32" and bad is None and len(out_N):
+            mean_N = local_part(self.state[parameter]["momentum"]).view(-1)
+            ops.nesterov_update(gradient_N, mean_N, out_N, momentum)
             return
-        for chunk in chunks(parameter.numel()):
+        for chunk in chunks(len(out_N)):
             mean = self.read_state(parameter, "momentum", chunk, signed=True)
             gradient = gradient_N[chunk].float()
             if bad is not None:  # averaging the momentum with itself leaves it unchanged

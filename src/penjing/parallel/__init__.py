@@ -3,4 +3,6 @@
 STRATEGIES = {
     "single": "penjing.parallel.single:Single",
     "ddp": "penjing.parallel.ddp:DataParallel",
+    "fsdp2": "penjing.parallel.fsdp2:FullyShardedDataParallel",
+    "hsdp": "penjing.parallel.fsdp2:HybridShardedDataParallel",
 }

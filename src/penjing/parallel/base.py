@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from penjing import devices
 from penjing.base.errors import UserError
 from penjing.devices.choose import local_device
+from penjing.devices.shards import local_part
 from penjing.kernels import ops
 from penjing.parallel.grad_scaler import LossScaler
 
@@ -57,16 +58,19 @@ class Strategy(ABC):
 
         A scaler first divides the gradients by its scale.
         """
-        parameters = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = [local_part(parameter.grad) for parameter in self._model.parameters() if parameter.grad is not None]
         if self.scaler is not None:
             self.scaler.unscale(gradients)
-        norm = ops.global_norm(gradients)
-        if max_norm > 0:
-            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+        norm = self.joint_norm(gradients)
+        if max_norm > 0 and gradients:
+            torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1))
         if self.scaler is not None:
             self.scaler.update(norm)
         return norm
+
+    def joint_norm(self, gradients: list[Tensor]) -> Tensor:
+        """The norm of all gradients. gradients: those that are here, each tensor or this rank's part of it."""
+        return ops.global_norm(gradients)
 
     def step(self, optimizers: Sequence[Any], max_norm: float, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Clip, and take the optimizers' step: (the gradients' norm, 1.0 if it or `loss` is not finite, else 0.0).

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -197,9 +198,10 @@ class RolloutSampler:
             values["behaviour"] = partial(answer_log_probs, self.model, temperature=rollout.temperature)
         if self.values is not None:
             values["value"] = partial(predict_values, self.values)
-        for name, score_fn in values.items():
-            score = partial(self._score, buffer, local_indices, prompts, name, score_fn)
-            retry_on_oom(score, self._halve_scored_rows)
+        with strategy.gathered(self.model) if values else nullcontext():
+            for name, score_fn in values.items():
+                score = partial(self._score, buffer, local_indices, prompts, name, score_fn)
+                retry_on_oom(score, self._halve_scored_rows)
         if rollout.is_truncated:
             buffer.behaviour_PAM -= buffer.kept_PAM
         buffer.seconds, buffer.scoring_seconds = seconds, time.perf_counter() - began - seconds

@@ -77,7 +77,7 @@ class ParallelSettings(Settings):
 
     section: ClassVar = "parallel"
 
-    strategy: str = "auto"  # single, or ddp under torchrun; auto: by the number of processes
+    strategy: str = "auto"  # single, ddp, fsdp2 or hsdp; auto: single for one process, else ddp
 
 
 @dataclass(frozen=True, kw_only=True)

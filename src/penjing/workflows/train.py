@@ -144,17 +144,23 @@ def _train_prepared(
     finally:
         prepared.context.trackers.end()
         prepared.context.source.close()
-    if run.lora.rank and strategy.rank == 0:
-        try:
-            tokenizer = prepared.stage.tokenizer
-            adapter = save_run_adapter(run, prepared.model, tokenizer, prepared.base, prepared.state.step)
-            console.print(Text(f"  adapter in the format of peft: {adapter}"))
-        except UserError as error:  # the checkpoint still has the full adapter
-            console.print(escape_markup("no adapter in the format of peft", str(error)))
+    if run.lora.rank:
+        with strategy.gathered(prepared.model):
+            if strategy.rank == 0:
+                _save_adapter(run, prepared, console)
     outcome = _outcome(prepared, figures, time.time() - began)
     _append_history(prepared, time.time() - began)
     with strategy.gathered(prepared.model):
         return questions.compare(prepared, outcome)
+
+
+def _save_adapter(run: Run, prepared: PreparedRun, console: Console) -> None:
+    try:
+        tokenizer = prepared.stage.tokenizer
+        adapter = save_run_adapter(run, prepared.model, tokenizer, prepared.base, prepared.state.step)
+        console.print(Text(f"  adapter in the format of peft: {adapter}"))
+    except UserError as error:  # the checkpoint still has the full adapter
+        console.print(escape_markup("no adapter in the format of peft", str(error)))
 
 
 def plan_only(run: Run, console: Console) -> RunEstimate:

@@ -1,0 +1,114 @@
+"""Sharded data parallelism (FSDP2; arXiv:2304.11277): each rank holds a part of weights, gradients and optimizer state.
+
+A block's weights are gathered in float32 before its pass and freed after it; matmuls cast them as on a single device,
+so all strategies compute the same. Gradients are reduced in each pass, so no rank ever holds them whole. Run with gloo
+on CPUs; not run on GPUs by us.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
+
+from penjing import devices
+from penjing.base.errors import UserError
+from penjing.model.block import Block
+from penjing.parallel.process_group import MultiProcess
+
+
+class FullyShardedDataParallel(MultiProcess):
+    """Every block is a unit, and so is what is around the blocks. Smaller units would not gather the weights that one
+    layer reads of another (model/linear.py)."""
+
+    is_sharded = True
+    replicas = 1  # groups of ranks that hold the whole model together
+    _gathered = False
+
+    def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
+        self.end_setup()
+        mesh = self._mesh()
+        blocks = [module for module in model.modules() if isinstance(module, Block)]
+        for module in (*blocks, model):
+            fully_shard(module, mesh=mesh)
+        self._model = model
+        self._root()._get_fsdp_state()._lazy_init()  # else a block that is called by itself takes itself for the root
+        for unit in self._units():
+            unit.set_gradient_divide_factor(1.0)  # the sum over ranks, not the mean
+            unit.set_force_sum_reduction_for_comms(True)  # gloo has no other
+        return model
+
+    def _mesh(self) -> DeviceMesh:
+        return init_device_mesh(self.device.type, (self.world,))
+
+    def _root(self) -> FSDPModule:
+        assert isinstance(self._model, FSDPModule)
+        return self._model
+
+    def _units(self) -> list[FSDPModule]:
+        return [module for module in self._model.modules() if isinstance(module, FSDPModule)]
+
+    def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
+        self._root().set_is_last_backward(last)
+        return nullcontext()
+
+    def joint_norm(self, gradients: list[Tensor]) -> Tensor:
+        square = super().joint_norm(gradients).double().square()
+        return (self.all_reduce(square) / self.replicas).sqrt().float()
+
+    def full_state(self, state: Any) -> Any:
+        def whole(part: DTensor) -> Tensor:
+            full = part.full_tensor()  # one at a time: the device needs room for one
+            return full.to(devices.HOST) if self.rank == 0 else full.new_empty(0)
+
+        return tree_map_only(DTensor, whole, state)
+
+    def place(self, full: Tensor, like: Tensor) -> Tensor:
+        if not isinstance(like, DTensor):
+            return full
+        mesh, local = like.device_mesh, like.to_local()
+        number, size = mesh.get_local_rank(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
+        parts = full.chunk(size)
+        part = (parts[number] if number < len(parts) else full[:0]).to(local.device, copy=True)
+        return DTensor.from_local(
+            part, mesh, like.placements, run_check=False, shape=full.shape, stride=full.contiguous().stride()
+        )
+
+    @contextmanager
+    def gathered(self, model: nn.Module) -> Iterator[None]:
+        if self._gathered:
+            yield
+            return
+        root, units = self._root(), self._units()
+        self._gathered = True
+        root.set_reshard_after_forward(False)
+        for unit in units:
+            unit.unshard()
+        try:
+            yield
+        finally:
+            for unit in units:
+                unit.reshard()
+                unit.set_reshard_after_forward(unit is not root, recurse=False)  # the root's are needed at once again
+            self._gathered = False
+
+
+class HybridShardedDataParallel(FullyShardedDataParallel):
+    """HSDP: the ranks of a machine share a model as above, and machines hold copies of it, so that weights never cross
+    the network between them; gradients do. On one machine each half of its ranks is such a group."""
+
+    def _mesh(self) -> DeviceMesh:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", self.world))
+        self.replicas = self.world // local if local < self.world else 2
+        if self.world % self.replicas:
+            got = f"{self.world} processes"
+            raise UserError("makes groups of equal size", where="parallel.strategy=hsdp", got=got, wanted="fsdp2")
+        shape = (self.replicas, self.world // self.replicas)
+        return init_device_mesh(self.device.type, shape, mesh_dim_names=("replicas", "shards"))
