@@ -32,7 +32,7 @@ class RowExchange:
         whole_EMN = torch.cat(ours, dim=1)
         if num_matrices:
             whole_EMN = function(whole_EMN).float()
-        return self._all_to_all(whole_EMN.split(heights, dim=1), [part.shape for part in parts])
+        return self._all_to_all(torch.split(whole_EMN, heights, dim=1), [part.shape for part in parts])
 
     def _heights(self, rows: int) -> list[int]:
         """The number of rows of each rank."""
@@ -45,4 +45,4 @@ class RowExchange:
         sizes = [shape.numel() for shape in shapes]
         received = packed.new_empty(sum(sizes))
         distributed.all_to_all_single(received, packed, sizes, [part.numel() for part in sent], group=self.group)
-        return [part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True)]
+        return [part.view(shape) for part, shape in zip(torch.split(received, sizes), shapes, strict=True)]
