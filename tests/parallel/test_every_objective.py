@@ -75,7 +75,9 @@ def check(trained, case, strategy, ranks, steps):
     many = trained(case, *words, more, f"parallel.strategy={strategy}", ranks=ranks, name=name)
     expected, got = learned(one), learned(many)
     assert sum(name == "grad_norm" for _, name in expected) == steps
-    later = {key for key in expected if key[0] > 1 and key[1].startswith(("grad_norm", "router", "max_expert", "mean_"))}
+    later = {
+        key for key in expected if key[0] > 1 and key[1].startswith(("grad_norm", "router", "max_expert", "mean_"))
+    }
     for keys, tolerance in ((expected.keys() - later, 1e-6), (later, 1e-5)):  # routers choose: rounding grows
         close = pytest.approx({key: expected[key] for key in keys}, rel=tolerance, abs=tolerance)
         assert {key: got[key] for key in keys} == close

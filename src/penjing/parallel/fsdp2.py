@@ -28,7 +28,7 @@ class FullyShardedDataParallel(MultiProcess):
     """Every block is a unit, and so is what is around the blocks. Smaller units would not gather the weights that one
     layer reads of another (model/linear.py)."""
 
-    is_sharded = True
+    shards = frozenset({"weights", "gradients", "optimizer state"})
     replicas = 1  # groups of ranks that hold the whole model together
     _gathered = False
 
@@ -103,6 +103,8 @@ class FullyShardedDataParallel(MultiProcess):
 class HybridShardedDataParallel(FullyShardedDataParallel):
     """HSDP: the ranks of a machine share a model as above, and machines hold copies of it, so that weights never cross
     the network between them; gradients do. On one machine each half of its ranks is such a group."""
+
+    shards_within_node = True
 
     def _mesh(self) -> DeviceMesh:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", self.world))
