@@ -187,7 +187,7 @@ class Grpo(_Alignment):
             "num_generations": rollout.num_generations,
             "max_tokens": rollout.max_new_tokens,
             "temperature": rollout.temperature,
-            "match": "penjing.rl.rewards.exact:is_match",
+            "match": "penjing.rl.rewards.reference_answer:is_match",
         }
 
     def fixed(self, settings: Policy) -> FixedSettings:

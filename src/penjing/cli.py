@@ -14,7 +14,7 @@ from penjing import __version__
 from penjing.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from penjing.base.markup import Terminal, escape_markup
 from penjing.base.process_info import run_once_per_launch
-from penjing.commands import benchmarks, datasets, exporting, inference, inspection, pipeline, planning, report, serving
+from penjing.commands import benchmarks, datasets, exporting, inference, inspection, pipeline, planning
 
 # In the order of `penjing --help`. These modules import torch only when a verb runs.
 VERBS: dict[str, typer.Typer | Callable[..., None]] = {
@@ -22,7 +22,7 @@ VERBS: dict[str, typer.Typer | Callable[..., None]] = {
     "plan": planning.app,
     "train": pipeline.train,
     "chat": inference.chat,
-    "serve": serving.serve,
+    "serve": inference.serve,
     "eval": inference.evaluate,
     "generate": inference.generate,
     "export": exporting.export_app,
@@ -31,7 +31,7 @@ VERBS: dict[str, typer.Typer | Callable[..., None]] = {
     "data": datasets.data_app,
     "tokenizer": datasets.tokenizer_app,
     "bench": benchmarks.app,
-    "report": report.report,
+    "report": inspection.report,
     "show": inspection.show,
     "doctor": inspection.doctor,
 }

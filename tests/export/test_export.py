@@ -17,10 +17,10 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.base.files import DiskError
+from penjing.commands import exporting as where
 from penjing.convert.shape import CLASSES
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
-from penjing.export import default_paths as where
 from penjing.export import gguf_vocabulary, hf
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
@@ -234,7 +234,9 @@ def test_where_an_export_goes(tmp_path, monkeypatch, given, external, name, expe
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "dpo" / "checkpoints" / "step-00000002"
     chosen = SimpleNamespace(folder=folder)
-    monkeypatch.setattr(where, "checkpoint_at", lambda path: chosen if path.resolve() == folder else None)
+    monkeypatch.setattr(
+        "penjing.train.load_model.checkpoint_at", lambda path: chosen if path.resolve() == folder else None
+    )
     trained = SimpleNamespace(external=external)
     assert where.default_path(Path(given), trained, name).resolve() == tmp_path / expected
 
@@ -245,7 +247,7 @@ def test_a_file_in_the_place_of_a_folder_is_one_line(tmp_path, tokenizer):
     (tmp_path / "model.pth").write_bytes(b"theirs")
     with pytest.raises(DiskError):
         gguf.export(
-            make_model(tokenizer), tokenizer, tmp_path / "model.pth" / "a.gguf", kind="f16", about=gguf.About(name="a")
+            make_model(tokenizer), tokenizer, tmp_path / "model.pth" / "a.gguf", kind="f16", about={"name": "a"}
         )
     assert (tmp_path / "model.pth").read_bytes() == b"theirs"
 

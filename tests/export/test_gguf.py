@@ -112,7 +112,7 @@ def read(path):
 
 def test_what_the_file_says_of_itself(tmp_path, tokenizer):
     model = make_model(tokenizer, **SHAPES["glm4_moe"])
-    about = gguf.About(name="kite", description="flies", licence="apache-2.0", languages=("zh", "en"))
+    about = {"name": "kite", "description": "flies", "license": "apache-2.0", "languages": ["zh", "en"]}
     values, types = read(gguf.export(model, tokenizer, tmp_path / "model.gguf", about=about).path)
     assert values["general.architecture"] == "glm4moe"
     assert values["general.name"] == "kite"

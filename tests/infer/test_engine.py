@@ -12,8 +12,7 @@ from small_models import small_model
 from user_errors import raises_user_error
 
 from penjing.infer.engine import Engine
-from penjing.infer.generate import generate
-from penjing.infer.make_forward import make_forward
+from penjing.infer.generate import generate, make_forward
 from penjing.infer.requests import InjectedTokens, Request
 from penjing.infer.sample import Sampling
 from penjing.infer.torch_forward import TorchForward

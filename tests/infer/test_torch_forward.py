@@ -10,7 +10,7 @@ from small_models import small_model
 
 from penjing.devices.cpu import Cpu
 from penjing.infer.forward import bytes_per_slot, default_slots, ints
-from penjing.infer.make_forward import make_forward
+from penjing.infer.generate import make_forward
 from penjing.infer.torch_forward import TorchForward
 from penjing.model.cast_cache import casted_weights
 from penjing.model.linear import Linear, set_compute_dtype

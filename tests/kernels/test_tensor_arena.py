@@ -13,9 +13,9 @@ import torch.nn.functional as functional
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from penjing.kernels.autograd_functions import saves_memory, uses_manual_backward
 from penjing.kernels.cpu import tensor_arena as arena
 from penjing.kernels.cpu.tensor_arena import LINE, MIN_BYTES, Arena
-from penjing.kernels.dispatch import saves_memory, uses_manual_backward
 from penjing.kernels.ops import residual_add
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise

@@ -12,10 +12,18 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
-from penjing.objective.policy import Policy, PolicyObjective, RewardSettings, Rollout, divergence
+from penjing.objective.policy import (
+    Policy,
+    PolicyObjective,
+    RewardSettings,
+    Rollout,
+    divergence,
+    token_advantages,
+    value_loss,
+    whiten,
+)
 from penjing.objective.router import RouterSettings
 from penjing.objective.run_model import run_model
-from penjing.objective.value import advantages, value_loss, whiten
 
 LOSSES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo"]
 LONGEST = 11
@@ -231,7 +239,7 @@ def test_generalised_advantages_equal_the_sum_of_the_paper():
     lengths, discount, decay = [4, 1, 6], 0.97, 0.9
     answer_N = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
     reward_N, value_N = torch.randn(2, sum(lengths), generator=generator)
-    advantage_N, return_N = advantages(reward_N, value_N, answer_N, gamma=discount, gae_lambda=decay)
+    advantage_N, return_N = token_advantages(reward_N, value_N, answer_N, gamma=discount, gae_lambda=decay)
     first = 0
     for length in lengths:
         value = [*value_N[first : first + length].tolist(), 0.0]

@@ -10,7 +10,7 @@ import torch
 from policy_batches import make_batch, padded
 
 from penjing.objective.policy import Policy, PolicyObjective, Rollout
-from penjing.rl.advantages import advantages
+from penjing.rl.rollout_buffer import advantages
 
 LONGEST = 11
 

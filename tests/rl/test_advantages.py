@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penjing.rl.advantages import advantages, degenerate
+from penjing.rl.rollout_buffer import advantages, degenerate
 
 REWARDS = np.array([[1.0, 0.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5], [3.0, -1.0, 0.0, 0.0]])
 

@@ -18,13 +18,12 @@ from penjing.data.chat.turn_parser import ParsedTurn, ToolCall
 from penjing.data.formats import Message
 from penjing.infer.tool_loop import ToolExchange
 from penjing.objective.policy import Policy, RewardSettings
-from penjing.rl.reward_mix import RewardMix
 from penjing.rl.rewards import REWARDS, judge
 from penjing.rl.rewards import code as code_reward
-from penjing.rl.rewards.base import RewardInput, RewardRuntime
+from penjing.rl.rewards.answer_form import repeated_fraction
+from penjing.rl.rewards.base import RewardInput, RewardMix, RewardRuntime
 from penjing.rl.rewards.code import extract_code
-from penjing.rl.rewards.numeric import last_number
-from penjing.rl.rewards.repetition import repeated_fraction
+from penjing.rl.rewards.reference_answer import last_number
 
 SETTING = RewardRuntime(device=torch.device("cpu"), max_tokens=40)
 

@@ -15,8 +15,7 @@ from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import Policy, RewardSettings, Rollout
 from penjing.parallel.single import Single
 from penjing.rl.prompts import Prompt
-from penjing.rl.reward_mix import RewardMix
-from penjing.rl.rewards.base import RewardInput, RewardRuntime
+from penjing.rl.rewards.base import RewardInput, RewardMix, RewardRuntime
 from penjing.rl.rollout_source import RolloutSampler
 from penjing.rl.stage import PolicyStage
 

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from penjing.base.cache_dir import cache_dir
 from penjing.base.errors import UserError
 from penjing.base.files import atomic_write
+from penjing.base.user_dir import cache_dir
 
 WIDEST_FLAGS = ("-mprefer-vector-width=512",)  # on x86; compilers use half of it by default
 BUILD_SECONDS = 300  # timeout of one compiler call: seconds alone, minutes beside other programs

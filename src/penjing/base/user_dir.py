@@ -1,4 +1,4 @@
-"""The user's folder: machine profiles, prices, and the history of predictions."""
+"""The user's folders: profiles, prices, the history of predictions; in the cache, kernels and the history of chats."""
 
 from __future__ import annotations
 
@@ -10,3 +10,9 @@ def user_dir() -> Path:
     """$PENJING_HOME, or .penjing in the user's folder."""
     configured = os.environ.get("PENJING_HOME")
     return Path(configured) if configured else Path.home() / ".penjing"
+
+
+def cache_dir() -> Path:
+    """$XDG_CACHE_HOME/penjing or ~/.cache/penjing; it may not exist yet. Raises RuntimeError for a user without a home
+    directory."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penjing"

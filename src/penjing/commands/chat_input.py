@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rich.console import Console
 from rich.text import Text
 
-from penjing.base.cache_dir import cache_dir
+from penjing.base.user_dir import cache_dir
 
 if TYPE_CHECKING:
     from penjing.commands.chat_commands import ChatCommand

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,8 +12,27 @@ from penjing import __version__
 from penjing.base import config
 from penjing.commands.arguments import RunPath, say
 
+if TYPE_CHECKING:
+    from penjing.train.load_model import LoadedModel
+
 export_app = typer.Typer(no_args_is_help=True, help="Export a model for other programs, verified against our logits.")
 adapter_app = typer.Typer(no_args_is_help=True, help="Merge LoRA adapters into their base model, or export them.")
+
+
+def model_name(run: Path) -> str:
+    """The name of the model, from a run's folder, a file or a hub name."""
+    return run.resolve().name.removesuffix(".pth")
+
+
+def default_path(run: Path, trained: LoadedModel, name: str) -> Path:
+    """`name` in the run's folder, also for a checkpoint, since old checkpoints are deleted. The export of an external
+    model goes into the working directory, since a hub name or a file is not a folder."""
+    from penjing.train.load_model import checkpoint_at
+
+    if trained.external:
+        return Path(name if name.startswith(model_name(run)) else f"{model_name(run)}-{name}")
+    checkpoint = checkpoint_at(run)
+    return (checkpoint.folder.parent.parent if checkpoint else run) / name
 
 
 @export_app.command("hf")
@@ -28,7 +47,6 @@ def export_hf(
     [bold]Example[/]
     penjing export hf runs/quickstart my-model
     """
-    from penjing.export.default_paths import default_path
     from penjing.export.hf import export
     from penjing.export.model_card import model_card
     from penjing.train.load_model import load_trained
@@ -64,18 +82,13 @@ def export_gguf(
     penjing export gguf runs/quickstart
     penjing export gguf runs/quickstart my-model-q8_0.gguf --dtype q8_0 --licence apache-2.0 --language zh
     """
-    from penjing.export.default_paths import default_path, model_name
-    from penjing.export.gguf import About, export
+    from penjing.export.gguf import export
     from penjing.train.load_model import load_trained
 
     trained = load_trained(run, adapters="merged")
     name = name or model_name(run)
-    about = About(
-        name=name,
-        description=f"made with penjing {__version__}, stage {trained.run.stage}, step {trained.checkpoint.step}",
-        licence=licence,
-        languages=tuple(language or ()),
-    )
+    description = f"made with penjing {__version__}, stage {trained.run.stage}, step {trained.checkpoint.step}"
+    about = {"name": name, "description": description, "license": licence, "languages": language or []}
     path = out or default_path(run, trained, f"{model_name(run)}-{kind}.gguf")
     exported = export(trained.model, trained.tokenizer, path, kind=kind, about=about, answers=trained.answers)
     say(f"{exported.path}: {exported.note}")
@@ -96,7 +109,6 @@ def export_onnx(
     [bold]Example[/]
     penjing export onnx runs/quickstart my-model-onnx
     """
-    from penjing.export.default_paths import default_path
     from penjing.export.onnx import export
     from penjing.train.load_model import load_trained
 

@@ -1,4 +1,4 @@
-"""penjing show and penjing doctor."""
+"""penjing show, doctor and report: what is there, and what came of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from penjing.base import config
 from penjing.base.errors import UserError, suggest
 from penjing.base.markup import print_table
-from penjing.commands.arguments import Settings, console, resolved
+from penjing.commands.arguments import Settings, console, resolved, say
 
 
 def show(
@@ -104,3 +104,25 @@ def doctor(
     from penjing.workflows.check_machine import check_machine
 
     check_machine(console)
+
+
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs or quickstarts, finished or not.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; else report.html in the one RUN, or here for several.")
+    ] = None,
+) -> None:
+    """Draw a run, or compare several, on one HTML page: curves, settings, predicted and actual, answers, samples.
+
+    The page is one file that needs no network.
+
+    [bold]Examples[/]
+    penjing report runs/quickstart
+    penjing report runs/dpo runs/dpo-ipo runs/dpo-lora --out dpo.html
+    """
+    from penjing.workflows.report import write_page
+
+    _, page = write_page(runs, out)
+    say(f"report: {page}")

@@ -60,7 +60,6 @@ class PeftAdapter:
 
     @property
     def is_chat_tuned(self) -> bool:
-        """Whether it was trained on chats."""
         return self.metadata.get("learned_from") == "chats"
 
 

@@ -34,8 +34,6 @@ class Question(Generate):
 
 
 class Questions(Task):
-    """A file of questions."""
-
     def __init__(self, data: Path | None = None) -> None:
         if data is None:
             raise UserError("needs a file", where="task questions", next_step="Give --questions FILE.")

@@ -99,7 +99,6 @@ class RegressionQuestions:
         )
 
     def _saved(self, prepared: PreparedRun) -> dict[str, Any]:
-        """The saved results of the same questions."""
         file_info = {"file": str(self.path), "sha256": sha256_file(self.path)}
         saved = RunRecord(prepared.folder.path).answers.raw
         return {**saved, **file_info} if saved.get("sha256") == file_info["sha256"] else file_info

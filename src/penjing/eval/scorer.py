@@ -87,7 +87,6 @@ def _answers(
     max_new_tokens: int,
     batch_size: int,
 ) -> Iterator[Result]:
-    """Answer each conversation greedily."""
     context = model.config.max_position_embeddings
     prompts = [render(tokenizer, item.messages, item.tools, ask=True, thinking=thinking).ids for item in requests]
     for request, prompt in zip(requests, prompts, strict=True):

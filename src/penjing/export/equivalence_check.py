@@ -113,7 +113,6 @@ def row_logits(model: Transformer, rows: Sequence[Sequence[int]]) -> list[Tensor
 
 
 def difference(rows: Sequence[Sequence[int]], ours: Sequence[Tensor], other: Sequence[Tensor]) -> LogitDifference:
-    """Compare logits_TV of the same rows."""
     ours_NV, other_NV = torch.cat(list(ours)).double(), torch.cat(list(other)).double()
     if not bool(other_NV.isfinite().all()):
         infinite = float("inf")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,34 +73,6 @@ ENGINE_BOUNDS = {"f32": (2e-2, 1e-3), "f16": (3e-2, 1e-3), "bf16": (0.2, 1e-2)}
 ENGINE_QUANTISED_BOUND = (math.inf, 2e-2)
 EXPERT_GATING_SIGMOID = 2
 
-_NAMES = (
-    (r"^embed\.", "token_embd."),
-    (r"^head\.", "output."),
-    (r"^norm\.", "output_norm."),
-    (r"^blocks\.(\d+)\.", r"blk.\1."),
-    (r"\.input_norm\.", ".attn_norm."),
-    (r"\.mlp_norm\.", ".ffn_norm."),
-    (r"\.attention\.([qkv])_proj\.", r".attn_\1."),
-    (r"\.attention\.([qk])_norm\.", r".attn_\1_norm."),
-    (r"\.attention\.o_proj\.", ".attn_output."),
-    (r"\.mlp\.router\.weight$", ".ffn_gate_inp.weight"),
-    (r"\.mlp\.router\.correction$", ".exp_probs_b.bias"),
-    (r"\.mlp\.shared_gate\.", ".ffn_gate_inp_shexp."),
-    (r"\.mlp\.shared\.(gate|up|down)_proj\.", r".ffn_\1_shexp."),
-    (r"\.mlp\.(gate|up|down)_proj$", r".ffn_\1_exps.weight"),
-    (r"\.mlp\.(gate|up|down)_proj\.", r".ffn_\1."),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class About:
-    """Descriptive metadata of the file; empty fields are left out."""
-
-    name: str = ""
-    description: str = ""
-    licence: str = ""  # an SPDX name, such as apache-2.0
-    languages: tuple[str, ...] = ()  # two-letter codes
-
 
 @dataclass(frozen=True, slots=True)
 class VerifiedGguf:
@@ -155,7 +127,7 @@ def _check_type(kind: str, path: Path) -> None:
         raise UserError("no such type", where="--dtype", got=kind, next_step=suggest(kind, [*TYPES, *TOOL_TYPES]))
 
 
-def metadata(config: ModelConfig, vocabulary: Vocabulary, about: About, kind: str) -> dict[str, Any]:
+def metadata(config: ModelConfig, vocabulary: Vocabulary, about: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """All keys of the file except `general.architecture`. An int is written as uint32, a float as float32."""
     import gguf
 
@@ -163,10 +135,7 @@ def metadata(config: ModelConfig, vocabulary: Vocabulary, about: About, kind: st
     values: dict[str, Any] = {
         "penjing.version": __version__,
         "general.type": "model",
-        "general.name": about.name,
-        "general.description": about.description,
-        "general.license": about.licence,
-        "general.languages": list(about.languages),
+        **{f"general.{name}": value for name, value in about.items()},
         "general.file_type": int(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"]),
         "general.quantization_version": gguf.GGML_QUANT_VERSION,
         f"{arch}.vocab_size": config.vocab_size,
@@ -233,13 +202,6 @@ def metadata(config: ModelConfig, vocabulary: Vocabulary, about: About, kind: st
     return {key: value for key, value in values.items() if value not in ("", [])}
 
 
-def tensor_name(name: str, architecture: str) -> str:
-    """llama.cpp's name of our parameter."""
-    for pattern, replacement in _NAMES:
-        name = re.sub(pattern, replacement, name)
-    return name.replace(".ffn_norm.", ".post_attention_norm.") if architecture == "glm4_moe" else name
-
-
 def interleaved(rows: Tensor, head_dim: int) -> Tensor:
     """Query or key projection rows with head dimensions i and i + K/2 adjacent: llama.cpp's RoPE order for llama."""
     heads = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
@@ -248,14 +210,14 @@ def interleaved(rows: Tensor, head_dim: int) -> Tensor:
 
 def tensors(model: Transformer) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     """Every tensor of the file by llama.cpp's name, in float32."""
-    config = model.config
+    config, arch = model.config, ARCHITECTURES[model.config.architecture]
     for name, value in model.state_dict().items():
         value = value.detach().cpu().float()
-        if ARCHITECTURES[config.architecture] == "llama" and re.search(r"\.[qk]_proj\.", name):
+        if arch == "llama" and re.search(r"\.[qk]_proj\.", name):
             value = interleaved(value, config.head_dim)
         if name.endswith("shared_gate.weight"):
             value = value[0]
-        yield tensor_name(name, config.architecture), value.contiguous().numpy()
+        yield gguf_read.tensor_name(name, arch, config.num_hidden_layers), value.contiguous().numpy()
     if config.architecture == "glm4_moe" and not config.shared_expert_intermediate_size:
         yield from _empty_shared_experts(config)
     if config.architecture == "qwen2_moe" and model.head is None:  # llama.cpp ties the head of the others itself
@@ -296,14 +258,15 @@ def export(
     path: Path,
     *,
     kind: str = "f16",
-    about: About = About(),
+    about: Mapping[str, Any] = {},
     answers: bool = True,
 ) -> VerifiedGguf:
     """Write `path`, a GGUF file (replaced only if this command wrote it), and a Modelfile for Ollama beside it.
 
-    kind: one of TYPES. answers: the model was trained on conversations. The file is read back into a model, which is
-    compared with `model`. If llama-cpp-python is installed, llama.cpp is compared too. Raises UserError, and leaves no
-    file, if a check fails or llama.cpp cannot compute the model.
+    kind: one of TYPES. about: `general.*` keys of the file: name, description, license, languages. answers: the model
+    was trained on conversations. The file is read back into a model, which is compared with `model`. If
+    llama-cpp-python is installed, llama.cpp is compared too. Raises UserError, and leaves no file, if a check fails or
+    llama.cpp cannot compute the model.
     """
     path = Path(path)
     try:

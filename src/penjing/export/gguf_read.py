@@ -1,12 +1,15 @@
 """Read a GGUF file back into our model, from the file alone: the first half of the check.
 
-Names and keys are repeated here rather than shared with the writer, so that a mistake in the writer shows.
+Keys are repeated here rather than shared with the writer, so that a mistake in the writer shows; the names of tensors
+are the gguf package's.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +17,7 @@ import torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
+from penjing.convert.names import expected_shapes, hf_name
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.export.gguf_vocabulary import Vocabulary, tokenizer_of
 from penjing.model.config import ModelConfig
@@ -149,38 +153,30 @@ def _tensor(tensor: gguf.ReaderTensor) -> Tensor:
 
 def _state_dict(config: ModelConfig, weights: dict[str, Tensor], arch: str) -> dict[str, Tensor]:
     """Our state dict. Raises KeyError for a tensor that is not in the file."""
-    state = {"embed.weight": weights["token_embd.weight"], "norm.weight": weights["output_norm.weight"]}
-    if not config.tie_word_embeddings:
-        state["head.weight"] = weights["output.weight"]
-    mlp_norm = "post_attention_norm" if arch == "glm4moe" else "ffn_norm"
-    for layer in range(config.num_hidden_layers):
-        prefix, blk = f"blocks.{layer}.", f"blk.{layer}."
-        state[prefix + "input_norm.weight"] = weights[blk + "attn_norm.weight"]
-        state[prefix + "mlp_norm.weight"] = weights[f"{blk}{mlp_norm}.weight"]
-        state[prefix + "attention.o_proj.weight"] = weights[blk + "attn_output.weight"]
-        for part in ("weight", "bias") if config.has_qkv_bias else ("weight",):
-            for letter in "qkv":
-                rows = weights[f"{blk}attn_{letter}.{part}"]
-                if arch == "llama" and letter != "v":
-                    rows = deinterleaved(rows, config.head_dim)
-                state[f"{prefix}attention.{letter}_proj.{part}"] = rows
-        if config.normalises_heads:
-            for letter in "qk":
-                state[f"{prefix}attention.{letter}_norm.weight"] = weights[f"{blk}attn_{letter}_norm.weight"]
-        for matrix in ("gate", "up", "down"):
-            if config.is_dense_layer(layer):
-                state[f"{prefix}mlp.{matrix}_proj.weight"] = weights[f"{blk}ffn_{matrix}.weight"]
-                continue
-            state[f"{prefix}mlp.{matrix}_proj"] = weights[f"{blk}ffn_{matrix}_exps.weight"]
-            if config.shared_expert_intermediate_size:
-                state[f"{prefix}mlp.shared.{matrix}_proj.weight"] = weights[f"{blk}ffn_{matrix}_shexp.weight"]
-        if not config.is_dense_layer(layer):
-            state[prefix + "mlp.router.weight"] = weights[blk + "ffn_gate_inp.weight"]
-            if config.architecture == "glm4_moe":
-                state[prefix + "mlp.router.correction"] = weights[blk + "exp_probs_b.bias"]
-            if config.architecture == "qwen2_moe":
-                state[prefix + "mlp.shared_gate.weight"] = weights[blk + "ffn_gate_inp_shexp.weight"][None]
+    state = {}
+    for name in expected_shapes(config):
+        value = weights[tensor_name(name, arch, config.num_hidden_layers)]
+        if arch == "llama" and re.search(r"\.[qk]_proj\.", name):
+            value = deinterleaved(value, config.head_dim)
+        state[name] = value[None] if name.endswith("shared_gate.weight") else value
     return state
+
+
+def tensor_name(name: str, arch: str, num_layers: int) -> str:
+    """llama.cpp's name of our parameter, from the gguf package's table of names in `transformers`."""
+    theirs = re.sub(r"\.mlp\.(gate|up|down)_proj$", r".mlp.experts.\1_proj.weight", hf_name(name))
+    theirs = theirs.replace("correction_bias", "correction.bias")
+    found: str | None = _tensor_names(arch, num_layers).get_name(theirs, try_suffixes=(".weight", ".bias"))
+    assert found, f"{arch} has no {name}"
+    return found
+
+
+@cache
+def _tensor_names(arch: str, num_layers: int) -> gguf.TensorNameMap:
+    import gguf
+
+    known = {name: architecture for architecture, name in gguf.MODEL_ARCH_NAMES.items()}
+    return gguf.get_tensor_name_map(known[arch], num_layers)
 
 
 def deinterleaved(rows: Tensor, head_dim: int) -> Tensor:

@@ -40,8 +40,6 @@ SPLITS: dict[str, tuple[tuple[str, ...], bool]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """The tokenizer of a GGUF file."""
-
     tokens: list[str]  # by id, in the printable byte-level spelling; control tokens as text
     token_types: list[int]  # by id: NORMAL, CONTROL, USER_DEFINED or UNUSED
     merges: list[str]  # "left right", in order
@@ -118,7 +116,6 @@ def tokenizer_of(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _steps(pre_tokenizer: dict[str, Any] | None) -> Iterable[dict[str, Any]]:
-    """The parts of a pre-tokenizer, in order."""
     if pre_tokenizer is None:
         return
     if pre_tokenizer["type"] == "Sequence":

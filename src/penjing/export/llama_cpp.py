@@ -27,15 +27,12 @@ CANNOT_LOAD = 3  # exit code of the child: llama-cpp-python is installed but doe
 
 @dataclass(frozen=True, slots=True)
 class LlamaOutput:
-    """The outputs of llama.cpp."""
-
     logits: list[Tensor]  # logits_TV of each row
     ids: list[list[int]]  # of each text, read as plain text without control tokens
     greedy: list[int]  # after the prompt, without the stop id
 
 
 def is_installed() -> bool:
-    """Whether llama-cpp-python is installed."""
     return importlib.util.find_spec("llama_cpp") is not None
 
 

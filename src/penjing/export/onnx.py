@@ -41,8 +41,6 @@ NAME = "model.onnx"
 
 
 class _Logits(nn.Module):
-    """The model as a function of its ids only."""
-
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.model = model

@@ -31,7 +31,6 @@ class Capacity:
         self._passes_to_wait = min(2 * self._passes_to_wait, MAX_WAIT)
 
     def on_success(self) -> None:
-        """A pass had enough memory."""
         self._passes_ok += 1
         if self.slots < self.max_slots and self._passes_ok >= self._passes_to_wait:
             self.slots, self._passes_ok = min(2 * self.slots, self.max_slots), 0

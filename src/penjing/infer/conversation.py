@@ -40,8 +40,6 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text of the turn."""
-
     spans: Sequence[SpanDelta]
 
 

@@ -101,7 +101,6 @@ class Engine:
         self._cancelled.append(request_id)
 
     def cancel_all(self) -> None:
-        """End all current requests."""
         self._cancelled.extend([job.request_id for job in [*self._jobs.values(), *self._incoming]])
 
     def close(self) -> None:
@@ -117,7 +116,6 @@ class Engine:
 
     @property
     def capacity(self) -> int:
-        """Slots in use."""
         return self._capacity.slots
 
     @property
@@ -132,7 +130,6 @@ class Engine:
 
     @property
     def num_active(self) -> int:
-        """Answers that have a slot."""
         return int(self._slots.is_active_S.sum())
 
     # --- a step -------------------------------------------------------------------------------------------------------
@@ -220,7 +217,6 @@ class Engine:
         return True
 
     def _init_slot(self, answer: Answer, slot: int) -> None:
-        """Set the slot's sampling settings and limits."""
         job, slots = answer.job, self._slots
         request, num_generated = job.request, len(answer.ids)
         limit = min(request.max_new_tokens, self.max_tokens - len(job.prompt))

@@ -47,7 +47,6 @@ class EngineThread:
             self._condition.notify()
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """Counters of each engine since its start."""
         return {
             name: {
                 "active": engine.num_active,

@@ -6,13 +6,25 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from penjing import devices
+from penjing.base.errors import UserError
 from penjing.base.seeds import derive
+from penjing.infer import cpu_forward
 from penjing.infer.engine import Engine
-from penjing.infer.forward import Weights, default_slots, default_tokens
-from penjing.infer.make_forward import make_forward
-from penjing.infer.requests import Completion, Event, FinishReason, OnTurnEnd, Request
+from penjing.infer.forward import Forward, Weights, default_slots, default_tokens
+from penjing.infer.requests import Completion, OnTurnEnd, Request
 from penjing.infer.sample import Sampling
+from penjing.infer.torch_forward import TorchForward
 from penjing.model.transformer import Transformer
+
+
+def make_forward(model: Transformer, *, num_slots: int, max_tokens: int, weights: Weights = "auto") -> Forward:
+    """The fastest `Forward` for this model on its device."""
+    reason = cpu_forward.supports(model)
+    if not reason:
+        return cpu_forward.CpuForward(model, num_slots=num_slots, max_tokens=max_tokens, weights=weights)
+    if weights != "auto":
+        raise UserError(f"only supported by the C kernels for CPUs: {reason}", where="weights", got=weights)
+    return TorchForward(model, num_slots=num_slots, max_tokens=max_tokens)
 
 
 def make_engine(
@@ -54,61 +66,24 @@ def sample_batch(
     """
     num_answers = sum(len(request.seeds) for request in requests)
     if not num_answers or max_new_tokens < 1:
-        empty = Completion(ids=[], logp=[], sampling_logp=[], finish_reason="length")
-        return [[empty] * len(request.seeds) for request in requests]
+        return [[Completion(finish_reason="length") for _ in request.seeds] for request in requests]
     longest_prompt = max(len(request.prompt) for request in requests if request.seeds)
     max_tokens = min(longest_prompt + max_new_tokens, model.config.max_position_embeddings)
     slots = min(slots or default_slots(model, max_tokens), num_answers)
     with make_engine(model, slots=slots, max_tokens=max_tokens, weights=weights, recover=recover) as engine:
-        request_ids = {
+        answers = {
             engine.submit(
                 replace(
                     request, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling,
                     score_temperature=score_temperature, on_turn_end=on_turn_end,
                 )
-            ): [_CompletionBuilder() for _ in request.seeds]
+            ): [Completion() for _ in request.seeds]
             for request in requests
         }  # fmt: skip
         while not engine.idle:
             for event in engine.step():
-                request_ids[event.request_id][event.answer].add(event)
-    return [[builder.completion() for builder in builders] for builders in request_ids.values()]
-
-
-class _CompletionBuilder:
-    """Collects an answer's events."""
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.logp: list[float] = []
-        self.sampling_logp: list[float] = []
-        self.is_sampled: list[bool] = []
-        self.notes: list[object] = []
-        self.finish_reason: FinishReason = ""
-
-    def add(self, event: Event) -> None:
-        if event.error is not None:
-            raise event.error
-        if event.token is not None:
-            self.ids.append(event.token.id)
-            self.logp.append(event.token.logp)
-            self.sampling_logp.append(event.token.sampling_logp)
-        if event.injected is not None:
-            num_injected = len(event.injected.ids)
-            self.is_sampled += [True] * (len(self.ids) - len(self.is_sampled)) + [False] * num_injected
-            self.ids += event.injected.ids
-            self.logp += [0.0] * num_injected
-            self.sampling_logp += [0.0] * num_injected
-            self.notes.append(event.injected.note)
-        self.finish_reason = event.finish_reason
-
-    def completion(self) -> Completion:
-        assert self.finish_reason == "stop" or self.finish_reason == "length", self.finish_reason
-        is_sampled = [*self.is_sampled, *[True] * (len(self.ids) - len(self.is_sampled))] if self.is_sampled else None
-        return Completion(
-            ids=self.ids, logp=self.logp, sampling_logp=self.sampling_logp, finish_reason=self.finish_reason,
-            is_sampled=is_sampled, notes=tuple(self.notes),
-        )  # fmt: skip
+                answers[event.request_id][event.answer].add(event)
+    return list(answers.values())
 
 
 def generate(

@@ -90,7 +90,6 @@ class JsonGrammars:
             process.communicate()
 
     def _try(self, grammar: str) -> str:
-        """What is wrong with a grammar."""
         with self._lock:
             if self._is_closed:
                 return "the server stops"

@@ -17,8 +17,6 @@ MAX_CLIENTS_TRIED = 16  # per step: a thousand clients may wait for the same pre
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """A waiting or running answer."""
-
     job: Job
     number: int
     seed: int

@@ -44,7 +44,6 @@ class Penalties:
         self._prompt_SV[slot, torch.tensor(list(prompt), device=self._device)] = True
 
     def count(self, slot_R: NDArray[np.int64], id_R: Tensor) -> None:
-        """Count one more token in each of these slots."""
         if not self._sampling or self._count_SV is None:
             return
         rows = [row for row, slot in enumerate(slot_R.tolist()) if slot in self._sampling]

@@ -105,7 +105,7 @@ class Event(NamedTuple):
     error: Exception | None = None  # the reason, if finish_reason is "error"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Completion:
     """An answer. ids: with the stop id, if it ended with one. logp: of each token under the full softmax at
     `score_temperature`. sampling_logp: under the distribution it was sampled from (0 for greedy).
@@ -113,12 +113,30 @@ class Completion:
     In a multi-turn answer, ids includes injected tokens, with log-probabilities 0. is_sampled: whether the model
     sampled the token; None if it sampled all. notes: those of `InjectedTokens`, one per turn but the last."""
 
-    ids: list[int]
-    logp: list[float]
-    sampling_logp: list[float]
-    finish_reason: Literal["stop", "length"]
+    ids: list[int] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+    sampling_logp: list[float] = field(default_factory=list)
+    finish_reason: FinishReason = ""
     is_sampled: list[bool] | None = None
     notes: tuple[Any, ...] = ()
+
+    def add(self, event: Event) -> None:
+        """Take the answer's next event. Raises its error."""
+        if event.error is not None:
+            raise event.error
+        self.finish_reason = event.finish_reason
+        if (token := event.token) is not None:
+            self.ids.append(token.id)
+            self.logp.append(token.logp)
+            self.sampling_logp.append(token.sampling_logp)
+            if self.is_sampled is not None:
+                self.is_sampled.append(True)
+        if event.injected is not None:
+            none = [0.0] * len(event.injected.ids)
+            self.is_sampled = [*(self.is_sampled or [True] * len(self.ids)), *[False] * len(none)]
+            self.ids, self.logp = [*self.ids, *event.injected.ids], self.logp + none
+            self.sampling_logp += none
+            self.notes += (event.injected.note,)
 
 
 class NotFiniteError(UserError):

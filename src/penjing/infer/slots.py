@@ -40,7 +40,6 @@ class Slots:
         self.stop_SE = np.full((num_slots, 1), NO_TOKEN, dtype=np.int64)
 
     def answer_in(self, slot: int) -> Answer:
-        """The answer in a slot that has one."""
         answer = self.answers[slot]
         assert answer is not None
         return answer
@@ -94,7 +93,6 @@ class Slots:
         self.num_generated_S[slot] += len(ids)
 
     def generated_ids(self, slot: int, prompt_tokens: int) -> list[int]:
-        """The ids after the prompt."""
         ids: list[int] = self.token_ST[slot, prompt_tokens : int(self.num_tokens_S[slot])].tolist()
         return ids
 

@@ -257,7 +257,6 @@ class _TurnState:
             self._has_content = self._has_content or bool(text)
 
     def _start_span(self, kind: Kind) -> None:
-        """End the span and start another."""
         was_call = self.kind == "tool_call"
         if self.kind == "content":
             self._end_content(self._pending.removesuffix("\n"))

@@ -41,11 +41,9 @@ class ToolLoop:
         return InjectedTokens(injected_ids, ToolExchange(turn=turn, results=results))
 
     def exchanges(self, completion: Completion) -> tuple[ToolExchange, ...]:
-        """All turns of an answer."""
         return (*completion.notes, ToolExchange(turn=self.parse_turn(last_turn(completion))))
 
     def parse_turn(self, ids: Sequence[int]) -> ParsedTurn:
-        """Parse one turn."""
         return parse(self.tokenizer, ids, thinking=self.thinking)
 
 

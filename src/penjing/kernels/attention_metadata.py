@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as functional
@@ -126,8 +126,7 @@ class AttentionInputs:
 def make_attention_metadata(**inputs: Any) -> AttentionMetadata:
     """Select the attention backend for layers with one window, and make its inputs. inputs: of `AttentionInputs`."""
     asked = AttentionInputs(**inputs)
-    metadata: AttentionMetadata = find("attention_metadata", asked)(asked)
-    return metadata
+    return cast(AttentionMetadata, find("attention_metadata", asked)(asked))
 
 
 class QKNorm(NamedTuple):

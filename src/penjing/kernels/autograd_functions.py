@@ -3,7 +3,7 @@ Each part is a C kernel if it supports the tensors, else torch's operations on c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,13 +12,44 @@ from torch.autograd.function import once_differentiable
 
 from penjing.kernels import casts, reference
 from penjing.kernels.cpu import tensor_arena as arena
-from penjing.kernels.cpu.chunking import CHUNK, chunks, row_chunks
-from penjing.kernels.dispatch import saves_memory, uses_manual_backward
 from penjing.kernels.select import find, find_fused
 
+LARGE_VALUES = 1 << 19  # elements of a large tensor
+WIDE = 512  # width of a wide tensor
+# Values of a chunk, 1 MiB in float32, which stay in a core's cache: each eager operation reads and writes all of its
+# operands, over 8 MB from and to main memory. Chunk by chunk, only the first read and the last write of each chunk do.
+CHUNK = 1 << 18
 # Ops that also recompute to save memory. The others are parts of those with a backward pass, and take any tensors.
 _SAVING = ("linears", "swiglu_linear")
 _WHOLE = ("rms_norm_with_residual", "residual_add", "swiglu", "rotate", "add_matmul")
+
+
+def uses_manual_backward(x: Tensor) -> bool:
+    """Whether ops on x use `autograd_functions`: on a CPU, not compiled, and either in training or with a large
+    x."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return torch.is_grad_enabled() or x.numel() >= LARGE_VALUES
+
+
+def saves_memory(x: Tensor) -> bool:
+    """Whether ops also recompute to save memory: if x is wide. Steps of narrow models would take a tenth longer. In
+    training this depends on the width alone, so that the planner's few rows take the same path as many."""
+    return x.shape[-1] >= WIDE and uses_manual_backward(x)
+
+
+def chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Chunks of contiguous tensors of one shape, flattened."""
+    flat = [tensor.view(-1) for tensor in tensors]
+    for start in range(0, flat[0].numel(), CHUNK):
+        yield tuple(tensor[start : start + CHUNK] for tensor in flat)
+
+
+def row_chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Chunks of full rows of tensors with equally many rows; their size is that of the first tensor's rows."""
+    rows = max(1, CHUNK // max(1, tensors[0][:1].numel()))
+    for start in range(0, len(tensors[0]), rows):
+        yield tuple(tensor[start : start + rows] for tensor in tensors)
 
 
 def supports(op: str, x: Tensor, *others: Any) -> str:
@@ -101,7 +132,7 @@ def apply_rope(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     `reference.rotate`, with a manual backward pass."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return ApplyRopeFunction.apply(x_BTHK, cosine, sine)  # type: ignore[no-any-return,no-untyped-call]
-    return rope_forward(x_BTHK, cosine, sine)
+    return find("rotate", x_BTHK)(x_BTHK, cosine, sine)
 
 
 class ApplyRopeFunction(torch.autograd.Function):
@@ -111,18 +142,13 @@ class ApplyRopeFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         ctx.save_for_backward(cosine, sine)
-        return rope_forward(x_BTHK, cosine, sine)
+        return find("rotate", x_BTHK)(x_BTHK, cosine, sine)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         cosine, sine = ctx.saved_tensors
-        return rope_forward(upstream[0], cosine, -sine), None, None
-
-
-def rope_forward(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    out_BTHK: Tensor = find("rotate", x_BTHK)(x_BTHK, cosine, sine)
-    return out_BTHK
+        return find("rotate", upstream[0])(upstream[0], cosine, -sine), None, None
 
 
 def rotate(x_BTHK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -144,12 +170,14 @@ class SwiGLUFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return _swiglu(gate, up)
+        return find("swiglu_forward", gate, up)(gate, up)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, Tensor]:
-        return _swiglu_backward(upstream[0].contiguous(), *ctx.saved_tensors)
+        inputs = upstream[0].contiguous(), *ctx.saved_tensors
+        grad_gate, grad_up = find("swiglu_backward", *inputs)(*inputs)
+        return grad_gate, grad_up
 
 
 swiglu = SwiGLUFunction.apply
@@ -162,7 +190,7 @@ class SwiGLULinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight_DF: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up, weight_DF)
-        inner_BF = _swiglu(gate, up).flatten(0, -2)
+        inner_BF = find("swiglu_forward", gate, up)(gate, up).flatten(0, -2)
         return arena.matmul(inner_BF, arena.cast(weight_DF, gate.dtype).T).view(*gate.shape[:-1], -1)
 
     @staticmethod
@@ -177,21 +205,16 @@ class SwiGLULinearFunction(torch.autograd.Function):
             grad_weight_DF = _weight_grad(grad_out_BD, inner.flatten(0, -2), weight_DF.dtype)
             return grad_gate, grad_up, grad_weight_DF
         if ctx.needs_input_grad[2]:
-            inner_BF = _swiglu(gate, up).flatten(0, -2)
+            inner_BF = find("swiglu_forward", gate, up)(gate, up).flatten(0, -2)
             grad_weight_DF = _weight_grad(grad_out_BD, inner_BF, weight_DF.dtype)
             del inner_BF
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-            grad_inner_BF = arena.matmul(grad_out_BD, arena.cast(weight_DF, gate.dtype))
-            grad_gate, grad_up = _swiglu_backward(grad_inner_BF.view(gate.shape), gate, up)
+            grad_inner = arena.matmul(grad_out_BD, arena.cast(weight_DF, gate.dtype)).view(gate.shape)
+            grad_gate, grad_up = find("swiglu_backward", grad_inner, gate, up)(grad_inner, gate, up)
         return grad_gate, grad_up, grad_weight_DF
 
 
 swiglu_linear = SwiGLULinearFunction.apply
-
-
-def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    inner: Tensor = find("swiglu_forward", gate, up)(gate, up)
-    return inner
 
 
 def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
@@ -199,11 +222,6 @@ def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
     for inner_C, gate_C, up_C in chunks(inner, gate, up):
         torch.ops.aten.silu.out(gate_C, out=inner_C).mul_(up_C)
     return inner
-
-
-def _swiglu_backward(grad_out: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    grads: tuple[Tensor, Tensor] = find("swiglu_backward", grad_out, gate, up)(grad_out, gate, up)
-    return grads
 
 
 def swiglu_backward(grad_out: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
@@ -253,7 +271,6 @@ class LinearsFunction(torch.autograd.Function):
 def linears(
     x: Tensor, dtype: torch.dtype, weights_OI: Sequence[Tensor], biases_O: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
-    """x W^T + b for several layers."""
     outs = LinearsFunction.apply(x, dtype, *weights_OI)  # type: ignore[no-untyped-call]
     return tuple(out if bias is None else out + bias.to(dtype) for out, bias in zip(outs, biases_O, strict=True))
 

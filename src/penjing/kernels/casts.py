@@ -23,7 +23,6 @@ def cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def of(weights: Iterable[Tensor]) -> list[Tensor]:
-    """The kept casts of these weights."""
     return [_casts[id(weight)] for weight in weights if id(weight) in _casts]
 
 

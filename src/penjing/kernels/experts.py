@@ -116,7 +116,7 @@ class _SequentialExperts(torch.autograd.Function):
         run_in_threads(run_experts, dispatch.row_slices())
         ctx.save_for_backward(x_ND, weight_Nk, gate_up_RG, gate_EFD, up_EFD, down_EDF)
         ctx.dispatch = dispatch
-        return _combine(y_RD, dispatch.row_Nk, weight_Nk)
+        return find("combine_experts", y_RD)(y_RD, dispatch.row_Nk, weight_Nk)
 
     @staticmethod
     @once_differentiable
@@ -159,7 +159,7 @@ class _SequentialExperts(torch.autograd.Function):
                 gate[:], up[:], down[:] = block_GD[:size], block_GD[size:], block_DF
 
         run_in_threads(run_experts, dispatch.row_slices())
-        grad_x_ND = _combine(grad_x_RD, dispatch.row_Nk, None).to(upstream[0].dtype)
+        grad_x_ND = find("combine_experts", grad_x_RD)(grad_x_RD, dispatch.row_Nk, None).to(upstream[0].dtype)
         return grad_x_ND, grad_weight_R[dispatch.row_Nk], *(grads or (None, None, None)), None, None
 
 
@@ -186,7 +186,7 @@ class _GroupedExperts(torch.autograd.Function):
         inner_RF = find("expert_swiglu", gate_up_RG)(gate_up_RG)
         y_RD = functional.grouped_mm(inner_RF, down.transpose(1, 2), offs=end_E)
         ctx.save_for_backward(x_RD, weight_Nk, gate_up_RG, gate_up_EGD, down, token_R, row_Nk, end_E)
-        return _combine(y_RD, row_Nk, weight_Nk)
+        return find("combine_experts", y_RD)(y_RD, row_Nk, weight_Nk)
 
     @staticmethod
     @once_differentiable
@@ -202,7 +202,8 @@ class _GroupedExperts(torch.autograd.Function):
             grad_gate_up_EGD = functional.grouped_mm(grad_gate_up_RG.T, x_RD, offs=end_E)
             grad_down = functional.grouped_mm(grad_out_RD.T, inner_RF, offs=end_E)
             grads = (*(part.float() for part in grad_gate_up_EGD.chunk(2, dim=1)), grad_down.float())
-        grad_x_ND = _combine(functional.grouped_mm(grad_gate_up_RG, gate_up_EGD, offs=end_E), row_Nk, None)
+        grad_x_RD = functional.grouped_mm(grad_gate_up_RG, gate_up_EGD, offs=end_E)
+        grad_x_ND = find("combine_experts", grad_x_RD)(grad_x_RD, row_Nk, None)
         return grad_x_ND.to(upstream[0].dtype), grad_weight_R[row_Nk], *grads, None, None, None, None
 
 
@@ -210,8 +211,3 @@ def _weight_by_row(weight_Nk: Tensor, token_R: Tensor, row_Nk: Tensor) -> Tensor
     """Each pair's weight at its row; 0 for padding rows."""
     weight_R = weight_Nk.new_zeros(len(token_R))
     return weight_R.index_copy_(0, row_Nk.flatten(), weight_Nk.flatten())
-
-
-def _combine(y_RD: Tensor, row_Nk: Tensor, weight_Nk: Tensor | None) -> Tensor:
-    out_ND: Tensor = find("combine_experts", y_RD)(y_RD, row_Nk, weight_Nk)
-    return out_ND

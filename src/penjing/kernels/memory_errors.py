@@ -6,7 +6,6 @@ import torch
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means out of memory, on any device."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))

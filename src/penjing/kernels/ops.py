@@ -29,33 +29,11 @@ from penjing.kernels.orthogonalize import Orthogonalize, stack_height
 from penjing.kernels.select import find, find_fused
 
 __all__ = [
-    "AttentionMetadata",
-    "CacheWrite",
-    "Orthogonalize",
-    "QKNorm",
-    "apply_rope",
-    "attention",
-    "decayed_update",
-    "experts",
-    "fused_attention",
-    "fused_linear_cross_entropy",
-    "global_norm",
-    "linear",
-    "linears",
-    "log_probs",
-    "logits",
-    "make_attention_metadata",
-    "nesterov_update",
-    "report",
-    "residual_add",
-    "rms_norm",
-    "rms_norm_with_residual",
-    "split_heads",
-    "stack_height",
-    "swiglu",
-    "swiglu_linear",
-    "takes_packed",
-]
+    "AttentionMetadata", "CacheWrite", "Orthogonalize", "QKNorm", "apply_rope", "attention", "decayed_update",
+    "experts", "fused_attention", "fused_linear_cross_entropy", "global_norm", "linear", "linears", "log_probs",
+    "logits", "make_attention_metadata", "nesterov_update", "report", "residual_add", "rms_norm",
+    "rms_norm_with_residual", "split_heads", "stack_height", "swiglu", "swiglu_linear", "takes_packed",
+]  # fmt: skip
 select.load()
 CacheWrite = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # stores new keys and values; returns all, block_BGSK
 
@@ -68,14 +46,13 @@ def rms_norm(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> Ten
 
 def rms_norm_with_residual(x: Tensor, gain: Tensor, epsilon: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """x and its norm, for a residual stream: on a CPU one kernel adds both gradients of x."""
-    both: tuple[Tensor, Tensor] = find("rms_norm_with_residual", x)(x, gain, epsilon, dtype)
-    return both
+    same, normal = find("rms_norm_with_residual", x)(x, gain, epsilon, dtype)
+    return same, normal
 
 
 def residual_add(x: Tensor, y: Tensor) -> Tensor:
     """x + y, in the wider dtype of the two."""
-    out: Tensor = find("residual_add", x)(x, y)
-    return out
+    return find("residual_add", x)(x, y)
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype, *, fp8: bool = False) -> Tensor:
@@ -90,8 +67,7 @@ def linears(
     x: Tensor, dtype: torch.dtype, weights_OI: Sequence[Tensor], biases_O: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
     """x W^T + b in `dtype` for each of several layers."""
-    outs: tuple[Tensor, ...] = find("linears", x)(x, dtype, weights_OI, biases_O)
-    return outs
+    return tuple(find("linears", x)(x, dtype, weights_OI, biases_O))
 
 
 def takes_packed(consumer: AttentionMetadata | str, x: Tensor, dtype: torch.dtype | None) -> bool:
@@ -104,8 +80,7 @@ def takes_packed(consumer: AttentionMetadata | str, x: Tensor, dtype: torch.dtyp
 
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """silu(gate) * up (arXiv:2002.05202, equation 6, without the matrices). up None: both in one tensor, [..., 2F]."""
-    inner: Tensor = find("packed_swiglu", gate)(gate) if up is None else find("swiglu", gate, up)(gate, up)
-    return inner
+    return find("packed_swiglu", gate)(gate) if up is None else find("swiglu", gate, up)(gate, up)
 
 
 def swiglu_linear(
@@ -113,8 +88,7 @@ def swiglu_linear(
 ) -> Tensor:
     """down(silu(gate) * up). gate_and_up: as `swiglu` takes them. weight_DF: W if down(x) is just x W^T."""
     fused = find_fused("swiglu_linear", *gate_and_up) if weight_DF is not None and len(gate_and_up) == 2 else None
-    out: Tensor = down(swiglu(*gate_and_up)) if fused is None else fused(*gate_and_up, weight_DF)
-    return out
+    return down(swiglu(*gate_and_up)) if fused is None else fused(*gate_and_up, weight_DF)
 
 
 def fused_attention(
@@ -156,8 +130,7 @@ def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float
 
 def global_norm(tensors: Sequence[Tensor]) -> Tensor:
     """The Euclidean norm of all numbers in the tensors, in float32."""
-    norm: Tensor = find("global_norm", *tensors)(*tensors) if tensors else reference.global_norm()
-    return norm
+    return find("global_norm", *tensors)(*tensors) if tensors else reference.global_norm()
 
 
 def decayed_update(

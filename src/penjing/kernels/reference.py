@@ -43,7 +43,6 @@ def residual_add(x: Tensor, y: Tensor) -> Tensor:
 def linears(
     x: Tensor, dtype: torch.dtype, weights_OI: Sequence[Tensor], biases_O: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
-    """x W^T + b for several layers."""
     return tuple(
         functional.linear(x.to(dtype), casts.cast(weight_OI, dtype), None if bias_O is None else bias_O.to(dtype))
         for weight_OI, bias_O in zip(weights_OI, biases_O, strict=True)

@@ -12,6 +12,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
+from torch import Tensor
+
 from penjing.kernels import BACKENDS
 
 _backends: dict[str, ModuleType] = {}  # by name, in the order in which they are tried
@@ -30,17 +32,17 @@ def load() -> dict[str, ModuleType]:
     return _backends
 
 
-def find_fused(op: str, *inputs: Any) -> Callable[..., Any] | None:
+def find_fused(op: str, *inputs: Any) -> Callable[..., Tensor] | None:
     """The op of the backend that computes it for these inputs; None: none does."""
     for backend in _with_op.get(op, ()):
         if not backend.supports(op, *inputs):
-            function: Callable[..., Any] = getattr(backend, op)
+            function: Callable[..., Tensor] = getattr(backend, op)
             return function
     return None
 
 
-def find(op: str, *inputs: Any) -> Callable[..., Any]:
-    """The op of the backend that computes it for these inputs. The reference takes all."""
+def find(op: str, *inputs: Any) -> Callable[..., Tensor]:
+    """The op of the backend that computes it for these inputs; some ops give several. The reference takes all."""
     found = find_fused(op, *inputs)
     assert found is not None, f"no backend has {op}"
     return found

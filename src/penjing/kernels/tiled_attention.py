@@ -173,21 +173,18 @@ def rows_of(x_NHTK: Tensor, num_tokens: int, dtype: torch.dtype, rotary: None = 
 
 
 def _contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """A contiguous copy in `dtype`."""
     return x.to(dtype).contiguous() if torch.compiler.is_compiling() else arena.empty(x, x.shape, dtype).copy_(x)
 
 
 def _to_tiles(x_BTHK: Tensor, num_groups: int, rotary: Rotary | None = None) -> Tensor:
     """[tiles of all rows, G, H / G x tile, K]."""
-    x_NHTK: Tensor = find("tiles_of", x_BTHK)(x_BTHK, rotary)
+    x_NHTK = find("tiles_of", x_BTHK)(x_BTHK, rotary)
     return x_NHTK.view(len(x_NHTK), num_groups, -1, x_BTHK.shape[-1])
 
 
 def _to_rows(tile_NGQK: Tensor, num_tokens: int, dtype: torch.dtype, rotary: Rotary | None = None) -> Tensor:
-    """The inverse of `_to_tiles`."""
     x_NHTK = tile_NGQK.view(len(tile_NGQK), -1, TILE, tile_NGQK.shape[-1])
-    x_BTHK: Tensor = find("rows_of", tile_NGQK, dtype)(x_NHTK, num_tokens, dtype, rotary)
-    return x_BTHK
+    return find("rows_of", tile_NGQK, dtype)(x_NHTK, num_tokens, dtype, rotary)
 
 
 def _gather_queries(tile_NGQK: Tensor, group: TileGroup) -> Tensor:
@@ -243,8 +240,7 @@ def _bmm(left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
 def _probs(q: Tensor, k: Tensor, group: TileGroup, out: Tensor | None = None) -> Tensor:
     """softmax(q k^T / sqrt(K)), [N x G, H / G x tile, S], written to `out` if it is given."""
     scores = _bmm(q, k.mT, 1 / math.sqrt(q.shape[-1]))
-    probs: Tensor = find("softmax", scores, group.bias_NTS)(scores, group.bias_NTS, out)
-    return probs
+    return find("softmax", scores, group.bias_NTS)(scores, group.bias_NTS, out)
 
 
 def softmax(scores: Tensor, bias_NTS: Tensor, out: Tensor | None = None) -> Tensor:

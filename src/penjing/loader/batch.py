@@ -45,7 +45,6 @@ class Batch:
         return self.weight_N.new_zeros(rows).index_add_(0, self.scored_N // num_tokens, self.weight_N)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on `device`."""
         return replace(self, **to_device(vars(self), device))
 
 

@@ -54,8 +54,6 @@ class Source(ABC):
 
 
 class WrappedSource(Source):
-    """Forwards to another source."""
-
     def __init__(self, source: Source) -> None:
         self.source = source
 

@@ -88,7 +88,6 @@ class AnswerBatch:
         return self.sum_A(torch.ones_like(self.weight_N))
 
     def row_A(self) -> Tensor:
-        """The row of each answer."""
         row_N = self.scored_N // self.ids_BT.shape[1]
         rows_A = torch.zeros(self.num_answers, dtype=torch.long, device=row_N.device)
         return rows_A.index_copy(0, self.answer_N, row_N)

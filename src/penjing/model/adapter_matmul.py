@@ -10,8 +10,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from penjing.kernels.autograd_functions import saves_memory
 from penjing.kernels.cpu import tensor_arena as arena
-from penjing.kernels.dispatch import saves_memory
 
 
 class AdaptedMatmul(torch.autograd.Function):

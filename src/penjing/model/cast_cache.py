@@ -46,7 +46,6 @@ def _set_stance(change: int, stance: str) -> None:
 
 
 def casted_weights(model: Transformer) -> list[Tensor]:
-    """The kept casts of the model's weights."""
     return casts.of(weight for weight, _ in _matmul_weights(model))
 
 

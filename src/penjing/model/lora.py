@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from penjing.base.config import NonNegativeInt, PositiveFloat, Settings
 from penjing.base.errors import UserError, suggest
+from penjing.kernels.autograd_functions import saves_memory
 from penjing.kernels.cpu import tensor_arena as arena
-from penjing.kernels.dispatch import saves_memory
 from penjing.kernels.fp8 import linear_float8
 from penjing.model.adapter_matmul import AdaptedMatmul, PackedMatmul
 from penjing.model.linear import Linear
@@ -78,8 +78,6 @@ class Lora(Settings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterSize:
-    """Size and settings of one layer's adapter."""
-
     rank: int
     scale: float
     dropout: float = 0.0

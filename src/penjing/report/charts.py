@@ -66,8 +66,6 @@ class Axis:
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values in [low, high] to pixels in [start, end]."""
-
     low: float
     high: float
     start: float

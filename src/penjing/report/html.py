@@ -257,7 +257,6 @@ def _steps(incidents: Sequence[Fields]) -> str:
 
 
 def _about(incident: Fields) -> str:
-    """The scalar facts of an incident."""
     names = [name for name in incident.raw if name not in ("step", "kind")]
     facts = [(name, incident.number(name), incident.text(name)) for name in names]
     lines = [

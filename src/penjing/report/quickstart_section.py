@@ -45,8 +45,6 @@ VERSION_FACTS: FactTable = tuple((name, name.lower(), None) for name in ("penjin
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits that keep the page small."""
-
     points: int  # per curve
     letters: int  # per sample or reply
     steps: int  # samples side by side

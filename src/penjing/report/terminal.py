@@ -49,7 +49,6 @@ def plan_line(run: ReportedRun) -> Text:
 
 
 def print_summary(record: ReportData, console: Console) -> None:
-    """Print a summary of the report."""
     for sentence in text_format.headline(record):
         console.print(sentence_text(sentence))
     for problem in record.problems:

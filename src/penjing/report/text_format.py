@@ -130,7 +130,6 @@ def plan_basis(run: ReportedRun) -> str:
 
 
 def time_parts(run: ReportedRun) -> str:
-    """The time of a run by part."""
     names = {"training": "training", "validation": "validation", "checkpoint": "checkpoints", "other": "other work"}
     seconds = {name: run.outcome.number(f"{key}_seconds") for key, name in names.items()}
     known = [f"{duration(value)} {name}" for name, value in seconds.items() if value is not None]

@@ -20,8 +20,6 @@ TRUTH_FIELDS = ("gt", "answer", "truth")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt(RewardContext):
-    """One conversation to be answered."""
-
     ids: tuple[int, ...]
     kind: str
 

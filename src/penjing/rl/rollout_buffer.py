@@ -8,7 +8,7 @@ import dataclasses
 import io
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from penjing.objective.policy import ADVANTAGE, COUNTS, KEPT
 from penjing.rl.prompts import Prompt
 
 FloatArray = npt.NDArray[np.float64]
+AdvantageKind = Literal["normalised", "centred", "leave_one_out"]
+PROMPT_AXIS = {"score_RPA": 1}  # of all other arrays it is the first
+STD_EPSILON = 1e-4  # added to a group's standard deviation, so that near-equal rewards do not give large advantages
 
 
 @dataclass(kw_only=True)
@@ -175,21 +178,41 @@ def collate(groups: Sequence[Group], seq_len: int, figures: dict[str, float]) ->
 def concat(first: RolloutBuffer, second: RolloutBuffer) -> RolloutBuffer:
     """The prompts of both, one after the other, and their counters added."""
     values: dict[str, Any] = {}
-    for field in fields(RolloutBuffer):
-        a, b = getattr(first, field.name), getattr(second, field.name)
-        if isinstance(a, np.ndarray):
-            values[field.name] = np.concatenate([a, b], axis=1 if field.name == "score_RPA" else 0)
-        else:
-            values[field.name] = a + b
+    for name, a in vars(first).items():
+        b = getattr(second, name)
+        values[name] = np.concatenate([a, b], PROMPT_AXIS.get(name, 0)) if isinstance(a, np.ndarray) else a + b
     return RolloutBuffer(**values)
 
 
 def select(buffer: RolloutBuffer, indices: Sequence[int]) -> RolloutBuffer:
     """Only these prompts, in this order."""
-    values: dict[str, Any] = {}
-    for field in fields(RolloutBuffer):
-        value = getattr(buffer, field.name)
-        if isinstance(value, np.ndarray):
-            value = value[:, list(indices)] if field.name == "score_RPA" else value[list(indices)]
-        values[field.name] = value
-    return RolloutBuffer(**values)
+    arrays = {name: value for name, value in vars(buffer).items() if isinstance(value, np.ndarray)}
+    chosen: dict[str, Any] = {
+        name: value.take(list(indices), PROMPT_AXIS.get(name, 0)) for name, value in arrays.items()
+    }
+    return dataclasses.replace(buffer, **chosen)
+
+
+def advantages(reward_PA: FloatArray, kind: AdvantageKind) -> FloatArray:
+    """advantage_PA of P prompts with A answers each.
+
+    normalised: (r - mean) / (std + 1e-4), with the group's sample standard deviation (arXiv:2402.03300, sec. 4.1.2).
+    centred: r - mean (arXiv:2503.20783). leave_one_out: r minus the mean of the other answers
+    (arXiv:2402.14740), which is A / (A - 1) times the centred advantage.
+    """
+    centred_PA: FloatArray = reward_PA - reward_PA.mean(axis=1, keepdims=True)
+    answers = reward_PA.shape[1]
+    if kind == "centred" or answers < 2:
+        return centred_PA
+    if kind == "leave_one_out":
+        scale_P1: FloatArray = np.asarray(answers / (answers - 1))
+    else:
+        scale_P1 = 1 / (reward_PA.std(axis=1, ddof=1, keepdims=True) + STD_EPSILON)
+    scaled_PA: FloatArray = centred_PA * scale_P1
+    return scaled_PA
+
+
+def degenerate(reward_PA: FloatArray) -> npt.NDArray[np.bool_]:
+    """True for prompts whose answers all got the same reward: their advantages are 0."""
+    same_P: npt.NDArray[np.bool_] = np.isclose(reward_PA.max(axis=1), reward_PA.min(axis=1), rtol=0, atol=1e-8)
+    return same_P

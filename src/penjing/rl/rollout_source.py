@@ -33,15 +33,11 @@ from penjing.loader.group_sampler import EpochOrder
 from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
-from penjing.objective.policy import ADVANTAGE, KEPT, Policy
-from penjing.objective.value import advantages as token_advantages
-from penjing.objective.value import whiten
+from penjing.objective.policy import ADVANTAGE, KEPT, Policy, token_advantages, whiten
 from penjing.parallel.base import Strategy
-from penjing.rl.advantages import advantages, degenerate
 from penjing.rl.prompts import Prompt
-from penjing.rl.reward_mix import RewardMix
-from penjing.rl.rewards.base import RewardInput
-from penjing.rl.rollout_buffer import RolloutBuffer, collate, concat, select, split
+from penjing.rl.rewards.base import RewardInput, RewardMix
+from penjing.rl.rollout_buffer import RolloutBuffer, advantages, collate, concat, degenerate, select, split
 from penjing.train.oom_recovery import retry_on_oom
 from penjing.train.stages.reference import LogProbs, answer_log_probs
 
@@ -86,7 +82,6 @@ class RolloutSampler:
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling settings of training."""
         rollout = self.settings.rollout
         return Sampling(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
 

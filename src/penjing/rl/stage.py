@@ -24,9 +24,8 @@ from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, COUNTS, KEPT, Policy, PolicyObjective
 from penjing.rl import prompts as prompt_files
-from penjing.rl.reward_mix import RewardMix
-from penjing.rl.rewards.base import RewardRuntime
-from penjing.rl.rewards.exact import is_correct
+from penjing.rl.rewards.base import RewardMix, RewardRuntime
+from penjing.rl.rewards.reference_answer import is_correct
 from penjing.rl.rollout_source import RolloutSampler, RolloutSource
 from penjing.train.load_model import start_tokenizer
 from penjing.train.stages.base import DatasetSize, Stage

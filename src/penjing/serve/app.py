@@ -86,7 +86,6 @@ async def _respond(
     collect: Callable[[PendingResponse], Awaitable[dict[str, Any]]],
     chunks: AsyncIterator[bytes] | None,
 ) -> Response:
-    """The complete answer, or a stream."""
     if chunks is not None:
         return EventStream(chunks)
     return Response(dumps(await run_unless_disconnected(request, collect(work))), media_type="application/json")

@@ -128,7 +128,6 @@ async def encode(target: Target, body: ChatRequest) -> Turn:
 
 
 async def collect(work: PendingResponse) -> dict[str, Any]:
-    """The complete response."""
     choices = []
     for index, chunks in enumerate(await work.collect()):
         scores = [entry for chunk in chunks if chunk["logprobs"] for entry in chunk["logprobs"]["content"]]
@@ -173,7 +172,6 @@ def _arguments(sent: str | dict[str, Any] | None) -> Any:
 
 
 def _message(message: ChatMessage) -> Message:
-    """A message for the chat template."""
     content = message.content or message.refusal
     text = content if isinstance(content, str) else "".join(part.text for part in content or ())
     calls = []

@@ -113,13 +113,11 @@ async def _start(target: Target, body: CompletionRequest, prompts: list[str] | l
 
 
 async def encode(target: Target, prompts: list[str] | list[list[int]]) -> list[Prompt]:
-    """The prompts as ids. Raises ApiError if one is too long."""
     lengths = [len(prompt) for prompt in prompts]
     return await target.encode(lambda: [_encode(target, prompt) for prompt in prompts], lengths, "prompt")
 
 
 async def collect(work: PendingResponse) -> dict[str, Any]:
-    """The complete response."""
     choices = [chunks[0] for chunks in await work.collect()]
     return {**work.meta("text_completion"), "choices": choices, "usage": work.usage, "penjing": work.stats.timing}
 

@@ -48,7 +48,6 @@ class TurnDeltas:
         return deltas + (self._end_call(closed=False) if ended and self._number >= 0 else [])
 
     def _text(self, name: str, text: str) -> list[Delta]:
-        """A text delta, or none."""
         self._has_content = self._has_content or (name == "content" and bool(text))
         return [{name: text}] if text else []
 
@@ -79,7 +78,6 @@ class TurnDeltas:
 
 
 def _call(index: int, name: str, arguments: str) -> list[Delta]:
-    """The deltas of a call."""
     function = {"name": name, "arguments": ""}
     opening = {"index": index, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
     return [{"tool_calls": [opening]}, {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}]

@@ -44,7 +44,6 @@ class Service:
     texts: dict[str, TokenTexts] = field(default_factory=dict)
 
     def token_texts(self, served: ServedModel) -> TokenTexts:
-        """The texts of a model's vocabulary, cached."""
         return self.texts.setdefault(served.name, TokenTexts(served.tokenizer))
 
 

@@ -141,13 +141,11 @@ class Hub:
         }
 
     def close(self) -> None:
-        """Stop the engine thread and cancel what still runs."""
         self.thread.close()
 
     # --- the event loop first -----------------------------------------------------------------------------------------
 
     def count_arrival(self) -> None:
-        """A request has arrived."""
         self._arrivals.append(time.monotonic())
 
     async def wait_to_begin(self) -> None:

@@ -11,8 +11,6 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # seco
 
 
 class Histogram:
-    """A Prometheus histogram of seconds."""
-
     def __init__(self) -> None:
         self.counts, self.sum = [0] * (len(BUCKETS) + 1), 0.0
 

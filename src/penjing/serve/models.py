@@ -58,7 +58,6 @@ class ServedModel:
 
     @property
     def cache_bytes(self) -> int:
-        """KV cache of all slots."""
         return self.engine.forward.bytes_per_slot * self.engine.forward.num_slots
 
     @cached_property

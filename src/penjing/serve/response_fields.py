@@ -93,7 +93,6 @@ class TokenTexts:
         return entry
 
     def raw(self, token_id: int) -> bytes:
-        """The bytes of a token."""
         return self._tokenizer.token_bytes(token_id)
 
     def text(self, token_id: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -19,7 +20,6 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan
 
 
 def sse_event(value: Any) -> bytes:
-    """One server-sent event."""
     return b"data: " + dumps(value) + b"\n\n"
 
 
@@ -59,14 +59,8 @@ class EventStream(Response):
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        send_task = asyncio.ensure_future(self._send(send))
-        disconnect = asyncio.ensure_future(_wait_for_disconnect(receive))
-        try:
-            await asyncio.wait((send_task, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            disconnect.cancel()
-            send_task.cancel()
-            await asyncio.gather(send_task, disconnect, return_exceptions=True)
+        with suppress(OSError):  # the client has disconnected
+            await run_unless_disconnected(Request(scope, receive), self._send(send))
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

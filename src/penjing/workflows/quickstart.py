@@ -70,8 +70,6 @@ EXAMPLES_SHOWN = 24
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartOptions:
-    """Options of a quickstart."""
-
     data: str = TOYWORLD  # toyworld, a name of `penjing data list`, or files and folders separated by commas
     out: Path = Path("runs/quickstart")
     fresh: bool = False  # delete the folder's content

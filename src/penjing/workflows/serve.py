@@ -167,7 +167,6 @@ def _allow_open_files() -> None:
 
 
 def _table(models: Models) -> Table:
-    """What is served, by name."""
     table = Table("model", "parameters", "context", "it", "slots", "cache", box=None, pad_edge=False)
     for name in models.names:
         model, adapter = models.find(name)

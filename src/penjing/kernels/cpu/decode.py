@@ -29,7 +29,6 @@ INT8 = 2  # as panels.h numbers it; TYPES has the others
 
 
 def round_up(size: int, of: int = PANEL) -> int:
-    """Round up to a multiple of `of`."""
     return -(-size // of) * of
 
 
@@ -136,8 +135,6 @@ class LayerWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The hyperparameters of a decoder."""
-
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int

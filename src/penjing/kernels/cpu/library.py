@@ -61,8 +61,6 @@ _RETURNS = {
 
 
 class _Kernels(CLibrary):
-    """The kernels of a training step."""
-
     FOLDER, RETURNS = Path(__file__).parent, _RETURNS
     SOURCES, HEADERS = ("kernels.c", "attention.c", "weight_grad.c"), ("types.h",)
     FLAGS = (*FLAGS, "-ffp-contract=fast")

@@ -141,7 +141,6 @@ def weight_grad(grad_out_BO: Tensor, x_BN: Tensor, dtype: torch.dtype = torch.fl
 
 
 def add_matmul(grad_out_BO: Tensor, x_BN: Tensor, into_ON: Tensor) -> None:
-    """into += grad_out^T x, with `into` in float32."""
     write_weight_grad(grad_out_BO, x_BN, into_ON, adds=True)
 
 
@@ -189,7 +188,6 @@ def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def swiglu_backward(grad_out: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of gate and up."""
     grad_gate, grad_up = arena.empty_like(gate), arena.empty_like(up)
     _swiglu_backward(grad_out, gate, up, None, grad_gate, grad_up)
     return grad_gate, grad_up
@@ -210,7 +208,6 @@ def _swiglu_backward(grad_out: Tensor, gate: Tensor, up: Tensor, *outputs: Tenso
 
 
 def expert_swiglu(gate_up_RG: Tensor) -> Tensor:
-    """silu(gate) * up of gate and up in one tensor."""
     return swiglu_forward(*gate_up_RG.chunk(2, dim=-1))
 
 

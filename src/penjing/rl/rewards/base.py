@@ -1,4 +1,4 @@
-"""The base class of rewards, and its inputs."""
+"""The base class of rewards, its inputs, and the weighted sum of a run's rewards."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from penjing.agent_tools.numbers import lower_exponents
 from penjing.base.errors import UserError
+from penjing.base.registry import look_up
 from penjing.data.formats import Message
 from penjing.infer.tool_loop import ToolExchange
-from penjing.objective.policy import RewardSettings
+from penjing.objective.policy import Policy, RewardSettings
+from penjing.rl.rewards import REWARDS
 
 THINK_START, THINK_END = "<think>", "</think>"
 _FRACTION_AFTER_DIGIT = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞↉])")
@@ -96,3 +100,45 @@ def nfkc_normalise(text: str) -> str:
     """NFKC that keeps numbers intact: 10² becomes 10^2 and not 102, 1½ becomes 1 1/2 and not 11/2."""
     text = _FRACTION_AFTER_DIGIT.sub(" ", lower_exponents(text, "^{}"))
     return unicodedata.normalize("NFKC", text).replace("\u2044", "/")
+
+
+class RewardMix:
+    """The rewards of a run, built once."""
+
+    def __init__(self, settings: Policy, runtime: RewardRuntime) -> None:
+        if len(set(settings.rewards)) < len(settings.rewards):
+            raise UserError("named twice", where="objective.rewards", got=", ".join(settings.rewards))
+        self.names = settings.rewards
+        self.weights = settings.reward_weights or (1.0,) * len(settings.rewards)
+        self.rewards: list[Reward] = [
+            look_up(REWARDS, name, what="reward")(settings.reward, runtime) for name in settings.rewards
+        ]
+
+    def check(self, prompts: Sequence[RewardContext]) -> None:
+        """Raises UserError, before sampling starts, if a reward cannot score the answers to some prompt."""
+        for reward in self.rewards:
+            broken: list[UserError] = []
+            for prompt in prompts:
+                try:
+                    reward.check(prompt)
+                except UserError as error:
+                    broken.append(error)
+            if broken:
+                first = broken[0]
+                got = first.got or f"none, as {len(broken):,} of {len(prompts):,} prompts"
+                raise UserError(first.what, where=first.where, got=got, wanted=first.wanted)
+
+    def __call__(self, answers: Sequence[RewardInput]) -> npt.NDArray[np.float64]:
+        """reward_RN of each of R rewards and N answers."""
+        if not answers:
+            return np.zeros((len(self.names), 0))
+        score_RN = np.array([reward(answers) for reward in self.rewards], dtype=np.float64)
+        if not np.isfinite(score_RN).all():
+            bad = self.names[int(np.argwhere(~np.isfinite(score_RN))[0, 0])]
+            raise UserError("a reward is not a number", where=f"reward {bad}")
+        return score_RN
+
+    def total(self, score_RN: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The weighted sum, reward_N."""
+        summed: npt.NDArray[np.float64] = np.asarray(self.weights) @ score_RN
+        return summed

@@ -1,4 +1,4 @@
-"""1 if the last number of the answer is the reference's, to one part in a million; else 0, and 0 if truncated."""
+"""Rewards that compare an answer with the reference answers: as texts, or as numbers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from penjing.rl.rewards.base import Reward, RewardContext, RewardInput, final_answer, nfkc_normalise, require_truth
 
+_PUNCTUATION = " .。!！?？,，;；:：\"'“”‘’"
+_LEADING_PUNCTUATION = re.compile(rf"(?:(?!\.\d)[{re.escape(_PUNCTUATION)}])*")  # the dot of .5 is not punctuation
 # Sign, digits, exponent, divisor, per cent. Digits inside a word, a decimal or an exponent (m^2) are not a number.
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9_.^])(?<!\^[+-])(-?)((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)"
@@ -16,6 +18,35 @@ _NUMBER = re.compile(
 )
 _TIMES_TEN = re.compile(r"(?<=\d)\s*[×x*·⋅]\s*10\^(?=[+-]?\d{1,3}(?!\d))")
 _MIXED = re.compile(r"(?<=\d)[¼-¾⅐-⅞↉]")
+
+
+def normalise(text: str) -> str:
+    """NFKC, one case, single spaces, no punctuation at either end unless there is nothing else."""
+    folded = " ".join(nfkc_normalise(text).casefold().split())
+    return _LEADING_PUNCTUATION.sub("", folded, count=1).rstrip(_PUNCTUATION) or folded
+
+
+def is_match(answer: str, truths: Sequence[str]) -> bool:
+    """Whether the answer is not empty and equals one of these."""
+    normal = normalise(answer)
+    return bool(normal) and normal in {normalise(truth) for truth in truths}
+
+
+def is_correct(answer: RewardInput, after: str) -> bool:
+    """Whether the answer is complete, and its final answer equals that of a reference (see `final_answer`)."""
+    truths = [truth.rpartition(after)[2] if after else truth for truth in answer.truths]
+    return not answer.truncated and is_match(final_answer(answer, after), truths)
+
+
+class Exact(Reward):
+    """1 if the answer equals a reference answer, ignoring case, width and spacing; else 0."""
+
+    def check(self, context: RewardContext) -> None:
+        require_truth(context, "exact")
+
+    def score(self, answer: RewardInput) -> float:
+        self.check(answer)
+        return float(is_correct(answer, self.settings.answer_after))
 
 
 def last_number(text: str) -> float | None:
@@ -42,6 +73,8 @@ def is_same_number(answer: str, truths: Sequence[str]) -> bool:
 
 
 class Numeric(Reward):
+    """1 if the last number of the answer is the reference's, to one part in a million; else 0, and 0 if truncated."""
+
     def check(self, context: RewardContext) -> None:
         require_truth(context, "numeric")
 
