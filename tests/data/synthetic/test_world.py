@@ -8,7 +8,7 @@ import pytest
 
 from penjing.data.synthetic.questions import Reading
 from penjing.data.synthetic.tasks.plots import PLOTS, simulate
-from penjing.data.synthetic.world import StoryPlan
+from penjing.data.synthetic.world import World
 
 SPLITS = ("train", "held_out")
 GOT_BY = {
@@ -27,7 +27,7 @@ GOT_BY |= {"take": "b", "win": "a"}
 class Replay:
     """What an attentive reader of the events knows."""
 
-    def __init__(self, plan: StoryPlan) -> None:
+    def __init__(self, plan: World) -> None:
         self.first: dict[Any, Any] = {}
         self.had: dict[Any, list[Any]] = {}
         self.spot: dict[Any, Any] = {}
@@ -178,7 +178,7 @@ def test_colour_belongs_to_the_thing_that_was_described() -> None:
         for fact in plan.facts:
             if fact.kind == "colour":
                 assert shown[fact.roles["t"]] is fact.answer
-        assert len(set(plan.colours)) == len(plan.colours)
+        assert len(set(plan.candidates["colour"])) == len(plan.candidates["colour"])
 
 
 def test_no_two_of_20000_stories_are_alike() -> None:
@@ -191,5 +191,5 @@ def test_stories_are_short_and_repeat_the_names() -> None:
         english, chinese = (Reading(3, index, language, "train") for language in ("en", "zh"))
         assert 25 <= len(english.text.split()) <= 75
         assert 40 <= len(chinese.text) <= 130
-        being = english.plan.beings[0]
+        being = english.plan.candidates["who"][0]
         assert english.text.count(being.en) >= 2 and chinese.text.count(being.zh) >= 2

@@ -22,7 +22,7 @@ from penjing.data.synthetic.surface_realization import (
     word_roles,
 )
 from penjing.data.synthetic.tasks.plots import simulate
-from penjing.data.synthetic.world import Fact, Pair, Reason, StoryPlan, pair_of
+from penjing.data.synthetic.world import Fact, Pair, Reason, is_reserved, pair_of
 
 STORY_KINDS: dict[str, str] = {
     "who": "which person or animal did or had something",
@@ -61,20 +61,6 @@ class SyntheticQuestion:
     def is_held_out(self) -> bool:
         """Whether the question asks about a combination that training never shows."""
         return any(held_out(*pair) for pair in self.pairs)
-
-
-def candidates(plan: StoryPlan, kind: str) -> tuple[Any, ...]:
-    """Everything in the story that could answer a question of this kind."""
-    by_kind: dict[str, tuple[Any, ...]] = {
-        "who": plan.beings,
-        "what": plan.things,
-        "where": plan.places,
-        "how_many": plan.numbers,
-        "colour": plan.colours,
-        "feeling": tuple(dict.fromkeys(plan.feelings)),
-        "why": plan.reasons,
-    }
-    return by_kind[kind]
 
 
 _POOLS: dict[str, tuple[Any, ...]] = {
@@ -116,7 +102,7 @@ class Reading:
     def ask(self, fact: Fact) -> SyntheticQuestion:
         """The question about one fact of the plan."""
         answer = self._answer(fact.answer, fact)
-        possible = _sums(fact) if fact.kind == "how_many_after" else candidates(self.plan, fact.kind)
+        possible = _sums(fact) if fact.kind == "how_many_after" else self.plan.candidates[fact.kind]
         return SyntheticQuestion(
             kind=fact.kind,
             language=self.language,
@@ -130,7 +116,7 @@ class Reading:
 
     def ask_absent(self) -> SyntheticQuestion | None:
         """A question that the story does not answer, or None if 6 attempts find none."""
-        return next((question for question in (self._ask_absent() for _ in range(6)) if question is not None), None)
+        return next(filter(None, (self._ask_absent() for _ in range(6))), None)
 
     def _ask_absent(self) -> SyntheticQuestion | None:
         """A question of the story with one role replaced by an entry that is not in the story, or None."""
@@ -141,11 +127,10 @@ class Reading:
         phrases = first_phrases(self.language, fact.ask, role)
         if not phrases or (isinstance(replaced, Being) and not replaced.is_person):
             return None
-        absent_entry = self._absent_entry(fact, replaced)
-        if absent_entry is None:
+        if (found := self._absent_entry(fact, replaced)) is None:
             return None
-        entry, pair = absent_entry
-        present = candidates(self.plan, fact.kind)
+        entry, pair = found
+        present = self.plan.candidates[fact.kind]
         values = [self._answer(value, fact) for value in (*present, *_sample_pool(fact.kind, rng))]
         return SyntheticQuestion(
             kind="absent",
@@ -174,35 +159,29 @@ class Reading:
         if fact.kind == "how_many_after":
             pool = [*_sums(fact), *range(2, 10)]
         elif fact.kind == "why":
-            subject, thing = fact.roles["a"], self.plan.things[0]
-            pool = [*self.plan.reasons, *(Reason(name, {"a": subject, "t": thing}) for name in _OTHER_REASONS)]
+            roles = {"a": fact.roles["a"], "t": self.plan.candidates["what"][0]}
+            pool = [*self.plan.candidates["why"], *(Reason(name, roles) for name in _OTHER_REASONS)]
         else:
-            pool = [*candidates(self.plan, fact.kind), *_sample_pool(fact.kind, self.rng)]
-        wrong: list[str] = []
-        for value in pool:
-            text = self._answer(value, fact)
-            if text != answer and text not in wrong:
-                wrong.append(text)
-                if len(wrong) == 3:
-                    break
-        return tuple(wrong)
+            pool = [*self.plan.candidates[fact.kind], *_sample_pool(fact.kind, self.rng)]
+        texts = dict.fromkeys(self._answer(value, fact) for value in pool)
+        return tuple(text for text in texts if text != answer)[:3]
 
     def _absent_entry(self, fact: Fact, replaced: Any) -> tuple[Any, Pair] | None:
         """An entry that is not in the story and could replace `replaced`, with the combination that the question is
         about."""
-        present = (*self.plan.beings, *self.plan.things, *self.plan.places)
+        present = [value for kind in ("who", "what", "where") for value in self.plan.candidates[kind]]
         partners = [value for value in (fact.answer, *fact.roles.values()) if value is not replaced]
         for _ in range(20):
             entry = self.rng.choice(PEOPLE if isinstance(replaced, Being) else THINGS)
             pairs = [pair for pair in (pair_of(entry, partner) for partner in partners) if pair]
             if entry in present or not pairs:
                 continue
-            all_pairs = [pair for pair in (pair_of(entry, other) for other in present) if pair]
-            if self.split == "train" and not any(held_out(*pair) for pair in all_pairs):
+            if self.split == "train":
+                pairs = pairs[:1] if not is_reserved(entry, present) else []
+            else:
+                pairs = [pair for pair in pairs if held_out(*pair)]
+            if pairs:
                 return entry, pairs[0]
-            held_out_pairs = [pair for pair in pairs if held_out(*pair)]
-            if self.split == "held_out" and held_out_pairs:
-                return entry, held_out_pairs[0]
         return None
 
     def draw(self, count: int, absent_fraction: float) -> list[SyntheticQuestion]:

@@ -10,7 +10,7 @@ from typing import Any
 from penjing.base.config import read_toml
 from penjing.data.synthetic.lexicon import OPENINGS, PlaceWord, Thing
 from penjing.data.synthetic.rng import Rng
-from penjing.data.synthetic.world import Reason, Roles, StoryPlan
+from penjing.data.synthetic.world import Reason, Roles, World
 
 Alternatives = dict[str, list[str]]  # the phrasings of each key
 
@@ -73,7 +73,7 @@ def bare_word(entry: Any, language: str) -> str:
 _THEN = ("Then ", "后来，")  # not twice in a row
 
 
-def tell(plan: StoryPlan, language: str, rng: Rng) -> str:
+def tell(plan: World, language: str, rng: Rng) -> str:
     """The whole story in one language; which phrasings are used is up to the rng."""
     table = LANGUAGES[language]
     sentences: list[str] = []

@@ -10,8 +10,8 @@ from typing import Any
 from penjing.data.synthetic.lexicon import ANIMALS, COLOURS, FEELINGS, PEOPLE, PLACES, THINGS, Thing
 from penjing.data.synthetic.questions import Reading, SyntheticQuestion
 from penjing.data.synthetic.rng import Rng, held_out
-from penjing.data.synthetic.surface_realization import LANGUAGES, bare_word
-from penjing.data.synthetic.world import Pair, pair_of
+from penjing.data.synthetic.surface_realization import LANGUAGES, bare_word, word_answer
+from penjing.data.synthetic.world import Pair, known_pair, pair_of
 
 DRILL_KINDS: dict[str, str] = {
     "copy": "repeat 2 to 4 words",
@@ -51,20 +51,28 @@ class DrillDraft:
         self.table = LANGUAGES[language]
 
     def finish(
-        self, kind: str, phrase: str, answer: str, wrong: list[str], chance: float, **fields_and_slots: Any
+        self,
+        kind: str,
+        phrase: str,
+        answer: str,
+        wrong: list[str],
+        chance: float,
+        *,
+        pairs: tuple[Pair, ...],
+        tool_call: dict[str, Any] | None = None,
+        **slots: Any,
     ) -> SyntheticQuestion:
-        """The finished question; `more` holds the slots of the phrase and the fields `pairs`, `tool_call`."""
-        fields = {name: fields_and_slots.pop(name) for name in ("pairs", "tool_call") if name in fields_and_slots}
-        distinct = [text for text in dict.fromkeys(wrong) if text != answer]
+        """The finished question. slots: of the phrase."""
         return SyntheticQuestion(
             kind=kind,
             language=self.language,
             story="",
-            question=self.rng.choice(self.table.drills[phrase]).format(**fields_and_slots),
+            question=self.rng.choice(self.table.drills[phrase]).format(**slots),
             answer=answer,
-            wrong=tuple(distinct[:3]),
+            wrong=tuple(text for text in dict.fromkeys(wrong) if text != answer)[:3],
             chance=chance,
-            **fields,
+            pairs=pairs,
+            tool_call=tool_call,
         )
 
     def words(self, count: int) -> list[Any]:
@@ -76,25 +84,22 @@ class DrillDraft:
 
 
 def _copy(draft: DrillDraft) -> SyntheticQuestion:
-    entries = draft.words(draft.rng.randint(2, 4))
-    words = [bare_word(entry, draft.language) for entry in entries]
-    space = draft.table.word_space
-    wrong = [words[::-1], words[1:], [*words[1:], words[0]]]
-    chance = 1 / factorial(len(words))
-    text = space.join(words)
-    return draft.finish(
-        "copy", "copy", text, list(map(space.join, wrong)), chance, words=text, pairs=tuple(_word_pairs(entries))
-    )
+    return _repeat(draft, "copy", draft.words(draft.rng.randint(2, 4)))
 
 
 def _reverse(draft: DrillDraft) -> SyntheticQuestion:
-    entries = draft.words(3)
+    return _repeat(draft, "reverse", draft.words(3))
+
+
+def _repeat(draft: DrillDraft, kind: str, entries: list[Any]) -> SyntheticQuestion:
     words = [bare_word(entry, draft.language) for entry in entries]
-    space = draft.table.word_space
-    wrong = [words, [words[2], words[0], words[1]], [words[1], words[0], words[2]]]
-    pairs = tuple(_word_pairs(entries))
-    answer, text = space.join(words[::-1]), space.join(words)
-    return draft.finish("reverse", "reverse", answer, list(map(space.join, wrong)), 1 / 6, words=text, pairs=pairs)
+    if kind == "copy":
+        answer, wrong = words, [words[::-1], words[1:], [*words[1:], words[0]]]
+    else:
+        answer, wrong = words[::-1], [words, [words[2], *words[:2]], [words[1], words[0], words[2]]]
+    space, chance, pairs = draft.table.word_space, 1 / factorial(len(words)), tuple(_word_pairs(entries))
+    texts = [space.join(each) for each in wrong]
+    return draft.finish(kind, kind, space.join(answer), texts, chance, words=space.join(words), pairs=pairs)
 
 
 def _compare(draft: DrillDraft) -> SyntheticQuestion:
@@ -143,8 +148,7 @@ def _translatable(draft: DrillDraft) -> tuple[dict[str, str], list[dict[str, str
     pool = PLACES if with_place else COLOURS
     while True:
         thing, first = rng.choice(THINGS), rng.choice(pool)
-        pair = pair_of(first, thing)
-        assert pair is not None
+        pair = known_pair(first, thing)
         if _allowed([pair], draft.split):
             break
     second = rng.choice([entry for entry in pool if entry is not first])
@@ -155,9 +159,7 @@ def _translatable(draft: DrillDraft) -> tuple[dict[str, str], list[dict[str, str
 
 def _word_form(entry: Any, language: str) -> str:
     """A single entry for translation; a place as its phrase with the preposition."""
-    if entry in PLACES:
-        return str(entry.en if language == "en" else entry.zh)
-    return bare_word(entry, language)
+    return word_answer(entry, language) if entry in PLACES else bare_word(entry, language)
 
 
 def _phrase_form(thing: Thing, with_entry: Any) -> dict[str, str]:
@@ -187,15 +189,9 @@ def _tool(draft: DrillDraft) -> SyntheticQuestion:
     return draft.finish("tool", "tool", expression, wrong, 1 / 4, x=x, y=y, sign=sign, tool_call=call, pairs=pairs)
 
 
-_MAKERS: dict[str, Callable[[DrillDraft], SyntheticQuestion]] = {
-    "copy": _copy,
-    "reverse": _reverse,
-    "compare": _compare,
-    "count": _count,
-    "sum": _sum,
-    "translate": _translate,
-    "tool": _tool,
-}
+_MAKERS: dict[str, Callable[[DrillDraft], SyntheticQuestion]] = dict(
+    copy=_copy, reverse=_reverse, compare=_compare, count=_count, sum=_sum, translate=_translate, tool=_tool
+)
 
 
 def drill(seed: int, index: int, *, language: str, split: str = "train", kind: str | None = None) -> SyntheticQuestion:
@@ -212,7 +208,7 @@ def story_request(seed: int, index: int, *, language: str, split: str = "train")
     `is_held_out`.
     """
     reading = Reading(seed, index, language, split)
-    being, thing = reading.plan.beings[0], reading.plan.things[0]
+    being, thing = reading.plan.candidates["who"][0], reading.plan.candidates["what"][0]
     phrase = reading.rng.choice(reading.table.story_requests)
     words = (being.en, thing.en) if language == "en" else (being.zh, thing.zh)
     return SyntheticQuestion(

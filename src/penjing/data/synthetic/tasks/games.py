@@ -6,8 +6,7 @@ word of the second line must be looked up, and in a roll call every answer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penjing.data.synthetic.lexicon import (
     ANIMALS,
@@ -22,9 +21,9 @@ from penjing.data.synthetic.lexicon import (
     described,
 )
 from penjing.data.synthetic.questions import SyntheticQuestion
-from penjing.data.synthetic.rng import Rng, held_out
+from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import LANGUAGES, bare_word, word_answer
-from penjing.data.synthetic.world import pair_of
+from penjing.data.synthetic.world import is_reserved
 
 # Questions about a roll call: their kind, and the field of the answer.
 _ASKS = {
@@ -54,14 +53,12 @@ def _words(rng: Rng) -> list[Any]:
     count = rng.randint(4, 7)
     while len(chosen) < count:
         entry = rng.choice(_ECHO_WORDS)
-        pairs = [pair_of(entry, other) for other in chosen]
-        if entry not in chosen and not any(pair and held_out(*pair) for pair in pairs):
+        if entry not in chosen and not is_reserved(entry, chosen):
             chosen.append(entry)
     return chosen
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     """One line of the roll call: who, with a thing of which colour, where."""
 
     who: Being
@@ -75,14 +72,9 @@ def _call(rng: Rng, count: int) -> list[_Entry]:
     present: list[_Entry] = []
     while len(present) < count:
         entry = _Entry(rng.choice(PEOPLE), rng.choice(THINGS), rng.choice(COLOURS), rng.choice(PLACES))
-        pairs = [
-            pair_of(entry.who, entry.thing),
-            pair_of(entry.who, entry.place),
-            pair_of(entry.thing, entry.place),
-            pair_of(entry.colour, entry.thing),
-        ]
         taken = any(entry.who is old.who or entry.thing is old.thing or entry.place is old.place for old in present)
-        if not taken and not any(pair and held_out(*pair) for pair in pairs):
+        is_held_out = is_reserved(entry.thing, (entry.who, entry.place, entry.colour))
+        if not taken and not is_held_out and not is_reserved(entry.who, (entry.place,)):
             present.append(entry)
     return present
 
