@@ -13,7 +13,7 @@ from penjing.data.tokenizer.train import train_tokenizer
 from penjing.kernels import ops
 from penjing.workflows.check_machine import check_machine
 from penjing.workflows.data_look import data_look
-from penjing.workflows.show_tokens import print_tokens
+from penjing.workflows.tokenizers import show
 
 
 def report(*paths, columns=(), terminal=False):
@@ -136,4 +136,4 @@ def test_a_folder_of_wandb_s_runs_is_not_its_library(tmp_path, monkeypatch):
 def test_half_a_character_is_no_text_to_cut(tmp_path):
     train_tokenizer(["so it is, and so it was"] * 9, 300).save(tmp_path)
     with raises_user_error(where="the text", got="a\\udce4"):
-        print_tokens(tmp_path, "a\udce4", Console(file=io.StringIO()))
+        show(tmp_path, "a\udce4", Console(file=io.StringIO()))

@@ -267,6 +267,6 @@ def tokenizer_show(
     [bold]Example[/]
     penjing tokenizer show runs/quickstart "Mia has 3 apples."
     """
-    from penjing.workflows.show_tokens import print_tokens
+    from penjing.workflows.tokenizers import show
 
-    print_tokens(path, text, console)
+    show(path, text, console)

@@ -4,7 +4,7 @@ after."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,17 @@ _MOST_ROWS = 60
 _WHEN = ("before", "after")
 
 
-def bytes_by_source(counts: Mapping[str, Any]) -> list[tuple[str, int, int]]:
-    """(source, bytes of text before, after), the largest first."""
-    sums = [_sums(counts[when], 0) for when in _WHEN]
-    rows = [(name, *(each[number][1] for each in sums)) for number, name in enumerate(counts["sources"])]
-    return sorted(rows, key=lambda row: -row[1])
+def totals_by(
+    counts: Mapping[str, Any], column: int, names: Sequence[str]
+) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
+    """Of each source (column 0) or language (column 1) its name, records before and after, and bytes of text before and
+    after; the largest first."""
+    before, after = (_sums(counts[when], column) for when in _WHEN)
+    rows = [
+        (name, (before[number][0], after[number][0]), (before[number][1], after[number][1]))
+        for number, name in enumerate(names)
+    ]
+    return sorted(rows, key=lambda row: -row[2][0])
 
 
 def _sums(rows: list[list[int]], column: int) -> dict[int, list[int]]:
@@ -37,37 +43,32 @@ def _sums(rows: list[list[int]], column: int) -> dict[int, list[int]]:
     return sums
 
 
-def _before_after(name: str, records: list[int], num_bytes: list[int]) -> list[Cell]:
-    kept = percent(num_bytes[1] / num_bytes[0]) if num_bytes[0] else ""
-    return [Cell(clip(name, 100)), *(Cell(f"{each:,}") for each in records), *map(_size, num_bytes), Cell(kept)]
-
-
-def _size(num_bytes: int) -> Cell:
-    return Cell(megabytes(num_bytes))
-
-
 def _table(counts: Mapping[str, Any], column: int, names: list[str], title: str) -> HtmlTable:
-    sums = [_sums(counts[when], column) for when in _WHEN]
-    shown = sorted((number for number in range(len(names)) if sums[0][number][0]), key=lambda n: -sums[0][n][1])
     rows = [
-        _before_after(names[number], [each[number][0] for each in sums], [each[number][1] for each in sums])
-        for number in shown[:_MOST_ROWS]
+        (clip(name, 100), *(f"{each:,}" for each in records), *map(megabytes, num_bytes), _share(num_bytes))
+        for name, records, num_bytes in totals_by(counts, column, names)
+        if records[0]
     ]
-    return HtmlTable((title, "records 条数", "after 清洗后", "bytes 字节", "after 清洗后", "kept 保留"), rows)
+    return _html((title, "records 条数", "after 清洗后", "bytes 字节", "after 清洗后", "kept 保留"), rows)
+
+
+def _share(num_bytes: tuple[int, int]) -> str:
+    return percent(num_bytes[1] / num_bytes[0]) if num_bytes[0] else ""
+
+
+def _html(columns: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> HtmlTable:
+    return HtmlTable(columns, [list(map(Cell, row)) for row in rows[:_MOST_ROWS]], texts)
 
 
 def _lengths(counts: Mapping[str, Any]) -> Markup:
     """Records by length: the upper end of each bin, in powers of two of characters."""
     sums = [_sums(counts[when], 2) for when in _WHEN]
     bins = sorted({number for each in sums for number in each})
-    series = (
-        [
-            Series(when, [(float(2**number), float(each[number][0])) for number in range(bins[0], bins[-1] + 1)])
-            for when, each in zip(_WHEN, sums, strict=True)
-        ]
+    series = [
+        Series(when, [(float(2**number), float(each[number][0])) for number in range(bins[0], bins[-1] + 1)])
+        for when, each in zip(_WHEN, sums, strict=True)
         if bins
-        else []
-    )
+    ]
     return charts.line_chart(
         series, title="Records by length", x=Axis("characters", log=True), y=Axis("records", from_zero=True)
     )
@@ -77,8 +78,8 @@ def cleaning_context(counts: Mapping[str, Any], pipeline: str) -> dict[str, Any]
     """What the template shows, already formatted."""
     total = max(1, counts["records"])
     rules = [
-        [Cell(rule), Cell(action), Cell(clip(why, 120)), Cell(f"{number:,}"), Cell(f"{number / total:.2%}")]
-        for action, rule, why, number in counts["rules"][:_MOST_ROWS]
+        (rule, action, clip(why, 120), f"{number:,}", f"{number / total:.2%}")
+        for action, rule, why, number in counts["rules"]
     ]
     names = ("kept", "dropped", "broken", "changed")
     shares = [(name, f"{counts[name]:,} ({counts[name] / total:.2%})") for name in names]
@@ -86,7 +87,7 @@ def cleaning_context(counts: Mapping[str, Any], pipeline: str) -> dict[str, Any]
     return {
         "title": f"Cleaned {counts['made_from']['kind']}",
         "facts_rows": [("records", f"{counts['records']:,}"), *shares],
-        "rules": HtmlTable(("rule 规则", "records are", "why 原因", "records 条数", "of all 占比"), rules, texts=3),
+        "rules": _html(("rule 规则", "records are", "why 原因", "records 条数", "of all 占比"), rules, texts=3),
         "sources": _table(counts, 0, counts["sources"], "source 来源"),
         "languages": _table(counts, 1, counts["languages"], "language 语言"),
         "lengths": _lengths(counts),

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penjing.base.errors import UserError
+from penjing.base.errors import missing_extra
 from penjing.base.files import read_json, write_json
 from penjing.track.base import Tracker
 
@@ -21,9 +21,7 @@ class Wandb(Tracker):
         try:
             import wandb
         except ImportError:
-            raise UserError(
-                "wandb is not installed", where="log.trackers", next_step='pip install "penjing[wandb]"'
-            ) from None
+            raise missing_extra("wandb", "wandb", "log.trackers") from None
         id_file = folder / "wandb.json"
         run_id = read_json(id_file)["id"] if id_file.exists() else secrets.token_hex(4)
         write_json(id_file, {"id": run_id})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +20,7 @@ from penjing.data.clean.engine import clean
 from penjing.data.clean.pipeline import Pipeline
 from penjing.data.formats import Kind, list_files, sniff
 from penjing.data.formats.files import CLEANING
-from penjing.report.cleaning import bytes_by_source, write_cleaning_report
+from penjing.report.cleaning import totals_by, write_cleaning_report
 
 _RULES_SHOWN, _SOURCES_SHOWN = 40, 12
 
@@ -46,26 +46,13 @@ def clean_corpus(
     groups = {kind: list(files)} if kind else _by_kind(files)
     counts = []
     for each, of_kind in groups.items():
-        with TemporaryDirectory() if out is None else _Kept(out if len(groups) == 1 else out / each) as folder:
-            work = partial(clean, of_kind, Path(folder), kind=each, **settings)
-            counts.append(_with_progress(console, lambda show: work(progress=show)))  # noqa: B023
+        kept = out and str(out if len(groups) == 1 else out / each)
+        with nullcontext(kept) if kept else TemporaryDirectory() as folder, _bar(console) as progress:
+            counts.append(clean(of_kind, Path(folder), kind=each, progress=progress, **settings))
             if out is not None and counts[-1]["is_new"]:
                 write_cleaning_report(counts[-1], Path(folder) / CLEANING)
         _print(counts[-1], console, None if out is None else Path(folder))
     return counts
-
-
-class _Kept:
-    """A folder that stays, where a temporary one would go."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> str:
-        return str(self.path)
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
 
 def _by_kind(files: Sequence[Path]) -> dict[Kind, list[Path]]:
@@ -88,13 +75,13 @@ def _by_kind(files: Sequence[Path]) -> dict[Kind, list[Path]]:
     return found
 
 
-def _with_progress(console: Console, work: Callable[[Callable[[float, str], None]], dict[str, Any]]) -> dict[str, Any]:
-    if not console.is_terminal:
-        return work(lambda fraction, what: None)
+@contextmanager
+def _bar(console: Console) -> Iterator[Callable[[float, str], None]]:
+    """A function that shows the fraction that is done, and what is being done; on a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("cleaning", total=1.0)
-        return work(lambda fraction, what: bar.update(task, completed=fraction, description=what))
+        yield lambda fraction, what: bar.update(task, completed=fraction, description=what)
 
 
 def _print(counts: dict[str, Any], console: Console, out: Path | None) -> None:
@@ -105,9 +92,8 @@ def _print(counts: dict[str, Any], console: Console, out: Path | None) -> None:
     rows = [(rule, action, why, f"{num:,}", f"{num / total:.2%}") for action, rule, why, num in counts["rules"]]
     if rows:
         print_table(console, ("rule", "records are", "why", "records>", "of all>"), rows[:_RULES_SHOWN])
-    sources = bytes_by_source(counts)
-    if len(sources) > 1:
-        sizes = [(name, units.megabytes(before), units.megabytes(after)) for name, before, after in sources]
+    sizes = [(name, *map(units.megabytes, each)) for name, _, each in totals_by(counts, 0, counts["sources"])]
+    if len(sizes) > 1:
         print_table(console, ("source", "before>", "after>"), sizes[:_SOURCES_SHOWN])
     fields = ", ".join(f"{name} ({number:,}, the first {first})" for name, (number, first) in counts["ignored"].items())
     if fields:

@@ -19,7 +19,7 @@ from penjing.data import dataset_stats as survey
 from penjing.data.formats.fields import parse_columns
 from penjing.data.look import Group, Span, look
 from penjing.data.tokenizer.train import byte_tokenizer
-from penjing.workflows.show_tokens import load_tokenizer
+from penjing.workflows.tokenizers import load_tokenizer
 
 _MARKS = ("\u27e6", "\u27e7")  # around what is learned, where there are no colours
 _LONG, _HEAD, _TAIL = 700, 450, 150  # characters of a span: longer ones lose their middle

@@ -1,8 +1,10 @@
-"""penjing tokenizer: train one, extend one, or report on one."""
+"""penjing tokenizer: train one, extend one, report on one, or show how it splits a text."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -21,39 +23,32 @@ from penjing.data.tokenizer.training_sample import Sample, sample_texts
 from penjing.track.run_dir import RunDir, is_run_or_checkpoint, stage_folder
 
 
-class ReadingBar:
-    """A bar on a terminal while a corpus is read; nothing elsewhere."""
+@contextmanager
+def _reading(console: Console, files: list[Path]) -> Iterator[tuple[Corpus, Callable[[], None]]]:
+    """The corpus of some files, with a bar on a terminal while it is read; and what to call when it is read."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading", total=1.0)
 
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        self.progress = Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
-        self._task = self.progress.add_task("reading", total=1.0)
+        def end() -> None:
+            bar.update(task, completed=1.0)
+            bar.stop()
 
-    def show(self, fraction: float, num_bytes: int) -> None:
-        self.progress.update(self._task, completed=fraction)
-
-    def end(self) -> None:
-        self.show(1.0, 0)
-        self.progress.stop()
-
-
-def _corpus(files: list[Path], bar: ReadingBar) -> Corpus:
-    return Corpus(DataSettings(train=tuple(map(str, files)), max_bad_fraction=1), bar.show)
+        settings = DataSettings(train=tuple(map(str, files)), max_bad_fraction=1)
+        yield Corpus(settings, lambda fraction, num_bytes: bar.update(task, completed=fraction)), end
 
 
 def train(files: list[Path], out: Path, vocab_size: int, max_han_per_token: int, console: Console) -> None:
     """Train a tokenizer on documents and save it; on a terminal with bars."""
     make_folder(out)
-    bar = ReadingBar(console)
-    corpus = _corpus(files, bar)
-    bad_records = corpus.counts()
-    with bar.progress:
-        tokenizer: Tokenizer = train_tokenizer(
+    with _reading(console, files) as (corpus, end):
+        bad_records = corpus.counts()
+        tokenizer = train_tokenizer(
             corpus.texts(bad_records),
             vocab_size,
             max_han_per_token=max_han_per_token,
             note=lambda note: console.print(note, soft_wrap=True),
-            sampled=bar.end,
+            sampled=end,
             show_progress=console.is_terminal,
         )
     tokenizer.save(out)
@@ -62,7 +57,7 @@ def train(files: list[Path], out: Path, vocab_size: int, max_han_per_token: int,
     console.print(f"{out}: {tokenizer.size:,} ids", soft_wrap=True)
 
 
-def load(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer in a folder, or of a run."""
     if not (path / "tokenizer.json").is_file() and is_run_or_checkpoint(path):
         path = RunDir(stage_folder(path)).tokenizer
@@ -75,19 +70,15 @@ def extend(
     """Add words, or merges learned from files, to a tokenizer, and save the result."""
     if not add and not files:
         raise UserError("nothing to add", where="--add, --train", next_step="Give words, or files to learn from.")
-    old = tokenizer = load(path)
+    old = tokenizer = load_tokenizer(path)
     if files:
-        bar = ReadingBar(console)
-        with bar.progress:
-            texts = _corpus(files, bar).texts()
-            tokenizer = learn_merges(tokenizer, texts, vocab_size, max_han_per_token, sampled=bar.end)
+        with _reading(console, files) as (corpus, end):
+            tokenizer = learn_merges(tokenizer, corpus.texts(), vocab_size, max_han_per_token, sampled=end)
     tokenizer = add_words(tokenizer, [word for value in add for word in _words(value)])
     if tokenizer.size == old.size:
         raise UserError("nothing to add: each is one token already", where="--add")
     tokenizer.save(out)
-    examples = listing(
-        [repr(tokenizer.token(index)) for index in range(old.size, min(tokenizer.size, old.size + 8))], 8
-    )
+    examples = listing([repr(tokenizer.token(index)) for index in range(old.size, tokenizer.size)[:8]], 8)
     console.print(f"{out}: {tokenizer.size:,} ids, {tokenizer.size - old.size:,} new: {examples}", soft_wrap=True)
     console.print(f"Continue a model with it: init_from=MODEL tokenizer.path={out}", soft_wrap=True)
 
@@ -101,34 +92,40 @@ def _words(value: str) -> list[str]:
 
 def report(path: Path, files: list[Path], as_json: bool, console: Console) -> None:
     """Print what a tokenizer makes of the files, and what its ids cost."""
-    tokenizer = load(path)
-    sample = Sample([])
+    tokenizer, sample = load_tokenizer(path), Sample([])
     if files:
-        bar = ReadingBar(Console(quiet=True) if as_json else console)
-        with bar.progress:
-            sample = sample_texts(_corpus(files, bar).texts())
-            bar.end()
-    measured = measure(tokenizer, sample.texts)
-    facts = measured.to_dict(tokenizer)
+        with _reading(Console(quiet=True) if as_json else console, files) as (corpus, _):
+            sample = sample_texts(corpus.texts())
+    facts = measure(tokenizer, sample.texts)
     if as_json:
         console.print(json.dumps(facts, ensure_ascii=False), soft_wrap=True)
         return
-    console.print(f"{measured.size:,} ids, {measured.control} of them control tokens", soft_wrap=True)
+    console.print(f"{facts['ids']:,} ids, {facts['control_tokens']} of them control tokens", soft_wrap=True)
     if sample.note:
         console.print(sample.note, soft_wrap=True)
     if files:
+        ratios = ("bytes_per_token", "characters_per_token", "tokens_per_word")
         rows = [
-            (name, megabytes(part.bytes), *(f"{ratio:.2f}" for ratio in part.ratios().values()))
-            for name, part in measured.scripts.items()
+            (name, megabytes(counts["bytes"]), *(f"{counts[ratio]:.2f}" for ratio in ratios))
+            for name, counts in facts["compression"].items()
         ]
-        print_table(console, ("", "text>", "bytes per token>", "characters per token>", "tokens per word>"), rows)
+        print_table(console, ("", "text>", *(f"{ratio.replace('_', ' ')}>" for ratio in ratios)), rows)
         console.print("Of Chinese and Japanese a character counts as a word.\n")
         print_table(console, ("published, of other texts", "", "characters per token>", "source"), PUBLISHED)
         shown = listing([repr(token) for token in facts["unused"]], len(facts["unused"]))
-        share = len(measured.unused) / max(1, measured.size)
-        console.print(
-            f"\n{len(measured.unused):,} ids ({share:.1%}) are not used{': ' if shown else ''}{shown}", soft_wrap=True
-        )
+        share = f"{facts['unused_ids']:,} ids ({facts['unused_ids'] / max(1, facts['ids']):.1%})"
+        console.print(f"\n{share} are not used{': ' if shown else ''}{shown}", soft_wrap=True)
     console.print("\nparameters of embedding and head")
     costs = [(width, count(cost["tied"]), count(cost["untied"])) for width, cost in facts["parameters"].items()]
     print_table(console, ("hidden size>", "tied>", "untied>"), costs)
+
+
+def show(path: Path, text: str, console: Console) -> None:
+    """Print a text split into tokens, with their ids, and the mean characters per token."""
+    tokenizer = load_tokenizer(path)
+    printable = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    if text != printable:
+        raise UserError("not valid UTF-8", where="the text", got=printable[:40])
+    ids = tokenizer.encode(text)
+    console.print(" ".join(f"{tokenizer.token(index)!r}:{index}" for index in ids), highlight=False, markup=False)
+    console.print(f"{len(ids)} tokens, {len(text) / max(1, len(ids)):.2f} characters each", highlight=False)

@@ -205,9 +205,9 @@ def test_a_killed_run_continues(tmp_path: Path) -> None:
     cleaned = list[str]()
     original = engine.clean_piece
 
-    def spy(piece: Any, kind: Any, rules: Any, folder: Path) -> None:
+    def spy(rules: Any, piece: Any, kind: Any, folder: Path) -> None:
         cleaned.append(folder.name)
-        original(piece, kind, rules, folder)
+        original(rules, piece, kind, folder)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "clean_piece", spy)

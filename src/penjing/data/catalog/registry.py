@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -44,8 +44,7 @@ class Dataset:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for SOURCE.json and for lists."""
-        names = ("name", "title", "kind", "language", "num_tokens", "licence", "caveat", "description")
-        return {name: getattr(self, name) for name in names}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "source"}
 
 
 def _dataset(row: dict[str, Any]) -> Dataset:

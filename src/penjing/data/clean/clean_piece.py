@@ -32,7 +32,7 @@ from penjing.data.formats.source_location import SourceLocation
 from penjing.data.formats.write import record_row
 
 FACTS = ("part", "line", "source", "language", "length", "size", "kept")
-_SHOWN = ("detail", "sample", "before", "after")
+_TEXTS = ("sample", "before", "after")
 NUM_SAMPLES = 5  # of each rule in a piece: so many trace lines show the text
 SAMPLE_CHARACTERS = 300
 LANGUAGES = ("English and other Latin", "Chinese", "other")
@@ -61,18 +61,13 @@ def write_line(stream: IO[bytes], row: Mapping[str, Any]) -> None:
     stream.write(_encode(row).encode("utf-8", "backslashreplace") + b"\n")
 
 
-def traced(entry: dict[str, Any], shown: Mapping[str, str], samples: Counter[str]) -> dict[str, Any]:
-    """A line of the trace. shown: a detail, and the texts that only the first lines of a rule show."""
-    kind = f"{entry['action']} {entry['rule']} {entry.get('reason', '')}"
-    samples[kind] += 1
-    for name, text in shown.items():
-        if text and (name == "detail" or samples[kind] <= NUM_SAMPLES):
-            entry[name] = text[:SAMPLE_CHARACTERS]
-    return {name: value for name, value in entry.items() if value != ""}
-
-
-def _shown(detail: str, sample: str) -> dict[str, str]:
-    return {"detail": detail, "sample": sample}
+def trace_entry(file: str, line: int, action: str, reason: str, **shown: str) -> dict[str, Any]:
+    """A line of the trace. reason: with the rule's name. shown: a detail, and texts."""
+    rule, _, why = reason.partition(": ")
+    entry = {"file": file, "line": line, "action": action, "rule": rule, "reason": why}
+    return {name: value for name, value in entry.items() if value != ""} | {
+        name: text[:SAMPLE_CHARACTERS] for name, text in shown.items() if text
+    }
 
 
 def changed_part(before: str, after: str) -> dict[str, str]:
@@ -82,20 +77,16 @@ def changed_part(before: str, after: str) -> dict[str, str]:
     return {"before": before[start : start + 120], "after": after[start : start + 120]}
 
 
-class Histogram:
+class Histogram(dict[tuple[int, int, int], list[int]]):
     """Records and bytes by source, language and length, which is in powers of two of characters."""
 
-    def __init__(self) -> None:
-        self.counts: Counter[tuple[int, int, int]] = Counter()
-        self.num_bytes: Counter[tuple[int, int, int]] = Counter()
-
-    def add(self, source: int, language: int, length: int, num_bytes: int) -> None:
-        key = (source, language, length.bit_length())
-        self.counts[key] += 1
-        self.num_bytes[key] += num_bytes
+    def add(self, key: tuple[int, int, int], records: int, num_bytes: int) -> None:
+        found = self.setdefault(key, [0, 0])
+        found[0] += records
+        found[1] += num_bytes
 
     def rows(self) -> list[list[int]]:
-        return [[*key, self.counts[key], self.num_bytes[key]] for key in sorted(self.counts)]
+        return [[*key, *found] for key, found in sorted(self.items())]
 
 
 class _Traced(Dropped):
@@ -117,14 +108,13 @@ class PieceWriter(BadRecords):
 
         self.output, self.trace = new("records.jsonl"), new("trace.jsonl")
         self.facts = {name: array("q") for name in FACTS}
-        self.trace_numbers = array("q")  # of the record of each line in the facts, or -1
         self.compared = [name for name, rule in rules.items() if isinstance(rule, CorpusRule)]
         self.sketch_files = {name: (new(f"{name}.sketches"), new(f"{name}.rows")) for name in self.compared}
         self.sketched = {name: (array("q"), array("q", [0])) for name in self.compared}  # numbers, ends of sketches
         self.waiting: dict[str, list[tuple[int, Record]]] = {name: [] for name in self.compared}
         self.waiting_characters = 0
         self.cleaned: deque[tuple[int, Record, str, list[str]]] = deque()  # and not yet yielded
-        self.samples: Counter[str] = Counter()
+        self.samples: Counter[tuple[str, str]] = Counter()
         self.before = Histogram()
         self.num_records = 0
         self.part, self.file = Part(Path(), 0), 0
@@ -134,16 +124,15 @@ class PieceWriter(BadRecords):
         if self.waiting_characters > _BATCH_CHARACTERS:
             self.write_sketches()
         text = compared_text(record)
-        measured = measures(text)
-        self.before.add(self.part.source, *measured)
+        language, length, num_bytes = measured = measures(text)
+        self.before.add((self.part.source, language, length.bit_length()), 1, num_bytes)
         steps, result = outcome(self.rules, record)
         compared = [(name, each) for name, each in steps if each is not None]
         number = -1
         if compared or not isinstance(result, Dropped):
             number = len(self.facts["line"])
-            for name, value in zip(
-                FACTS, (self.file, place_of(record)[1], self.part.source, *measured, 0), strict=True
-            ):
+            values = (self.file, place_of(record)[1], self.part.source, *measured, 0)
+            for name, value in zip(FACTS, values, strict=True):
                 self.facts[name].append(value)
         for name, each in compared:
             self.waiting[name].append((number, each))
@@ -168,7 +157,7 @@ class PieceWriter(BadRecords):
         super().add(error, file, line)
         self.num_records += 1
         detail = " ".join((error.what if error.got is None else f"{error.what}; got {error.got}").split())
-        self._write_trace("broken", line, _NUMBER.sub("N", error.what), {"detail": detail})
+        self._write_trace("broken", line, _NUMBER.sub("N", error.what), detail=detail)
 
     def check(self) -> None:
         self._close()
@@ -186,7 +175,7 @@ class PieceWriter(BadRecords):
             for name, value in zip(FACTS[3:6], measures(cleaned), strict=True):
                 self.facts[name][number] = value
         for name in changed_by:
-            self._write_trace("changed", place_of(record)[1], f"{name}: ", changed_part(text, cleaned), number)
+            self._write_trace("changed", place_of(record)[1], f"{name}: ", number, **changed_part(text, cleaned))
 
     def write_sketches(self) -> None:
         for name, waiting in self.waiting.items():
@@ -206,19 +195,23 @@ class PieceWriter(BadRecords):
         self.num_records += len(reasons)
         for reason in reasons:
             if isinstance(reason, _Traced):
-                self._write_trace("dropped", where.line, reason, _shown(reason.detail, reason.text), reason.number)
+                shown = {"detail": reason.detail, "sample": reason.text}
+                self._write_trace("dropped", where.line, reason, reason.number, **shown)
             else:
-                self._write_trace("dropped", where.line, reason, {})
+                self._write_trace("dropped", where.line, reason)
 
-    def _write_trace(self, action: str, line: int, reason: str, shown: Mapping[str, str], number: int = -1) -> None:
-        rule, colon, why = reason.partition(": ")
-        rule, why = (rule, why) if colon and rule in self.rules else ("reader", reason)
-        entry = {"file": printable(self.part.path), "line": line, "action": action, "rule": rule, "reason": why}
-        write_line(self.trace, traced(entry, shown, self.samples))
-        self.trace_numbers.append(number)
+    def _write_trace(self, action: str, line: int, reason: str, number: int = -1, **shown: str) -> None:
+        """number: of the record in the facts, or -1."""
+        if reason.partition(": ")[0] not in self.rules:
+            reason = f"reader: {reason}"
+        self.samples[action, reason] += 1
+        if self.samples[action, reason] > NUM_SAMPLES:
+            shown = {name: text for name, text in shown.items() if name not in _TEXTS}
+        entry = trace_entry(printable(self.part.path), line, action, reason, **shown)
+        write_line(self.trace, {"number": number, **entry})
 
 
-def clean_piece(piece: Piece, kind: Kind, rules: Mapping[str, Rule], folder: Path) -> None:
+def clean_piece(rules: Mapping[str, Rule], piece: Piece, kind: Kind, folder: Path) -> None:
     """Write the folder of a piece. It appears whole, or not at all."""
     unfinished = folder.with_suffix(".unfinished")
     with disk_errors(unfinished), ExitStack() as stack:
@@ -241,7 +234,7 @@ def clean_piece(piece: Piece, kind: Kind, rules: Mapping[str, Rule], folder: Pat
         }
         write_json(unfinished / "counts.json", counts)
         arrays: dict[str, Any] = {name: np.array(values) for name, values in writer.facts.items()}
-        np.savez(unfinished / "facts.npz", trace=np.array(writer.trace_numbers), **arrays)
+        np.savez(unfinished / "facts.npz", **arrays)
         for name in writer.compared:
             numbers, ends = map(np.array, writer.sketched[name])
             np.savez(unfinished / f"{name}.npz", numbers=numbers, ends=ends)
@@ -263,29 +256,27 @@ def _write_columns(rows: Path, columns: Path, rule: Rule) -> None:
     rows.unlink()
 
 
-def finish_piece(folder: Path, dropped: Mapping[int, Dropped], shard: Path) -> None:
+def finish_piece(rules: Mapping[str, Rule], folder: Path, dropped: Mapping[int, Dropped], shard: Path) -> None:
     """Write the shard of a piece, without the records that comparing left out, and its whole trace and counts.
 
     dropped: by number in the facts, why comparing leaves a record out, with the rule's name.
     """
     facts = dict(np.load(folder / "facts.npz"))
-    counts, after, samples = read_json(folder / "counts.json"), Histogram(), Counter[str]()
+    counts, after = read_json(folder / "counts.json"), Histogram()
     totals, examples = Counter[str](), list[dict[str, Any]]()
-    kept_numbers = np.flatnonzero(facts["kept"]).tolist()
-    files = counts["files"]
 
-    def write(entry: dict[str, Any], shown: Mapping[str, str]) -> None:
-        entry = traced(entry, shown, samples)
-        write_line(trace, entry)
+    def write(entry: dict[str, Any]) -> None:
         key = "\t".join((entry["action"], entry["rule"], entry.get("reason", "")))
         totals[key] += 1
         if totals[key] <= NUM_SAMPLES:
             examples.append(entry)
+        else:
+            entry = {name: value for name, value in entry.items() if name not in _TEXTS}
+        write_line(trace, entry)
 
-    def entry_of(number: int) -> dict[str, Any]:
-        rule, _, why = dropped[number].partition(": ")
-        place = {"file": files[facts["part"][number]], "line": int(facts["line"][number])}
-        return {**place, "action": "dropped", "rule": rule, "reason": why}
+    def write_dropped(number: int, sample: str) -> None:
+        file, line, why = counts["files"][facts["part"][number]], int(facts["line"][number]), dropped[number]
+        write(trace_entry(file, line, "dropped", why, detail=why.detail, sample=sample))
 
     with disk_errors(shard), ExitStack() as stack:
         shard.parent.mkdir(parents=True, exist_ok=True)
@@ -293,18 +284,20 @@ def finish_piece(folder: Path, dropped: Mapping[int, Dropped], shard: Path) -> N
         output = stack.enter_context(open(shard, "wb"))
         first_trace = stack.enter_context(open(folder / "trace.jsonl", encoding="utf-8"))
         records = stack.enter_context(open(folder / "records.jsonl", "rb"))
-        for number, line in zip(facts["trace"].tolist(), first_trace, strict=True):
-            entry = json.loads(line)
-            if number not in dropped:
-                write(entry, {name: entry.pop(name) for name in _SHOWN if name in entry})
+        for entry in map(json.loads, first_trace):
+            if (number := entry.pop("number")) not in dropped:
+                write(entry)
             elif entry["action"] == "dropped":
-                write(entry_of(number), _shown(dropped[number].detail, entry.get("sample", "")))
-        for number, record in zip(kept_numbers, records, strict=True):
+                write_dropped(number, entry.get("sample", ""))
+        for number, record in zip(np.flatnonzero(facts["kept"]).tolist(), records, strict=True):
             if number in dropped:
-                start = record[: 4 * SAMPLE_CHARACTERS].decode("utf-8", "ignore")
-                write(entry_of(number), _shown(dropped[number].detail, start))
+                write_dropped(number, record[: 4 * SAMPLE_CHARACTERS].decode("utf-8", "ignore"))
             else:
                 output.write(record)
-                after.add(*(int(facts[name][number]) for name in ("source", "language", "length", "size")))
-    counts |= {"after": after.rows(), "totals": dict(totals), "examples": examples, "kept": sum(after.counts.values())}
-    write_json(folder / "whole_counts.json", counts)
+                source, language, length, size = (int(facts[name][number]) for name in FACTS[2:6])
+                after.add((source, language, length.bit_length()), 1, size)
+    kept = sum(records for records, _ in after.values())
+    write_json(
+        folder / "whole_counts.json",
+        counts | {"after": after.rows(), "totals": dict(totals), "examples": examples, "kept": kept},
+    )

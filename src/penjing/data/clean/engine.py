@@ -6,6 +6,7 @@ out/_cleaning/                  pipeline.toml, trace.jsonl, counts.json, and wor
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -37,7 +38,7 @@ from penjing.base.files import (
     write_text,
 )
 from penjing.base.lock import locked
-from penjing.data.clean.clean_piece import LANGUAGES, clean_piece, finish_piece
+from penjing.data.clean.clean_piece import LANGUAGES, Histogram, clean_piece, finish_piece
 from penjing.data.clean.cluster import Cluster, Task
 from penjing.data.clean.compare_pieces import compare_pieces
 from penjing.data.clean.pieces import Piece, make_pieces
@@ -139,7 +140,7 @@ class _Cleaning:
         total, done = sum(piece.num_bytes for piece in pieces) or 1, 0
         todo = [(piece, folder) for piece, folder in zip(pieces, folders, strict=True) if not folder.is_dir()]
         done = total - sum(piece.num_bytes for piece, _ in todo)
-        for number in self._in_processes(_clean_one, [(piece, self.kind, folder) for piece, folder in todo]):
+        for number in self._in_processes(clean_piece, [(piece, self.kind, folder) for piece, folder in todo]):
             done += todo[number][0].num_bytes
             self.progress(0.9 * done / total, "cleaning")
         dropped: list[dict[int, Dropped]] = [{} for _ in folders]
@@ -149,7 +150,7 @@ class _Cleaning:
                 compare_pieces(name, rule, folders, dropped, self._sort_bytes)
         shards = [self.work / "shards" / f"{self.kind}-{piece.number:05d}.jsonl" for piece in pieces]
         to_finish = list(zip(folders, dropped, shards, strict=True))
-        for finished, _ in enumerate(self._in_processes(_finish_one, to_finish), 1):
+        for finished, _ in enumerate(self._in_processes(finish_piece, to_finish), 1):
             self.progress(0.9 + 0.1 * finished / len(folders), "writing")
         counts = _totals([read_json(folder / "whole_counts.json") for folder in folders])
         sizes = {shard.name: shard.stat().st_size for shard in shards if shard.stat().st_size}
@@ -226,14 +227,6 @@ def _in_worker(work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     work(_worker_rules, *arguments)
 
 
-def _clean_one(rules: dict[str, Rule], piece: Piece, kind: Kind, folder: Path) -> None:
-    clean_piece(piece, kind, rules, folder)
-
-
-def _finish_one(rules: dict[str, Rule], folder: Path, dropped: dict[int, Dropped], shard: Path) -> None:
-    finish_piece(folder, dropped, shard)
-
-
 def _totals(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The counts of all pieces together."""
     totals, examples, ignored = Counter[str](), dict[str, list[Any]](), dict[str, list[Any]]()
@@ -246,14 +239,12 @@ def _totals(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
             ignored[name] = [number + ignored.get(name, [0])[0], ignored.get(name, [0, first])[1]]
     for warning in dict.fromkeys(warning for piece in pieces for warning in piece["warnings"]):
         warnings.warn(warning, stacklevel=2)
-    actions = Counter[str]()
-    for key, number in totals.items():
-        actions[key.partition("\t")[0]] += number
+    rules: list[list[Any]] = [[*key.split("\t"), number] for key, number in totals.most_common()]
+    of_action = {name: [row[-1] for row in rules if row[0] == name] for name in ("dropped", "broken", "changed")}
     return {
-        "records": sum(piece["records"] for piece in pieces),
-        "kept": sum(piece["kept"] for piece in pieces),
-        **{action: actions[action] for action in ("dropped", "broken", "changed")},
-        "rules": [[*key.split("\t"), number] for key, number in totals.most_common()],
+        **{name: sum(piece[name] for piece in pieces) for name in ("records", "kept")},
+        **{name: sum(numbers) for name, numbers in of_action.items()},
+        "rules": rules,
         "languages": list(LANGUAGES),
         **{when: _histogram(piece[when] for piece in pieces) for when in ("before", "after")},
         "ignored": ignored,
@@ -263,10 +254,7 @@ def _totals(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _histogram(parts: Iterable[list[list[int]]]) -> list[list[int]]:
     """Rows of source, language, bits of the length in characters, records, bytes."""
-    sums: dict[tuple[int, ...], list[int]] = {}
-    for rows in parts:
-        for *key, records, num_bytes in rows:
-            found = sums.setdefault(tuple(key), [0, 0])
-            found[0] += records
-            found[1] += num_bytes
-    return [[*key, *found] for key, found in sorted(sums.items())]
+    sums = Histogram()
+    for source, language, length, records, num_bytes in itertools.chain.from_iterable(parts):
+        sums.add((source, language, length), records, num_bytes)
+    return sums.rows()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penjing.base.config import NonNegativeInt
-from penjing.data.clean.quality import DocumentRule, is_chinese
+from penjing.data.clean.quality import DocumentRule, by_language
 from penjing.data.clean.rule import Dropped, RuleSettings
 from penjing.data.clean.text_scan import Scan
 
@@ -19,25 +19,11 @@ class Limits(RuleSettings):
     max_chars: NonNegativeInt = 0  # that are no spaces; 0 = any number
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChineseLimits(Limits):
-    section: ClassVar = "rules.length.zh"
-
-    min_letters: NonNegativeInt = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class LengthSettings(RuleSettings):
-    en: Limits = Limits()
-    zh: ChineseLimits = ChineseLimits()
-
-
 class Length(DocumentRule):
-    settings_type = LengthSettings
-    settings: LengthSettings
+    settings_type = by_language(Limits, min_letters=2)
 
     def judge(self, text: str, counts: Scan) -> str | None:
-        limits = self.settings.zh if is_chinese(counts) else self.settings.en
+        limits = self.limits(counts)
         letters = counts.letters + counts.digits
         if letters < limits.min_letters:
             return Dropped("too short", f"{letters} letters, at least {limits.min_letters}")

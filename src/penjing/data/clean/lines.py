@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from penjing.base.config import Fraction, NonNegativeFloat, NonNegativeInt
-from penjing.data.clean.quality import is_chinese
-from penjing.data.clean.rule import Dropped, Record, Rule, RuleSettings
+from penjing.base.config import Fraction, NonNegativeInt
+from penjing.data.clean.quality import DocumentRule, by_language, is_chinese
+from penjing.data.clean.rule import Dropped, Record, RuleSettings
 from penjing.data.clean.text_scan import Flag, Scan, scan
 from penjing.data.formats.schema import Document
 
@@ -67,26 +67,11 @@ class Limits(RuleSettings):
     capital_words: Fraction = 0.5  # share of words that begin with a capital letter
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChineseLimits(Limits):
-    section: ClassVar = "rules.lines.zh"
-
-    min_lines: NonNegativeInt = 12
-    closed_lines: Fraction = 0.106
-    function_words: Fraction = 0.01
-    capital_words: Fraction = 0.0
-    segment_chars: NonNegativeFloat = 4.0  # mean between spaces; a line of a poem has four and more
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinesSettings(RuleSettings):
-    en: Limits = Limits()
-    zh: ChineseLimits = ChineseLimits()
-
-
-class Lines(Rule):
-    settings_type = LinesSettings
-    settings: LinesSettings
+class Lines(DocumentRule):
+    # segment_chars: mean between spaces; a line of a poem has four and more
+    settings_type = by_language(
+        Limits, min_lines=12, closed_lines=0.106, function_words=0.01, capital_words=0.0, segment_chars=4.0
+    )
 
     def __call__(self, record: Record) -> Record | str:
         if not isinstance(record, Document):
@@ -99,17 +84,16 @@ class Lines(Rule):
                 return Dropped("no line of text")
             if len(text) < len(record.text.strip("\n")):
                 record = replace(record, text=text)
-        return self._list(scan(record.text)) or record
+        return self.judge(record.text, scan(record.text)) or record
 
-    def _list(self, counts: Scan) -> Dropped | None:
+    def judge(self, text: str, counts: Scan) -> Dropped | None:
         """Why the document is a list of links. A list of single words, such as names, is none."""
-        chinese = is_chinese(counts)
-        limits = self.settings.zh if chinese else self.settings.en
+        limits = self.limits(counts)
         if (
             counts.lines < limits.min_lines
             or counts.words < 1.3 * counts.lines
             or counts.capital_words < limits.capital_words * counts.words
-            or (chinese and counts.words >= self.settings.zh.segment_chars * (counts.spaces + 1))
+            or (is_chinese(counts) and counts.words >= limits.segment_chars * (counts.spaces + 1))
         ):
             return None
         closed, words = counts.closed_lines / counts.lines, counts.stop_words / counts.words

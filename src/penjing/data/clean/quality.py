@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from dataclasses import make_dataclass
 from importlib.util import find_spec
+from typing import Any, get_type_hints
 
+from penjing.base.config import NonNegativeFloat
 from penjing.base.errors import missing_extra
-from penjing.data.clean.rule import Dropped, Record, Rule
+from penjing.data.clean.rule import Dropped, Record, Rule, RuleSettings
 from penjing.data.clean.text_scan import Scan, scan
 from penjing.data.formats.schema import Document
+
+
+def by_language(limits: type[RuleSettings], **chinese: float) -> type[RuleSettings]:
+    """Settings with two tables of limits: `en`, for all languages but Chinese, and `zh` with other defaults."""
+    types: dict[str, Any] = get_type_hints(limits, include_extras=True)
+    other = [(name, types.get(name, NonNegativeFloat), value) for name, value in chinese.items()]
+    namespace = {"section": limits.section.replace(".en", ".zh")}
+    zh = make_dataclass("ChineseLimits", other, bases=(limits,), namespace=namespace, frozen=True, kw_only=True)
+    tables = [("en", limits, limits()), ("zh", zh, zh())]
+    return make_dataclass("Settings", tables, bases=(RuleSettings,), frozen=True, kw_only=True)
 
 
 class DocumentRule(Rule):
@@ -22,6 +35,10 @@ class DocumentRule(Rule):
     def __call__(self, record: Record) -> Record | str:
         reason = self.judge(record.text, scan(record.text)) if isinstance(record, Document) else None
         return reason or record
+
+    def limits(self, counts: Scan) -> Any:
+        """Of settings that `by_language` made, those that hold for the text."""
+        return self.settings.zh if is_chinese(counts) else self.settings.en
 
 
 def is_chinese(counts: Scan) -> bool:

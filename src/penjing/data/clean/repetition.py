@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penjing.base.config import Fraction, NonNegativeInt
-from penjing.data.clean.quality import DocumentRule, first_above, is_chinese, is_code
+from penjing.data.clean.quality import DocumentRule, by_language, first_above, is_code
 from penjing.data.clean.rule import RuleSettings
 from penjing.data.clean.text_scan import Scan
 
@@ -35,46 +35,23 @@ class Limits(RuleSettings):
     duplicate_10: Fraction = 0.1
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChineseLimits(Limits):
-    section: ClassVar = "rules.repetition.zh"
-
-    min_words: NonNegativeInt = 700
-    lines: Fraction = 0.287
-    top_2: Fraction = 1.0
-    top_3: Fraction = 0.256
-    top_4: Fraction = 0.201
-    duplicate_5: Fraction = 1.0
-    duplicate_6: Fraction = 1.0
-    duplicate_7: Fraction = 1.0
-    duplicate_8: Fraction = 0.198
-    duplicate_9: Fraction = 0.19
-    duplicate_10: Fraction = 0.182
-
-
-@dataclass(frozen=True, kw_only=True)
-class RepetitionSettings(RuleSettings):
-    en: Limits = Limits()
-    zh: ChineseLimits = ChineseLimits()
-
-
 class Repetition(DocumentRule):
-    settings_type = RepetitionSettings
-    settings: RepetitionSettings
+    settings_type = by_language(
+        Limits, min_words=700, lines=0.287, top_2=1.0, top_3=0.256, top_4=0.201, duplicate_5=1.0, duplicate_6=1.0,
+        duplicate_7=1.0, duplicate_8=0.198, duplicate_9=0.19, duplicate_10=0.182,
+    )  # fmt: skip
 
     def judge(self, text: str, counts: Scan) -> str | None:
-        limits = self.settings.zh if is_chinese(counts) else self.settings.en
-        chars = counts.ngram_chars
+        limits, chars = self.limits(counts), counts.ngram_chars
         if counts.words < limits.min_words or is_code(counts):
             return first_above([("repeated 10-grams", counts.duplicate_10, chars, limits.loose)])
-        top = [(f"a frequent {n}-gram", getattr(counts, f"top_{n}"), chars, getattr(limits, f"top_{n}")) for n in _TOP]
-        repeated = [
-            (f"repeated {n}-grams", getattr(counts, f"duplicate_{n}"), chars, getattr(limits, f"duplicate_{n}"))
-            for n in _REPEATED
-        ]
         return first_above(
-            [("repeated lines", counts.duplicate_chars, counts.line_chars, limits.lines), *top, *repeated]
+            [
+                ("repeated lines", counts.duplicate_chars, counts.line_chars, limits.lines),
+                *((why, getattr(counts, name), chars, getattr(limits, name)) for name, why in _NGRAMS.items()),
+            ]
         )
 
 
-_TOP, _REPEATED = range(2, 5), range(5, 11)
+_NGRAMS = {f"top_{n}": f"a frequent {n}-gram" for n in range(2, 5)}
+_NGRAMS |= {f"duplicate_{n}": f"repeated {n}-grams" for n in range(5, 11)}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from penjing.base.config import Fraction, NonNegativeInt, PositiveFloat
-from penjing.data.clean.quality import DocumentRule, first_above, is_chinese
+from penjing.data.clean.quality import DocumentRule, by_language, first_above
 from penjing.data.clean.rule import Dropped, RuleSettings
 from penjing.data.clean.text_scan import Scan
 
@@ -24,26 +24,11 @@ class Limits(RuleSettings):
     max_word_length: PositiveFloat = 12.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChineseLimits(Limits):
-    section: ClassVar = "rules.symbols.zh"
-
-    min_word_length: PositiveFloat = 1.0
-    max_word_length: PositiveFloat = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class SymbolsSettings(RuleSettings):
-    en: Limits = Limits()
-    zh: ChineseLimits = ChineseLimits()
-
-
 class Symbols(DocumentRule):
-    settings_type = SymbolsSettings
-    settings: SymbolsSettings
+    settings_type = by_language(Limits, min_word_length=1.0, max_word_length=5.0)
 
     def judge(self, text: str, counts: Scan) -> str | None:
-        limits = self.settings.zh if is_chinese(counts) else self.settings.en
+        limits = self.limits(counts)
         if counts.visible < limits.min_chars:
             return None
         no_letters = counts.symbols + counts.punctuation

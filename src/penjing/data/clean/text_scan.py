@@ -121,11 +121,12 @@ _CLASSES = {
     "latin": "A-Za-z\xc0-\xd6\xd8-\xf6\xf8-\u024f\u1e00-\u1eff\uff21-\uff3a\uff41-\uff5a",
     "kana": "\u3041-\u3096\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9d",
     "hangul": "\uac00-\ud7a3\u1100-\u11ff\u3130-\u318f",
-    "other": "\u0250-\u1fff\u2c00-\u2dff\ua000-\uabff\ufb00-\ufdff\ufe70-\ufefc"
+    "other": "\u0250-\u167f\u1681-\u1fff\u2c00-\u2dff\ua000-\uabff\ufb00-\ufdff\ufe70-\ufefc"
     "\U00010000-\U0001cfff\U0001d400-\U0001d7ff",
 }
 _CLASS = re.compile("|".join(f"(?P<{name}>[{ranges}])" for name, ranges in _CLASSES.items()))
-_IN_WORDS = frozenset({*_CLASSES} - {"spaces", "punctuation"})
+_LETTER = "".join(ranges for name, ranges in _CLASSES.items() if name not in ("spaces", "punctuation"))  # or digit
+_WORD = re.compile("[{han}{kana}]|[{digits}{latin}{hangul}{other}]+".format(**_CLASSES))
 _STOP_WORDS = frozenset(["and", "the", "you", "his", "she", "that", "this", "with", "have", "they", "from", "what"])
 _STOP_HAN = frozenset("的了是在不有和我他这就也都而以之其与为于乃曰者這與為於你们一")
 _SPACES = "".join(filter(str.isspace, map(chr, [*range(9, 14), 32, *range(127, 0x3001)])))
@@ -154,16 +155,17 @@ _PAIR = re.compile(
     f"|[{GBK_MARKS}][^{GBK_MARKS}]*[{GBK_MARKS}]"
 )
 _INVISIBLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u200b\u2060\ufeff\u2028\u2029]")
-_KEY_RUN = re.compile("[A-Za-z0-9_-]{16,}")
-_NUMBER_RUN = re.compile(r"[0-9\uff10-\uff19](?:[-. ()/+]{0,2}[0-9\uff10-\uff19])*[-. ()/+]{0,2}")
-_ADDRESS_RUN = re.compile("[0-9A-Fa-f:]+")
+_MAIL = re.compile(f"[{_LETTER}._%+-][@\uff20][{_LETTER}]")
+_KEY = re.compile("[A-Za-z0-9_-]{20}|(?=[A-Za-z_-]*[0-9])(?=[0-9_-]*[A-Za-z])[A-Za-z0-9_-]{16}")
+_NUMBER = re.compile(r"[0-9\uff10-\uff19](?:[-. ()/+]{0,2}[0-9\uff10-\uff19])*")
+_ADDRESS = re.compile("[0-9A-Fa-f:]+")
 
 
 def scan_in_python(text: str) -> Scan:
     """`scan` without a compiler."""
     counts: Counter[str] = Counter()
     counts.update(map(_kind, text))
-    words, lines = _words(text), [line.strip(_SPACES) for line in text.split("\n")]
+    words, lines = _WORD.findall(text), [line.strip(_SPACES) for line in text.split("\n")]
     stripped = [(line, raw[:1] != line[:1]) for line, raw in zip(lines, text.split("\n"), strict=True) if line]
     counts.update(
         words=len(words),
@@ -206,43 +208,20 @@ def _has(ends: Collection[str], words: Sequence[str]) -> bool:
     return any(_lower(word[-8:]) in ends and len(word) > 2 for word in words)
 
 
-def _words(text: str) -> list[str]:
-    words, begin = list[str](), 0
-    for at, kind in enumerate([*map(_kind, text), "spaces"]):
-        if kind not in _IN_WORDS or kind in ("han", "kana"):
-            words += [text[begin:at]] * (begin < at)
-            words += [text[at]] if kind in ("han", "kana") else []
-            begin = at + 1
-    return words
-
-
 def _flags(text: str, words: Sequence[str], lines: Sequence[str]) -> int:
-    flags = 0
-    for at in re.finditer("(?<=(.))[@\uff20](?=(.))", text, re.DOTALL):
-        if (_kind(at[1]) in _IN_WORDS or at[1] in "._%+-") and _kind(at[2]) in _IN_WORDS:
-            flags |= Flag.MAIL
-    if _INVISIBLE.search(text):
-        flags |= Flag.INVISIBLE
-    if _PAIR.search(text):
-        flags |= Flag.MOJIBAKE
+    patterns = {Flag.MAIL: _MAIL, Flag.INVISIBLE: _INVISIBLE, Flag.MOJIBAKE: _PAIR, Flag.KEY: _KEY}
+    flags: int = sum(flag for flag, pattern in patterns.items() if pattern.search(text))
     short = [line for line in lines if len(line) <= 60 and line[-1] not in _CLOSING]
-    weak = any(_WEAK_HAN_HINTS.search(line) or _has(_WEAK_ENDS, _words(line)) for line in short)
+    weak = any(_WEAK_HAN_HINTS.search(line) or _has(_WEAK_ENDS, _WORD.findall(line)) for line in short)
     if _HAN_HINTS.search(text) or weak or _has(_HINT_ENDS, words):
         flags |= Flag.BOILERPLATE
-    for run in _NUMBER_RUN.finditer(text):
-        digits = dots = 0
-        for char in run[0]:
-            dots += char == "."
-            digits += char not in "-. ()/+"
-            if char not in "-. ()/+" and (digits >= 7 or (dots >= 3 and digits >= 4)):
-                flags |= Flag.NUMBER
-    for run in _KEY_RUN.finditer(text):
-        kinds = {_kind(char) for char in run[0]} - {"punctuation", "symbols"}
-        if len(kinds) == 2 or len(run[0]) >= 20:
-            flags |= Flag.KEY
-    for run in _ADDRESS_RUN.finditer(text):
-        colons = run[0].count(":")
-        if colons < len(run[0]) and (colons >= 7 or (colons >= 2 and "::" in run[0])):
+    for run in _NUMBER.findall(text):
+        digits = sum(char not in "-. ()/+" for char in run)
+        if digits >= 7 or (digits >= 4 and run.count(".") >= 3):
+            flags |= Flag.NUMBER
+    for run in _ADDRESS.findall(text):
+        colons = run.count(":")
+        if colons < len(run) and (colons >= 7 or (colons >= 2 and "::" in run)):
             flags |= Flag.IPV6
     return flags
 

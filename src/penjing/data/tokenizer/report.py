@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,47 +29,6 @@ _HAN, _KANA, _LATIN = (
 )
 
 
-@dataclass(slots=True)
-class Compression:
-    """The texts of one script."""
-
-    texts: int = 0
-    bytes: int = 0
-    characters: int = 0
-    words: int = 0  # between spaces; of Chinese and Japanese: characters
-    tokens: int = 0
-
-    def ratios(self) -> dict[str, float]:
-        tokens = max(1, self.tokens)
-        return {
-            "bytes_per_token": self.bytes / tokens,
-            "characters_per_token": self.characters / tokens,
-            "tokens_per_word": self.tokens / max(1, self.words),
-        }
-
-
-@dataclass(slots=True)
-class Report:
-    """size: number of ids. unused: ids that no text used, control tokens apart."""
-
-    size: int
-    control: int
-    scripts: dict[str, Compression] = field(default_factory=dict)
-    unused: list[int] = field(default_factory=list)
-
-    def to_dict(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        names = ("language", "tokenizer", "characters_per_token", "source")
-        return {
-            "ids": self.size,
-            "control_tokens": self.control,
-            "compression": {name: asdict(part) | part.ratios() for name, part in self.scripts.items()},
-            "published": [dict(zip(names, row, strict=True)) for row in PUBLISHED] if self.scripts else [],
-            "unused_ids": len(self.unused),
-            "unused": [tokenizer.token(index) for index in self.unused[:UNUSED_SHOWN]],
-            "parameters": {width: {"tied": width * self.size, "untied": 2 * width * self.size} for width in WIDTHS},
-        }
-
-
 def script_of(text: str) -> str:
     """Chinese if at least a third of the letters are Han, Japanese with some kana, Latin script, or other."""
     head = text[:4000]
@@ -80,23 +39,40 @@ def script_of(text: str) -> str:
     return "Latin script" if latin > letters / 2 else "other"
 
 
-def measure(tokenizer: Tokenizer, texts: Iterable[str]) -> Report:
-    """The report on these texts; without texts only the counts."""
-    report = Report(tokenizer.size, len(tokenizer.added_ids))
+def measure(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Any]:
+    """What the texts of each script are as tokens, the ids that none has, control tokens apart, and what ids cost."""
     encoder, used_V = BulkEncoder(tokenizer), np.zeros(tokenizer.size, dtype=bool)
+    scripts: dict[str, Counter[str]] = {}
     texts = list(texts)
     for start in range(0, len(texts), BATCH):
         batch = texts[start : start + BATCH]
         for text, ids in zip(batch, encoder.encode(batch), strict=True):
             used_V[ids] = True
             name = script_of(text)
-            part = report.scripts.setdefault(name, Compression())
-            part.texts += 1
-            part.bytes += len(text.encode())
-            part.characters += len(text)
-            part.words += sum(map(str.isalpha, text)) if name in ("Chinese", "Japanese") else len(text.split())
-            part.tokens += len(ids)
-    if texts:
-        known = set(tokenizer.vocabulary.values()) - tokenizer.added_ids
-        report.unused = [int(index) for index in np.flatnonzero(~used_V) if index in known]
-    return report
+            words = sum(map(str.isalpha, text)) if name in ("Chinese", "Japanese") else len(text.split())
+            counts = scripts.setdefault(name, Counter())
+            counts.update(texts=1, bytes=len(text.encode()), characters=len(text), words=words, tokens=len(ids))
+    known = set(tokenizer.vocabulary.values()) - tokenizer.added_ids if texts else set()
+    unused = [int(index) for index in np.flatnonzero(~used_V) if index in known]
+    names = ("language", "tokenizer", "characters_per_token", "source")
+    return {
+        "ids": tokenizer.size,
+        "control_tokens": len(tokenizer.added_ids),
+        "compression": {name: {**counts, **_ratios(counts)} for name, counts in scripts.items()},
+        "published": [dict(zip(names, row, strict=True)) for row in PUBLISHED] if texts else [],
+        "unused_ids": len(unused),
+        "unused": [tokenizer.token(index) for index in unused[:UNUSED_SHOWN]],
+        "parameters": {
+            width: {"tied": width * tokenizer.size, "untied": 2 * width * tokenizer.size} for width in WIDTHS
+        },
+    }
+
+
+def _ratios(counts: Counter[str]) -> dict[str, float]:
+    """Words are between spaces; of Chinese and Japanese each character is one."""
+    tokens = max(1, counts["tokens"])
+    return {
+        "bytes_per_token": counts["bytes"] / tokens,
+        "characters_per_token": counts["characters"] / tokens,
+        "tokens_per_word": counts["tokens"] / max(1, counts["words"]),
+    }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penjing.base.errors import UserError
+from penjing.base.errors import UserError, missing_extra
 from penjing.base.files import sha256_file
 from penjing.base.formatting import megabytes
 from penjing.data.catalog.sources import Fetched, Report
@@ -29,23 +29,23 @@ class HubSource:
     num_bytes: int
     sha256: str | None = None
 
+    @property
+    def _at(self) -> dict[str, Any]:
+        return {"repo_id": self.repository, "repo_type": "dataset", "revision": self.revision}
+
     def identity(self) -> dict[str, Any]:
         return {"hub": self.repository, "revision": self.revision, "files_sha256": {self.path: self.sha256}}
 
     def fetch(self, folder: Path, report: Report) -> Fetched:
         """Download the file into `folder` and check it. Raises `UserError`."""
-        hub, where = _hub(self.repository), f"{self.repository}/{self.path}"
+        where = f"{self.repository}/{self.path}"
+        try:
+            import huggingface_hub as hub
+        except ImportError:
+            raise missing_extra("huggingface_hub", "hub", self.repository) from None
         report(f"{self.repository}: {self.path}" + (f" ({megabytes(self.num_bytes)})" if self.sha256 else ""))
         try:
-            path = Path(
-                hub.hf_hub_download(
-                    repo_id=self.repository,
-                    filename=self.path,
-                    repo_type="dataset",
-                    revision=self.revision,
-                    local_dir=folder,
-                )
-            )
+            path = Path(hub.hf_hub_download(filename=self.path, local_dir=folder, **self._at))
         except (OSError, RuntimeError) as error:
             raise _hub_error(error, where) from None
         expected, checked_against = (self.sha256, "penjing") if self.sha256 else (self._hash_at_hub(hub), "hub")
@@ -66,25 +66,11 @@ class HubSource:
     def _hash_at_hub(self, hub: Any) -> str | None:
         """The SHA-256 that the hub reports (for files in Git LFS); None if it reports none."""
         try:
-            infos = hub.HfApi().get_paths_info(
-                self.repository, [self.path], repo_type="dataset", revision=self.revision
-            )
+            infos = hub.HfApi().get_paths_info(paths=[self.path], **self._at)
         except (OSError, RuntimeError):
             return None  # some mirrors serve files but no hashes; the manifest then says "nothing"
         lfs = getattr(infos[0], "lfs", None) if infos else None
         return lfs.sha256 if lfs is not None else None
-
-
-def _hub(repository: str) -> Any:
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise UserError(
-            "this text comes from the Hugging Face hub, which needs huggingface_hub",
-            where=repository,
-            next_step='pip install "penjing[hub]"',
-        ) from None
-    return huggingface_hub
 
 
 def _hub_error(error: Exception, where: str) -> UserError:

