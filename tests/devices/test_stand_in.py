@@ -96,13 +96,13 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
-def test_auto_trains_on_it_as_on_a_cpu_and_a_cpu_goes_on_from_there(stand_in, words, tmp_path):
+def test_auto_trains_on_it_as_on_a_cpu_and_a_cpu_goes_on_from_there(stand_in, words, tmp_path, penjing):
     there, here = tmp_path / "there", tmp_path / "here"
     run(stand_in, *words, "max_steps=4", f"out={there}")
-    run(stand_in, *words, "max_steps=4", f"out={here}", "compute.device=cpu")
+    penjing(*words, "max_steps=4", f"out={here}", "compute.device=cpu")
     assert losses(there) == pytest.approx(losses(here), rel=1e-4)
     assert "1 x standin" in (there / "plan.json").read_text()
-    run(stand_in, *words, "max_steps=6", f"out={there}", "compute.device=cpu", "--allow-change", "max_steps")
+    penjing(*words, "max_steps=6", f"out={there}", "compute.device=cpu", "--allow-change", "max_steps")
     outcome = json.loads((there / "outcome.json").read_text())
     assert outcome["resumed"] == 1 and outcome["tokens"] == 6 * 4 * 32
 

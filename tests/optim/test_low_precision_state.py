@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -332,8 +333,16 @@ def test_the_curve_of_losses_stays_by_float32_s(settings):
 
 
 @pytest.mark.skipif(bool(devices.of(CPU).missing_compiler()), reason="nothing to compile with")
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_the_compiled_orthogonalisation_gives_the_eager_numbers(dtype):
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        ("aot_eager", None),
+        pytest.param("inductor", None, marks=pytest.mark.nightly),
+        pytest.param("inductor", torch.bfloat16, marks=pytest.mark.nightly),
+    ],
+)
+def test_the_compiled_orthogonalisation_gives_the_eager_numbers(monkeypatch, backend, dtype):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     torch._dynamo.reset()
     stack_EMN = torch.randn(3, 24, 40, generator=torch.Generator().manual_seed(0))
     (optimizer, *_) = Muon().build(make_model())

@@ -1,6 +1,7 @@
 """The rule that decides, the same numbers compiled, and nothing compiled twice."""
 
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -119,8 +120,12 @@ def test_from_a_folder_with_a_space_nothing_is_compiled(monkeypatch):
 
 
 @pytest.mark.skipif(bool(devices.of(CPU).missing_compiler()), reason="no compiler")
-def test_compiled_blocks_compute_the_same_and_are_compiled_once(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)]
+)  # 45 CPU seconds
+def test_compiled_blocks_compute_the_same_and_are_compiled_once(monkeypatch, tmp_path, backend):
     monkeypatch.setitem(os.environ, "TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     plain, compiled = small(), small()
     compile_model(compiled, "blocks")
     torch._dynamo.reset()
@@ -141,11 +146,10 @@ def test_compiled_blocks_compute_the_same_and_are_compiled_once(monkeypatch, tmp
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(bool(devices.of(CPU).missing_compiler()), reason="no compiler")
-def test_what_is_written_while_a_model_learns_is_not_compiled(monkeypatch, tmp_path):
+def test_what_is_written_while_a_model_learns_is_not_compiled(monkeypatch):
     """Every token would be another shape, and dynamo gives up after eight of them."""
-    monkeypatch.setitem(os.environ, "TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     plain, compiled = small(), small()
     compile_model(compiled, "blocks")
     torch._dynamo.reset()
