@@ -20,6 +20,37 @@ def train(tmp_path, small_run, penjing):
     return run
 
 
+WIDE = ("model.hidden_size=64", "model.intermediate_size=128", "model.head_dim=32")  # states in few bits: from 4096 on
+
+
+@pytest.mark.parametrize(
+    ("more", "tolerance"),
+    [
+        ((), 1e-6),
+        pytest.param((*WIDE, "optimizer.state_dtype=bfloat16"), 0.02, marks=pytest.mark.nightly),
+        pytest.param((*WIDE, "optimizer.state_dtype=int8"), 0.02, marks=pytest.mark.nightly),
+        pytest.param((*WIDE, "optimizer.name=adamw", "optimizer.state_dtype=int8"), 0.02, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_run_goes_on_under_any_strategy_with_any_number_of_ranks(train, losses, tmp_path, more, tolerance):
+    """States in few bits are rounded in other places where a rank has a part."""
+    more = (*more, "checkpoint.every=1", "checkpoint.keep_last=9", "max_steps=5", "eval.every=0")
+    one = train("one", *more)
+    before = one
+    chain = (("ddp", 2), ("fsdp2", 4), ("hsdp", 4), ("single", 1))
+    for step, (strategy, ranks) in enumerate(chain, start=1):
+        cut_back(before, tmp_path / strategy, step)
+        small = ("batch.micro_size=1",) if ranks == 4 else ()
+        before = train(strategy, *more, *small, ranks=ranks, strategy=strategy)
+        assert losses(before) == pytest.approx(losses(one), abs=tolerance)
+
+
+def test_weights_can_lie_in_the_memory_of_the_host(train, losses):
+    one = train("one", "compute.dtype=float32")
+    two = train("two", "parallel.offload=true", ranks=2, strategy="fsdp2")
+    assert losses(two) == pytest.approx(losses(one), abs=1e-6)
+
+
 def test_it_learns_saves_resumes_validates_and_samples_as_one_process_does(train, losses, outcome, tmp_path):
     one, two = train("one"), train("two", ranks=2, strategy="fsdp2")
     assert losses(two) == pytest.approx(losses(one), abs=1e-6)

@@ -23,6 +23,7 @@ BYTES: dict[StateDtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1}  # per n
 BLOCK = 256  # numbers that share a scale; an outlier costs only these numbers precision
 CHUNK = 1 << 22  # numbers processed at once: 16 MiB for each float32 temporary; a multiple of BLOCK
 MIN_ELEMENTS = 4096  # smallest parameter whose state is compressed
+UNSIGNED = ("exp_avg_sq",)  # moments that are never negative
 _DECADES = 7  # of magnitude, below a block's largest number
 _LOW_BITS = 1 << 16  # range of the float32 mantissa bits that bfloat16 lacks
 
@@ -173,16 +174,56 @@ class LowPrecisionOptimizer(NoDynamoOptimizer):
             self._codebooks[signed] = QuantCodebook(device, signed=signed)
         return self._codebooks[signed]
 
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's. int8 state of a parameter that is spread over ranks is given in float32 (see `decoded`)."""
+        state = super().state_dict()
+        for number, parameter in enumerate(self._index):
+            values = state["state"].get(number, {})
+            if self.state_dtype == "int8" and values and local_part(parameter) is not parameter:
+                local = {name: local_part(value) for name, value in values.items()}
+                state["state"][number] = {
+                    name: self._spread(parameter, value) if value.shape == local_part(parameter).shape else value
+                    for name, value in decoded(local).items()
+                }
+        return state
+
+    @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but every tensor keeps its stored dtype; torch converts all to the weights' dtype."""
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         parameters = list(self._index)
         for number, values in state_dict["state"].items():
             parameter = parameters[number]
-            self.state[parameter] = {
+            state = self.state[parameter] = {
                 name: value.to(parameter.device) if isinstance(value, Tensor) else value
                 for name, value in values.items()
             }
+            for name, value in list(state.items()) if self.state_dtype == "int8" else ():
+                if value.shape == parameter.shape and value.is_floating_point():  # saved by ranks that share it
+                    part = local_part(value)
+                    codebook = self._codebook(part.device, name not in UNSIGNED)
+                    codes_N, state[f"{name}_scale"] = codebook.encode(part.reshape(-1))
+                    state[name] = self._spread(parameter, codes_N.view(part.shape))
+
+    @staticmethod
+    def _spread(parameter: Tensor, part: Tensor) -> Tensor:
+        """A tensor like the parameter of which this rank has `part`."""
+        whole = torch.zeros_like(parameter, dtype=part.dtype)
+        local_part(whole).copy_(part)
+        return whole
+
+
+def decoded(values: dict[str, Any]) -> dict[str, Any]:
+    """A parameter's state with int8 moments in float32: the blocks of a rank's part are not those of the whole."""
+    result = dict(values)
+    for name in values:
+        scale = result.pop(f"{name}_scale", None)
+        if scale is not None:
+            codes = values[name]
+            codebook = QuantCodebook(codes.device, signed=name not in UNSIGNED)
+            result[name] = codebook.decode(codes.reshape(-1), scale).view(codes.shape)
+    return result
 
 
 def _blocks(chunk: slice) -> slice:

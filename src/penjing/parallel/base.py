@@ -33,6 +33,7 @@ class Strategy(ABC):
     scaler: LossScaler | None = None  # set when matmuls are in float16
     shards: frozenset[str] = frozenset()  # of "weights", "gradients", "optimizer state": a rank holds a part only
     shards_within_node = False  # the ranks of a machine hold everything together, instead of all ranks
+    offload = False  # what a rank holds lies in the host's memory, and the optimizers step there
     _model: nn.Module  # the wrapped model
 
     @property
@@ -158,8 +159,8 @@ def strategy_for(world: int) -> str:
     return "ddp" if world > 1 else "single"
 
 
-def make_strategy(device_name: str, name: str = "auto") -> Strategy:
-    """The strategy of that name, on this process's device."""
+def make_strategy(device_name: str, name: str = "auto", *, offload: bool = False) -> Strategy:
+    """The strategy of that name, on this process's device. offload: as `parallel.offload`."""
     from penjing.base.registry import look_up
     from penjing.parallel import STRATEGIES
 
@@ -170,4 +171,7 @@ def make_strategy(device_name: str, name: str = "auto") -> Strategy:
     if strategy.world != world:
         got = f"{name} in {world} processes"
         raise UserError("works with one process", where="parallel.strategy", got=got, wanted="auto")
+    if offload and not strategy.shards:
+        raise UserError("needs a strategy that shards", where="parallel.offload", got=name, wanted="such as fsdp2")
+    strategy.offload = offload
     return strategy

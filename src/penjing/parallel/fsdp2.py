@@ -8,13 +8,13 @@ on CPUs; not run on GPUs by us.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
@@ -36,8 +36,11 @@ class FullyShardedDataParallel(MultiProcess):
         self.end_setup()
         mesh = self._mesh()
         blocks = [module for module in model.modules() if isinstance(module, Block)]
-        for module in (*blocks, model):
-            fully_shard(module, mesh=mesh)
+        policy = OffloadPolicy()
+        if self.offload:
+            policy = CPUOffloadPolicy(pin_memory=devices.of(self.device).pins_memory)
+        for module in (*blocks, model):  # moves its weights from the host to the device, and keeps this rank's part
+            fully_shard(module, mesh=mesh, offload_policy=policy)
         self._model = model
         self._root()._get_fsdp_state()._lazy_init()  # else a block that is called by itself takes itself for the root
         for unit in self._units():
@@ -62,6 +65,10 @@ class FullyShardedDataParallel(MultiProcess):
     def joint_norm(self, gradients: list[Tensor]) -> Tensor:
         square = super().joint_norm(gradients).double().square()
         return (self.all_reduce(square) / self.replicas).sqrt().float()
+
+    def step(self, optimizers: Sequence[Any], max_norm: float, loss: Tensor) -> tuple[Tensor, Tensor]:
+        norm, bad = super().step(optimizers, max_norm, loss)
+        return norm.to(self.device), bad.to(self.device)  # with `offload` they are on the host
 
     def full_state(self, state: Any) -> Any:
         def whole(part: DTensor) -> Tensor:

@@ -58,7 +58,10 @@ def build_run(
     checkpoint: to resume from; its weights are loaded here, other state by the Checkpointer. The order of operations
     here and in the two parts fixes the random draws and the order of the state dict: do not change it.
     """
-    return complete(build_model(stage, precision, strategy.device, checkpoint), stage, strategy, precision, checkpoint)
+    device = strategy.device
+    if strategy.is_sharded and not stage.run.objective.needs_start_weights:
+        device = devices.HOST  # `wrap` moves it block by block: the model may be larger than a device
+    return complete(build_model(stage, precision, device, checkpoint), stage, strategy, precision, checkpoint)
 
 
 def build_model(

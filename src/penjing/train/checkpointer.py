@@ -17,7 +17,9 @@ from penjing.base.files import DiskError
 from penjing.checkpoint.background import Background, snapshot
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.checkpoint.save import save
+from penjing.devices.shards import local_part
 from penjing.model.lora import trainable_state_dict
+from penjing.optim.low_precision_state import decoded
 from penjing.parallel.base import Strategy
 from penjing.train.config import CheckpointSettings
 from penjing.train.load_model import Place, load_weights
@@ -166,6 +168,10 @@ class Checkpointer:
                 part.restore(saved[name])
 
 
+def _has_shape(value: Any, like: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == like.shape
+
+
 def restore_optimizers(
     optimizers: Sequence[Any],
     checkpoint: Checkpoint,
@@ -187,9 +193,11 @@ def restore_optimizers(
             ]
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             for number, like in enumerate(parameters):
-                for name, value in state["state"].get(number, {}).items():
-                    if isinstance(value, Tensor) and value.shape == like.shape:
-                        state["state"][number][name] = place(value, like)
+                values = state["state"].get(number, {})
+                if local_part(like) is not like:
+                    values = decoded(values)
+                placed = {name: place(value, like) for name, value in values.items() if _has_shape(value, like)}
+                state["state"].update({number: {**values, **placed}} if values else {})
             optimizer.load_state_dict(state)
             for group, current in zip(optimizer.param_groups, settings, strict=True):
                 group.update(current)

@@ -78,6 +78,7 @@ class ParallelSettings(Settings):
     section: ClassVar = "parallel"
 
     strategy: str = "auto"  # single, ddp, fsdp2 or hsdp; auto: single for one process, else ddp
+    offload: bool = False  # keep weights, gradients and optimizer state in the host's memory, and step there
 
 
 @dataclass(frozen=True, kw_only=True)

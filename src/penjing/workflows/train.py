@@ -94,7 +94,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     allow_change: fields in which a resumed run may differ from the original one."""
     began = time.time()
     set_threads(run.compute.threads, int(os.environ.get("LOCAL_WORLD_SIZE", launched_world())))
-    strategy = make_strategy(run.compute.device, run.parallel.strategy)
+    strategy = make_strategy(run.compute.device, run.parallel.strategy, offload=run.parallel.offload)
     quiet = console if strategy.rank == 0 else Console(quiet=True)
     spinning.report_busy_cores(lambda text: quiet.print(Text(f"  {text}", style="yellow")))
     try:
