@@ -34,13 +34,16 @@ class Decision:
     predicted_seconds: float = 0.0  # of compiling; an estimate
 
 
-def decide(run: Run, device: torch.device, eager_seconds: float, *, bfloat16: bool) -> Decision:
+def decide(run: Run, device: torch.device, eager_seconds: float, *, bfloat16: bool, sharded: bool = False) -> Decision:
     """eager_seconds: predicted duration of the run without compiling. bfloat16: whether its matmuls are in bfloat16.
+    sharded: whether weights are.
 
     Raises UserError if the setting asks for compiling and it is impossible.
     """
     kind = devices.of(device)
     lacking = obstacle(run, kind, bfloat16=bfloat16) or kind.missing_compiler()
+    if sharded:
+        lacking = "the hooks that gather a block's weights are outside the graph"
     return choose(run.compute.compile, kind, lacking, eager_seconds)
 
 
@@ -83,7 +86,8 @@ def compile_run(built: BuiltRun, flops: float, peak_flops_per_second: float | No
     """Compile a run's model and optimizers if the run is long enough. flops: of the full run, on one device."""
     device = built.strategy.device
     eager_seconds = flops / (devices.of(device).eager_share * (peak_flops_per_second or math.inf))
-    decision = decide(built.run, device, eager_seconds, bfloat16=built.precision.matmul == "bfloat16")
+    bfloat16, sharded = built.precision.matmul == "bfloat16", built.strategy.is_sharded
+    decision = decide(built.run, device, eager_seconds, bfloat16=bfloat16, sharded=sharded)
     if decision.how != "off":
         compile_model(built.trainable, decision.how)
         compile_optimizers(built.optimizers, device)
