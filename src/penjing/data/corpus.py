@@ -20,7 +20,7 @@ from penjing.base.files import printable, read_json, sha256_text
 from penjing.base.seeds import fraction
 from penjing.data.clean.pipeline import Pipeline
 from penjing.data.clean.rule import Record, texts_of
-from penjing.data.formats import READERS, BadRecords, Chat, Document, Kind, Message, list_files
+from penjing.data.formats import READERS, BadRecords, Chat, Document, Kind, list_files
 from penjing.data.formats.fields import parse_columns
 from penjing.data.formats.files import content_of
 from penjing.data.progress import Show, watch
@@ -102,12 +102,10 @@ class Corpus:
 
     @cached_property
     def sources(self) -> list[tuple[str, list[Path]]]:
-        """The entries of `data.train` with their files, without those of `data.validation`. Raises UserError if there
-        is none."""
+        """The entries of `data.train` with their files, without those of `data.validation`."""
         if not self.settings.train:
-            raise UserError(
-                "no data", where="data.train", next_step="Give data.train=FILE, or see `penjing data list`."
-            )
+            hint = "Give data.train=FILE, or see `penjing data list`."
+            raise UserError("no data", where="data.train", next_step=hint)
         held_out = {path.resolve() for path in self.validation_files}
         sources = [
             (name, [path for path in list_files([Path(name)]) if path.resolve() not in held_out])
@@ -124,7 +122,7 @@ class Corpus:
 
     @property
     def files(self) -> list[Path]:
-        """The files to learn from. Raises UserError if there is none."""
+        """The files to learn from."""
         return [path for _, files in self.sources for path in files]
 
     @cached_property
@@ -144,7 +142,7 @@ class Corpus:
 
     @cached_property
     def pipeline(self) -> Pipeline:
-        """The cleaning rules. Raises UserError for a wrong one."""
+        """The cleaning rules."""
         return Pipeline.load(self.settings.clean)
 
     @cached_property
@@ -156,14 +154,9 @@ class Corpus:
     @property
     def about(self) -> dict[str, Any]:
         """For the tokens' folders: the files with their hashes, and the sources of both splits."""
-        sources = {"train": self.sources, "validation": self.validation_sources or self.sources}
-        return {
-            "hashes": self.hashes,
-            "sources": {
-                half: [(name, [str(path) for path in files]) for name, files in named]
-                for half, named in sources.items()
-            },
-        }
+        halves = {"train": self.sources, "validation": self.validation_sources or self.sources}
+        sources = {half: [(name, list(map(str, files))) for name, files in sources] for half, sources in halves.items()}
+        return {"hashes": self.hashes, "sources": sources}
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -201,11 +194,9 @@ class Corpus:
         for name, value in self._choices.items():
             made = made_from.get(name, _UNCHANGED[name]) if made_from else value
             if made != value:
+                wanted = f"{made}, as in {folder / 'done.json'}, or the text itself as data.train"
                 raise UserError(
-                    "these tokens were made with another setting",
-                    where=f"data.{name}",
-                    got=value,
-                    wanted=f"{made}, as in {folder / 'done.json'}, or the text itself as data.train",
+                    "these tokens were made with another setting", where=f"data.{name}", got=value, wanted=wanted
                 )
         return folder
 
@@ -250,13 +241,15 @@ class Corpus:
         held_out: only texts that are held out, or only those that are not.
         """
         if held_out is None:
-            records = self.records(counts)
-        else:
-            below = self.split.below
-            if below is None:
-                below = threshold((place for _, place in self.placed()), self.split.share)
-            records = (record for record, place in self.placed(counts) if (place < below) == held_out)
-        return ("\n".join(texts_of(record)) for record in records)
+            return map(_text_of, self.records(counts))
+        below = self.split.below
+        if below is None:
+            below = threshold((place for _, place in self.placed()), self.split.share)
+        return (_text_of(record) for record, place in self.placed(counts) if (place < below) == held_out)
+
+
+def _text_of(record: Record) -> str:
+    return "\n".join(texts_of(record))
 
 
 # Their values without effect on the records
@@ -272,11 +265,8 @@ def split_key(record: Record) -> str:
     """The text whose hash decides the split. Of a preference: the question, so that all its answers stay together."""
     if isinstance(record, Document):
         return record.text
-    messages: Sequence[Message]
-    if isinstance(record, Chat):
-        messages = record.messages
-    else:
-        messages = record.chats[0].messages
+    messages = (record if isinstance(record, Chat) else record.chats[0]).messages
+    if not isinstance(record, Chat):
         last_user = max((index for index, message in enumerate(messages) if message.role == "user"), default=0)
         messages = messages[: last_user + 1]
     return "\n".join(f"{message.role}: {message.content}" for message in messages)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
 from penjing.data.chat.render import render
+from penjing.data.clean.rule import place_of
 from penjing.data.corpus import Placed, Split
 from penjing.data.formats import BadRecords, Chat, NoBadRecords, PreferenceRecord
 from penjing.data.token_shards import ArrayFolder, ArrayFolderWriter
@@ -65,18 +66,17 @@ def encode(record: PreferenceRecord, tokenizer: Tokenizer) -> TokenGroup:
     rendered = [render(tokenizer, chat.messages, chat.tools) for chat in record.chats]
     first = rendered[0]
     if len(rendered) == 1:
-        answer_start = _last_answer(record.chats[0], first.weights, tokenizer)
+        starts = _turn_starts(first.weights)[_num_earlier_answers(record.chats[0], tokenizer) :]
+        if not starts:
+            raise _answer_missing(record)
+        answer_start = starts[0]
     else:
         other = rendered[1]
         pairs = zip(first.ids, other.ids, first.weights, other.weights, strict=False)
         answer_start = next((index for index, (a, b, v, w) in enumerate(pairs) if (a, v) != (b, w)), -1)
         if answer_start < 0 or not (first.weights[answer_start] and other.weights[answer_start]):
-            chat = record.chats[0]
-            raise UserError(
-                "chosen and rejected differ before the answer",
-                where=f"{chat.source}:{chat.line}",
-                wanted="the same messages up to an assistant turn",
-            )
+            what, wanted = "chosen and rejected differ before the answer", "the same messages up to an assistant turn"
+            raise UserError(what, where="{}:{}".format(*place_of(record)), wanted=wanted)
         while answer_start and first.weights[answer_start - 1]:
             answer_start -= 1
     assert answer_start > 0, "a template opens the assistant's turn before the answer"
@@ -86,22 +86,17 @@ def encode(record: PreferenceRecord, tokenizer: Tokenizer) -> TokenGroup:
         while end > answer_start and not encoded.weights[end - 1]:  # text of the template after the turn's end
             end -= 1
         if end <= answer_start:
-            raise _answer_missing(record.chats[0])
+            raise _answer_missing(record)
         answers.append(TokenAnswer(encoded.ids[answer_start:end], encoded.weights[answer_start:end]))
     return TokenGroup(first.ids[:answer_start], tuple(answers), record.is_chosen, record.margin)
 
 
-def _last_answer(chat: Chat, weights: Sequence[int], tokenizer: Tokenizer) -> int:
-    """The start of the first assistant turn after the last question."""
-    messages = chat.messages
-    last_user = max((index for index, message in enumerate(messages) if message.role == "user"), default=-1)
-    earlier_turns: list[int] = []
-    if any(message.role == "assistant" for message in messages[:last_user]):
-        earlier_turns = _turn_starts(render(tokenizer, messages[: last_user + 1], chat.tools).weights)
-    starts = _turn_starts(weights)[len(earlier_turns) :]
-    if not starts:
-        raise _answer_missing(chat)
-    return starts[0]
+def _num_earlier_answers(chat: Chat, tokenizer: Tokenizer) -> int:
+    """How many spans of tokens with weight 1 stand before the last question."""
+    last_user = max((index for index, message in enumerate(chat.messages) if message.role == "user"), default=-1)
+    if not any(message.role == "assistant" for message in chat.messages[:last_user]):
+        return 0
+    return len(_turn_starts(render(tokenizer, chat.messages[: last_user + 1], chat.tools).weights))
 
 
 def _turn_starts(weights: Sequence[int]) -> list[int]:
@@ -109,8 +104,8 @@ def _turn_starts(weights: Sequence[int]) -> list[int]:
     return [index for index, weight in enumerate(weights) if weight and not (index and weights[index - 1])]
 
 
-def _answer_missing(chat: Chat) -> UserError:
-    return UserError("the chat template drops the answer", where=f"{chat.source}:{chat.line}")
+def _answer_missing(record: PreferenceRecord) -> UserError:
+    return UserError("the chat template drops the answer", where="{}:{}".format(*place_of(record)))
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -213,6 +208,7 @@ def prepare_groups(
     A group of more than `seq_len` tokens is skipped and counted; one that cannot be encoded goes to `bad_records`.
     Raises UserError if a split is empty.
     """
+    bad_records = bad_records or NoBadRecords()
     too_long = 0
 
     def encoded_groups() -> Iterator[Encoded]:
@@ -222,7 +218,7 @@ def prepare_groups(
             try:
                 group = encode(record, tokenizer)
             except UserError as error:
-                (bad_records or NoBadRecords()).reject(error, source.source, source.line)
+                bad_records.reject(error, source.source, source.line)
                 continue
             if group.num_tokens > seq_len:
                 too_long += 1

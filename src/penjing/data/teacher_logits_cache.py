@@ -146,11 +146,8 @@ class TeacherLogitsCache(ArrayFolder):
         """Raises UserError if the folder holds another cache, or a file has changed its size."""
         super().__init__(folder)
         if self.meta.get("key") != asdict(key):
-            raise UserError(
-                "teacher logits of another teacher or data set",
-                where=self.folder,
-                next_step="Remove the folder, or choose another objective.store.",
-            )
+            hint = "Remove the folder, or choose another objective.store."
+            raise UserError("teacher logits of another teacher or data set", where=self.folder, next_step=hint)
         self.key, self.slots = key, int(self.meta["slots"])
         self._ids, self._logps = _arrays(self.folder, key, self.slots, "r")
 

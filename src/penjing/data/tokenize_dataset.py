@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -52,15 +51,15 @@ def prepare_documents(
     bad_records: BadRecords | None = None,
     kept: Kept | None = None,
 ) -> TokenizedDataset:
-    """Encode documents into `folder/train` and `folder/validation`. Raises UserError if a split is empty.
+    """Encode documents, with their places (`Corpus.placed`), into `folder/train` and `folder/validation`.
 
-    documents: with their places, see `Corpus.placed`. bad_records: not used, as every text can be encoded. kept: tokens
-    made before.
+    kept: tokens made before. bad_records: not used, as every text can be encoded. Raises UserError if a split is empty.
     """
     encoded = _encode_documents(kept.others(documents) if kept else documents, tokenizer)
     writer = partial(TokenShardWriter, kind="documents")
-    need_more = "Give more text."
-    return TokenizedDataset(*write_splits(encoded, writer, tokenizer, folder, split, about, need_more, kept))
+    return TokenizedDataset(
+        *write_splits(encoded, writer, tokenizer, folder, split, about, lambda: "Give more text.", kept)
+    )
 
 
 def prepare_chats(
@@ -89,22 +88,40 @@ def prepare_chats(
             where="data.thinking",
             next_step="Leave it out.",
         )
-    counts: Counter[str] = Counter()
-    lengths: list[int] = []  # of conversations that do not fit: the shortest
+    bad_records = bad_records or NoBadRecords()
+    skipped = shortened = shortest = 0  # shortest: of the conversations that do not fit
+
+    def encoded() -> Iterator[Encoded]:
+        nonlocal skipped, shortened, shortest
+        for chat, place in kept.others(chats) if kept else chats:
+            try:
+                fitted, length = _truncate_to_fit(tokenizer, chat, seq_len + 1, thinking)
+                is_unscored = fitted is not None and not any(fitted[0].weights)
+                if is_unscored and not any(_has_content(message) for message in chat.messages):
+                    raise UserError("all of its tokens have weight 0", where=f"{chat.source}:{chat.line}")
+            except UserError as error:
+                bad_records.reject(error, chat.source, chat.line)
+                continue
+            if fitted is None or is_unscored:  # some templates do not render tool calls
+                skipped += 1
+                shortest = min(shortest or length, length) if fitted is None else shortest
+                continue
+            rendered, messages, is_shortened = fitted
+            shortened += is_shortened
+            answers = (message for message in messages if message.role == "assistant" and message.is_target)
+            num_bytes = sum(len(message.content.encode()) for message in answers)
+            yield place, chat.source, (rendered.ids, num_bytes, rendered.weights)
 
     def next_step() -> str:
-        if not lengths:
+        if not shortest:
             return "Give more conversations."
-        wanted = f"The shortest needs {lengths[0] - 1:,}: raise data.seq_len, or give shorter ones."
-        return f"{counts['skipped']:,} conversations are longer than data.seq_len={seq_len}. {wanted}"
+        wanted = f"The shortest needs {shortest - 1:,}: raise data.seq_len, or give shorter ones."
+        return f"{skipped:,} conversations are longer than data.seq_len={seq_len}. {wanted}"
 
-    stream = kept.others(chats) if kept else chats
-    encoded = _encode_chats(stream, tokenizer, seq_len, thinking, counts, lengths, bad_records)
     writer = partial(TokenShardWriter, kind="chats")
-
     about = {**about, "seq_len": seq_len}
-    splits = write_splits(encoded, writer, tokenizer, folder, split, about, next_step, kept)
-    return TokenizedDataset(*splits, **counts)
+    splits = write_splits(encoded(), writer, tokenizer, folder, split, about, next_step, kept)
+    return TokenizedDataset(*splits, skipped=skipped, shortened=shortened)
 
 
 def _encode_documents(documents: Iterable[Placed], tokenizer: Tokenizer) -> Iterator[Encoded]:
@@ -128,34 +145,6 @@ def _batches(documents: Iterable[Placed]) -> Iterator[list[Placed]]:
             batch, num_characters = [], 0
     if batch:
         yield batch
-
-
-def _encode_chats(
-    chats: Iterable[Placed],
-    tokenizer: Tokenizer,
-    seq_len: int,
-    thinking: bool | None,
-    counts: Counter[str],
-    lengths: list[int],
-    bad_records: BadRecords | None,
-) -> Iterator[Encoded]:
-    for chat, place in chats:
-        try:
-            fitted, length = _truncate_to_fit(tokenizer, chat, seq_len + 1, thinking)
-            is_unscored = fitted is not None and not any(fitted[0].weights)
-            if is_unscored and not any(_has_content(message) for message in chat.messages):
-                raise UserError("all of its tokens have weight 0", where=f"{chat.source}:{chat.line}")
-        except UserError as error:
-            (bad_records or NoBadRecords()).reject(error, chat.source, chat.line)
-            continue
-        if fitted is None or is_unscored:  # some templates do not render tool calls
-            counts["skipped"] += 1
-            lengths[:] = [min([length, *lengths])] if fitted is None else lengths
-            continue
-        rendered, messages, is_shortened = fitted
-        counts["shortened"] += is_shortened
-        answers = "".join(message.content for message in messages if message.role == "assistant" and message.is_target)
-        yield place, chat.source, (rendered.ids, len(answers.encode()), rendered.weights)
 
 
 def _has_content(message: Message) -> bool:
@@ -193,7 +182,7 @@ def write_splits(
     folder: Path,
     split: Split,
     about: dict[str, Any],
-    next_step: str | Callable[[], str],
+    next_step: Callable[[], str],
     kept: Kept | None = None,
 ) -> tuple[Any, Any]:
     """The closed writers of `folder/train` and `folder/validation`, in the order of `placed`.
@@ -228,12 +217,8 @@ def write_splits(
     splits = train.close(), validation.close()
     for half in splits:
         if not half.num_tokens and not (split.may_be_empty and half is splits[1]):
-            hint = next_step if isinstance(next_step, str) else next_step()
-            raise UserError(
-                f"nothing was left for the {half.folder.name} split",
-                where=half.folder,
-                next_step=hint + (_OR_ELSE if half is splits[1] else ""),
-            )
+            hint = next_step() + (_OR_ELSE if half is splits[1] else "")
+            raise UserError(f"nothing was left for the {half.folder.name} split", where=half.folder, next_step=hint)
     return splits
 
 

@@ -71,12 +71,8 @@ def _strftime_now(form: str) -> str:
 @lru_cache(maxsize=16)
 def _compiled(source: str) -> tuple[LimitedEnvironment, jinja2.Template]:
     """The environment of transformers: blocks trimmed, JSON unescaped, no way out of the sandbox."""
-    environment = LimitedEnvironment(
-        {"tojson": _to_json},
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_Generation, jinja2.ext.loopcontrols],
-    )
+    extensions = [_Generation, jinja2.ext.loopcontrols]
+    environment = LimitedEnvironment({"tojson": _to_json}, trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
     try:
         if len(source) > LARGEST_TEMPLATE:
@@ -372,11 +368,8 @@ def _by_prefix(
             if message.is_target:
                 spans.append((begin, end + len(message_end) if 0 <= end < stop else stop))
     if problem is not None:
-        raise UserError(
-            f"the chat template cannot be followed: {problem}",
-            where="chat template",
-            next_step="Put another chat_template.jinja into the tokenizer's folder.",
-        )
+        hint = "Put another chat_template.jinja into the tokenizer's folder."
+        raise UserError(f"the chat template cannot be followed: {problem}", where="chat template", next_step=hint)
     return _with_spans([(real, -1)], spans)
 
 

@@ -94,10 +94,9 @@ def _close_turn(writer: _Writer, weight: int) -> None:
     writer.text("\n", 0)
 
 
-def _write_system(writer: _Writer, content: str, tools: Sequence[dict[str, Any]]) -> None:
-    _open_turn(writer, "system")
-    listed = "# Tools" + "".join("\n" + _json(tool) for tool in tools) if tools else ""
-    writer.text("\n\n".join(part for part in (content, listed) if part), 0)
+def _write_turn(writer: _Writer, role: str, content: str) -> None:
+    _open_turn(writer, role)
+    writer.text(content, 0)
     _close_turn(writer, 0)
 
 
@@ -185,11 +184,8 @@ def _render_external(
 ) -> EncodedChat:
     """Ids and weights of a conversation in the tokenizer's own template."""
     if not tokenizer.template:
-        raise UserError(
-            "the tokenizer has no chat template",
-            where="chat template",
-            next_step="Train it on conversations first: penjing train sft init_from=... gives it ours.",
-        )
+        hint = "Train it on conversations first: penjing train sft init_from=... gives it ours."
+        raise UserError("the tokenizer has no chat template", where="chat template", next_step=hint)
     spans = split_rendered(
         tokenizer.template,
         messages,
@@ -222,7 +218,9 @@ def render(
     writer = _Writer(tokenizer)
     has_system = bool(messages) and messages[0].role == "system"
     if tools or has_system:
-        _write_system(writer, messages[0].content if has_system else "", tools)
+        listed = "# Tools" + "".join("\n" + _json(tool) for tool in tools) if tools else ""
+        parts = (messages[0].content if has_system else "", listed)
+        _write_turn(writer, "system", "\n\n".join(part for part in parts if part))
     for role, turns in groupby(messages[has_system:], key=attrgetter("role")):
         if role == "tool":
             _write_tool_results(writer, (message.content for message in turns))
@@ -231,9 +229,7 @@ def render(
                 _write_assistant(writer, message, thinking)
         else:
             for message in turns:
-                _open_turn(writer, role)
-                writer.text(message.content, 0)
-                _close_turn(writer, 0)
+                _write_turn(writer, role, message.content)
     if ask:
         _open_answer(writer, thinking)
     return writer.done()
@@ -262,9 +258,6 @@ def after_calls(
     turns = closed.count(tokenizer.message_end)
     ends = [index for index, token in enumerate(full) if token == tokenizer.message_end]
     if not turns or len(ends) < turns:
-        raise UserError(
-            "the chat template does not support tool results",
-            where="chat template",
-            wanted="one that ends each turn with a token",
-        )
+        what, wanted = "the chat template does not support tool results", "one that ends each turn with a token"
+        raise UserError(what, where="chat template", wanted=wanted)
     return full[ends[turns - 1] + 1 :]

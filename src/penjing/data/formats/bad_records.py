@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from penjing.base.errors import UserError
+from penjing.base.formatting import listing
 from penjing.data.formats.source_location import SourceLocation, UnrecoverableFileError
 
 DEFAULT_MAX_BAD = 0.01
@@ -32,12 +33,11 @@ _PLAIN_NAMES = {  # of what a field is read as
 class BadRecords:
     """Counts the records of one pass: good + bad + left_out are all records, each counted once.
 
-    bad: broken records. left_out: valid records with nothing to learn from, such as an empty text, and those that a
-    cleaning rule leaves out; they are listed, but never an error. changed: records by what changes them, a cleaning
-    rule or a repair (`data/formats/repair.py`). roles: records by a field and what it is read as.
-    Damage can hide where records begin (a truncated archive, broken JSON inside an array). The rest of that file then
-    counts as one bad record. Its size is unknown, so no fraction can be computed: it is an error at once, unless all
-    records may be broken (max_bad_fraction=1).
+    bad: broken records. left_out: valid records with nothing to learn from, or that a cleaning rule leaves out; never
+    an error. changed: records by what changes them, a cleaning rule or a repair (`data/formats/repair.py`). roles:
+    records by a field and what it is read as.
+    Damage can hide where records begin (a truncated archive, broken JSON inside an array). The rest of that file is one
+    bad record of unknown size: an error at once, unless all records may be broken (max_bad_fraction=1).
     """
 
     def __init__(self, max_bad_fraction: float = DEFAULT_MAX_BAD, path: Path | None = None) -> None:
@@ -48,8 +48,7 @@ class BadRecords:
         self.changed: Counter[str] = Counter()
         self.roles: Counter[tuple[str, str]] = Counter()
         self.ignored: dict[str, tuple[int, str]] = {}  # field or mark: number of records that have it, the first place
-        self.first: list[str] = []  # of a few kinds of error
-        self._kinds: set[tuple[str, str]] = set()
+        self._first: dict[tuple[str, str], str] = {}  # of a few kinds of error
         self.unread: list[str] = []  # file:line where reading stopped
         self._stream: IO[str] | None = None
 
@@ -57,13 +56,16 @@ class BadRecords:
     def records(self) -> int:
         return self.good + self.bad + self.left_out
 
+    @property
+    def first(self) -> list[str]:
+        """The first error of a few kinds."""
+        return list(self._first.values())
+
     def add(self, error: UserError, file: Path, line: int) -> None:
         """Count a broken record. Raises UserError if it ends its file early, unless max_bad_fraction is 1."""
         self.bad += 1
-        kind = (error.what, str(error.got))
-        if len(self.first) < _NUM_SHOWN and kind not in self._kinds:
-            self._kinds.add(kind)
-            self.first.append(error.line().rstrip("."))
+        if len(self._first) < _NUM_SHOWN:
+            self._first.setdefault((error.what, str(error.got)), error.line().rstrip("."))
         reason = f"{error.what}; got {error.got}" if error.got is not None else error.what
         if isinstance(error, UnrecoverableFileError):
             reason += "; what follows in the file is not read"
@@ -81,14 +83,10 @@ class BadRecords:
         self._list(str(where.path), where.line, "left out", reasons[0])
 
     def keep(self, where: SourceLocation, reasons: Sequence[str]) -> None:
-        """Count a good record, and its fields and marks that change what should be learned and that nothing uses.
-
-        reasons: why parts of it are left out.
-        """
+        """Count a good record. reasons: why parts of it are left out."""
         self.good += 1
         self.reasons.update(reasons)
-        for repair in where.repairs:
-            self.changed[repair] += 1
+        self.changed.update(where.repairs)
         for name, role in where.used.items():
             item = where.names.get(name, name), role
             if role and (item in self.roles or len(self.roles) < _MAX_IGNORED):
@@ -109,64 +107,51 @@ class BadRecords:
         """
         self._close()
         if self.ignored:
-            warnings.warn(self._ignored_note(), stacklevel=3)
+            most_common = sorted(self.ignored.items(), key=lambda item: -item[1][0])
+            names = [
+                f"{name} ({count:,} record{'s' if count > 1 else ''}, the first {first})"
+                for name, (count, first) in most_common
+            ]
+            note = f"in the data but without effect on what is learned: {listing(names, _NUM_IGNORED_SHOWN)}"
+            warnings.warn(note, stacklevel=3)
         examples = "; ".join(self.first)
         if self.bad > self.max_bad_fraction * self.records:
             share = self.bad / self.records
+            hint = f"Correct them, or allow more: data.max_bad_fraction={math.ceil(share * 1000) / 1000}."
             raise UserError(
                 f"{self.bad:,} of {self.records:,} records are broken: {examples}",
                 where=self.path,
                 got=f"{share:.2%}",
                 wanted=f"at most {self.max_bad_fraction:.2%}",
-                next_step=f"Correct them, or allow more: data.max_bad_fraction={math.ceil(share * 1000) / 1000}."
-                if self.good
-                else None,  # then no fraction would do
+                next_step=hint if self.good else None,  # without a good one no fraction would do
             )
         if not self.good:
             counts = [f"{self.left_out:,} are left out{_counted(self.reasons)}"] * bool(self.left_out)
             counts += [f"{self.bad:,} broken: {examples}"] * bool(self.bad)
-            # A rule's reason begins with its name.
-            hint = (
-                "Choose other rules, or none: data.clean=." if any(": " in reason for reason in self.reasons) else None
-            )
+            is_rule = any(": " in reason for reason in self.reasons)  # a rule's reason begins with its name
             what = f"no usable record: {', '.join(counts) or 'the data are empty'}"
-            raise UserError(what, where=self.path, next_step=hint)
+            hint = "Choose other rules, or none: data.clean=."
+            raise UserError(what, where=self.path, next_step=hint if is_rule else None)
 
     def note(self) -> str:
         """A line for the user; empty if nothing was wrong, and all fields have the names that they are read as."""
-        fields = self._fields_note()
-        if not self.bad and not self.left_out and not self.changed.total():
-            return fields
-        where = f", listed in {self.path}" if self.path and (self.bad or self.left_out) else ""
-        note = f"of {self.records:,} records {self.bad:,} are broken and {self.left_out:,} left out"
-        note += f"{_counted(self.reasons)}{where}"
-        if self.changed.total():
-            note += f"; changed{_counted(self.changed)}"
-        if self.unread:
-            suffix = f" and {len(self.unread) - _NUM_SHOWN:,} more" if len(self.unread) > _NUM_SHOWN else ""
-            note += f"; not read to the end: {', '.join(self.unread[:_NUM_SHOWN])}{suffix}"
-        return f"{note}; {fields}" if fields else note
-
-    def _fields_note(self) -> str:
-        """What fields are read as; empty if that is what their names say."""
+        note = ""
+        if self.bad or self.left_out or self.changed.total():
+            note = f"of {self.records:,} records {self.bad:,} are broken and {self.left_out:,} left out"
+            note += _counted(self.reasons)
+            note += f", listed in {self.path}" if self.path and (self.bad or self.left_out) else ""
+            note += f"; changed{_counted(self.changed)}" if self.changed.total() else ""
+            note += f"; not read to the end: {listing(self.unread, _NUM_SHOWN)}" if self.unread else ""
         if all(field in (role, *_PLAIN_NAMES.get(role, ())) for field, role in self.roles):
-            return ""
-        return "read " + ", ".join(f"{field} as {role}" for (field, role), _ in self.roles.most_common(_MAX_FIELDS))
+            return note
+        fields = ", ".join(f"{field} as {role}" for (field, role), _ in self.roles.most_common(_MAX_FIELDS))
+        return f"{note}; read {fields}" if note else f"read {fields}"
 
     def summary(self) -> dict[str, Any]:
         """How many records were read; left out and changed ones with all reasons, where there are any."""
         found = {"left_out": (self.left_out, self.reasons), "changed": (self.changed.total(), self.changed)}
         shown = {name: f"{num:,}{_counted(reasons, len(reasons))}" for name, (num, reasons) in found.items() if num}
         return {"records": self.records, **shown}
-
-    def _ignored_note(self) -> str:
-        most_common = sorted(self.ignored.items(), key=lambda item: -item[1][0])
-        listed = [
-            f"{name} ({count:,} record{'s' if count > 1 else ''}, the first {first})"
-            for name, (count, first) in most_common[:_NUM_IGNORED_SHOWN]
-        ]
-        more = f", and {len(listed_out)} more" if (listed_out := most_common[_NUM_IGNORED_SHOWN:]) else ""
-        return f"in the data but without effect on what is learned: {', '.join(listed)}{more}"
 
     def _close(self) -> None:
         if self._stream is not None:
@@ -210,10 +195,6 @@ def _counted(counts: Counter[str], most: int = _NUM_SHOWN) -> str:
 
 def _file_lost_error(error: UnrecoverableFileError) -> UserError:
     hint = "Repair the file, or continue without the unreadable part: data.max_bad_fraction=1."
-    return UserError(
-        f"{error.what}; nothing after it in the file can be read",
-        where=error.where,
-        got=error.got,
-        wanted=error.wanted,
-        next_step=f"{hint} {error.next_step}" if error.next_step else hint,
-    )
+    what = f"{error.what}; nothing after it in the file can be read"
+    next_step = f"{hint} {error.next_step}" if error.next_step else hint
+    return UserError(what, where=error.where, got=error.got, wanted=error.wanted, next_step=next_step)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penjing.base.errors import UserError
+from penjing.data.formats import schema
 from penjing.data.formats.dispatch import kind_of, unknown_record
 from penjing.data.formats.fields import field_at
 from penjing.data.formats.functions import tools_of
@@ -25,19 +26,7 @@ from penjing.data.formats.pairs import (
     question_field,
     question_of,
 )
-from penjing.data.formats.schema import (
-    ANSWER_FIELDS,
-    CHAT_FIELDS,
-    CHOSEN_FIELDS,
-    LABEL_FIELDS,
-    QUESTION_FIELDS,
-    REFERENCE_FIELDS,
-    REJECTED_FIELDS,
-    TRUTH_FIELDS,
-    Chat,
-    Message,
-    PreferenceRecord,
-)
+from penjing.data.formats.schema import Chat, Message, PreferenceRecord
 from penjing.data.formats.source_location import (
     SourceLocation,
     fields_of,
@@ -61,7 +50,6 @@ def chats_of(record: Mapping[str, Any], where: SourceLocation) -> list[Chat]:
         if not any(message.role == "assistant" for message in messages):
             roles = ", ".join(message.role for message in messages[:8]) or "no message at all"
             raise UserError("no assistant turn", where=where, got=roles, wanted="at least one answer to learn from")
-        where.use(name, "messages")
         chats = [conversation(messages, tools, where)]
     elif prefixes or question_field(record):
         chats = [_from_pair(record, prefix, where) for prefix in prefixes or [""]]
@@ -78,7 +66,7 @@ def _from_pair(record: Mapping[str, Any], prefix: str, where: SourceLocation) ->
     if name is None and (prefix or "instruction" in record):
         raise UserError(f"no field {prefix}output", where=where, got=fields_of(record))
     if name is None:
-        wanted = join_or(ANSWER_FIELDS)
+        wanted = join_or(schema.ANSWER_FIELDS)
         raise UserError("a question without an answer", where=where, got=fields_of(record), wanted=wanted)
     if isinstance(record.get("prompt"), list) or _are_messages(record[name]):
         return _answered(record, name, where, keeps_end=False)
@@ -94,16 +82,14 @@ def _are_messages(value: object) -> bool:
 
 
 def prompt_of(record: Mapping[str, Any], where: SourceLocation) -> Chat:
-    """A conversation that waits for an answer. Assistant turns at its end are dropped, whatever their content: files
-    hold an answer or a placeholder there (MiniMind). Raises UserError.
-    """
+    """A conversation that waits for an answer. Assistant turns at its end are dropped: an answer, or MiniMind's
+    placeholder."""
     refuse_media(record, where)
     if chat_field(record) is None and question_field(record) is None:
-        wanted = join_or((*CHAT_FIELDS[:3], *QUESTION_FIELDS))
+        wanted = join_or((*schema.CHAT_FIELDS[:3], *schema.QUESTION_FIELDS))
         raise UserError("no conversation", where=where, got=fields_of(record), wanted=wanted)
     if name := chat_field(record):
         messages, tools = turns_of(record, name, where)
-        where.use(name, "messages")
     else:
         messages, tools = question_of(record, where)
         messages = [*system_of(record, where), *messages]
@@ -112,19 +98,19 @@ def prompt_of(record: Mapping[str, Any], where: SourceLocation) -> Chat:
     if not messages or messages[-1].role not in ("user", "tool"):
         got = messages[-1].role if messages else "no message at all"
         raise UserError("the last turn asks nothing", where=where, got=got, wanted="a user turn")
-    used = {*where.used, *REFERENCE_FIELDS, *(name.partition(".")[0] for name in TRUTH_FIELDS)}
+    used = {*where.used, *schema.REFERENCE_FIELDS, *(name.partition(".")[0] for name in schema.TRUTH_FIELDS)}
     where.note_ignored(record, used, [message.content for message in messages])
     return conversation(messages, tools, where, keeps_end=True)
 
 
 def with_truth(record: Mapping[str, Any], where: SourceLocation) -> Mapping[str, Any]:
     """The record of a prompt with its reference answer in `gt`, if it has one by another name only."""
-    names = (*REFERENCE_FIELDS[:3], *TRUTH_FIELDS)
+    names = (*schema.REFERENCE_FIELDS[:3], *schema.TRUTH_FIELDS)
     name = next((name for name in names if field_at(record, name) is not None), None)
     if name is None:
         return record
     where.use(name, "reference")
-    return record if name in REFERENCE_FIELDS else {**record, "gt": field_at(record, name)}
+    return record if name in schema.REFERENCE_FIELDS else {**record, "gt": field_at(record, name)}
 
 
 # --- preferences -----------------------------------------------------------------------------------------------------
@@ -133,23 +119,23 @@ def with_truth(record: Mapping[str, Any], where: SourceLocation) -> Mapping[str,
 def preferences_of(record: Mapping[str, Any], where: SourceLocation) -> list[PreferenceRecord]:
     """The one preference of a record."""
     preference = _preference_of(record, where)
-    used = {*where.used, *((*CHAT_FIELDS[:3], "margin") if len(preference.chats) == 2 else LABEL_FIELDS)}
+    used = {*where.used, *((*schema.CHAT_FIELDS[:3], "margin") if len(preference.chats) == 2 else schema.LABEL_FIELDS)}
     where.note_ignored(record, used, [message.content for chat in preference.chats for message in chat.messages])
     return [preference]
 
 
 def _preference_of(record: Mapping[str, Any], where: SourceLocation) -> PreferenceRecord:
     refuse_media(record, where)
-    chosen, rejected = filled(record, CHOSEN_FIELDS), filled(record, REJECTED_FIELDS)
+    chosen, rejected = filled(record, schema.CHOSEN_FIELDS), filled(record, schema.REJECTED_FIELDS)
     if chosen or rejected:
         chats = tuple(_answered(record, name, where) for name in (chosen or "chosen", rejected or "rejected"))
         margin = record.get("margin") or 0.0
-        if isinstance(margin, bool) or not isinstance(margin, (int, float)):
-            raise UserError("field margin is not a number", where=where, got=type_name(margin), wanted="a number")
-        if not abs(margin) <= sys.float_info.max:  # NaN, infinity, or an integer beyond every float
-            raise UserError("field margin is not a number", where=where, got=str(margin)[:40], wanted="a finite number")
+        is_number = isinstance(margin, (int, float)) and not isinstance(margin, bool)
+        if not is_number or not abs(margin) <= sys.float_info.max:  # NaN, infinity, or an integer beyond every float
+            got = str(margin)[:40] if is_number else type_name(margin)
+            raise UserError("field margin is not a number", where=where, got=got, wanted="a finite number")
         return PreferenceRecord(chats=chats, is_chosen=(True, False), margin=float(margin))
-    name = present(record, LABEL_FIELDS)
+    name = present(record, schema.LABEL_FIELDS)
     if name is None:
         wanted = "chosen and rejected, or an answer and label"
         raise UserError("not a preference", where=where, got=fields_of(record), wanted=wanted)
@@ -159,18 +145,14 @@ def _preference_of(record: Mapping[str, Any], where: SourceLocation) -> Preferen
         raise UserError(f"field {name} is not a label", where=where, got=repr(label)[:40], wanted="true or false")
     if field := chat_field(record):
         messages, tools = turns_of(record, field, where)
-        where.use(field, "messages")
         chat = _ends_with_answer(messages, tools, field, where)
     else:
-        answer = answer_field(record) or "completion"
-        chat = _answered(record, answer, where)
+        chat = _answered(record, answer_field(record) or "completion", where)
     return PreferenceRecord(chats=(chat,), is_chosen=(bool(label),))
 
 
 def _answered(record: Mapping[str, Any], name: str, where: SourceLocation, *, keeps_end: bool = True) -> Chat:
-    """The conversation that ends with the answer in field `name`. The field holds a text, a message, messages after the
-    prompt, or all messages.
-    """
+    """The conversation that ends with the answer in a field: a text, a message, messages after the prompt, or all."""
     answer = record.get(name)
     where.use(name, name if name in ("chosen", "rejected") else "answer")
     if answer is None:

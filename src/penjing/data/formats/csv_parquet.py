@@ -13,7 +13,7 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.data.formats.files import format_of, lines
 from penjing.data.formats.hub import is_hub, open_hub
-from penjing.data.formats.source_location import NotTextError, unrecoverable
+from penjing.data.formats.source_location import NotTextError, UnrecoverableFileError, unrecoverable
 
 Line = tuple[int, str | UserError]
 Record = dict[str, Any] | UserError
@@ -23,78 +23,49 @@ _LARGEST_TSV_ROW_CHARACTERS = 1 << 22  # of a row of several lines: the search f
 _OPENING_QUOTE = re.compile(r'(?:^|\t)"')
 
 
-class _BadLine(Exception):
-    """A line that cannot be passed to the CSV parser."""
-
-    def __init__(self, error: UserError) -> None:
-        self.error = error
-        super().__init__(error.line())
-
-
-class _CsvLines:
-    """Lines for the CSV parser. Unlike a generator it continues after raising.
-
-    A line that is not UTF-8 is passed on with its bad bytes replaced, since a quoted field may begin or end in it.
-    error: the error of such a line, until `start_row`.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._lines = lines(path)
-        self.error: UserError | None = None
-        self.ended = False
-
-    def start_row(self) -> None:
-        self.error = None
-
-    def __iter__(self) -> _CsvLines:
-        return self
-
-    def __next__(self) -> str:
-        try:
-            _, line = next(self._lines)
-        except StopIteration:
-            self.ended = True
-            raise
-        if isinstance(line, NotTextError):
-            self.error = self.error or line
-            return line.readable + "\n"
-        if isinstance(line, UserError):
-            raise _BadLine(line)
-        return line + "\n"
+def _readable(line: str | UserError) -> str:
+    """A line; one that is not UTF-8 with its bad bytes replaced, since a quoted field may begin or end in it."""
+    return line if isinstance(line, str) else line.readable if isinstance(line, NotTextError) else ""
 
 
 def csv_records(path: Path) -> Iterator[tuple[int, Record]]:
     """(line, record); a broken row is an error in its place."""
     csv.field_size_limit(_LARGEST_FIELD_CHARACTERS)  # the default of 131,072 refuses a chapter
-    csv_lines = _CsvLines(path)
-    rows = csv.reader(csv_lines, strict=True)
+    errors: list[UserError] = []  # of the lines of a row
+    ended = False
+
+    def csv_lines() -> Iterator[str]:
+        nonlocal ended
+        for _, line in lines(path):
+            if isinstance(line, UserError):
+                errors.append(line)
+            yield _readable(line) + "\n"
+        ended = True
+
+    rows = csv.reader(csv_lines(), strict=True)
     columns: list[str] | None = None
-    line = 1
-    num_bad_lines = 0  # lines that the parser has not counted
     while True:
-        csv_lines.start_row()
+        line = rows.line_num + 1
+        errors.clear()
         try:
             row = next(rows)
         except StopIteration:
             return
-        except _BadLine as error:
-            num_bad_lines += 1
-            yield line, error.error
         except csv.Error as error:
             hint = 'A " inside a quoted field is written "".'
             broken = UserError(f"broken CSV: {error}", where=f"{path}:{line}", next_step=hint)
-            if csv_lines.ended or "field larger" in str(error):  # an unclosed quotation mark consumed all rows
-                yield line, unrecoverable(broken)
+            if ended or "field larger" in str(error):  # an unclosed quotation mark consumed all rows
+                lost = (each for each in errors if isinstance(each, UnrecoverableFileError))
+                yield line, next(lost, unrecoverable(broken))
                 return
-            yield line, csv_lines.error or broken
+            yield line, errors[0] if errors else broken
         else:
-            if csv_lines.error is not None:
-                yield line, csv_lines.error
+            if errors:
+                yield line, errors[0]
             elif row and columns is not None:
                 yield line, _record(row, columns, path, line)
             if row and columns is None:
                 columns = [name.strip() for name in row]
-        line = rows.line_num + num_bad_lines + 1
 
 
 def _record(row: Sequence[str], names: Sequence[str], path: Path, line: int) -> Record:
@@ -116,24 +87,21 @@ def tsv_records(path: Path) -> Iterator[tuple[int, Record]]:
     (line_items,) = tee(lines(path), 1)  # a second tee of it reads ahead without consuming lines
     columns: list[str] | None = None
     for line, item in line_items:
-        if isinstance(item, UserError) and not isinstance(item, NotTextError):
-            yield line, item
-            continue
-        error: UserError | None = item if isinstance(item, NotTextError) else None
-        text = item.readable if isinstance(item, NotTextError) else item
+        error, text = item if isinstance(item, UserError) else None, _readable(item)
         if not text:
+            if error is not None:
+                yield line, error
             continue
         row = text.split("\t")
         if _OPENING_QUOTE.search(text):
-            unquoted = _unquoted(text, line_items, len(columns) if columns else None)
-            if unquoted is not None:
-                row, error = unquoted[0], error or unquoted[1]
-        if columns is None:
-            columns = [name.strip() for name in row]
-            if error is not None:
-                yield line, error
-        else:
+            row, later_error = _unquoted(text, line_items, len(columns) if columns else None) or (row, None)
+            error = error or later_error
+        if columns is not None:
             yield line, error or _record(row, columns, path, line)
+            continue
+        columns = [name.strip() for name in row]
+        if error is not None:
+            yield line, error
 
 
 def _unquoted(text: str, line_items: Iterator[Line], width: int | None) -> tuple[list[str], UserError | None] | None:
@@ -152,15 +120,14 @@ def _unquoted(text: str, line_items: Iterator[Line], width: int | None) -> tuple
         nonlocal num_taken, characters_left, error
         yield text + "\n"
         for _, line in next_lines:
-            if isinstance(line, NotTextError):
-                error, line = error or line, line.readable
-            if isinstance(line, UserError):
+            if not isinstance(line, (str, NotTextError)):
                 return
-            characters_left -= len(line)
-            if characters_left < 0 or (is_complete and width != 1 and line.count("\t") + 1 == width):
+            error, text_line = error or (None if isinstance(line, str) else line), _readable(line)
+            characters_left -= len(text_line)
+            if characters_left < 0 or (is_complete and width != 1 and text_line.count("\t") + 1 == width):
                 return
             num_taken += 1
-            yield line + "\n"
+            yield text_line + "\n"
 
     try:
         row = next(csv.reader(row_lines(), delimiter="\t", strict=True))
@@ -178,14 +145,9 @@ def _unquoted(text: str, line_items: Iterator[Line], width: int | None) -> tuple
 
 def table_records(path: Path) -> Iterator[tuple[int, Record]]:
     """(row, record); a broken file gives an error as the last item."""
-    try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(
-            "reading parquet and arrow needs pyarrow", where=path, next_step="pip install pyarrow"
-        ) from None
+    import pyarrow
+    import pyarrow.ipc
+    import pyarrow.parquet
 
     row, suffix = 0, format_of(path)
     try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.errors import UserError
+from penjing.data.formats import schema
 from penjing.data.formats.csv_parquet import csv_records, table_records, tsv_records
 from penjing.data.formats.epub import epub_documents
 from penjing.data.formats.fields import Columns, standard_record
@@ -15,15 +16,7 @@ from penjing.data.formats.html import html_documents
 from penjing.data.formats.json_values import json_records
 from penjing.data.formats.pairs import answer_field, chat_field, question_field
 from penjing.data.formats.plain_text import plain_documents
-from penjing.data.formats.schema import (
-    CHOSEN_FIELDS,
-    LABEL_FIELDS,
-    QUESTION_FIELDS,
-    REJECTED_FIELDS,
-    ROLES,
-    TEXT_FIELDS,
-    Kind,
-)
+from penjing.data.formats.schema import Kind
 from penjing.data.formats.source_location import SourceLocation, fields_of, present, text_of
 from penjing.data.formats.warc import warc_documents
 
@@ -78,11 +71,11 @@ def first_record(path: Path, columns: Columns | None = None) -> Mapping[str, Any
 
 def record_text(record: Mapping[str, Any], where: SourceLocation) -> str:
     """The text of a document record. Raises UserError if it has none."""
-    name = next((name for name in TEXT_FIELDS if name in record), None)
+    name = next((name for name in schema.TEXT_FIELDS if name in record), None)
     if name is None or (name == "content" and "role" in record):
         kind = kind_of(record)
         hint = None if kind in (None, "documents") else f"This looks like {kind}, not documents: data.format={kind}."
-        wanted = " or ".join(TEXT_FIELDS)
+        wanted = " or ".join(schema.TEXT_FIELDS)
         raise UserError("no field text", where=where, got=fields_of(record), wanted=wanted, next_step=hint)
     where.use(name, "text")
     value = record[name]
@@ -93,7 +86,7 @@ def record_text(record: Mapping[str, Any], where: SourceLocation) -> str:
 
 def kind_of(record: Mapping[str, Any]) -> Kind | None:
     """The kind of data of a record; None if unknown."""
-    if (present(record, CHOSEN_FIELDS) and present(record, REJECTED_FIELDS)) or _is_preference(record):
+    if (present(record, schema.CHOSEN_FIELDS) and present(record, schema.REJECTED_FIELDS)) or _is_preference(record):
         return "preferences"
     field = chat_field(record)
     turns = record[field] if field else None
@@ -104,14 +97,14 @@ def kind_of(record: Mapping[str, Any]) -> Kind | None:
     has_text = _has_text(record)
     if name := question_field(record):
         answer = answer_field(record)
-        if answer is not None and (not has_text or name in QUESTION_FIELDS[:2] or _is_text(record[answer])):
+        if answer is not None and (not has_text or name in schema.QUESTION_FIELDS[:2] or _is_text(record[answer])):
             return "chats"
         return "documents" if has_text else "prompts"
     return "documents" if has_text else None
 
 
 def _has_text(record: Mapping[str, Any]) -> bool:
-    return any(_is_text(record.get(name)) for name in TEXT_FIELDS)
+    return any(_is_text(record.get(name)) for name in schema.TEXT_FIELDS)
 
 
 def _is_text(value: object) -> bool:
@@ -120,7 +113,7 @@ def _is_text(value: object) -> bool:
 
 def _is_preference(record: Mapping[str, Any]) -> bool:
     """Whether a record is an answer with a label: as plain chat data a bad answer would be learned."""
-    if not any(str(record.get(name)).lower() in ("true", "false") for name in LABEL_FIELDS):
+    if not any(str(record.get(name)).lower() in ("true", "false") for name in schema.LABEL_FIELDS):
         return False
     if chat_field(record) and record[chat_field(record) or ""]:
         return True
@@ -134,13 +127,13 @@ def _ends_unanswered(last: object) -> bool:
     if role is None:
         return not last.get("assistant")
     content = last.get("content") or last.get("value") or last.get("tool_calls")
-    return ROLES.get(str(role).lower()) != "assistant" or not content
+    return schema.ROLES.get(str(role).lower()) != "assistant" or not content
 
 
 def unknown_record(record: Mapping[str, Any], where: SourceLocation) -> UserError:
     wanted = "text, conversations, messages, instruction + output, or prompt + response"
     hint = "Name the fields: data.columns=FIELD:text, or FIELD:question,FIELD:answer."
-    inner = next((name for name in TEXT_FIELDS if isinstance(record.get(name), dict)), None)
+    inner = next((name for name in schema.TEXT_FIELDS if isinstance(record.get(name), dict)), None)
     if inner is not None:
         hint = f"Name its fields: data.columns={inner}.FIELD:text, or {inner}.FIELD:question,{inner}.FIELD:answer."
         return UserError(f"field {inner} is an object", where=where, got=fields_of(record[inner]), next_step=hint)

@@ -27,9 +27,8 @@ def parse_columns(items: Sequence[str]) -> Columns:
     for item in items:
         field, _, name = item.rpartition(":")
         if field in columns:
-            raise UserError(
-                "a field is named twice", where="data.columns", got=item, wanted=f"{field}:{columns[field]}"
-            )
+            wanted = f"{field}:{columns[field]}"
+            raise UserError("a field is named twice", where="data.columns", got=item, wanted=wanted)
         if not field or name not in STANDARD_FIELDS:
             hint = suggest(name, STANDARD_FIELDS) if field else "Write FIELD:NAME, such as body:text."
             raise UserError("not a column", where="data.columns", got=item, next_step=hint)
@@ -66,7 +65,8 @@ def _named(record: Mapping[str, Any], columns: Columns, where: SourceLocation) -
     if missing:
         wanted = " or ".join(field for field, name in columns.items() if name == missing[0])
         raise UserError("lacks a field of data.columns", where=where, got=fields_of(record), wanted=wanted)
-    where.unread.update({name: value for name, value in record.items() if not _is_named(name, columns)})
+    read = {*columns, *(field.split(".")[0] for field in columns if field not in record)}
+    where.unread.update({name: value for name, value in record.items() if name not in read})
     return {name: _joined(name, values) for name, values in found.items()}
 
 
@@ -76,10 +76,6 @@ def _joined(name: str, values: list[Any]) -> Any:
     if len(texts) > 1 and all(isinstance(value, str) for value in texts):
         return _JOINED.get(name, "\n").join(texts)
     return (texts or values)[0]
-
-
-def _is_named(name: str, columns: Columns) -> bool:
-    return any(field == name or field.startswith(f"{name}.") for field in columns)
 
 
 @lru_cache(maxsize=256)  # the records of a file have the same fields
@@ -104,12 +100,11 @@ def _in_small_letters(record: Mapping[str, Any], where: SourceLocation) -> Mappi
 
 def _messages_in(text: str, name: str) -> list[Any] | dict[str, Any] | None:
     """The messages, or pairs of a history, that a text spells; None for any other text."""
-    start = text.lstrip()[:1]
-    if start and start in "[{":
-        value = parsed_json(text)
-        items = value if isinstance(value, list) else [value]
-        is_messages = all(isinstance(item, dict) and not {"role", "from", "human"}.isdisjoint(item) for item in items)
-        if name == "history" or name in CHAT_FIELDS or (items and is_messages):
-            return value if isinstance(value, (list, dict)) else None
-        return None
-    return None if name == "history" else transcript_turns(text)
+    if text.lstrip()[:1] not in ("[", "{"):
+        return None if name == "history" else transcript_turns(text)
+    value = parsed_json(text)
+    items = value if isinstance(value, list) else [value]
+    is_messages = all(isinstance(item, dict) and not {"role", "from", "human"}.isdisjoint(item) for item in items)
+    if name == "history" or name in CHAT_FIELDS or (items and is_messages):
+        return value if isinstance(value, (list, dict)) else None
+    return None

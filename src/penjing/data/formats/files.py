@@ -204,11 +204,8 @@ class DataFile:
 def check_ratio(path: Path, num_unpacked: int, num_packed: int) -> None:
     """Raise UserError for an archive that unpacks to suspiciously much."""
     if num_unpacked > max(_UNCHECKED_BYTES, LARGEST_RATIO * num_packed):
-        raise UserError(
-            f"an archive that unpacks to more than {LARGEST_RATIO} times its size",
-            where=path,
-            next_step="Unpack it yourself if you know what it is.",
-        )
+        what = f"an archive that unpacks to more than {LARGEST_RATIO} times its size"
+        raise UserError(what, where=path, next_step="Unpack it yourself if you know what it is.")
 
 
 @dataclass(frozen=True)

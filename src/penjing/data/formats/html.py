@@ -56,16 +56,14 @@ def html_text(
     """The text of a page, a paragraph a line; empty if there is none.
 
     charset: of the HTTP header. keep: the main text, found by trafilatura; or six times as fast by resiliparse, which
-    leaves more boilerplate (F1 0.92, not 0.97); or all text, of a chapter of a book. where: the place for the error
-    line. Raises UserError for a page that is too large, nested so deeply that parsers need minutes, or no text.
+    leaves more boilerplate (F1 0.92, not 0.97); or all text, of a chapter of a book. where: the place, for errors.
     """
     if len(page) > LARGEST_PAGE_BYTES:
         raise UserError(f"a page of more than {LARGEST_PAGE_BYTES >> 20} MiB", where=where)
     text = page if isinstance(page, str) else decode_html(page, charset)
     if "\0" in text or len(_CONTROLS.findall(text)) > len(text) // 100:
-        raise UserError(
-            "zero bytes or control characters in a web page", where=where, next_step="This is a binary file."
-        )
+        what = "zero bytes or control characters in a web page"
+        raise UserError(what, where=where, next_step="This is a binary file.")
     for tag in _LONG_TAG.finditer(text):
         if (number := len(_QUOTED.sub("", tag[0]).split())) > _LARGEST_ATTRIBUTES:
             raise UserError("a tag with too many attributes", where=where, got=number, wanted=_LARGEST_ATTRIBUTES)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from penjing.base.errors import UserError
+from penjing.base.errors import UserError, missing_extra
 from penjing.data.formats.compression import PACKED_ERRORS
 
 _BUFFER_BYTES = 1 << 20
@@ -72,8 +72,7 @@ def _hub_errors(path: Path) -> Iterator[Any]:
 
         yield huggingface_hub.HfFileSystem()
     except ImportError:
-        hint = 'Install it: pip install "penjing[hub]"'
-        raise UserError("the huggingface_hub package is needed", where=_shown(path), next_step=hint) from None
+        raise missing_extra("huggingface_hub", "hub", where=_shown(path)) from None
     except (UserError, *PACKED_ERRORS):
         raise
     except Exception as error:  # of any HTTP library, in any version

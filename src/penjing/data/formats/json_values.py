@@ -19,9 +19,9 @@ _JSON_SPACE = re.compile(r"[ \t\r\n]*")
 
 def json_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | UserError]]:
     """(line, record) of a JSON file; a value that is not a record is yielded as an error."""
-    values = _json_lines(path) if _is_json_lines(path) else JsonStream(path).values()
-    for line, value in values:
-        value = _inner(value) if isinstance(value, str) else value
+    for line, value in _json_lines(path) if _is_json_lines(path) else JsonStream(path).values():
+        if isinstance(value, str) and value.lstrip().startswith("{"):  # a record as text
+            value = _parsed(value, value)
         if isinstance(value, (dict, UserError)):
             yield line, value
         else:
@@ -29,15 +29,11 @@ def json_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | UserError]]
             yield line, UserError("not a record", where=f"{path}:{line}", got=got, wanted="a JSON object {...}")
 
 
-def _inner(text: str) -> Any:
-    """The record that a value spells as text; any other text as it is."""
-    if not text.lstrip().startswith("{"):
-        return text
+def _parsed(text: str | bytes, default: Any = None) -> Any:
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
+        return default
 
 
 def _is_json_lines(path: Path) -> bool:
@@ -45,12 +41,7 @@ def _is_json_lines(path: Path) -> bool:
     first, newline, _ = start.partition(b"\n")
     if first.startswith(b"[") or first.strip() == b"{":
         return False
-    if format_of(path) == "jsonl":
-        return True
-    try:
-        return bool(newline) and isinstance(json.loads(first), dict)
-    except (ValueError, RecursionError):
-        return False
+    return format_of(path) == "jsonl" or (bool(newline) and isinstance(_parsed(first), dict))
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -58,18 +49,13 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         if isinstance(line, UserError):
             yield number, line
         elif line and not line.isspace():
-            yield number, _parse_line(line, path, number)
-
-
-def _parse_line(line: str, path: Path, number: int) -> Any:
-    """The value, or the error as a value."""
-    where = f"{path}:{number}"
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        return broken_json(where, error.msg, error.pos + 1, line[error.pos :])
-    except (RecursionError, ValueError) as error:
-        return _undecodable(where, error)
+            where = f"{path}:{number}"
+            try:
+                yield number, json.loads(line)
+            except json.JSONDecodeError as error:
+                yield number, broken_json(where, error.msg, error.pos + 1, line[error.pos :])
+            except (RecursionError, ValueError) as error:
+                yield number, _undecodable(where, error)
 
 
 def _undecodable(where: str, error: Exception) -> UserError:

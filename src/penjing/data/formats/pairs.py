@@ -8,24 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penjing.base.errors import UserError
+from penjing.data.formats import schema
 from penjing.data.formats.functions import tool_calls_of, tools_of
 from penjing.data.formats.loose_json import parsed_json
 from penjing.data.formats.messages import assistant_turn, field_text, reasoning_of, turns_of
-from penjing.data.formats.schema import (
-    ANSWER_FIELDS,
-    CHAT_FIELDS,
-    CHOICE_FIELDS,
-    KEY_FIELDS,
-    QUESTION_FIELDS,
-    REASONING_FIELDS,
-    TOOL_FIELDS,
-    Message,
-)
+from penjing.data.formats.schema import Message
 from penjing.data.formats.source_location import SourceLocation, filled, present, text_of, type_name
 
 Choices = Sequence[tuple[str, str]]  # letter and text of each
-_CHAT_FIELDS, _CHOICE_FIELDS = frozenset(CHAT_FIELDS), frozenset((*CHOICE_FIELDS, "A"))
-_REASONING_FIELDS = frozenset(REASONING_FIELDS)
+_CHAT_FIELDS, _CHOICE_FIELDS = frozenset(schema.CHAT_FIELDS), frozenset((*schema.CHOICE_FIELDS, "A"))
+_REASONING_FIELDS = frozenset(schema.REASONING_FIELDS)
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LABELLED = re.compile(r"\s*\(?([A-Za-z0-9])[).:、．]\s*(\S.*)", re.DOTALL)
 _KEY = re.compile(r"\s*\(?([A-Za-z0-9])[).:]?\s*")
@@ -35,16 +27,16 @@ def chat_field(record: Mapping[str, Any]) -> str | None:
     """The field of a record that holds messages, if there is one."""
     if _CHAT_FIELDS.isdisjoint(record):
         return None
-    lists = (name for name in CHAT_FIELDS if isinstance(record.get(name), list) and record[name])
-    name = next(lists, None) or present(record, CHAT_FIELDS[:3])
+    lists = (name for name in schema.CHAT_FIELDS if isinstance(record.get(name), list) and record[name])
+    name = next(lists, None) or present(record, schema.CHAT_FIELDS[:3])
     return None if name and record[name] in ([], "") and question_field(record) else name
 
 
 def question_field(record: Mapping[str, Any]) -> str | None:
     """The field of a question outside of messages; Alpaca's `instruction` comes first. A text in `context` alone is one
     if an answer follows it."""
-    name = "instruction" if record.get("instruction") is not None else filled(record, QUESTION_FIELDS)
-    if name is None and isinstance(record.get("context"), str) and filled(record, ANSWER_FIELDS):
+    name = "instruction" if record.get("instruction") is not None else filled(record, schema.QUESTION_FIELDS)
+    if name is None and isinstance(record.get("context"), str) and filled(record, schema.ANSWER_FIELDS):
         return "context"
     return name
 
@@ -52,15 +44,15 @@ def question_field(record: Mapping[str, Any]) -> str | None:
 def answer_field(record: Mapping[str, Any], prefix: str = "") -> str | None:
     """The field of an answer; Alpaca's is `output`, whatever else there is. A question is not its own answer."""
     if "instruction" in record or prefix:
-        return filled(record, [prefix + name for name in ("output", *ANSWER_FIELDS)])
-    return filled(record, [*ANSWER_FIELDS, *(KEY_FIELDS if choices_field(record) else ())])
+        return filled(record, [prefix + name for name in ("output", *schema.ANSWER_FIELDS)])
+    return filled(record, [*schema.ANSWER_FIELDS, *(schema.KEY_FIELDS if choices_field(record) else ())])
 
 
 def choices_field(record: Mapping[str, Any]) -> str | None:
     """The field of choices; `A` if they are in columns of their own."""
     if _CHOICE_FIELDS.isdisjoint(record):
         return None
-    name = next((name for name in CHOICE_FIELDS if record.get(name)), None)
+    name = next((name for name in schema.CHOICE_FIELDS if record.get(name)), None)
     return name or ("A" if all(isinstance(record.get(name), str) for name in "AB") else None)
 
 
@@ -70,9 +62,8 @@ def question_of(record: Mapping[str, Any], where: SourceLocation) -> tuple[list[
     Empty if there is no such field, or if it is blank.
     """
     tools = tools_of(record, where)
-    name = present(record, QUESTION_FIELDS[:2]) or chat_field(record)
-    if name is not None and (name in CHAT_FIELDS or isinstance(record[name], list)):
-        where.use(name, "messages")
+    name = present(record, schema.QUESTION_FIELDS[:2]) or chat_field(record)
+    if name is not None and (name in schema.CHAT_FIELDS or isinstance(record[name], list)):
         messages, message_tools = turns_of({name: record[name]}, name, where)
         return messages, message_tools or tools
     name = question_field(record)
@@ -81,22 +72,16 @@ def question_of(record: Mapping[str, Any], where: SourceLocation) -> tuple[list[
 
 
 def pair_question(record: Mapping[str, Any], prefix: str, where: SourceLocation) -> list[Message]:
-    """The history and the question of a record. prefix: of Alpaca's field names.
-
-    A text in `context` comes before a question, but after an instruction. The choices follow, one a line.
-    """
+    """The history and the question of a record; the choices follow it, one a line. prefix: of Alpaca's field names."""
     messages = _history(record, where)
-    name = question_field(record)
-    if prefix or name == "instruction":
-        asked = present(record, ("question",)) if not prefix else None
-        names = [prefix + "instruction", prefix + "input", *([asked] if asked else []), "context"]
-        parts = [field_text(record, name, where, "question") for name in names]
-        question = "\n".join(part for part in parts if part.strip())
+    name = question_field(record) or ""
+    if prefix or name == "instruction":  # a context comes after an instruction, but before a question
+        asked = ["question"] if not prefix and record.get("question") is not None else []
+        names, between = [prefix + "instruction", prefix + "input", *asked, "context"], "\n"
     else:
-        assert name is not None
-        names = ["context", name] if name != "context" else [name]
-        parts = [field_text(record, name, where, "question") for name in names]
-        question = "\n\n".join(part for part in parts if part.strip()) if parts[0] else parts[-1]
+        names, between = ["context", name] if name != "context" else [name], "\n\n"
+    parts = [field_text(record, name, where, "question") for name in names]
+    question = between.join(part for part in parts if part.strip()) or parts[-1]
     choices = choices_of(record, where)
     if any(text != letter for letter, text in choices):
         question = "\n".join([question, *(f"{letter}. {text}" for letter, text in choices)])
@@ -107,10 +92,10 @@ def pair_answer(record: Mapping[str, Any], name: str, where: SourceLocation) -> 
     """The answer in a field: a text, one of the choices, or calls of the record's tools (xLAM's `answers`)."""
     value = record.get(name)
     if choices := choices_of(record, where):
-        key = filled(record, KEY_FIELDS) or name
+        key = filled(record, schema.KEY_FIELDS) or name
         where.use(key, "answer")
         value = _chosen(record.get(key), choices, key, where)
-    elif any(record.get(field) for field in TOOL_FIELDS) and (calls := _calls(value, name, where)):
+    elif any(record.get(field) for field in schema.TOOL_FIELDS) and (calls := _calls(value, name, where)):
         where.use(name, "answer")
         return Message(role="assistant", content="", tool_calls=calls)
     where.use(name, "answer")
@@ -118,11 +103,9 @@ def pair_answer(record: Mapping[str, Any], name: str, where: SourceLocation) -> 
         value = next(iter(value["text"]), "")
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf:
         value = str(value)
-    reasoning = ""
-    if not _REASONING_FIELDS.isdisjoint(record):
-        reasoning = reasoning_of(record, where)
-        for field in _REASONING_FIELDS.intersection(record):
-            where.use(field, "thought")
+    reasoning = reasoning_of(record, where)
+    for field in _REASONING_FIELDS.intersection(record):
+        where.use(field, "thought")
     return assistant_turn(text_of(value, where.names.get(name, name), where), reasoning)
 
 
@@ -134,19 +117,19 @@ def _calls(value: object, name: str, where: SourceLocation) -> tuple[dict[str, A
 
 
 def _history(record: Mapping[str, Any], where: SourceLocation) -> list[Message]:
-    messages: list[Message] = []
     history = record.get("history") or []
     where.used.setdefault("history", "")
     if isinstance(history, str) and not history.strip():
         return []
-    if not isinstance(history, (list, tuple)):
+    if not isinstance(history, list):
         raise UserError("field history is not a list", where=where, got=type_name(history), wanted="a list of pairs")
+    messages: list[Message] = []
     for pair in history:
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+        if not isinstance(pair, list) or len(pair) != 2:
             got = type_name(pair)
             raise UserError("field history is not pairs", where=where, got=got, wanted="[question, answer]")
-        messages.append(Message(role="user", content=text_of(pair[0], "history", where)))
-        messages.append(assistant_turn(text_of(pair[1], "history", where)))
+        question, answer = (text_of(text, "history", where) for text in pair)
+        messages += [Message(role="user", content=question), assistant_turn(answer)]
     if messages:
         where.use("history", "history")
     return messages
@@ -169,26 +152,22 @@ def choices_of(record: Mapping[str, Any], where: SourceLocation) -> Choices:
     value = record[name]
     if isinstance(value, str):
         value = parsed_json(value) or [line for line in value.splitlines() if line.strip()]
-    if isinstance(value, dict) and isinstance(value.get("text"), list):  # ARC
-        labels = value.get("label")
-        texts = value["text"]
-    elif isinstance(value, dict):
-        labels, texts = list(value), list(value.values())
+    labels, texts = None, value
+    if isinstance(value, dict):  # ARC's lists, or texts by letter
+        is_lists = isinstance(value.get("text"), list)
+        labels, texts = (value.get("label"), value["text"]) if is_lists else (list(value), list(value.values()))
     elif isinstance(value, list) and all(isinstance(item, dict) for item in value):
         labels, texts = [item.get("label") for item in value], [item.get("text") for item in value]
-    else:
-        labels, texts = None, value
     if not isinstance(texts, list) or not texts or not all(isinstance(text, (str, int, float)) for text in texts):
         raise UserError(f"field {name} is not choices", where=where, got=type_name(value), wanted="a list of texts")
     texts = [text_of(str(text), name, where) for text in texts]
     if isinstance(labels, list) and len(labels) == len(texts) and all(isinstance(label, str) for label in labels):
         return list(zip(labels, texts, strict=True))
-    found = [_LABELLED.fullmatch(text) for text in texts]
-    if all(found):
-        return [(match[1], match[2]) for match in found if match]
-    return [
-        (_LETTERS[number] if len(texts) <= len(_LETTERS) else str(number), text) for number, text in enumerate(texts)
-    ]
+    found = [match for text in texts if (match := _LABELLED.fullmatch(text))]
+    if len(found) == len(texts):
+        return [(match[1], match[2]) for match in found]
+    has_letters = len(texts) <= len(_LETTERS)
+    return [(_LETTERS[number] if has_letters else str(number), text) for number, text in enumerate(texts)]
 
 
 def _chosen(key: object, choices: Choices, name: str, where: SourceLocation) -> str:

@@ -9,22 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.errors import UserError
+from penjing.data.formats import schema
 from penjing.data.formats.bad_records import BadRecords, NoBadRecords
 from penjing.data.formats.conversations import chats_of, preferences_of, prompt_of, with_truth
 from penjing.data.formats.dispatch import first_record, kind_of, named_records, record_text, rows_of
 from penjing.data.formats.fields import Columns, standard_record
 from penjing.data.formats.files import format_of, list_files, no_record_error
 from penjing.data.formats.repair import is_blank
-from penjing.data.formats.schema import (
-    REFERENCE_FIELDS,
-    SEPARATOR,
-    SWITCH_FIELDS,
-    TEXT_FORMATS,
-    Chat,
-    Document,
-    Kind,
-    PreferenceRecord,
-)
+from penjing.data.formats.schema import Chat, Document, Kind, PreferenceRecord
 from penjing.data.formats.source_location import SourceLocation, unrecoverable
 
 
@@ -85,7 +77,7 @@ def _rows(path: Path, text_holds: str) -> Iterator[tuple[int, Any]]:
     """(line, text or record) of a file; if it cannot be opened or read to the end, an error is the last item."""
     line = 0
     try:
-        if text_holds and format_of(path) in TEXT_FORMATS:
+        if text_holds and format_of(path) in schema.TEXT_FORMATS:
             yield 1, UserError(f"a text holds {text_holds}", where=path, wanted="jsonl, json, csv or parquet")
             return
         for line, value in rows_of(path):
@@ -101,10 +93,11 @@ def _documents_of(value: Any, where: SourceLocation) -> Sequence[Document]:
     """The documents of a text or record, separated by `<|endoftext|>`."""
     text = value if isinstance(value, str) else record_text(value, where)
     if not isinstance(value, str):
-        where.note_ignored(value, {*where.used, *(name for name in SWITCH_FIELDS if value.get(name) == 1)}, (text,))
+        switches = {name for name in schema.SWITCH_FIELDS if value.get(name) == 1}
+        where.note_ignored(value, switches.union(where.used), (text,))
     texts = [text]
-    if SEPARATOR in text and format_of(where.path) != "py":
-        texts = [part.strip("\n") for part in text.split(SEPARATOR)]
+    if schema.SEPARATOR in text and format_of(where.path) != "py":
+        texts = [part.strip("\n") for part in text.split(schema.SEPARATOR)]
     texts = [text for text in texts if text and not text.isspace()] or [""]
     for text in texts:
         where.note_marks(text)
@@ -131,7 +124,7 @@ def _chat_lacks(chat: Chat) -> str:
 def _prompts_of(record: Mapping[str, Any], where: SourceLocation) -> Sequence[Chat]:
     prompt = prompt_of(record, where)
     fields = with_truth({**where.unread, **record}, where)
-    for name in REFERENCE_FIELDS:
+    for name in schema.REFERENCE_FIELDS:
         where.unread.pop(name, None)
     return [replace(prompt, fields=fields)]
 
@@ -170,7 +163,7 @@ def sniff(path: Path, columns: Columns | None = None) -> Kind:
     chat record makes it chats. Raises `UserError` for an unknown kind.
     """
     first = list_files([path])[0]
-    if format_of(first) in TEXT_FORMATS:
+    if format_of(first) in schema.TEXT_FORMATS:
         return "documents"
     kind = kind_of(first_record(first, columns))
     assert kind is not None

@@ -27,10 +27,7 @@ GREETING = "a greeting before the first question kept, but not learned"
 def repaired(
     messages: Sequence[Message], tools: tuple[dict[str, Any], ...], where: SourceLocation, *, keeps_end: bool = False
 ) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
-    """The messages and tools after all rules. keeps_end: the last message stays, even if it is empty.
-
-    Raises UserError for turns of one role that cannot become one.
-    """
+    """The messages and tools after all rules. keeps_end: the last message stays, even if it is empty."""
     if messages and messages[0].role == "system":
         text, listed = tools_in(messages[0].content, where)
         if listed and tools in ((), listed):
@@ -87,10 +84,9 @@ def is_blank(message: Message) -> bool:
 def _without_blanks(turns: list[Message], where: SourceLocation, *, keeps_end: bool) -> list[Message]:
     """The turns that are not blank. All of them, if no answer would be left to learn."""
     kept = []
-    for number, turn in enumerate(turns):
-        is_end = number == len(turns) - 1
-        is_thought = turn.reasoning_content and not is_end and turns[number + 1].role == "assistant"
-        if turn.role == "tool" or not is_blank(turn) or is_thought or (is_end and keeps_end):
+    for turn, following in zip(turns, [*turns[1:], None], strict=True):
+        is_thought = turn.reasoning_content and following is not None and following.role == "assistant"
+        if turn.role == "tool" or not is_blank(turn) or is_thought or (keeps_end and following is None):
             kept.append(turn)
     if len(kept) == len(turns):
         return turns
@@ -113,8 +109,8 @@ def _joined(first: Message, second: Message, where: SourceLocation) -> Message |
     if is_blank(first):  # a thought in a turn of its own
         return replace(second, reasoning_content=thoughts)
     if second.reasoning_content.strip():
-        wanted = "a question between two answers"
-        raise UserError("a thought follows an answer: roles out of order", where=where, wanted=wanted)
+        what = "a thought follows an answer: roles out of order"
+        raise UserError(what, where=where, wanted="a question between two answers")
     where.repairs.add(MERGED)
     content = first.content if first == second else f"{first.content}\n\n{second.content}".rstrip()
     return replace(second, content=content, reasoning_content=thoughts)
@@ -122,8 +118,9 @@ def _joined(first: Message, second: Message, where: SourceLocation) -> Message |
 
 def _without_greeting(turns: list[Message], where: SourceLocation) -> list[Message]:
     """The turns, of which those of the assistant before the first question are not learned."""
-    first_user = next((number for number, turn in enumerate(turns) if turn.role == "user"), len(turns))
-    for number, turn in enumerate(turns[:first_user]):
+    for number, turn in enumerate(turns):
+        if turn.role == "user":
+            break
         if turn.role == "assistant":
             where.repairs.add(GREETING)
             turns[number] = replace(turn, is_target=False)

@@ -74,22 +74,17 @@ def unrecoverable(error: UserError, where: object = None) -> UnrecoverableFileEr
 
 def present(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """The first of `names` whose value in the record is not null."""
-    for name in names:
-        if record.get(name) is not None:
-            return name
-    return None
+    return next((name for name in names if record.get(name) is not None), None)
 
 
 def filled(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """The first of `names` whose value is more than white space, else the first that the record has."""
     here = [name for name in names if name in record]
-    return next(
-        (name for name in here if record[name] is not None and not _is_blank(record[name])), here[0] if here else None
-    )
-
-
-def _is_blank(value: object) -> bool:
-    return isinstance(value, str) and not value.strip()
+    for name in here:
+        value = record[name]
+        if value is not None and not (isinstance(value, str) and not value.strip()):
+            return name
+    return here[0] if here else None
 
 
 def fields_of(record: Mapping[Any, Any]) -> str:
@@ -117,11 +112,8 @@ def text_of(value: object, field: str, where: SourceLocation) -> str:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise UserError(
-                f"field {field} has half a character",
-                where=where,
-                got=f"\\u{ord(value[error.start]):04x} without its pair at character {error.start + 1}",
-            ) from None
+            got = f"\\u{ord(value[error.start]):04x} without its pair at character {error.start + 1}"
+            raise UserError(f"field {field} has half a character", where=where, got=got) from None
     return value
 
 

@@ -26,9 +26,8 @@ def standard_input() -> Path:
     Raises UserError for a terminal, and for more than 4 GiB or half of the space left for temporary files.
     """
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
-        raise UserError(
-            "standard input is no data", where="-", wanted="a pipe, as in `zcat a.jsonl.gz | penjing ... -`"
-        )
+        wanted = "a pipe, as in `zcat a.jsonl.gz | penjing ... -`"
+        raise UserError("standard input is no data", where="-", wanted=wanted)
     folder = tempfile.TemporaryDirectory(prefix="penjing-")
     _folders.append(folder)
     limit = min(LARGEST_INPUT_BYTES, shutil.disk_usage(folder.name).free // 2)
@@ -40,12 +39,8 @@ def standard_input() -> Path:
         while chunk:
             size += len(chunk)
             if size > limit:
-                raise UserError(
-                    "standard input is too long to copy to a temporary file",
-                    where="-",
-                    wanted=f"at most {limit:,} bytes",
-                    next_step="Write it to a file, and name that.",
-                )
+                what, wanted = "standard input is too long to copy to a temporary file", f"at most {limit:,} bytes"
+                raise UserError(what, where="-", wanted=wanted, next_step="Write it to a file, and name that.")
             file.write(chunk)
             chunk = stream.read(_CHUNK_BYTES)
     return path

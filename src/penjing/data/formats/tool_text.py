@@ -39,6 +39,8 @@ def parts_of(content: str, names: Collection[str], where: SourceLocation) -> lis
     names: of the tools on offer. Text may follow a call of one of them; a call of another that is not at the end is an
     example in a text.
     """
+    if "<" not in content and "[" not in content:
+        return None
     if names and content.lstrip().startswith("[") and (calls := _python_calls(content.strip(), names)):
         return [("calls", calls)]
     if not any(mark in content for mark in _MARKS):

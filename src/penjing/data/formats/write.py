@@ -9,19 +9,12 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.base.files import atomic_write
-from penjing.data.formats.schema import (
-    CHAT_FIELDS,
-    QUESTION_FIELDS,
-    SYSTEM_FIELDS,
-    TOOL_FIELDS,
-    Chat,
-    Document,
-    Message,
-    PreferenceRecord,
-)
+from penjing.data.formats import schema
+from penjing.data.formats.schema import Chat, Document, Message, PreferenceRecord
 
 # Fields of a conversation, which `messages` and `tools` replace
-_SHAPE = {*CHAT_FIELDS, *QUESTION_FIELDS, *SYSTEM_FIELDS, *TOOL_FIELDS, "instruction", "input", "history", "context"}
+_SHAPE = {*schema.CHAT_FIELDS, *schema.QUESTION_FIELDS, *schema.SYSTEM_FIELDS, *schema.TOOL_FIELDS}
+_SHAPE |= {"instruction", "history", "context"}
 
 
 def write_jsonl(path: Path, records: Iterable[Mapping[str, Any]]) -> int:
