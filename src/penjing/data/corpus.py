@@ -194,10 +194,9 @@ class Corpus:
         for name, value in self._choices.items():
             made = made_from.get(name, _UNCHANGED[name]) if made_from else value
             if made != value:
-                wanted = f"{made}, as in {folder / 'done.json'}, or the text itself as data.train"
-                raise UserError(
-                    "these tokens were made with another setting", where=f"data.{name}", got=value, wanted=wanted
-                )
+                what, wanted = "these tokens were made with another setting", f"{made}, as in {folder / 'done.json'}"
+                hint = "Or give the text itself as data.train."
+                raise UserError(what, where=f"data.{name}", got=value, wanted=wanted, next_step=hint)
         return folder
 
     def counts(self, listed: Path | None = None) -> BadRecords:

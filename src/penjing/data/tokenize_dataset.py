@@ -83,11 +83,8 @@ def prepare_chats(
     Raises UserError if a split is empty, and for `thinking` with a template that is not ours.
     """
     if thinking is not None and not tokenizer.is_ours:
-        raise UserError(
-            "has no effect: this tokenizer's own chat template decides how thoughts are written",
-            where="data.thinking",
-            next_step="Leave it out.",
-        )
+        what = "has no effect: this tokenizer's own chat template decides how thoughts are written"
+        raise UserError(what, where="data.thinking", next_step="Leave it out.")
     bad_records = bad_records or NoBadRecords()
     skipped = shortened = shortest = 0  # shortest: of the conversations that do not fit
 
@@ -154,8 +151,7 @@ def _has_content(message: Message) -> bool:
 def _truncate_to_fit(
     tokenizer: Tokenizer, chat: Chat, max_tokens: int, thinking: bool | None
 ) -> tuple[tuple[EncodedChat, tuple[Message, ...], bool] | None, int]:
-    """The longest run of exchanges that fits in `max_tokens` ids, and whether any was dropped; None if none fits. Then
-    the length of the last run that was tried."""
+    """The longest run of exchanges that fits, and whether any was dropped; None if none fits. Then the last length."""
     length = 0
     for count, messages in enumerate(_prefixes(chat.messages)):
         rendered = render(tokenizer, messages, chat.tools, thinking=thinking)

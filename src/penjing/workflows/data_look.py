@@ -45,9 +45,7 @@ def data_look(
             _print_group(found, console, is_measured=tokenizer is not None)
     if as_json:
         unread = [{"file": str(error.where), "reason": error.line()} for error in errors]
-        print(
-            json.dumps({"groups": [group.as_json() for group in groups], "not_understood": unread}, ensure_ascii=True)
-        )
+        print(json.dumps({"groups": [group.as_json() for group in groups], "not_understood": unread}))
     if not groups:
         first, *others = errors
         if not others:

@@ -5,27 +5,9 @@ Files: `.txt` `.md` (cut into documents), `.py` and `.html` (one document), `.wa
 `.zst`; `.epub` (a document for each chapter), `.parquet` and `.arrow` (of `datasets`).
 In a `.tsv` a quotation mark is an ordinary character, unless a pair encloses a whole field.
 
-A document record has its text in `text`, else `content`, else `raw_content`; the text is not changed.
-A chat record may have any of these shapes, detected for each record:
-
-- MiniMind   {"conversations": [{"role", "content", "reasoning_content"?, "tools"?, "tool_calls"?}]}
-- OpenAI     {"messages": [{"role", "content", "tool_calls"?}], "tools"?}
-- ShareGPT   {"conversations": [{"from": "human|gpt|system|function_call|observation", "value"}], "system"?, "tools"?}
-- Firefly    {"conversation": [{"human", "assistant"}]}
-- Alpaca     {"instruction", "input"?, "output", "system"?, "history"?}; with `en_` and `zh_` fields it is two chats
-- plain      {"prompt" | "question", "response" | "answer" | "completion" | "std_answer", "system"?}
-
-docs/data.md lists all field names. A thought or tool calls written as text in an answer are read as such. Fields and
-marks that change what should be learned, and that nothing uses, are counted in `BadRecords.ignored` and in a warning.
-
-A prompt is such a record without its last answer; an answer there is ignored.
-
-A preference record is a pair or one labelled answer. An answer that is a list of messages may include the prompt:
-
-- pair       {"chosen": [messages], "rejected": [messages]}, or answers (text or one message) to the question in
-             "prompt" (text or messages), in a field of messages or in Alpaca's fields
-- labelled   {"prompt", "completion", "label": true | false}; Alpaca, or a chat in any field of messages, with "label"
-             (or "kto_tag")
+docs/data.md lists the shapes and field names of records; the shape is detected for each record. A thought or tool calls
+written as text in an answer are read as such. Fields and marks that change what should be learned, and that nothing
+uses, are counted in `BadRecords.ignored` and in a warning.
 
 Everything is read lazily: memory holds one record (a JSON array is decoded value by value), never a file.
 """

@@ -81,19 +81,22 @@ def decodes(chunks: Iterable[bytes], encoding: str, *, final: bool = True) -> bo
 
 
 def _is_chinese(text: str) -> bool:
-    han = [char for char in text if "\u4e00" <= char <= "\u9fff"]
     num_wide = sum(char > "\x7f" for char in text)
     marks = sum("\u3000" <= char <= "\u303f" or "\uff00" <= char <= "\uffef" or char in "‘’“”—…·" for char in text)
-    common = sum(char in _COMMON_HAN for char in han)
-    return len(han) >= max(_FEWEST_HAN, 0.9 * num_wide - marks) and common > _LEAST_COMMON * len(han)
+    num_han, common = _common_share(text)
+    return num_han >= max(_FEWEST_HAN, 0.9 * num_wide - marks) and common > _LEAST_COMMON
 
 
 def _chinese_score(head: bytes, encoding: str) -> float:
     text = head.decode(encoding, errors="replace")
+    num_han, common = _common_share(text)
+    return 0.0 if num_han < 4 or text.count("\ufffd") > 1 + len(text) // 100 else common
+
+
+def _common_share(text: str) -> tuple[int, float]:
+    """The number of Han characters, and the share of the most common ones of them."""
     han = [char for char in text if "\u4e00" <= char <= "\u9fff"]
-    if len(han) < 4 or text.count("\ufffd") > 1 + len(text) // 100:
-        return 0.0
-    return sum(char in _COMMON_HAN for char in han) / len(han)
+    return len(han), sum(char in _COMMON_HAN for char in han) / max(1, len(han))
 
 
 class ChunkReader(io.RawIOBase):

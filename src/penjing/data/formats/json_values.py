@@ -49,24 +49,20 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
         if isinstance(line, UserError):
             yield number, line
         elif line and not line.isspace():
-            where = f"{path}:{number}"
             try:
                 yield number, json.loads(line)
-            except json.JSONDecodeError as error:
-                yield number, broken_json(where, error.msg, error.pos + 1, line[error.pos :])
             except (RecursionError, ValueError) as error:
-                yield number, _undecodable(where, error)
+                yield number, _broken_json(f"{path}:{number}", error, line)
 
 
-def _undecodable(where: str, error: Exception) -> UserError:
+def _broken_json(where: str, error: Exception, text: str, column: int = 0) -> UserError:
+    """The error of a text that is no JSON. column: of the error, if the text does not begin with its line."""
+    if isinstance(error, json.JSONDecodeError):
+        got = repr(text[error.pos : error.pos + 20]) if text[error.pos :] else "the end"
+        return UserError(f"broken JSON at column {column or error.pos + 1}: {error.msg}", where=where, got=got)
     if isinstance(error, RecursionError):
         return UserError("JSON nested too deeply", where=where)
     return UserError(f"broken JSON: {error}", where=where)  # an integer of thousands of digits
-
-
-def broken_json(where: str, message: str, column: int, remaining: str) -> UserError:
-    got = repr(remaining[:20]) if remaining else "the end"
-    return UserError(f"broken JSON at column {column}: {message}", where=where, got=got)
 
 
 class JsonStream:
@@ -109,22 +105,21 @@ class JsonStream:
     def _step_to_next_item(self) -> bool:
         char = self._next()
         if char not in ("", ",", "]"):
-            raise broken_json(self._where(), "wanted , or ]", self._column(self.position), self._remaining())
+            raise self._broken("wanted , or ]")
         if char:
             self._move(self.position + 1)
         if char == "]" and self._next():
-            raise broken_json(self._where(), "text after the array", self._column(self.position), self._remaining())
+            raise self._broken("text after the array")
         return char != "]"
 
     def _where(self) -> str:
         return f"{self.path}:{self.line}"
 
-    def _remaining(self) -> str:
-        return self.buffer[self.position : self.position + 20]
-
-    def _column(self, position: int) -> int:
-        last = self.buffer.rfind("\n", self.position, position)
-        return position - (last if last >= 0 else self.line_start - 1)
+    def _broken(self, message: str, position: int | None = None) -> UserError:
+        """The error at a position, else at the present one."""
+        self._move(self.position if position is None else position)
+        error = json.JSONDecodeError(message, self.buffer, self.position)
+        return _broken_json(self._where(), error, self.buffer, self.position - self.line_start + 1)
 
     def _move(self, position: int) -> None:
         last = self.buffer.rfind("\n", self.position, position)
@@ -168,13 +163,10 @@ class JsonStream:
                 # 16: the longest literal or escape that a block boundary can split
                 may_be_incomplete = error.msg.startswith("Unterminated string") or error.pos >= len(self.buffer) - 16
                 offset = error.pos - self.position
-                if may_be_incomplete and self._fill():
-                    continue
-                position = self.position + offset
-                line = self.line + self.buffer.count("\n", self.position, position)
-                remaining = self.buffer[position : position + 20]
-                raise broken_json(f"{self.path}:{line}", error.msg, self._column(position), remaining) from None
+                if not (may_be_incomplete and self._fill()):
+                    raise self._broken(error.msg, self.position + offset) from None
+                continue
             except (RecursionError, ValueError) as error:
-                raise _undecodable(self._where(), error) from None
+                raise _broken_json(self._where(), error, "") from None
             self._move(end)
             return value
