@@ -9,12 +9,12 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.data import preference_shards as module
+from penjing.data.chat.render import EncodedChat
 from penjing.data.corpus import Split, by_hash, split_key
 from penjing.data.formats import BadRecords, Message, read_preferences
 from penjing.data.preference_shards import (
     PreferenceShards,
     PreferenceShardWriter,
-    TokenAnswer,
     TokenGroup,
     encode,
     prepare_groups,
@@ -222,9 +222,9 @@ def test_answers_to_different_questions_are_no_pair(tmp_path, tokenizer):
 
 def groups():
     return [
-        TokenGroup([1, 2, 3], (TokenAnswer([4, 5], [1, 1]), TokenAnswer([6], [1])), (True, False), 0.5),
-        TokenGroup([7], (TokenAnswer([8, 9, 10], [1, 0, 1]),), (False,)),
-        TokenGroup([1, 1], (TokenAnswer([2], [1]), TokenAnswer([3, 3], [1, 1])), (True, False)),
+        TokenGroup([1, 2, 3], (EncodedChat([4, 5], [1, 1]), EncodedChat([6], [1])), (True, False), 0.5),
+        TokenGroup([7], (EncodedChat([8, 9, 10], [1, 0, 1]),), (False,)),
+        TokenGroup([1, 1], (EncodedChat([2], [1]), EncodedChat([3, 3], [1, 1])), (True, False)),
     ]
 
 

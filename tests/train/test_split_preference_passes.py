@@ -11,7 +11,7 @@ from small_models import small_model
 
 from penjing.data.chat.render import EncodedChat
 from penjing.data.formats import Message
-from penjing.data.preference_shards import TokenAnswer, TokenGroup
+from penjing.data.preference_shards import TokenGroup
 from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.model.lora import Lora, adapted, add_adapter
 from penjing.model.value_head import ScalarHead
@@ -28,7 +28,7 @@ ENGINE = Single(torch.device("cpu"))
 
 def test_each_question_gets_the_answers_of_another_one_which_count_for_nothing_else():
     """KTO's estimate, arXiv:2402.01306 section 4.2. A prompt and its answer carry the same number here."""
-    groups = [TokenGroup([n], (TokenAnswer([100 + n, 0], [1, 1]),), (n % 2 == 0,)) for n in range(7)]
+    groups = [TokenGroup([n], (EncodedChat([100 + n, 0], [1, 1]),), (n % 2 == 0,)) for n in range(7)]
     half = _PreferenceSplit(groups, RUN, mismatched=True)
     partners = []
     for number in range(7):
@@ -43,7 +43,7 @@ def test_each_question_gets_the_answers_of_another_one_which_count_for_nothing_e
 
 
 def test_without_mismatched_answers_a_pair_is_a_pair():
-    group = TokenGroup([5], (TokenAnswer([6, 0], [1, 1]), TokenAnswer([7, 8, 0], [1, 0, 1])), (True, False), 0.5)
+    group = TokenGroup([5], (EncodedChat([6, 0], [1, 1]), EncodedChat([7, 8, 0], [1, 0, 1])), (True, False), 0.5)
     made_of = _PreferenceSplit([group], RUN, mismatched=False).group(0)
     assert [list(answer.ids) for answer in made_of.answers] == [[6, 0], [7, 8, 0]]
     assert [answer.weights for answer in made_of.answers] == [None, [1.0, 0.0, 1.0]]

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
-from penjing.data.chat.render import render
+from penjing.data.chat.render import EncodedChat, render
 from penjing.data.clean.rule import place_of
 from penjing.data.corpus import Placed, Split
 from penjing.data.formats import BadRecords, Chat, NoBadRecords, PreferenceRecord
@@ -31,19 +31,14 @@ META = "groups.json"
 
 
 @dataclass(frozen=True, slots=True)
-class TokenAnswer:
-    """ids: an answer with its end-of-turn token. weights: 1 for tokens of the model, 0 for tool results."""
-
-    ids: list[int]
-    weights: list[int]
-
-
-@dataclass(frozen=True, slots=True)
 class TokenGroup:
-    """A prompt, its answers, whether each is chosen, and by how much the first is better."""
+    """A prompt, its answers with their end-of-turn tokens, whether each is chosen, and by how much the first is better.
+
+    Answers have weight 0 where tools speak.
+    """
 
     prompt: list[int]
-    answers: tuple[TokenAnswer, ...]
+    answers: tuple[EncodedChat, ...]
     is_chosen: tuple[bool, ...]
     margin: float = 0.0
 
@@ -87,7 +82,7 @@ def encode(record: PreferenceRecord, tokenizer: Tokenizer) -> TokenGroup:
             end -= 1
         if end <= answer_start:
             raise _answer_missing(record)
-        answers.append(TokenAnswer(encoded.ids[answer_start:end], encoded.weights[answer_start:end]))
+        answers.append(EncodedChat(encoded.ids[answer_start:end], encoded.weights[answer_start:end]))
     return TokenGroup(first.ids[:answer_start], tuple(answers), record.is_chosen, record.margin)
 
 
@@ -134,7 +129,7 @@ class PreferenceShards(ArrayFolder):
         prompt_begin, prompt_end = (int(position) for position in self.prompt_G2[index])
         first, last = int(self.first_G[index]), int(self.first_G[index + 1])
         answers = tuple(
-            TokenAnswer(self._token_N[start:end].tolist(), self._weight_N[start:end].tolist())
+            EncodedChat(self._token_N[start:end].tolist(), self._weight_N[start:end].tolist())
             for start, end in pairwise([prompt_end, *self.end_A[first:last].tolist()])
         )
         is_chosen = tuple(bool(value) for value in self.is_chosen_A[first:last])
