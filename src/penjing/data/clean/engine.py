@@ -137,7 +137,7 @@ class _Cleaning:
             shutil.rmtree(self.work, ignore_errors=True)
             write_json(made_from_file, made_from)
         folders = [self.work / f"{piece.number:05d}" for piece in pieces]
-        total, done = sum(piece.num_bytes for piece in pieces) or 1, 0
+        total = sum(piece.num_bytes for piece in pieces) or 1
         todo = [(piece, folder) for piece, folder in zip(pieces, folders, strict=True) if not folder.is_dir()]
         done = total - sum(piece.num_bytes for piece, _ in todo)
         for number in self._in_processes(clean_piece, [(piece, self.kind, folder) for piece, folder in todo]):
@@ -147,7 +147,7 @@ class _Cleaning:
         for name, rule in self.rules.items():
             if isinstance(rule, CorpusRule):
                 self.progress(0.9, name.replace("_", " "))
-                compare_pieces(name, rule, folders, dropped, self._sort_bytes)
+                compare_pieces(name, rule, folders, dropped, max(1 << 26, int(self.memory_gb * 1e9) // 4))
         shards = [self.work / "shards" / f"{self.kind}-{piece.number:05d}.jsonl" for piece in pieces]
         to_finish = list(zip(folders, dropped, shards, strict=True))
         for finished, _ in enumerate(self._in_processes(finish_piece, to_finish), 1):
@@ -170,10 +170,6 @@ class _Cleaning:
                 os.replace(self.work / "shards" / name, self.out / name)
         write_json(self.counts_file, counts)
         shutil.rmtree(self.work, ignore_errors=True)
-
-    @property
-    def _sort_bytes(self) -> int:
-        return max(1 << 26, int(self.memory_gb * 1e9) // 4)
 
     def _in_processes(self, work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> Iterable[int]:
         """Call `work` with each of the arguments; yield the number of each as it is done. One process, or one piece, is

@@ -16,6 +16,10 @@ _BROKEN = re.compile(f"\ufffd|锟斤拷?|烫烫烫+|[{GBK_MARKS}]")  # what is l
 _HIGH_LATIN = re.compile(
     "[\x80-\u02ff\u03a9\u03c0\u2018-\u201a\u201e\u2020-\u2025\u2030-\u22ff\u25ca\uf8ff\ufb01\ufb02]"
 )
+_NOT_REPAIRED = (  # settings of ftfy
+    "unescape_html remove_terminal_escapes fix_latin_ligatures fix_character_width uncurl_quotes fix_line_breaks "
+    "fix_surrogates remove_control_chars"
+)
 _CUT_QUOTE = re.compile(r"â€(?=\s|$)")
 _HAN = re.compile("[\u4e00-\u9fff]")
 
@@ -71,18 +75,8 @@ def _repair_line(line: str) -> str:
 def _ftfy() -> tuple[Any, Any]:
     import ftfy
 
-    config = ftfy.TextFixerConfig(
-        unescape_html=False,
-        remove_terminal_escapes=False,
-        fix_latin_ligatures=False,
-        fix_character_width=False,
-        uncurl_quotes=False,
-        fix_line_breaks=False,
-        fix_surrogates=False,
-        remove_control_chars=False,
-        normalization=None,
-    )
-    return ftfy.fix_text, config
+    off: dict[str, Any] = dict.fromkeys(_NOT_REPAIRED.split(), False)
+    return ftfy.fix_text, ftfy.TextFixerConfig(normalization=None, **off)
 
 
 def _utf8_as_gbk(line: str) -> str:

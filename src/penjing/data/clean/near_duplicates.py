@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -99,7 +99,11 @@ def similarity(one: NDArray[np.uint32], other: NDArray[np.uint32]) -> float:
 
 def _band_keys(found: Hashes, bounds: NDArray[np.int64]) -> Hashes:
     """(records, bands): equal keys in a band for records whose MinHash is equal there."""
-    digests = _min_hash().digest_matrix_from_flat_token_hashes(found, bounds.astype(np.uint64), NUM_PERMUTATIONS, _SEED)
+    try:
+        from rensa import RMinHash
+    except ImportError:
+        raise missing_extra("rensa") from None
+    digests = RMinHash.digest_matrix_from_flat_token_hashes(found, bounds.astype(np.uint64), NUM_PERMUTATIONS, _SEED)
     size = (len(bounds) - 1) * NUM_PERMUTATIONS
     flat = np.fromiter(chain.from_iterable(digests.to_rows()), np.uint64, size)
     factors = mix(np.arange(1, NUM_PERMUTATIONS + 1, dtype=np.uint64)) | np.uint64(1)  # differ between bands too
@@ -107,11 +111,3 @@ def _band_keys(found: Hashes, bounds: NDArray[np.int64]) -> Hashes:
     flat *= factors
     keys: Hashes = mix(flat.reshape(-1, NUM_BANDS, NUM_PERMUTATIONS // NUM_BANDS).sum(axis=2))
     return keys
-
-
-def _min_hash() -> Any:
-    try:
-        from rensa import RMinHash
-    except ImportError:
-        raise missing_extra("rensa") from None
-    return RMinHash

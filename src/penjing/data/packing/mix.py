@@ -50,13 +50,8 @@ class MixedRows(Rows):
         """shares: of the tokens. final_shares: those of the row `final_row` and all later ones; empty: no change."""
         self.sources, self.final_row = list(sources), final_row
         first = self.sources[0].rows
-        self.shards, self.seq_len, self.end_of_text, self.order = (
-            first.shards,
-            first.seq_len,
-            first.end_of_text,
-            first.order,
-        )
-        self.seed = derive(seed, "mix")
+        self.shards, self.seq_len, self.end_of_text = first.shards, first.seq_len, first.end_of_text
+        self.order, self.seed = first.order, derive(seed, "mix")
         self.phases = [_by_rows(self.sources, given) for given in (shares, final_shares) if given]
         self.rows_per_epoch = sum(source.rows.rows_per_epoch for source in self.sources)
         padding = [source.rows.padding_per_epoch / source.rows.rows_per_epoch for source in self.sources]

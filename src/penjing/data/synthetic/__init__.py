@@ -47,10 +47,9 @@ def write(
     if tools:
         plan["tools.jsonl"] = tool_rows.tool_conversations(seed, tools)
         plan["tools_rl.jsonl"] = tool_rows.tool_prompts(seed, -(-tools // 4))
-    return {name: _write_file(Path(folder) / name, lines) for name, lines in plan.items()}
-
-
-def _write_file(path: Path, lines: Iterable[dict[str, Any]]) -> dict[str, float]:
-    begin = time.perf_counter()
-    num_rows = write_jsonl(path, lines)
-    return {"rows": num_rows, "bytes": path.stat().st_size, "seconds": time.perf_counter() - begin}
+    written = dict[str, dict[str, float]]()
+    for name, lines in plan.items():
+        begin, path = time.perf_counter(), Path(folder) / name
+        rows_written = write_jsonl(path, lines)
+        written[name] = dict(rows=rows_written, bytes=path.stat().st_size, seconds=time.perf_counter() - begin)
+    return written

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 from penjing.data.synthetic.questions import STORY_KINDS, Reading, SyntheticQuestion
@@ -19,17 +20,8 @@ Row = dict[str, Any]
 # Each file has its own stories: item i of a file uses story (offset + i).
 _OFFSETS = {"pretrain": 0, "sft": 10**9, "dpo": 2 * 10**9, "rl": 3 * 10**9}
 
-TOOLS = json.dumps(
-    [
-        {
-            "type": "function",
-            "function": {
-                "name": "calc",
-                "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
-            },
-        }
-    ]
-)
+_PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}}
+TOOLS = json.dumps([{"type": "function", "function": {"name": "calc", "parameters": _PARAMETERS}}])
 # Kinds for plain text; a tool call needs the chat format.
 _PLAIN_DRILLS = tuple(kind for kind in DRILL_KINDS if kind not in ("tool", "story"))
 _ABSENT_FRACTION = 0.15
@@ -131,10 +123,8 @@ def _short_question(name: str, seed: int, index: int) -> tuple[Rng, SyntheticQue
     if rng.bernoulli(0.25):
         return rng, drill(seed, story_index, language=language, kind=rng.choice(_PLAIN_DRILLS)), None
     reading = Reading(seed, story_index, language, "train")
-    if rng.bernoulli(_ABSENT_FRACTION):
-        absent = reading.ask_absent()
-        if absent is not None:
-            return rng, absent, None
+    if rng.bernoulli(_ABSENT_FRACTION) and (absent := reading.ask_absent()):
+        return rng, absent, None
     kind = rng.choice(tuple(dict.fromkeys(fact.kind for fact in reading.plan.facts)))
     fact = rng.choice([fact for fact in reading.plan.facts if fact.kind == kind])
     return rng, reading.ask(fact), fact
@@ -196,17 +186,13 @@ def _evaluation_row(question: SyntheticQuestion) -> Row:
 def _held_out_story_questions(seed: int, index: int, language: str, kinds: set[str]) -> Iterator[SyntheticQuestion]:
     """At most one question of each of `kinds` about one story, about a held-out combination and not guessable."""
     reading = Reading(seed, index, language, "held_out")
-    if "absent" in kinds:
-        absent = reading.ask_absent()
-        if absent is not None:
-            yield absent
-    used_kinds: set[str] = set()
+    if "absent" in kinds and (absent := reading.ask_absent()):
+        yield absent
+    kinds = set(kinds)
     for fact in reading.rng.shuffled(reading.plan.facts):
-        if fact.kind in kinds and fact.kind not in used_kinds and held_out(*fact.pair):
-            question = reading.ask(fact)
-            if question.chance <= 0.5:
-                used_kinds.add(fact.kind)
-                yield question
+        if fact.kind in kinds and held_out(*fact.pair) and (question := reading.ask(fact)).chance <= 0.5:
+            kinds.remove(fact.kind)
+            yield question
 
 
 def held_out_questions(seed: int, per_kind: int, language: str) -> dict[str, list[SyntheticQuestion]]:
@@ -233,10 +219,6 @@ def held_out_questions(seed: int, per_kind: int, language: str) -> dict[str, lis
 
 def evaluation(seed: int, per_kind: int) -> Iterator[Row]:
     """Evaluation rows, alternating kinds and languages, so that any beginning of the file is balanced."""
-    columns = [
-        questions for language in LANGUAGES for questions in held_out_questions(seed, per_kind, language).values()
-    ]
-    for position in range(per_kind):
-        for questions in columns:
-            if position < len(questions):
-                yield _evaluation_row(questions[position])
+    columns = [column for language in LANGUAGES for column in held_out_questions(seed, per_kind, language).values()]
+    for row in zip_longest(*columns):
+        yield from map(_evaluation_row, filter(None, row))

@@ -24,17 +24,9 @@ from penjing.data.synthetic.surface_realization import (
 from penjing.data.synthetic.tasks.plots import simulate
 from penjing.data.synthetic.world import Fact, Pair, Reason, is_reserved, pair_of
 
-STORY_KINDS: dict[str, str] = {
-    "who": "which person or animal did or had something",
-    "what": "which thing someone had, found, gave or wanted",
-    "where": "where someone was or where something was found",
-    "how_many": "a number that the story states",
-    "how_many_after": "a number that follows from two of the story by a sum or a difference",
-    "colour": "the colour of a thing",
-    "feeling": "how someone felt",
-    "why": "why someone felt so",
-    "absent": "asked like who, what or where, about something that is not in the story",
-}
+# how_many_after: a sum or a difference of two numbers of the story. absent: asked like who, what or where, about
+# something that is not in the story.
+STORY_KINDS = ("who", "what", "where", "how_many", "how_many_after", "colour", "feeling", "why", "absent")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -49,25 +49,21 @@ def tool_task(name: str, seed: int, index: int) -> ToolTask:
     if kind == "direct":
         question = drill(seed, _OFFSETS[name] + index, language=language, kind=rng.choice(_DIRECT))
         return ToolTask(kind, language, question.question, (), question.answer)
-    phrases = LANGUAGES[language].tool_asks
+    phrases = kind
+    low, high = (100, 999) if kind == "sum" else (12, 99)
+    a, b, c = rng.randint(low, high), rng.randint(low, high), 0
     if kind == "product":
-        a, b = rng.randint(12, 99), rng.randint(12, 99)
-        return _worked_out(rng, kind, language, phrases["product"], (f"{a}*{b}", a * b), a=a, b=b)
-    if kind == "two_steps":
-        a, b, c = rng.randint(12, 99), rng.randint(12, 99), rng.randint(3, 9)
-        steps = (f"{a}+{b}", a + b), (f"{a + b}*{c}", (a + b) * c)
-        return _worked_out(rng, kind, language, phrases["two_steps"], *steps, a=a, b=b, c=c)
-    a, b = rng.randint(100, 999), rng.randint(100, 999)
-    if rng.bernoulli(0.5):
-        return _worked_out(rng, kind, language, phrases["plus"], (f"{a}+{b}", a + b), a=a, b=b)
-    a, b = max(a, b), min(a, b)
-    return _worked_out(rng, kind, language, phrases["minus"], (f"{a}-{b}", a - b), a=a, b=b)
-
-
-def _worked_out(
-    rng: Rng, kind: str, language: str, phrases: list[str], *steps: tuple[str, int], **numbers: int
-) -> ToolTask:
-    return ToolTask(kind, language, rng.choice(phrases).format(**numbers), steps, str(steps[-1][1]))
+        steps = [(f"{a}*{b}", a * b)]
+    elif kind == "two_steps":
+        c = rng.randint(3, 9)
+        steps = [(f"{a}+{b}", a + b), (f"{a + b}*{c}", (a + b) * c)]
+    elif rng.bernoulli(0.5):
+        phrases, steps = "plus", [(f"{a}+{b}", a + b)]
+    else:
+        a, b = max(a, b), min(a, b)
+        phrases, steps = "minus", [(f"{a}-{b}", a - b)]
+    text = rng.choice(LANGUAGES[language].tool_asks[phrases]).format(a=a, b=b, c=c)
+    return ToolTask(kind, language, text, tuple(steps), str(steps[-1][1]))
 
 
 def _opening(task: ToolTask) -> list[dict[str, Any]]:

@@ -159,7 +159,7 @@ class Tokenizer:
     def added_texts(self) -> list[str]:
         """The added tokens that may occur in texts: all but the control tokens."""
         added = self._full.get_added_tokens_decoder()
-        return [token.content for index, token in sorted(added.items()) if token.content not in self._control]
+        return [added[index].content for index in sorted(added) if added[index].content not in self._control]
 
     def has(self, token: str) -> bool:
         """Whether the vocabulary has this control token."""
@@ -451,14 +451,9 @@ def _generation_end_tokens(full: tokenizers.Tokenizer, folder: Path) -> list[str
     for name in ("generation_config.json", "config.json"):
         value = read_object(folder / name).get("eos_token_id")
         ids = value if isinstance(value, list) else [value]
-        tokens = [added[index].content for index in ids if _is_id(index) and index in added]
-        if tokens:
+        if tokens := [added[index].content for index in ids if type(index) is int and index in added]:
             return tokens
     return []
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _adds_bos(full: tokenizers.Tokenizer, bos: str, settings: Mapping[str, Any]) -> bool:

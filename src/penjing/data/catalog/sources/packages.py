@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penjing.base.errors import UserError, missing_extra
+from penjing.base.errors import UserError
 from penjing.base.files import sha256_file
 from penjing.data.catalog.sources import Fetched, Report, chat_record
 from penjing.data.formats.write import write_jsonl
@@ -176,28 +176,6 @@ def _merged(groups: list[list[dict[str, str]]]) -> list[tuple[str, str]]:
     return turns
 
 
-def chatterbot(wheel: zipfile.ZipFile, dropped: Counter[str]) -> Iterator[dict[str, Any]]:
-    """chatterbot-corpus: YAML files of short English and Chinese dialogues. The files on politics are left out."""
-    try:
-        import yaml
-    except ImportError:
-        raise missing_extra("PyYAML", "hub", "chatterbot") from None
-    for name in sorted(wheel.namelist()):
-        if not re.fullmatch(r"chatterbot_corpus/data/(english|chinese)/\w+\.yml", name):
-            continue
-        conversations = yaml.safe_load(wheel.read(name))["conversations"]
-        if name.endswith("/politics.yml"):
-            dropped["dialogues on politics"] += len(conversations)
-            continue
-        for turns in conversations:
-            if not isinstance(turns, list) or len(turns) < 2:
-                dropped["malformed dialogues"] += 1
-                continue
-            if len(turns) % 2:
-                dropped["last turns without an answer"] += 1
-            yield chat_record(str(turn).strip() for turn in turns[: len(turns) // 2 * 2])
-
-
 IDIOM_QUESTIONS = ("“{}”是什么意思？", "请解释成语“{}”。", "成语“{}”怎么理解？")
 
 
@@ -221,4 +199,4 @@ def _quotes_in_pairs(text: str) -> str:
     return text if text.count("“") == text.count("”") else re.sub("[“”]", "", text)
 
 
-CONVERTERS: dict[str, Convert] = {reader.__name__: reader for reader in (sanguo, chitchat, chatterbot, idioms)}
+CONVERTERS: dict[str, Convert] = {reader.__name__: reader for reader in (sanguo, chitchat, idioms)}

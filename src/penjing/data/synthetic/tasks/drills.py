@@ -13,18 +13,7 @@ from penjing.data.synthetic.rng import Rng, held_out
 from penjing.data.synthetic.surface_realization import LANGUAGES, bare_word, word_answer
 from penjing.data.synthetic.world import Pair, known_pair, pair_of
 
-DRILL_KINDS: dict[str, str] = {
-    "copy": "repeat 2 to 4 words",
-    "reverse": "say 3 words in reverse order",
-    "compare": "the bigger or the smaller of two numbers",
-    "count": "how often a word is written",
-    "sum": "a sum or difference within 20",
-    "translate": "a word or a phrase in the other language",
-    "tool": "a call of the tool calc with the right expression",
-    "story": "a story about a given person and thing",
-}
 _WORDS = (PEOPLE, ANIMALS, THINGS, THINGS, PLACES, COLOURS)
-_NO_STORY = tuple(kind for kind in DRILL_KINDS if kind != "story")
 
 
 def _allowed(pairs: list[Pair], split: str) -> bool:
@@ -192,12 +181,13 @@ def _tool(draft: DrillDraft) -> SyntheticQuestion:
 _MAKERS: dict[str, Callable[[DrillDraft], SyntheticQuestion]] = dict(
     copy=_copy, reverse=_reverse, compare=_compare, count=_count, sum=_sum, translate=_translate, tool=_tool
 )
+DRILL_KINDS = (*_MAKERS, "story")
 
 
 def drill(seed: int, index: int, *, language: str, split: str = "train", kind: str | None = None) -> SyntheticQuestion:
     """Drill number `index` of a split: of the given kind, or of any kind but `story`."""
     rng = Rng(seed, split, "drill", index, language, kind or "any")
-    chosen = kind or rng.choice(_NO_STORY)
+    chosen = kind or rng.choice(tuple(_MAKERS))
     return _MAKERS[chosen](DrillDraft(rng, language, split))
 
 
