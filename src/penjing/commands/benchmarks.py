@@ -9,7 +9,7 @@ import typer
 
 from penjing.base import config
 from penjing.base.errors import UserError
-from penjing.commands.arguments import console
+from penjing.commands.arguments import Recipe, Settings, console, resolved
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,6 +32,38 @@ def bench_matmul(
     from penjing.planner.profile import run_matmul
 
     run_matmul(numbers(sizes, "--sizes"), config.convert(tuple[str, ...], dtypes, "--dtypes"), seconds, out, console)
+
+
+@app.command("scale")
+def bench_scale(
+    recipe: Recipe,
+    settings: Settings = None,
+    ranks: Annotated[str, typer.Option(help="Numbers of processes, each compared with one.")] = "2",
+    strategies: Annotated[str, typer.Option(help="Strategies to compare, as parallel.strategy.")] = "ddp",
+    weak: Annotated[bool, typer.Option("--weak", help="Weak scaling: each rank has the batch of one alone.")] = False,
+    steps: Annotated[int, typer.Option(help="Steps of each training; the first two do not count.", min=4)] = 6,
+    rounds: Annotated[int, typer.Option(help="Trainings of each; the median speed-up counts.", min=1)] = 3,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+) -> None:
+    """Tokens per second of a training on one device and on several, in turn: the speed-up of each strategy.
+
+    On a CPU each process stays on a core of its own.
+
+    [bold]Example[/]
+
+    penjing bench scale pretrain model=26m batch.size=8 batch.micro_size=2 data.seq_len=256 --strategies ddp,fsdp2
+    """
+    from penjing.workflows.bench_scale import ScaleOptions, measure_scaling
+
+    options = ScaleOptions(
+        ranks=numbers(ranks, "--ranks"),
+        strategies=config.convert(tuple[str, ...], strategies, "--strategies"),
+        weak=weak,
+        batch_size=resolved(recipe, settings).batch.size,
+        steps=steps,
+        rounds=rounds,
+    )
+    measure_scaling(recipe, settings or [], options, out, console)
 
 
 @app.command("sweep", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

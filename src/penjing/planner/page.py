@@ -20,6 +20,7 @@ from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.memory.device_target import MEMORY_MARGIN
 from penjing.plan.run_estimate import RunEstimate
 from penjing.planner.report import PlanReport
+from penjing.planner.strategies import StrategyPlan, recommendation
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build import PreparedRun
 from penjing.train.precision import SLOW_FLOAT16
@@ -34,6 +35,8 @@ def print_page(page: PlanReport, console: Console, *, explain: bool = False) -> 
     rows = [*_model(page), *_amount(page), *_time(page), *_memory(page), *_money(page)]
     print_table(console, (), [(f"  {name}", value) for name, value in rows], title=title)
     print_decisions(page.decisions, console)
+    if page.strategies:
+        print_strategies(page.strategies, page.devices, console)
     for heading, lines in (
         ("advice", page.advice),
         ("better", page.alternatives),
@@ -53,6 +56,19 @@ def print_decisions(decisions: Iterable[Decision], console: Console) -> None:
     rows = [(f"  {one.field}", *one.values, one.why) for one in decisions]
     if rows:
         print_table(console, ("  decided", "was", "now", "why"), rows)
+
+
+def print_strategies(rows: Sequence[StrategyPlan], number: int, console: Console) -> None:
+    """A line a strategy, and which one to take."""
+    cells = []
+    for row in rows:
+        states = ", ".join(f"{name} {units.gibibytes(size)}" for name, size in list(row.waterfall.items())[:4])
+        verdict = {True: "fits", False: "does not fit", None: "unknown"}[row.fits]
+        times = (f"{row.step_seconds * 1e3:.4g} ms", f"{row.speedup:.2f} x")
+        cells.append((f"  {row.strategy}", units.gibibytes(row.rank_bytes), verdict, row.micro_size, *times, states))
+    headings = ("  strategy", "a device>", "memory", "micro-batch>", "step>", "speed-up>", "of which")
+    print_table(console, headings, cells)
+    console.print(escape_markup("best", recommendation(rows, number)), soft_wrap=True)
 
 
 def _model(page: PlanReport) -> list[tuple[str, str]]:

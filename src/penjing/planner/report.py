@@ -20,6 +20,7 @@ from penjing.plan import cost
 from penjing.plan.device_model import LEVELS, MARGINS, Machine
 from penjing.plan.flops import components, parameters, training_flops_per_token, windowed_keys
 from penjing.plan.gpu_specs import match_gpu_spec
+from penjing.plan.layout import Layout
 from penjing.plan.memory import is_tight
 from penjing.plan.shape import Shape, shape_from_hf, shape_of
 from penjing.plan.step_time import StepTime, interval, optimizer_ranks, step_time
@@ -39,6 +40,7 @@ from penjing.planner.inputs import (
     trainable_part,
     workload_of,
 )
+from penjing.planner.strategies import StrategyPlan, compare_strategies
 from penjing.recipes.pretrain import pretrain
 from penjing.train.config import Run
 from penjing.train.resolve import Facts, decide, resolve, with_settings
@@ -98,6 +100,7 @@ class PlanReport:
     formulas: list[str] = field(default_factory=list)
     over_budget: list[str] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
+    strategies: list[StrategyPlan] = field(default_factory=list)
 
 
 class PlanFacts(Facts):
@@ -148,8 +151,8 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
     total_bytes = fitted.plan.total_bytes if fitted else rough_memory_bytes(work.shape, work.tokens, work.layout)
     price = cost.price_of(machine.name, options.price)
     spent = cost.cost(price, seconds, options.gpus) if price else None
-    if fitted:
-        warnings += fitted.notes
+    warnings += fitted.notes if fitted else []
+    warnings += network_notes(work.layout, machine, options)
     return PlanReport(
         what=what,
         device=machine.name,
@@ -195,7 +198,18 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
         formulas=_formulas(work, machine, step, amount, causal, full_square),
         over_budget=_over(budget, seconds, spent, total_bytes),
         decisions=list(run.decisions),
+        strategies=compare_strategies(run, machine, target, options) if fitted else [],
     )
+
+
+def network_notes(layout: Layout, machine: Machine, options: PlanOptions) -> list[str]:
+    """What is assumed of several machines."""
+    if layout.nodes == 1:
+        return []
+    rate = layout.network(machine.bus_bytes_per_second) * 8 / 1e9
+    source = "--network" if options.network else "an estimate: --network"
+    each = layout.ranks // layout.nodes
+    return [f"{layout.nodes} machines of {each} GPUs, {rate:.0f} Gbit/s from each to the others ({source})"]
 
 
 def _with_epochs(run: Run, options: PlanOptions, unique: int) -> Run:

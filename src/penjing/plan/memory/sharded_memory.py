@@ -64,6 +64,8 @@ class GatheredUnits:
 
     def __init__(self, model: nn.Module, tracer: Tracer) -> None:
         self._tracer = tracer
+        self.last_received: Tensor | None = None
+        self.last_sent: Tensor | None = None
         blocks = [block for part in model.modules() if isinstance(part, nn.ModuleList) for block in part]
         inside = {id(parameter) for block in blocks for parameter in block.parameters()}
         root = [parameter for parameter in model.parameters() if id(parameter) not in inside]
@@ -84,7 +86,7 @@ class GatheredUnits:
             hidden.register_hook(lambda _: self._before_backward(number))
 
     def _before_backward(self, number: int) -> None:
-        for later in self._units[number + 2 :]:
+        for later in self._units[number + 1 :]:
             later.release()
         self._units[number].gather()
         if number:
@@ -94,7 +96,9 @@ class GatheredUnits:
         for unit in (*self._units, self._root):
             unit.set_parts_aside()
 
-    def after_pass(self) -> None:
+    def after_pass(self, *, last: bool) -> None:
+        """last: of the step; the buffer of the gradients that were sent last lives until then."""
+        self.last_sent = None if last else self.last_sent
         for unit in (*self._units, self._root):
             unit.release()
             unit.put_parts_back()
@@ -136,6 +140,8 @@ class _Unit:
         if self._gathered is None:
             self.prefetch()
             self._gathered = self._units.flat(self._parameters)  # copied out of what was received
+            # In the forward pass that is kept until the next unit's.
+            self._units.last_received = None if torch._C._current_graph_task_id() != -1 else self._received
             self._received = None
 
     def release(self) -> None:
@@ -157,11 +163,13 @@ class _Unit:
         self._ready += 1
         if self._ready < len(self._trained):
             return
-        self._ready, sent = 0, self._units.flat(self._trained)
+        self._ready = 0
+        self.release()
+        self._units.last_sent = None
+        self._units.last_sent = self._units.flat(self._trained)  # kept until the next unit's
         for one in self._trained:
             one.grad = None
         self._parts = self._parts or self._units.parts(self._trained)
-        del sent
 
 
 @dataclass(frozen=True, slots=True)

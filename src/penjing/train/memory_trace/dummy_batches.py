@@ -120,6 +120,7 @@ class TraceStrategy(Single):
         self._tracer, self._layout = tracer, layout
         self._buckets: GradientBuckets | None = None
         self._units: GatheredUnits | None = None
+        self._is_last = True
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         self._model = model
@@ -134,6 +135,7 @@ class TraceStrategy(Single):
         self._tracer.phase = "forward"
         if self._buckets is not None:
             self._buckets.requires_sync = last
+        self._is_last = last
         if self._units is not None:
             self._units.before_pass()
         return nullcontext()
@@ -143,7 +145,7 @@ class TraceStrategy(Single):
         if self._units is None:
             self._tracer.tag_gradients(self._model)
         else:
-            self._units.after_pass()
+            self._units.after_pass(last=self._is_last)
 
     def clip(self, max_norm: float) -> Tensor:
         self._tracer.phase = "optimizer"

@@ -108,7 +108,8 @@ def _on_cpu(run: Run, target: Target, shape: TraceShape, process_bytes: int) -> 
     """On a CPU the model works in chunks, so that tracing time grows with the rows: few rows are traced."""
 
     def traced(rows: int) -> tuple[Trace, tuple[str, ...]]:
-        return trace_run(run, target, replace(shape, micro_size=rows))
+        whole, notes = trace_run(run, target, replace(shape, micro_size=rows))
+        return rank_memory(whole, shape.layout).trace, notes
 
     def plan(trace: Trace, notes: tuple[str, ...], event: int | None = None) -> MemoryPlan:
         return process_plan(

@@ -1,0 +1,48 @@
+"""Planned memory of each strategy beside the tensors that two ranks hold."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penjing.base import config
+from penjing.plan.memory import Target
+from penjing.train.memory_trace.fit import layout_of
+from penjing.train.memory_trace.trace import predict_memory
+from penjing.workflows.train import resolve_run
+
+WORDS = ["model=tiny", "compute.dtype=float32", "data.seq_len=128", "batch.size=8", "checkpoint.async=false"]
+SMALL = ["batch.micro_size=2", "optimizer=adamw"]
+# Short rows and a wide model: the peak is in the backward pass, among gathered blocks.
+WIDE = ["model.hidden_size=256", "model.intermediate_size=704", "data.seq_len=64", "batch.micro_size=1"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ("fsdp2", [*SMALL, "compute.activation_checkpointing=block"]),
+        pytest.param("fsdp2", SMALL, marks=pytest.mark.nightly),
+        pytest.param("fsdp2", [*WIDE, "optimizer=adamw"], marks=pytest.mark.nightly),
+        pytest.param("fsdp2", ["batch.micro_size=2"], marks=pytest.mark.nightly),
+        pytest.param("ddp", SMALL, marks=pytest.mark.nightly),
+    ],
+)
+def test_ranks_hold_what_was_planned(tmp_path, strategy, words):
+    words = [*WORDS, *words, f"parallel.strategy={strategy}"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    script = Path(__file__).with_name("rank_bytes.py")
+    done = subprocess.run([*launcher, script, tmp_path, *words], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = resolve_run("pretrain", config.parse_overrides(words))
+    target = Target(kind="cpu", name="a CPU", memory_bytes=1 << 36)
+    plan = predict_memory(run, target, layout=layout_of(strategy, 2), process_bytes=0)
+    for rank in range(2):
+        held = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert plan.peak_allocated_bytes == pytest.approx(held["peak"], rel=0.05)
+        if strategy == "fsdp2":  # DDP keeps its buckets
+            states = plan.waterfall["weights"] + plan.waterfall["optimizer state"]
+            assert held["after"] == pytest.approx(states, rel=0.02), "between steps there is nothing else"
