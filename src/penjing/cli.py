@@ -64,6 +64,8 @@ def main(program: typer.Typer = app) -> None:
     if "--version" in sys.argv[1:2]:
         print(f"penjing {__version__}")
         return
+    # The launcher of DeepSpeed adds it to the command; it also sets LOCAL_RANK.
+    sys.argv[1:] = [word for word in sys.argv[1:] if not word.startswith(("--local_rank=", "--local-rank="))]
     warnings.showwarning = lambda message, *place: _show_warning(" ".join(str(message).split()))
     if sys.platform == "win32":
         _fail("penjing: needs Linux or macOS; on Windows run it in WSL 2", EXIT_USER_ERROR)

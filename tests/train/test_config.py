@@ -240,7 +240,7 @@ def test_other_programs_names_lead_to_settings_that_exist():
 
 def test_what_other_programs_have_alone_is_not_taken_for_something_similar():
     assert not ABSENT.keys() & (FOREIGN.keys() | {name.rpartition(".")[2] for name in known_settings()})
-    for word in ("deepspeed=zero2.json", "data.template=qwen", "load_in_4bit=true"):
+    for word in ("tensor_parallel_size=2", "data.template=qwen", "load_in_4bit=true"):
         with pytest.raises(UserError) as caught:
             resolve(word)
         assert ABSENT[word.split("=")[0].rpartition(".")[2]] in str(caught.value)

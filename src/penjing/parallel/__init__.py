@@ -5,4 +5,7 @@ STRATEGIES = {
     "ddp": "penjing.parallel.ddp:DataParallel",
     "fsdp2": "penjing.parallel.fsdp2:FullyShardedDataParallel",
     "hsdp": "penjing.parallel.fsdp2:HybridShardedDataParallel",
+    "zero1": "penjing.parallel.deepspeed:Zero1",
+    "zero2": "penjing.parallel.deepspeed:Zero2",
+    "zero3": "penjing.parallel.deepspeed:Zero3",
 }

@@ -46,6 +46,10 @@ class Strategy(ABC):
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         """Return a callable model whose gradients are summed over all ranks."""
 
+    def adopt(self, optimizers: list[Any], run: Any, geometry: Any) -> list[Any]:
+        """What the loop steps instead of the run's optimizers. run: its settings. geometry: of its batches."""
+        return optimizers
+
     @abstractmethod
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
         """Context of one forward and backward pass. Ranks exchange gradients in the last pass of a step only."""
@@ -91,6 +95,10 @@ class Strategy(ABC):
     def place(self, full: Tensor, like: Tensor) -> Tensor:
         """This rank's part of a whole tensor. like: what it becomes, or the parameter that it belongs to."""
         return full
+
+    def loading(self) -> AbstractContextManager[Any]:
+        """While it lasts, whole weights can be loaded into the wrapped model. All ranks enter it."""
+        return nullcontext()
 
     def gathered(self, model: nn.Module) -> AbstractContextManager[Any]:
         """While it lasts every rank has the whole weights, and may run the model by itself: for samples, questions and

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from penjing.parallel.base import Strategy
 TIMEOUT = timedelta(minutes=5)
 # Before the model is wrapped: rank 0 may tokenize a large text for hours. train/watchdog.py checks that it is alive.
 SETUP_TIMEOUT = timedelta(days=30)
+RUNS = count()  # of this process
 
 
 class MultiProcess(Strategy):
@@ -34,10 +36,13 @@ class MultiProcess(Strategy):
         except ValueError as error:  # a variable that torchrun sets
             next_step = "Start with `torchrun --nproc_per_node N -m penjing ...`."
             raise UserError(str(error), where="parallel.strategy", next_step=next_step) from None
-        # torchrun keeps one store for all its attempts (--max-restarts): the keys of a dead attempt would be found.
-        attempt = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        # torchrun keeps one store for all its attempts (--max-restarts), and for all runs of a process: keys of a dead
+        # attempt or of an earlier run would be found.
+        attempt = f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)} run {next(RUNS)}"
         backend = devices.of(device).collective_backend
-        distributed.init_process_group(backend, store=attempt, rank=rank, world_size=world, timeout=TIMEOUT)
+        distributed.init_process_group(
+            backend, store=PrefixStore(attempt, store), rank=rank, world_size=world, timeout=TIMEOUT
+        )
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         # Always gloo, also beside NCCL: exchanging values on the host does not make a GPU wait.
         self._control = distributed.new_group(backend="gloo", timeout=SETUP_TIMEOUT)

@@ -19,7 +19,6 @@ from penjing.model.transformer import Transformer
 from penjing.optim.router_bias_update import RouterBalance
 from penjing.plan import hardware
 from penjing.plan.flops import training_flops_per_token
-from penjing.plan.trainable import trainable_of
 from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import RunFiles
 from penjing.track.run_dir import RunDir
@@ -124,9 +123,8 @@ def _batches(built: BuiltRun, micro_size: int) -> Source:
 def _meter(built: BuiltRun, size: DatasetSize) -> Meter:
     """The meter counts fewer FLOPs for frozen weights, and takes the peak of the run's dtype."""
     run, strategy = built.run, built.strategy
-    trainable = trainable_of(built.trainable, run.model)
     return Meter(
-        training_flops_per_token(run.model, size.num_keys, trainable=trainable, extra_forwards=size.extra_forwards),
+        training_flops_per_token(run.model, size.num_keys, trainable=built.counts, extra_forwards=size.extra_forwards),
         hardware.peak(strategy.device, built.precision.dtype),
         peak_memory_bytes=lambda: devices.of(strategy.device).peak_memory_bytes(strategy.device),
         sum_ranks=lambda count: int(strategy.all_reduce(torch.tensor(count))),

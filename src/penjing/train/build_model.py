@@ -20,6 +20,7 @@ from penjing.objective.base import Objective
 from penjing.optim.ranks import ONE_RANK, Ranks
 from penjing.optim.router_bias_update import RouterBalance
 from penjing.parallel.base import Strategy
+from penjing.plan.trainable import Trainable, trainable_of
 from penjing.train.batch_geometry import BatchGeometry, batch_geometry
 from penjing.train.config import Run
 from penjing.train.load_model import build_adapted, load_start, load_weights
@@ -48,6 +49,7 @@ class BuiltRun(BuiltModel):
     wrapped: Callable[..., Tensor]  # `trainable` as the strategy calls it
     objective: Objective
     optimizers: list[Any]  # torch optimizers, and other objects with a `step`
+    counts: Trainable  # of parameters, counted while the weights were whole
 
 
 def build_run(
@@ -92,6 +94,7 @@ def complete(
     stage.setup(trainable)
     if checkpoint is not None:
         load_weights(trainable, checkpoint)
+    counts = trainable_of(trainable, run.model)
     wrapped = strategy.wrap(trainable)
     # On GPUs nobody has run the exchange, nor compared it with the work that it saves.
     ranks: Ranks = strategy if devices.of(strategy.device).is_host else ONE_RANK
@@ -99,16 +102,19 @@ def complete(
     if run.model.is_mixture:
         rate = 0.0 if run.lora.rank else run.router.bias_update_rate  # a frozen base's routers stay as they are
         optimizers.append(RouterBalance(built.model, rate, strategy.all_reduce))
+    geometry = batch_geometry(run, strategy.world, strategy.device)
+    optimizers = strategy.adopt(optimizers, run, geometry)
     return BuiltRun(
         **vars(built),
         run=run,
         stage=stage,
         strategy=strategy,
         precision=precision,
-        geometry=batch_geometry(run, strategy.world, strategy.device),
+        geometry=geometry,
         wrapped=wrapped,
         objective=stage.objective(),
         optimizers=optimizers,
+        counts=counts,
     )
 
 

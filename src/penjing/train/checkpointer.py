@@ -150,7 +150,8 @@ class Checkpointer:
         checkpoint = newest(self.folder)
         if checkpoint is None:
             return None
-        load_weights(self.model, checkpoint, self.strategy.place)
+        with self.strategy.loading():
+            load_weights(self.model, checkpoint, self.strategy.place)
         if checkpoint.step != self._mismatched_step:
             restore_optimizers(self.optimizers, checkpoint, self.strategy.place)
         progress: dict[str, Any] = checkpoint.state()["progress"]

@@ -53,6 +53,8 @@ def obstacle(run: Run, kind: Device, *, bfloat16: bool) -> str:
         return "the data choose the experts, which a static graph cannot express"
     if run.model.is_mixture and not bfloat16:
         return "torch.compile supports grouped matmuls in bfloat16 only"
+    if run.parallel.strategy == "zero3":
+        return "DeepSpeed gathers the weights outside the graph"
     if run.objective.varying_shapes:
         return "the batches of answers have another shape in every step"
     if run.lora.dropout:

@@ -77,8 +77,10 @@ class ParallelSettings(Settings):
 
     section: ClassVar = "parallel"
 
-    strategy: str = "auto"  # single, ddp, fsdp2 or hsdp; auto: single for one process, else ddp
-    offload: bool = False  # keep weights, gradients and optimizer state in the host's memory, and step there
+    # single, ddp, fsdp2, hsdp, or zero1, zero2 and zero3 (DeepSpeed); auto: single for one process, else ddp
+    strategy: str = "auto"
+    offload: bool = False  # keep weights (but of zero1 to zero3), gradients and optimizer state on the host; step there
+    ds_config: str = ""  # a ds_config.json, for what penjing does not decide of DeepSpeed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +189,15 @@ class Run(Settings):
             if attrgetter(setting)(self) != off and self.objective.compares_passes:
                 what = f"the loss compares two forward passes, of which only one would {difference}"
                 raise self.error(setting, what, got=f"objective.name={self.objective.name}", wanted=off)
+        parallel, zero = self.parallel, self.parallel.strategy.startswith("zero")
+        if zero and (self.optimizer.name, self.optimizer.state_dtype) != ("adamw", "float32"):
+            got = f"{self.optimizer.name} with optimizer.state_dtype={self.optimizer.state_dtype}"
+            what = f"parallel.strategy={parallel.strategy} gives the optimizer a flat vector of float32, no matrices"
+            wanted = "adamw with float32, or parallel.strategy=fsdp2, which takes both in the same memory"
+            raise self.error("optimizer.name", what, got=got, wanted=wanted)
+        if parallel.ds_config and not zero:
+            got, wanted = f"parallel.strategy={parallel.strategy}", "parallel.strategy=zero1, zero2 or zero3"
+            raise parallel.error("ds_config", "has an effect on DeepSpeed only", got=got, wanted=wanted)
         if self.data.seq_len > self.model.max_position_embeddings:
             wanted = f"at most model.max_position_embeddings = {self.model.max_position_embeddings}"
             raise self.error("data.seq_len", "rows longer than the model's longest sequence", wanted=wanted)

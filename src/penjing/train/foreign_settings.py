@@ -28,6 +28,8 @@ _FOREIGN = {
     "compute.activation_checkpointing": "gradient_checkpointing grad_checkpointing use_gradient_checkpointing "
     "recompute",
     "compute.threads": "num_threads n_threads",
+    "parallel.strategy": "fsdp fsdp_config zero_stage",
+    "parallel.ds_config": "deepspeed deepspeed_config",
     "data.train": "dataset dataset_name dataset_path data_path train_file train_files train_data data_dir dataset_dir",
     "data.seq_len": "block_size max_seq_length max_seq_len max_length seq_length sequence_length sequence_len "
     "context_length context_len cutoff_len context_window n_ctx",
@@ -66,8 +68,8 @@ _ABSENT = {
     "Training does not quantise weights. optimizer.state_dtype=int8 and lora.rank save memory.": (
         "load_in_4bit load_in_8bit quantization_bit quantization qlora use_qlora bnb_4bit_compute_dtype"
     ),
-    "Several GPUs train with torchrun (DDP); each holds the whole model.": (
-        "deepspeed ds_config deepspeed_config zero_stage fsdp fsdp_config tensor_parallel_size pipeline_parallel_size"
+    "A layer is on one GPU; parallel.strategy=fsdp2 or zero3 shards a model over several.": (
+        "tensor_parallel_size pipeline_parallel_size"
     ),
     "The fastest kernel is chosen by itself; `penjing doctor` shows it.": (
         "attn_implementation flash_attn use_flash_attention use_flash_attn flash_attention"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from penjing import __version__, devices
 from penjing.base.files import write_json
@@ -18,7 +17,7 @@ from penjing.parallel.base import Strategy
 from penjing.plan import prediction_history as history
 from penjing.plan.flops import training_flops_per_token
 from penjing.plan.run_estimate import RunEstimate, RunSize, estimate_run
-from penjing.plan.trainable import trainable_of
+from penjing.plan.trainable import Trainable
 from penjing.track.run_record import RunRecord
 from penjing.train.build_model import BuiltRun
 from penjing.train.config import Run
@@ -47,9 +46,9 @@ def plan(
     machine = _machine(strategy)
     estimate = estimate_run(
         run.model,
-        trainable=sum(parameter.numel() for parameter in built.trainable.parameters() if parameter.requires_grad),
+        trainable=built.counts.num_trainable,
         flops_per_token=context.meter.flops_per_token,
-        flops_per_token_full_square=_full_square(run, size, built.trainable),
+        flops_per_token_full_square=_full_square(run, size, built.counts),
         size=RunSize(
             units_per_epoch=size.units_per_epoch,
             tokens_per_unit=size.tokens_per_unit,
@@ -137,12 +136,12 @@ def expected(estimate: RunEstimate) -> Expected:
     )
 
 
-def _full_square(run: Run, size: DatasetSize, model: nn.Module) -> float:
+def _full_square(run: Run, size: DatasetSize, trainable: Trainable) -> float:
     return training_flops_per_token(
         run.model,
         size.seq_len,
         window_keys=size.seq_len,
-        trainable=trainable_of(model, run.model),
+        trainable=trainable,
         extra_forwards=size.extra_forwards,
     )
 
