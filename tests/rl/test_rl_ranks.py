@@ -14,7 +14,9 @@ TOOLS = (
 )
 
 
-@pytest.mark.parametrize(("recipe", "tools"), [("grpo", ()), ("ppo", ()), ("grpo", TOOLS)])
+@pytest.mark.parametrize(
+    ("recipe", "tools"), [pytest.param("grpo", (), marks=pytest.mark.nightly), ("ppo", ()), ("grpo", TOOLS)]
+)
 def test_two_ranks_equal_one(penjing, small_run, toy, tmp_path, recipe, tools):
     short = [word for word in small_run if not word.startswith(("data.", "max_steps"))]
     base = tmp_path / "base"

@@ -108,7 +108,7 @@ def test_a_store_is_made_once_and_may_be_shared(tmp_path, kept, words, losses):
     assert "the teacher reads" in train("distill", *words, *fewer, f"out={tmp_path / 'fewer'}")
 
 
-@pytest.mark.parametrize("mode", ["logits", "top_k", "on_policy"])
+@pytest.mark.parametrize("mode", ["logits", pytest.param("top_k", marks=pytest.mark.nightly), "on_policy"])
 def test_taken_up_again_it_learns_the_same_bits(tmp_path, mode, live, kept, words, prompts):
     extra = {"logits": [], "top_k": ["objective.mode=top_k", "objective.top_k=300"], "on_policy": prompts}[mode]
     whole = {"logits": live, "top_k": kept[0]}.get(mode, tmp_path / "whole")
@@ -124,7 +124,7 @@ def test_taken_up_again_it_learns_the_same_bits(tmp_path, mode, live, kept, word
     assert last(cut)["resumed"] == 1
 
 
-@pytest.mark.parametrize("mode", ["logits", "top_k", "on_policy"])
+@pytest.mark.parametrize("mode", ["logits", pytest.param("top_k", marks=pytest.mark.nightly), "on_policy"])
 def test_a_student_that_is_its_teacher_begins_at_no_divergence(tmp_path, mode, words, prompts, teacher):
     """Masks, places and precisions are the same on both sides, and the first steps do not lead away."""
     extra = {"logits": [], "top_k": ["objective.mode=top_k", "objective.top_k=300"], "on_policy": prompts}[mode]

@@ -46,7 +46,7 @@ def test_kill_9_and_the_same_command(tmp_path, whole, server, penjing, small_run
     assert losses(folder) == losses(whole)
 
 
-@pytest.mark.parametrize("state", ["bfloat16", "int8"])
+@pytest.mark.parametrize("state", [pytest.param("bfloat16", marks=pytest.mark.nightly), "int8"])
 def test_kill_9_with_optimizer_state_in_less_than_float32(tmp_path, server, penjing, small_run, outcome, state):
     # small tensors stay float32
     larger = ["model.hidden_size=64", "model.intermediate_size=96", f"optimizer.state_dtype={state}"]
