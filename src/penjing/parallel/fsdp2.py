@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
@@ -72,7 +73,7 @@ class FullyShardedDataParallel(MultiProcess):
 
     def full_state(self, state: Any) -> Any:
         def whole(part: DTensor) -> Tensor:
-            full = part.full_tensor()  # one at a time: the device needs room for one
+            full = part.to(self.device).full_tensor()  # one at a time: the device needs room for one
             return full.to(devices.HOST) if self.rank == 0 else full.new_empty(0)
 
         return tree_map_only(DTensor, whole, state)
@@ -113,11 +114,14 @@ class HybridShardedDataParallel(FullyShardedDataParallel):
 
     shards_within_node = True
 
-    def _mesh(self) -> DeviceMesh:
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
         local = int(os.environ.get("LOCAL_WORLD_SIZE", self.world))
-        self.replicas = self.world // local if local < self.world else 2
-        if self.world % self.replicas:
+        self.replicas, rest = divmod(self.world, local) if local < self.world else (2, self.world % 2)
+        if rest:
             got = f"{self.world} processes"
             raise UserError("makes groups of equal size", where="parallel.strategy=hsdp", got=got, wanted="fsdp2")
+
+    def _mesh(self) -> DeviceMesh:
         shape = (self.replicas, self.world // self.replicas)
         return init_device_mesh(self.device.type, shape, mesh_dim_names=("replicas", "shards"))
