@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,44 @@ def test_each_kind_has_a_folder(tmp_path: Path) -> None:
     invoke(folder, "--out", out, "--pipeline", "exact_duplicates")
     assert json.loads((out / "documents/documents-00000.jsonl").read_text()) == {"text": "one"}
     assert len((out / "chats/chats-00000.jsonl").read_text().splitlines()) == 1
+
+
+def test_other_kinds_of_records_leave_nothing_of_an_earlier_run(tmp_path: Path) -> None:
+    text = write(tmp_path / "a.jsonl", {"text": "one"})
+    chat = write(tmp_path / "b.jsonl", {"prompt": "Why?", "response": "So."})
+    out = tmp_path / "out"
+    for files, wanted in (
+        ([text], ["documents-00000.jsonl"]),
+        ([text, chat], ["chats/chats-00000.jsonl", "documents/documents-00000.jsonl"]),
+        ([chat], ["chats-00000.jsonl"]),
+    ):
+        invoke(*files, "--out", out, "--pipeline", "unicode")
+        found = sorted(str(path.relative_to(out)) for path in out.rglob("*.jsonl") if "_cleaning" not in path.parts)
+        assert found == wanted
+    (out / "mine.jsonl").write_text("{}\n")
+    invoke(text, chat, "--out", out, "--pipeline", "unicode")
+    assert (out / "mine.jsonl").is_file(), "only what it wrote goes"
+
+
+def test_columns_name_the_fields(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", {"ask": "Why?", "reply": "So.", "text": "not read"})
+    out = tmp_path / "out"
+    invoke(file, "--out", out, "--columns", "ask:question,reply:answer", "--workers", 1)
+    turns = json.loads((out / "chats-00000.jsonl").read_text())["messages"]
+    assert [turn["content"] for turn in turns] == ["Why?", "So."]
+    invoke(file, "--out", out, "--columns", "reply:text", "--pipeline", "unicode")
+    assert json.loads((out / "documents-00000.jsonl").read_text()) == {"text": "So."}
+    assert len(list(out.glob("*.jsonl"))) == 1
+
+
+def test_tokens_of_each_source_are_estimated(tmp_path: Path) -> None:
+    english = write(tmp_path / "en.jsonl", *[{"text": "word " * 80}] * 2)
+    chinese = write(tmp_path / "zh.jsonl", {"text": "山水" * 80})
+    out = tmp_path / "out"
+    shown = invoke(english, chinese, "--out", out, "--pipeline", "exact_duplicates")
+    page = (out / "_cleaning" / "report.html").read_text(encoding="utf-8")
+    assert re.search(r"en\.jsonl .* 200 +100\n", shown) and re.search(r"zh\.jsonl .* 100 +100\n", shown)
+    assert ">200<" in page and page.count(">100<") >= 3
 
 
 @pytest.mark.parametrize("options", [[], ["--out", "x", "--dry-run"]])

@@ -135,6 +135,9 @@ def data_clean(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what the rules do, and write nothing.")] = False,
     kind: Annotated[Kind | None, typer.Option("--format", help="What the files hold; else it is found out.")] = None,
+    columns: Annotated[
+        str, typer.Option(metavar="FIELD:NAME,...", help="Fields by our names, such as ask:question,reply:answer.")
+    ] = "",
     workers: Annotated[int, typer.Option(help="Processes; 0: as many as cores and memory allow.", min=0)] = 0,
     memory_gb: Annotated[float, typer.Option(help="Memory of all processes together, in GB.", min=0.5)] = 2.0,
     cluster: Annotated[
@@ -158,7 +161,7 @@ def data_clean(
         raise UserError("give one of the two", where="penjing data clean", wanted="--out FOLDER or --dry-run")
     rules = pipeline or ["default"]
     size: dict[str, Any] = {"workers": workers, "memory_gb": memory_gb, "cluster": cluster}
-    clean_corpus(files, out, console, pipeline=rules, kind=kind, **size)
+    clean_corpus(files, out, console, pipeline=rules, kind=kind, columns=words(columns), **size)
 
 
 @data_app.command("ablate")

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from penjing.base.files import write_text
-from penjing.base.formatting import megabytes
+from penjing.base.formatting import count, megabytes
 from penjing.report import charts
 from penjing.report.charts import Axis, Series
 from penjing.report.html import FILE_NAME, TEMPLATES, Cell, HtmlTable
@@ -19,40 +19,44 @@ from penjing.report.text_format import clip, percent
 
 _MOST_ROWS = 60
 _WHEN = ("before", "after")
+_BYTES_PER_TOKEN = (4, 3 * 1.6, 4)  # of each of the counts' languages, as `data look` estimates
 
 
-def totals_by(
-    counts: Mapping[str, Any], column: int, names: Sequence[str]
-) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """Of each source (column 0) or language (column 1) its name, records before and after, and bytes of text before and
-    after; the largest first."""
+def totals_by(counts: Mapping[str, Any], column: int, names: Sequence[str]) -> list[tuple[str, list[tuple[int, ...]]]]:
+    """Of each source (column 0) or language (column 1) its name, and before and after cleaning its records, bytes of
+    text, and tokens (an estimate); the largest first."""
     before, after = (_sums(counts[when], column) for when in _WHEN)
-    rows = [
-        (name, (before[number][0], after[number][0]), (before[number][1], after[number][1]))
-        for number, name in enumerate(names)
-    ]
-    return sorted(rows, key=lambda row: -row[2][0])
+    rows = [(name, list(zip(before[number], after[number], strict=True))) for number, name in enumerate(names)]
+    return sorted(rows, key=lambda row: -row[1][1][0])
 
 
 def _sums(rows: list[list[int]], column: int) -> dict[int, list[int]]:
-    """By the value of a column of a histogram: records and bytes."""
-    sums: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+    """By the value of a column of a histogram: records, bytes, and estimated tokens."""
+    sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0])
     for row in rows:
-        sums[row[column]][0] += row[3]
-        sums[row[column]][1] += row[4]
+        tokens = round(row[4] / _BYTES_PER_TOKEN[row[1]])
+        sums[row[column]] = [x + y for x, y in zip(sums[row[column]], (row[3], row[4], tokens), strict=True)]
     return sums
 
 
 def _table(counts: Mapping[str, Any], column: int, names: list[str], title: str) -> HtmlTable:
     rows = [
-        (clip(name, 100), *(f"{each:,}" for each in records), *map(megabytes, num_bytes), _share(num_bytes))
-        for name, records, num_bytes in totals_by(counts, column, names)
+        (
+            clip(name, 100),
+            *(f"{each:,}" for each in records),
+            *map(megabytes, num_bytes),
+            _share(num_bytes),
+            *map(count, tokens),
+        )
+        for name, (records, num_bytes, tokens) in totals_by(counts, column, names)
         if records[0]
     ]
-    return _html((title, "records 条数", "after 清洗后", "bytes 字节", "after 清洗后", "kept 保留"), rows)
+    after = "after 清洗后"
+    headings = (title, "records 条数", after, "bytes 字节", after, "kept 保留", "tokens 词元 (estimate)", after)
+    return _html(headings, rows)
 
 
-def _share(num_bytes: tuple[int, int]) -> str:
+def _share(num_bytes: tuple[int, ...]) -> str:
     return percent(num_bytes[1] / num_bytes[0]) if num_bytes[0] else ""
 
 

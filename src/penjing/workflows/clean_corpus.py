@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,11 +15,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
+from penjing.base.files import read_json
 from penjing.base.markup import escape_markup, print_table
 from penjing.data.clean.cluster import Cluster
 from penjing.data.clean.engine import clean
 from penjing.data.clean.pipeline import Pipeline
-from penjing.data.formats import Kind, list_files, sniff
+from penjing.data.formats import READERS, Kind, list_files, sniff
+from penjing.data.formats.fields import Columns, parse_columns
 from penjing.data.formats.files import CLEANING
 from penjing.report.cleaning import totals_by, write_cleaning_report
 
@@ -32,37 +35,53 @@ def clean_corpus(
     *,
     pipeline: Sequence[str] = ("default",),
     kind: Kind | None = None,
+    columns: Sequence[str] = (),
     workers: int = 0,
     memory_gb: float = 2.0,
     cluster: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Clean files into `out`, each kind of records into a folder of its own if there are several; print the counts.
 
-    out: None writes nothing. pipeline: as data.clean. cluster: a TOML file. For the rest see `data.clean.engine`.
+    out: None writes nothing. pipeline: as data.clean. columns: as data.columns. cluster: a TOML file. For the rest see
+    `data.clean.engine`.
     """
-    rules = Pipeline.load(pipeline)
-    settings: dict[str, Any] = {"pipeline": rules, "workers": workers, "memory_gb": memory_gb}
-    settings["cluster"] = None if cluster is None else Cluster.load(cluster)
-    groups = {kind: list(files)} if kind else _by_kind(files)
-    counts = []
+    named = parse_columns(columns)
+    settings: dict[str, Any] = {"pipeline": Pipeline.load(pipeline), "columns": named, "workers": workers}
+    settings |= {"memory_gb": memory_gb, "cluster": None if cluster is None else Cluster.load(cluster)}
+    groups = {kind: list(files)} if kind else _by_kind(files, named)
+    counts, written = [], set[Path]()
     for each, of_kind in groups.items():
         kept = out and str(out if len(groups) == 1 else out / each)
         with nullcontext(kept) if kept else TemporaryDirectory() as folder, _bar(console) as progress:
+            written.add(Path(folder))
             counts.append(clean(of_kind, Path(folder), kind=each, progress=progress, **settings))
             if out is not None and counts[-1]["is_new"]:
                 write_cleaning_report(counts[-1], Path(folder) / CLEANING)
         _print(counts[-1], console, None if out is None else Path(folder))
+    if out is not None:
+        _remove_stale({out, *(out / name for name in READERS)} - written)
     return counts
 
 
-def _by_kind(files: Sequence[Path]) -> dict[Kind, list[Path]]:
+def _remove_stale(folders: Iterable[Path]) -> None:
+    """What an earlier run wrote, when the files held other kinds of records."""
+    for folder in folders:
+        if (folder / CLEANING / "counts.json").is_file():
+            for name in read_json(folder / CLEANING / "counts.json")["shards"]:
+                (folder / name).unlink(missing_ok=True)
+            shutil.rmtree(folder / CLEANING)
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _by_kind(files: Sequence[Path], columns: Columns) -> dict[Kind, list[Path]]:
     """The files of each kind of records; one of which no record can be read goes with the others."""
     found: dict[Kind, list[Path]] = {}
     unknown: list[Path] = []
     first_error: UserError | None = None
     for path in list_files(files):
         try:
-            found.setdefault(sniff(path), []).append(path)
+            found.setdefault(sniff(path, columns), []).append(path)
         except UserError as error:
             unknown.append(path)
             first_error = first_error or error
@@ -92,9 +111,12 @@ def _print(counts: dict[str, Any], console: Console, out: Path | None) -> None:
     rows = [(rule, action, why, f"{num:,}", f"{num / total:.2%}") for action, rule, why, num in counts["rules"]]
     if rows:
         print_table(console, ("rule", "records are", "why", "records>", "of all>"), rows[:_RULES_SHOWN])
-    sizes = [(name, *map(units.megabytes, each)) for name, _, each in totals_by(counts, 0, counts["sources"])]
-    if len(sizes) > 1:
-        print_table(console, ("source", "before>", "after>"), sizes[:_SOURCES_SHOWN])
+    sizes = [
+        (name, *map(units.megabytes, num_bytes), *map(units.count, tokens))
+        for name, (_, num_bytes, tokens) in totals_by(counts, 0, counts["sources"])
+    ]
+    headings = ("source", "before>", "after>", "tokens before>", "after (estimate)>")
+    print_table(console, headings, sizes[:_SOURCES_SHOWN])
     fields = ", ".join(f"{name} ({number:,}, the first {first})" for name, (number, first) in counts["ignored"].items())
     if fields:
         console.print(escape_markup("not kept", fields, indent=""), highlight=False, soft_wrap=True)

@@ -205,9 +205,9 @@ def test_a_killed_run_continues(tmp_path: Path) -> None:
     cleaned = list[str]()
     original = engine.clean_piece
 
-    def spy(rules: Any, piece: Any, kind: Any, folder: Path) -> None:
+    def spy(rules: Any, piece: Any, kind: Any, folder: Path, columns: Any) -> None:
         cleaned.append(folder.name)
-        original(rules, piece, kind, folder)
+        original(rules, piece, kind, folder, columns)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "clean_piece", spy)

@@ -27,6 +27,7 @@ from penjing.data.clean.pieces import Part, Piece
 from penjing.data.clean.pipeline import outcome
 from penjing.data.clean.rule import CorpusRule, Dropped, Record, Rule, place_of
 from penjing.data.formats import READERS, BadRecords, Kind
+from penjing.data.formats.fields import Columns
 from penjing.data.formats.files import only
 from penjing.data.formats.source_location import SourceLocation
 from penjing.data.formats.write import record_row
@@ -37,8 +38,9 @@ NUM_SAMPLES = 5  # of each rule in a piece: so many trace lines show the text
 SAMPLE_CHARACTERS = 300
 LANGUAGES = ("English and other Latin", "Chinese", "other")
 _LANGUAGE_CHARACTERS = 300
+_BUFFER_BYTES = 1 << 20
 _BATCH_CHARACTERS = 1 << 19  # of texts that are sketched at once
-_HAN, _LATIN = re.compile("[\u3400-\u9fff]+"), re.compile("[A-Za-z\u00c0-\u024f]+")
+_HAN, _NO_LETTERS = re.compile("[\u3400-\u9fff]+"), bytes(code for code in range(128) if not chr(code).isalpha())
 _NUMBER = re.compile(r"\d[\d,]*")  # in an error, such as a column: kinds of errors are counted
 _encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
@@ -48,7 +50,8 @@ def language_of(text: str) -> int:
     start = text[:_LANGUAGE_CHARACTERS]
     if start.isascii():
         return 0
-    han, latin = 3 * sum(map(len, _HAN.findall(start))), sum(map(len, _LATIN.findall(start)))
+    han = 3 * sum(map(len, _HAN.findall(start)))
+    latin = len(start.encode("ascii", "ignore").translate(None, _NO_LETTERS))
     return 1 if han and han >= latin else 0 if latin >= len(start) // 3 else 2
 
 
@@ -104,7 +107,7 @@ class PieceWriter(BadRecords):
         self.rules = rules
 
         def new(name: str) -> IO[bytes]:
-            return stack.enter_context(open(folder / name, "wb"))
+            return stack.enter_context(open(folder / name, "wb", _BUFFER_BYTES))
 
         self.output, self.trace = new("records.jsonl"), new("trace.jsonl")
         self.facts = {name: array("q") for name in FACTS}
@@ -211,7 +214,7 @@ class PieceWriter(BadRecords):
         write_line(self.trace, {"number": number, **entry})
 
 
-def clean_piece(rules: Mapping[str, Rule], piece: Piece, kind: Kind, folder: Path) -> None:
+def clean_piece(rules: Mapping[str, Rule], piece: Piece, kind: Kind, folder: Path, columns: Columns) -> None:
     """Write the folder of a piece. It appears whole, or not at all."""
     unfinished = folder.with_suffix(".unfinished")
     with disk_errors(unfinished), ExitStack() as stack:
@@ -222,7 +225,8 @@ def clean_piece(rules: Mapping[str, Rule], piece: Piece, kind: Kind, folder: Pat
             for number, part in enumerate(piece.parts):
                 writer.part, writer.file = part, number
                 with only(part.lines) if part.lines else nullcontext():
-                    for record in READERS[kind]([part.path], bad_records=writer, clean=writer.clean):
+                    read = READERS[kind]([part.path], bad_records=writer, clean=writer.clean, columns=columns)
+                    for record in read:
                         writer.write(record)
         writer.write_sketches()
         counts = {
@@ -264,6 +268,8 @@ def finish_piece(rules: Mapping[str, Rule], folder: Path, dropped: Mapping[int, 
     facts = dict(np.load(folder / "facts.npz"))
     counts, after = read_json(folder / "counts.json"), Histogram()
     totals, examples = Counter[str](), list[dict[str, Any]]()
+    kept_numbers = np.flatnonzero(facts["kept"])
+    measured = (facts[name][kept_numbers].tolist() for name in FACTS[2:6])
 
     def write(entry: dict[str, Any]) -> None:
         key = "\t".join((entry["action"], entry["rule"], entry.get("reason", "")))
@@ -281,7 +287,7 @@ def finish_piece(rules: Mapping[str, Rule], folder: Path, dropped: Mapping[int, 
     with disk_errors(shard), ExitStack() as stack:
         shard.parent.mkdir(parents=True, exist_ok=True)
         trace = stack.enter_context(open(folder / "whole_trace.jsonl", "wb"))
-        output = stack.enter_context(open(shard, "wb"))
+        output = stack.enter_context(open(shard, "wb", _BUFFER_BYTES))
         first_trace = stack.enter_context(open(folder / "trace.jsonl", encoding="utf-8"))
         records = stack.enter_context(open(folder / "records.jsonl", "rb"))
         for entry in map(json.loads, first_trace):
@@ -289,12 +295,12 @@ def finish_piece(rules: Mapping[str, Rule], folder: Path, dropped: Mapping[int, 
                 write(entry)
             elif entry["action"] == "dropped":
                 write_dropped(number, entry.get("sample", ""))
-        for number, record in zip(np.flatnonzero(facts["kept"]).tolist(), records, strict=True):
+        for number, record, *about in zip(kept_numbers.tolist(), records, *measured, strict=True):
             if number in dropped:
                 write_dropped(number, record[: 4 * SAMPLE_CHARACTERS].decode("utf-8", "ignore"))
             else:
                 output.write(record)
-                source, language, length, size = (int(facts[name][number]) for name in FACTS[2:6])
+                source, language, length, size = about
                 after.add((source, language, length.bit_length()), 1, size)
     kept = sum(records for records, _ in after.values())
     write_json(

@@ -45,6 +45,7 @@ from penjing.data.clean.pieces import Piece, make_pieces
 from penjing.data.clean.pipeline import Pipeline
 from penjing.data.clean.rule import CorpusRule, Dropped, Rule
 from penjing.data.formats import Kind, list_files
+from penjing.data.formats.fields import Columns
 from penjing.data.formats.files import CLEANING, content_of
 
 Progress = Callable[[float, str], None]  # gets the fraction of the input's bytes that is done, and what is being done
@@ -59,6 +60,7 @@ def clean(
     *,
     kind: Kind,
     pipeline: Pipeline,
+    columns: Columns | None = None,
     workers: int = 0,
     memory_gb: float = 2.0,
     cluster: Cluster | None = None,
@@ -74,7 +76,7 @@ def clean(
     _check_folder(out, [path for path, _ in sources])
     make_folder(out)
     with locked(out / CLEANING):
-        cleaning = _Cleaning(out, kind, pipeline, memory_gb, workers, cluster, progress)
+        cleaning = _Cleaning(out, kind, pipeline, columns or {}, memory_gb, workers, cluster, progress)
         made_from = cleaning.fingerprint([path for path, _ in sources])
         before = read_json(cleaning.counts_file) if cleaning.counts_file.is_file() else {}
         if before.get("made_from") == made_from and _is_whole(out, before["shards"]):
@@ -88,7 +90,7 @@ def _check_folder(out: Path, files: Iterable[Path]) -> None:
     inside = next((file for file in files if file.resolve().is_relative_to(out.resolve())), None)
     if inside:
         raise UserError("the input lies in the output folder", where=out, got=inside, next_step="Choose another --out.")
-    if out.is_dir() and not (out / CLEANING).is_dir() and any(out.iterdir()):
+    if out.is_dir() and not (out / CLEANING).is_dir() and any(not (path / CLEANING).is_dir() for path in out.iterdir()):
         raise UserError("the folder holds other files", where=out, next_step="Choose an empty folder.")
 
 
@@ -102,6 +104,7 @@ class _Cleaning:
     out: Path
     kind: Kind
     pipeline: Pipeline
+    columns: Columns
     memory_gb: float
     workers: int
     cluster: Cluster | None
@@ -126,6 +129,7 @@ class _Cleaning:
         return {
             "files": [[printable(path), *content_of(path)] for path in files],
             "kind": self.kind,
+            "columns": dict(self.columns),
             "pipeline": self.pipeline.fingerprint(),
             "program": [penjing.__version__, sha256_text("".join(map(sha256_file, code)))],
         }
@@ -140,7 +144,8 @@ class _Cleaning:
         total = sum(piece.num_bytes for piece in pieces) or 1
         todo = [(piece, folder) for piece, folder in zip(pieces, folders, strict=True) if not folder.is_dir()]
         done = total - sum(piece.num_bytes for piece, _ in todo)
-        for number in self._in_processes(clean_piece, [(piece, self.kind, folder) for piece, folder in todo]):
+        arguments = [(piece, self.kind, folder, self.columns) for piece, folder in todo]
+        for number in self._in_processes(clean_piece, arguments):
             done += todo[number][0].num_bytes
             self.progress(0.9 * done / total, "cleaning")
         dropped: list[dict[int, Dropped]] = [{} for _ in folders]

@@ -104,6 +104,6 @@ def _chinese_as_latin(text: str, encoding: str) -> str:
             decoded = text.encode(read_as).decode(encoding)
         except UnicodeError:
             continue
-        if _HAN.search(decoded) and not _HIGH_LATIN.search(decoded):
+        if _HAN.search(decoded) and not _HIGH_LATIN.search(re.sub("[‘’]", "", decoded)):
             return decoded
     return text

@@ -87,7 +87,7 @@ def outcome(rules: Mapping[str, Rule], record: Record) -> Outcome:
     """Apply the rules to a record as far as possible without the other records. Any process may do it."""
     steps: list[tuple[str, Record | None]] = []
     for name, rule in rules.items():
-        if isinstance(rule, CorpusRule):
+        if rule.num_keys:
             steps.append((name, record))
             continue
         cleaned = rule(record)

@@ -7,6 +7,8 @@ An n-gram has n words, and each Chinese character is a word here. So FineWeb-2's
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter
 from typing import ClassVar
 
 from penjing.base.config import Fraction, NonNegativeInt
@@ -45,13 +47,10 @@ class Repetition(DocumentRule):
         limits, chars = self.limits(counts), counts.ngram_chars
         if counts.words < limits.min_words or is_code(counts):
             return first_above([("repeated 10-grams", counts.duplicate_10, chars, limits.loose)])
-        return first_above(
-            [
-                ("repeated lines", counts.duplicate_chars, counts.line_chars, limits.lines),
-                *((why, getattr(counts, name), chars, getattr(limits, name)) for name, why in _NGRAMS.items()),
-            ]
-        )
+        lines = ("repeated lines", counts.duplicate_chars, counts.line_chars, limits.lines)
+        return first_above([lines, *zip(_NGRAMS.values(), _shares(counts), repeat(chars), _shares(limits))])
 
 
 _NGRAMS = {f"top_{n}": f"a frequent {n}-gram" for n in range(2, 5)}
 _NGRAMS |= {f"duplicate_{n}": f"repeated {n}-grams" for n in range(5, 11)}
+_shares = attrgetter(*_NGRAMS)  # of counts, and of limits

@@ -43,6 +43,7 @@ class Rule(ABC):
 
     settings_type: ClassVar[type[RuleSettings]] = RuleSettings
     settings: Any
+    num_keys: ClassVar[int] = 0  # above 0: it compares records
 
     def __init__(self, settings: RuleSettings | None = None) -> None:
         self.settings = settings or self.settings_type()
