@@ -4,8 +4,8 @@ Run: python benchmarks/data_clean.py --english FILE... --chinese FILE... --out r
 
 Each corpus is made of random sentences of the files, in documents of about 2 kB, of which one in ten is a near copy of
 an earlier one. CPU seconds count, so other programs disturb little. Of the parts the same corpus is cleaned with the
-named rules, by one process; of the curve with all default rules, by as many as `--workers`. Memory is the sum over all
-processes (Pss), read five times a second.
+named rules, by one process; of the curve with all default rules, by as many as `--workers`, and what is left is then
+encoded, as the data of a run of one step. Memory is the sum over all processes (Pss), read five times a second.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from compare.run import write
 
-from penjing.base.files import write_json
 from penjing.data.clean.pipeline import Pipeline
 from penjing.data.formats import read_documents
 from penjing.plan.hardware import environment
 
-COMPARING = ("exact_duplicates", "near_duplicates")
+COMPARING = ["exact_duplicates", "near_duplicates"]
 DOCUMENT_BYTES = 2000
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--english", type=Path, nargs="+", required=True, help="files whose sentences are used")
-    parser.add_argument("--chinese", type=Path, nargs="+", required=True)
-    parser.add_argument("--parts-mb", type=float, default=50, help="corpus of the parts (default: %(default)s)")
+    parser.add_argument("--english", type=Path, nargs="+", default=[], help="files whose sentences are used")
+    parser.add_argument("--chinese", type=Path, nargs="+", default=[])
+    parser.add_argument(
+        "--parts-mb", type=float, default=50, help="corpus of the parts; 0: none (default: %(default)s)"
+    )
     parser.add_argument("--curve-mb", type=float, nargs="*", default=[100, 300], help="(default: %(default)s)")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="that encodes what the curve's cleaning left")
     parser.add_argument("--workers", type=int, default=2, help="processes of the curve (default: %(default)s)")
     parser.add_argument("--memory-gb", type=float, default=2.0, help="(default: %(default)s)")
     parser.add_argument("--work", type=Path, default=None, help="folder for corpora; else a temporary one")
@@ -81,23 +84,9 @@ def tree_bytes(root: int) -> int:
     return total
 
 
-def timed(corpus: Path, rules: list[str], work: Path, workers: int, memory_gb: float) -> dict[str, Any]:
-    pipeline = work / "rules.toml"
-    pipeline.write_text("".join(f"[rules.{name}]\n" for name in rules))
-    out = work / f"clean-{time.monotonic_ns()}"
-    command = [
-        sys.executable,
-        "-m",
-        "penjing",
-        "data",
-        "clean",
-        str(corpus),
-        "--out",
-        str(out),
-        "--format",
-        "documents",
-    ]
-    command += ["--pipeline", str(pipeline), "--workers", str(workers), "--memory-gb", str(memory_gb)]
+def timed(words: list[str]) -> dict[str, Any]:
+    """Seconds and memory of a command of penjing."""
+    command = [sys.executable, "-m", "penjing", *words]
     started, before = time.monotonic(), os.times()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     peak = 0
@@ -107,18 +96,30 @@ def timed(corpus: Path, rules: list[str], work: Path, workers: int, memory_gb: f
     after = os.times()
     if process.returncode:
         sys.exit(f"{' '.join(command)}: exit code {process.returncode}")
-    counts = json.loads((out / "_cleaning" / "counts.json").read_text())
     cpu = after.children_user - before.children_user + after.children_system - before.children_system
-    size = corpus.stat().st_size / 1e6
     return {
-        "megabytes": round(size, 1),
         "cpu_seconds": round(cpu, 2),
-        "mb_per_cpu_second": round(size / cpu, 2),
         "wall_seconds": round(time.monotonic() - started, 1),
         "peak_memory_bytes": peak,
-        "records": counts["records"],
-        "kept": counts["kept"],
     }
+
+
+def clean(corpus: Path, rules: list[str], out: Path, workers: int, memory_gb: float) -> dict[str, Any]:
+    pipeline = out.with_name("rules.toml")
+    pipeline.write_text("".join(f"[rules.{name}]\n" for name in rules))
+    words = ["data", "clean", str(corpus), "--out", str(out), "--format", "documents", "--pipeline", str(pipeline)]
+    spent = timed([*words, "--workers", str(workers), "--memory-gb", str(memory_gb)])
+    counts = json.loads((out / "_cleaning" / "counts.json").read_text())
+    size = corpus.stat().st_size / 1e6
+    rate = {"megabytes": round(size, 1), "mb_per_cpu_second": round(size / spent["cpu_seconds"], 2)}
+    return {**rate, **spent, "records": counts["records"], "kept": counts["kept"]}
+
+
+def encode(cleaned: Path, tokenizer: Path, out: Path) -> dict[str, Any]:
+    words = ["train", "tiny", f"data.train={cleaned}", f"tokenizer.path={tokenizer}", f"out={out}", "max_steps=1"]
+    spent = timed([*words, "data.packing=concat", "eval.every=0", "eval.sequences=8", "sample.every=0"])
+    size = sum(path.stat().st_size for path in cleaned.glob("*.jsonl")) / 1e6
+    return {"megabytes": round(size, 1), "mb_per_cpu_second": round(size / spent["cpu_seconds"], 2), **spent}
 
 
 def main(words: list[str] | None = None) -> None:
@@ -132,29 +133,26 @@ def main(words: list[str] | None = None) -> None:
         "parts": [],
         "curve": [],
     }
-    with tempfile.TemporaryDirectory(dir=asked.work) as name:
-        work = Path(name)
-        corpus = work / "corpus.jsonl"
-        for language, files, joined in (("English", asked.english, " "), ("Chinese", asked.chinese, "")):
-            texts = sentences(files)
-            for num_megabytes in [asked.parts_mb, *asked.curve_mb]:
-                write_corpus(corpus, texts, joined, num_megabytes * 1e6)
-                jobs = (
-                    [
-                        ("reading and writing", ["exact_duplicates"]),
-                        ("default rules", own),
-                        ("near duplicates", ["near_duplicates"]),
-                    ]
-                    if num_megabytes == asked.parts_mb
-                    else [("all", default)]
-                )
-                for what, rules in jobs:
-                    workers = asked.workers if what == "all" else 1
-                    found = {"language": language, "what": what, **timed(corpus, rules, work, workers, asked.memory_gb)}
-                    record["curve" if what == "all" else "parts"].append(found)
-                    print(json.dumps(found), flush=True)
-    if asked.out:
-        write_json(asked.out, record)
+    for language, files, joined in (("English", asked.english, " "), ("Chinese", asked.chinese, "")):
+        texts = sentences(files) if files else []
+        for megabytes in [asked.parts_mb, *asked.curve_mb] if texts else ():
+            is_part = megabytes == asked.parts_mb
+            jobs = {"all": default}
+            if is_part:
+                jobs = {"reading and writing": COMPARING[:1], "default rules": own, "near duplicates": COMPARING[1:]}
+            for what, rules in jobs.items() if megabytes else ():
+                with tempfile.TemporaryDirectory(dir=asked.work) as name:
+                    corpus, out = Path(name) / "corpus.jsonl", Path(name) / "clean"
+                    write_corpus(corpus, texts, joined, megabytes * 1e6)
+                    found = {"language": language, "what": what}
+                    found |= clean(corpus, rules, out, 1 if is_part else asked.workers, asked.memory_gb)
+                    if not is_part:
+                        corpus.unlink()
+                        found["encoding"] = encode(out, asked.tokenizer, Path(name) / "run")
+                record["parts" if is_part else "curve"].append(found)
+                print(json.dumps(found), flush=True)
+                if asked.out:
+                    write(record, asked.out, ["python", "benchmarks/data_clean.py", *(words or sys.argv[1:])])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tables: CSV and TSV whose first row names the columns, parquet, and the arrow files of `datasets`."""
+"""Tables: CSV and TSV, whose columns the first row names or numbers do; parquet, and the arrow files of `datasets`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ Record = dict[str, Any] | UserError
 
 _LARGEST_FIELD_CHARACTERS = 1 << 26
 _LARGEST_TSV_ROW_CHARACTERS = 1 << 22  # of a row of several lines: the search for a closing quotation mark stops there
+_LONGEST_NAME = 100  # characters of a column's name
 _OPENING_QUOTE = re.compile(r'(?:^|\t)"')
 
 
@@ -62,10 +63,19 @@ def csv_records(path: Path) -> Iterator[tuple[int, Record]]:
         else:
             if errors:
                 yield line, errors[0]
-            elif row and columns is not None:
-                yield line, _record(row, columns, path, line)
+            elif row and (columns is not None or _holds_text(row)):
+                yield line, _record(row, columns or _names(row), path, line)
             if row and columns is None:
-                columns = [name.strip() for name in row]
+                columns = _names(row)
+
+
+def _holds_text(row: Sequence[str]) -> bool:
+    """Whether the first row of a table is a record, as it is too long for names."""
+    return max(map(len, row)) > _LONGEST_NAME
+
+
+def _names(row: Sequence[str]) -> list[str]:
+    return [str(number) if _holds_text(row) else name.strip() for number, name in enumerate(row, start=1)]
 
 
 def _record(row: Sequence[str], names: Sequence[str], path: Path, line: int) -> Record:
@@ -96,12 +106,9 @@ def tsv_records(path: Path) -> Iterator[tuple[int, Record]]:
         if _OPENING_QUOTE.search(text):
             row, later_error = _unquoted(text, line_items, len(columns) if columns else None) or (row, None)
             error = error or later_error
-        if columns is not None:
-            yield line, error or _record(row, columns, path, line)
-            continue
-        columns = [name.strip() for name in row]
-        if error is not None:
-            yield line, error
+        if error is not None or columns is not None or _holds_text(row):
+            yield line, error or _record(row, columns or _names(row), path, line)
+        columns = columns or _names(row)
 
 
 def _unquoted(text: str, line_items: Iterator[Line], width: int | None) -> tuple[list[str], UserError | None] | None:
