@@ -22,7 +22,7 @@ _WHEN = ("before", "after")
 _BYTES_PER_TOKEN = (4, 3 * 1.6, 4)  # of each of the counts' languages, as `data look` estimates
 
 
-def totals_by(counts: Mapping[str, Any], column: int, names: Sequence[str]) -> list[tuple[str, list[tuple[int, ...]]]]:
+def totals_by(counts: Mapping[str, Any], column: int, names: Sequence[str]) -> list[tuple[str, list[tuple[int, int]]]]:
     """Of each source (column 0) or language (column 1) its name, and before and after cleaning its records, bytes of
     text, and tokens (an estimate); the largest first."""
     before, after = (_sums(counts[when], column) for when in _WHEN)
