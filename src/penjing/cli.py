@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -79,9 +80,9 @@ def main(program: typer.Typer = app) -> None:
     except KeyboardInterrupt:
         _fail("penjing: interrupted", EXIT_INTERRUPTED)
     except Exception as error:
-        from penjing.train.signals import Stopped
+        from penjing.train.signals import Ended
 
-        if isinstance(error, Stopped):
+        if isinstance(error, Ended):
             _fail(f"penjing: {error}", error.exit_code)
         _fail_on_usage(error)
         raise
@@ -89,8 +90,9 @@ def main(program: typer.Typer = app) -> None:
 
 @cache
 def _show_warning(text: str) -> None:
-    """Print a warning on stderr: one line, once, without the line of code that it comes from."""
-    Terminal(stderr=True).print(escape_markup("warning", text), highlight=False, soft_wrap=True)
+    """Print a warning on stderr: one line, once, on rank 0, without the line of code that it comes from."""
+    if os.environ.get("RANK", "0") == "0":
+        Terminal(stderr=True).print(escape_markup("warning", text), highlight=False, soft_wrap=True)
 
 
 def _fail(line: str, code: int) -> NoReturn:

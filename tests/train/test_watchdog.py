@@ -1,14 +1,18 @@
 """What ends a run of two ranks and what does not: both watchdogs in one process, with a clock that is told the time."""
 
+import json
+import os
+import signal
 from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 
-from penjing.base.errors import UserError
+from penjing.base.errors import EXIT_FOLLOWED, UserError
 from penjing.train import watchdog
+from penjing.train.oom_recovery import SmallerPasses
 from penjing.train.signals import Stopped
-from penjing.train.watchdog import Watchdog, watched
+from penjing.train.watchdog import LostRank, Watchdog, watched
 
 
 class Ended(BaseException):
@@ -38,7 +42,7 @@ class Ranks:
     """Two watchdogs whose threads sleep: `wait` lets seconds pass, in each of which those that live look around."""
 
     def __init__(self):
-        self.now, self.stacks, self.living = 1000.0, 0, []
+        self.now, self.stacks, self.codes, self.living, self.collectives = 1000.0, 0, [], [], {}
         self.store, self.sleep = Store(), lambda seconds: None
 
     def begin(self):
@@ -53,6 +57,7 @@ class Ranks:
         for _ in range(seconds):
             self.now += 1.0
             for each in self.living:
+                self.looks = each.rank
                 each._check()
 
 
@@ -61,6 +66,7 @@ def ranks(monkeypatch):
     made = Ranks()
 
     def end(code):
+        made.codes.append(code)
         raise Ended
 
     def dump(**how):
@@ -72,6 +78,10 @@ def ranks(monkeypatch):
     monkeypatch.setattr(watchdog, "time", clock)
     monkeypatch.setattr(watchdog.os, "_exit", end)
     monkeypatch.setattr(watchdog.faulthandler, "dump_traceback", dump)
+    monkeypatch.setattr(watchdog, "_collectives", lambda: made.collectives.get(made.looks, 0))
+    monkeypatch.setattr(watchdog, "run_once_per_launch", lambda action: action())
+    made.looks, made.sent = 0, []
+    monkeypatch.setattr(watchdog.os, "kill", lambda process, number: made.sent.append((process, number)))
     both = made.begin()
     yield made
     for each in both:
@@ -96,8 +106,7 @@ def test_a_step_that_does_not_end_is_found(ranks, capsys, longest, allowed):
     with pytest.raises(Ended):
         ranks.wait(2)
     said = capsys.readouterr().err
-    assert f"no step since {allowed} s" in said
-    assert "after step 7" in said
+    assert f"each rank is stuck after step 7: no step since {allowed} s" in said
     assert ranks.stacks == 1
 
 
@@ -131,27 +140,89 @@ def test_a_rank_that_says_nothing_is_found_also_in_a_save(ranks, capsys):
     assert "rank 1 is silent since 20 s, after step 7" in capsys.readouterr().err
 
 
-def test_what_the_user_can_put_right_is_one_line(ranks, capsys):
-    ranks.living[0].fail(UserError("no such file", where="data.train", got="typo.jsonl"))
+def test_the_rank_that_began_fewer_collectives_is_slow_and_then_stuck(ranks, capsys):
+    """Rank 0 waits in a collective that rank 1 does not begin. Named with its stack in time, it may still go on."""
+    ranks.collectives = {0: 8, 1: 7}
+    ranks.edge(7, 1.0)
+    ranks.wait(20)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, "once"
+    assert said.startswith("penjing: rank 1 is slow after step 7: no step since")
+    assert ranks.stacks == 1
+    with pytest.raises(Ended):
+        ranks.wait(27)
+    assert "rank 1 is stuck after step 7: no step since 45 s, the others wait for it" in capsys.readouterr().err
+    assert (ranks.looks, ranks.codes, ranks.stacks) == (1, [1], 2)
+    ranks.living.pop()
+    with pytest.raises(Ended):
+        ranks.wait(2)
+    assert (ranks.looks, ranks.codes, ranks.stacks) == (0, [1, EXIT_FOLLOWED], 2), "rank 0 has no stack to show"
+
+
+def test_a_silent_rank_of_this_machine_is_made_to_write_its_stack(ranks):
+    ranks.edge(7, 1.0)
+    ranks.wait(2)
+    ranks.living.pop()
+    with pytest.raises(Ended):
+        ranks.wait(22)
+    assert ranks.sent == [(os.getpid(), signal.SIGABRT), (os.getpid(), signal.SIGCONT)]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("no such file", where="data.train", got="x"), 2, "data.train: no such file; got x"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (SmallerPasses(4, "of 2 GiB"), 75, "batch.micro_size=4"),
+    ],
+)
+def test_what_the_user_can_put_right_is_one_line(ranks, capsys, error, code, line):
+    ranks.living[0].fail(error)
     with pytest.raises(Ended):
         ranks.living[1]._check()
-    why = "rank 0 failed before step 1: data.train: no such file; got typo.jsonl"
-    assert capsys.readouterr().err.strip().splitlines() == [f"penjing: rank 1, before step 1, gives up: {why}"]
-    assert ranks.stacks == 0
+    said = capsys.readouterr().err
+    assert line in said
+    assert said.count("\n") == 1
+    assert (ranks.codes, ranks.stacks) == ([code], 0)
 
 
-def test_a_bug_comes_with_its_traceback_and_all_stacks(ranks, capsys):
+@pytest.mark.parametrize("node", ["0", "1"])
+def test_a_bug_shows_one_traceback_on_each_machine(ranks, capsys, node):
+    """The failing rank's own is printed by Python as it ends."""
+    ranks.living[0].node = node
     ranks.edge(3, 1.0)
     try:
         raise ZeroDivisionError("the one that counts")
     except ZeroDivisionError as error:
         ranks.living[1].fail(error)
+    assert capsys.readouterr().err == "penjing: rank 1 failed after step 3:\n"
     with pytest.raises(Ended):
         ranks.living[0]._check()
-    said = capsys.readouterr().err
-    assert "rank 1 failed after step 3:\nTraceback" in said
-    assert "the one that counts" in said
-    assert ranks.stacks == 1
+    assert ("the one that counts" in capsys.readouterr().err) == (node == "1")
+    assert ranks.codes == [EXIT_FOLLOWED]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_error_that_follows_from_a_lost_rank_is_one_line(ranks, first):
+    """The other rank may have said why, or was killed before it could."""
+    ranks.sleep = lambda seconds: setattr(ranks, "now", ranks.now + seconds)
+    if first:
+        ranks.living[0].fail(ZeroDivisionError())
+    lost = ranks.living[1].fail(RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"))
+    assert isinstance(lost, LostRank)
+    assert ("failed" in ranks.store.told) == first
+
+
+def test_ranks_with_other_settings_or_code_are_refused_on_all_ranks(ranks):
+    for rank, rate in enumerate((0.1, 0.2)):
+        ranks.store.set(f"about {rank}", json.dumps({"torch": "2", "optimizer.learning_rate": rate}))
+    for each, rate in zip(ranks.living, (0.1, 0.2), strict=True):
+        with pytest.raises(UserError) as caught:
+            each.require_same({"torch": "2", "optimizer.learning_rate": rate})
+        assert caught.value.where == "optimizer.learning_rate"
+        assert "0.2 on rank 1" in caught.value.got
+    ranks.store.set("about 1", json.dumps({"torch": "2"}))
+    ranks.living[0].require_same({"torch": "2"})
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 
 EXIT_USER_ERROR = 2
+EXIT_FOLLOWED = 3  # of a rank that ends because another one did
+EXIT_SMALLER_PASSES = 75  # of a rank that is out of memory; EX_TEMPFAIL of sysexits.h
 EXIT_INTERRUPTED = 130  # the shells' convention: 128 + SIGINT
 
 

@@ -49,6 +49,11 @@ ToolNames = Annotated[
 ToolTable = Annotated[str, typer.Option(help="JSON file that the tool lookup reads.")]
 TopP = Annotated[float, typer.Option(help="Nucleus sampling: the most likely tokens with this total probability.")]
 SampleSeed = Annotated[int, typer.Option(help="Sampling seed (used when temperature > 0).", min=0)]
+Gpus = Annotated[int, typer.Option(help="Train on so many GPUs of this machine, a process for each.", min=0)]
+Processes = Annotated[int, typer.Option(help="The same with processes on the CPU: compute.device=cpu.", min=0)]
+Nodes = Annotated[int, typer.Option(help="Machines; start the same command on each.", min=1)]
+Rendezvous = Annotated[str, typer.Option(metavar="HOST:PORT", help="One of the machines, where all of them meet.")]
+Restarts = Annotated[int, typer.Option(help="Continue so often by itself when a process fails.", min=0)]
 WeightsName = Annotated[
     Literal["auto", "int8"], typer.Option(help="int8: quantise the weights while loading; faster, a little less exact.")
 ]

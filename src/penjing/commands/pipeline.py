@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penjing.base import formatting as units
-from penjing.commands.arguments import Settings, console, resolved, say
+from penjing.commands.arguments import (
+    Gpus,
+    Nodes,
+    Processes,
+    Rendezvous,
+    Restarts,
+    Settings,
+    console,
+    resolved,
+    say,
+)
 
 
 def quickstart(
@@ -46,11 +57,15 @@ def train(
         list[str] | None,
         typer.Option(metavar="FIELD", help="Resume although this has changed: a setting, data, tokenizer."),
     ] = None,
+    gpus: Gpus = 0,
+    nproc_per_node: Processes = 0,
+    nnodes: Nodes = 1,
+    rdzv_endpoint: Rendezvous = "",
+    max_restarts: Restarts = 0,
 ) -> None:
     """Train a model. The same command again continues where it stopped.
 
-    Settings come from the recipe, then the file, then key=value on this line. On several devices:
-    torchrun --nproc_per_node 2 -m penjing train ...
+    Settings come from the recipe, then the file, then key=value on this line.
 
     [bold]Examples[/]
     penjing train pretrain model=26m data.train=corpus.jsonl
@@ -58,12 +73,24 @@ def train(
     penjing train sft init_from=runs/six data.train=chats.jsonl out=runs/six-sft
     penjing train lora init_from=runs/six data.train=chats.jsonl lora.rank=8 out=runs/six-lora
     penjing train sft init_from=downloads/SmolLM2-135M data.train=chats.jsonl out=runs/smol-sft
-    penjing train runs/six/run.toml out=runs/again
+    penjing train runs/six/run.toml out=runs/again --gpus 2
     """
     from penjing.eval.regression_questions import print_changes
+    from penjing.workflows.launch import LaunchOptions, launch
     from penjing.workflows.train import execute
 
+    options = LaunchOptions(
+        gpus=gpus,
+        nproc_per_node=nproc_per_node,
+        nnodes=nnodes,
+        rdzv_endpoint=rdzv_endpoint,
+        max_restarts=max_restarts,
+    )
+    if options.starts_others():
+        launch(sys.argv[1:], options)
+        return
     run = resolved(recipe, settings)
+    options.check_device(run.compute.device)
     outcome = execute(run, console, allow_change or ())
     if os.environ.get("RANK", "0") != "0":
         return  # rank 0 prints for all

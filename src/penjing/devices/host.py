@@ -12,12 +12,29 @@ PROCESSOR = "cpu"  # the field of the processor's name in records
 
 def physical_cores() -> int:
     """Cores this process may use; hyper-threads are not counted where the system lists them."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with suppress(OSError):
-        folders = Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology")
-        pairs = {((folder / "physical_package_id").read_text(), (folder / "core_id").read_text()) for folder in folders}
-        return min(allowed, len(pairs)) or allowed
-    return allowed
+    return len(_cores()) or os.cpu_count() or 1
+
+
+def _cores() -> list[set[int]]:
+    """The cores that this process may use, in order, each with its CPUs (hyper-threads); empty where unknown."""
+    cores: dict[tuple[int, ...], set[int]] = {}
+    for cpu in sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ():
+        folder = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        key: tuple[int, ...] = (cpu,)
+        with suppress(OSError, ValueError):
+            key = (int((folder / "physical_package_id").read_text()), int((folder / "core_id").read_text()))
+        cores.setdefault(key, set()).add(cpu)
+    return [cores[key] for key in sorted(cores)]
+
+
+def pin_to_share(rank: int, world: int) -> bool:
+    """Keep this process, one of `world` on this machine, to its own share of the cores; False where it cannot be."""
+    cores = _cores()
+    if not 1 < world <= len(cores):
+        return False
+    share = cores[rank * len(cores) // world : (rank + 1) * len(cores) // world]
+    os.sched_setaffinity(0, set().union(*share))
+    return True
 
 
 def load_averages() -> tuple[float, ...]:

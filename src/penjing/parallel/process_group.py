@@ -36,13 +36,14 @@ class MultiProcess(Strategy):
         except ValueError as error:  # a variable that torchrun sets
             next_step = "Start with `torchrun --nproc_per_node N -m penjing ...`."
             raise UserError(str(error), where="parallel.strategy", next_step=next_step) from None
-        # torchrun keeps one store for all its attempts (--max-restarts), and for all runs of a process: keys of a dead
-        # attempt or of an earlier run would be found.
-        attempt = f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)} run {next(RUNS)}"
+        # A process may train several runs one after another; their keys in the store must differ.
+        prefix = f"run {next(RUNS)}"
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # One store for all attempts of torchrun (--max-restarts): the keys of a dead attempt would be found.
+            prefix += f" attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}"
         backend = devices.of(device).collective_backend
-        distributed.init_process_group(
-            backend, store=PrefixStore(attempt, store), rank=rank, world_size=world, timeout=TIMEOUT
-        )
+        store = PrefixStore(prefix, store)
+        distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         # Always gloo, also beside NCCL: exchanging values on the host does not make a GPU wait.
         self._control = distributed.new_group(backend="gloo", timeout=SETUP_TIMEOUT)

@@ -23,6 +23,7 @@ class RunDir:
         self.questions = path / "questions.json"
         self.incidents = path / "incidents.jsonl"  # bad steps, spikes, what the disk refused
         self.bad_records = path / "bad_records.jsonl"  # skipped records: file, line and reason
+        self.micro_size = path / "micro_size.json"  # after a rank ran out of memory
         self.checkpoints = path / "checkpoints"
         self.tokenizer = path / "tokenizer"
         self.shards = path / "shards"

@@ -28,6 +28,7 @@ from penjing.train.compile_policy import Decision, compile_run, compiled_seconds
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, TrainState
 from penjing.train.memory_trace.fit import fit_memory
+from penjing.train.oom_recovery import kept_micro_size
 from penjing.train.precision import Precision
 from penjing.train.resolve import AS_STARTED, Facts, record, resolve
 from penjing.train.resume import ConfigDifference, check_same_run, run_fingerprints, saved_dtype, settings_of
@@ -160,7 +161,9 @@ class TrainingFacts(Facts):
         return self.stage.size().units_per_epoch
 
     def micro_size(self, run: Run) -> tuple[int, str]:
-        return fit_memory(run, self.strategy)
+        fitting, why = fit_memory(run, self.strategy)
+        kept, message = kept_micro_size(run, self.world)
+        return (kept, message) if kept and not 0 < fitting < kept else (fitting, why)
 
 
 def _start_notes(run: Run, size: DatasetSize, checkpoint: Checkpoint | None) -> list[str]:

@@ -51,7 +51,7 @@ class ConfigDifference:
 
 def differences(run: Run, fingerprints: Mapping[str, str], checkpoint: Checkpoint) -> list[ConfigDifference]:
     """Every field in which `run` and its fingerprints differ from the checkpoint's."""
-    before, now = settings_of(checkpoint), _flat_settings(run)
+    before, now = settings_of(checkpoint), flat_settings(run)
     changes = [
         ConfigDifference(key, before.get(key), now.get(key))
         for key in sorted(before.keys() | now.keys())
@@ -83,7 +83,7 @@ def check_same_run(
     allowed: names of fields, or of groups of fields such as `optimizer`.
     """
     changes = differences(run, fingerprints, checkpoint)
-    choices = {*_flat_settings(run), *FINGERPRINTS}
+    choices = {*flat_settings(run), *FINGERPRINTS}
     for name in allowed:
         if not any(_is_one_of(choice, [name]) for choice in choices):
             raise UserError("no such field", where="--allow-change", got=name, next_step=suggest(name, choices))
@@ -117,7 +117,7 @@ def settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
         return {}
     table = config.read_toml(path)
     try:
-        return _flat_settings(config.resolve(Run, table))
+        return flat_settings(config.resolve(Run, table))
     except UserError:  # a setting that no longer exists: it shows as a difference
         return dict(flat(table))
 
@@ -126,7 +126,8 @@ def _is_one_of(key: str, names: Sequence[str]) -> bool:
     return any(key == name or key.startswith(name + ".") for name in names)
 
 
-def _flat_settings(run: Run) -> dict[str, Any]:
+def flat_settings(run: Run) -> dict[str, Any]:
+    """The settings by their dotted names."""
     return dict(flat(json.loads(json.dumps(config.to_dict(run)))))
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, `kill` and a closed terminal: handled after the current step, so that its work is not lost."""
+"""Ctrl-C, `kill`, a closed terminal, a scheduler: handled after the current step, so that its work is not lost."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # the last: a scheduler needs the machine
 ECHO_SECONDS = 1.0
 
 
-class Stopped(Exception):
+class Ended(Exception):
+    """The run ends, for a reason that takes one line."""
+
+    exit_code: int
+
+
+class Stopped(Ended):
     """A signal ended the run after a step and a checkpoint. `exit_code` is 128 + signal."""
 
     def __init__(self, number: int, step: int, *, saved: bool = True) -> None:

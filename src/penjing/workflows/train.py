@@ -14,10 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
-from penjing import __version__, devices
+import penjing
+from penjing import devices
 from penjing.base import config
 from penjing.base.config import Layer
 from penjing.base.errors import UserError
@@ -30,6 +32,8 @@ from penjing.checkpoint.manifest import folder_name
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.devices import host
+from penjing.devices.choose import local_device
 from penjing.eval.regression_questions import RegressionQuestions
 from penjing.export.adapter import save_run_adapter
 from penjing.infer.generate import generate
@@ -47,13 +51,16 @@ from penjing.track import TRACKERS
 from penjing.track.background import BackgroundTrackers
 from penjing.track.base import Tracker
 from penjing.track.console import ConsoleTracker
+from penjing.track.run_dir import RunDir
 from penjing.track.run_record import RunRecord
 from penjing.train.build import PreparedRun, prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
 from penjing.train.loop import train
+from penjing.train.oom_recovery import smaller_passes_kept
 from penjing.train.resolve import start_run, with_settings
+from penjing.train.resume import flat_settings
 from penjing.train.signals import Stopped
 from penjing.train.watchdog import watched
 
@@ -93,13 +100,19 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     """Train; returns the outcome, which is also written to outcome.json. On ranks other than 0 the console is silent.
     allow_change: fields in which a resumed run may differ from the original one."""
     began = time.time()
-    set_threads(run.compute.threads, int(os.environ.get("LOCAL_WORLD_SIZE", launched_world())))
+    _share_cores(run)
     strategy = make_strategy(run.compute.device, run.parallel.strategy, offload=run.parallel.offload)
     quiet = console if strategy.rank == 0 else Console(quiet=True)
+    _name_idle(strategy.device, run.compute.device)
     spinning.report_busy_cores(lambda text: quiet.print(Text(f"  {text}", style="yellow")))
     try:
         questions = RegressionQuestions(run, quiet)
-        with watched(strategy) as report_progress, locked(Path(run.out)) if strategy.rank == 0 else nullcontext():
+        about = _identity(run, allow_change) if strategy.world > 1 else {}
+        with (
+            watched(strategy, about) as report_progress,
+            locked(Path(run.out)) if strategy.rank == 0 else nullcontext(),
+            smaller_passes_kept(RunDir(Path(run.out))),
+        ):
             prepared = prepare_run(
                 run,
                 strategy,
@@ -125,6 +138,31 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
         ) from error
     finally:
         strategy.close()
+
+
+def _share_cores(run: Run) -> None:
+    """Give this rank its part of the machine's cores: on the CPU its own ones."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", launched_world()))
+    on_host = devices.of(local_device(run.compute.device)).is_host
+    pinned = on_host and host.pin_to_share(int(os.environ.get("LOCAL_RANK", "0")), ranks)
+    set_threads(run.compute.threads, 1 if pinned else ranks)
+
+
+def _name_idle(device: torch.device, requested: str) -> None:
+    """Warn about cards of this machine that nothing was requested for."""
+    kind, used = devices.of(device), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    count = 0 if kind.is_host or ":" in requested else kind.count()
+    if used < count:
+        warnings.warn(f"{used} of {count} GPUs used: --gpus {count}", stacklevel=2)
+
+
+def _identity(run: Run, allow_change: Sequence[str]) -> dict[str, Any]:
+    """What must be the same on all ranks: the settings, and the code, file by file."""
+    folder = Path(penjing.__file__).parent
+    files = (path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".c", ".h", ".jinja"))
+    code = {f"penjing/{path.relative_to(folder)}": sha256_file(path)[:12] for path in files}
+    versions = {"torch": torch.__version__, "penjing": penjing.__version__, "--allow-change": ",".join(allow_change)}
+    return {**versions, **code, **flat_settings(run)}
 
 
 def _train_prepared(
@@ -233,7 +271,7 @@ def _outcome(prepared: PreparedRun, figures: dict[str, float], seconds: float) -
     totals = _spent(prepared, seconds)
     newest = folder.checkpoints / folder_name(record.checkpoints[0]) if strategy.rank == 0 else None
     outcome = {
-        "penjing": __version__,
+        "penjing": penjing.__version__,
         **totals,
         "other_seconds": totals["sample_seconds"],
         **figures,
