@@ -15,13 +15,14 @@ from penjing import __version__
 from penjing.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from penjing.base.markup import Terminal, escape_markup
 from penjing.base.process_info import run_once_per_launch
-from penjing.commands import benchmarks, datasets, exporting, inference, inspection, pipeline, planning
+from penjing.commands import benchmarks, datasets, exporting, inference, inspection, launching, pipeline, planning
 
 # In the order of `penjing --help`. These modules import torch only when a verb runs.
 VERBS: dict[str, typer.Typer | Callable[..., None]] = {
     "quickstart": pipeline.quickstart,
     "plan": planning.app,
     "train": pipeline.train,
+    "launch": launching.app,
     "chat": inference.chat,
     "serve": inference.serve,
     "eval": inference.evaluate,
