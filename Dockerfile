@@ -1,7 +1,7 @@
-# CPU:   docker build -t penjing .
-# CUDA:  docker build -t penjing --build-arg BASE=nvidia/cuda:12.8.1-base-ubuntu24.04 \
+# CPU:   docker build -t penjing:cpu .
+# CUDA:  docker build -t penjing:cuda --build-arg BASE=nvidia/cuda:12.8.1-base-ubuntu24.04 \
 #            --build-arg TORCH_INDEX=https://pypi.org/simple .
-# Train: docker run --gpus all --ipc=host -v "$PWD:/work" penjing train pretrain data.train=corpus.jsonl --gpus 2
+# Train: docker run --gpus all --ipc=host -v "$PWD:/work" penjing:cuda train pretrain data.train=corpus.jsonl --gpus 2
 ARG BASE=debian:trixie-slim
 FROM ${BASE}
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 STEPS, KILL_AT = 30, 8
@@ -55,7 +56,7 @@ def steps_done(folder: Path) -> int:
     return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
 
 
-def wait_for(condition, what: str, seconds: float = 400) -> None:
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 400) -> None:
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:
@@ -65,28 +66,9 @@ def wait_for(condition, what: str, seconds: float = 400) -> None:
 
 def rehearse(folder: Path, *, kill_store: bool = False) -> dict[str, float | int | str]:
     """Returns how the disturbed run ended, beside an undisturbed one."""
-    words = [
-        "one",
-        "morning",
-        "the",
-        "small",
-        "dog",
-        "found",
-        "a",
-        "red",
-        "kite",
-        "under",
-        "the",
-        "old",
-        "tree",
-        "and",
-        "ran",
-        "home",
-    ]
-    text = "\n\n".join(
-        " ".join(words[(number * 7 + i * (number % 5 + 1)) % 15] for i in range(60)) for number in range(400)
-    )
-    (folder / "text.txt").write_text(text)
+    words = ["a", "small", "dog", "found", "the", "red", "kite", "under", "an", "old", "tree"]
+    lines = (" ".join(words[(line + place * (line % 5 + 1)) % 11] for place in range(60)) for line in range(400))
+    (folder / "text.txt").write_text("\n\n".join(lines))
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         meet = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{found.getsockname()[1]}", "--nproc-per-node", "1"]

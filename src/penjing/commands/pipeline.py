@@ -32,6 +32,9 @@ def quickstart(
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the folder's content and start again.")] = False,
     short: Annotated[bool, typer.Option("--short", help="A few steps only: a check that everything works.")] = False,
     settings: Settings = None,
+    gpus: Gpus = 0,
+    nproc_per_node: Processes = 0,
+    max_restarts: Restarts = 0,
 ) -> None:
     """From raw text to a model that answers: data, tokenizer, pretraining, SFT, evaluation, export, report.
 
@@ -43,8 +46,12 @@ def quickstart(
     penjing quickstart --data sanguo max_steps=1000
     """
     from penjing.workflows import quickstart as stages
+    from penjing.workflows.launch import LaunchOptions
 
-    options = stages.QuickstartOptions(data=data, out=out, fresh=fresh, short=short, settings=tuple(settings or ()))
+    launch = LaunchOptions(gpus=gpus, nproc_per_node=nproc_per_node, max_restarts=max_restarts)
+    options = stages.QuickstartOptions(
+        data=data, out=out, fresh=fresh, short=short, settings=tuple(settings or ()), launch=launch
+    )
     stages.quickstart(options, console)
 
 

@@ -8,14 +8,17 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from subprocess import Popen
 from types import FrameType
 from typing import Any
 
+from rich.console import Console
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -23,9 +26,14 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher import api
 
 from penjing import devices
+from penjing.base import config
 from penjing.base.errors import EXIT_FOLLOWED, EXIT_SMALLER_PASSES, EXIT_USER_ERROR, UserError
+from penjing.base.files import write_text
 from penjing.devices.choose import local_device
+from penjing.track.run_record import RunRecord
+from penjing.train.config import Run
 from penjing.train.signals import ECHO_SECONDS, NUMBERS, Ended
+from penjing.workflows.train import execute
 
 GRACE_SECONDS = 10.0  # between the end of the first rank and that of the others, which are then killed
 POLL_SECONDS = 0.05
@@ -156,9 +164,10 @@ def launch(words: Sequence[str], options: LaunchOptions) -> None:
 
     Exits with the code of the rank that failed first, which has printed its error.
     """
+    handlers = {number: signal.getsignal(number) for number in NUMBERS}
     logging.disable()  # the agent's words, about tracebacks that it does not have
-    # A store for each attempt: with the agent's own, the ranks of a restart find what the dead ones left.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else each lost connection is a page of frames
+    # A store for each attempt: with the agent's own, the ranks of a restart find what the dead ones left.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     vars(api)["LocalElasticAgent"] = Agent
     several = options.nnodes > 1
@@ -181,6 +190,21 @@ def launch(words: Sequence[str], options: LaunchOptions) -> None:
     except RendezvousError as error:
         next_step = "Start the same command on each machine, at most 10 minutes apart."
         raise UserError(str(error), where=options.rdzv_endpoint, next_step=next_step) from None
+    finally:
+        logging.disable(logging.NOTSET)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def train_in(options: LaunchOptions, run: Run, console: Console) -> dict[str, Any]:
+    """Train a run in the processes of `options`, or here if there are none; returns its outcome."""
+    if not options.starts_others():
+        return execute(run, console)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder) / "run.toml"
+        write_text(settings, config.to_toml(run, run.decisions))
+        launch(["train", str(settings)], options)
+    return dict(RunRecord(Path(run.out)).outcome.raw)
 
 
 def _own_address(endpoint: str) -> str:

@@ -51,8 +51,9 @@ from penjing.track.run_record import RunRecord
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained, set_threads
 from penjing.train.resolve import decide
+from penjing.workflows.launch import LaunchOptions, train_in
 from penjing.workflows.report import write_page
-from penjing.workflows.train import execute, resolve_run
+from penjing.workflows.train import resolve_run
 
 TOYWORLD = "toyworld"
 STORY_PROMPTS = ("One sunny day, Mia", "一天早上，小明")
@@ -75,6 +76,7 @@ class QuickstartOptions:
     fresh: bool = False  # delete the folder's content
     short: bool = False  # a hundredth of the training: a check that everything works
     settings: Sequence[str] = ()  # further a.b=c for the pretraining, or sft.a.b=c for the SFT stage
+    launch: LaunchOptions = field(default_factory=LaunchOptions)  # the processes that train
 
 
 @dataclass
@@ -132,13 +134,13 @@ def _work_through(options: QuickstartOptions, source: str, log: StageLog, consol
     log.stage("data", lambda: _make_data(options, source, log))
     files = _data_files(options)
     pretraining = _pretraining(options, files)
-    log.stage("pretrain", lambda: _train(pretraining, console))
+    log.stage("pretrain", lambda: _train(options, pretraining, console))
     _record_tokens(log, pretraining)
     finetuning = _finetuning(options, files)
     if finetuning is None:
         log.stage("sft", lambda: "skipped: this data has no conversations to learn answers from")
     else:
-        log.stage("sft", lambda: _train(finetuning, console))
+        log.stage("sft", lambda: _train(options, finetuning, console))
     log.stage("evaluate", lambda: _evaluate(out, files, pretraining))
     last = out / ("pretrain" if finetuning is None else "sft")
     log.stage("export", lambda: _export(out, last, log))
@@ -368,8 +370,8 @@ def _held_out_openings(data: DataSettings) -> list[str]:
     return [text.strip()[:OPENING_CHARACTERS] for text in islice(Corpus(data).texts(held_out=True), 2)]
 
 
-def _train(run: Run, console: Console) -> str:
-    outcome = execute(run, console)
+def _train(options: QuickstartOptions, run: Run, console: Console) -> str:
+    outcome = train_in(options.launch, run, console)
     text = f"{units.count(outcome['tokens'])} tokens at {units.count(outcome['tokens_per_second'])}/s"
     if "val_bits_per_byte" in outcome:
         return f"{text}, held-out {outcome['val_bits_per_byte']:.3f} bits per byte"
