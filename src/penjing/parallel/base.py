@@ -32,7 +32,6 @@ class Strategy(ABC):
     device: torch.device
     scaler: LossScaler | None = None  # set when matmuls are in float16
     shards: frozenset[str] = frozenset()  # of "weights", "gradients", "optimizer state": a rank holds a part only
-    needs_adamw = False  # its engine gives an optimizer one flat vector, not matrices
     shards_within_node = False  # the ranks of a machine hold everything together, instead of all ranks
     offload = False  # what a rank holds lies in the host's memory, and the optimizers step there
     _model: nn.Module  # the wrapped model

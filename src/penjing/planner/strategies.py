@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penjing.base import formatting as units
+from penjing.base.errors import UserError
 from penjing.base.registry import look_up
-from penjing.optim.muon import Muon
 from penjing.parallel import STRATEGIES
 from penjing.parallel.single import Single
 from penjing.plan.device_model import Machine
@@ -42,8 +42,11 @@ def compare_strategies(run: Run, machine: Machine, target: Target, options: Plan
     rows = []
     for name in STRATEGIES if options.gpus > 1 and run.parallel.strategy == "auto" else ():
         kind = look_up(STRATEGIES, name, what="parallel.strategy")
-        variant = with_settings(run, {"parallel.strategy": name})
-        if issubclass(kind, Single) or (kind.needs_adamw and isinstance(run.optimizer, Muon)):
+        try:
+            variant = with_settings(run, {"parallel.strategy": name})
+        except UserError:  # the settings do not go with it, such as ZeRO with Muon
+            continue
+        if issubclass(kind, Single):
             continue
         layout = options.layout(variant)
         if layout.shards and layout.group == 1:
