@@ -72,8 +72,8 @@ class FullyShardedDataParallel(MultiProcess):
         return norm.to(self.device), bad.to(self.device)  # with `offload` they are on the host
 
     def full_state(self, state: Any) -> Any:
-        def whole(part: DTensor) -> Tensor:
-            full = part.to(self.device).full_tensor()  # one at a time: the device needs room for one
+        def whole(part: Any) -> Tensor:
+            full: Tensor = part.to(self.device).full_tensor()  # one at a time: the device needs room for one
             return full.to(devices.HOST) if self.rank == 0 else full.new_empty(0)
 
         return tree_map_only(DTensor, whole, state)
