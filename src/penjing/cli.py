@@ -1,7 +1,5 @@
 """The command line: the list of verbs, and the printing of errors. `commands/` defines the verbs."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

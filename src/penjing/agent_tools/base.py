@@ -1,7 +1,5 @@
 """What a tool is given and what it gives."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass

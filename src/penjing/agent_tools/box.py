@@ -1,7 +1,5 @@
 """The tools of a conversation, by name. A call always returns text and never raises."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import queue

@@ -6,8 +6,6 @@ are read as `**`, and × ÷ − and full-width signs as what they stand for. An 
 at most 1024.
 """
 
-from __future__ import annotations
-
 import ast
 import unicodedata
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """From one unit to another, with exact factors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any

@@ -1,7 +1,5 @@
 """How many characters, words or lines a text has, or how often something stands in it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Days between dates, dates some days away, and days of the week. Today is given in the settings, never looked up."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What a table says about a key. The table is a JSON file of the user's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exact numbers in and out of text, of bounded size."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from decimal import Context, Decimal

@@ -1,8 +1,6 @@
 """Python code of a model, run in the sandbox (agent_tools/sandbox.py). Linux only, and only where it is asked for by
 name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

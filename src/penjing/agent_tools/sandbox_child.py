@@ -20,8 +20,6 @@ the same process, but it is not shown the word. Code that searches the memory of
 same: an interpreter cannot be protected from what it runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib.machinery

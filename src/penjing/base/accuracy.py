@@ -1,7 +1,5 @@
 """Accuracy on questions: its confidence interval, and its change by training, per kind of question and language."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ A dataclass with a `named` class method has presets: `model=26m` or `model.prese
 a `UserError` with the key, the value got, the value wanted and the nearest valid key.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import difflib

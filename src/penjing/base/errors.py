@@ -1,7 +1,5 @@
 """`UserError` is a mistake the user can correct: one line, exit code 2. Other exceptions are bugs, with a traceback."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

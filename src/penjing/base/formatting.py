@@ -1,7 +1,5 @@
 """Numbers, sizes and durations as text. GiB is 2^30 bytes, GB is 10^9."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

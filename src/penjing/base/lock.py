@@ -1,7 +1,5 @@
 """One writer per folder: a file lock that names its owner and ends with the owner's process."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Tune glibc's malloc so that memory freed by a training step stays for the next, and pause the garbage collector."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import sys

@@ -1,8 +1,6 @@
 """The terminal: a console, tables and labelled lines. Text of models, tools, files and errors is never read as markup,
 and its control characters never reach the terminal: they could set its title, write to the clipboard or hide text."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """Age, peak memory and thread times of this process, and coordination of the processes of one launch."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """Registries: plain dicts of strings, `{"wandb": "penjing.track.wandb:Wandb"}`. Lazy, greppable, no decorators."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from typing import Any

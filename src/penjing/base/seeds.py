@@ -1,7 +1,5 @@
 """Randomness as a pure function of (seed, purpose, indices): no result depends on how many workers there are."""
 
-from __future__ import annotations
-
 import hashlib
 
 

@@ -1,7 +1,5 @@
 """The user's folders: profiles, prices, the history of predictions; in the cache, kernels and the history of chats."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

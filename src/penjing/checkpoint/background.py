@@ -1,7 +1,5 @@
 """Save while training goes on: the state is copied at once, and a thread writes the copy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """Find and read checkpoints: the newest undamaged one, verified by hash before any tensor is used."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The manifest of a checkpoint: every file's size and SHA-256, written last, checked before anything is loaded."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

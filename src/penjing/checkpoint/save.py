@@ -1,7 +1,5 @@
 """Write a checkpoint: into a temporary folder, synced, renamed into place; only then remove old checkpoints."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

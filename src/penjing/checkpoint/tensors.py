@@ -7,8 +7,6 @@ Format: 8 bytes, length of the header, little endian; a JSON header of name -> {
 spaces to a multiple of 8; then the data without gaps (https://github.com/huggingface/safetensors#format).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

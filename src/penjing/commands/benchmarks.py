@@ -1,7 +1,5 @@
 """penjing bench: speed and memory of this machine, measured and predicted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

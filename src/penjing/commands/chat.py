@@ -1,7 +1,5 @@
 """penjing chat: a conversation with a model in the terminal."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a line of `penjing chat` that begins with a slash does: a table of commands."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """How answers look in a terminal."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """penjing data and penjing tokenizer."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Annotated, Any

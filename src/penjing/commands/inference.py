@@ -1,7 +1,5 @@
 """penjing chat, serve, generate and eval: use a trained model."""
 
-from __future__ import annotations
-
 import os
 from datetime import date
 from pathlib import Path

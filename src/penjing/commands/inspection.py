@@ -1,7 +1,5 @@
 """penjing show, doctor and report: what is there, and what came of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """penjing quickstart and penjing train."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Read a Hugging Face directory or hub name: safetensors and JSON only; no code in it is ever executed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Write a model config as a Hugging Face config.json; `convert/shape.py` reads one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from penjing.base.errors import UserError

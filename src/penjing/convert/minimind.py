@@ -4,8 +4,6 @@ The file holds neither config nor tokenizer. Widths and layers follow from the t
 query/key norms, experts per token) comes from a table of the published models or from settings.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import partial

@@ -5,8 +5,6 @@ sometimes writes gate and up projection fused ([E, 2F, D]). All three layouts ar
 written, since every other engine reads that.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

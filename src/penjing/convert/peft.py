@@ -4,8 +4,6 @@ An adapter is a folder with adapter_config.json and adapter_model.safetensors. A
 error that names it. We add penjing_adapter.json with the hash of the base model; other programs ignore it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ Every field that changes the result must be read or refused: one that we cannot 
 Fields that only matter in training (dropout, router noise, loss coefficients) are ignored.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol

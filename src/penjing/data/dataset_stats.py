@@ -3,8 +3,6 @@
 One streaming pass. Memory: 8 bytes per length, and about 80 bytes per distinct record for the duplicate check.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from abc import ABC, abstractmethod
 from array import array

@@ -1,7 +1,5 @@
 """A first look at data: what was understood, some records as the trainer sees them, and what could not be read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby

@@ -6,8 +6,6 @@ if the model generates it), `prompts.npy` (int64 [G, 2]: begin and end of each g
 chosen), `margins.npy` (float32 [G]) and `groups.json` with a checksum of each, written last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """How much of its files a pass over the records has read."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate

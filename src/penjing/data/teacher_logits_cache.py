@@ -8,8 +8,6 @@ float16 has 11 significant bits: a stored probability of e^-8 is off by at most 
 normalizes them to sum to 1.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

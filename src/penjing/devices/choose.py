@@ -1,7 +1,5 @@
 """Choose this process's device."""
 
-from __future__ import annotations
-
 import os
 
 import torch

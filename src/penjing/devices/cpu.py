@@ -1,7 +1,5 @@
 """The CPU, which is also the host of every other device."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """The contract of a device type. The values here hold for any accelerator that torch knows."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

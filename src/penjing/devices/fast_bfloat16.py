@@ -6,8 +6,6 @@ against 113 GFLOP/s on one thread), another CPU half as fast (166 against 320). 
 measured by a method that other load does not bias, and saved for the machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The machine that the process runs on: cores, load, memory, the CPU's name."""
 
-from __future__ import annotations
-
 import os
 import platform
 from contextlib import suppress

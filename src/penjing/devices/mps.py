@@ -1,7 +1,5 @@
 """Apple GPUs. Nobody has run this file on one."""
 
-from __future__ import annotations
-
 import torch
 
 from penjing.devices.device import Device

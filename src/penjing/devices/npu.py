@@ -1,7 +1,5 @@
 """Huawei's Ascend NPUs, with the package torch_npu, which torch loads by itself. Nobody has run this file on one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The part of a tensor that lies in this process, where a strategy gives each rank a part."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

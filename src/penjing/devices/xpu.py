@@ -1,7 +1,5 @@
 """Intel GPUs (collectives: xccl). Nobody has run this file on one."""
 
-from __future__ import annotations
-
 import torch
 
 from penjing.devices.device import Capability, Device

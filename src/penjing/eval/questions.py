@@ -1,7 +1,5 @@
 """Questions with one right answer, asked as a chat and graded by exact match."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 what training made the model forget.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

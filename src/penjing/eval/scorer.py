@@ -1,7 +1,5 @@
 """Ask a model what a task asks, through the inference engine, and add up the scores."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence

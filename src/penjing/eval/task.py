@@ -1,7 +1,5 @@
 """The contract of a task: requests with known answers, and the score of each result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

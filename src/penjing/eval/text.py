@@ -1,7 +1,5 @@
 """Bits per byte of a text: comparable between tokenizers, models and compressors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from itertools import islice

@@ -1,7 +1,5 @@
 """LoRA adapters after training: convert to `peft`'s format, merge into the weights, attach to a base model."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

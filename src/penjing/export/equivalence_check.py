@@ -1,7 +1,5 @@
 """The check of every export: its texts, and the difference of two sets of logits."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from collections.abc import Collection, Iterator, Sequence

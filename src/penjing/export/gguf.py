@@ -3,8 +3,6 @@
 Only the `gguf` package is used: llama.cpp's converter refuses tokenizers that it does not know.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -5,8 +5,6 @@ tokenizer with another one cannot be written. llama.cpp has no normaliser either
 different ids there.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass

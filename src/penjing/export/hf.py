@@ -1,7 +1,5 @@
 """Write a Hugging Face directory that `transformers` loads without remote code; verified before it gets its name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The model card of an export: the model, its data and its validation metrics."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Write an ONNX graph from token ids to logits; verified with onnxruntime before it gets its name."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import warnings

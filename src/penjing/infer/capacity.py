@@ -3,8 +3,6 @@
 Half as many slots are in use after a step ran out of memory, and more again after passes without error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 

@@ -4,8 +4,6 @@ The KV cache of the conversation stays in the engine's slot, so each turn prefil
 only pretrained continues each text by itself.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace

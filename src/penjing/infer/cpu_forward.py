@@ -1,7 +1,5 @@
 """A `Forward` in C for CPUs (kernels/cpu/decode.py): packs the weights once, then makes one call per pass."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

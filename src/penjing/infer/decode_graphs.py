@@ -8,8 +8,6 @@ A graph that cannot be captured, or whose first replay does not agree with the e
 warning, and decoding stays eager.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Callable

@@ -10,8 +10,6 @@ slot holds, such as a system prompt or the conversation so far, and prefills onl
 recently used slot is overwritten first. Clients take turns for slots and for prefill.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import deque

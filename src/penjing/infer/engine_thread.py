@@ -1,7 +1,5 @@
 """One thread that steps several engines in turn, so that the server's event loop is never blocked."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping

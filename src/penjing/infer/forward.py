@@ -1,7 +1,5 @@
 """One forward pass over tokens of many sequences, with a KV cache in slots."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, Protocol
 
 import numpy as np

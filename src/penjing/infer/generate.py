@@ -1,7 +1,5 @@
 """Generate from prompts with a temporary engine."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Logits processors: penalties, biases and grammar masks, applied before sampling."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The engine's requests, events and completions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """From logits to the next token; each row has its own sampling settings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, Self

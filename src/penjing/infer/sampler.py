@@ -1,7 +1,5 @@
 """Samples the next token of each slot with its request's settings, and returns log-probabilities."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import repeat

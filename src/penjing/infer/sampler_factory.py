@@ -1,7 +1,5 @@
 """Samplers for stages: functions that answer prompts with the model being trained."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 
 from penjing.infer.generate import sample_batch

@@ -1,7 +1,5 @@
 """Scheduling: which answer takes a free slot, and which tokens the next forward pass computes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The engine's slots: the answer, its token ids, how many of them are in the KV cache, and its limits."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 

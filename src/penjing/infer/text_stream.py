@@ -1,7 +1,5 @@
 """Incremental detokenization: never half a character, and no text that may become a stop string."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Between two turns of the model: run the tools it called and inject their results."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

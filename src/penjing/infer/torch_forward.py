@@ -1,7 +1,5 @@
 """The training model with a static KV cache: for accelerators, and for machines without a C compiler."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which keys each query attends to: as a mask, as key ranges, or in the form that the selected kernel takes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 

@@ -1,8 +1,6 @@
 """CPU ops with manual backward passes: fewer passes over memory than autograd, and less saved for the backward pass.
 Each part is a C kernel if it supports the tensors, else torch's operations on chunks that stay in cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

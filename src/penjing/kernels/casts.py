@@ -1,7 +1,5 @@
 """Weights that are cast once for a whole generation, not at every matmul."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 

@@ -4,8 +4,6 @@ The (token, expert) pairs are sorted by expert. Then a GPU computes all experts 
 per thread at a time. `reference.experts` computes all experts on all tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple

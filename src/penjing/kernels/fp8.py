@@ -10,8 +10,6 @@ used only with gradients: validation, sampling and other forward passes compute 
 does.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

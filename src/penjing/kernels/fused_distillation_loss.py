@@ -4,8 +4,6 @@ Neither model's logits exist for all positions at once: with 32 rows of 512 posi
 420 MB each in float32, and as much again for every distribution made of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 

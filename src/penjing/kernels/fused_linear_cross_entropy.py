@@ -1,7 +1,5 @@
 """The output head: hidden states to logits, or directly to the summed loss without materialising all logits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Recognises out-of-memory errors."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -3,8 +3,6 @@
 `report(device, dtype)` says which backend computes each op on this machine, and why others do not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The nearest orthogonal matrix by Newton-Schulz iterations, for Muon."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

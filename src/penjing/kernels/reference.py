@@ -1,7 +1,5 @@
 """Every op in plain torch: what a backend must compute, and the fallback for tensors that no backend supports."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

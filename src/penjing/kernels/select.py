@@ -5,8 +5,6 @@ which says why it does not take these inputs; empty: it does. The inputs are wha
 order in which the callers of `find` name them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType

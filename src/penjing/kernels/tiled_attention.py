@@ -5,8 +5,6 @@ own end; tiles that need equally many are batched in one matmul. Scores are roun
 softmax, as in an eager `transformers` model. The reference is `reference.attention` with a mask.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Attention over packed documents by torch's variable-length kernel on CUDA (FlashAttention 2)."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """Batches of groups (a prompt and its answers) in a global order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Prefetches batches in a background thread while the model computes."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from contextlib import suppress

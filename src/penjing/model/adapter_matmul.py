@@ -1,7 +1,5 @@
 """Matmuls of a frozen weight plus its LoRA adapter, with backward passes of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

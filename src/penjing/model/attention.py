@@ -1,8 +1,6 @@
 """Grouped-query attention (arXiv:1706.03762, equation 1; arXiv:2305.13245): softmax(q k^T / sqrt(K)) v, with rotary
 positions, over packed rows: a position attends to the past of its own document only."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """One decoder block (pre-norm, arXiv:2002.04745): x + attention(norm(x)), then x + mlp(norm(x))."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint

@@ -1,7 +1,5 @@
 """The key/value cache: one static block per layer; each row has its own length."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Weights cast once for a whole generation."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The configuration of a model. Every architecture equals a stock `transformers` class."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 

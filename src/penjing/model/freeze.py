@@ -1,7 +1,5 @@
 """Freezes weights by name pattern."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 

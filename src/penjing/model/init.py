@@ -1,7 +1,5 @@
 """Initial weights, drawn in a fixed order from one seed."""
 
-from __future__ import annotations
-
 import math
 
 import torch

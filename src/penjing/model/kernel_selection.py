@@ -1,8 +1,6 @@
 """Tests kernels on a small case before a run uses them: kernels that fail on this machine, or give wrong results, are
 switched off with a warning. Unsupported expert sizes are an error."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable
 

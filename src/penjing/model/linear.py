@@ -3,8 +3,6 @@
 No autocast: the dtype of each matmul is visible in the code and the same on every device, without look-ups.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn

@@ -8,8 +8,6 @@ three-dimensional weights of routed experts, as no engine that loads adapters su
 on its attention, dense layers and shared experts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

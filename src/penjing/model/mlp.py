@@ -1,7 +1,5 @@
 """The feed-forward half of a block: SwiGLU (arXiv:2002.05202, equation 6), down(silu(gate x) * up x)."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from penjing.kernels import ops

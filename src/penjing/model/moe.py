@@ -2,8 +2,6 @@
 through k of E small SwiGLU experts, selected by a router, and through the shared expert where there is one
 (arXiv:2401.06066)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

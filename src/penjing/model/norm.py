@@ -1,7 +1,5 @@
 """RMSNorm (arXiv:1910.07467, equation 4): y = x / sqrt(mean(x^2) + epsilon) * gain, over the last dimension."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Known model shapes by name, and a ladder of sizes. `penjing show models` prints them with their exact counts."""
 
-from __future__ import annotations
-
 import math
 
 from penjing.base.errors import UserError

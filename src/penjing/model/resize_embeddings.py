@@ -1,7 +1,5 @@
 """Adds embedding rows for a larger vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

@@ -6,8 +6,6 @@ frequency by the factor (arXiv:2306.15595); `llama3` and `yarn` (arXiv:2309.0007
 ones, and interpolate between, each by its own formula; yarn also scales the attention scores.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,8 +1,6 @@
 """What an objective computes from the last hidden states. It runs inside `forward`, so that a wrapped model (DDP, FSDP)
 stays one callable, and in blocks of positions, so that all logits never exist at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,8 +1,6 @@
 """The decoder (arXiv:1706.03762, the decoder half; arXiv:2302.13971, section 2.2), in order: embedding, L blocks,
 norm, head."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """One number for each token, a reward or a value, from the hidden states of a decoder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Distillation: a student learns its teacher's next-token predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

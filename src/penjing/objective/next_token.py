@@ -1,7 +1,5 @@
 """Next-token prediction, for pretraining and SFT, which differ only in the targets' weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal

@@ -26,8 +26,6 @@ each token is weighted by the Z of its sampling, which is the importance weight 
 most 1 (gspo: by the geometric mean over the answer).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields

@@ -5,8 +5,6 @@ h = beta ((c - c0) - (r - r0)); sigma is the logistic function. An answer's log-
 for some losses the mean.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Reward models: a score for each answer, higher for answers that people prefer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """How a policy samples the answers that it learns from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 

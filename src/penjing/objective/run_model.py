@@ -1,7 +1,5 @@
 """The forward pass of objectives that score answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

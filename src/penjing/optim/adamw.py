@@ -1,7 +1,5 @@
 """AdamW (arXiv:1711.05101): torch's fused kernel for float32 state, our own for state in fewer bits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 

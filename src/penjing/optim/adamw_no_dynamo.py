@@ -1,8 +1,6 @@
 """torch's optimizers without torch's compiler. torch's versions import it at their first call (70 MiB, 2 seconds), only
 to disable it."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -4,8 +4,6 @@ State is read into float32, changed and written back chunk by chunk, so that the
 model. bfloat16 uses stochastic rounding, which is unbiased.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain, pairwise
 from typing import Any, Literal

@@ -5,8 +5,6 @@ Each matrix's momentum is replaced by the nearest orthogonal matrix, computed in
 all its directions are learned at the same speed.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import zip_longest

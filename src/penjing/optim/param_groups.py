@@ -1,7 +1,5 @@
 """Sorts parameters into groups; norm gains and embeddings have no weight decay."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import nn

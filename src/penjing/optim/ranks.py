@@ -1,7 +1,5 @@
 """The ranks that share an optimizer's work; a strategy (parallel/base.py) is one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

@@ -1,8 +1,6 @@
 """Load balancing without a loss: the router's bias of experts with too few tokens is raised after each step
 (arXiv:2408.15664)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whole matrices where each rank holds some of their rows: an owner gets all rows of its stack, and returns them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Learning-rate schedules: pure functions from a step to a fraction of the peak rate."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """The contract of a strategy, and where it runs."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence

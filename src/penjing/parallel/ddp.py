@@ -1,7 +1,5 @@
 """Data parallelism under torchrun: every rank holds the full model and a share of each batch."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

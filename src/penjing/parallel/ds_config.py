@@ -4,8 +4,6 @@ penjing's settings decide. A field of the file that says the same, or `auto`, is
 is an error that names both; what only DeepSpeed knows (buckets, prefetching, logging) is passed on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ so all strategies compute the same. Gradients are reduced in each pass, so no ra
 on CPUs; not run on GPUs by us.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

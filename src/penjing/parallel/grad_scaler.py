@@ -5,8 +5,6 @@ overflows, the norm is not finite: the step is skipped (train/nonfinite_guard.py
 finite steps in a row the scale is doubled. Scale and count stay on the device, so the host never waits for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What all strategies of several processes share: how the ranks meet, exchange values and part (NCCL; gloo on CPUs)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from datetime import timedelta

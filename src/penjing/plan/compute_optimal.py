@@ -3,8 +3,6 @@
 The losses of these laws hold for their authors' tokenizers and texts only. Ratios and differences carry over.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

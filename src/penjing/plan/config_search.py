@@ -1,7 +1,5 @@
 """Step configurations that fit in memory, and their Pareto front of memory and speed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Cost of a run: device hours times a price, and electricity. Users set their prices; the few here are defaults."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

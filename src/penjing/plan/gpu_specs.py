@@ -5,8 +5,6 @@ advertised tensor rate. The formula is SMs x boost GHz x 2 x FMA per SM and cycl
 A card with two memory sizes has two names.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """This machine's devices, and their matmul rates: from data sheets for GPUs, measured for CPUs."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import math
 import platform

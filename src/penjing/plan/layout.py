@@ -1,7 +1,5 @@
 """How the ranks of a run share a step, as a plan sees it: the strategy's name and what it shards."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 STATE_BYTES = {"weights": 4.0, "gradients": 4.0, "optimizer state": 8.0}  # per parameter, float32 and AdamW

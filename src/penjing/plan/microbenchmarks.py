@@ -3,8 +3,6 @@
 GPUs are timed with CUDA events, CPUs with the wall clock. Every figure is the median of several tries, with a spread.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Compare predictions with outcomes, term by term; keep this user's history of runs; detect drift."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

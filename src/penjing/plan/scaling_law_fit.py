@@ -6,8 +6,6 @@ of the bootstrap share them, and are as fine as the estimate. Few runs do not de
 weight of one run off by PRIOR_NATS pulls them towards the corrected published ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Matrix sizes of a model, as a plan needs them: from our config, or from any Hugging Face `config.json`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Time of a step: the sum of its terms on a machine (L0, L1), or a line through two probes (L2)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 

@@ -6,8 +6,6 @@ and the errors of the newest plans on this machine. The first always counts. The
 replaces run by run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

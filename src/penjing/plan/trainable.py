@@ -4,8 +4,6 @@ Forward, every matrix costs 2 FLOPs per parameter. Backward, a trainable matrix 
 every matrix above the lowest trainable parameter costs 2 for its input gradient. Below it there is no backward pass.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Advice of a plan: tokens, batch size and learning rate by published rules; faster or smaller settings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

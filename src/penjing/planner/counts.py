@@ -1,7 +1,5 @@
 """penjing plan tokens and plan estimate: they need only the model's size, and no torch."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Trace the memory of a step for a plan, with a micro-batch size that fits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from penjing.plan.memory import MemoryPlan, Target

@@ -1,7 +1,5 @@
 """penjing plan verify and plan history: plans compared with results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Inputs of a plan, from settings and options: device, sequence lengths, number of tokens, workload of one step."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Print plans: the report of `penjing plan`, and the summary of `penjing train` before step 1."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

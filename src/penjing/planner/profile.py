@@ -1,7 +1,5 @@
 """penjing plan profile and penjing bench matmul: measure this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

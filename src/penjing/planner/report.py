@@ -1,7 +1,5 @@
 """The plan of a run on one page: penjing plan pretrain --gpu "RTX 3090". No GPU and no data are needed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace

@@ -1,7 +1,5 @@
 """penjing plan memory and plan search."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import torch

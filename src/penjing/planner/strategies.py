@@ -1,7 +1,5 @@
 """Compare the strategies of a run on several devices: memory of a rank, time of a step, and which one to take."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

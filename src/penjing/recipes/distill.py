@@ -8,8 +8,6 @@ also sample the answers (objective.mode=on_policy objective.ce_weight=0). Also e
 step. For the quickstart's model: penjing train tiny_distill.
 """
 
-from __future__ import annotations
-
 from penjing.base.config import Layer
 from penjing.recipes.pretrain import pretrain
 

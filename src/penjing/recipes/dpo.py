@@ -10,8 +10,6 @@ calls, which the pairs lack: 40 of 40 right before, 1 after; an NLL term on the 
 (docs/methods/dpo.md). A larger model needs a smaller rate.
 """
 
-from __future__ import annotations
-
 from penjing.base.config import Layer
 from penjing.recipes.sft import sft
 

@@ -10,8 +10,6 @@ sampled answers rose from 0.64 to 0.76 on a thousand of the quickstart's 6,000 p
 Variants: objective.loss=dr_grpo, dapo, gspo, cispo. Adapters only: lora.rank=16.
 """
 
-from __future__ import annotations
-
 from penjing.base.config import Layer
 from penjing.recipes.sft import sft
 

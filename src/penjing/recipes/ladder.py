@@ -5,8 +5,6 @@ per parameter (arXiv:2203.15556; train longer for heavy use); learning rate and 
 (arXiv:2503.04715), N without the embedding: rate = 1.79 N^-0.713 D^0.307, batch = 0.58 D^0.571 tokens.
 """
 
-from __future__ import annotations
-
 import math
 
 from penjing.base import config

@@ -3,8 +3,6 @@
 On several GPUs: torchrun --nproc_per_node 8 -m penjing train pretrain model=26m data.train=FILE
 """
 
-from __future__ import annotations
-
 from penjing.base.config import Layer
 
 

@@ -4,8 +4,6 @@ Changes from pretrain and sft: the `tiny` shape; Muon; few tokens per step, as m
 context sooner than few large ones; linear decay of the learning rate; short rows, as the stories are short.
 """
 
-from __future__ import annotations
-
 from penjing.base.config import Layer
 
 PRETRAIN_STEPS = 1300

@@ -4,8 +4,6 @@ Changes from pretrain: starts from a run; the data are conversations, with loss 
 a low learning rate; two epochs.
 """
 
-from __future__ import annotations
-
 from penjing.base.config import Layer
 from penjing.recipes.pretrain import pretrain
 

@@ -7,8 +7,6 @@ We use no library because none fits: the page must not run scripts or load anyth
 must follow light and dark mode, and screen readers need a description; docs/report.md lists the alternatives.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence

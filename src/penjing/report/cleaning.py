@@ -1,8 +1,6 @@
 """The page about a cleaned corpus: what each rule kept, dropped and changed, with examples, and lengths before and
 after."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path

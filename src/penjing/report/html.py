@@ -1,7 +1,5 @@
 """`report.html`: one self-contained page about one run or several, opened from disk, without script or network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a report shows of runs and quickstarts, for the page and the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Charts of a run's metrics: the table of names in metrics.jsonl."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

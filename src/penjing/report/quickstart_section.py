@@ -1,7 +1,5 @@
 """The quickstart section of the page: stages, examples, data, tokenizer, machine, next step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

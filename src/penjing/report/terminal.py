@@ -1,7 +1,5 @@
 """A short version of the report for the terminal, printed with `rich`."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.text import Text
 

@@ -1,7 +1,5 @@
 """Sentences and formatted figures of runs, shared by the page and the terminal."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Reads prompts with their reference answers, and splits them into training and held-out prompts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

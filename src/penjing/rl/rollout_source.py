@@ -5,8 +5,6 @@ and then the ranks exchange them. The order of prompts and each answer's random 
 and the global position, so a run may stop in the middle of a round and resume with another number of ranks.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence

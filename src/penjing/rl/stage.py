@@ -1,7 +1,5 @@
 """The stage of reinforcement learning: prompts, rollouts, rewards, reference, and exact match on held-out prompts."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from functools import partial
 from typing import cast

@@ -1,7 +1,5 @@
 """The routes: OpenAI's API under /v1, the chat page's own API under /api, and the page."""
 
-from __future__ import annotations
-
 import asyncio
 import mimetypes
 import time

@@ -1,7 +1,5 @@
 """POST /v1/chat/completions: an answer in a conversation, with reasoning, tool calls, and JSON by schema."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """POST /v1/completions: continue a text or token ids."""
 
-from __future__ import annotations
-
 import codecs
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Connections with timeouts, and a graceful shutdown. uvicorn has neither by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

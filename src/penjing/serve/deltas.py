@@ -1,7 +1,5 @@
 """A running turn in OpenAI's stream format: reasoning, content and tool calls."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

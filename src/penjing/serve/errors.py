@@ -1,7 +1,5 @@
 """Errors in OpenAI's format: {"error": {message, type, param, code}} and the HTTP status."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any

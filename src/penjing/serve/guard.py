@@ -1,8 +1,6 @@
 """Middleware before every route: checks the Host header and the API key, and admits generation requests to the queue.
 Plain ASGI."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 from collections.abc import Callable, Collection

@@ -1,7 +1,5 @@
 """Between the event loop and the engine thread: admission, routing of events, and cancellation."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """The limits of requests and connections."""
 
-from __future__ import annotations
-
 MAX_BODY_BYTES = 4 << 20
 BODY_BYTES = 512 << 10  # of any request: tools, a schema
 BODY_BYTES_PER_TOKEN = 1024  # of the longest context: 128 prompts of ids, or one of \u escapes

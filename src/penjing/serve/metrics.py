@@ -1,7 +1,5 @@
 """Counters and histograms in Prometheus' text format."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 

@@ -1,7 +1,5 @@
 """The served models and their names. All are loaded at the start; a request cannot load another."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Work in threads, where clients take turns."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The body of a request: read it with a size limit, and parse it into fields."""
 
-from __future__ import annotations
-
 import gc
 import re
 from itertools import islice

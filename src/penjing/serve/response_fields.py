@@ -1,7 +1,5 @@
 """Response fields of both endpoints: usage, timing, finish reason, and tokens with their log-probabilities."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Numbers must not be strings, and must be finite. null means that the field is ab
 `top_k`, `min_p`, `repetition_penalty`, `enable_thinking` and `continue_ids` are extensions.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """Responses that end when the client disconnects: streams (server-sent events) and complete answers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable

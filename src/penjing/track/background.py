@@ -1,7 +1,5 @@
 """Runs trackers that use the network in threads, so that they can never stop training."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -1,7 +1,5 @@
 """The contract of a tracker, and a group of trackers whose failures do not stop training."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

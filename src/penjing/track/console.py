@@ -1,7 +1,5 @@
 """The terminal: a progress bar with the main metrics, and a line for each validation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Metrics as JSON lines in the run's folder. Always on and without dependencies; a resumed run continues the file."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math

@@ -1,7 +1,5 @@
 """The paths in a run's folder. Imports no torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from penjing.base.errors import UserError

@@ -1,7 +1,5 @@
 """The one reader of what training wrote into a run's folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights & Biases. Needs `pip install "penjing[wandb]"`; without a network or a login it records offline."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from collections.abc import Mapping

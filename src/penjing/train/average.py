@@ -3,8 +3,6 @@
 "Model soup", arXiv:2203.05482; of the checkpoints of one run, arXiv:1803.05407.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path

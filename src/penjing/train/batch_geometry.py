@@ -1,7 +1,5 @@
 """How an optimizer step is split into forward passes. One pure function for training, plans and benchmarks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

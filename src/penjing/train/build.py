@@ -1,7 +1,5 @@
 """Assembles a run: `prepare_run` calls the parts in order."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Builds the loop's context from a built run: batches, meter, guard, checkpoints, and the work between steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

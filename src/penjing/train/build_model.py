@@ -1,7 +1,5 @@
 """A run's model and optimizers: the same for training, its plan, the memory trace and benchmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

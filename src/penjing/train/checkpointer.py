@@ -1,7 +1,5 @@
 """Checkpoints of a run: their contents, writing them during training, and what happens if the disk refuses."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence

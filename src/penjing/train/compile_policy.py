@@ -4,8 +4,6 @@ By default each block is compiled separately. The blocks of a model are alike, s
 shapes do not depend on the head's inputs, so nothing is recompiled after the first training and validation passes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

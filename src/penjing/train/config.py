@@ -1,7 +1,5 @@
 """Every setting of a training run, in one tree. `penjing show pretrain` prints it resolved."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Annotated, ClassVar, Literal

@@ -1,7 +1,5 @@
 """Load a run's model, tokenizer and settings, or those of an external model."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping

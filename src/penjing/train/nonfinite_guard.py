@@ -9,8 +9,6 @@ incidents. Optimizers that do not take the flag cost one wait per step; on a CPU
 instead would need a copy of weights and moments.)
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import deque

@@ -5,8 +5,6 @@ then is one ordered pass over RULES, for training and for plans; they differ in 
 `Run.decisions`: printed before step 1, and comments in run.toml.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import typing

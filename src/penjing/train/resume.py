@@ -1,7 +1,5 @@
 """Checks that a resumed run has the settings it was started with; every difference that is not allowed is an error."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

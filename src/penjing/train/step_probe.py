@@ -1,7 +1,5 @@
 """The plan of a run before step 1, from a few timed micro-batches of the run itself (level L2)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace

@@ -5,8 +5,6 @@ at most two passes and estimates the others. If one pass takes seconds on a CPU,
 memory grow linearly with the rows (26M parameters, 4 -> 32 rows: both within 1 %).
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import shutil

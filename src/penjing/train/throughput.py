@@ -1,7 +1,5 @@
 """Computes throughput, MFU and time shares, all in one place. One clock, which a test may replace."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

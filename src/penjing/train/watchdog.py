@@ -5,8 +5,6 @@ reads their reports. It does not use the collectives of training, so it detects 
 that wait for each other, the one that began the fewest is the one that the others wait for.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import math

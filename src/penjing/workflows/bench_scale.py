@@ -1,7 +1,5 @@
 """penjing bench scale: the speed of the same training on one rank and on several, by strategy."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

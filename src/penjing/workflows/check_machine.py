@@ -1,7 +1,5 @@
 """penjing doctor: check this machine."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import sys

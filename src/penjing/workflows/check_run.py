@@ -3,8 +3,6 @@
 It reads every byte that a resumed run would read, and changes nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager

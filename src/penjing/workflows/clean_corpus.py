@@ -1,7 +1,5 @@
 """penjing data clean: clean files with a progress bar, print what was kept and dropped, and write the report."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The files with which a cluster runs `penjing train`: a batch script of Slurm, a task of SkyPilot."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """penjing data look: what files hold, some records as the trainer sees them, and what cannot be read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Training skips broken records; evaluation stops at the first one, so that every figure covers the full file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """penjing plan forecast: predict the loss of a run from a few tiny runs on the same data."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, dataclass

@@ -4,8 +4,6 @@ The output is a file of conversations. Training on it (penjing train sft data.tr
 into another one, with any vocabulary.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Run a command in several processes, one for each device, by torchrun's agent: on one machine, or on several."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -4,8 +4,6 @@ Every stage writes its result to the folder and is not repeated: a killed quicks
 results.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import platform

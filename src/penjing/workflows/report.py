@@ -1,7 +1,5 @@
 """An HTML page about one run, or a comparison of several."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The models that `penjing serve` was told to serve: their names, and where they are."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice

@@ -1,7 +1,5 @@
 """penjing tokenizer: train one, extend one, report on one, or show how it splits a text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

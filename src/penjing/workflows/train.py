@@ -1,7 +1,5 @@
 """Execute a run: strategy, preparation, summary, training loop, and outcome."""
 
-from __future__ import annotations
-
 import math
 import os
 import tempfile

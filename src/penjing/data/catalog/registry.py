@@ -5,8 +5,6 @@ the SHA-256 of each file. A complete folder is not downloaded again. The folder 
 interrupted download leaves no partial folder (hub downloads resume from a hidden folder beside it).
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import dataclass, fields

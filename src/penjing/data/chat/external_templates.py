@@ -6,8 +6,6 @@ between them is the template's own. The spans, with the contents put back, must 
 renders for the real conversation. A template that changes contents is supported only where that can be checked.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

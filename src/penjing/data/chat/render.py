@@ -12,8 +12,6 @@ the switch. Empty reasoning is `<think></think>` without newlines: in a small vo
 and the first one also opens reasoning, so that requested reasoning came out empty.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Jinja's sandbox keeps a template from Python's internals, not from looping a bil
 memory is full. Here every loop, call and operation is counted against a second of processor time and a few megabytes.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time

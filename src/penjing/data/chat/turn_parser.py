@@ -5,8 +5,6 @@ tool's result, call nothing. In a vocabulary without these ids the marks are fou
 an error here: an invalid call carries its problem.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Cleaning rules. `data.clean` names those of a run; each record passes them in that order before it is used."""
 
-from __future__ import annotations
-
 RULES = {
     "blocked_words": "penjing.data.clean.blocked_words:BlockedWords",
     "chat": "penjing.data.clean.chat:Chat",

@@ -1,7 +1,5 @@
 """Leave out records with a word of the user's list."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from dataclasses import dataclass

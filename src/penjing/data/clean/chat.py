@@ -1,7 +1,5 @@
 """Leave out conversations that no one would have: empty and repeated turns, roles out of order, echoes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from penjing.data.clean.rule import Record, Rule

@@ -5,8 +5,6 @@ changed, `facts.npz` with arrays over the records that reached the end or a rule
 such rule its sketches.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -4,8 +4,6 @@ Only records that share a key can be alike. Sorting one key of all records at a 
 sharing connects; the rule then decides within each group, in the order of the records, and forgets it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Leave out a record that has words in sequence in common with an evaluation set."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

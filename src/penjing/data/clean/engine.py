@@ -4,8 +4,6 @@ out/documents-00000.jsonl ...   what is kept, a shard for each piece of the inpu
 out/_cleaning/                  pipeline.toml, trace.jsonl, counts.json, and work/ until it is done
 """
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

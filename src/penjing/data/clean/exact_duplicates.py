@@ -1,7 +1,5 @@
 """Leave out a record that equals an earlier one."""
 
-from __future__ import annotations
-
 import hashlib
 from importlib import import_module
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Turn documents that are web pages, or parts of them, into their text."""
 
-from __future__ import annotations
-
 import html
 import re
 from dataclasses import replace

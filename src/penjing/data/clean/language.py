@@ -1,7 +1,5 @@
 """Keep texts of some languages: by script, by function words, then by py3langid among languages in Latin letters."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Leave out documents that are too short, or too long, to be a text."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -4,8 +4,6 @@ C4's rule of terminal punctuation for each line (arXiv:1910.10683) is not here: 
 harms other languages (arXiv:2506.20920).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Repair texts that were decoded with a wrong encoding; leave out what is broken beyond repair."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

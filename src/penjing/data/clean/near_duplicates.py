@@ -1,7 +1,5 @@
 """Leave out a record that is nearly an earlier one: MinHash finds candidates, their shingles are compared exactly."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Hashes of n-grams of words, for many texts at once in numpy. Of scripts without spaces each character is a word."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

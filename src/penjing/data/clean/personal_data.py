@@ -3,8 +3,6 @@
 A number counts only in the form, and with the check digit, of its kind.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Callable

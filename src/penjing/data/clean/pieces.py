@@ -1,7 +1,5 @@
 """The input of `penjing data clean` in pieces of about the same size, which any process may clean on its own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What rules that judge the quality of a document share: only documents are judged, by thresholds of their language."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import make_dataclass

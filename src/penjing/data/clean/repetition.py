@@ -4,8 +4,6 @@ An n-gram has n words, and each Chinese character is a word here. So FineWeb-2's
 (arXiv:2506.20920, cmn_Hani), of 1.6 characters on average, hold for n-grams of so many characters more.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Convert traditional Chinese characters to simplified ones. An option: classical texts should stay as they are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from penjing.data.clean.quality import needs

@@ -1,7 +1,5 @@
 """Leave out documents of symbols, numbers, or codes instead of words."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

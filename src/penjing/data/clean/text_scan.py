@@ -1,8 +1,6 @@
 """What the rules ask of a text, by one pass over it: what it may contain, counts of characters, words and lines, and
 repetition. In C (text_scan.c); without a compiler the same in Python, some thirty times as slow."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import os

@@ -1,7 +1,5 @@
 """One form of each character: NFC, LF as the end of a line, no control and zero-width characters."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 

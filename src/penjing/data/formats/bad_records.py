@@ -1,7 +1,5 @@
 """Broken records: listed with file, line and reason, and counted; too many are an error."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Compressed data files: gzip and Zstandard, as streams of bounded reads."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from io import BufferedReader

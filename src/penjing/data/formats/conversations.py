@@ -1,7 +1,5 @@
 """Chats, prompts and preferences from records of any shape; the shape is detected for each record."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables: CSV and TSV, whose columns the first row names or numbers do; parquet, and the arrow files of `datasets`."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterator, Sequence

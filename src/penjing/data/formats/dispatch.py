@@ -1,7 +1,5 @@
 """Select the reader by the file name, and detect the kind of a record."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Encodings other than UTF-8: which one bytes are in, and a stream that converts."""
 
-from __future__ import annotations
-
 import codecs
 import io
 import unicodedata

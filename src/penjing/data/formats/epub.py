@@ -1,7 +1,5 @@
 """Books in EPUB: the text of each chapter, in the order of the book."""
 
-from __future__ import annotations
-
 import io
 import posixpath
 import re

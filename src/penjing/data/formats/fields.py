@@ -3,8 +3,6 @@
 A conversation may be text inside a field: JSON, a list as Python writes it, or a transcript (transcripts.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any

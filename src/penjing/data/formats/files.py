@@ -1,7 +1,5 @@
 """Data files: list them, open them safely, read lines and blocks of bounded size, detect encodings."""
 
-from __future__ import annotations
-
 import glob
 import re
 import warnings

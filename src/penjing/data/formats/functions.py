@@ -1,7 +1,5 @@
 """Functions that a conversation offers, and calls of them, as JSON objects or as JSON text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Web pages: their encoding, and their text without navigation, advertisements and scripts."""
 
-from __future__ import annotations
-
 import logging
 import re
 from codecs import BOM_UTF8

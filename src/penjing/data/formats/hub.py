@@ -1,7 +1,5 @@
 """Data sets of the Hugging Face hub, read over the network and not stored: `hf://owner/name`."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """JSON Lines, and JSON arrays or concatenated values, decoded value by value in bounded memory."""
 
-from __future__ import annotations
-
 import json
 import re
 from codecs import BOM_UTF8

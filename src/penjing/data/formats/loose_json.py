@@ -1,7 +1,5 @@
 """JSON inside a text, also as programs write it that do not know JSON: Python's `str` of a list, glaive's calls."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """Parse messages: roles, contents, thoughts and tool calls, in all common formats."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A question and its answer from the fields of one record, with the choices that it has."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Plain text cut into documents: at `<|endoftext|>` where there is any, else after blank lines."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The readers. Each reads files in order, yields one record at a time, and counts every record."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -6,8 +6,6 @@
 - What the assistant says before the first question stays, but is not learned: it answers nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The records that the readers return, and the field and role names that they accept."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

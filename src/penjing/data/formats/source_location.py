@@ -1,7 +1,5 @@
 """The location of a record, and helpers for its error messages."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 from itertools import islice
 from pathlib import Path

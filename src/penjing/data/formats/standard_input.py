@@ -1,7 +1,5 @@
 """Standard input as data: copied to a temporary file, since data are read more than once."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

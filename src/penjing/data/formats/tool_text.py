@@ -1,7 +1,5 @@
 """Tools, calls and results that other programs write as text: in the system message, in answers, in questions."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

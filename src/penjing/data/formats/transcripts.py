@@ -1,7 +1,5 @@
 """Conversations written as one text: `Human:` and `Assistant:`, or glaive's `USER:`, `FUNCTION RESPONSE:`."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Web archives (WARC): the text of each page."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Iterator

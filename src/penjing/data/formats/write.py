@@ -1,7 +1,5 @@
 """Write records as JSON lines, and conversations in OpenAI's format with tools."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A stream cut every T tokens splits many documents, and the text after a cut has 
 most T positions stays in one row if possible. Pieces of a few documents fill the gaps at the ends of rows.
 """
 
-from __future__ import annotations
-
 from itertools import chain
 
 import numpy as np

@@ -8,8 +8,6 @@ phrases of english.toml and chinese.toml. `questions`, `tasks.drills` and `tools
 mixes them, and `write` writes the files.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows of the training and evaluation files: pretraining texts, conversations, preferences, prompts, questions."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import zip_longest

@@ -4,8 +4,6 @@ Entries hold their inflected forms (article, measure word, place phrase), so tha
 the English word; it is unique in the lexicon and identifies the entry in the split rule.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path

@@ -5,8 +5,6 @@ the story's candidates (its people for `who`, its places for `where`, and so on)
 as one more candidate; a model that always refuses scores 1 there and 0 elsewhere, so read the kinds together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

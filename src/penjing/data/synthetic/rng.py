@@ -5,8 +5,6 @@ of the standard library have changed between versions, so they are implemented h
 between processes, so seeds come from BLAKE2.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Turns stories, reasons and answers into words of either language."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path

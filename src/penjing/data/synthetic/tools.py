@@ -4,8 +4,6 @@ The numbers are too large to be memorized. Some tasks have two steps, where the 
 In some the calculator is available but not needed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Encode many texts fast: by gigatoken if it is installed and agrees with `tokenizers`, else by `tokenizers`."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The files beside tokenizer.json: tokenizer_config.json, chat templates, and the tokens that only these list."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

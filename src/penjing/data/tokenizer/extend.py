@@ -1,7 +1,5 @@
 """Add tokens to a tokenizer. All old tokens keep their ids, so a model of the old one only needs more rows."""
 
-from __future__ import annotations
-
 import heapq
 import json
 from collections import Counter, defaultdict

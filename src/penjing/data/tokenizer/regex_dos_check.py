@@ -1,7 +1,5 @@
 """Check the regular expressions of an untrusted tokenizer.json before a library compiles them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

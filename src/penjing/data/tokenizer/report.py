@@ -1,7 +1,5 @@
 """What a tokenizer makes of texts: compression by script, ids that are never used, and what its ids cost a model."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable

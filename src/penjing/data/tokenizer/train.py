@@ -1,7 +1,5 @@
 """Train a byte-level BPE tokenizer (arXiv:1508.07909) with a limit on Chinese characters per token."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from collections import Counter, deque

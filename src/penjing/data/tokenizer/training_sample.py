@@ -1,7 +1,5 @@
 """The text that a tokenizer is trained on: a sample of bounded size, spread evenly over a corpus of any size."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

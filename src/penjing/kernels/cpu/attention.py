@@ -1,7 +1,5 @@
 """Attention over packed rows by the C kernel (attention.c): scores are recomputed tile by tile, and none is saved."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

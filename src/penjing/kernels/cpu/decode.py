@@ -5,8 +5,6 @@ order, in float32, whatever else is in the batch. On processors with AVX512-BF16
 round activations to bfloat16.
 """
 
-from __future__ import annotations
-
 import ctypes
 import weakref
 from collections.abc import Sequence

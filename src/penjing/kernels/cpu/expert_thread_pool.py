@@ -4,8 +4,6 @@ Many small operations in a row are slow on many threads: each operation waits fo
 machine each waits long. Independent items wait once, at the end.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

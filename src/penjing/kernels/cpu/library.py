@@ -7,8 +7,6 @@ float32 arithmetic for any dtype. The build takes two seconds, once. Without a c
 a run says so. The kernels share torch's threads: they are linked with the OpenMP library that torch has loaded.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from ctypes import c_float, c_int, c_long, c_void_p

@@ -1,7 +1,5 @@
 """The C kernels as functions of tensors (see library.py): a backend of `select.py`. Outputs are in the arena."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -8,8 +8,6 @@ module holds a second team of sleeping threads while the cores are busy. The num
 same, and so do all results.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading

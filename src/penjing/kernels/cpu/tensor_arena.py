@@ -5,8 +5,6 @@ small objects fill it and the heap grows. A third of the 1.2 GiB that a step of 
 sizes are multiples of a cache line, small objects are elsewhere, and adjacent free blocks are merged.
 """
 
-from __future__ import annotations
-
 import bisect
 import math
 import os

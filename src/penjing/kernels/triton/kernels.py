@@ -3,8 +3,6 @@
 Imported only where they are called. On a CPU `TRITON_INTERPRET=1`, set before the first import, runs them for tests.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -9,8 +9,6 @@ equal gradients. torch's variable-length kernel took 2.7 to 5.7 times as long wi
 The head's softmax: the loss of each position, and the gradient in the place of its logits, in one launch.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Tile sizes of the attention kernels, by the shared memory of a card."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

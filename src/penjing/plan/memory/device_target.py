@@ -1,7 +1,5 @@
 """The memory properties of the device for which a step is traced."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from penjing import devices

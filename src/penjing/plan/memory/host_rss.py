@@ -1,7 +1,5 @@
 """Memory of a run on a CPU: the process without tensors, plus the tensors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from penjing.plan.memory.device_target import Target

@@ -3,8 +3,6 @@
 Sources: pytorch's `flash_attn/flash_api.cpp` (mha_bwd), `attention_backward.cu`, `Embedding.cu`, `CUDABlas.cpp`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

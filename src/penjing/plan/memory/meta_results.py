@@ -3,8 +3,6 @@
 torch computes the layout of a result in Python, which takes longer than all else in a trace.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

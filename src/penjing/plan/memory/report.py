@@ -1,7 +1,5 @@
 """Summarise a trace: peak memory, where the peak is, and its components."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import get_args

@@ -4,8 +4,6 @@ What a strategy holds besides the model is traced: DDP's buckets, and the whole 
 FSDP2 gathers and reduces. What a rank holds a part of is traced whole, and divided afterwards.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -5,8 +5,6 @@ sees every operation that reaches torch's dispatcher. A storage is allocated whe
 freed with its last tensor.
 """
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """Rewards by the form of an answer: a pattern, the form of a thought, length, repetition, and tool calls."""
 
-from __future__ import annotations
-
 import re
 
 from penjing.base.errors import UserError

@@ -1,7 +1,5 @@
 """The base class of rewards, its inputs, and the weighted sum of a run's rewards."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence

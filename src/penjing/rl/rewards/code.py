@@ -9,8 +9,6 @@ The output of `cases` is compared outside the sandbox with text that the program
 they call. A policy may learn to do so. Prefer `cases`, and read the answers that are rewarded.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -6,8 +6,6 @@ reward that is silently 0 would train the wrong thing. The URL is from the user;
 not trusted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Either a run of `penjing train reward`, or a Hugging Face directory or hub name 
 output, whose own tokenizer and chat template are used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rewards that compare an answer with the reference answers: as texts, or as numbers."""
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata

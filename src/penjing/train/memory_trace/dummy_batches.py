@@ -1,7 +1,5 @@
 """Stand-ins for a run's values, batches and strategy while its step is traced."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

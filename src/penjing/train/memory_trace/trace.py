@@ -4,8 +4,6 @@ The model, the objective, the optimizers and the step (`loop.py`) are the run's.
 (`Stage.example_batch`), and the device is fake (`penjing/plan/memory/fake_device_mode.py`).
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import dataclass, replace

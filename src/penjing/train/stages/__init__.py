@@ -1,7 +1,5 @@
 """Stages: data, source, objective and validation of each kind of training. A new objective adds a line to the table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from penjing.base.registry import look_up

@@ -1,7 +1,5 @@
 """The interface of a stage: an objective's data, source and validation. train/build.py assembles the run."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass

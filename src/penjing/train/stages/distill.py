@@ -1,7 +1,5 @@
 """Distillation on data: rows of pretraining or SFT, with a frozen teacher or its predictions on disk."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ A plan may not have the data that determine a batch's size. So every position ho
 the largest possible number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

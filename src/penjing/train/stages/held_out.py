@@ -1,7 +1,5 @@
 """Metrics on held-out data, the same for any number of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Next-token training on texts (pretraining) or conversations (SFT): tokenizer, shards, rows, held-out loss."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property

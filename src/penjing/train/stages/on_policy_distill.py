@@ -1,7 +1,5 @@
 """On-policy distillation: the student answers, and the teacher scores its tokens (arXiv:2306.13649)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Base of the stages that learn from preferences: files, groups of tokens, and held-out questions."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path

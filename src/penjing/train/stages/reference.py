@@ -1,7 +1,5 @@
 """The frozen reference model of a run: its start weights."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

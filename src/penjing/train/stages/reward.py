@@ -5,8 +5,6 @@ full answer, because it must predict the end. The end-of-turn token itself was n
 reading there orders fewer held-out pairs correctly (docs/log.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

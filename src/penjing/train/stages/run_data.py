@@ -1,7 +1,5 @@
 """Data of all stages: the run's tokenizer, its files, and derived files that are made once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import Path

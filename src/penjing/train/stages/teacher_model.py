@@ -1,7 +1,5 @@
 """Base of the distillation stages: reads and checks the frozen teacher."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """The sources of the catalogue: one file per kind of source, all with the same two methods."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@
 are not converted: our readers accept `.txt`, `.jsonl`, `.json` and `.parquet`.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

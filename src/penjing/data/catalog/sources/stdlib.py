@@ -1,7 +1,5 @@
 """Python's standard library as a code corpus: on every machine, without a download; generated code can be parsed."""
 
-from __future__ import annotations
-
 import platform
 import sysconfig
 import tokenize

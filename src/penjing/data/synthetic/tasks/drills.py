@@ -1,7 +1,5 @@
 """Exercises without a story: copying, reversing, counting, comparing, sums, translation, tool calls, story requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import combinations
 from math import factorial

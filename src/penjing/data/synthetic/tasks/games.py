@@ -4,8 +4,6 @@ A small model learns to copy from its context late and suddenly. In a story most
 word of the second line must be looked up, and in a roll call every answer.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from penjing.data.synthetic.lexicon import (

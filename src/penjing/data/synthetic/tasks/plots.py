@@ -1,7 +1,5 @@
 """The plots. Each chooses its characters and adds events: a beginning, a problem and an end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 
