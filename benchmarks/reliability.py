@@ -53,6 +53,8 @@ PROMISES = (
     ("Out of memory means smaller passes over the same rows", "memory"),
     ("A full disk and a tracker that hangs change nothing", "disk_and_trackers"),
     ("A rank that dies, hangs or fails ends the run within a minute and is named", "ranks"),
+    ("A run on two ranks of which a random one is killed continues by itself, and ends in the same bits", "rank_kills"),
+    ("A machine of two that is lost and comes back costs a run the steps since its last checkpoint", "two_machines"),
     ("Broken data of every kind is set aside and every record accounted for", "data"),
     ("Files from strangers run nothing and cost no more than they should", "untrusted"),
     ("What users type never becomes a control token", "control_tokens"),

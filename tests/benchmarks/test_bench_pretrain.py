@@ -238,7 +238,7 @@ def test_a_record_has_the_command_the_date_and_the_versions(spec, compare, tmp_p
     assert len(written["date"]) == 10 and written["machine"]["threads"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_real_contestants_learn_from_the_same(toy, quiet, tiny_quick, monkeypatch, in_process):
     def trial(module, given, folder):  # one of them as all are run outside of tests
         return (run_trial if folder.name == "step-penjing-adamw-0" else in_process)(module, given, folder)

@@ -40,8 +40,8 @@ def test_a_folder_with_data_of_every_kind_has_a_report_on_each(toy):
     ]
     for name, value in (
         ("documents", "400"),
-        ("conversations", "200"),
-        ("pairs", "20"),
+        ("chats", "200"),
+        ("records", "20"),
     ):
         assert cells(said, name) == [value]
     sizes = [f"{len((toy / name).read_text().splitlines())}" for name in ("eval.jsonl", "rl.jsonl")]

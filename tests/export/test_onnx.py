@@ -32,7 +32,7 @@ def make_model(tokenizer, **options):
     "options",
     [
         {"num_hidden_layers": 2, "sliding_window": 8, "sliding_window_layers": (1,)},
-        {"architecture": "qwen3_moe", **EXPERTS},
+        pytest.param({"architecture": "qwen3_moe", **EXPERTS}, marks=pytest.mark.nightly),
         {"architecture": "glm4_moe", "shared_expert_intermediate_size": 16, **EXPERTS},
         # Their experts are written as those above.
         pytest.param(

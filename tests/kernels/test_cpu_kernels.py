@@ -473,6 +473,7 @@ ASK = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(3000)  # it compiles several times
 def test_they_are_built_once_and_by_several_at_once(tmp_path, quick_compiler):
     environment = {**quick_compiler, "XDG_CACHE_HOME": str(tmp_path)}

@@ -106,7 +106,7 @@ def reference():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if w.compiled else n for n, w in WAYS.items()]
+    "name", [pytest.param(n, marks=pytest.mark.nightly) if w.compiled else n for n, w in WAYS.items()]
 )
 def test_it_is_the_loss_of_the_plain_way(name, reference):
     check(WAYS[name], reference, CPU)

@@ -3,8 +3,6 @@
 import pytest
 from short_runs import cut_back, newest
 
-LAUNCHER = ("torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory, penjing, small_run):
@@ -15,7 +13,7 @@ def one(tmp_path_factory, penjing, small_run):
 
 def test_loss_curve_of_two_ranks_equals_one(tmp_path, one, penjing, small_run, losses, outcome):
     folder = tmp_path / "two"
-    penjing("train", "pretrain", *small_run, f"out={folder}", launcher=LAUNCHER)
+    penjing("train", "pretrain", *small_run, f"out={folder}", ranks=2)
     expected, got = losses(one), losses(folder)
     assert got.keys() == expected.keys()
     assert max(abs(got[step] - expected[step]) for step in expected) < 1e-5

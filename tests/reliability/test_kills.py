@@ -27,7 +27,7 @@ def whole(tmp_path_factory, server, stages):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("trials", by_chance(5, deep=34))
+@pytest.mark.parametrize("trials", by_chance(2, deep=34))
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_runs_end_in_the_same_bits(tmp_path, server, stages, whole, count, stage, trials):
     """Up to three kills in each run: half at a random instant, half at a random call that writes, syncs or renames."""

@@ -107,6 +107,7 @@ def test_killed_at_random_instants(tmp_path, whole, count, trials):
     count("kills", killed)
 
 
+@pytest.mark.nightly
 def test_killed_as_soon_as_a_stage_has_a_checkpoint(tmp_path, server, count):
     """Not at any instant, but where there is a step to name, in both stages of one quickstart."""
     out, words = tmp_path / "out", ("quickstart", "--short", *WORDS, "--out")

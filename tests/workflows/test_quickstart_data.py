@@ -48,7 +48,7 @@ def begin(monkeypatch):
     """Do all but train: the files as they were sorted, the settings of the pretraining, and what was said."""
     corpora, runs = [], []
 
-    def pretrained(run, console):
+    def pretrained(options, run, console):
         runs.append(run)
         return "trained"
 

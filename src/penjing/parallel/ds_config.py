@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from penjing import devices
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
 
@@ -55,7 +56,7 @@ def engine_config(run: Any, geometry: Any, stage: int) -> dict[str, Any]:
         "stage": stage,
     }
     if run.parallel.offload:
-        zero["offload_optimizer"] = {**theirs_zero.get("offload_optimizer", {}), "device": "cpu"}
+        zero["offload_optimizer"] = {**theirs_zero.get("offload_optimizer", {}), "device": devices.HOST.type}
     # The loop counts passes and rows, so the engine's own counts are 1. `step` passes on max_grad_norm.
     return {
         **theirs,
@@ -89,7 +90,7 @@ def _settings(run: Any, geometry: Any, stage: int) -> dict[str, tuple[Any, str]]
         "scheduler.type": (scheduler, f"schedule.name={run.schedule.name}"),
         "zero_optimization.stage": (stage, f"parallel.strategy=zero{stage}"),
         "zero_optimization.offload_optimizer.device": (
-            "cpu" if run.parallel.offload else "none",
+            devices.HOST.type if run.parallel.offload else "none",
             f"parallel.offload={str(run.parallel.offload).lower()}",
         ),
     }

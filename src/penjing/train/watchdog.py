@@ -111,7 +111,7 @@ class Watchdog:
                     time.sleep(POLL_SECONDS)
                 return lost
             if json.loads(self._store.compare_set(_FAILED, "", json.dumps(about)))["rank"] != self.rank:
-                return lost
+                return None if line else lost  # a mistake in settings or data is found by every rank, and said once
         except Exception:  # the store ended with rank 0
             return lost if _follows(error) else None
         if trace:
@@ -166,8 +166,10 @@ class Watchdog:
                 f"rank 0 does not answer ({' '.join(str(error).split())[:200]}): it is dead or stopped", wait=True
             )
             return
-        if failed and json.loads(failed)["rank"] != self.rank:
-            self._end_after(json.loads(failed))
+        if failed:
+            if json.loads(failed)["rank"] != self.rank:
+                self._end_after(json.loads(failed))
+            return
         others = {rank: json.loads(text) for rank, (text, _) in self._last_messages.items() if text}
         for rank, (_, since) in self._last_messages.items():
             if time.monotonic() - since > self.silent_seconds:
@@ -188,7 +190,8 @@ class Watchdog:
         where += ", the others wait for it" if len(slowest) < self.world else ""
         if waited > allowed:
             stuck = self.rank in slowest
-            self._end(f"{names} is stuck {where}", stacks=stuck, code=1 if stuck else EXIT_FOLLOWED)
+            code = 1 if stuck else EXIT_FOLLOWED
+            self._end(f"{names} is stuck {where}", stacks=stuck, wait=not stuck, code=code)
         elif self.rank in slowest and len(slowest) < self.world and not self._named_slow:
             self._named_slow = True
             _say(f"{names} is slow {where}")

@@ -18,10 +18,10 @@ from penjing import devices
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
 from penjing.base.markup import escape_markup, print_table
-from penjing.base.untrusted import read_lines
 from penjing.devices.choose import local_device
 from penjing.parallel import STRATEGIES
 from penjing.plan.hardware import environment
+from penjing.track.run_record import RunRecord
 
 WARM_STEPS = 2  # not counted: allocations, caches
 # Each rank of a CPU stays on a core of its own; what one rank is compared with has one core too.
@@ -117,7 +117,8 @@ def _tokens_per_second(words: list[str], strategy: str, ranks: int, folder: Path
     if done.returncode:
         got = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise UserError("a training failed", where=f"{strategy}, {ranks} ranks", got=got)
-    lines: list[dict[str, Any]] = [line for line in read_lines(folder / "metrics.jsonl") if "tokens_per_second" in line]
+    metrics: list[Any] = RunRecord(folder).metrics
+    lines = [line for line in metrics if "tokens_per_second" in line]
     counted = lines[WARM_STEPS:]
     if len(counted) < 2:
         raise UserError("too few steps to time", where="--steps", wanted=f"at least {WARM_STEPS + 2}")
