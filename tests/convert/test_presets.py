@@ -33,7 +33,12 @@ def stock(config: ModelConfig):
     return transformers.AutoModelForCausalLM.from_config(made, dtype=torch.float32).eval()
 
 
-@pytest.mark.parametrize("name", NAMES)
+LARGE = ("llama3.2-1b", "tinyllama-1.1b", "ladder-1b")  # a billion parameters: seconds
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly if name in LARGE else ()) for name in NAMES]
+)
 def test_logits_equal_those_of_the_stock_class_both_ways(name):
     config = shape(name)
     ids_BT = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(1))

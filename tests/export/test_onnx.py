@@ -65,7 +65,11 @@ def test_onnxruntime_computes_the_same_for_any_shape(tmp_path, tokenizer, option
     assert str(onnx.__file__).encode() not in (verified.path / "model.onnx").read_bytes()
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["in the graph", "weights in a file of their own"])
+@pytest.mark.parametrize(
+    "apart",
+    [False, pytest.param(True, marks=pytest.mark.nightly)],
+    ids=["in the graph", "weights in a file of their own"],
+)
 def test_int8_says_what_it_costs_and_is_smaller(tmp_path, tokenizer, monkeypatch, apart):
     if apart:
         monkeypatch.setattr(onnx, "LARGEST_MESSAGE_BYTES", 0)

@@ -162,7 +162,9 @@ def test_activations_made_again_give_the_same_gradients(what):
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
-@pytest.mark.parametrize("tokens", [64, 56])  # of one row: the second is no multiple of 16
+@pytest.mark.parametrize(
+    "tokens", [pytest.param(64, marks=pytest.mark.nightly), 56]
+)  # of one row: the second is no multiple of 16
 def test_one_graph_and_nothing_compiled_again(tokens, without_cpu_kernels):
     without_cpu_kernels()  # which round elsewhere than what is compiled, and float8 makes much of it
     torch._dynamo.reset()
@@ -329,7 +331,7 @@ def test_a_run_says_it_and_goes_on_only_as_it_was_begun(tmp_path, small_run, los
         train("small")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_learn_the_same_bits(tmp_path, penjing, small_run, losses, outcome):
     """One process takes a step in two passes, two take one each: scales and roundings are the same."""
     words = [*in_bfloat16(small_run), "compute.fp8=tensorwise", "batch.micro_size=4"]

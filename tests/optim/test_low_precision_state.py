@@ -315,7 +315,9 @@ def learn(settings, steps=60):
     return losses
 
 
-@pytest.mark.parametrize("settings", [AdamW(learning_rate=3e-3), Muon()], ids=["adamw", "muon"])
+@pytest.mark.parametrize(
+    "settings", [AdamW(learning_rate=3e-3), pytest.param(Muon(), marks=pytest.mark.nightly)], ids=["adamw", "muon"]
+)
 def test_the_curve_of_losses_stays_by_float32_s(settings):
     """Less than BOUND nats away at every one of 60 steps, while the loss falls by FALL and more.
 

@@ -44,10 +44,8 @@ def test_the_largest_batch_under_autocast(name: str, gib: float, fitted: int) ->
     assert abs(found - fitted) <= max(1, 0.05 * fitted)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("card", "fitted"), [("RTX 3090", 77), pytest.param("V100-SXM2-32GB", 106, marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("card", "fitted"), [("RTX 3090", 77), ("V100-SXM2-32GB", 106)])
 def test_the_largest_batch_when_compiled(card: str, fitted: int) -> None:
     found = twins.largest_batch(twins.SHAPES["tiny"], twins.card(card), is_compiled=True)
     assert abs(found - fitted) <= max(1, 0.05 * fitted)

@@ -29,6 +29,7 @@ def plans() -> dict[tuple[str, str], MemoryPlan]:
     return {(kind, state): predict_memory(run_of(kind, state), CARD) for kind, state in asked}
 
 
+@pytest.mark.nightly
 def test_the_optimizer_s_line_of_one_billion_parameters(plans: dict[tuple[str, str], MemoryPlan]) -> None:
     line = {pair: plan.waterfall["optimizer state"] for pair, plan in plans.items()}
     with torch.device("meta"):

@@ -103,6 +103,7 @@ def test_a_run_whose_rank_was_killed_starts_again(tmp_path, penjing, stages, tim
     assert again["weights_sha256"] == whole["weights_sha256"]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1500)
 def test_out_of_memory_on_one_rank_shrinks_the_passes_of_all(tmp_path, penjing, stages):
     """No restart is allowed, and this one does not count."""
@@ -120,7 +121,11 @@ def test_out_of_memory_on_one_rank_shrinks_the_passes_of_all(tmp_path, penjing, 
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.nightly if name in ("stopped", "killed") else ()) for name in TROUBLE]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.nightly if name in ("stopped", "killed", "stuck") else ())
+        for name in TROUBLE
+    ],
 )
 def test_one_rank_in_trouble_ends_the_run_loudly(tmp_path, server, stages, name):
     recipe, words = stages["pretrain"]

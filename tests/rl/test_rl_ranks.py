@@ -15,7 +15,12 @@ TOOLS = (
 
 
 @pytest.mark.parametrize(
-    ("recipe", "tools"), [pytest.param("grpo", (), marks=pytest.mark.nightly), ("ppo", ()), ("grpo", TOOLS)]
+    ("recipe", "tools"),
+    [
+        pytest.param("grpo", (), marks=pytest.mark.nightly),
+        pytest.param("ppo", (), marks=pytest.mark.nightly),
+        ("grpo", TOOLS),
+    ],
 )
 def test_two_ranks_equal_one(penjing, small_run, toy, tmp_path, recipe, tools):
     short = [word for word in small_run if not word.startswith(("data.", "max_steps"))]

@@ -1,6 +1,8 @@
 """The quickstart from outside, in its short form: run again, exported and talked to."""
 
+import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,15 @@ STAGES = ["data", "pretrain", "sft", "evaluate", "export"]
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, penjing):
-    """An uninterrupted short quickstart."""
-    out = tmp_path_factory.mktemp("quickstart") / "out"
-    penjing("quickstart", "--short", "--out", out, real=True)
+    """An uninterrupted short quickstart, made once by the first of pytest's processes that asks for it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    out, done = shared / "quickstart" / "out", shared / "quickstart.done"
+    with open(shared / "quickstart.lock", "w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        if not done.exists():
+            penjing("quickstart", "--short", "--out", out, real=True)
+            done.touch()
     return out
 
 
