@@ -58,6 +58,7 @@ def test_settings_may_be_dotted_nested_or_keywords():
     assert [page.rows_per_step for page in pages] == [24, 24]
 
 
+@pytest.mark.nightly
 def test_a_killed_run_continues_and_ends_in_the_same_weights(tmp_path, small_run):
     """kill -9 after the first checkpoint, then the same call."""
     settings = {**dict(word.split("=", 1) for word in small_run), "checkpoint.async": "false"}

@@ -31,7 +31,9 @@ def make_model(tokenizer, **options):
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_hidden_layers": 2, "sliding_window": 8, "sliding_window_layers": (1,)},
+        pytest.param(
+            {"num_hidden_layers": 2, "sliding_window": 8, "sliding_window_layers": (1,)}, marks=pytest.mark.nightly
+        ),
         pytest.param({"architecture": "qwen3_moe", **EXPERTS}, marks=pytest.mark.nightly),
         {"architecture": "glm4_moe", "shared_expert_intermediate_size": 16, **EXPERTS},
         # Their experts are written as those above.

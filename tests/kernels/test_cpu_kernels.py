@@ -535,6 +535,7 @@ def test_a_damaged_library_is_never_loaded_but_built_again_and_said_once(tmp_pat
     assert list(cached.parent.iterdir()) == [cached] and not list((tmp_path / "temporary").iterdir())
 
 
+@pytest.mark.nightly
 def test_without_a_compiler_torch_does_and_says_why(tmp_path, quick_compiler):
     nothing = {"XDG_CACHE_HOME": str(tmp_path), "CC": ""}
     assert child(ASK, **nothing, PATH=str(tmp_path)) == "False there is no C compiler (cc, gcc or clang)"

@@ -232,6 +232,7 @@ def rule(seed):
     return ids_BT
 
 
+@pytest.mark.nightly
 def test_a_model_learns_as_in_bfloat16():
     """Over 40 steps, each on new text, the loss falls from 4.2 to 1.5 nats and stays within 0.01 of bfloat16's.
 

@@ -39,6 +39,7 @@ def test_ragged_chats_on_two_ranks_equal_one(tmp_path, one, toy, penjing, small_
     assert outcome(tmp_path / "double")["tokens"] == outcome(tmp_path / "single")["tokens"]
 
 
+@pytest.mark.nightly
 def test_two_ranks_learn_the_same_bits_in_bfloat16(tmp_path, toy, penjing, small_run, losses, outcome):
     """One process takes a step in two passes, two take one each: every rounding is the same."""
     words = [word for word in small_run if not word.startswith("compute.dtype")] + ["compute.dtype=bfloat16"]

@@ -39,7 +39,7 @@ CASES = {
     "grpo_kl": "batch.size=8 batch.micro_size=2",
     "ppo": "batch.size=8 batch.micro_size=2",
 }
-USUAL = ("pretrain", "mixture", "sft", "dpo_lora", "distill", "ppo")
+USUAL = ("pretrain", "mixture", "dpo_lora", "ppo")
 
 
 @pytest.fixture(scope="module")

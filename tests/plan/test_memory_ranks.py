@@ -24,7 +24,7 @@ WIDE = ["model.hidden_size=256", "model.intermediate_size=704", "data.seq_len=64
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        ("fsdp2", [*SMALL, "compute.activation_checkpointing=block"]),
+        pytest.param("fsdp2", [*SMALL, "compute.activation_checkpointing=block"], marks=pytest.mark.nightly),
         pytest.param("fsdp2", SMALL, marks=pytest.mark.nightly),
         pytest.param("fsdp2", [*WIDE, "optimizer=adamw"], marks=pytest.mark.nightly),
         pytest.param("fsdp2", ["batch.micro_size=2"], marks=pytest.mark.nightly),

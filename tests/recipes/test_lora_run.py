@@ -218,6 +218,7 @@ def test_any_stage_can_train_adapters(tmp_path, base, small_run):
     assert load_trained(tmp_path / "run").model.state_dict()["blocks.0.attention.q_proj.weight"].dtype == torch.float32
 
 
+@pytest.mark.nightly
 def test_two_ranks_train_the_adapter_that_one_does(tmp_path, words, penjing, losses):
     words = [word for word in words if not word.startswith("lora.dropout")]
     train("lora", *words, "max_steps=3", f"out={tmp_path / 'one'}")

@@ -378,6 +378,7 @@ def test_a_request_does_not_wait_for_ever(slow, tokenizer, monkeypatch):
 # --- the process -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_killed_it_starts_again_and_told_to_stop_it_finishes_what_runs(folder):
     """F12: killed in the middle of a stream, it starts again at the same port; on SIGTERM nothing new is accepted,
     streams end as they should, and the exit code is 0. The key is nowhere to be seen."""

@@ -185,6 +185,7 @@ def test_prompts_without_answers(tmp_path, words, prompts, toy):
         stage([*words, *asked, "objective.on_policy_fraction=0.5"], tmp_path / "y")
 
 
+@pytest.mark.nightly
 def test_two_ranks_learn_what_one_does_and_share_the_store(tmp_path, kept, words, penjing, losses):
     folder = tmp_path / "two"
     more = ["objective.mode=top_k", "objective.top_k=300"]
