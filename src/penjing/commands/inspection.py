@@ -1,4 +1,4 @@
-"""penjing show, doctor and report: what is there, and what came of it."""
+"""penjing show, doctor and report."""
 
 from pathlib import Path
 from typing import Annotated

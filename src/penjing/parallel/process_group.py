@@ -31,9 +31,9 @@ class MultiProcess(Strategy):
         devices.of(device).set_current(device)
         try:
             store, rank, world = next(rendezvous("env://", timeout=TIMEOUT))
-        except ValueError as error:  # a variable that torchrun sets
-            next_step = "Start with `torchrun --nproc_per_node N -m penjing ...`."
-            raise UserError(str(error), where="parallel.strategy", next_step=next_step) from None
+        except ValueError:  # a variable that torchrun sets is missing
+            next_step = "Add --gpus 2, or --nproc-per-node 2 on a CPU; or start with torchrun."
+            raise UserError("needs several processes", where="parallel.strategy", next_step=next_step) from None
         # A process may train several runs one after another; their keys in the store must differ.
         prefix = f"run {next(RUNS)}"
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":

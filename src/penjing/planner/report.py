@@ -196,7 +196,7 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
         formulas=_formulas(work, machine, step, amount, causal, full_square),
         over_budget=_over(budget, seconds, spent, total_bytes),
         decisions=list(run.decisions),
-        strategies=compare_strategies(run, machine, target, options) if fitted else [],
+        strategies=compare_strategies(run, machine, target, options, amount.steps) if fitted else [],
     )
 
 

@@ -35,8 +35,13 @@ class StrategyPlan:
     most_parameters: int  # of a model of this shape that fits, roughly; 0 = unknown
 
 
-def compare_strategies(run: Run, machine: Machine, target: Target, options: PlanOptions) -> list[StrategyPlan]:
-    """Each strategy of the table that can share this run; none on one device, or if the settings name one."""
+def compare_strategies(
+    run: Run, machine: Machine, target: Target, options: PlanOptions, steps: int
+) -> list[StrategyPlan]:
+    """Each strategy of the table that can share this run; none on one device, or if the settings name one.
+
+    steps: of the full run, which determine whether compiling pays.
+    """
     rows = []
     for name in STRATEGIES if options.gpus > 1 and run.parallel.strategy == "auto" else ():
         kind = look_up(STRATEGIES, name, what="parallel.strategy")
@@ -52,7 +57,7 @@ def compare_strategies(run: Run, machine: Machine, target: Target, options: Plan
         passes = TracedPasses(variant, target, layout)
         micro = passes.fitting_size()
         memory = passes.plan(micro)
-        seconds = _step_seconds(variant, machine, options, micro)
+        seconds = _step_seconds(variant, machine, options, micro, steps)
         rows.append(
             StrategyPlan(
                 strategy=name,
@@ -67,12 +72,12 @@ def compare_strategies(run: Run, machine: Machine, target: Target, options: Plan
         )
     # One device is compared at the largest micro-batch of them all.
     largest = max((row.micro_size for row in rows), default=1)
-    alone = _step_seconds(run, machine, replace(options, gpus=1, nodes=0), largest)
+    alone = _step_seconds(run, machine, replace(options, gpus=1, nodes=0), largest, steps)
     return [replace(row, speedup=alone / row.step_seconds) for row in rows]
 
 
-def _step_seconds(run: Run, machine: Machine, options: PlanOptions, micro_size: int) -> float:
-    work = workload_of(run, machine, options, micro_size)
+def _step_seconds(run: Run, machine: Machine, options: PlanOptions, micro_size: int, steps: int) -> float:
+    work = workload_of(run, machine, options, micro_size, steps=steps)
     return step_time(work, machine).seconds + generation_seconds(run, work, machine)
 
 

@@ -19,6 +19,7 @@ from penjing.objective.router import RouterSettings
 from penjing.optim.adamw import AdamW
 from penjing.optim.muon import Muon
 from penjing.optim.schedule import Constant, Cosine, WarmupStableDecay
+from penjing.parallel import STRATEGIES
 from penjing.train.foreign_settings import ABSENT, FOREIGN
 from penjing.train.stages import settings_classes
 
@@ -187,7 +188,8 @@ class Run(Settings):
             if attrgetter(setting)(self) != off and self.objective.compares_passes:
                 what = f"the loss compares two forward passes, of which only one would {difference}"
                 raise self.error(setting, what, got=f"objective.name={self.objective.name}", wanted=off)
-        parallel, zero = self.parallel, self.parallel.strategy.startswith("zero")
+        parallel = self.parallel
+        zero = parallel.strategy.startswith("zero") and parallel.strategy in STRATEGIES
         if zero and (self.optimizer.name, self.optimizer.state_dtype) != ("adamw", "float32"):
             got = f"{self.optimizer.name} with optimizer.state_dtype={self.optimizer.state_dtype}"
             what = f"parallel.strategy={parallel.strategy} gives the optimizer a flat vector of float32, no matrices"
