@@ -240,7 +240,10 @@ def workload_of(
         extra_forwards=lengths.extra_forwards,
     )
     seconds = steps * step_time(eager, machine).seconds
-    how = choose(run.compute.compile, machine.device, _obstacle(run, machine, dtype), seconds).how
+    missing = _obstacle(run, machine, dtype)
+    if "weights" in eager.layout.shards:  # as train/compile_policy.py decides
+        missing = "the weights are sharded"
+    how = choose(run.compute.compile, machine.device, missing, seconds).how
     return replace(eager, compiled=how != "off")
 
 

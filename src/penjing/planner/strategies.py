@@ -47,7 +47,10 @@ def compare_strategies(
         kind = look_up(STRATEGIES, name, what="parallel.strategy")
         try:
             variant = with_settings(run, {"parallel.strategy": name})
-        except UserError:  # the settings do not go with it, such as ZeRO with Muon
+            workload_of(variant, machine, options, 1)
+        except (
+            UserError
+        ):  # the settings do not go with it, such as ZeRO with Muon, or FSDP2 with compute.compile=blocks
             continue
         if issubclass(kind, Single):
             continue
