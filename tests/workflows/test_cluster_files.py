@@ -43,14 +43,17 @@ def cluster(tmp_path, monkeypatch):
     return start
 
 
-def test_a_job_whose_time_is_over_saves_and_is_queued_again(cluster, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "queued"), [(signal.SIGUSR1, 0, ["requeue 5"]), (signal.SIGTERM, 143, [])], ids=["time", "ended"]
+)
+def test_a_job_that_must_stop_saves_and_is_queued_again_if_its_time_is_over(cluster, tmp_path, number, code, queued):
     job = cluster(ClusterJob(words=WORDS, nnodes=2, gpus=4, options=("partition=gpu",)).slurm(), "trains")
     while not (tmp_path / "began").exists():
         time.sleep(0.02)
-    job.send_signal(signal.SIGUSR1)
-    assert job.wait(timeout=60) == 0
+    job.send_signal(number)
+    assert job.wait(timeout=60) == code
     assert (tmp_path / "saved").exists()
-    assert (tmp_path / "scontrol.words").read_text().splitlines() == ["show hostnames n[1-2]", "requeue 5"]
+    assert (tmp_path / "scontrol.words").read_text().splitlines() == ["show hostnames n[1-2]", *queued]
     words = (tmp_path / "srun.words").read_text().splitlines()
     assert words[1:7] == ["-m", "penjing", "train", *WORDS]
     assert words[7:] == shlex.split("--gpus 4 --max-restarts 3 --nnodes 2 --rdzv-endpoint first:29500")

@@ -30,15 +30,14 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun {python} -m penjing {command} --max-restarts 3{nodes} &
 step=$!
 
-# Two minutes before the time is over, or when the machines are taken away: the ranks save and stop after their step,
-# and the job is queued again. It continues from there.
-requeue() {{
+# The ranks save and stop after their step: two minutes before the time is over, and then the job is queued again; or
+# when the job is ended. Slurm itself queues it again if another job took its machines, and not if scancel ended it.
+save() {{
     kill -USR1 "$step"
     wait "$step"
-    scontrol requeue "$SLURM_JOB_ID"
-    exit 0
 }}
-trap requeue USR1 TERM
+trap 'save; scontrol requeue "$SLURM_JOB_ID"; exit 0' USR1
+trap 'save; exit 143' TERM
 wait "$step"
 """
 
