@@ -125,9 +125,11 @@ class Zero3(_Zero):
             yield
             return
         self._gathered = True
-        with self._deepspeed.runtime.zero.stage3.unwrap_model_for_generation(self._engine):
-            yield
-        self._gathered = False
+        try:
+            with self._deepspeed.runtime.zero.stage3.unwrap_model_for_generation(self._engine):
+                yield
+        finally:
+            self._gathered = False
 
     @contextmanager
     def loading(self) -> Iterator[None]:
