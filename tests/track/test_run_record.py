@@ -5,11 +5,14 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
 from rich.console import Console
 
 import penjing
 from penjing.base.errors import UserError
 from penjing.planner.history import verify
+from penjing.track.jsonl import JsonLines
 from penjing.track.run_record import RunRecord
 from penjing.workflows.check_run import examine
 
@@ -50,6 +53,63 @@ def test_verify_shows_what_both_files_know(tmp_path, field, value):
     (tmp_path / "outcome.json").write_text(json.dumps({"seconds": 10.0, "tokens": 100 if field else value}))
     terms = {term.name: term for term in verify(tmp_path, Console(file=io.StringIO()))}
     assert terms["time"].predicted == (8.0 if field != "predicted_seconds" else value if value == -1 else 0.0)
+
+
+class Reader:
+    """Follows a file as `watch` does: what it holds must be what the file holds."""
+
+    def __init__(self, folder):
+        self.record, self.position, self.rows, self.restarts = RunRecord(folder), "", [], 0
+
+    def read(self):
+        rows, self.position, restarted = self.record.tail(self.record.folder.metrics, self.position)
+        self.rows = [*([] if restarted else self.rows), *(row.raw for row in rows)]
+        self.restarts += restarted
+        return self.rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(changes=some.lists(some.tuples(some.sampled_from(["log", "rewind", "read", "cut"]), some.integers(0, 9))))
+def test_following_a_file_gives_what_reading_it_gives(tmp_path_factory, changes):
+    folder = tmp_path_factory.mktemp("run")
+    path, reader = folder / "metrics.jsonl", Reader(folder)
+    written, step = JsonLines(path, resume_step=0), 0
+    for number, (what, value) in enumerate(changes):
+        if what == "log":
+            step += 1
+            written.log(step, {"seconds": number / 7, "loss": float(value)})
+        elif what == "rewind":
+            step = min(step, value)
+            written.rewind(step)
+        elif what == "cut" and path.exists():  # a kill in the middle of a line; the run is resumed
+            with open(path, "ab") as stream:
+                stream.write(b'{"step": 99, "lo')
+            assert reader.read() == [line.raw for line in RunRecord(folder).metrics]
+            written = JsonLines(path, resume_step=step)
+            written.rewind(step)
+        else:
+            reader.read()
+    assert reader.read() == [line.raw for line in RunRecord(folder).metrics]
+
+
+def test_a_line_being_written_comes_with_the_next_reading(tmp_path):
+    reader, path = Reader(tmp_path), tmp_path / "metrics.jsonl"
+    assert reader.read() == []
+    path.write_text('{"step": 1}\n{"st')
+    assert reader.read() == [{"step": 1}]
+    with open(path, "a") as stream:
+        stream.write('ep": 2}\n')
+    assert reader.read() == [{"step": 1}, {"step": 2}] and reader.restarts == 0
+    path.unlink()
+    assert reader.read() == [] and reader.restarts == 1
+
+
+@pytest.mark.parametrize("position", ["-1", "5", "5-", "999999999999999999-00000001", "9-zzz", "\u0665-00000000", "x"])
+def test_a_position_from_elsewhere_reads_from_the_start(tmp_path, position):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    rows, new, restarted = RunRecord(tmp_path).tail(tmp_path / "metrics.jsonl", position)
+    assert [row.raw for row in rows] == [{"step": 1}] and restarted
+    assert RunRecord(tmp_path).tail(tmp_path / "metrics.jsonl", new) == ([], new, False)
 
 
 def test_only_the_record_reads_what_training_logged():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,16 +81,21 @@ def read_fields(path: Path) -> Fields:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a file of metrics, samples or incidents, without one cut short by a kill. Empty if there is
     no file."""
-    lines: list[dict[str, Any]] = []
     if not path.exists():
-        return lines
+        return []
     with open_regular(path) as stream:
-        for written in stream:
-            try:
-                line = json.loads(written)
-            except (ValueError, RecursionError):  # not JSON, or not UTF-8
-                continue
-            step = line.get("step") if isinstance(line, dict) else None  # the rest of a cut line may be a number
-            if isinstance(step, int) and number(step) is not None:
-                lines.append(line)
+        return parse_lines(stream)
+
+
+def parse_lines(written: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The JSON objects with a `step` among the lines; others were cut short."""
+    lines: list[dict[str, Any]] = []
+    for one in written:
+        try:
+            line = json.loads(one)
+        except (ValueError, RecursionError):  # not JSON, or not UTF-8
+            continue
+        step = line.get("step") if isinstance(line, dict) else None  # the rest of a cut line may be a number
+        if isinstance(step, int) and number(step) is not None:
+            lines.append(line)
     return lines

@@ -1,18 +1,30 @@
 """The one reader of what training wrote into a run's folder."""
 
+import zlib
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 from penjing.base import config
 from penjing.base.errors import UserError
+from penjing.base.files import open_regular
 from penjing.base.lock import is_locked
-from penjing.base.untrusted import Fields, read_fields, read_lines, text
+from penjing.base.untrusted import Fields, parse_lines, read_fields, read_lines, text
 from penjing.checkpoint.manifest import MANIFEST, steps
 from penjing.track.run_dir import RunDir
 
 T = TypeVar("T")
+MARK_BYTES = 256  # before a position, by which it is known again
+
+
+class Tail(NamedTuple):
+    """New lines of a growing file. position: where the next reading goes on. restarted: the file was written anew since
+    the last reading, by a rollback or a resumed run, so that `rows` are all of its lines and earlier ones are void."""
+
+    rows: list[Fields]
+    position: str
+    restarted: bool
 
 
 class RunRecord:
@@ -48,6 +60,13 @@ class RunRecord:
     def lines(self, path: Path) -> list[Fields]:
         """The JSON objects in a file of the folder, each with its `step`."""
         return self._read(lambda path: list(map(Fields, read_lines(path))), path, [])
+
+    def tail(self, path: Path, position: str = "") -> Tail:
+        """The complete lines of a file of the folder after `position`, which an earlier reading returned; "": all.
+
+        A last line that is still being written comes with a later reading.
+        """
+        return self._read(lambda path: _read_tail(path, position), path, Tail([], "", bool(position)))
 
     @cached_property
     def settings(self) -> dict[str, str]:
@@ -114,6 +133,26 @@ class RunRecord:
     @property
     def is_running(self) -> bool:
         return not self.outcome and is_locked(self.folder.path)
+
+
+def _read_tail(path: Path, position: str) -> Tail:
+    """A position is an offset, and a checksum of the bytes before it: a file that was rewritten differs there."""
+    digits, _, mark = position.partition("-")
+    offset = int(digits) if digits.isdecimal() and len(digits) < 16 else 0
+    with open_regular(path) as stream:
+        restarted = bool(position) and (not mark or mark != _mark(stream, offset))
+        stream.seek(0 if restarted else offset)
+        written = stream.read()
+        end = stream.tell() - len(written) + written.rfind(b"\n") + 1
+        rows = list(map(Fields, parse_lines(written[: written.rfind(b"\n") + 1].split(b"\n"))))
+        return Tail(rows, f"{end}-{_mark(stream, end)}", restarted)
+
+
+def _mark(stream: IO[bytes], offset: int) -> str:
+    start = max(0, offset - MARK_BYTES)
+    stream.seek(start)
+    before = stream.read(offset - start)
+    return f"{zlib.crc32(before):08x}" if len(before) == offset - start else ""
 
 
 def find_runs(path: Path) -> list[RunRecord]:
