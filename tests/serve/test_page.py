@@ -599,7 +599,8 @@ def test_tabs_merge_what_they_write(opened, server):
     page.get_by_role("button", name="one", exact=True).click()
     said = page.locator(".bubble")
     seen = set(said.all_inner_texts())
-    page.locator(".question .versions button:enabled").first.click()
+    if len(seen) < 3:  # "three" is a version beside "two", unless its tab had heard of "two" by then and asked below it
+        page.locator(".question .versions button:enabled").first.click()
     assert seen | set(said.all_inner_texts()) == {"one", "two", "three"}
 
 
