@@ -23,6 +23,7 @@ VERBS: dict[str, typer.Typer | Callable[..., None]] = {
     "launch": launching.app,
     "chat": inference.chat,
     "serve": inference.serve,
+    "ui": inspection.ui,
     "eval": inference.evaluate,
     "generate": inference.generate,
     "export": exporting.export_app,

@@ -23,7 +23,7 @@ FLOORS = {
     7: "recipes",
     8: "planner",
     9: "workflows",
-    10: "api",
+    10: "api ui",
     11: "commands",
     12: "cli",
     13: "__main__",  # the door: calls cli and nothing else

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from penjing.infer.grammar import JsonMask
 from penjing.serve import connection, hub, limits, streams
-from penjing.serve.app import PAGE
+from penjing.serve.page_files import PAGE
 
 CHAT = {"model": "chat", "messages": [{"role": "user", "content": "so it is"}]}
 KEY = "k9-Long-And-Secret"

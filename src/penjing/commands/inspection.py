@@ -82,6 +82,26 @@ def _print_models() -> None:
     console.print("ladder-SIZE is any size from 500k to 3b; `penjing train ladder:SIZE` derives rate, batch and steps.")
 
 
+def ui(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", help="Its runs are shown; paths stay inside it.")
+    ] = Path("."),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free one.", min=0, max=65535)] = 7861,
+) -> None:
+    """Open one page for everything: plan, data, training, runs with live curves, chat.
+
+    The page needs the address that is printed: its token lets it start programs. Runs go on without the page.
+
+    [bold]Examples[/]
+    penjing ui
+    penjing ui ~/work --port 9000
+    """
+    from penjing.ui.start import start
+
+    start(folder, host, port, console)
+
+
 def doctor(
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="A run's or quickstart's folder, to check instead.")

@@ -1,11 +1,9 @@
 """The routes: OpenAI's API under /v1, the chat page's own API under /api, and the page."""
 
 import asyncio
-import mimetypes
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -24,17 +22,11 @@ from penjing.serve.hub import Hub
 from penjing.serve.limits import GRAMMAR_PLACES, TOOL_PLACES
 from penjing.serve.metrics import Metrics
 from penjing.serve.models import Models
+from penjing.serve.page_files import PAGE, add_page
 from penjing.serve.pool import FairPool
 from penjing.serve.request_body import parse_body, read_body
 from penjing.serve.schema import ChatRequest, CompletionRequest, TokenizeRequest, ToolCallRequest
 from penjing.serve.streams import EventStream, dumps, run_unless_disconnected
-
-PAGE = Path(__file__).parent / "page"
-# No inline script and no other origin: HTML in a model's answer cannot run.
-PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 
 def make_app(
@@ -61,7 +53,7 @@ def make_app(
     _add_api(app, models, loopback_only)
     _add_tools(app, models, toolbox)
     _add_status(app)
-    open_paths = _add_page(app)
+    open_paths = add_page(app, (file for file in sorted(PAGE.iterdir()) if file.is_file()))
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     app.add_middleware(
         Guard,
@@ -170,32 +162,6 @@ def _add_status(app: FastAPI) -> None:
     async def metrics(request: Request) -> PlainTextResponse:
         service = _service(request)
         return PlainTextResponse(service.metrics.text(service.hub.statistics()))
-
-
-def _add_page(app: FastAPI) -> list[str]:
-    """Serve the page's files from memory; returns their paths."""
-    paths = []
-    for file in sorted(PAGE.iterdir()) if PAGE.is_dir() else ():
-        if file.is_file():
-            path = "/" if file.name == "index.html" else f"/{file.name}"
-            app.add_api_route(path, _file(file), methods=["GET"], include_in_schema=False)
-            paths.append(path)
-    return paths
-
-
-def _file(file: Path) -> Callable[[], Awaitable[Response]]:
-    body, media_type = file.read_bytes(), mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-    headers = {
-        "Content-Security-Policy": PAGE_POLICY,
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",
-    }
-
-    async def send_file() -> Response:
-        return Response(body, media_type=media_type, headers=headers)
-
-    return send_file
 
 
 # --- OpenAPI schema -------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 Plain ASGI."""
 
 import asyncio
-import hmac
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -10,13 +9,13 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penjing.base.malloc_tuning import malloc_trim
+from penjing.serve.access import LOOPBACK, check_host, check_key
 from penjing.serve.errors import ApiError
 from penjing.serve.generation import Service
 from penjing.serve.hub import Job, queue_full
 from penjing.serve.limits import TRIM_BYTES, TRIM_SECONDS
 from penjing.serve.request_body import read_body
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 QUEUE_FULL = queue_full().response
 ADMITTED = "penjing.admitted"  # key in the scope
@@ -33,7 +32,7 @@ class Guard:
     """Rejects requests before any route handles them.
 
     key: required on all paths but `open_paths`; empty: no key. loopback_only: the server listens on this machine only.
-    Then another name in the Host header is a DNS rebinding attack. on_response: called with each response's status.
+    on_response: called with each response's status.
     """
 
     def __init__(
@@ -69,8 +68,10 @@ class Guard:
             await send(message)
 
         try:
-            self._check_host(headers)
-            self._check_key(scope["path"], headers)
+            if self.loopback_only:
+                check_host(headers)
+            if self.key and scope["path"] not in self.open_paths:
+                check_key(headers, self.key)
         except ApiError as error:
             await error.response(scope, receive, send_counted)
             return
@@ -119,30 +120,8 @@ class Guard:
         self._will_trim = False
         asyncio.get_running_loop().run_in_executor(None, malloc_trim)
 
-    def _check_host(self, headers: Headers) -> None:
-        if not self.loopback_only:
-            return
-        hosts = headers.getlist("host")
-        if len(hosts) != 1 or host_name(hosts[0]) not in LOOPBACK:
-            raise ApiError(403, "this server answers to localhost only: wrong Host header", code="wrong_host")
-
-    def _check_key(self, path: str, headers: Headers) -> None:
-        if not self.key or path in self.open_paths:
-            return
-        values = headers.getlist("authorization")
-        scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(key.encode("latin-1"), self.key):
-            raise ApiError(401, "wrong or missing API key; send Authorization: Bearer KEY", code="invalid_api_key")
-
 
 def client_of(scope: Scope, headers: Headers) -> str:
     """The client's address; on loopback, where all clients share it, the user agent too."""
     host: str = scope["client"][0] if scope.get("client") else ""
     return f"{host} {headers.get('user-agent', '')[:100]}" if host in LOOPBACK else host
-
-
-def host_name(host: str) -> str:
-    """The name in a Host header, without the port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()

@@ -16,10 +16,10 @@ from rich.table import Table
 
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
-from penjing.infer.forward import Weights
 
 if TYPE_CHECKING:
     from penjing.agent_tools.box import Toolbox
+    from penjing.infer.forward import Weights
     from penjing.serve.connection import Server
     from penjing.serve.models import Models
 
@@ -82,7 +82,7 @@ def open_server(words: Sequence[str], options: ServeOptions) -> Iterator[OpenSer
     loopback_only = is_loopback(options.host)
     _check_key(options.key, options.host, loopback_only)
     toolbox = Toolbox(options.tools, ToolSettings(today=date.today().isoformat(), table=options.table))
-    with closing(_listen(options.host, options.port)) as listener:
+    with closing(listen(options.host, options.port)) as listener:
         set_threads(0, 1)
         models = load_models(
             words,
@@ -95,7 +95,7 @@ def open_server(words: Sequence[str], options: ServeOptions) -> Iterator[OpenSer
         check_tools(models, toolbox)
         app = make_app(models, toolbox, key=options.key, loopback_only=loopback_only, max_tokens=options.max_tokens)
         _allow_open_files()
-        address = f"http://{_shown(options.host)}:{listener.getsockname()[1]}"
+        address = f"http://{shown_host(options.host)}:{listener.getsockname()[1]}"
         yield OpenServer(make_server(app), listener, models, address)
 
 
@@ -141,7 +141,7 @@ def check_tools(models: Models, toolbox: Toolbox) -> None:
         )
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """A socket with the address, so that a port in use is told before anything is loaded."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -196,6 +196,6 @@ def _greeting(address: str, models: Models, has_key: bool) -> list[str]:
     ]
 
 
-def _shown(host: str) -> str:
+def shown_host(host: str) -> str:
     host = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
     return f"[{host}]" if ":" in host else host

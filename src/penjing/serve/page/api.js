@@ -56,7 +56,7 @@ async function once(path, { body, signal, key }) {
  * A response that is good. A refused key is asked for again; a busy server (429, 503) is asked again after the time it
  * names, and onBusy(seconds) is told each time. Throws ApiError, or the signal's AbortError.
  */
-async function request(path, { body, signal, onBusy, mostTries = MOST_TRIES } = {}) {
+export async function request(path, { body, signal, onBusy, mostTries = MOST_TRIES } = {}) {
   for (let tries = 1; ; ) {
     const key = sessionStorage.getItem(KEY);
     try {

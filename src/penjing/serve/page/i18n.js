@@ -9,6 +9,11 @@ let language = "en";
 
 export const LANGUAGES = Object.keys(STRINGS);
 
+/** More sentences, of a part of a page: {en: {key: sentence}, zh: {...}}. */
+export function addWords(words) {
+  for (const name of LANGUAGES) Object.assign(STRINGS[name], words[name]);
+}
+
 /** The language of the browser, where we speak it. */
 export function preferred() {
   return (navigator.language || "").toLowerCase().startsWith("zh") ? "zh" : "en";

@@ -1,0 +1,157 @@
+// The frame: tabs, language, theme. Each tab is a module that exports
+//   tab = { open(root, context), close() }
+// open fills root, an empty element; close ends its timers and streams. Both may be called again, after a change of
+// language too. context: see contextOf. A tab brings its words with addWords.
+
+import { request, setKey } from "./api.js";
+import { $, copyButton, el, fill, icon, toast } from "./dom.js";
+import { addWords, current, preferred, setLanguage, t } from "./i18n.js";
+import { events } from "./sse.js";
+import { words } from "./words.js";
+
+// id: [label, module], in the order of the page. A module is loaded when its tab is opened.
+const TABS = {
+  runs: ["uiRuns", () => import("./runs.js")],
+  plan: ["uiPlan", () => import("./plan.js")],
+  data: ["uiData", () => import("./data.js")],
+  train: ["uiTrain", () => import("./train.js")],
+  chat: ["uiChat", () => import("./chat.js")],
+};
+const SETTINGS = "penjing.settings";
+
+addWords(words);
+
+function settings(part = {}) {
+  try {
+    const kept = { ...JSON.parse(localStorage.getItem(SETTINGS) || "{}"), ...part };
+    if (Object.keys(part).length) localStorage.setItem(SETTINGS, JSON.stringify(kept));
+    return kept;
+  } catch {
+    return part; // no storage (a private window)
+  }
+}
+
+/** The tab's id, and what the address says after it: #runs?run=a&run=b */
+function place() {
+  const [id, query = ""] = location.hash.slice(1).split("?");
+  return { id: TABS[id] ? id : "runs", params: new URLSearchParams(query) };
+}
+
+const api = {
+  /** The object at a path; query: an object whose values are texts, numbers or lists of them. */
+  async get(path, query = {}, signal) {
+    const params = new URLSearchParams();
+    for (const [name, value] of Object.entries(query)) for (const one of [value].flat()) params.append(name, one);
+    return (await request(`${path}?${params}`, { signal })).json();
+  },
+  /** The object that a path answers to an object. */
+  post: async (path, body, signal) => (await request(path, { body, signal })).json(),
+  /** The objects of a stream of server-sent events. */
+  async *events(path, signal) {
+    yield* events(await request(path, { signal }));
+  },
+};
+
+/** What an error says to a person. */
+function reason(error) {
+  if (error.status === 0 || error instanceof TypeError) return t("uiGone");
+  return error.status === 401 ? t("uiNoToken") : error.message;
+}
+
+/** A command line with a button that copies it. */
+function commandLine(text) {
+  return el("div", { class: "command" }, el("code", { text }), copyButton(t("uiCopyCommand"), t("copied"), () => text));
+}
+
+function contextOf(params) {
+  return {
+    api,
+    params, // URLSearchParams of this tab
+    go: (id, query = {}) => (location.hash = `#${id}?${new URLSearchParams(query)}`), // to another tab
+    keep: (query) => history.replaceState(null, "", `#${place().id}?${new URLSearchParams(query)}`), // for a reload
+    reason,
+    fail: (error) => error.name !== "AbortError" && toast(t("uiFailed", { error: reason(error) })),
+    commandLine,
+  };
+}
+
+let opened = null;
+let turn = 0;
+
+async function show() {
+  const { id, params } = place();
+  const mine = ++turn;
+  opened?.close();
+  opened = null;
+  for (const node of document.querySelectorAll(".tab")) {
+    const chosen = node.dataset.tab === id;
+    node.setAttribute("aria-selected", String(chosen));
+    node.tabIndex = chosen ? 0 : -1;
+  }
+  $("#panel").setAttribute("aria-labelledby", `tab-${id}`);
+  const root = el("div", { class: `tab-root ${id}` });
+  try {
+    const { tab } = await TABS[id][1]();
+    if (mine !== turn) return;
+    fill($("#panel"), root);
+    opened = tab;
+    await tab.open(root, contextOf(params));
+  } catch (error) {
+    if (mine === turn && error.name !== "AbortError") {
+      fill($("#panel"), el("p", { class: "panel-error", role: "alert", text: t("uiFailed", { error: reason(error) }) }));
+    }
+  }
+}
+
+const isDark = () => document.documentElement.dataset.theme === "dark";
+
+/** Everything of the frame that is written in a language. */
+function label() {
+  setLanguage(settings().language || preferred());
+  fill($("#tabs"), Object.entries(TABS).map(([id, [name]]) =>
+    el("button", { type: "button", role: "tab", class: "tab", id: `tab-${id}`, "data-tab": id, "aria-controls": "panel",
+      text: t(name), on: { click: () => (location.hash = `#${id}`) } })));
+  fill($("#language"), el("span", { lang: current() === "zh" ? "en" : "zh-Hans", text: t("languageShort") }));
+  $("#language").setAttribute("aria-label", t("language"));
+  fill($("#theme"), icon(isDark() ? "sun" : "moon"));
+  $("#theme").setAttribute("aria-label", t("theme"));
+  $("#theme").title = t("theme");
+}
+
+/** Arrows, Home and End move between tabs. */
+function tabKeys(event) {
+  const tabs = [...document.querySelectorAll(".tab")];
+  const at = tabs.indexOf(event.target);
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: -1 }[event.key];
+  if (to === undefined || at < 0) return;
+  event.preventDefault();
+  const next = tabs.at(to % tabs.length);
+  next.focus();
+  next.click();
+}
+
+/** The token goes from the address into this browser tab's storage, so that it is not seen or copied on. */
+function takeToken() {
+  const found = /^#token=([\w-]+)$/.exec(location.hash);
+  if (!found) return;
+  setKey(found[1]);
+  history.replaceState(null, "", "#runs");
+}
+
+takeToken();
+label();
+$("#tabs").addEventListener("keydown", tabKeys);
+$("#language").addEventListener("click", () => {
+  settings({ language: current() === "zh" ? "en" : "zh" });
+  label();
+  show();
+});
+$("#theme").addEventListener("click", () => {
+  document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+  settings({ theme: document.documentElement.dataset.theme });
+  label();
+  show();
+});
+addEventListener("hashchange", () => (takeToken(), show()));
+addEventListener("pagehide", () => opened?.close());
+show();

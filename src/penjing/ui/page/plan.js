@@ -1,0 +1,14 @@
+// The tab plan.
+
+import { addWords, t } from "./i18n.js";
+import { el } from "./dom.js";
+import { words } from "./plan_words.js";
+
+addWords(words);
+
+export const tab = {
+  open(root, context) {
+    root.append(el("p", { class: "hint", text: t("planSoon") }));
+  },
+  close() {},
+};

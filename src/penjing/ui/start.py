@@ -1,0 +1,39 @@
+"""Start the app: take the address, say where it is, and answer until told to stop."""
+
+import secrets
+from contextlib import closing
+from pathlib import Path
+
+from rich.console import Console
+
+from penjing.base.errors import UserError
+from penjing.workflows.serve import is_loopback, listen, shown_host
+
+
+def start(folder: Path, host: str, port: int, console: Console) -> None:
+    """Serve until SIGTERM or SIGINT. Raises UserError for a folder or an address that cannot be used."""
+    try:
+        import fastapi  # noqa: F401
+        import httptools  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"{error.name} is missing", next_step='Install it: pip install "penjing[serve]"') from None
+    from penjing.serve.connection import make_server
+    from penjing.ui.app import make_app
+    from penjing.ui.site import Site
+
+    if not folder.is_dir():
+        raise UserError("no such folder", where=folder)
+    token = secrets.token_urlsafe(24)
+    site = Site(folder, lambda: server.should_exit)
+    server = make_server(make_app(site, token, loopback_only=is_loopback(host)))
+    with closing(listen(host, port)) as listener:
+        address = f"http://{shown_host(host)}:{listener.getsockname()[1]}"
+        console.print(f"{address}/#token={token}", highlight=False, soft_wrap=True)
+        console.print(
+            "Whoever has this address can start programs here: keep it to yourself. Ctrl-C stops the page; runs go on.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        server.run(sockets=[listener])
+    console.print("stopped", highlight=False)
