@@ -87,12 +87,25 @@ def test_standard_error_by_hand():
     assert standard_error(graded[:1]) is None
 
 
-def test_a_text_that_fills_the_context_is_named(tokenizer):
-    model = model_of(tokenizer)
-    ids = len(tokenizer.encode("猫" * 80 + "x"))
-    long = LogLikelihood(text="猫" * 80, choices=("x", "y"), answer=0, where="file:3")
-    with raises_user_error(where="file:3", got=f"{ids + 1} tokens"):
-        grade(Task(), [long], model, tokenizer)
+def test_a_text_longer_than_the_context_loses_its_beginning(tokenizer):
+    model = model_of(tokenizer, sharpen=2)
+    text, choices = "猫坐在垫子上，" * 20, ("青蛙唱歌。", "x")
+    [one] = grade(Task(), [LogLikelihood(text=text, choices=choices, answer=0)], model, tokenizer)
+    assert one.result.is_truncated
+    for logp, choice in zip(one.result.logps, choices, strict=True):
+        ids = tokenizer.encode(text + choice)[-49:]
+        chosen = len(tokenizer.encode(text + choice)) - len(tokenizer.encode(text))
+        with torch.no_grad():
+            logp_TV = model(torch.tensor([ids[:-1]]))[0].double().log_softmax(-1)
+        wanted = sum(float(logp_TV[place - 1, ids[place]]) for place in range(49 - chosen, 49))
+        assert logp == pytest.approx(wanted, abs=1e-4)
+
+
+def test_a_choice_that_fills_the_context_is_named(tokenizer):
+    ids = len(tokenizer.encode("猫" * 80))
+    long = LogLikelihood(text="x", choices=("猫" * 80, "y"), answer=0, where="file:3")
+    with raises_user_error(where="file:3", got=f"{ids} tokens"):
+        grade(Task(), [long], model_of(tokenizer), tokenizer)
 
 
 def test_nothing_asked_is_nothing_graded(tokenizer):

@@ -10,7 +10,6 @@ import typer
 from penjing.base.errors import UserError
 from penjing.commands import arguments as given
 from penjing.commands.arguments import console, say, words
-from penjing.eval import TASKS
 
 KEY = "PENJING_API_KEY"
 
@@ -163,10 +162,15 @@ def generate(
 
 
 def evaluate(
-    run: given.RunPath,
-    tasks: Annotated[str, typer.Option(metavar="NAME,...", help=f"Tasks to score: {', '.join(TASKS)}.")] = "",
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="RUN...", help="As of `penjing chat`; several are compared.")
+    ] = None,
+    tasks: Annotated[str, typer.Option(metavar="NAME,...", help="Tasks to score; --list shows them.")] = "",
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the files of the tasks.")] = None,
     questions: Annotated[Path | None, typer.Option(help="JSONL of conversations with `answer`; exact match.")] = None,
     text: Annotated[Path | None, typer.Option(help="Text: bits per byte, beside zstd -19.")] = None,
+    shots: Annotated[int | None, typer.Option(min=0, help="Solved examples before each request.")] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Requests of each task, spread over all; 0: all.")] = 0,
     think: given.Thinking = None,
     max_tokens: Annotated[
         int,
@@ -174,15 +178,28 @@ def evaluate(
     ] = 0,
     device: given.DeviceName = "auto",
     dtype: given.DtypeName = "auto",
+    details: Annotated[bool, typer.Option("--details", help="Also every kind of request, such as a paradigm.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="List the tasks, and the files that they read.")] = False,
 ) -> None:
-    """Evaluate a model on tasks with known answers, or on text.
+    """Evaluate models on tasks with known answers, or on text; several models beside each other.
 
     [bold]Examples[/]
     penjing eval runs/quickstart --questions runs/quickstart/data/eval.jsonl
     penjing eval runs/quickstart --text my.txt
+    penjing eval runs/base runs/chat --tasks blimp,arc_easy --data eval
     """
+    from penjing.eval.suite import Suite
     from penjing.workflows import evaluate
 
-    evaluate.evaluate(
-        run, words(tasks), questions, text, console, thinking=think, max_tokens=max_tokens, device=device, dtype=dtype
+    if show_list:
+        evaluate.print_tasks(console)
+        return
+    names = [*words(tasks), *(["questions"] if questions else [])]
+    suite = Suite(names=names, data=data, questions=questions, shots=shots, limit=limit)
+    if not runs:
+        raise UserError("no model is given", wanted="a run's folder, such as runs/quickstart")
+    options = evaluate.EvalOptions(
+        thinking=think, max_tokens=max_tokens, device=device, dtype=dtype, details=details, as_json=as_json
     )
+    evaluate.evaluate(runs, suite, text, console, options)

@@ -1,8 +1,8 @@
-"""Ask a model what a task asks, through the inference engine, and add up the scores."""
+"""Ask a model what a task asks, and add up the scores."""
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -11,9 +11,11 @@ from penjing.base.errors import UserError
 from penjing.data.chat.render import render
 from penjing.data.chat.turn_parser import without_reasoning
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.eval.task import Generate, LogLikelihood, Result, Task
+from penjing.eval.log_likelihood import Ending, log_likelihoods
+from penjing.eval.task import Continuation, Generate, LogLikelihood, Result, Task
 from penjing.infer import requests as engine_requests
-from penjing.infer.generate import generate, make_engine
+from penjing.infer.generate import generate, sample_batch
+from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
 
 MAX_THINKING_TOKENS = 192  # added to an answer's limit when thinking is on
@@ -38,7 +40,7 @@ class Graded:
 
 def grade(
     task: Task,
-    asked: Iterable[LogLikelihood | Generate],
+    asked: Iterable[LogLikelihood | Continuation | Generate],
     model: Transformer,
     tokenizer: Tokenizer,
     *,
@@ -53,28 +55,29 @@ def grade(
     that fills the context.
     """
     requests, results = list(asked), dict[int, Result]()
-    by_limit: dict[int, list[int]] = defaultdict(list)  # indices of requests; 0: no answer is generated
+    alike: dict[tuple[type, int], list[int]] = defaultdict(list)  # indices of requests by type and limit
     for index, request in enumerate(requests):
-        limit = request.max_new_tokens if isinstance(request, Generate) else 0
-        by_limit[limit and (max_tokens or limit + MAX_THINKING_TOKENS * bool(thinking))].append(index)
-    for limit, indices in by_limit.items():
+        limit = 0 if isinstance(request, LogLikelihood) else max_tokens or request.max_new_tokens
+        if isinstance(request, Generate) and thinking and not max_tokens:
+            limit += MAX_THINKING_TOKENS
+        alike[type(request), limit].append(index)
+    for (kind, limit), indices in alike.items():
         batch: Any = [requests[index] for index in indices]
-        found = (
-            _answers(batch, model, tokenizer, thinking, limit, batch_size)
-            if limit
-            else _compared(batch, model, tokenizer, batch_size)
-        )
+        if issubclass(kind, LogLikelihood):
+            found = _compared(batch, model, tokenizer, batch_size)
+        elif issubclass(kind, Continuation):
+            found = _continued(batch, model, tokenizer, limit, batch_size)
+        else:
+            found = _answers(batch, model, tokenizer, thinking, limit, batch_size)
         results |= dict(zip(indices, found, strict=True))
     return [
         Graded(request, results[index], task.score(request, results[index])) for index, request in enumerate(requests)
     ]
 
 
-def _check_length(request: Any, ids: Sequence[int], limit: int) -> None:
-    if len(ids) >= limit:
-        raise UserError(
-            "too long", where=request.where or request.text[:60], got=f"{len(ids)} tokens", wanted=f"under {limit}"
-        )
+def _too_long(request: Any, num_tokens: int, limit: int) -> UserError:
+    where = request.where or request.text[:60]
+    return UserError("too long", where=where, got=f"{num_tokens} tokens", wanted=f"under {limit}")
 
 
 def _answers(
@@ -88,50 +91,100 @@ def _answers(
     context = model.config.max_position_embeddings
     prompts = [render(tokenizer, item.messages, item.tools, ask=True, thinking=thinking).ids for item in requests]
     for request, prompt in zip(requests, prompts, strict=True):
-        _check_length(request, prompt, context)
+        if len(prompt) >= context:
+            raise _too_long(request, len(prompt), context)
     generated = generate(model, prompts, max_new_tokens=max_new_tokens, stop=tokenizer.stop, rows=batch_size)
     for prompt, ids in zip(prompts, generated, strict=True):
         is_truncated = len(ids) == min(max_new_tokens, context - len(prompt))
         yield Result(text=without_reasoning(tokenizer, ids, thinking).strip(), is_truncated=is_truncated)
 
 
+def _continued(
+    requests: Sequence[Continuation], model: Transformer, tokenizer: Tokenizer, max_new_tokens: int, batch_size: int
+) -> Iterator[Result]:
+    """Each text's continuation. A text that leaves too little of the context loses its beginning."""
+    limit = max(1, model.config.max_position_embeddings - max_new_tokens)
+    encoded = tokenizer.encode_many([request.text for request in requests])
+    prompts = [[*_begin(request, tokenizer), *ids] for request, ids in zip(requests, encoded, strict=True)]
+
+    def stopper(until: Sequence[str]) -> Callable[[int, int], bool]:
+        ids: list[int] = []
+        window = max(map(len, until), default=0) + 8  # tokens; each of a stop text's has at least one byte
+
+        def should_stop(_: int, new_id: int) -> bool:
+            ids.append(new_id)
+            text = tokenizer.decode(ids[-window:])
+            return any(end in text for end in until)
+
+        return should_stop
+
+    asked = [
+        engine_requests.Request(prompt=prompt[-limit:], should_stop=stopper(request.until) if request.until else None)
+        for request, prompt in zip(requests, prompts, strict=True)
+    ]
+    completions = sample_batch(
+        model, asked, max_new_tokens=max_new_tokens, stop=tokenizer.stop, sampling=Sampling(), slots=batch_size
+    )
+    for request, prompt, (completion,) in zip(requests, prompts, completions, strict=True):
+        ids = completion.ids[:-1] if completion.ids and completion.ids[-1] in tokenizer.stop else completion.ids
+        text = tokenizer.decode(ids)
+        ends = [text.index(end) for end in request.until if end in text]
+        is_truncated = completion.finish_reason == "length" or len(prompt) > limit
+        yield Result(text=text[: min(ends, default=len(text))], is_truncated=is_truncated)
+
+
 def _compared(
     requests: Sequence[LogLikelihood], model: Transformer, tokenizer: Tokenizer, batch_size: int
 ) -> Iterator[Result]:
-    """The probability of each request's choices, and the most probable one."""
-    rows = []
-    for request in requests:
-        before = [tokenizer.begin, *tokenizer.encode(request.text)]
-        for choice in request.choices:
-            ids = [tokenizer.begin, *tokenizer.encode(request.text + choice)]
-            _check_length(request, ids, model.config.max_position_embeddings + 1)
+    """The probability of each request's choices, and the most probable one. A text that is longer than the context
+    loses its beginning."""
+    endings, truncated = list[Ending](), list[bool]()
+    limit = model.config.max_position_embeddings + 1  # the last token is not read
+    for request, found in zip(requests, _endings(requests, tokenizer), strict=True):
+        longest = max(len(ending.ids) - ending.first for ending in found)
+        if longest >= limit:
+            raise _too_long(request, longest, limit)
+        cuts = [max(0, len(ending.ids) - limit) for ending in found]
+        endings += [Ending(one.ids[cut:], one.first - cut) for one, cut in zip(found, cuts, strict=True)]
+        truncated.append(any(cuts))
+    scores = iter(log_likelihoods(model, endings, batch_size))
+    for request, is_truncated in zip(requests, truncated, strict=True):
+        logps, num_tokens, greedy = zip(*(next(scores) for _ in request.choices), strict=True)
+        text = request.choices[logps.index(max(logps))]
+        yield Result(text=text, is_truncated=is_truncated, logps=logps, num_tokens=num_tokens, greedy=greedy)
+
+
+def _begin(request: LogLikelihood | Continuation, tokenizer: Tokenizer) -> list[int]:
+    is_always_added = tokenizer.begin != tokenizer.end_of_text
+    return [tokenizer.begin] if request.begins or is_always_added or not request.text else []
+
+
+def _endings(requests: Sequence[LogLikelihood], tokenizer: Tokenizer) -> Iterator[list[Ending]]:
+    """The ids of each request's texts with their choices, and where what is scored begins."""
+    texts = [request.texts or [request.text] * len(request.choices) for request in requests]
+    pairs = [list(zip(before, one.choices, strict=True)) for before, one in zip(texts, requests, strict=True)]
+    wanted = dict.fromkeys(text for ends in pairs for before, choice in ends for text in (before, before + choice))
+    ids_of = dict(zip(wanted, tokenizer.encode_many(list(wanted)), strict=True))
+    for request, ends in zip(requests, pairs, strict=True):
+        begin = _begin(request, tokenizer)
+        all_ids = [[*begin, *ids_of[before + choice]] for before, choice in ends]
+        if request.scored == "choice":
             # A token may contain characters of both text and choice: it counts to the choice.
-            differing = (place for place, pair in enumerate(zip(before, ids, strict=False)) if pair[0] != pair[1])
-            rows.append((ids, next(differing, len(before))))
-    found = iter(log_likelihoods(model, rows, batch_size))
-    for request in requests:
-        logps = [next(found) for _ in request.choices]
-        yield Result(text=request.choices[logps.index(max(logps))], logps=logps)
+            firsts = [
+                _num_common([[*begin, *ids_of[before]], ids]) for (before, _), ids in zip(ends, all_ids, strict=True)
+            ]
+        elif request.texts:
+            common = _num_common([ids[::-1] for ids in all_ids])
+            firsts = [len(ids) - common for ids in all_ids]
+        else:
+            firsts = [_num_common(all_ids)] * len(all_ids)
+        yield [Ending(ids, max(1, first)) for ids, first in zip(all_ids, firsts, strict=True)]
 
 
-def log_likelihoods(model: Transformer, rows: Sequence[tuple[Sequence[int], int]], batch_size: int) -> list[float]:
-    """log p of each row's ids from a place on (at least 1), given those before it. The softmax is in float64."""
-    longest = max((len(ids) for ids, _ in rows), default=0)
-    logps = [0.0] * len(rows)
-    if not rows:
-        return logps
-    with make_engine(model, slots=min(batch_size, len(rows)), max_tokens=longest) as engine:
-        submitted = {
-            engine.submit(engine_requests.Request(prompt=ids, max_new_tokens=0, prompt_logprobs=True)): index
-            for index, (ids, _) in enumerate(rows)
-        }
-        while not engine.idle:
-            for event in engine.step():
-                if event.error is not None:
-                    raise event.error
-                index = submitted[event.request_id]
-                logps[index] = math.fsum(token.logp for token in (event.prompt_logprobs or ())[rows[index][1] :])
-    return logps
+def _num_common(sequences: Sequence[Sequence[int]]) -> int:
+    """How many ids all sequences have in common at their beginning."""
+    columns = enumerate(zip(*sequences, strict=False))
+    return next((place for place, ids in columns if len(set(ids)) > 1), min(map(len, sequences)))
 
 
 def groups(graded: Sequence[Graded]) -> dict[tuple[str, str], list[Graded]]:

@@ -3,8 +3,12 @@
 Training skips broken records; evaluation stops at the first one, so that every figure covers the full file.
 """
 
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -15,46 +19,121 @@ from penjing.base.markup import escape_markup, print_table
 from penjing.base.registry import look_up
 from penjing.data import formats as records
 from penjing.eval import TASKS
+from penjing.eval.benchmark import Benchmark
 from penjing.eval.scorer import Graded, grade, groups, standard_error
-from penjing.eval.task import Task
+from penjing.eval.scores import paired_change, summary
+from penjing.eval.suite import Suite
+from penjing.eval.task import METRICS
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
 from penjing.train.load_model import LoadedModel, load_trained, set_threads, use_device
 
 ROW_TOKENS = 1024  # rows of a text are at least this long, if the context of the model is
 WRONG_SHOWN, LONGEST_SHOWN = 5, 100  # wrong answers that are printed, and characters of each of their texts
+HEADINGS = ("task", "asked>", "shots>", "score>", "s.e.>", "95 %>", "chance>", "uniform>", "ties>")
+
+Row = Mapping[str, Any]
 
 
-def evaluate(
-    path: Path,
-    tasks: Sequence[str],
-    questions: Path | None,
-    text: Path | None,
-    console: Console,
-    *,
-    thinking: bool | None = None,
-    max_tokens: int = 0,
-    device: str = "auto",
-    dtype: str = "auto",
-) -> None:
-    """Print a model's scores on tasks and its bits per byte of a text. thinking, max_tokens: see `scorer.grade`.
-    questions: the file of the task `questions`. Raises UserError if nothing is given."""
-    names = dict.fromkeys([*tasks, *(["questions"] if questions else [])])
-    if not names and text is None:
-        next_step = "Give --tasks NAME,..., --questions FILE or --text FILE."
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """How models are asked. thinking, max_tokens: see `scorer.grade`. details: print every kind of a benchmark."""
+
+    thinking: bool | None = None
+    max_tokens: int = 0
+    device: str = "auto"
+    dtype: str = "auto"
+    details: bool = False
+    as_json: bool = False
+
+
+def evaluate(paths: Sequence[Path], suite: Suite, text: Path | None, console: Console, options: EvalOptions) -> None:
+    """Print the scores of models on tasks, and their bits per byte of a text. Raises UserError if nothing is given."""
+    if not suite.tasks and text is None:
+        next_step = "Give --tasks NAME,..., --questions FILE or --text FILE; penjing eval --list shows the tasks."
         raise UserError("nothing to evaluate on", next_step=next_step)
-    made: dict[str, Task] = {
-        name: look_up(TASKS, name, what="task")(questions if name == "questions" else None) for name in names
-    }
     set_threads(0, 1)
-    trained = load_trained(path)
-    use_device(trained.model, device, dtype)
-    for name, task in made.items():
-        graded = grade(
-            task, task.requests(), trained.model, trained.tokenizer, thinking=thinking, max_tokens=max_tokens
-        )
-        print_scores(name, graded, console)
-    if text is not None:
-        print_bits(trained, text, console)
+    shown = Console(quiet=True) if options.as_json else console
+    runs: list[dict[str, Any]] = []
+    first_graded: dict[str, list[Graded]] = {}
+    for path in paths:
+        if len(paths) > 1:
+            shown.print(str(path), markup=False, highlight=False)
+        trained = load_trained(path)
+        use_device(trained.model, options.device, options.dtype)
+        rows = []
+        for name, task in suite.tasks.items():
+            start = time.perf_counter()
+            asked = suite.requests(name)
+            graded = grade(
+                task, asked, trained.model, trained.tokenizer, thinking=options.thinking, max_tokens=options.max_tokens
+            )
+            row = {**summary(name, task, graded), "seconds": time.perf_counter() - start}
+            if name in first_graded:
+                row["change"], row["change_standard_error"] = paired_change(first_graded[name], graded)
+            first_graded.setdefault(name, graded)
+            rows.append(row)
+            if not isinstance(task, Benchmark):
+                print_scores(name, graded, shown)
+        if benchmarks := [row for row in rows if isinstance(suite.tasks[row["task"]], Benchmark)]:
+            print_benchmarks(benchmarks, shown, details=options.details)
+        runs.append({"run": str(path), "tasks": rows})
+        if text is not None:
+            runs[-1]["text"] = print_bits(trained, text, shown)
+    if len(paths) > 1:
+        print_comparison(runs, shown)
+    if options.as_json:
+        console.print_json(json.dumps({"limit": suite.limit, "runs": runs}))
+
+
+def print_benchmarks(rows: Sequence[Row], console: Console, *, details: bool) -> None:
+    """A line for each task and below it one for each group; with details one for each kind."""
+    cells = []
+    for row in rows:
+        parts = row["groups"] + (row["kinds"] if details else [])
+        cells += [_cells(row["task"], row), *(_cells(f"  {part['name']}", part) for part in parts)]
+    print_table(console, (*HEADINGS, *(f"{metric}>" for metric in METRICS)), cells)
+    for row in rows:
+        for note in _notes(row):
+            console.print(escape_markup(row["task"], note, indent=""))
+
+
+def _cells(name: str, row: Row) -> list[object]:
+    low, high = row["interval"]
+    scores = (_percent(row["score"]), _percent(row["standard_error"], 2), f"{100 * low:.1f}-{100 * high:.1f}")
+    others = (row.get(name) for name in ("chance", "uniform", "ties", *METRICS))
+    return [name, row["asked"], row.get("shots", ""), *scores, *map(_percent, others)]
+
+
+def _percent(value: float | None, digits: int = 1) -> str:
+    return "" if value is None else f"{100 * value:.{digits}f}"
+
+
+def _notes(row: Row) -> list[str]:
+    notes = [f"{name} {value:.4g}" for name, value in row.get("figures", {}).items()]
+    if row["metric"] != "acc":
+        notes.append(f"the score is {row['metric']}")
+    if row["truncated"]:
+        notes.append(f"{row['truncated']} of {row['asked']} do not fit: beginning or end cut off")
+    return [*notes, *row["notes"]]
+
+
+def print_comparison(runs: Sequence[Row], console: Console) -> None:
+    """The score of each run on each task, and its change from the first with its standard error, over the same
+    requests."""
+    cells = []
+    for tasks in zip(*(run["tasks"] for run in runs), strict=True):
+        first, *others = tasks
+        line = [first["task"], _percent(first["chance"]), _percent(first["score"])]
+        for row in others:
+            error = row["change_standard_error"]
+            line += [_percent(row["score"]), f"{100 * row['change']:+.1f} ± {_percent(error) or '?'}"]
+        cells.append(line)
+    if all("text" in run for run in runs):
+        first_bits, *bits = (run["text"]["bits_per_byte"] for run in runs)
+        more = (cell for value in bits for cell in (f"{value:.4f}", f"{value - first_bits:+.4f}"))
+        cells.append(["bits per byte", "", f"{first_bits:.4f}", *more])
+    others = [heading for run in runs[1:] for heading in (f"{run['run']}>", "change>")]
+    print_table(console, ("task", "chance>", f"{runs[0]['run']}>", *others), cells)
 
 
 def print_scores(name: str, graded: list[Graded], console: Console) -> None:
@@ -90,7 +169,7 @@ def _short(text: str) -> str:
     return line if len(line) <= LONGEST_SHOWN else "..." + line[3 - LONGEST_SHOWN :]
 
 
-def print_bits(trained: LoadedModel, text: Path, console: Console) -> None:
+def print_bits(trained: LoadedModel, text: Path, console: Console) -> dict[str, float]:
     """Print bits per byte of a text, for the model and for zstd -19."""
     texts = [document.text for document in records.read_documents([text])]
     # Runs on few conversations have short rows, and external models have no row length.
@@ -100,3 +179,14 @@ def print_bits(trained: LoadedModel, text: Path, console: Console) -> None:
     console.print(
         f"{text}: {units.megabytes(num_bytes)}, {bits:.4f} bits per byte; zstd -19: {zstd:.4f}", highlight=False
     )
+    return {"bits_per_byte": bits, "bytes": num_bytes, "zstd": zstd}
+
+
+def print_tasks(console: Console) -> None:
+    """The tasks, with chance, solved examples, how choices are compared, and the files that they read."""
+    cells = []
+    for name in TASKS:
+        task = look_up(TASKS, name, what="task")
+        files = " or ".join(getattr(task, "patterns", ())) or task.files
+        cells.append((name, task.chance, task.shots, task.metric, files))
+    print_table(console, ("task", "chance>", "shots>", "score", "files below --data DIR"), cells)

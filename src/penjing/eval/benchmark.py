@@ -1,0 +1,147 @@
+"""Tasks whose examples are in published files: find and read them, and put solved examples before each."""
+
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar
+
+from penjing.base.errors import UserError
+from penjing.data.formats.dispatch import rows_of
+from penjing.eval.task import LogLikelihood, Task
+
+SHOTS_SEED = 1234  # as in lm-evaluation-harness
+Row = Mapping[str, Any]
+
+
+class Benchmark(Task):
+    """A task of `--data DIR`.
+
+    patterns: names of its files at any depth of DIR; the first one that exists counts. shot_patterns: of the files with
+    solved examples; without any, examples are of the same files. archives: names of archives that hold such files.
+    """
+
+    name: ClassVar[str]
+    patterns: ClassVar[Sequence[str]]
+    shot_patterns: ClassVar[Sequence[str]] = ()
+    archives: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, data: Path | None = None, *, shots: int | None = None) -> None:
+        """Raises UserError if the files are not in the folder."""
+        if data is None:
+            raise UserError("needs a folder of data", where=f"task {self.name}", next_step="Give --data DIR.")
+        self.data, self.shots = data, self.shots if shots is None else shots
+        if not data.is_dir():
+            raise UserError("no such folder", where=data, wanted=f"a folder with {' or '.join(self.patterns)}")
+        self.paths = self.find(self.patterns)
+        if not self.paths:
+            raise UserError(
+                f"no files of {self.name}",
+                where=data,
+                wanted=" or ".join([*self.patterns, *self.archives]),
+                next_step="docs/evaluate.md says where they are; `penjing data list` those that can be fetched.",
+            )
+
+    def find(self, patterns: Sequence[str]) -> list[Path]:
+        """The files of the first pattern that has any."""
+        archives = (path for pattern in self.archives for path in _matches(self.data, pattern))
+        for folder in (self.data, *map(_unpacked, archives)):
+            for pattern in patterns:
+                if found := _matches(folder, pattern):
+                    return found
+        return []
+
+    def request(self, row: Row, where: str) -> Any:
+        """The request of a row, without solved examples. May raise what a row without its fields does."""
+        raise NotImplementedError
+
+    def describe(self, request: Any) -> str:
+        """What stands before the examples of a request."""
+        return ""
+
+    def rows(self, path: Path) -> Iterator[tuple[str, Row]]:
+        """(file and line, row) of a file. Raises UserError for the first broken one."""
+        for line, row in rows_of(path):
+            if isinstance(row, UserError):
+                raise row
+            yield f"{path}:{line}", row
+
+    def read(self, paths: Iterable[Path]) -> Iterator[Any]:
+        """The requests of files. Raises UserError for the first row that is none."""
+        for path in paths:
+            for where, row in self.rows(path):
+                try:
+                    yield self.request(row, where)
+                except (LookupError, TypeError, ValueError, AttributeError) as error:
+                    got = f"{type(error).__name__}: {error}"
+                    raise UserError(f"not a record of {self.name}", where=where, got=got) from error
+
+    def requests(self) -> Iterable[Any]:
+        requests = self.read(self.paths)
+        shown = self.with_shots(list(requests)) if self.shots else requests
+        for request in shown:
+            description = self.describe(request)
+            yield shown_before(description, request) if description else request
+
+    def with_shots(self, requests: Sequence[Any]) -> Iterator[Any]:
+        """For each request in turn, one generator draws `shots` others: lm-evaluation-harness's rule."""
+        pool = self.shot_pool()
+        draw, more = Random(SHOTS_SEED), not pool
+        pool = pool or requests
+        if len(pool) < self.shots + more:
+            raise UserError("too few examples", where=f"task {self.name}", got=len(pool), wanted=self.shots + more)
+        for request in requests:
+            drawn = draw.sample(pool, self.shots + more)
+            yield shown_before(solved([one for one in drawn if one.where != request.where][: self.shots]), request)
+
+    def shot_pool(self) -> list[Any]:
+        """The examples of files of their own, if there are any."""
+        return list(self.read(self.find(self.shot_patterns)))
+
+
+def solved(examples: Iterable[Any]) -> str:
+    """Examples with their answers, an empty line after each."""
+    return "".join(f"{example.text}{_solution(example)}\n\n" for example in examples)
+
+
+def _solution(example: Any) -> str:
+    if not isinstance(example, LogLikelihood):
+        return f" {example.answer}"
+    choice = example.choices[example.answer]
+    return example.texts[example.answer] + choice if example.texts else choice
+
+
+def shown_before(text: str, request: Any) -> Any:
+    if isinstance(request, LogLikelihood) and request.texts:
+        return replace(request, texts=[text + own for own in request.texts])
+    return replace(request, text=text + request.text)
+
+
+def _matches(folder: Path, pattern: str) -> list[Path]:
+    """Files by this name in a folder at any depth; the folder itself may be the name's first part."""
+    inside = [pattern.removeprefix(f"{folder.name}/")] if pattern.startswith(f"{folder.name}/") else []
+    return sorted({path for name in (f"**/{pattern}", *inside) for path in folder.glob(name) if path.is_file()})
+
+
+@cache
+def _unpacked(path: Path) -> Path:
+    """A temporary folder with an archive's files, which lasts as long as the process."""
+    folder = tempfile.TemporaryDirectory(prefix="penjing-eval-")
+    _FOLDERS.append(folder)
+    try:
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as zipped:
+                zipped.extractall(folder.name)
+        else:
+            with tarfile.open(path) as archive:
+                archive.extractall(folder.name, filter="data")
+    except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
+        raise UserError(f"broken archive: {error}", where=path) from error
+    return Path(folder.name)
+
+
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends

@@ -1,0 +1,30 @@
+"""LAMBADA (arXiv:1606.06031): the last word of a passage, right if each of its tokens is the most likely one."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from penjing.eval.benchmark import Benchmark, Row
+from penjing.eval.task import LogLikelihood, Result
+
+
+class Lambada(Benchmark):
+    name = "lambada"
+    patterns = (
+        "lambada_openai.jsonl",
+        "lambada_openai/default/test*.parquet",
+        "lambada_test_en.jsonl",
+        "lambada_test.jsonl",
+    )
+    chance = "0"
+
+    def request(self, row: Row, where: str) -> LogLikelihood:
+        text, word = (row["context"], row["continuation"]) if "context" in row else row["text"].rsplit(" ", 1)
+        return LogLikelihood(text=text, choices=(f" {word}",), answer=0, language="en", where=where, begins=False)
+
+    def score(self, request: LogLikelihood, result: Result) -> float:
+        return result.greedy[0]
+
+    def figures(self, graded: Sequence[Any]) -> dict[str, float]:
+        """The perplexity of a last word."""
+        return {"perplexity": math.exp(-sum(one.result.logps[0] for one in graded) / len(graded))}

@@ -1,0 +1,45 @@
+"""Minimal pairs: which of two sentences is the more probable one.
+
+BLiMP (arXiv:1912.00582): 67 paradigms of English grammar, 1,000 pairs each. ZhoBLiMP (arXiv:2411.06096): 118 paradigms
+of Chinese. The probability of a sentence is that of all its tokens.
+"""
+
+from pathlib import Path
+from typing import ClassVar
+
+from penjing.eval.benchmark import Benchmark, Row
+from penjing.eval.task import LogLikelihood
+
+
+class Blimp(Benchmark):
+    name = "blimp"
+    patterns = ("blimp*.jsonl", "blimp/**/*.jsonl", "blimp/**/*.parquet")
+    chance = "50"
+    language: ClassVar[str] = "en"
+    before: ClassVar[str] = " "  # each sentence, as in lm-evaluation-harness
+
+    def request(self, row: Row, where: str) -> LogLikelihood:
+        good, bad = (row[name] if name in row else row[f"sentence_{name}"] for name in ("good", "bad"))
+        names = ("UID", "uid", "paradigm")
+        return LogLikelihood(
+            text="",
+            choices=(self.before + good, self.before + bad),
+            answer=0,
+            kind=next((row[name] for name in names if row.get(name)), "") or _paradigm(where),
+            group=row.get("field") or row.get("phenomenon") or "",
+            language=self.language,
+            where=where,
+        )
+
+
+class ZhoBlimp(Blimp):
+    name = "zhoblimp"
+    patterns = ("zhoblimp*.jsonl", "zhoblimp/**/*.json*", "zhoblimp/**/*.parquet")
+    language = "zh"
+    before = ""
+
+
+def _paradigm(where: str) -> str:
+    """Named by its file, or as a configuration of the hub by its folder."""
+    path = Path(where.rpartition(":")[0])
+    return path.parent.name if path.suffix == ".parquet" else path.name.partition(".")[0]

@@ -1,0 +1,127 @@
+"""Which continuation of a question is the most probable one. Prompts are those of lm-evaluation-harness.
+
+ARC (arXiv:1803.05457), HellaSwag (arXiv:1905.07830), PIQA (arXiv:1911.11641), OpenBookQA (arXiv:1809.02789) and
+WinoGrande (arXiv:1907.10641), as their authors publish them, as tables of the Hugging Face hub, or as llm-foundry's
+files (`query`, `choices`, `gold`).
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penjing.eval.benchmark import Benchmark, Row
+from penjing.eval.task import LogLikelihood
+
+
+class Parts(NamedTuple):
+    question: str
+    choices: Sequence[str]
+    answer: int
+
+
+class MultipleChoice(Benchmark):
+    chance = "25"
+
+    def prompt(self, question: str) -> str:
+        return f"Question: {question}\nAnswer:"
+
+    def parts(self, row: Row) -> Parts:
+        raise NotImplementedError
+
+    def request(self, row: Row, where: str) -> LogLikelihood:
+        if "gold" in row:
+            parts = Parts(row["query"].strip().removeprefix("Question: "), row["choices"], int(row["gold"]))
+        else:
+            parts = self.parts(row)
+        return LogLikelihood(
+            text=self.prompt(parts.question),
+            choices=[f" {choice}" for choice in parts.choices],
+            answer=range(len(parts.choices))[parts.answer],
+            language="en",
+            where=where,
+            begins=False,
+        )
+
+
+class ArcEasy(MultipleChoice):
+    name = "arc_easy"
+    patterns = ("arc_easy.jsonl", "ARC-Easy/test*.parquet", "ARC-Easy/ARC-Easy-Test.jsonl")
+    shot_patterns = ("ARC-Easy/train*.parquet", "ARC-Easy/ARC-Easy-Train.jsonl")
+
+    def parts(self, row: Row) -> Parts:
+        question = row.get("question_stem") or row["question"]
+        choices = row.get("choices")
+        if isinstance(question, dict):
+            question, choices = question["stem"], question["choices"]
+        if isinstance(choices, list):
+            choices = {name: [choice[name] for choice in choices] for name in ("text", "label")}
+        return Parts(question, choices["text"], choices["label"].index(row["answerKey"].strip()))
+
+
+class ArcChallenge(ArcEasy):
+    name = "arc_challenge"
+    patterns = ("arc_challenge.jsonl", "ARC-Challenge/test*.parquet", "ARC-Challenge/ARC-Challenge-Test.jsonl")
+    shot_patterns = ("ARC-Challenge/train*.parquet", "ARC-Challenge/ARC-Challenge-Train.jsonl")
+
+
+class OpenBookQA(ArcEasy):
+    name = "openbookqa"
+    patterns = ("openbook*qa.jsonl", "openbookqa/main/test*.parquet", "OpenBookQA*/Data/Main/test.jsonl")
+    shot_patterns = ("openbookqa/main/train*.parquet", "OpenBookQA*/Data/Main/train.jsonl")
+
+    def prompt(self, question: str) -> str:
+        return question
+
+
+class Piqa(MultipleChoice):
+    name = "piqa"
+    patterns = ("piqa.jsonl", "piqa/**/validation*.parquet", "piqa/**/valid*.jsonl")
+    shot_patterns = ("piqa/**/train*.parquet",)
+    chance = "50"
+
+    def parts(self, row: Row) -> Parts:
+        return Parts(row["goal"], (row["sol1"], row["sol2"]), int(row["label"]))
+
+
+class HellaSwag(MultipleChoice):
+    name = "hellaswag"
+    patterns = ("hellaswag.jsonl", "hellaswag/**/validation*.parquet", "hellaswag_val.jsonl")
+    shot_patterns = ("hellaswag/**/train*.parquet", "hellaswag_train.jsonl")
+
+    def prompt(self, question: str) -> str:
+        return question
+
+    def parts(self, row: Row) -> Parts:
+        question = f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
+        return Parts(_without_marks(question), [_without_marks(ending) for ending in row["endings"]], int(row["label"]))
+
+
+class WinoGrande(Benchmark):
+    """The same ending after each of two names: the probability of the ending counts, not that of the name."""
+
+    name = "winogrande"
+    patterns = ("winogrande.jsonl", "winogrande_xl/validation*.parquet", "winogrande*/dev.jsonl")
+    shot_patterns = ("winogrande_xl/train*.parquet", "winogrande*/train_xl.jsonl")
+    chance = "50"
+
+    def request(self, row: Row, where: str) -> LogLikelihood:
+        if "gold" in row:
+            texts, ending, answer = row["context_options"], row["continuation"], int(row["gold"])
+        else:
+            before, _, ending = row["sentence"].partition("_")
+            texts, answer = [before + row["option1"], before + row["option2"]], int(row["answer"]) - 1
+        return LogLikelihood(
+            text="",
+            texts=texts,
+            choices=[f" {ending.strip()}"] * len(texts),
+            answer=range(len(texts))[answer],
+            language="en",
+            where=where,
+            begins=False,
+        )
+
+
+def _without_marks(text: str) -> str:
+    """A text of WikiHow without what is left of its layout."""
+    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    return text.replace("  ", " ")
