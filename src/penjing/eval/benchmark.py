@@ -89,9 +89,8 @@ class Benchmark(Task):
 
     def with_shots(self, requests: Sequence[Any]) -> Iterator[Any]:
         """For each request in turn, one generator draws `shots` others: lm-evaluation-harness's rule."""
-        pool = self.shot_pool()
-        draw, more = Random(SHOTS_SEED), not pool
-        pool = pool or requests
+        own = self.shot_pool()
+        draw, pool, more = Random(SHOTS_SEED), own or requests, not own
         if len(pool) < self.shots + more:
             raise UserError("too few examples", where=f"task {self.name}", got=len(pool), wanted=self.shots + more)
         for request in requests:

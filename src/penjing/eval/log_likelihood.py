@@ -188,13 +188,16 @@ def _score_rows(
     targets = np.fromiter(chain.from_iterable(ends), dtype=np.int64)
     scored_N, position_M = np.unique(flat, return_inverse=True)
     order = np.argsort(position_M, kind="stable")
-    device = model.embed.weight.device
-    ids, document, branch, position, scored, row_of, target = (
-        torch.from_numpy(np.ascontiguousarray(array)).to(device)
+    inputs = [
+        torch.from_numpy(np.ascontiguousarray(array)).to(model.embed.weight.device)
         for array in (ids_BT, document_BT, branch_BT, position_BT, scored_N, position_M[order], targets[order])
-    )
+    ]
     found_2M = model(
-        ids, document, branch_BT=branch, position_BT=position, scored_N=scored, score=_TokenScores(row_of, target)
+        *inputs[:2],
+        branch_BT=inputs[2],
+        position_BT=inputs[3],
+        scored_N=inputs[4],
+        score=_TokenScores(inputs[5], inputs[6]),
     )
     assert isinstance(found_2M, Tensor)
     if not found_2M.isfinite().all():

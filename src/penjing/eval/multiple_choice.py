@@ -49,8 +49,7 @@ class ArcEasy(MultipleChoice):
     shot_patterns = ("ARC-Easy/train*.parquet", "ARC-Easy/ARC-Easy-Train.jsonl")
 
     def parts(self, row: Row) -> Parts:
-        question = row.get("question_stem") or row["question"]
-        choices = row.get("choices")
+        question, choices = row.get("question_stem") or row["question"], row.get("choices", {})
         if isinstance(question, dict):
             question, choices = question["stem"], question["choices"]
         if isinstance(choices, list):
