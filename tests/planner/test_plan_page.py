@@ -333,7 +333,7 @@ def test_a_hugging_face_config_is_read(tmp_path):
     run, external = read_external(tmp_path, {})
     page = make_report("gpt2", run, PlanOptions(gpu="A100"), external)
     assert page.parameters == 124_439_808
-    assert page.waterfall == {}  # a formula, and the page says so
+    assert not page.traced  # a formula, and the page says so
     assert "formula" in text_of(lambda console: print_page(page, console))
     llama = {
         "model_type": "llama",
@@ -396,11 +396,11 @@ def test_devices_that_share_the_states_of_a_foreign_model_hold_a_part(tmp_path, 
     """Bytes of a parameter on each of four devices."""
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
-    run, external = read_external(tmp_path, {})
+    run, external = read_external(tmp_path, {"optimizer": "adamw", "batch": {"micro_size": 4}})
     alone = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4), external)
     monkeypatch.setattr(DataParallel, "shards", frozenset(shards))
     shared = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4), external)
-    assert alone.peak_memory_bytes - shared.peak_memory_bytes == pytest.approx((16 - held) * 124_439_808, abs=1)
+    assert alone.peak_memory_bytes - shared.peak_memory_bytes == pytest.approx((16 - held) * 124_439_808, abs=4)
 
 
 def test_several_devices_are_searched_as_training_shares_them():

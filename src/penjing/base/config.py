@@ -177,9 +177,12 @@ def _key(field: dataclasses.Field[Any]) -> str:
     return field.name.rstrip("_")
 
 
+_hints = cache(typing.get_type_hints)  # half of the time of resolving settings
+
+
 def _annotations(kind: Any) -> dict[str, Any]:
     """The types of a dataclass's fields by key. Its metadata may name `choices`, which lists classes."""
-    hints, annotations = typing.get_type_hints(kind), dict[str, Any]()
+    hints, annotations = _hints(kind), dict[str, Any]()
     for field in _fields(kind):
         choices = field.metadata.get("choices")
         annotations[_key(field)] = typing.Union[tuple(choices())] if choices else hints[field.name]  # noqa: UP007

@@ -1,10 +1,12 @@
 """penjing data and penjing tokenizer."""
 
+import json
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
@@ -142,6 +144,7 @@ def data_clean(
         Path | None,
         typer.Option(help="TOML file with [ray], [slurm] or [local]: datatrove's executor and its settings."),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts and the examples as JSON.")] = False,
 ) -> None:
     """Clean a corpus by rules: repair and drop records, remove duplicates, and report on all of it.
 
@@ -159,7 +162,10 @@ def data_clean(
         raise UserError("give one of the two", where="penjing data clean", wanted="--out FOLDER or --dry-run")
     rules = pipeline or ["default"]
     size: dict[str, Any] = {"workers": workers, "memory_gb": memory_gb, "cluster": cluster}
-    clean_corpus(files, out, console, pipeline=rules, kind=kind, columns=words(columns), **size)
+    shown = Console(quiet=True) if as_json else console
+    counts = clean_corpus(files, out, shown, pipeline=rules, kind=kind, columns=words(columns), **size)
+    if as_json:
+        print(json.dumps({"cleaned": counts}))
 
 
 @data_app.command("ablate")
@@ -181,9 +187,6 @@ def data_ablate(
     """
     from dataclasses import asdict
 
-    from rich.console import Console
-
-    from penjing.commands.arguments import words
     from penjing.workflows.ablate import ablate, print_ablation
 
     settings = [word for word in sources if "=" in word and not Path(word).exists()]

@@ -61,6 +61,7 @@ def plan_run(
     price: Annotated[str, typer.Option(help="Price of one device per hour, such as 2.5USD.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print each formula with its numbers.")] = False,
+    rough: Annotated[bool, typer.Option("--rough", help="Memory by formula (+-20 %), not by a trace: quick.")] = False,
 ) -> None:
     """Estimate a run on one page. With data.train and no --gpu, a few real steps are timed on this machine.
 
@@ -85,6 +86,7 @@ def plan_run(
             "--gpus": gpus > 1,
             "--strategy": strategy,
             "--explain": explain,
+            "--rough": rough,
         }
         if names := [name for name, given in unused.items() if given]:
             raise UserError(
@@ -92,7 +94,7 @@ def plan_run(
             )
         _plan_measured(run, options, as_json)
         return
-    page = make_report(recipe, run, options, external)
+    page = make_report(recipe, run, options, external, trace=not rough)
     if as_json:
         console.print_json(data=asdict(page))
     else:

@@ -1,6 +1,7 @@
 """Known model shapes by name, and a ladder of sizes. `penjing show models` prints them with their exact counts."""
 
 import math
+from functools import lru_cache
 
 from penjing.base.errors import UserError
 
@@ -91,6 +92,7 @@ def read_size(text: str) -> float:
     return size
 
 
+@lru_cache(maxsize=64)
 def ladder(num_parameters: float) -> dict[str, object]:
     """The shape of a model of about this total number of parameters.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from penjing.plan.flops import windowed_keys
-from penjing.plan.layout import ONE_RANK, STATE_BYTES, Layout
+from penjing.plan.layout import ONE_RANK, Layout
 from penjing.plan.shape import Shape
 
 if TYPE_CHECKING:  # need torch
@@ -219,11 +219,3 @@ class Workload:
     @property
     def _has_masters(self) -> bool:
         return self.master_weights == "float32" and VALUE_BYTES[self.dtype] == 2
-
-
-def rough_memory_bytes(shape: Shape, tokens: int, layout: Layout = ONE_RANK) -> int:
-    """A formula, without a trace: 16 bytes per parameter of weights, gradients and optimizer state (less the sharded
-    part), activations by width, full logits, and a context. tokens: of one pass."""
-    states = sum(size / layout.parts(name) for name, size in STATE_BYTES.items()) * shape.parameters
-    layers = shape.layers * tokens * (34 * shape.width + 4 * shape.intermediate_size)
-    return round(states + layers + 12.0 * tokens * shape.vocabulary + 0.5 * 2**30)

@@ -67,6 +67,15 @@ def advice(run: Run, shape: Shape, amount: TokenBudget) -> list[str]:
     return [*lines, f"batch {batch} tokens, {rate}; published rules for AdamW: {rules}"]
 
 
+def expected_loss(run: Run, shape: Shape, amount: TokenBudget) -> float | None:
+    """Nats per token by the corrected law for its authors' texts; None where it does not hold."""
+    if run.data.format != "documents":
+        return None
+    worth = tokens.repeated_tokens(amount.unique, amount.epochs) if amount.unique else amount.tokens
+    loss = tokens.LAWS["corrected"].loss(shape.parameters, worth)
+    return loss if loss < math.log(shape.vocabulary) else None  # above the loss of guessing it does not hold
+
+
 @dataclass(frozen=True, kw_only=True)
 class _CurrentPlan:
     """The run with its current settings."""

@@ -1,9 +1,15 @@
-"""Trace the memory of a step for a plan, with a micro-batch size that fits."""
+"""The memory of a step for a plan, traced or by formula, with a micro-batch size that fits."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from penjing.plan.memory import MemoryPlan, Target
-from penjing.planner.inputs import PlanOptions
+import torch
+
+from penjing.plan.device_model import Machine
+from penjing.plan.memory import MemoryPlan, Target, safe_bytes
+from penjing.plan.rough_memory import rough_memory
+from penjing.plan.shape import Shape
+from penjing.planner.inputs import PlanOptions, lengths_of, workload_of
+from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.memory_trace.fit import TracedPasses
 
@@ -33,3 +39,23 @@ def fit(run: Run, target: Target, options: PlanOptions) -> Fitted:
         passes=passes,
         notes=notes,
     )
+
+
+def rough_fit(
+    run: Run, machine: Machine, target: Target, options: PlanOptions, external: Shape | None = None
+) -> tuple[int, dict[str, int]]:
+    """The micro-batch size and the memory of its step, as `fit` chooses them, by formula."""
+    geometry = batch_geometry(run, options.gpus, torch.device(machine.kind))
+    sizes = [geometry.micro_size]
+    if target.memory_bytes and not run.batch.micro_size:
+        sizes += [size for size in geometry.micro_sizes if size < geometry.micro_size]
+    work, parts = workload_of(run, machine, options, sizes[0], external=external), dict[str, int]()
+    state, context = run.optimizer.state_bytes, target.context_bytes
+    for size in sizes:
+        passes = geometry.global_size // (size * options.gpus)
+        tokens = max(1, round(size * lengths_of(run).tokens))
+        work = replace(work, tokens=tokens, passes=passes)
+        parts = rough_memory(work, state_bytes=state, context_bytes=context, on_host=machine.on_host)
+        if sum(parts.values()) <= safe_bytes(target.memory_bytes):
+            return size, parts
+    return sizes[-1], parts

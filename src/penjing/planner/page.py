@@ -16,6 +16,7 @@ from penjing.plan import cost
 from penjing.plan.device_model import LEVELS
 from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.memory.device_target import MEMORY_MARGIN
+from penjing.plan.rough_memory import ROUGH_MARGIN
 from penjing.plan.run_estimate import RunEstimate
 from penjing.planner.report import PlanReport
 from penjing.planner.strategies import StrategyPlan, recommendation
@@ -141,7 +142,7 @@ def _memory(page: PlanReport) -> list[tuple[str, str | Text]]:
     of_memory = f" of {units.gibibytes(page.memory_bytes)}" if page.memory_bytes else ""
     spare = page.memory_bytes - page.peak_memory_bytes
     remaining = f", {units.gibibytes(spare)} to spare" if page.fits and page.memory_bytes else ""
-    method = "traced" if page.waterfall else "formula, +-30 %"
+    method = "traced" if page.traced else f"formula, +-{100 * ROUGH_MARGIN:g} %"
     parts = sorted(page.waterfall.items(), key=lambda pair: -pair[1])[:6]
     peak = Text.assemble(
         f"{units.gibibytes(page.peak_memory_bytes)}{of_memory}: ",

@@ -22,9 +22,9 @@ from penjing.plan.layout import Layout
 from penjing.plan.memory import is_tight
 from penjing.plan.shape import Shape, shape_from_hf, shape_of
 from penjing.plan.step_time import StepTime, interval, optimizer_ranks, step_time
-from penjing.plan.step_workload import Workload, rough_memory_bytes
-from penjing.planner.advice import advice, alternatives
-from penjing.planner.fit import Fitted, fit
+from penjing.plan.step_workload import Workload
+from penjing.planner.advice import advice, alternatives, expected_loss
+from penjing.planner.fit import Fitted, fit, rough_fit
 from penjing.planner.inputs import (
     PlanOptions,
     TokenBudget,
@@ -34,7 +34,6 @@ from penjing.planner.inputs import (
     find_machine,
     lengths_of,
     parts_of,
-    pass_rows,
     trainable_part,
     workload_of,
 )
@@ -82,6 +81,7 @@ class PlanReport:
     mfu_full_square: float | None
     peak_memory_bytes: int
     memory_bytes: int  # of the device; 0 = unknown
+    traced: bool  # otherwise memory is by formula
     fits: bool | None
     tight: bool  # fits, but by less than the error margin
     waterfall: dict[str, int]
@@ -92,6 +92,7 @@ class PlanReport:
     cost: str
     price: str
     kilowatt_hours: float
+    expected_loss: float | None  # nats per token by a published law, whose texts are others; None: it does not hold
     advice: list[str]
     alternatives: list[str]
     warnings: list[str]
@@ -120,8 +121,11 @@ class PlanFacts(Facts):
         return max(1, round(self.unique / lengths_of(run).tokens)) if self.unique else None
 
 
-def make_report(what: str, run: Run, options: PlanOptions, external: Shape | None = None) -> PlanReport:
-    """The full report, from settings alone. external: shape of a model we cannot train; its memory is a formula.
+def make_report(
+    what: str, run: Run, options: PlanOptions, external: Shape | None = None, *, trace: bool = True
+) -> PlanReport:
+    """The full report, from settings alone. external: shape of a model we cannot train. Its memory is by formula, as is
+    that of every model without `trace`: in milliseconds instead of seconds.
 
     Raises UserError for bad input.
     """
@@ -134,9 +138,12 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
     dtype, facts = run.compute.dtype, PlanFacts(options, machine)
     run = resolve(_with_epochs(run, options, facts.unique), facts)
     amount = amount_of(run, options, shape)
-    requested_rows = pass_rows(run, machine.kind, options.gpus)
-    fitted = None if external is not None else fit(run, target, options)
-    micro = fitted.micro_size if fitted else requested_rows
+    fitted = fit(run, target, options) if trace and external is None else None
+    if fitted:
+        micro, waterfall, total_bytes = fitted.micro_size, fitted.plan.waterfall, fitted.plan.total_bytes
+    else:
+        micro, waterfall = rough_fit(run, machine, target, options, external)
+        total_bytes = sum(waterfall.values())
     work = workload_of(run, machine, options, micro, steps=amount.steps, external=external)
     step = step_time(work, machine)
     parts, generation = parts_of(run, work, machine, amount.steps)
@@ -146,7 +153,6 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
     per_step = round(run.batch.size * lengths_of(run).tokens)
     busy = parts["training"] / amount.steps
     peak = machine.peak_flops.get(work.dtype, 0.0) * options.gpus
-    total_bytes = fitted.plan.total_bytes if fitted else rough_memory_bytes(work.shape, work.tokens, work.layout)
     price = cost.price_of(machine.name, options.price)
     spent = cost.cost(price, seconds, options.gpus) if price else None
     warnings += fitted.notes if fitted else []
@@ -184,6 +190,8 @@ def make_report(what: str, run: Run, options: PlanOptions, external: Shape | Non
         mfu_causal=per_step / busy * causal / peak if peak else None,
         mfu_full_square=per_step / busy * full_square / peak if peak else None,
         **_memory(total_bytes, target.memory_bytes, fitted),
+        waterfall=dict(waterfall),
+        expected_loss=expected_loss(run, shape, amount),
         disk_data_bytes=round((amount.unique or amount.tokens) * tokens.token_bytes(shape.vocabulary)),
         disk_checkpoint_bytes=checkpoint_bytes(run, shape),
         cost=str(spent) if spent else "",
@@ -223,9 +231,9 @@ def _memory(total_bytes: int, limit: int, fitted: Fitted | None) -> dict[str, An
     return {
         "peak_memory_bytes": total_bytes,
         "memory_bytes": limit,
+        "traced": plan is not None,
         "fits": total_bytes <= limit if limit else None,
         "tight": is_tight(total_bytes, limit),
-        "waterfall": dict(plan.waterfall) if plan else {},
         "peak_at": f"{plan.peak_at} at {plan.peak_line}" if plan else "",
         "largest_micro_size": fitted.largest if fitted else 0,
     }

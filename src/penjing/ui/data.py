@@ -1,9 +1,118 @@
-"""The tab data."""
+"""The tab data: the data files of the folder, what `penjing data look` says of one, and a dry run of `data clean`."""
 
-from fastapi import FastAPI
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from penjing.ui.site import Site
+from fastapi import FastAPI, Request
+
+from penjing.base.errors import UserError
+from penjing.base.files import read_json as read_json_file
+from penjing.data.clean import RULES
+from penjing.data.formats.files import CLEANING, format_of
+from penjing.serve.errors import ApiError
+from penjing.track.run_record import RunRecord
+from penjing.ui.background import penjing_json
+from penjing.ui.site import Site, read_json, text_field
+
+DEPTH, MOST_FILES, MOST_ENTRIES = 6, 500, 20_000  # folders below the app's that are searched; listed; looked at
+LOOK_SECONDS, CLEAN_SECONDS = 120.0, 900.0
+MOST_BYTES = 64 << 20  # of the counts of a cleaning
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Folders with their inner folders and files, sorted; hidden ones, links and the folders of runs are left out."""
+    for found, folders, files in os.walk(folder):
+        depth = len(Path(found).relative_to(folder).parts)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if depth < DEPTH and name[0] not in "._" and not RunRecord(Path(found, name)).exists
+        )
+        yield found, folders, sorted(files)
+
+
+def files_below(folder: Path) -> dict[str, Any]:
+    """Data files of a folder, each with its bytes, and folders that hold a cleaned corpus.
+
+    {"files": [{"path", "bytes"}], "cleaned": [path], "is_cut": whether there are more}; paths are relative.
+    """
+    files: list[dict[str, Any]] = []
+    cleaned: list[str] = []
+    entries, is_cut = 0, False
+    for found, _, names in _walk(folder):
+        if Path(found, CLEANING, "counts.json").is_file():
+            cleaned.append(Path(found).relative_to(folder).as_posix())
+        entries += len(names)
+        for name in names:
+            path = Path(found, name)
+            if name.startswith(".") or path.is_symlink() or not _is_data(path):
+                continue
+            files.append({"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size})
+        if len(files) > MOST_FILES or entries > MOST_ENTRIES:
+            is_cut = True
+            break
+    return {"files": files[:MOST_FILES], "cleaned": cleaned, "is_cut": is_cut}
+
+
+def _is_data(path: Path) -> bool:
+    """Whether a corpus may be in this format. Programs and pages may be data, but are rarely meant."""
+    try:
+        return format_of(path) not in ("py", "html", "md") and not path.name.lower().startswith(("readme", "license"))
+    except UserError:
+        return False
+
+
+def look_words(site: Site, body: Mapping[str, Any]) -> list[str]:
+    """`data look` for the body's path, and perhaps tokenizer (a folder) and columns. Raises ApiError."""
+    path = site.path(text_field(body, "path"))
+    words = ["data", "look", str(path), "--json"]
+    if body.get("tokenizer"):
+        words += ["--tokenizer", str(site.path(text_field(body, "tokenizer")))]
+    if body.get("columns"):
+        words += [f"--columns={text_field(body, 'columns')}"]
+    return words
+
+
+def clean_words(site: Site, body: Mapping[str, Any]) -> list[str]:
+    """`data clean --dry-run` for the body's path, with the rules it names. Raises ApiError."""
+    rules = body.get("rules") or ["default"]
+    if not isinstance(rules, Sequence) or any(rule not in ("default", *RULES) for rule in rules):
+        raise ApiError(400, "rules: names of cleaning rules are required", param="rules")
+    chosen = [word for rule in rules for word in ("--pipeline", rule)]
+    path = str(site.path(text_field(body, "path")))
+    return ["data", "clean", path, "--dry-run", "--json", "--workers", "1", *chosen]
+
+
+def cleaning(site: Site, name: str) -> dict[str, Any]:
+    """What a finished cleaning counted, and where its report is. Raises ApiError."""
+    folder = site.path(name) / CLEANING
+    counts = folder / "counts.json"
+    if not counts.is_file() or counts.stat().st_size > MOST_BYTES:
+        raise ApiError(404, f"{name[:200]}: no cleaned corpus", param="folder")
+    return {"cleaned": [read_json_file(counts)], "report": site.name(folder / "report.html")}
 
 
 def add_routes(app: FastAPI, site: Site) -> None:
     """Routes below /api/data."""
+
+    @app.get("/api/data/files")
+    def files() -> dict[str, Any]:
+        return {"folder": str(site.folder), "rules": list(RULES), **files_below(site.folder)}
+
+    @app.post("/api/data/look")
+    async def look(request: Request) -> dict[str, Any]:
+        words = look_words(site, await read_json(request))
+        found: dict[str, Any] = await penjing_json(request, words, site.folder, LOOK_SECONDS)
+        return found
+
+    @app.post("/api/data/clean")
+    async def clean(request: Request) -> dict[str, Any]:
+        words = clean_words(site, await read_json(request))
+        found: dict[str, Any] = await penjing_json(request, words, site.folder, CLEAN_SECONDS)
+        return found
+
+    @app.get("/api/data/cleaning")
+    def finished(folder: str) -> dict[str, Any]:
+        return cleaning(site, folder)

@@ -1,9 +1,197 @@
-"""The tab plan."""
+"""The tab plan: what `penjing plan` says to settings that change while somebody drags a slider.
 
-from fastapi import FastAPI
+Memory comes from the formula (`--rough`), so that an answer takes milliseconds; `refine` runs the command itself.
+"""
 
-from penjing.ui.site import Site
+import asyncio
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request
+
+from penjing.base import config
+from penjing.base.errors import UserError
+from penjing.model import presets
+from penjing.model.config import MIXTURES
+from penjing.parallel import STRATEGIES
+from penjing.plan import cost
+from penjing.plan.gpu_specs import GPU_SPECS
+from penjing.ui.background import penjing_json
+from penjing.ui.site import Site, read_json
+
+RECIPES = ("pretrain", "sft", "dpo", "grpo")
+SIZES = (
+    "tiny",
+    "ladder-3m",
+    "ladder-10m",
+    "26m",
+    "64m",
+    "104m",
+    "198m-moe",
+    "ladder-300m",
+    "qwen3-0.6b",
+    "ladder-1b",
+    "ladder-3b",
+)
+REFINE_SECONDS = 180.0
+_OPTIONS = ("gpu", "gpus", "tokens", "unique", "price", "budget")  # of `penjing plan`, with the page's names
+_SETTINGS = {
+    "layers": "model.num_hidden_layers",
+    "seq_len": "data.seq_len",
+    "batch": "batch.size",
+    "optimizer": "optimizer",
+    "checkpointing": "compute.activation_checkpointing",
+}
+_EXITS = (0, 3)  # 3: it does not fit
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of the page as arguments of the command line."""
+
+    recipe: str
+    settings: list[str]
+    options: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> "Asked":
+        """The page's fields; an empty one is not given. Raises UserError."""
+        given = {name: str(value).strip() for name, value in body.items() if str(value).strip()}
+        recipe = given.get("recipe", "pretrain")
+        if recipe not in RECIPES:
+            raise UserError("unknown recipe", where="recipe", got=repr(recipe), wanted=", ".join(RECIPES))
+        model = given.get("model", "26m")
+        settings = [f"model={model}", *_shape_settings(model, given)]
+        settings += [f"{key}={given[name]}" for name, key in _SETTINGS.items() if name in given]
+        if given.get("strategy", "auto") != "auto":
+            settings.append(f"parallel.strategy={given['strategy']}")
+        return cls(recipe, settings, {name: given[name] for name in _OPTIONS if name in given})
+
+    def words(self, *more: str) -> list[str]:
+        """The arguments of `penjing`."""
+        options = [word for name, value in self.options.items() for word in (f"--{name}", value)]
+        return ["plan", self.recipe, *self.settings, *options, *more]
+
+
+def _shape_settings(model: str, given: Mapping[str, str]) -> Iterator[str]:
+    """Settings of a model whose width or number of experts is not that of `model`: all else keeps its proportions."""
+    shape = presets.named(model) or {}
+    if not shape:
+        return  # the settings say so
+    width, head = int(str(shape["hidden_size"])), int(str(shape["head_dim"]))
+    heads, groups = int(str(shape["num_attention_heads"])), int(str(shape["num_key_value_heads"]))
+    inner = int(str(shape["intermediate_size"]))
+    if "width" in given:
+        new = config.convert(int, given["width"], "model.hidden_size")
+        yield f"model.hidden_size={new}"
+        if new > 0 and new != width:
+            inner = max(64, round(inner * new / width / 64) * 64)
+            head = next(size for size in (head, 128, 64, 32, 16, 8, 4, 2, new) if new % size == 0)
+            share = max(1, heads // groups)
+            heads = new // head
+            groups = heads // share if heads % share == 0 else math.gcd(heads, groups)
+            names = ("head_dim", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+            yield from (f"model.{name}={size}" for name, size in zip(names, (head, heads, groups, inner), strict=True))
+    if "experts" in given and given["experts"] != "0":
+        if shape.get("architecture") not in MIXTURES:
+            llama = shape.get("architecture") == "llama"
+            yield f"model.architecture={'mixtral' if llama else 'qwen3_moe'}"
+            yield f"model.moe_intermediate_size={inner}"
+        yield f"model.num_experts={given['experts']}"
+        yield f"model.num_experts_per_tok={given.get('active_experts', '1')}"
+
+
+def estimate(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan of the page's fields, the sizes of its model, and the commands that do the same.
+
+    {"refused": {"where", "message"}} for settings that the command line refuses.
+    """
+    from penjing.planner.report import make_report
+
+    try:
+        asked = Asked.read(body)
+        run, options = _run_of(asked), _options_of(asked)
+        report = make_report(asked.recipe, run, options, trace=False)
+    except UserError as error:
+        return {"refused": {"where": str(error.where or ""), "message": error.line()}}
+    model = run.model
+    shape = {"layers": model.num_hidden_layers, "width": model.hidden_size, "experts": model.num_experts}
+    shape |= {"active_experts": model.num_experts_per_tok, "vocabulary": model.vocab_size}
+    figures = asdict(report)
+    return {"plan": figures, "shape": shape, "commands": commands(asked, figures)}
+
+
+def commands(asked: Asked, plan: Mapping[str, Any]) -> dict[str, str]:
+    """The command lines that print this plan, and that train by it."""
+    words = asked.words() if plan["traced"] else asked.words("--rough")
+    train = ["penjing", "train", asked.recipe, *asked.settings, f"max_steps={plan['steps']}"]
+    if plan["passes"] > 1 and not any(word.startswith("batch.micro_size=") for word in asked.settings):
+        train.append(f"batch.micro_size={plan['micro_size']}")
+    gpus = ["--gpus", str(plan["devices"])] if plan["devices"] > 1 else []
+    return {
+        "plan": shlex.join(["penjing", *words]),
+        "train": f"{shlex.join(train)} data.train=FILES {' '.join(gpus)}".strip(),
+    }
+
+
+def cards(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The same plan on every known card."""
+    return {"rows": [_row(name, {**body, "gpu": name}) for name in GPU_SPECS]}
+
+
+def sizes(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The same plan with models of other sizes."""
+    whole = {
+        name: value for name, value in body.items() if name not in ("layers", "width", "experts", "active_experts")
+    }
+    return {"rows": [_row(name, {**whole, "model": name}) for name in SIZES]}
+
+
+def _row(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    found = estimate(body)
+    if "refused" in found:
+        return {"name": name, **found}
+    wanted = ("parameters", "fits", "tight", "peak_memory_bytes", "memory_bytes", "predicted_seconds", "cost", "tokens")
+    return {"name": name, **{key: found["plan"][key] for key in wanted}}
+
+
+def _run_of(asked: Asked) -> Any:
+    from penjing.workflows.train import resolve_run
+
+    return resolve_run(asked.recipe, config.parse_overrides(asked.settings))
+
+
+def _options_of(asked: Asked) -> Any:
+    from penjing.planner.inputs import PlanOptions
+
+    options: dict[str, Any] = dict(asked.options)
+    if "gpus" in options:
+        options["gpus"] = cost.read_count(options["gpus"], "--gpus")
+    return PlanOptions(**options)
 
 
 def add_routes(app: FastAPI, site: Site) -> None:
     """Routes below /api/plan."""
+
+    @app.get("/api/plan/choices")
+    def choices() -> dict[str, Any]:
+        known = [{"name": card.name, "memory_gib": card.memory_gib, "tflops": card.half} for card in GPU_SPECS.values()]
+        strategies = ["auto", *(name for name in STRATEGIES if name != "single")]
+        return {"recipes": RECIPES, "models": presets.names(), "cards": known, "strategies": strategies}
+
+    for name, answer in (("estimate", estimate), ("cards", cards), ("sizes", sizes)):
+
+        async def reply(request: Request, answer: Any = answer) -> dict[str, Any]:
+            body = await read_json(request)
+            return await asyncio.to_thread(answer, body)
+
+        app.add_api_route(f"/api/plan/{name}", reply, methods=["POST"])
+
+    @app.post("/api/plan/refine")
+    async def refine(request: Request) -> dict[str, Any]:
+        asked = Asked.read(await read_json(request))
+        plan = await penjing_json(request, asked.words("--json"), site.folder, REFINE_SECONDS, ok=_EXITS)
+        return {"plan": plan, "commands": commands(asked, plan)}

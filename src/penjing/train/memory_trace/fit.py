@@ -17,8 +17,9 @@ from penjing.parallel.base import Strategy, strategy_for
 from penjing.parallel.single import Single
 from penjing.plan.layout import ONE_RANK, Layout
 from penjing.plan.memory import MemoryPlan, Target, safe_bytes
+from penjing.plan.rough_memory import rough_memory_bytes
 from penjing.plan.shape import shape_of
-from penjing.plan.step_workload import rough_memory_bytes
+from penjing.plan.step_workload import Workload
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.memory_trace import trace
@@ -129,7 +130,8 @@ def fit_memory(run: Run, strategy: Strategy) -> tuple[int, str]:
         return 0, ""
     micro = batch_geometry(run, strategy.world, strategy.device).micro_size
     tokens = round(micro * run.objective.unit_lengths(run.data.seq_len).tokens)
-    if ROUGH_FACTOR * rough_memory_bytes(shape_of(run.model), tokens) < share:
+    work = Workload(shape=shape_of(run.model), tokens=tokens, seq_len=run.data.seq_len, keys=1.0, dtype="float32")
+    if ROUGH_FACTOR * rough_memory_bytes(work, run.optimizer.state_bytes) < share:
         return 0, ""
     target = Target(kind=strategy.device.type, name=host.cpu_name(), memory_bytes=share)
     passes = TracedPasses(run, target, layout_of(run.parallel.strategy, strategy.world, strategy.world // processes))

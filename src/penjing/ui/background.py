@@ -1,0 +1,47 @@
+"""A program of penjing for one request: it ends with it, when the page asks no longer, or after a time."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+
+from penjing.serve.errors import ApiError
+
+_POLL_SECONDS = 0.2
+
+
+async def penjing_json(
+    request: Request, words: Sequence[str], folder: Path, seconds: float, *, ok: Sequence[int] = (0,)
+) -> Any:
+    """What `penjing WORDS` prints as JSON, run in `folder`. ok: exit codes that have a result.
+
+    Raises ApiError with the last line of its messages if it fails, and if it takes longer than `seconds`.
+    """
+    command = (sys.executable, "-m", "penjing", *words)
+    pipe = asyncio.subprocess.PIPE
+    program = await asyncio.create_subprocess_exec(
+        *command, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
+    )
+    reading = asyncio.create_task(program.communicate())
+    end = asyncio.get_running_loop().time() + seconds
+    try:
+        while not (await asyncio.wait([reading], timeout=_POLL_SECONDS))[0]:
+            if await request.is_disconnected():
+                raise ApiError(499, "no longer wanted")
+            if asyncio.get_running_loop().time() > end:
+                raise ApiError(503, f"it took longer than {seconds:.0f} s, and was ended", code="timeout")
+        out, messages = reading.result()
+    finally:
+        if program.returncode is None:
+            os.killpg(program.pid, signal.SIGKILL)  # with its workers
+        await asyncio.gather(reading, return_exceptions=True)
+    if program.returncode not in ok:
+        lines = [line.strip() for line in messages.decode("utf-8", "replace").splitlines() if line.strip()]
+        raise ApiError(400, lines[-1] if lines else f"it ended with exit code {program.returncode}")
+    return json.loads(out)

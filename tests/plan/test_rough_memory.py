@@ -1,0 +1,49 @@
+"""The formula of a step's memory against traces of the real step, which it must meet to within its margin."""
+
+import pytest
+
+from penjing.plan.memory import safe_bytes
+from penjing.plan.rough_memory import ROUGH_MARGIN, rough_memory
+from penjing.planner.fit import rough_fit
+from penjing.planner.inputs import PlanOptions, find_machine, workload_of
+from penjing.train.memory_trace.trace import predict_memory
+from penjing.train.resolve import with_settings
+from penjing.workflows.train import resolve_run
+
+BLOCK, MLP = ({"compute": {"activation_checkpointing": how}} for how in ("block", "mlp"))
+ADAMW = {"optimizer": "adamw"}
+CASES = {
+    "our kernels": ("26m", "RTX 3090", 1, 64, {}),
+    "many passes": ("26m", "RTX 3090", 1, 1, {}),
+    "large vocabulary": ("qwen3-0.6b", "H100", 1, 16, {}),
+    "no bfloat16": ("26m", "V100", 1, 8, {}),
+    "float32": ("tiny", "RTX 4090", 1, 64, {"compute": {"dtype": "float32"}}),
+    "mixture": ("198m-moe", "RTX 3090", 1, 8, {}),
+    "checkpointing": ("104m", "RTX 3090", 1, 32, BLOCK),
+    "checkpointing of MLPs": ("26m", "RTX 3090", 1, 32, MLP),
+    "data parallel": ("104m", "RTX 3090", 4, 16, {}),
+    "ZeRO-3": ("104m", "RTX 3090", 4, 16, {**ADAMW, "parallel": {"strategy": "zero3"}}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_formula_meets_the_trace(case):
+    model, gpu, gpus, rows, settings = CASES[case]
+    run = resolve_run("pretrain", {"model": {"preset": model, "num_hidden_layers": 4}, **settings})
+    options = PlanOptions(gpu=gpu, gpus=gpus)
+    machine, target, _ = find_machine(options, run)
+    work = workload_of(run, machine, options, rows)
+    parts = rough_memory(work, state_bytes=run.optimizer.state_bytes, context_bytes=target.context_bytes)
+    traced = predict_memory(run, target, micro_size=rows, layout=options.layout(run))
+    assert sum(parts.values()) == pytest.approx(traced.total_bytes, rel=ROUGH_MARGIN)
+    assert parts.keys() <= {*traced.waterfall, "activations", "logits and loss", "gradients", "temporaries", "weights"}
+
+
+def test_the_largest_micro_batch_that_fits_is_taken():
+    run = resolve_run("pretrain", {"model": "tinyllama-1.1b"})
+    options = PlanOptions(gpu="RTX 3090")
+    machine, target, _ = find_machine(options, run)
+    rows, parts = rough_fit(run, machine, target, options)
+    _, larger = rough_fit(with_settings(run, {"batch.micro_size": 2 * rows}), machine, target, options)
+    assert 1 < rows < 64
+    assert sum(parts.values()) <= safe_bytes(target.memory_bytes) < sum(larger.values())

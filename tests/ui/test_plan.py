@@ -1,0 +1,149 @@
+"""The tab plan: its figures are those of the command it shows, and what training refuses is refused."""
+
+import asyncio
+import json
+import os
+import shlex
+import time
+
+import pytest
+from fastapi.testclient import TestClient
+from typer.testing import CliRunner
+
+from penjing.cli import app as cli
+from penjing.serve.errors import ApiError
+from penjing.ui import background
+from penjing.ui.app import make_app
+from penjing.ui.plan import SIZES, cards, estimate, sizes
+from penjing.ui.site import Site
+
+TOKEN = "token"
+FIELDS = [
+    {"model": "26m", "gpu": "RTX 3090", "tokens": "2B", "unique": "1B"},
+    {"model": "ladder-20m", "seq_len": "1024", "batch": "48", "gpu": "H100", "gpus": "2", "price": "2.5USD"},
+    {"model": "26m", "width": "768", "layers": "12", "experts": "4", "active_experts": "2", "gpu": "A100"},
+    {"recipe": "sft", "model": "64m", "gpu": "V100", "optimizer": "adamw", "checkpointing": "block"},
+]
+
+
+@pytest.fixture
+def client(tmp_path):
+    client = TestClient(make_app(Site(tmp_path), TOKEN), base_url="http://127.0.0.1:7861")
+    client.headers["Authorization"] = f"Bearer {TOKEN}"
+    return client
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+def test_the_command_prints_the_figures_of_the_page(client, fields):
+    answer = client.post("/api/plan/estimate", json=fields).json()
+    program, *words = shlex.split(answer["commands"]["plan"])
+    assert program == "penjing" and words[-1] == "--rough"
+    printed = CliRunner().invoke(cli, [*words, "--json"])
+    assert json.loads(printed.stdout) == answer["plan"]
+
+
+def test_the_command_to_train_makes_as_many_steps(client):
+    from penjing.base import config
+    from penjing.workflows.train import resolve_run
+
+    answer = client.post("/api/plan/estimate", json=FIELDS[2]).json()
+    words = shlex.split(answer["commands"]["train"])
+    assert words[:3] == ["penjing", "train", "pretrain"] and words[-1] == "data.train=FILES"
+    run = resolve_run("pretrain", config.parse_overrides(words[3:]))
+    assert run.max_steps == answer["plan"]["steps"]
+    shape = answer["shape"]
+    assert (shape["layers"], shape["width"], shape["experts"]) == (12, 768, 4)
+    model = run.model
+    assert (
+        model.num_attention_heads * model.head_dim == 768 and model.num_attention_heads % model.num_key_value_heads == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"batch": "63", "gpus": "2"}, "batch.size"),
+        ({"model": "none-such"}, "model.preset"),
+        ({"tokens": "many"}, "--tokens"),
+        ({"gpus": "0"}, "--gpus"),
+        ({"seq_len": "1000000"}, "data.seq_len"),
+        ({"gpu": "RTX 9999"}, "--gpu"),
+        ({"gpus": "2", "strategy": "zero3"}, "optimizer.name"),
+    ],
+)
+def test_what_the_command_line_refuses_is_marked(fields, where):
+    refused = estimate({"gpu": "RTX 3090", **fields})["refused"]
+    assert refused["where"].endswith(where) and refused["message"]
+
+
+def test_more_tokens_take_longer_and_a_larger_batch_more_memory():
+    base = {"gpu": "RTX 3090", "model": "26m", "tokens": "1B"}
+    small, long, wide = (estimate({**base, **more})["plan"] for more in ({}, {"tokens": "4B"}, {"batch": "128"}))
+    assert 3.5 < long["predicted_seconds"] / small["predicted_seconds"] < 4.0
+    assert long["expected_loss"] < small["expected_loss"]
+    assert 1.6 < wide["peak_memory_bytes"] / small["peak_memory_bytes"] < 2.0
+    assert sum(wide["waterfall"].values()) == wide["peak_memory_bytes"]
+
+
+def test_an_answer_takes_less_than_a_fifth_of_a_second():
+    estimate(FIELDS[0])  # imports
+    seconds = []
+    for layers in range(4, 24):
+        began = time.thread_time()
+        estimate({**FIELDS[0], "layers": str(layers)})
+        seconds.append(time.thread_time() - began)
+    assert sorted(seconds)[-3] < 0.2
+
+
+def test_cards_and_sizes_are_the_same_plan():
+    fields = {"model": "ladder-1b", "gpu": "RTX 3090", "tokens": "1B"}
+    rows = {row["name"]: row for row in cards(fields)["rows"]}
+    assert not rows["RTX 3060"]["fits"] and rows["H200"]["fits"]
+    for row in (
+        rows["RTX 4090"],
+        next(row for row in sizes({**fields, "layers": "3"})["rows"] if row["name"] == "64m"),
+    ):
+        alone = {**fields, **({"gpu": "RTX 4090"} if row["name"] == "RTX 4090" else {"model": "64m"})}
+        assert row["predicted_seconds"] == estimate(alone)["plan"]["predicted_seconds"]
+    assert set(SIZES) == {row["name"] for row in sizes(fields)["rows"]}
+
+
+def test_refining_runs_the_command_itself(client, monkeypatch):
+    heard = []
+
+    async def run(request, words, folder, seconds, *, ok):
+        heard.append((words, ok))
+        return {**estimate({"gpu": "T4"})["plan"], "traced": True}
+
+    monkeypatch.setattr("penjing.ui.plan.penjing_json", run)
+    answer = client.post("/api/plan/refine", json={"model": "tiny", "gpu": "T4"}).json()
+    assert heard == [(["plan", "pretrain", "model=tiny", "--gpu", "T4", "--json"], (0, 3))]
+    assert answer["commands"]["plan"] == "penjing plan pretrain model=tiny --gpu T4"
+
+
+class Asking:
+    """A request whose sender waits until the program runs; then it leaves, or does not."""
+
+    def __init__(self, started, leaves):
+        self.started, self.leaves = started, leaves
+
+    async def is_disconnected(self):
+        while not self.started.is_symlink():
+            await asyncio.sleep(0.05)
+        return self.leaves
+
+
+@pytest.mark.parametrize(("leaves", "status"), [(True, 499), (False, 503)])
+def test_a_program_ends_with_its_request(monkeypatch, tmp_path, leaves, status):
+    package, started = tmp_path / "penjing", tmp_path / "started"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    program = f"import os, time; os.symlink(str(os.getpid()), {str(started)!r}); time.sleep(60)"
+    (package / "__main__.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(background, "_POLL_SECONDS", 0.01)
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(background.penjing_json(Asking(started, leaves), ["x"], tmp_path, 0))
+    assert refused.value.status == status
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(os.readlink(started)), 0)
