@@ -1,6 +1,9 @@
-"""A rank's weights, gradients and optimizer state take the whole's bytes divided by the ranks that share them."""
+"""A rank's weights, gradients and optimizer state take the whole's bytes divided by the ranks that share them, from
+the first weight on: no rank ever holds the whole model, and all draw the weights of a single device."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,9 @@ from penjing.model.transformer import Transformer
 from penjing.optim.muon import Muon
 
 WORLD = 4
+SPEC = importlib.util.spec_from_file_location("rank_bytes", Path(__file__).parents[1] / "plan" / "rank_bytes.py")
+rank_bytes = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(rank_bytes)
 
 
 def hold(rank, strategy, port, out):
@@ -27,15 +33,26 @@ def hold(rank, strategy, port, out):
     )
     torch.set_num_threads(1)
     made = make_strategy("cpu", strategy)
-    model = Transformer(ModelConfig(**sizes(512, 128, 2, 4, 2, 32, 256)))
-    initialise(model, 0)
+    config = ModelConfig(**sizes(512, 128, 4, 4, 2, 32, 256))
+    with torch.device("meta"):
+        model = Transformer(config)
     whole = sum(parameter.numel() for parameter in model.parameters()) * 4
-    wrapped, optimizers = made.wrap(model), Muon().build(model)
+    largest = max(parameter.numel() for parameter in model.parameters()) * 4
+    with rank_bytes.Held() as watched:
+        wrapped = made.wrap(model)
+        initialise(model, 0, made.place)
+    optimizers = Muon().build(model)
+    drawn = made.full_state(model.state_dict())
+    if rank == 0:
+        alone = Transformer(config)
+        initialise(alone, 0)
+        assert all(torch.equal(value, drawn[name]) for name, value in alone.state_dict().items())
     ids_BT = torch.randint(512, (2, 16), generator=torch.Generator().manual_seed(rank))
     with made.micro_step(last=True):
         made.backward(wrapped(ids_BT).square().mean())
     parameters = list(model.parameters())
     held = {
+        "start": (watched.peak - largest) / whole,
         "weights": sum(local_part(parameter).nbytes for parameter in parameters) / whole,
         "gradients": sum(local_part(parameter.grad).nbytes for parameter in parameters) / whole,
     }
@@ -59,6 +76,8 @@ def test_a_rank_holds_its_part(tmp_path, strategy, sharers):
 
     processes.start_processes(hold, (strategy, free_port(), tmp_path), nprocs=WORLD, start_method="fork")
     for path in tmp_path.glob("*.json"):
-        for name, part in json.loads(path.read_text()).items():
+        held = json.loads(path.read_text())
+        assert held.pop("start") < 1 / sharers + 0.2, "more than a rank's parts and a tensor were there at once"
+        for name, part in held.items():
             assert part == pytest.approx(1 / sharers, rel=0.01), name
     assert len(list(tmp_path.glob("*.json"))) == WORLD

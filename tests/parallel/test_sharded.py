@@ -20,6 +20,7 @@ def train(tmp_path, small_run, penjing):
     return run
 
 
+PARTS = ("checkpoint.parts_from_gib=0",)
 WIDE = ("model.hidden_size=64", "model.intermediate_size=128", "model.head_dim=32")  # states in few bits: from 4096 on
 
 
@@ -33,8 +34,8 @@ WIDE = ("model.hidden_size=64", "model.intermediate_size=128", "model.head_dim=3
     ],
 )
 def test_a_run_goes_on_under_any_strategy_with_any_number_of_ranks(train, losses, tmp_path, more, tolerance):
-    """States in few bits are rounded in other places where a rank has a part."""
-    more = (*more, "checkpoint.every=1", "checkpoint.keep_last=9", "max_steps=5", "eval.every=0")
+    """States in few bits are rounded in other places where a rank has a part. Each rank saves what it holds."""
+    more = (*more, "checkpoint.every=1", "checkpoint.keep_last=9", "max_steps=5", "eval.every=0", *PARTS)
     one = train("one", *more)
     before = one
     chain = (("ddp", 2), ("fsdp2", 4), ("hsdp", 4), ("single", 1))
@@ -59,3 +60,24 @@ def test_it_learns_saves_resumes_validates_and_samples_as_one_process_does(train
     for source, ranks, strategy in ((two, 1, "single"), (one, 2, "fsdp2")):
         cut_back(source, tmp_path / strategy, 2)
         assert losses(train(strategy, ranks=ranks, strategy=strategy)) == pytest.approx(losses(one), abs=1e-6)
+
+
+@pytest.mark.nightly
+def test_large_models_are_saved_by_each_rank(train, losses, penjing, tmp_path):
+    """Four ranks write what they hold; any number of them reads it, and one exports it."""
+    more = ("checkpoint.every=1", "checkpoint.keep_last=9", "eval.every=0", *PARTS)
+    one, small = train("one", *more), "batch.micro_size=1"
+    assert (one / "checkpoints/step-00000004/model.safetensors").is_file()
+    before = train("four", *more, small, ranks=4, strategy="fsdp2")
+    assert losses(before) == pytest.approx(losses(one), abs=1e-6)
+    for step, (writers, strategy, ranks) in enumerate(((4, "hsdp", 4), (2, "fsdp2", 2), (2, "single", 1)), start=1):
+        files = list(before.glob(f"checkpoints/step-0000000{step}/model-*.safetensors"))
+        sizes = [file.stat().st_size for file in files]
+        assert len(sizes) == writers
+        assert max(sizes) < 1.2 * min(sizes), "not each its part"
+        cut_back(before, tmp_path / strategy, step)
+        before = train(strategy, *more, *([small] if ranks == 4 else []), ranks=ranks, strategy=strategy)
+        assert losses(before) == pytest.approx(losses(one), abs=1e-6)
+    assert not list(before.glob("checkpoints/.*")), "something was left aside"
+    penjing("export", "hf", tmp_path / "four", tmp_path / "whole")
+    assert "held-out loss" in (tmp_path / "whole/README.md").read_text(), "the weights are not those of the outcome"

@@ -1,5 +1,6 @@
 """Find and read checkpoints: the newest undamaged one, verified by hash before any tensor is used."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,11 @@ import safetensors.torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
-from penjing.base.files import read_json
-from penjing.checkpoint.manifest import OPTIMIZERS, STATE, WEIGHTS, damage, folder_name, steps
+from penjing.base.files import read_json, sha256_file, sha256_text
+from penjing.checkpoint.manifest import OPTIMIZERS, STATE, WEIGHTS, damage, folder_name, steps, tensor_files
+from penjing.checkpoint.parts import JoinedTensors
+
+RANDOM_STATE = "rng.torch"  # among the optimizers' tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,30 +25,56 @@ class Checkpoint:
     step: int
     skipped: tuple[str, ...]
 
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> Mapping[str, Tensor]:
         """The model's full state dict, on the CPU."""
-        return read_tensors(self.folder / WEIGHTS)
+        return self._tensors(WEIGHTS)
+
+    def weight_files(self) -> list[Path]:
+        """The file of the weights, or those of several ranks."""
+        return _files(self.folder, WEIGHTS)
+
+    def _tensors(self, name: str) -> Mapping[str, Tensor]:
+        files = _files(self.folder, name)
+        return read_tensors(files[0]) if files == [self.folder / name] else JoinedTensors(files)
 
     def state(self) -> dict[str, Any]:
         """The saved JSON values, with `step` and the optimizers' values that are not tensors."""
         return dict(read_json(self.folder / STATE))
 
-    def optimizers(self) -> tuple[list[dict[str, Any]], Tensor]:
-        """Each optimizer's input for `load_state_dict`, and torch's random state."""
-        tensors = read_tensors(self.folder / OPTIMIZERS)
-        random_state = tensors.pop("rng.torch")
+    def optimizers(
+        self, fit: Callable[[int, int, dict[str, Any]], dict[str, Any]] = lambda optimizer, parameter, values: values
+    ) -> tuple[list[dict[str, Any]], Tensor]:
+        """Each optimizer's input for `load_state_dict`, and torch's random state.
+
+        fit: makes of the tensors of a parameter, by the numbers of optimizer and parameter, what is kept of them.
+        """
+        tensors = self._tensors(OPTIMIZERS)
+        names: dict[tuple[int, int], dict[str, str]] = {}
+        for name in tensors.keys() - {RANDOM_STATE}:
+            optimizer, parameter, field = name.split(".", 2)
+            names.setdefault((int(optimizer), int(parameter)), {})[field] = name
         restored = []
         for number, plain in enumerate(self.state()["optimizers"]):
-            state: dict[int, dict[str, Any]] = {}
-            for name, tensor in tensors.items():
-                optimizer, parameter, field = name.split(".", 2)
-                if int(optimizer) == number:
-                    state.setdefault(int(parameter), {})[field] = tensor
+            state: dict[int, dict[str, Any]] = {
+                one: fit(number, one, {field: tensors[name] for field, name in sorted(fields.items())})
+                for (optimizer, one), fields in sorted(names.items())
+                if optimizer == number
+            }
             for name, value in plain["state"].items():
                 parameter, field = name.split(".", 1)
                 state.setdefault(int(parameter), {})[field] = value
             restored.append({"state": state, "param_groups": plain["param_groups"]})
-        return restored, random_state
+        return restored, tensors[RANDOM_STATE]
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    return [folder / file for file in tensor_files([path.name for path in folder.iterdir()], name)]
+
+
+def weights_sha256(folder: Path) -> str:
+    """The hash of a checkpoint's weights; of several ranks' files that of their hashes."""
+    hashes = [sha256_file(path) for path in _files(folder, WEIGHTS)]
+    return hashes[0] if len(hashes) == 1 else sha256_text(" ".join(hashes))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

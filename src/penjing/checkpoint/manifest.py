@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,21 @@ _SELF_HASH = "manifest_sha256"
 def folder_name(step: int) -> str:
     """The name of a step's folder, padded with zeros so that names sort by step."""
     return f"step-{step:08d}"
+
+
+def part_name(name: str, number: int, count: int) -> str:
+    """The file of a rank that writes its part: model-00002-of-00004.safetensors."""
+    stem, _, suffix = name.rpartition(".")
+    return f"{stem}-{number + 1:05d}-of-{count:05d}.{suffix}"
+
+
+def tensor_files(present: Collection[str], name: str) -> list[str]:
+    """The files of weights or optimizers among those of a checkpoint: one, or one of each rank; empty: not all."""
+    if name in present:
+        return [name]
+    count = sum(other.startswith(name.rpartition(".")[0] + "-") for other in present)
+    parts = [part_name(name, number, count) for number in range(count)]
+    return parts if all(part in present for part in parts) else []
 
 
 def manifest_text(about: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> str:
@@ -54,7 +69,7 @@ def damage(folder: Path) -> str | None:
     try:
         manifest = read_manifest(folder)
         for name in (WEIGHTS, OPTIMIZERS, STATE):
-            if name not in manifest["files"]:
+            if not tensor_files(manifest["files"], name):
                 return f"{MANIFEST} does not list {name}"
         for name, entry in manifest["files"].items():
             if not _PLAIN_NAME.match(name):

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from penjing.base.files import NewFile, check_free_space, disk_errors, sync_folder
 from penjing.checkpoint.manifest import MANIFEST, OPTIMIZERS, STATE, WEIGHTS, folder_name, manifest_text, steps
+from penjing.checkpoint.parts import SharedFolder
 from penjing.checkpoint.tensors import write_file
 
 _TEXT_BYTES = 1 << 20
 
 
 def save(
-    folder: Path,
+    where: Path | SharedFolder,
     step: int,
     *,
     weights: dict[str, Tensor],
@@ -30,17 +31,20 @@ def save(
     random_state: Tensor | None = None,
     fingerprints: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write `folder/step-NNNNNNNN` and return it, then remove all but the newest `keep` checkpoints (1 or more).
+    """Write `where/step-NNNNNNNN` and return it, then remove all but the newest `keep` checkpoints (1 or more).
 
     Checkpoints of later steps are always removed, whatever `keep` and `milestones` say: they were damaged, and the run
     was resumed from an earlier one.
 
+    where: the folder; with several writers (checkpoint/parts.py) the first one calls this, and waits for the others.
     weights: the model's full state dict (float32). optimizers: `state_dict()` of each. state: JSON values (position in
     the data, totals). texts: further files by name. milestones: a checkpoint every so many steps is never removed; 0 =
     none. random_state: torch's; None = the current one. fingerprints: hashes of the run's inputs, for the manifest.
     Raises DiskError if the disk refuses; earlier checkpoints stay, and no partly written one is left.
     """
     assert keep >= 1
+    shared = where if isinstance(where, SharedFolder) else None
+    folder = where.path if isinstance(where, SharedFolder) else where
     final = folder / folder_name(step)
     partial = folder / f".{final.name}.partial"
     tensors, plain = flatten_optimizers(optimizers)
@@ -51,11 +55,16 @@ def save(
         with disk_errors(final):
             folder.mkdir(parents=True, exist_ok=True)
             for stale in folder.glob(".step-*.partial"):
+                if shared and f".{shared.mark}." in stale.name:
+                    continue  # another rank is writing there
                 shutil.rmtree(stale, ignore_errors=True)
             check_free_space(folder, _bytes(weights) + _bytes(tensors) + _TEXT_BYTES)
             partial.mkdir()
             tensor_files = {WEIGHTS: weights, OPTIMIZERS: tensors}
-            files = {name: write_file(partial / name, content) for name, content in tensor_files.items()}
+            if shared:
+                files = shared.write(partial, tensor_files) | shared.collect(step, partial)
+            else:
+                files = {name: write_file(partial / name, content) for name, content in tensor_files.items()}
             files |= {name: _write(partial / name, text) for name, text in text_files.items()}
             _write(partial / MANIFEST, manifest_text(about, files))
             sync_folder(partial)  # its file names are durable before it gets its final name

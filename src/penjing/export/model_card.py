@@ -5,8 +5,7 @@ from typing import Any
 
 from penjing import __version__
 from penjing.base import formatting as units
-from penjing.base.files import sha256_file
-from penjing.checkpoint.manifest import WEIGHTS
+from penjing.checkpoint.load import weights_sha256
 from penjing.plan.flops import parameters
 from penjing.track.run_dir import stage_folder
 from penjing.track.run_record import RunRecord
@@ -31,7 +30,7 @@ def model_card(trained: LoadedModel, run_path: Path) -> str:
     title = path.resolve().name if trained.external else f"{path.parent.name}-{path.name}"
     record = RunRecord(path)
     outcome, plan = record.outcome.raw, record.plan.raw
-    if outcome and outcome["weights_sha256"] != sha256_file(trained.checkpoint.folder / WEIGHTS):
+    if outcome and outcome["weights_sha256"] != weights_sha256(trained.checkpoint.folder):
         outcome = {}  # it belongs to a later checkpoint
     lines = [
         "---",

@@ -30,11 +30,6 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if normalised else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if normalised else nn.Identity()
 
-    def tie_key_init(self) -> None:
-        """Copy the first query head of each group into its key head, so that a token attends to similar tokens."""
-        q_GRKD = self.q_proj.weight.view(self.num_key_value_heads, -1, self.head_dim, self.q_proj.in_features)
-        self.k_proj.weight.copy_(q_GRKD[:, 0].flatten(0, 1))
-
     def forward(
         self,
         x_BTD: Tensor,

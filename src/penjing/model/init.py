@@ -1,16 +1,19 @@
 """Initial weights, drawn in a fixed order from one seed."""
 
 import math
+from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from penjing.model.block import Block
+from penjing.devices.shards import local_part
 from penjing.model.transformer import Transformer
 
 
 @torch.no_grad()
-def initialise(model: Transformer, seed: int) -> None:
+def initialise(
+    model: Transformer, seed: int, place: Callable[[Tensor, Tensor], Tensor] = lambda full, like: full
+) -> None:
     """Normal weights of standard deviation 0.02 (GPT-2), residual outputs at zero, keys equal to queries, gains at one.
 
     0.02 is for widths of 625 and more. Narrower models get 0.5/sqrt(D), which is larger, so that a 128-wide model does
@@ -18,19 +21,24 @@ def initialise(model: Transformer, seed: int) -> None:
     starts as the identity. With each key head a copy of its first query head, a token first attends to its earlier
     occurrences (after arXiv:2305.09828). With both, copying from context is learned a third sooner (docs/log.md). The
     global random state is neither read nor changed.
+
+    place: of a strategy whose ranks hold parts. Each tensor is drawn whole, one at a time, so all draw the same.
     """
     generator = torch.Generator().manual_seed(seed)
     matrix_std = max(0.02, 0.5 / math.sqrt(model.config.hidden_size))
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
-            nn.init.zeros_(parameter)
+            local_part(parameter).zero_()
         elif parameter.ndim < 2:
-            nn.init.ones_(parameter)
+            local_part(parameter).fill_(1.0)
         elif name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
-            nn.init.zeros_(parameter)
+            local_part(parameter).zero_()
         else:
             std = 0.02 if name == "embed.weight" else matrix_std
-            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        block.attention.tie_key_init()
+            whole = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
+            if name.endswith("q_proj.weight"):
+                query = whole
+            elif name.endswith("k_proj.weight"):  # comes after it
+                query_GRKD = query.view(model.config.num_key_value_heads, -1, model.config.head_dim, query.shape[1])
+                whole = query_GRKD[:, 0].flatten(0, 1)
+            parameter.copy_(place(whole, parameter))

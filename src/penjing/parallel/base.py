@@ -31,6 +31,8 @@ class Strategy(ABC):
     scaler: LossScaler | None = None  # set when matmuls are in float16
     shards: frozenset[str] = frozenset()  # of "weights", "gradients", "optimizer state": a rank holds a part only
     shards_within_node = False  # the ranks of a machine hold everything together, instead of all ranks
+    writers = 1  # ranks that hold all rows of all tensors together: the first ones; `first_row` says which
+    wraps_shapes = False  # `wrap` also takes a model on the meta device, and makes room for a rank's parts
     offload = False  # what a rank holds lies in the host's memory, and the optimizers step there
     _model: nn.Module  # the wrapped model
 
@@ -92,6 +94,10 @@ class Strategy(ABC):
     def place(self, full: Tensor, like: Tensor) -> Tensor:
         """This rank's part of a whole tensor. like: what it becomes, or the parameter that it belongs to."""
         return full
+
+    def first_row(self, tensor: Tensor) -> int:
+        """With several `writers`: the number of the first row of a tensor that this rank holds."""
+        return 0
 
     def loading(self) -> AbstractContextManager[Any]:
         """While it lasts, whole weights can be loaded into the wrapped model. All ranks enter it."""

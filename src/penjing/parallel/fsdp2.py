@@ -28,11 +28,13 @@ class FullyShardedDataParallel(MultiProcess):
     layer reads of another (model/linear.py)."""
 
     shards = frozenset({"weights", "gradients", "optimizer state"})
+    wraps_shapes = True
     replicas = 1  # groups of ranks that hold the whole model together
     _gathered = False
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         self.end_setup()
+        self.writers = self.world // self.replicas
         mesh = self._mesh()
         blocks = [module for module in model.modules() if isinstance(module, Block)]
         policy = OffloadPolicy()
@@ -41,6 +43,8 @@ class FullyShardedDataParallel(MultiProcess):
         for module in (*blocks, model):  # moves its weights from the host to the device, and keeps this rank's part
             fully_shard(module, mesh=mesh, offload_policy=policy)
         self._model = model
+        if next(model.parameters()).is_meta:
+            self._make_room(model)
         self._root()._get_fsdp_state()._lazy_init()  # else a block that is called by itself takes itself for the root
         for unit in self._units():
             unit.set_gradient_divide_factor(1.0)  # the sum over ranks, not the mean
@@ -49,6 +53,13 @@ class FullyShardedDataParallel(MultiProcess):
 
     def _mesh(self) -> DeviceMesh:
         return init_device_mesh(self.device.type, (self.world,))
+
+    def _make_room(self, model: nn.Module) -> None:
+        """Memory for this rank's parts of a model that has shapes only; its buffers begin as zeros."""
+        model.to_empty(device=devices.HOST if self.offload else self.device)
+        for module in model.modules():
+            for name, value in module.named_buffers(recurse=False):
+                setattr(module, name, torch.zeros_like(value, device=self.device))
 
     def _root(self) -> FSDPModule:
         assert isinstance(self._model, FSDPModule)
@@ -86,6 +97,9 @@ class FullyShardedDataParallel(MultiProcess):
         return DTensor.from_local(
             part, mesh, like.placements, run_check=False, shape=full.shape, stride=full.contiguous().stride()
         )
+
+    def first_row(self, tensor: Tensor) -> int:
+        return self.rank % self.writers * -(-tensor.shape[0] // self.writers)
 
     @contextmanager
     def gathered(self, model: nn.Module) -> Iterator[None]:

@@ -25,6 +25,8 @@ from penjing.train.load_model import build_adapted, load_start, load_weights
 from penjing.train.precision import Precision
 from penjing.train.stages.base import Stage
 
+META = torch.device("meta")
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltModel:
@@ -58,8 +60,12 @@ def build_run(
     checkpoint: to resume from; its weights are loaded here, other state by the Checkpointer. The order of operations
     here and in the two parts fixes the random draws and the order of the state dict: do not change it.
     """
-    device = strategy.device
-    if strategy.is_sharded and not stage.run.objective.needs_start_weights:
+    device, run = strategy.device, stage.run
+    if strategy.is_sharded and not run.objective.needs_start_weights:
+        if strategy.wraps_shapes and not run.lora.rank:
+            shapes = build_model(stage, precision, META)
+            if shapes.trainable is shapes.model:
+                return complete(shapes, stage, strategy, precision, checkpoint)
         device = devices.HOST  # `wrap` moves it block by block: the model may be larger than a device
     return complete(build_model(stage, precision, device, checkpoint), stage, strategy, precision, checkpoint)
 
@@ -90,10 +96,13 @@ def complete(
     """The second part: what a step needs besides the model."""
     run, trainable = stage.run, built.trainable
     stage.setup(trainable)
-    if checkpoint is not None:
+    later = strategy.wraps_shapes and trainable is built.model and next(trainable.parameters()).is_meta
+    if checkpoint is not None and not later:
         load_weights(trainable, checkpoint)
     counts = trainable_of(trainable, run.model)
     wrapped = strategy.wrap(trainable)
+    if later:
+        _fill_parts(built.model, run, strategy, checkpoint)
     # On GPUs nobody has run the exchange, nor compared it with the work that it saves.
     ranks: Ranks = strategy if devices.of(strategy.device).is_host else ONE_RANK
     optimizers: list[Any] = run.optimizer.build(trainable, derive(run.seed, "optimizer"), ranks)
@@ -114,6 +123,21 @@ def complete(
         optimizers=optimizers,
         counts=counts,
     )
+
+
+@torch.no_grad()
+def _fill_parts(model: Transformer, run: Run, strategy: Strategy, checkpoint: Checkpoint | None) -> None:
+    """Give a wrapped model that had shapes only its weights, a tensor at a time. Those of `init_from` rank 0 reads."""
+    if checkpoint is not None:
+        load_weights(model, checkpoint, strategy.place)
+    elif run.init_from:
+        start = load_start(run).state_dict() if strategy.rank == 0 else {}
+        for name, part in model.state_dict().items():
+            whole = torch.empty(part.shape, dtype=part.dtype, device=strategy.device)
+            strategy.broadcast_tensors([whole.copy_(start[name]) if start else whole], source=0)
+            part.copy_(strategy.place(whole, part))
+    else:
+        initialise(model, derive(run.seed, "weights"), strategy.place)
 
 
 def _shape_only(run: Run) -> tuple[Transformer, dict[str, str]]:

@@ -1,6 +1,7 @@
 """Checkpoints of a run: their contents, writing them during training, and what happens if the disk refuses."""
 
 import time
+import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,9 @@ from penjing.base.errors import UserError
 from penjing.base.files import DiskError
 from penjing.checkpoint.background import Background, snapshot
 from penjing.checkpoint.load import Checkpoint, newest
-from penjing.checkpoint.save import save
+from penjing.checkpoint.manifest import OPTIMIZERS, WEIGHTS
+from penjing.checkpoint.parts import SharedFolder, own_rows
+from penjing.checkpoint.save import flatten_optimizers, save
 from penjing.devices.shards import local_part
 from penjing.model.lora import trainable_state_dict
 from penjing.optim.low_precision_state import decoded
@@ -79,17 +82,40 @@ class Checkpointer:
         """
         saved = True
         self.wait()  # before copying: two copies at once would take twice the memory
-        tensors = trainable_state_dict(self.model) if self.trainable_only else self.model.state_dict()
-        weights = self.strategy.full_state(tensors)
-        optimizers = self.strategy.full_state([optimizer.state_dict() for optimizer in self.optimizers])
+        folder = self._shared_folder()
+        weights = trainable_state_dict(self.model) if self.trainable_only else self.model.state_dict()
+        optimizers: Any = [optimizer.state_dict() for optimizer in self.optimizers]
+        if folder is not None:
+            first_row, first_rank = self.strategy.first_row, self.strategy.rank == 0
+            weights, optimizers = own_rows([weights, optimizers], first_row, first_rank)
+        else:
+            weights, optimizers = self.strategy.full_state(weights), self.strategy.full_state(optimizers)
         if self.strategy.rank == 0:
-            self._background.start(self._prepare_save(progress, weights, optimizers))
-            if wait or not self.settings.async_:
-                saved = self.wait()
+            self._background.start(self._prepare_save(folder or self.folder, progress, weights, optimizers))
         else:
             for part in self.stateful.values():
                 part.state()  # some need all ranks
+            if folder is not None and folder.number < folder.count:
+                self._background.start(self._prepare_part(folder, progress["step"], weights, optimizers))
+        if wait or not self.settings.async_:
+            saved = self.wait()
         return not self.strategy.any(not saved) if wait else saved
+
+    def _shared_folder(self) -> SharedFolder | None:
+        """Where several ranks write, if the weights are so large that rank 0 should not gather them."""
+        num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+        if self.strategy.writers == 1 or num_bytes < self.settings.parts_from_gib * 2**30:
+            return None
+        mark = self.strategy.broadcast(uuid.uuid4().hex[:8])
+        return SharedFolder(self.folder, self.strategy.rank, self.strategy.writers, mark)
+
+    def _prepare_part(
+        self, folder: SharedFolder, step: int, weights: dict[str, Tensor], optimizers: list[Any]
+    ) -> Callable[[], object]:
+        weights, optimizers = snapshot(weights), snapshot(optimizers)
+        self._step = step
+        files = {WEIGHTS: weights, OPTIMIZERS: flatten_optimizers(optimizers)[0]}
+        return lambda: folder.write_aside(step, files)
 
     def time_save(self, folder: Path, progress: dict[str, Any]) -> float:
         """Save into another folder and wait for it; return the seconds for which training was blocked."""
@@ -104,7 +130,7 @@ class Checkpointer:
         return blocked
 
     def _prepare_save(
-        self, progress: dict[str, Any], weights: dict[str, Tensor], optimizers: list[Any]
+        self, folder: Path | SharedFolder, progress: dict[str, Any], weights: dict[str, Tensor], optimizers: list[Any]
     ) -> Callable[[], object]:
         """Copy the current state; return a function that writes the copy."""
         weights, optimizers = snapshot(weights), snapshot(optimizers)
@@ -116,7 +142,7 @@ class Checkpointer:
         }
         self._step = progress["step"]
         return lambda: save(
-            self.folder,
+            folder,
             progress["step"],
             weights=weights,
             optimizers=optimizers,
@@ -183,23 +209,24 @@ def restore_optimizers(
     Peak rates, weight decays and similar settings keep their current values; torch would restore the saved ones, even
     if the user changed them.
     """
-    states, random_state = checkpoint.optimizers()
+    parameters = [[one for group in optimizer.param_groups for one in group["params"]] for optimizer in optimizers]
+
+    def fit(optimizer: int, parameter: int, values: dict[str, Any]) -> dict[str, Any]:
+        like = parameters[optimizer][parameter]
+        if local_part(like) is not like:
+            values = decoded(values)
+        return {name: place(value, like) if _has_shape(value, like) else value for name, value in values.items()}
+
     try:
+        states, random_state = checkpoint.optimizers(fit)
         for optimizer, state in zip(optimizers, states, strict=True):
             settings = [
                 {name: value for name, value in group.items() if name not in ("params", "lr")}
                 for group in optimizer.param_groups
             ]
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            for number, like in enumerate(parameters):
-                values = state["state"].get(number, {})
-                if local_part(like) is not like:
-                    values = decoded(values)
-                placed = {name: place(value, like) for name, value in values.items() if _has_shape(value, like)}
-                state["state"].update({number: {**values, **placed}} if values else {})
             optimizer.load_state_dict(state)
             for group, current in zip(optimizer.param_groups, settings, strict=True):
                 group.update(current)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, IndexError) as error:
         raise UserError(f"the optimizers' state does not fit: {error}", where=checkpoint.folder) from None
     torch.set_rng_state(random_state)

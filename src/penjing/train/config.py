@@ -118,6 +118,8 @@ class CheckpointSettings(Settings):
     keep_every: NonNegativeInt = 0  # also keep every checkpoint whose step is a multiple of this; 0 = none
     # true: copy weights and optimizer state, and write the copy while training goes on.
     async_: bool = True
+    # From so many GiB of weights on, the ranks of fsdp2 and hsdp write files of their own, and nothing is gathered.
+    parts_from_gib: NonNegativeFloat = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from penjing.base.errors import UserError
 from penjing.base.malloc_tuning import tune_malloc
 from penjing.base.seeds import derive
 from penjing.checkpoint.load import Checkpoint, newest
-from penjing.checkpoint.manifest import MANIFEST, WEIGHTS, damage
+from penjing.checkpoint.manifest import MANIFEST, damage
 from penjing.convert import hf, minimind
 from penjing.data.corpus import DataSettings
 from penjing.data.tokenizer.extend import new_pieces
@@ -133,7 +133,7 @@ def load_trained(
     if run.lora.rank:
         model, _ = build_adapted(run, checkpoint)
     else:
-        check_size(run.model, (checkpoint.folder / WEIGHTS).stat().st_size, checkpoint.folder)
+        check_size(run.model, sum(path.stat().st_size for path in checkpoint.weight_files()), checkpoint.folder)
         model = Transformer(run.model)
     _fill(model, _decoder_weights(checkpoint.weights()), checkpoint.folder)
     if run.lora.rank and adapters == "merged":
@@ -409,14 +409,14 @@ def load_weights(module: nn.Module, checkpoint: Checkpoint, place: Place = lambd
     _fill(module, checkpoint.weights(), checkpoint.folder, place)
 
 
-def _decoder_weights(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _decoder_weights(weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     """The decoder's weights, without those of a module around it that has another head."""
     inner = {name.removeprefix("model."): value for name, value in weights.items() if name.startswith("model.")}
     return inner or weights
 
 
 def _fill(
-    model: nn.Module, weights: dict[str, torch.Tensor], where: object, place: Place = lambda full, like: full
+    model: nn.Module, weights: Mapping[str, torch.Tensor], where: object, place: Place = lambda full, like: full
 ) -> None:
     """Copy weights into a model. If they contain adapters, they contain only what is trained, without a frozen base."""
     adapters = any(".adapters." in name for name in weights)

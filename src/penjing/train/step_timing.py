@@ -25,9 +25,11 @@ from penjing.loader.batch_source import DeviceSource, Source
 from penjing.optim.schedule import Constant
 from penjing.parallel.base import Strategy
 from penjing.plan.compute_optimal import token_bytes
+from penjing.plan.flops import parameters
 from penjing.plan.run_estimate import ProbeTimings
 from penjing.plan.step_time import LinearFit, fit_two_points, quantile
 from penjing.plan.time_interval import ProbeNoise, crowding, slowdown
+from penjing.plan.trainable import trainable_from_settings
 from penjing.train.batch_geometry import BatchGeometry, batch_geometry
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
@@ -404,7 +406,8 @@ def _time_save_and_sample(
     run: Run, model: nn.Module, strategy: Strategy, hooks: ProbeHooks, budget: float
 ) -> tuple[float, float, float]:
     """Seconds that a checkpoint blocks training, during the run and at its end; seconds of one sample."""
-    saved_bytes = 12 * sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    trained = trainable_from_settings(run.model, run.lora, run.freeze)  # ZeRO-3 leaves no numbers in the model
+    saved_bytes = 12 * (trained.num_trainable if trained else parameters(run.model).total)
     estimated = SAVE_SECONDS + saved_bytes / WRITE_RATE
     start = time.perf_counter()
     if run.sample.every:

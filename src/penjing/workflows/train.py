@@ -26,6 +26,7 @@ from penjing.base.lock import locked
 from penjing.base.markup import escape_markup, printable, silent_console
 from penjing.base.registry import look_up
 from penjing.base.untrusted import Fields
+from penjing.checkpoint.load import weights_sha256
 from penjing.checkpoint.manifest import folder_name
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
@@ -274,7 +275,7 @@ def _outcome(prepared: PreparedRun, figures: dict[str, float], seconds: float) -
         "other_seconds": totals["sample_seconds"],
         **figures,
         "before": _before(record, figures) if strategy.rank == 0 else {},
-        "weights_sha256": sha256_file(newest / "model.safetensors") if newest else "",
+        "weights_sha256": weights_sha256(newest) if newest else "",
         "data_sha256": prepared.stage.fingerprint,
     }
     if strategy.rank == 0:
