@@ -133,7 +133,7 @@ class Asking:
         return self.leaves
 
 
-@pytest.mark.parametrize(("leaves", "status"), [(True, 499), (False, 503)])
+@pytest.mark.parametrize(("leaves", "status"), [(True, 499), (False, 504)])
 def test_a_program_ends_with_its_request(monkeypatch, tmp_path, leaves, status):
     package, started = tmp_path / "penjing", tmp_path / "started"
     package.mkdir()

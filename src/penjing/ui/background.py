@@ -35,7 +35,7 @@ async def penjing_json(
             if await request.is_disconnected():
                 raise ApiError(499, "no longer wanted")
             if asyncio.get_running_loop().time() > end:
-                raise ApiError(503, f"it took longer than {seconds:.0f} s, and was ended", code="timeout")
+                raise ApiError(504, f"it took longer than {seconds:.0f} s, and was ended", code="timeout")
         out, messages = reading.result()
     finally:
         if program.returncode is None:

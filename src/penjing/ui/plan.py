@@ -6,6 +6,7 @@ Memory comes from the formula (`--rough`), so that an answer takes milliseconds;
 import asyncio
 import math
 import shlex
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -37,6 +38,7 @@ SIZES = (
     "ladder-3b",
 )
 REFINE_SECONDS = 180.0
+_LOAD_AFTER_SECONDS = 1.0  # so that the page is there first
 _OPTIONS = ("gpu", "gpus", "tokens", "unique", "price", "budget")  # of `penjing plan`, with the page's names
 _SETTINGS = {
     "layers": "model.num_hidden_layers",
@@ -156,6 +158,12 @@ def _row(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return {"name": name, **found}
     wanted = ("parameters", "fits", "tight", "peak_memory_bytes", "memory_bytes", "predicted_seconds", "cost", "tokens")
     return {"name": name, **{key: found["plan"][key] for key in wanted}}
+
+
+def load() -> None:
+    """Import what a plan needs, which takes seconds, with torch."""
+    time.sleep(_LOAD_AFTER_SECONDS)
+    estimate({"gpu": next(iter(GPU_SPECS))})
 
 
 def _run_of(asked: Asked) -> Any:

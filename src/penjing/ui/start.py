@@ -1,6 +1,7 @@
 """Start the app: take the address, say where it is, and answer until told to stop."""
 
 import secrets
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -19,6 +20,7 @@ def start(folder: Path, host: str, port: int, console: Console) -> None:
     except ImportError as error:
         raise UserError(f"{error.name} is missing", next_step='Install it: pip install "penjing[serve]"') from None
     from penjing.serve.connection import make_server
+    from penjing.ui import plan
     from penjing.ui.app import make_app
     from penjing.ui.site import Site
 
@@ -28,6 +30,7 @@ def start(folder: Path, host: str, port: int, console: Console) -> None:
     site = Site(folder, lambda: server.should_exit)
     server = make_server(make_app(site, token, loopback_only=is_loopback(host)))
     with closing(listen(host, port)) as listener:
+        threading.Thread(target=plan.load, daemon=True).start()
         address = f"http://{shown_host(host)}:{listener.getsockname()[1]}"
         console.print(f"{address}/#token={token}", highlight=False, soft_wrap=True)
         console.print(

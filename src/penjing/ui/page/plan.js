@@ -1,14 +1,235 @@
-// The tab plan.
+// The tab plan: what a training costs, while one drags. The newest request counts; older ones are ended.
 
+import { $, el, fill } from "./dom.js";
 import { addWords, t } from "./i18n.js";
-import { el } from "./dom.js";
 import { words } from "./plan_words.js";
+import { choiceField, numberField, textField } from "./plan_fields.js";
+import { compact, duration, gibibytes, grouped, power, readNumber } from "./plan_numbers.js";
+import { drawWaterfall } from "./waterfall.js";
 
 addWords(words);
 
+const DEFAULTS = { recipe: "pretrain", model: "26m", gpu: "RTX 3090" };
+const NAMES = ["recipe", "model", "layers", "width", "experts", "active_experts", "tokens", "unique", "seq_len", "batch",
+  "gpu", "gpus", "strategy", "optimizer", "checkpointing", "price"];
+const SHAPE = ["layers", "width", "experts", "active_experts"];
+const HERE = "here"; // in the place of a card: this machine
+const TABLES_MS = 250; // of rest, before the tables are asked for
+// The field that an error is about, by what the error names.
+const FIELD_OF = { "model.preset": "model", "data.seq_len": "seq_len", "batch.size": "batch", "parallel.strategy": "strategy",
+  "optimizer.name": "optimizer", "model.hidden_size": "width", "model.num_hidden_layers": "layers", "model.num_experts": "experts",
+  "model.num_experts_per_tok": "active_experts", "compute.activation_checkpointing": "checkpointing" };
+const FIGURES = ["time", "cost", "memory", "energy", "speed", "tokens", "epochs", "flops", "loss", "parameters"];
+
+let page = null; // of the opened tab
+
 export const tab = {
-  open(root, context) {
-    root.append(el("p", { class: "hint", text: t("planSoon") }));
+  async open(root, context) {
+    const state = { ...DEFAULTS };
+    for (const name of NAMES) if (context.params.has(name)) state[name] = context.params.get(name);
+    page = { context, state, running: {}, timer: 0, answer: null, frame: 0 };
+    const choices = await context.api.get("/api/plan/choices");
+    fill(root, build(choices));
+    $("#plan-status").textContent = t("uiLoading");
+    await ask();
   },
-  close() {},
+  close() {
+    for (const one of Object.values(page?.running ?? {})) one.abort();
+    clearTimeout(page?.timer);
+    cancelAnimationFrame(page?.frame);
+    page = null;
+  },
 };
+
+// --- the form --------------------------------------------------------------------------------------------------------
+
+function build(choices) {
+  const { state } = page;
+  const read = (name) => () => state[name] || "";
+  const number = (name) => numberField(name, read(name), (value) => set({ [name]: value }));
+  const choice = (name, options) => choiceField(name, options, read(name), (value) => set({ [name]: value }));
+  const own = (names) => names.map((name) => [name, t(`planChoice_${name}`)]);
+  const models = [["", t("planBySize")], ...choices.models.map((name) => [name, name])];
+  const cards = choices.cards.map((card) => [card.name, `${card.name} · ${Math.round(card.memory_gib)} GB`]);
+  const fields = {
+    recipe: choice("recipe", own(choices.recipes)),
+    model: choiceField("model", models, () => (state.model.startsWith("ladder-") && !choices.models.includes(state.model) ? "" : state.model),
+      (value) => set({ model: value || ladder(page.answer?.plan?.parameters ?? 26e6), ...cleared(SHAPE) })),
+    size: numberField("size", () => (state.model.startsWith("ladder-") && !SHAPE.some((name) => state[name]) ? state.model.slice(7) : ""),
+      (value) => set({ model: value ? ladder(readNumber(value)) : DEFAULTS.model, ...cleared(SHAPE) })),
+    ...Object.fromEntries([...SHAPE, "tokens", "unique", "seq_len", "batch"].map((name) => [name, number(name)])),
+    gpu: choice("gpu", [...cards, [HERE, t("planThisMachine")]]),
+    gpus: number("gpus"),
+    strategy: choice("strategy", choices.strategies.map((name) => [name, name])),
+    optimizer: choice("optimizer", [["", t("planRecipes")], ["muon", "Muon"], ["adamw", "AdamW"]]),
+    checkpointing: choice("checkpointing", [["", t("planRecipes")], ...own(["none", "mlp", "block"])]),
+    price: textField("price", read("price"), (value) => set({ price: value })),
+  };
+  page.fields = fields;
+  const group = (title, ...names) => el("fieldset", { class: "card" }, el("legend", { text: t(title) }), names.map((name) => fields[name].node));
+  const more = el("details", { class: "card", open: SHAPE.some((name) => state[name]) },
+    el("summary", { text: t("planShape") }), SHAPE.map((name) => fields[name].node));
+  const form = el("form", { class: "plan-form", "aria-label": t("planForm"), on: { submit: (event) => event.preventDefault() } },
+    group("planModel", "recipe", "model", "size"), more, group("planData", "tokens", "unique", "seq_len", "batch"),
+    group("planCards", "gpu", "gpus", "strategy", "price"), group("planMemory", "optimizer", "checkpointing"));
+  return el("div", { class: "plan-columns" }, form, results());
+}
+
+const cleared = (names) => Object.fromEntries(names.map((name) => [name, ""]));
+const ladder = (size) => `ladder-${compact(Math.min(Math.max(size, 5e5), 3e9)).toLowerCase()}`;
+
+function results() {
+  const figure = (name) => el("div", { class: `figure ${name}` }, el("dt", { text: t(`planFigure_${name}`) }),
+    el("dd", { id: `plan-out-${name}`, text: "–" }), el("dd", { class: "hint", id: `plan-note-${name}`, text: t(`planNote_${name}`) }));
+  const refine = el("button", { type: "button", class: "primary", id: "plan-refine", text: t("planRefine"), on: { click: toggleRefine } });
+  return el("div", { class: "plan-results is-stale" },
+    el("p", { id: "plan-status", role: "status", class: "hint" }),
+    el("dl", { class: "plan-figures card" }, FIGURES.map(figure)),
+    el("section", { class: "card" }, el("h2", { text: t("planWaterfall") }),
+      document.createElementNS("http://www.w3.org/2000/svg", "svg"),
+      el("div", { class: "row" }, refine, el("p", { class: "hint", id: "plan-source" }))),
+    el("section", { class: "card", id: "plan-commands" }, el("h2", { text: t("uiCommand") }), el("div", { id: "plan-lines" }),
+      el("p", { class: "hint", text: t("planCommandHint") })),
+    el("section", { class: "card" }, el("h2", { text: t("planWhichCards") }), el("div", { class: "scroll-y", id: "plan-cards", tabindex: 0, role: "region", "aria-label": t("planWhichCards") })),
+    el("section", { class: "card" }, el("h2", { text: t("planWhichSizes") }), el("div", { class: "scroll-y", id: "plan-sizes", tabindex: 0, role: "region", "aria-label": t("planWhichSizes") })),
+    el("details", { class: "card" }, el("summary", { text: t("planAdvice") }), el("ul", { id: "plan-advice" })));
+}
+
+// --- asking ----------------------------------------------------------------------------------------------------------
+
+function set(part) {
+  Object.assign(page.state, part);
+  cancelAnimationFrame(page.frame);
+  page.frame = requestAnimationFrame(() => ask());
+}
+
+const given = () => Object.fromEntries(NAMES.filter((name) => page.state[name]).map((name) => [name, page.state[name]]));
+
+/** The answer to the newest request of its kind; undefined if another came after it. */
+async function newest(kind, body) {
+  const here = page;
+  here.running[kind]?.abort();
+  const mine = (here.running[kind] = new AbortController());
+  try {
+    const answer = await here.context.api.post(`/api/plan/${kind}`, body, mine.signal);
+    return page === here && here.running[kind] === mine ? answer : undefined;
+  } catch (error) {
+    if (page === here && !mine.signal.aborted) here.context.fail(error);
+    return undefined;
+  }
+}
+
+/** What the server is asked: the machine that it runs on has no name. */
+const body = () => Object.fromEntries(Object.entries(given()).filter(([, value]) => value !== HERE));
+
+async function ask() {
+  const asked = body();
+  page.context.keep(given());
+  page.running.refine?.abort();
+  clearTimeout(page.timer);
+  const began = performance.now();
+  const answer = await newest("estimate", asked);
+  if (!answer) return;
+  show(answer);
+  $(".plan-results").dataset.ms = String(Math.round(performance.now() - began)); // read by the tests
+  if (!answer.refused) page.timer = setTimeout(() => askTables(asked), TABLES_MS);
+}
+
+async function askTables(asked) {
+  const cards = await newest("cards", asked);
+  if (cards) table($("#plan-cards"), cards.rows, asked.gpu, (name) => set({ gpu: name }));
+  const sizes = cards && (await newest("sizes", asked));
+  if (sizes) table($("#plan-sizes"), sizes.rows, asked.model, (name) => set({ model: name, ...cleared(SHAPE) }));
+}
+
+async function toggleRefine() {
+  if (page.running.refine && !page.running.refine.signal.aborted) {
+    page.running.refine.abort();
+    return refining(false);
+  }
+  refining(true);
+  const here = page;
+  const asked = body();
+  const answer = await newest("refine", asked);
+  if (page !== here) return undefined;
+  delete here.running.refine;
+  refining(false);
+  return answer && show({ ...here.answer, ...answer });
+}
+
+function refining(on) {
+  $("#plan-refine").textContent = t(on ? "planCancel" : "planRefine");
+  if (on) $("#plan-source").textContent = t("planTracing");
+  else if (page.answer) $("#plan-source").textContent = source(page.answer.plan);
+}
+
+// --- showing ---------------------------------------------------------------------------------------------------------
+
+const source = (plan) => t(plan.traced ? "planTraced" : "planByFormula", { rows: plan.micro_size, passes: plan.passes });
+
+function show(answer) {
+  const { refused } = answer;
+  const at = refused && fieldOf(refused.where);
+  for (const [name, field] of Object.entries(page.fields)) field.refuse(name === at ? refused.message : "");
+  $(".plan-results").classList.toggle("is-stale", Boolean(refused));
+  $("#plan-status").classList.toggle("bad", Boolean(refused));
+  if (!refused) page.answer = answer;
+  for (const field of Object.values(page.fields)) field.show(page.answer);
+  if (refused) {
+    $("#plan-status").textContent = refused.message;
+    return;
+  }
+  refining(false);
+  const { plan } = answer;
+  const shown = figures(plan);
+  $("#plan-status").textContent = t("planFor", { model: shown.parameters[0], devices: plan.devices, card: plan.device, time: shown.time[0],
+    cost: plan.cost && ` · ${plan.cost}`, memory: shown.memory[0], fits: fitting(plan) });
+  for (const [name, [value, note]] of Object.entries(shown)) {
+    $(`#plan-out-${name}`).textContent = value;
+    $(`#plan-note-${name}`).textContent = note ?? t(`planNote_${name}`);
+  }
+  const verdict = plan.fits === false ? "no" : plan.tight ? "tight" : plan.fits ? "yes" : "";
+  $(".figure.memory").dataset.fits = verdict;
+  drawWaterfall($(".plan-results svg"), plan.waterfall, plan.memory_bytes);
+  fill($("#plan-lines"), Object.values(answer.commands).map((line) => page.context.commandLine(line)));
+  fill($("#plan-advice"), [...plan.warnings, ...plan.alternatives, ...plan.advice].map((line) => el("li", { text: line })));
+}
+
+function fieldOf(where) {
+  const name = Object.keys(FIELD_OF).find((key) => where.endsWith(key));
+  return name ? FIELD_OF[name] : NAMES.find((field) => where === `--${field}` || where === field);
+}
+
+const fitting = (plan) => t(plan.fits === false ? "planFitsNot" : plan.tight ? "planTight" : plan.fits ? "planFits" : "planFitsUnknown");
+
+function figures(plan) {
+  const [low, high] = [plan.predicted_seconds_low, plan.predicted_seconds_high].map(duration);
+  return {
+    time: [duration(plan.predicted_seconds), t("planBetween", { low, high, level: plan.level })],
+    cost: plan.cost ? [plan.cost, plan.price] : ["–"],
+    memory: [gibibytes(plan.peak_memory_bytes), `${fitting(plan)} · ${t("planCardHas", { memory: plan.memory_bytes ? gibibytes(plan.memory_bytes) : "?" })}`],
+    energy: [`${Number(plan.kilowatt_hours.toPrecision(2))} kWh`],
+    speed: [t("planPerSecond", { tokens: compact(plan.tokens_per_second) }),
+      plan.mfu_causal ? t("planMfu", { mfu: Math.round(plan.mfu_causal * 100), bottleneck: plan.bottleneck.replaceAll("_", " ") }) : null],
+    tokens: [compact(plan.tokens), t("planSteps", { steps: grouped(plan.steps), each: grouped(plan.tokens_per_step), ratio: Number((plan.tokens / plan.parameters).toPrecision(2)) })],
+    epochs: plan.unique_tokens ? [Number(plan.epochs.toPrecision(3)), t("planOfUnique", { tokens: compact(plan.unique_tokens) })] : ["–"],
+    flops: [power(plan.flops_per_token * plan.tokens)],
+    loss: plan.expected_loss ? [plan.expected_loss.toFixed(2)] : ["–"],
+    parameters: [compact(plan.parameters), plan.active_parameters === plan.parameters ? null : t("planActive", { count: compact(plan.active_parameters) })],
+  };
+}
+
+function table(place, rows, chosen, choose) {
+  const row = (one) => {
+    const name = el("button", { type: "button", class: "link", text: one.name, on: { click: () => choose(one.name) } });
+    if (one.refused) return el("tr", { class: "refused" }, el("td", {}, name), el("td", { colspan: 4, class: "hint", text: one.refused.message }));
+    const verdict = one.fits === false ? "no" : one.tight ? "tight" : one.fits ? "yes" : "unknown";
+    return el("tr", { "data-fits": verdict, "aria-current": one.name === chosen ? "true" : null }, el("td", {}, name),
+      el("td", { class: "verdict", text: t(`planMark_${verdict}`) }), el("td", { text: gibibytes(one.peak_memory_bytes) }),
+      el("td", { text: duration(one.predicted_seconds) }), el("td", { text: one.cost || "–" }));
+  };
+  const heads = ["planHeadName", "planHeadFits", "planHeadMemory", "planHeadTime", "planHeadCost"].map((key) => el("th", { scope: "col", text: t(key) }));
+  const top = place.scrollTop;
+  fill(place, el("table", { class: "figures" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows.map(row))));
+  place.scrollTop = top;
+}

@@ -1,0 +1,104 @@
+// The fields of the tab plan: sliders over lists of round values with a number to type beside them, and choices.
+
+import { el } from "./dom.js";
+import { t } from "./i18n.js";
+import { compact, readNumber } from "./plan_numbers.js";
+
+/** Round values from low to high: steps in each power of ten. */
+function rounds(low, high, steps) {
+  const found = [];
+  for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10) {
+    for (const step of steps) if (step * power >= low && step * power <= high) found.push(Number((step * power).toPrecision(2)));
+  }
+  return found;
+}
+
+const FINE = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8];
+const powers = (low, high) => Array.from({ length: high - low + 1 }, (_, at) => 2 ** (low + at));
+const range = (low, high, step = 1) => Array.from({ length: (high - low) / step + 1 }, (_, at) => low + at * step);
+const WIDTHS = [...range(64, 1024, 64), ...range(1152, 4096, 128)];
+
+// values: of the slider. found: the value that the plan has where the field is empty. unit: whether to write 2B or 2000.
+export const NUMBERS = {
+  size: { values: rounds(1e6, 3e9, FINE), found: (answer) => answer.plan.parameters, unit: true },
+  layers: { values: range(1, 64), found: (answer) => answer.shape.layers },
+  width: { values: WIDTHS, found: (answer) => answer.shape.width },
+  experts: { values: [0, ...range(2, 64)], found: (answer) => answer.shape.experts },
+  active_experts: { values: range(1, 16), found: (answer) => answer.shape.active_experts },
+  tokens: { values: rounds(1e6, 2e12, FINE), found: (answer) => answer.plan.tokens, unit: true },
+  unique: { values: rounds(1e6, 2e12, FINE), found: (answer) => answer.plan.unique_tokens || "", unit: true },
+  seq_len: { values: powers(6, 15), found: (answer) => answer.plan.seq_len },
+  batch: { values: rounds(1, 4096, [1, 1.6, 2, 3.2, 4, 6.4, 8]).concat(powers(7, 12)).filter(Number.isInteger).sort((a, b) => a - b),
+    found: (answer) => answer.plan.rows_per_step },
+  gpus: { values: [1, 2, 4, 8, 16, 32, 64], found: (answer) => answer.plan.devices },
+};
+
+const nearest = (values, wanted) =>
+  values.reduce((best, value, at) => (Math.abs(Math.log((value + 1) / (wanted + 1))) < Math.abs(Math.log((values[best] + 1) / (wanted + 1))) ? at : best), 0);
+
+/**
+ * A field: {node, show(answer), refuse(message)}; answer: the last good one, or null. change(value): called with each value that somebody sets; "" is
+ * the plan's own.
+ */
+export function numberField(name, read, change) {
+  const { values, found, unit } = NUMBERS[name];
+  const written = (value) => (value === "" ? "" : unit ? compact(value) : String(value));
+  const hint = `plan-${name}-hint`;
+  const slider = el("input", { type: "range", min: 0, max: values.length - 1, step: 1, id: `plan-${name}`, "aria-describedby": hint });
+  const text = el("input", { type: "text", class: "plain-input", inputmode: "decimal", "aria-label": t(`planField_${name}`), autocomplete: "off" });
+  const clear = el("button", { type: "button", class: "quiet auto", text: t("planAuto"), title: t("planAutoTitle") });
+  const { node, refuse } = framed(name, slider.id, [slider, text, clear], hint);
+  slider.addEventListener("input", () => {
+    text.value = written(values[slider.value]);
+    slider.setAttribute("aria-valuetext", text.value);
+    change(text.value);
+  });
+  text.addEventListener("change", () => {
+    const value = readNumber(text.value);
+    if (text.value.trim() && value === null) return refuse(t("planNotNumber", { text: text.value }));
+    return change(value === null ? "" : written(value));
+  });
+  text.addEventListener("keydown", (event) => event.key === "Enter" && text.blur());
+  clear.addEventListener("click", () => change(""));
+  const show = (answer) => {
+    const own = read();
+    const value = (own ? readNumber(own) : answer && found(answer)) ?? "";
+    node.classList.toggle("is-auto", !own);
+    clear.classList.toggle("unseen", !own);
+    if (document.activeElement !== text) text.value = written(value);
+    if (value !== "") slider.value = nearest(values, value);
+    slider.setAttribute("aria-valuetext", text.value || t("planUnknown"));
+  };
+  return { node, show, refuse };
+}
+
+/** The same for a list of choices: [value, label]; label may be a function of the answer. */
+export function choiceField(name, choices, read, change) {
+  const hint = `plan-${name}-hint`;
+  const select = el("select", { id: `plan-${name}`, "aria-describedby": hint, on: { change: () => change(select.value) } },
+    choices.map(([value, label]) => el("option", { value, text: label })));
+  const { node, refuse } = framed(name, select.id, [select], hint);
+  const show = () => (select.value = choices.some(([value]) => value === read()) ? read() : choices[0][0]);
+  return { node, show, refuse, select };
+}
+
+export function textField(name, read, change) {
+  const hint = `plan-${name}-hint`;
+  const text = el("input", { type: "text", class: "plain-input", id: `plan-${name}`, "aria-describedby": hint, autocomplete: "off",
+    on: { change: () => change(text.value.trim()) } });
+  const { node, refuse } = framed(name, text.id, [text], hint);
+  const show = () => document.activeElement !== text && (text.value = read());
+  return { node, show, refuse };
+}
+
+function framed(name, id, controls, hintId) {
+  const hint = el("p", { class: "hint", id: hintId, text: t(`planHint_${name}`) });
+  const node = el("div", { class: "plan-field", "data-field": name },
+    el("label", { for: id, text: t(`planField_${name}`) }), el("div", { class: "plan-control" }, controls), hint);
+  const refuse = (message) => {
+    hint.textContent = message || t(`planHint_${name}`);
+    hint.classList.toggle("bad", Boolean(message));
+    for (const control of controls) if (control.tagName !== "BUTTON") control.setAttribute("aria-invalid", String(Boolean(message)));
+  };
+  return { node, refuse };
+}
