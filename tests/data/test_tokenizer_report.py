@@ -9,7 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from penjing.cli import app
-from penjing.data.tokenizer.report import measure, script_of
+from penjing.data.clean.language import script_of
+from penjing.data.clean.text_scan import scan
+from penjing.data.tokenizer.report import measure
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 TEXTS = ["a cat sat", "从前有座山，山里有座庙。", "the end"]
@@ -17,7 +19,7 @@ TEXTS = ["a cat sat", "从前有座山，山里有座庙。", "the end"]
 
 def test_each_script_is_counted(tokenizer: Tokenizer) -> None:
     counts = measure(tokenizer, TEXTS)["compression"]
-    latin, chinese = counts["Latin script"], counts["Chinese"]
+    latin, chinese = counts["Latin"], counts["Chinese"]
     assert [latin[name] for name in ("texts", "bytes", "characters", "words")] == [2, 16, 16, 5]
     assert [chinese[name] for name in ("texts", "bytes", "characters", "words")] == [1, 36, 12, 10]
     assert latin["tokens"] == len(tokenizer.encode(TEXTS[0])) + len(tokenizer.encode(TEXTS[2]))
@@ -36,7 +38,7 @@ def test_unused_ids_are_those_that_no_text_has(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("text", "script"),
     [
-        ("Hello", "Latin script"),
+        ("Hello", "Latin"),
         ("你好 ok", "Chinese"),
         ("こんにちは世界", "Japanese"),
         ("привет", "other"),
@@ -44,7 +46,7 @@ def test_unused_ids_are_those_that_no_text_has(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_scripts(text: str, script: str) -> None:
-    assert script_of(text) == script
+    assert script_of(scan(text)) == script
 
 
 def test_the_command(tokenizer: Tokenizer, tmp_path: Path) -> None:

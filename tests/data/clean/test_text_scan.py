@@ -1,6 +1,7 @@
 """The scan of a text: the same numbers in C and in Python, whatever the text."""
 
 import random
+import unicodedata
 import time
 
 import pytest
@@ -19,7 +20,7 @@ CODES = """
     0x203A 0x205F 0x2060 0x20AC 0x2122 0x221A 0x2C00 0x3000 0x3001 0x3007 0x3041 0x3097 0x30A1 0x30FB 0x3130
     0x3400 0x4DBF 0x4E00 0x951B 0x9286 0x9FFF 0xA000 0xABFF 0xAC00 0xD7A3 0xD800 0xDFFF 0xE000 0xF900 0xFB00
     0xFE30 0xFEFF 0xFF01 0xFF10 0xFF19 0xFF20 0xFF21 0xFF66 0xFFFD 0x10000 0x1D400 0x1F600 0x20000 0x3FFFF 0x40000
-    0x10FFFF
+    0x10FFFF 0x300 0x2001 0x20CF 0x3029 0x309A 0xFF9D
 """
 BORDERS = [chr(min(max(int(code, 0) + step, 0), 0x10FFFF)) for code in CODES.split() for step in (-1, 0, 1)]
 PIECES = [
@@ -89,6 +90,7 @@ def test_lost_characters_do_not_repeat():
         ("a\x00b", Flag.INVISIBLE), ("a\r\nb", Flag.INVISIBLE), ("crÃ¨me", Flag.MOJIBAKE),
         ("浣犲ソ锛屼笘鐣岋紝", Flag.MOJIBAKE),
         ("Privacy", Flag.BOILERPLATE), ("登录", Flag.BOILERPLATE),
+        ("e\u0301", Flag.MARK), ("\u212b", Flag.MARK), ("が ガ Ａ ﾊ 가", Flag.MARK), ("ガ Ａ ﾊ ㎏ é …", 0),
         ("a@b.c", Flag.MAIL), ("010-1234 567", Flag.NUMBER), ("at 1.2.3.4", Flag.NUMBER),
         ("AKIAIOSFODNN7EXAMPLE", Flag.KEY),
         ("fe80::1", Flag.IPV6), ("1:2:3:4:5:6:7:8", Flag.IPV6),
@@ -97,6 +99,14 @@ def test_lost_characters_do_not_repeat():
 )  # fmt: skip
 def test_flags(text, flag):
     assert scan(text).flags == flag
+
+
+def test_what_nfc_may_change_is_marked():
+    unmarked = [char for char in map(chr, range(0x30000)) if not text_scan._MARK.match(char)]
+    parts = [unicodedata.decomposition(chr(code)).split() for code in range(0x30000)]
+    second = {chr(int(part[1], 16)) for part in parts if len(part) == 2 and part[0][0] != "<"}  # of a pair that is one
+    assert not any(unicodedata.combining(char) or char in second for char in unmarked)
+    assert unicodedata.is_normalized("NFC", "".join(unmarked)) and len(unmarked) > 22_000
 
 
 def test_without_a_compiler_python_does_it_and_it_is_said_once(monkeypatch):

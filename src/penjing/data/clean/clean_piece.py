@@ -20,13 +20,16 @@ import numpy as np
 
 from penjing.base.errors import UserError
 from penjing.base.files import disk_errors, printable, read_json, write_json
+from penjing.data.clean.language import script_of
 from penjing.data.clean.near_duplicates import compared_text
 from penjing.data.clean.pieces import Part, Piece
 from penjing.data.clean.pipeline import outcome
 from penjing.data.clean.rule import CorpusRule, Dropped, Record, Rule, place_of
+from penjing.data.clean.text_scan import scan
 from penjing.data.formats import READERS, BadRecords, Kind
 from penjing.data.formats.fields import Columns
 from penjing.data.formats.files import only
+from penjing.data.formats.schema import Document
 from penjing.data.formats.source_location import SourceLocation
 from penjing.data.formats.write import record_row
 
@@ -35,31 +38,34 @@ _TEXTS = ("sample", "before", "after")
 NUM_SAMPLES = 5  # of each rule in a piece: so many trace lines show the text
 SAMPLE_CHARACTERS = 300
 LANGUAGES = ("English and other Latin", "Chinese", "other")
-_LANGUAGE_CHARACTERS = 300
+_OF_SCRIPT = {"Latin": 0, "Chinese": 1}
 _BUFFER_BYTES = 1 << 20
 _BATCH_CHARACTERS = 1 << 19  # of texts that are sketched at once
-_HAN, _NO_LETTERS = re.compile("[\u3400-\u9fff]+"), bytes(code for code in range(128) if not chr(code).isalpha())
 _NUMBER = re.compile(r"\d[\d,]*")  # in an error, such as a column: kinds of errors are counted
+_CONTROLS = bytes({*range(32)} - {*b"\n\t"})
 _encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
-def language_of(text: str) -> int:
-    """An index of LANGUAGES, by the scripts of the beginning. A Chinese character counts as three letters."""
-    start = text[:_LANGUAGE_CHARACTERS]
-    if start.isascii():
-        return 0
-    han = 3 * sum(map(len, _HAN.findall(start)))
-    latin = len(start.encode("ascii", "ignore").translate(None, _NO_LETTERS))
-    return 1 if han and han >= latin else 0 if latin >= len(start) // 3 else 2
-
-
 def measures(text: str) -> tuple[int, int, int]:
-    """Language, length and bytes."""
-    return language_of(text), len(text), len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    """Language (an index of LANGUAGES, by the script), length and bytes."""
+    is_ascii = text.isascii()
+    language = 0 if is_ascii else _OF_SCRIPT.get(script_of(scan(text)), 2)
+    return language, len(text), len(text) if is_ascii else len(text.encode("utf-8", "surrogatepass"))
 
 
 def write_line(stream: IO[bytes], row: Mapping[str, Any]) -> None:
     stream.write(_encode(row).encode("utf-8", "backslashreplace") + b"\n")
+
+
+def _write_record(stream: IO[bytes], record: Record) -> None:
+    """A line; of most documents without the encoder, which takes four times as long."""
+    content = record.text.encode("utf-8", "backslashreplace") if isinstance(record, Document) else b"\0"
+    if len(content.translate(None, _CONTROLS)) < len(content):
+        write_line(stream, record_row(record))
+        return
+    for char, escaped in (b"\\", rb"\\"), (b'"', rb"\""), (b"\n", rb"\n"), (b"\t", rb"\t"):
+        content = content.replace(char, escaped)
+    stream.write(b'{"text": "%b"}\n' % content)
 
 
 def trace_entry(file: str, line: int, action: str, reason: str, **shown: str) -> dict[str, Any]:
@@ -108,7 +114,7 @@ class PieceWriter(BadRecords):
             return stack.enter_context(open(folder / name, "wb", _BUFFER_BYTES))
 
         self.output, self.trace = new("records.jsonl"), new("trace.jsonl")
-        self.facts = {name: array("q") for name in FACTS}
+        self.facts = array("q")  # FACTS of each record
         self.compared = [name for name, rule in rules.items() if isinstance(rule, CorpusRule)]
         self.sketch_files = {name: (new(f"{name}.sketches"), new(f"{name}.rows")) for name in self.compared}
         self.sketched = {name: (array("q"), array("q", [0])) for name in self.compared}  # numbers, ends of sketches
@@ -131,10 +137,8 @@ class PieceWriter(BadRecords):
         compared = [(name, each) for name, each in steps if each is not None]
         number = -1
         if compared or not isinstance(result, Dropped):
-            number = len(self.facts["line"])
-            values = (self.file, place_of(record)[1], self.part.source, *measured, 0)
-            for name, value in zip(FACTS, values, strict=True):
-                self.facts[name].append(value)
+            number = len(self.facts) // len(FACTS)
+            self.facts.extend((self.file, place_of(record)[1], self.part.source, *measured, 0))
         for name, each in compared:
             self.waiting[name].append((number, each))
             self.waiting_characters += len(text)
@@ -169,12 +173,11 @@ class PieceWriter(BadRecords):
         while result is not record:
             number, result, text, changed_by = self.cleaned.popleft()
         self.num_records += 1
-        write_line(self.output, record_row(record))
-        self.facts["kept"][number] = 1
+        _write_record(self.output, record)
+        self.facts[number * len(FACTS) + 6] = 1
         if changed_by:
             cleaned = compared_text(record)
-            for name, value in zip(FACTS[3:6], measures(cleaned), strict=True):
-                self.facts[name][number] = value
+            self.facts[number * len(FACTS) + 3 : number * len(FACTS) + 6] = array("q", measures(cleaned))
         for name in changed_by:
             self._write_trace("changed", place_of(record)[1], f"{name}: ", number, **changed_part(text, cleaned))
 
@@ -235,7 +238,8 @@ def clean_piece(rules: Mapping[str, Rule], piece: Piece, kind: Kind, folder: Pat
             "warnings": sorted({str(warning.message) for warning in warned}),
         }
         write_json(unfinished / "counts.json", counts)
-        arrays: dict[str, Any] = {name: np.array(values) for name, values in writer.facts.items()}
+        columns_of_facts = np.array(writer.facts).reshape(-1, len(FACTS)).T
+        arrays: dict[str, Any] = dict(zip(FACTS, columns_of_facts, strict=True))
         np.savez(unfinished / "facts.npz", **arrays)
         for name in writer.compared:
             numbers, ends = map(np.array, writer.sketched[name])

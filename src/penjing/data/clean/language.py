@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 from penjing.base.config import Fraction
 from penjing.data.clean.quality import DocumentRule, needs
 from penjing.data.clean.rule import Dropped, RuleSettings
-from penjing.data.clean.text_scan import Scan, scan
+from penjing.data.clean.text_scan import Scan
 
 _LATIN = "af ca cs da de en es et fi fr hr hu id it lt lv ms nl no pl pt ro sk sl sv sw tl tr vi"
+_OF_SCRIPT = {"Chinese": "zh", "Japanese": "ja", "Korean": "ko"}
 _MIN_LETTERS = 40  # of which a language can be told
 _SAMPLE = 400  # characters that are classified
 
@@ -33,26 +34,32 @@ class Language(DocumentRule):
         needs("py3langid")
 
     def judge(self, text: str, counts: Scan) -> str | None:
-        language, probability = language_of(text, counts)
+        language, probability = _language_of(text, counts)
         if not language or language in self.settings.keep or probability < self.settings.min_probability:
             return None
         return Dropped("another language", f"{language}, probability {probability:.2f}")
 
 
-def language_of(text: str, counts: Scan | None = None) -> tuple[str, float]:
-    """The code of the language and its probability; empty if it cannot be told."""
-    counts = counts or scan(text)
-    words = max(counts.words, 1)
-    if 3 * (counts.han + counts.kana) > words:
-        return ("ja" if counts.kana >= 5 and counts.kana > 0.1 * (counts.kana + counts.han) else "zh"), 1.0
+def script_of(counts: Scan) -> str:
+    """The script of most of a text: Chinese, Japanese, Korean, Latin, or other."""
+    if 3 * (counts.han + counts.kana) > max(counts.words, 1):
+        return "Japanese" if counts.kana >= 5 and counts.kana > 0.1 * (counts.kana + counts.han) else "Chinese"
     if counts.hangul > 0.3 * counts.letters:
-        return "ko", 1.0
-    if 25 * counts.stop_words > words and counts.latin > 0.5 * counts.letters:
+        return "Korean"
+    return "Latin" if counts.latin > 0.5 * counts.letters else "other"
+
+
+def _language_of(text: str, counts: Scan) -> tuple[str, float]:
+    """The code of the language and its probability; empty if it cannot be told."""
+    script = script_of(counts)
+    if script in _OF_SCRIPT:
+        return _OF_SCRIPT[script], 1.0
+    if script == "Latin" and 25 * counts.stop_words > counts.words:
         return "en", 1.0
     if counts.letters < _MIN_LETTERS or counts.words <= 1.3 * counts.lines:
         return "", 0.0
     middle = max(0, len(text) // 2 - _SAMPLE // 2)
-    language, probability = _classifier(counts.latin > 0.5 * counts.letters).classify(text[middle : middle + _SAMPLE])
+    language, probability = _classifier(script == "Latin").classify(text[middle : middle + _SAMPLE])
     return str(language), float(probability)
 
 

@@ -43,7 +43,7 @@ class Mojibake(Rule):
         repaired: Record = map_texts(record, repair)
         for text in texts_of(repaired):
             counts = scan(text)
-            if counts.replaced or counts.flags & Flag.MOJIBAKE or "烫烫烫" in text:
+            if counts.replaced or counts.flags & Flag.MOJIBAKE or (counts.han and "烫烫烫" in text):
                 share = sum(len(broken) for broken in _BROKEN.findall(text)) / len(text)
                 if share > self.settings.max_broken:
                     return Dropped("broken characters", f"{share:.3f}, at most {self.settings.max_broken:g}")

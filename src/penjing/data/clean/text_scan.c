@@ -5,9 +5,9 @@
 #include <string.h>
 
 enum { SPACE, PUNCTUATION, SYMBOL, DIGIT, LATIN, HAN, KANA, HANGUL, OTHER, CLASSES };
-enum { INVISIBLE = 1, MOJIBAKE = 2, MAIL = 4, NUMBER = 8, KEY = 16, IPV6 = 32, BOILERPLATE = 64 };
+enum { INVISIBLE = 1, MOJIBAKE = 2, MAIL = 4, NUMBER = 8, KEY = 16, IPV6 = 32, BOILERPLATE = 64, MARK = 128 };
 enum { WORDS = CLASSES, WORD_CHARS, LONG_CHARS, ALPHA_WORDS, CAPITAL_WORDS, STOP_WORDS, LINES, CLOSED_LINES, DUPLICATE_LINES, LINE_CHARS,
-       DUPLICATE_CHARS, REPLACED, TAGS, FLAGS, SAME_CHAR, NGRAM_CHARS, TOP_2, TOP_3, TOP_4, DUPLICATE_5 };
+       DUPLICATE_CHARS, REPLACED, TAGS, FLAGS, SAME_CHAR, NGRAM_CHARS, TOP_2, TOP_3, TOP_4, DUPLICATE_5, LETTERS = DUPLICATE_5 + 6, VISIBLE, NUMBERS };
 enum { MAX_WORDS = 1 << 18 };  // repetition is measured in so many words and lines from the start
 
 typedef struct { uint64_t key; uint32_t count; uint32_t done; } Slot;
@@ -44,16 +44,6 @@ static uint8_t is_han_stop[0x5200];  // from 0x4E00: function words of modern an
 static const uint16_t HAN_STOPS[] = {
     0x7684, 0x4E86, 0x662F, 0x5728, 0x4E0D, 0x6709, 0x548C, 0x6211, 0x4ED6, 0x8FD9, 0x5C31, 0x4E5F, 0x90FD, 0x800C, 0x4EE5, 0x4E4B,
     0x5176, 0x4E0E, 0x4E3A, 0x4E8E, 0x4E43, 0x66F0, 0x8005, 0x9019, 0x8207, 0x70BA, 0x65BC, 0x4F60, 0x4EEC, 0x4E00};
-
-__attribute__((constructor)) static void fill_classes(void) {
-    for (unsigned i = 0; i < sizeof HAN_STOPS / sizeof *HAN_STOPS; i++) is_han_stop[HAN_STOPS[i] - 0x4E00] = 1;
-    for (int c = 0; c < 128; c++)
-        ascii_class[c] = in(c, 9, 13) || c == ' ' ? SPACE
-                         : in(c, '0', '9')        ? DIGIT
-                         : in(c | 32, 'a', 'z')   ? LATIN
-                         : c && strchr(".,;:!?'\"()-", c) ? PUNCTUATION
-                                                  : SYMBOL;
-}
 
 static int class_of(uint32_t c) { return c < 128 ? ascii_class[c] : class_above_ascii(c); }
 
@@ -113,8 +103,27 @@ static const uint64_t WEAK_HAN_HINTS[] = {
     0x67616B3E, 0x6CE8518C, 0x75286237, 0x76F85173, 0x80547CFB, 0x8BC48BBA, 0x8D234EFB, 0x8FD456DE, 0x96058BFB,
     0x969079C1, 0x99969875};
 
+static uint8_t may_be_hint[4096];  // most words are told from all hints by this
+static unsigned short_hash(uint64_t key) { return key * 0x9E3779B97F4A7C15u >> 52; }
+static void remember(const uint64_t *table, unsigned bytes) {
+    for (unsigned i = 0; i < bytes / sizeof *table; i++) may_be_hint[short_hash(table[i])] = 1;
+}
+
+__attribute__((constructor)) static void fill_tables(void) {
+    for (unsigned i = 0; i < sizeof HAN_STOPS / sizeof *HAN_STOPS; i++) is_han_stop[HAN_STOPS[i] - 0x4E00] = 1;
+    for (int c = 0; c < 128; c++)
+        ascii_class[c] = in(c, 9, 13) || c == ' ' ? SPACE
+                         : in(c, '0', '9')        ? DIGIT
+                         : in(c | 32, 'a', 'z')   ? LATIN
+                         : c && strchr(".,;:!?'\"()-", c) ? PUNCTUATION
+                                                  : SYMBOL;
+    remember(HINTS, sizeof HINTS), remember(WEAK_HINTS, sizeof WEAK_HINTS);
+    remember(HAN_HINTS, sizeof HAN_HINTS), remember(WEAK_HAN_HINTS, sizeof WEAK_HAN_HINTS);
+}
+
 static int is_hint(const uint64_t *table, int size, uint64_t key) {
     int low = 0;
+    if (!may_be_hint[short_hash(key)]) return 0;
     for (; size > 1; size -= size / 2) low += table[low + size / 2 - 1] < key ? size / 2 : 0;
     return table[low] == key;
 }
@@ -220,7 +229,7 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
     uint32_t number_digits = 0, number_dots = 0, gap = 9;                         // of the open number
     uint32_t key_length = 0, key_kinds = 0, colons = 0, hex_length = 0, doubled = 0;  // of the open key and address
     int64_t flags = 0;
-    memset(out, 0, (DUPLICATE_5 + 6) * sizeof *out);
+    memset(out, 0, NUMBERS * sizeof *out);
     for (;;) {
         // a word in ASCII letters at once: most of an English text. What needs each letter goes on below.
         if (!word_length && !colons && at < end && ascii_class[*at & 127] == LATIN && *at < 128) {
@@ -310,6 +319,9 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
         } else
             colons = hex_length = doubled = 0;
         if (previous > 127 && is_lead(previous) && is_trail(previous, c)) flags |= MOJIBAKE;
+        if (c >= 0x300 && !in(c, 0x4E00, 0x9FFF) && !in(c, 0x2002, 0x20CF) && !in(c, 0x3000, 0x3029) &&
+            !in(c, 0x309B, 0x33FF) && !in(c, 0xFF00, 0xFF9D))
+            flags |= MARK;
         if (c > 127) {
             if (in(c, 0x80, 0x9F) && c != 0x85) flags |= MOJIBAKE;
             if (in(c, 0x80, 0x9F) || c == 0xAD || c == 0x200B || c == 0x2060 || c == 0xFEFF || c == 0x2028 || c == 0x2029)
@@ -328,6 +340,8 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
         if (is_end) break;
         previous = c;
     }
+    for (int kind = LATIN; kind < CLASSES; kind++) out[LETTERS] += out[kind];
+    out[VISIBLE] = out[LETTERS] + out[DIGIT] + out[PUNCTUATION] + out[SYMBOL];
     out[FLAGS] = gbk_marks >= 2 ? flags | MOJIBAKE : flags;
     Slot *table = lines > 1 ? calloc(line_slots = table_size(lines), sizeof *table) : 0;
     for (uint32_t i = 0; table && i < lines; i++)

@@ -16,6 +16,8 @@ class Unicode(TextRule):
     """Changes nothing that a reader sees."""
 
     def text(self, text: str) -> str:
-        if scan(text).flags & Flag.INVISIBLE:
+        flags = scan(text).flags
+        if flags & Flag.INVISIBLE:
             text = _INVISIBLE.sub("", _LINE_ENDS.sub("\n", text))
-        return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
+        is_nfc = not flags & Flag.MARK or unicodedata.is_normalized("NFC", text)
+        return text if is_nfc else unicodedata.normalize("NFC", text)

@@ -83,13 +83,14 @@ class BadRecords:
     def keep(self, where: SourceLocation, reasons: Sequence[str]) -> None:
         """Count a good record. reasons: why parts of it are left out."""
         self.good += 1
-        self.reasons.update(reasons)
-        self.changed.update(where.repairs)
+        if reasons or where.repairs:
+            self.reasons.update(reasons)
+            self.changed.update(sorted(where.repairs))
         for name, role in where.used.items():
             item = where.names.get(name, name), role
             if role and (item in self.roles or len(self.roles) < _MAX_IGNORED):
                 self.roles[item] += 1
-        for name in where.ignored:
+        for name in sorted(where.ignored):  # not as the hash seed has it
             name = name if name in self.ignored or len(self.ignored) < _MAX_IGNORED else "other fields"
             count, first = self.ignored.get(name, (0, str(where)))
             self.ignored[name] = count + 1, first

@@ -90,7 +90,7 @@ def _rows(path: Path, text_holds: str) -> Iterator[tuple[int, Any]]:
 def _documents_of(value: Any, where: SourceLocation) -> Sequence[Document]:
     """The documents of a text or record, separated by `<|endoftext|>`."""
     text = value if isinstance(value, str) else record_text(value, where)
-    if not isinstance(value, str):
+    if not isinstance(value, str) and len(value) > len(where.used):
         switches = {name for name in schema.SWITCH_FIELDS if value.get(name) == 1}
         where.note_ignored(value, switches.union(where.used), (text,))
     texts = [text]

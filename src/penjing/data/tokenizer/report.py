@@ -1,18 +1,20 @@
 """What a tokenizer makes of texts: compression by script, ids that are never used, and what its ids cost a model."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from penjing.data.clean.language import script_of
+from penjing.data.clean.text_scan import scan
 from penjing.data.tokenizer.bulk import BulkEncoder
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 WIDTHS = (128, 256, 384, 512, 768, 1024, 2048, 4096)  # hidden sizes
 UNUSED_SHOWN = 12
 BATCH = 256  # texts
+_SCRIPT_CHARACTERS = 4000  # by which the script of a text is told
 # Characters per token that others published, of their texts.
 PUBLISHED = (
     ("English", "Llama 2, 32,000 ids", 3.17, "arXiv:2407.21783, section 3.2"),
@@ -22,19 +24,6 @@ PUBLISHED = (
     ("English", "Cohere multilingual-22-12", 4.8, "its model card, on Wikipedia"),
     ("Chinese", "Cohere multilingual-22-12", 1.1, "its model card, on Wikipedia"),
 )
-_HAN, _KANA, _LATIN = (
-    re.compile(f"[{s}]") for s in ("\u3400-\u9fff\uf900-\ufaff", "\u3040-\u30ff", "A-Za-z\u00c0-\u024f")
-)
-
-
-def script_of(text: str) -> str:
-    """Chinese if at least a third of the letters are Han, Japanese with some kana, Latin script, or other."""
-    head = text[:4000]
-    han, kana, latin = (len(pattern.findall(head)) for pattern in (_HAN, _KANA, _LATIN))
-    letters = max(1, sum(map(str.isalpha, head)))
-    if han + kana > letters / 3:
-        return "Japanese" if kana > han / 5 else "Chinese"
-    return "Latin script" if latin > letters / 2 else "other"
 
 
 def measure(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Any]:
@@ -46,7 +35,7 @@ def measure(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, Any]:
         batch = texts[start : start + BATCH]
         for text, ids in zip(batch, encoder.encode(batch), strict=True):
             used_V[ids] = True
-            name = script_of(text)
+            name = script_of(scan(text[:_SCRIPT_CHARACTERS]))
             words = sum(map(str.isalpha, text)) if name in ("Chinese", "Japanese") else len(text.split())
             counts = scripts.setdefault(name, Counter())
             counts.update(texts=1, bytes=len(text.encode()), characters=len(text), words=words, tokens=len(ids))
