@@ -89,6 +89,12 @@ def test_gbk_read_as_latin_letters_is_repaired(clean, texts):
     assert len(wrong) <= 0.05 * len(texts["zh"]), wrong[:3]
 
 
+def test_chinese_read_as_latin_letters_is_repaired_with_a_ratio_sign_and_if_it_happened_twice(clean):
+    text = "孙行者近前道∶“师父，天色将晚，前面有一座高山，我们且去借宿一夜。”"
+    assert text_of(clean(planted.gbk(text, random.Random(0)))) == text
+    assert text_of(clean(text.encode().decode("latin-1").encode().decode("latin-1"))) == text
+
+
 def test_tags_are_removed_but_not_from_code_and_not_in_quadratic_time(clean, texts):
     for text in texts["en"][:20] + texts["zh"][:20]:
         inner = "".join(f"<p class='a'>{line}</p>\n" for line in text.split("\n"))

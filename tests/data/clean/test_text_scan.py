@@ -1,8 +1,8 @@
 """The scan of a text: the same numbers in C and in Python, whatever the text."""
 
 import random
-import unicodedata
 import time
+import unicodedata
 
 import pytest
 from hypothesis import example, given, settings

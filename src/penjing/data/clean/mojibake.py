@@ -56,7 +56,7 @@ def repair(text: str) -> str:
     if "â€œ" in text:  # a closing quotation mark that lost its last byte, which cp1252 does not have
         text = _CUT_QUOTE.sub("”", text)
     fixed = "\n".join(map(_repair_line, text.split("\n")))
-    if _HIGH_LATIN.search(fixed) and (chinese := _chinese_as_latin(text, "gbk")) != text:
+    if _HIGH_LATIN.search(fixed) and not _is_chinese(fixed) and (chinese := _chinese_as_latin(text, "gbk")) != text:
         return chinese
     return fixed
 
@@ -93,8 +93,13 @@ def _utf8_as_gbk(line: str) -> str:
         return decoded if decoded.count("\ufffd") < 0.2 * len(decoded) else line
 
 
+def _is_chinese(text: str) -> bool:
+    """Whether characters such as ∶ are few beside Chinese ones."""
+    return len(_HAN.findall(text)) > 20 * len(_HIGH_LATIN.findall(re.sub("[‘’]", "", text)))
+
+
 def _chinese_as_latin(text: str, encoding: str) -> str:
-    """Chinese text whose bytes were read as Latin letters: most characters are not ASCII, and all become Chinese."""
+    """Chinese text whose bytes were read as Latin letters: most characters are not ASCII, and become Chinese."""
     if 2 * len(_HIGH_LATIN.findall(text)) < len(re.sub(r"\s", "", text)):
         return text
     for read_as in ("latin-1", "cp1252", "mac-roman", "cp437"):
@@ -102,6 +107,8 @@ def _chinese_as_latin(text: str, encoding: str) -> str:
             decoded = text.encode(read_as).decode(encoding)
         except UnicodeError:
             continue
-        if _HAN.search(decoded) and not _HIGH_LATIN.search(re.sub("[‘’]", "", decoded)):
+        if encoding == "utf-8":  # it may be so twice
+            decoded = _chinese_as_latin(decoded, encoding)
+        if _is_chinese(decoded):
             return decoded
     return text

@@ -154,5 +154,9 @@ _KINDS: dict[Kind, tuple[int, re.Pattern[str], Callable[[re.Match[str]], bool]]]
         ),
         _is_ip,
     ),
-    "phone": (Flag.NUMBER, re.compile(rf"(?=[+(\dptmcfwPTMCFW电手热传])(?:{'|'.join(_PHONES)})(?![\d=]|-\d)"), _is_phone),
+    "phone": (
+        Flag.NUMBER,
+        re.compile(rf"(?=[+(\dptmcfwPTMCFW电手热传])(?:{'|'.join(_PHONES)})(?![\d=]|-\d)"),  # by its first character
+        _is_phone,
+    ),
 }
