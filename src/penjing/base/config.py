@@ -16,10 +16,10 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from annotated_types import BaseMetadata, Ge, Gt, Le, Lt
 
@@ -256,6 +256,30 @@ def _paths(kind: Any, prefix: str = "", choice: str = "") -> dict[str, str]:
         if not members:
             paths[prefix + name] = choice
     return paths
+
+
+class Setting(NamedTuple):
+    """A setting below a dataclass. needs: a choice, such as optimizer.name=muon, or empty. bounds: (sign, limit)."""
+
+    path: str
+    owner: type
+    field: dataclasses.Field[Any]
+    annotation: Any
+    needs: str
+    bounds: tuple[tuple[str, float], ...]
+
+
+def walk(kind: Any, prefix: str = "", needs: str = "") -> Iterator[Setting]:
+    """Every setting below `kind`, those of all choices, in the order of the code."""
+    annotations, bounds = _annotations(kind), _bounds(kind)
+    for field in _fields(kind):
+        path, members = prefix + _key(field), _members(annotations[_key(field)])
+        for member in members:
+            choice = f"{path}.name={_default(member, 'name')}" if len(members) > 1 else needs
+            yield from walk(member, f"{path}.", choice)
+        if not members:
+            allowed = tuple((sign, limit) for _, sign, limit in bounds.get(field.name, ()))
+            yield Setting(path, kind, field, annotations[_key(field)], needs, allowed)
 
 
 def _leaf(path: str) -> str:

@@ -1,5 +1,7 @@
 """The app of `penjing ui`: the page, and the routes of its parts, which only a holder of the token reaches."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,8 +16,9 @@ from penjing.serve.access import check_host, check_key
 from penjing.serve.errors import ApiError, from_user_error, handle_errors
 from penjing.serve.page_files import PAGE as CHAT_PAGE
 from penjing.serve.page_files import add_page
-from penjing.ui import data, plan, runs
-from penjing.ui.site import Site
+from penjing.ui import data, plan, runs, train
+from penjing.ui.processes import Chats, Trainings
+from penjing.ui.site import Site, run_in_thread
 
 PAGE = Path(__file__).parent / "page"
 # Of the chat page, and used here as they are.
@@ -23,14 +26,25 @@ SHARED = (
     *("api.js", "chinese.js", "dialogs.js", "dom.js", "english.js", "i18n.js", "sse.js", "theme.js"),
     *("page.css", "tree.svg", "chevron.svg"),
 )
-PARTS = (runs, plan, data)  # each has `add_routes(app, site)`
+PARTS = (plan, data)  # each has `add_routes(app, site)`
 
 
 def make_app(site: Site, token: str, *, loopback_only: bool = True) -> FastAPI:
     """The app. token: required on every path but those of the page's files."""
-    app = FastAPI(title="penjing ui", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
+    trainings, chats = Trainings(site), Chats()
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await run_in_thread(chats.close)
+
+    app = FastAPI(
+        lifespan=lifespan, title="penjing ui", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
+    )
     handle_errors(app)
     app.add_exception_handler(UserError, _user_error)
+    runs.add_routes(app, site, trainings)
+    train.add_routes(app, site, trainings, chats)
     for part in PARTS:
         part.add_routes(app, site)
     files = [*(CHAT_PAGE / name for name in SHARED), *sorted(PAGE.iterdir()), *sorted((PAGE / "vendor").iterdir())]

@@ -1,32 +1,101 @@
-"""The runs of the folder, as their files tell them."""
+"""The tab of runs: the list, live; one run's record; curves of several."""
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Query
+from starlette.responses import Response
 
-from penjing.track.run_record import RunRecord
+from penjing.base.errors import UserError
+from penjing.plan.prediction_history import compare
+from penjing.serve.streams import DONE, EventStream, dumps, sse_event
+from penjing.ui.curves import View, charts
+from penjing.ui.live_runs import LiveRun, LiveRuns
+from penjing.ui.processes import Trainings, log_tail
 from penjing.ui.site import Site
+from penjing.ui.train import resume_command
 
-DEPTH = 3  # folders below the app's that are searched
+TICK_SECONDS = 0.5  # between two looks at the files
+ALIVE_TICKS = 30  # between two events of an idle stream, so that a client that is gone is noticed
+MOST_ROWS = 200  # incidents, and samples of a prompt
+MOST_RUNS = 50  # in one chart
 
 
-def add_routes(app: FastAPI, site: Site) -> None:
+def add_routes(app: FastAPI, site: Site, trainings: Trainings) -> None:
+    live = LiveRuns(site, trainings)
+
     @app.get("/api/runs")
     def list_runs() -> dict[str, Any]:
-        return {"folder": str(site.folder), "runs": [{"id": site.name(path)} for path in runs_below(site.folder)]}
+        return {"folder": str(site.folder), "runs": live.rows(search=True)}
+
+    @app.get("/api/runs/events")
+    async def run_events() -> Response:
+        return EventStream(_events(live, site))
+
+    @app.get("/api/run")
+    def show_run(run: str) -> dict[str, Any]:
+        one = live.run(run)
+        return {**_details(one, trainings.state(one.name)), "command": resume_command(one.path, site.folder)}
+
+    @app.get("/api/curves")
+    def draw(
+        run: Annotated[list[str], Query(max_length=MOST_RUNS)],
+        x: Literal["step", "tokens", "time"] = "step",
+        smooth: Annotated[float, Query(ge=0, lt=1)] = 0.0,
+        low: Annotated[float | None, Query(allow_inf_nan=False)] = None,
+        high: Annotated[float | None, Query(allow_inf_nan=False)] = None,
+        small: bool = False,
+    ) -> Response:
+        runs = [live.run(name) for name in dict.fromkeys(run)]
+        for one in runs:
+            one.read()
+        drawn = charts(runs, View(x=x, smooth=smooth, low=low, high=high), small=small)
+        return Response(dumps({"charts": drawn}), media_type="application/json")
 
 
-def runs_below(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """The folders of runs at and below `folder`. A link is not followed."""
-    if RunRecord(folder).exists:
-        yield folder
-    if depth:
-        try:
-            inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
-        except OSError:
-            return
-        for path in inner:
-            if not path.name.startswith("."):
-                yield from runs_below(path, depth - 1)
+async def _events(live: LiveRuns, site: Site) -> AsyncIterator[bytes]:
+    """All rows at once, and again whenever one has changed."""
+    shown, idle = None, 0
+    while not site.is_closing():
+        rows = await asyncio.to_thread(live.rows)
+        if rows != shown or idle >= ALIVE_TICKS:
+            yield sse_event({"folder": str(site.folder), "runs": rows})
+            shown, idle = rows, 0
+        idle += 1
+        await asyncio.sleep(TICK_SECONDS)
+    yield DONE
+
+
+def _details(run: LiveRun, begun: str) -> dict[str, Any]:
+    """What stands in a run's folder besides its curves."""
+    row, record = run.row(begun), run.read()
+    done = record.outcome or record.ended
+    so_far = {
+        "steps_done": row["step"],
+        "seconds": run.last("seconds"),
+        "tokens": run.last("tokens"),
+        "tokens_per_second": row["tokens_per_second"],
+        "peak_memory_bytes": run.last("memory_bytes"),
+    }
+    outcome = done.raw if row["state"] != "running" and done else so_far
+    try:
+        terms = compare(record.plan.raw, outcome) if record.plan else []
+    except (UserError, ArithmeticError, TypeError, ValueError):  # files that somebody else has written
+        terms = []
+    return {
+        **row,
+        "settings": record.settings,
+        "why": record.ended.text("why") if row["state"] not in ("running", "finished") else "",
+        "terms": [[term.name, term.unit, term.predicted, term.actual, term.error] for term in terms],
+        "warnings": record.plan.texts("warnings"),
+        "incidents": [
+            json.loads(json.dumps(incident.raw), parse_constant=str) for incident in record.incidents[-MOST_ROWS:]
+        ],
+        "samples": [
+            {"prompt": prompt, "language": language, "texts": list(texts.items())[-MOST_ROWS:]}
+            for (prompt, language), texts in record.samples.items()
+        ],
+        "log": log_tail(run.path),
+    }

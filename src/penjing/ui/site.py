@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Request
+from starlette.concurrency import run_in_threadpool as run_in_thread
 
 from penjing.serve.errors import ApiError
 from penjing.serve.limits import BODY_BYTES
 from penjing.serve.request_body import read_body
 
+__all__ = ["Site", "read_json", "run_in_thread", "text_field"]
+_SCHEME = re.compile(r"\b(?:https?|hf)://")
 _BETWEEN_PATHS = re.compile(r"""[\s,:="'\[\]{}|]+""")
 
 
@@ -33,7 +36,7 @@ class Site:
 
     def check_value(self, value: str) -> None:
         """Raises ApiError (403) for a setting's value of which a part is a path outside the folder."""
-        for part in _BETWEEN_PATHS.split(value):
+        for part in _BETWEEN_PATHS.split(_SCHEME.sub("", value)):
             self.path("/" if part.startswith("~") else part)
 
     def name(self, path: Path) -> str:

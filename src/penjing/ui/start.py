@@ -1,5 +1,6 @@
 """Start the app: take the address, say where it is, and answer until told to stop."""
 
+import os
 import secrets
 import threading
 from contextlib import closing
@@ -26,8 +27,9 @@ def start(folder: Path, host: str, port: int, console: Console) -> None:
 
     if not folder.is_dir():
         raise UserError("no such folder", where=folder)
+    os.chdir(folder)  # settings are resolved as a command in the folder would
     token = secrets.token_urlsafe(24)
-    site = Site(folder, lambda: server.should_exit)
+    site = Site(Path(), lambda: server.should_exit)
     server = make_server(make_app(site, token, loopback_only=is_loopback(host)))
     with closing(listen(host, port)) as listener:
         threading.Thread(target=plan.load, daemon=True).start()

@@ -1,14 +1,70 @@
-// The tab chat.
+// The tab of chat: starts a chat server for a checkpoint, and opens its page. The servers end with this page's server.
 
-import { addWords, t } from "./i18n.js";
-import { el } from "./dom.js";
+import { el, fill } from "./dom.js";
+import { addWords, count, t } from "./i18n.js";
 import { words } from "./chat_words.js";
 
 addWords(words);
 
+const EVERY = 1000; // ms between two looks
+
+let state = null;
+
 export const tab = {
-  open(root, context) {
-    root.append(el("p", { class: "hint", text: t("chatSoon") }));
+  async open(root, context) {
+    const now = state = { context, list: el("div", { class: "chats" }), timer: 0, shown: "" };
+    const { runs } = await context.api.get("api/runs");
+    if (state !== now) return;
+    const rows = runs.filter((row) => row.checkpoints.length);
+    root.append(el("p", { class: "hint", text: t(rows.length ? "chatHint" : "chatNone") }), rows.length ? chooser(now, rows) : "", now.list);
+    const [run, step] = [context.params.get("run"), Number(context.params.get("step"))];
+    if (run) {
+      context.keep({}); // a reload starts nothing
+      await start(now, run, step);
+    }
+    watch(now);
   },
-  close() {},
+  close() {
+    clearTimeout(state?.timer);
+    state = null;
+  },
 };
+
+function chooser(now, rows) {
+  const run = el("select", { "aria-label": t("chatRun") }, rows.map((row) => el("option", { value: row.id, text: row.id })));
+  const step = el("select", { "aria-label": t("chatCheckpoint") });
+  const steps = () => fill(step, rows[run.selectedIndex].checkpoints.map((value) => el("option", { value, text: t("chatStep", { step: count(value) }) })));
+  run.addEventListener("change", steps);
+  steps();
+  return el("div", { class: "row gap" }, run, step, el("button", { type: "button", class: "primary", text: t("chatStart"), on: { click: () => start(now, run.value, Number(step.value)) } }));
+}
+
+async function start(now, run, step) {
+  try {
+    show(now, await now.context.api.post("api/chats", { run, step }));
+  } catch (error) {
+    now.context.fail(error);
+  }
+}
+
+async function watch(now) {
+  try {
+    show(now, await now.context.api.get("api/chats"));
+  } catch (error) {
+    if (state === now) now.context.fail(error);
+    return;
+  }
+  if (state === now) now.timer = setTimeout(() => watch(now), EVERY);
+}
+
+function show(now, { chats }) {
+  const shown = JSON.stringify(chats);
+  if (state !== now || shown === now.shown) return;
+  now.shown = shown;
+  fill(now.list, chats.map((chat) => el("section", { class: "card gap" },
+    el("h2", {}, chat.run, el("span", { class: "unit", text: ` ${t("chatStep", { step: count(chat.step) })}` })),
+    el("div", { class: "row" },
+      chat.state === "ready" ? el("a", { class: "primary", href: chat.address, target: "_blank", rel: "noopener noreferrer", text: t("chatOpen") }) : el("span", { role: "status", class: chat.state === "ended" ? "bad" : "hint", text: t(`chat_${chat.state}`) }),
+      el("button", { type: "button", class: "plain", text: t("chatStop"), on: { click: async () => show(now, await now.context.api.post("api/chats/stop", { run: chat.run, step: chat.step })) } })),
+    chat.said ? el("pre", { class: "log", tabindex: "0", text: chat.said }) : null)));
+}

@@ -54,7 +54,7 @@ const api = {
 
 /** What an error says to a person. */
 function reason(error) {
-  if (error.status === 0 || error instanceof TypeError) return t("uiGone");
+  if (error.status === 0) return t("uiGone");
   return error.status === 401 ? t("uiNoToken") : error.message;
 }
 
@@ -98,6 +98,7 @@ async function show() {
     await tab.open(root, contextOf(params));
   } catch (error) {
     if (mine === turn && error.name !== "AbortError") {
+      console.error(error);
       fill($("#panel"), el("p", { class: "panel-error", role: "alert", text: t("uiFailed", { error: reason(error) }) }));
     }
   }

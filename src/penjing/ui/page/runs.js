@@ -1,15 +1,179 @@
-// The tab of runs.
+// The tab of runs: the list at the side, curves of the chosen ones, and what one run left behind. All of it comes from
+// the runs' folders, so that a reload, another device and a run started in a terminal show the same.
 
-import { addWords, t } from "./i18n.js";
-import { el } from "./dom.js";
+import { $, button, el, fill } from "./dom.js";
+import { addWords, count, short, t } from "./i18n.js";
+import { duration, figure, loadPlots, Plot, swatch } from "./plot.js";
+import { showDetails } from "./run_details.js";
 import { words } from "./runs_words.js";
 
 addWords(words);
 
+const MOST_CHOSEN = 20;
+const AGAIN = 2000; // ms until a broken stream is opened again
+
+let state = null;
+
 export const tab = {
   async open(root, context) {
-    const { runs, folder } = await context.api.get("api/runs");
-    root.append(el("h2", { text: t("runsOf", { folder }) }), el("ul", {}, runs.map((run) => el("li", { text: run.id }))));
+    const { params } = context;
+    const now = state = {
+      context, root, rows: [], shown: "", plots: new Map(), drawing: null, ending: new AbortController(),
+      chosen: params.getAll("run"), x: params.get("x") ?? "step", smooth: Number(params.get("smooth")) || 0,
+      logX: params.get("logx") === "1", logY: params.get("logy") === "1", small: params.get("small") === "1",
+      low: null, high: null,
+    };
+    build(now);
+    await loadPlots();
+    follow(now);
   },
-  close() {},
+  close() {
+    state?.ending.abort();
+    state?.plots.forEach((plot) => plot.close());
+    state = null;
+  },
 };
+
+function build(now) {
+  const select = el("select", { id: "runs-x", "aria-label": t("runsAxis") },
+    ["step", "tokens", "time"].map((value) => el("option", { value, text: t(`runsBy_${value}`), selected: now.x === value })));
+  select.addEventListener("change", () => change(now, { x: select.value, low: null, high: null }));
+  const smooth = el("input", { type: "range", id: "runs-smooth", min: 0, max: 0.99, step: 0.01, value: now.smooth });
+  smooth.addEventListener("input", () => change(now, { smooth: Number(smooth.value) }));
+  const box = (name, key) => {
+    const input = el("input", { type: "checkbox", id: `runs-${key}`, checked: now[key] });
+    input.addEventListener("change", () => change(now, { [key]: input.checked }));
+    return el("label", { class: "check" }, input, t(name));
+  };
+  const edge = (key) => el("input", { type: "number", id: `runs-${key}`, class: "edge", "aria-label": t(`runs_${key}`), placeholder: t(`runs_${key}`), min: 0,
+    on: { change: (event) => change(now, { [key]: event.target.value === "" ? null : Number(event.target.value) }) } });
+  const more = el("details", { class: "more", open: now.small }, el("summary", { text: t("runsMore") }), el("div", { class: "charts", id: "runs-small" }));
+  more.addEventListener("toggle", () => change(now, { small: more.open }));
+  fill(now.root,
+    el("section", { class: "runs-list", "aria-label": t("uiRuns") }, el("p", { class: "hint", id: "runs-folder" }), el("ul", { id: "runs-rows" })),
+    el("div", { class: "runs-main" },
+      el("div", { class: "row tools" }, select, el("label", { class: "check" }, t("runsSmooth"), smooth), box("runsLogX", "logX"), box("runsLogY", "logY"),
+        el("span", { class: "spring" }), edge("low"), edge("high"), button("close", t("runsWhole"), () => change(now, { low: null, high: null }))),
+      el("p", { class: "panel-error", id: "runs-gone", role: "alert", hidden: true }),
+      el("div", { class: "charts", id: "runs-charts" }),
+      more,
+      el("div", { id: "runs-details" })));
+}
+
+/** Another view of the same runs. */
+function change(now, part) {
+  Object.assign(now, part);
+  for (const key of ["low", "high"]) $(`#runs-${key}`).value = now[key] === null ? "" : Number(now[key].toPrecision(5));
+  remember(now);
+  draw(now);
+}
+
+function remember(now) {
+  const kept = [...now.chosen.map((run) => ["run", run]), ["x", now.x], ["smooth", now.smooth],
+    ["logx", Number(now.logX)], ["logy", Number(now.logY)], ["small", Number(now.small)]];
+  now.context.keep(kept.filter(([, value]) => value !== 0 && value !== "step"));
+}
+
+/** The stream of rows; opened again when it breaks. */
+async function follow(now) {
+  const { signal } = now.ending;
+  while (!signal.aborted) {
+    try {
+      for await (const event of now.context.api.events("api/runs/events", signal)) {
+        $("#runs-gone").hidden = true;
+        update(now, event);
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      $("#runs-gone").hidden = false;
+      $("#runs-gone").textContent = now.context.reason(error.status ? error : { status: 0 });
+      if (error.status === 401) return;
+    }
+    await new Promise((resolve) => setTimeout(resolve, AGAIN));
+  }
+}
+
+function update(now, { folder, runs }) {
+  const before = versions(now);
+  now.rows = runs;
+  if (!now.chosen.some((id) => runs.some((row) => row.id === id)) && runs.length) now.chosen = [runs[0].id];
+  $("#runs-folder").textContent = t(runs.length ? "runsOf" : "runsNone", { folder });
+  list(now);
+  if (versions(now) !== before) draw(now);
+}
+
+/** What the chosen runs' files were when they were last read. */
+const versions = (now) => now.chosen.map((id) => `${id} ${now.rows.find((row) => row.id === id)?.version}`).join("\n");
+
+function choose(now, id, add) {
+  if (!add) now.chosen = [id];
+  else if (now.chosen.includes(id)) now.chosen = now.chosen.filter((other) => other !== id || now.chosen.length === 1);
+  else if (now.chosen.length < MOST_CHOSEN) now.chosen = [...now.chosen, id];
+  Object.assign(now, { low: null, high: null });
+  list(now);
+  change(now, {});
+}
+
+function list(now) {
+  const focused = document.activeElement?.id;
+  fill($("#runs-rows"), now.rows.map((row) => {
+    const place = now.chosen.indexOf(row.id);
+    const box = el("input", { type: "checkbox", id: `pick-${encodeURIComponent(row.id)}`, checked: place >= 0, "aria-label": t("runsCompare", { run: row.id }), on: { change: () => choose(now, row.id, true) } });
+    const facts = [row.steps ? `${count(row.step)} / ${count(row.steps)}` : row.step ? count(row.step) : "",
+      row.loss === null ? "" : t("runsLoss", { value: figure(row.val_loss ?? row.loss) }), row.parameters ? short(row.parameters) : "",
+      row.state === "running" && row.seconds_left ? t("runsLeft", { time: duration(row.seconds_left) }) : ""];
+    return el("li", { class: place >= 0 ? "chosen" : "" }, box, place >= 0 ? swatch(place) : el("i", { class: "swatch" }),
+      el("button", { type: "button", class: "run", id: `open-${encodeURIComponent(row.id)}`, "aria-pressed": String(place >= 0 && now.chosen.length === 1), on: { click: () => choose(now, row.id, false) } },
+        el("span", { class: "run-name", text: row.id === "." ? row.stage || "." : row.id }),
+        el("span", { class: `state ${row.state.replaceAll(" ", "-")}`, text: t(`runsState_${row.state.replaceAll(" ", "_")}`) }),
+        el("span", { class: "run-facts", text: facts.filter(Boolean).join(" · ") })));
+  }));
+  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+}
+
+/** Ask for the curves and draw them. While one question is open, only the newest of further ones is kept. */
+async function draw(now) {
+  if (now.drawing) return void (now.again = true);
+  now.drawing = true;
+  try {
+    do {
+      now.again = false;
+      await drawOnce(now);
+    } while (now.again && !now.ending.signal.aborted);
+  } catch (error) {
+    if (!now.ending.signal.aborted) now.context.fail(error);
+  } finally {
+    now.drawing = false;
+  }
+}
+
+async function drawOnce(now) {
+  const { signal } = now.ending;
+  const run = now.chosen.filter((id) => now.rows.some((row) => row.id === id));
+  if (!run.length) return;
+  const query = { run, x: now.x, smooth: now.smooth };
+  if (now.low !== null) query.low = now.low;
+  if (now.high !== null) query.high = now.high;
+  const { api } = now.context;
+  const [main, small] = await Promise.all([api.get("api/curves", query, signal), now.small ? api.get("api/curves", { ...query, small: true }, signal) : { charts: [] }]);
+  const view = {
+    x: now.x, logX: now.logX, logY: now.logY, alone: run.length === 1, theme: document.documentElement.dataset.theme,
+    colours: Object.fromEntries(now.chosen.map((id, place) => [id, place])),
+    zoom: (low, high) => change(now, { low: Math.max(0, low), high }),
+  };
+  place(now, $("#runs-charts"), main.charts, view);
+  place(now, $("#runs-small"), small.charts, view);
+  if (run.length === 1) await showDetails($("#runs-details"), await api.get("api/run", { run }, signal), now.context);
+  else $("#runs-details").replaceChildren();
+}
+
+function place(now, container, charts, view) {
+  const nodes = charts.filter((chart) => chart.series.length).map((chart) => {
+    const key = `${container.id} ${chart.metric}`;
+    if (!now.plots.has(key)) now.plots.set(key, new Plot());
+    return [now.plots.get(key), chart];
+  });
+  for (const [plot] of nodes) if (plot.node.parentNode !== container) container.append(plot.node);
+  for (const node of [...container.children]) if (!nodes.some(([plot]) => plot.node === node)) node.remove();
+  for (const [plot, chart] of nodes) plot.show(chart, view);
+}

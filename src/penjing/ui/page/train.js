@@ -1,14 +1,191 @@
-// The tab train.
+// The tab of training: a form of the settings as the code declares them. Only what was changed is sent; the server says
+// of each change what the command line would.
 
+import { button, el, fill } from "./dom.js";
 import { addWords, t } from "./i18n.js";
-import { el } from "./dom.js";
 import { words } from "./train_words.js";
 
 addWords(words);
 
+const KEPT = "penjing.train"; // in this browser: the recipe and what was changed
+const PAUSE = 250; // ms after a key, until the server is asked
+// What most people set, shown first.
+const OFTEN = ["out", "data.train", "init_from", "model.preset", "max_steps", "epochs", "batch.size", "data.seq_len", "optimizer.learning_rate", "seed"];
+
+let state = null;
+
 export const tab = {
-  open(root, context) {
-    root.append(el("p", { class: "hint", text: t("trainSoon") }));
+  async open(root, context) {
+    const now = state = { context, root, changed: {}, values: {}, recipe: "pretrain", ending: new AbortController(), timer: 0, asked: 0 };
+    root.append(el("p", { class: "hint", role: "status", text: t("trainLoading") }));
+    const { signal } = now.ending;
+    const [form, { runs }] = await Promise.all([context.api.get("api/settings", {}, signal), context.api.get("api/runs", {}, signal)]);
+    if (state !== now) return;
+    Object.assign(now, { form, runs: runs.map((row) => row.id) }, kept(), context.params.get("recipe") ? { recipe: context.params.get("recipe"), changed: JSON.parse(context.params.get("settings") || "{}") } : {});
+    build(now);
+    await check(now);
   },
-  close() {},
+  close() {
+    state?.ending.abort();
+    clearTimeout(state?.timer);
+    state = null;
+  },
 };
+
+function kept() {
+  try {
+    const { recipe, changed } = JSON.parse(sessionStorage.getItem(KEPT) || "{}");
+    return recipe ? { recipe, changed } : {};
+  } catch {
+    return {};
+  }
+}
+
+function build(now) {
+  const { form, runs } = now;
+  const recipe = el("select", { id: "train-recipe" },
+    el("optgroup", { label: t("trainRecipes") }, form.recipes.map(({ name, help }) => el("option", { value: name, text: help ? `${name}: ${help}` : name }))),
+    runs.length ? el("optgroup", { label: t("trainAsRun") }, runs.map((run) => el("option", { value: `${run}/run.toml`, text: run }))) : null);
+  recipe.value = now.recipe;
+  if (recipe.selectedIndex < 0) recipe.value = now.recipe = form.recipes[0].name;
+  recipe.addEventListener("change", () => {
+    now.recipe = recipe.value;
+    soon(now, 0);
+  });
+  const search = el("input", { type: "search", class: "plain-input", id: "train-search", placeholder: t("trainSearch"), "aria-label": t("trainSearch"), autocomplete: "off" });
+  search.addEventListener("input", () => filter(now, search.value));
+  now.fields = new Map();
+  const all = form.groups.flatMap((group) => group.fields);
+  const often = { name: t("trainOften"), help: "", fields: OFTEN.flatMap((path) => all.filter((field) => field.path === path)) };
+  const groups = [often, ...form.groups.map((group) => ({ ...group, fields: group.fields.filter((field) => !OFTEN.includes(field.path)) }))];
+  now.groups = groups.filter((group) => group.fields.length).map((group, place) => groupOf(now, group, place === 0));
+  now.result = el("div", { class: "train-result" });
+  fill(now.root,
+    el("datalist", { id: "train-presets" }, form.presets.map((value) => el("option", { value }))),
+    el("datalist", { id: "train-runs" }, runs.map((value) => el("option", { value }))),
+    el("div", { class: "train-head" }, el("div", { class: "field" }, el("label", { for: "train-recipe", text: t("trainRecipe") }), recipe), search),
+    el("div", { class: "train-columns" }, el("form", { class: "train-form", on: { submit: (event) => event.preventDefault() } }, now.groups.map(({ node }) => node)), now.result));
+}
+
+function groupOf(now, group, open) {
+  const fields = group.fields.map((field) => fieldOf(now, field));
+  const node = el("details", { class: "card", open }, el("summary", {}, group.name || t("trainRun"), group.help ? el("span", { class: "unit", text: ` ${group.help}` }) : null), fields.map((field) => field.node));
+  return { node, fields, open };
+}
+
+function fieldOf(now, field) {
+  const id = `set-${field.path}-${field.needs}`.replace(/[^\w-]/g, "_");
+  const about = { id, "aria-describedby": `${id}-help ${id}-error`, autocomplete: "off", spellcheck: "false" };
+  const options = field.kind === "yes" ? ["true", "false"] : field.options;
+  const lists = { "model.preset": "train-presets", init_from: "train-runs", "objective.teacher": "train-runs" };
+  const input = ["choice", "yes"].includes(field.kind)
+    ? el("select", about, el("option", { value: "" }), options.map((value) => el("option", { value, text: value })))
+    : el("input", { type: "text", ...about, class: "plain-input", list: lists[field.path], inputmode: { whole: "numeric", number: "decimal" }[field.kind] });
+  const error = el("p", { class: "bad", hidden: true, id: `${id}-error` });
+  const set = (value) => {
+    if (value === "") delete now.changed[field.path];
+    else now.changed[field.path] = value;
+    soon(now);
+  };
+  input.addEventListener("input", () => set(input.value));
+  const undo = button("close", t("trainUndo", { name: field.path }), () => {
+    input.value = "";
+    set("");
+    input.focus();
+  });
+  const leaf = field.path.split(".").at(-1);
+  const node = el("div", { class: "setting" }, el("label", { for: id, text: OFTEN.includes(field.path) ? field.path : leaf }), el("div", { class: "setting-input" }, input, undo),
+    el("p", { class: "hint", id: `${id}-help`, text: [[field.help].flat().join("; "), field.range.join(", ")].filter(Boolean).join(" · ") }), error);
+  const entry = { field, node, input, undo, error };
+  now.fields.set(`${field.path} ${field.needs}`, entry);
+  return entry;
+}
+
+function soon(now, pause = PAUSE) {
+  clearTimeout(now.timer);
+  now.timer = setTimeout(() => check(now), pause);
+}
+
+/** Ask the server what these settings would do, and show it. */
+async function check(now) {
+  const mine = ++now.asked;
+  const settings = { ...now.changed };
+  try {
+    sessionStorage.setItem(KEPT, JSON.stringify({ recipe: now.recipe, changed: settings }));
+  } catch {
+    // No storage.
+  }
+  show(now, settings);
+  try {
+    const answer = await now.context.api.post("api/check", { recipe: now.recipe, settings }, now.ending.signal);
+    if (mine !== now.asked) return;
+    now.values = answer.error ? now.values : answer.values;
+    show(now, settings);
+    result(now, answer, settings);
+  } catch (error) {
+    if (mine !== now.asked || now.ending.signal.aborted) return;
+    result(now, { error: { where: error.param ?? "", message: now.context.reason(error) }, command: "", decisions: [] }, settings);
+  }
+}
+
+/** Which settings exist under the present choices, their values, and which were changed. */
+function show(now, changed) {
+  for (const { field, node, input, undo } of now.fields.values()) {
+    const [choice, wanted] = field.needs.split("=");
+    node.dataset.absent = String(Boolean(choice) && (changed[choice] ?? now.values[choice]) !== wanted);
+    const value = changed[field.path] ?? "";
+    if (input.value !== value && document.activeElement !== input) input.value = value;
+    const own = now.values[field.path] ?? "";
+    if (input.tagName === "SELECT") input.options[0].textContent = value === "" ? own : "";
+    else input.placeholder = own;
+    node.classList.toggle("changed", value !== "");
+    undo.hidden = value === "";
+  }
+}
+
+function result(now, { error, command, decisions, out }, settings) {
+  let marked = false;
+  for (const { field, error: node, input } of now.fields.values()) {
+    const is = Boolean(error) && (error.where === field.path || error.where === field.path.replace(/\.(name|preset)$/, "")) && !marked;
+    marked ||= is;
+    node.hidden = !is;
+    node.textContent = is ? error.message : "";
+    if (is) input.setAttribute("aria-invalid", "true");
+    else input.removeAttribute("aria-invalid");
+  }
+  const start = el("button", { type: "button", class: "primary", id: "train-start", text: t("trainStart"), disabled: Boolean(error) });
+  start.addEventListener("click", async () => {
+    start.disabled = true;
+    try {
+      const { run } = await now.context.api.post("api/start", { recipe: now.recipe, settings });
+      now.context.go("runs", { run });
+    } catch (failure) {
+      now.context.fail(failure);
+      start.disabled = false;
+    }
+  });
+  fill(now.result,
+    error ? el("p", { class: "panel-error", role: "alert", text: error.message }) : el("p", { class: "hint", role: "status", text: t("trainInto", { out }) }),
+    command ? now.context.commandLine(command) : null,
+    el("div", { class: "row gap" }, start, Object.keys(settings).length ? el("button", { type: "button", class: "plain", text: t("trainReset"), on: { click: () => {
+      now.changed = {};
+      document.activeElement?.blur();
+      soon(now, 0);
+    } } }) : null),
+    decisions.length ? el("ul", { class: "decisions" }, decisions.map(([name, was, is, why]) => el("li", {}, el("strong", { text: `${name}: ${was} → ${is}` }), ` ${why}`))) : null);
+}
+
+/** Only the settings that hold all of these words, in their name or help. */
+function filter(now, text) {
+  const wanted = text.toLowerCase().split(/\s+/).filter(Boolean);
+  for (const group of now.groups) {
+    let found = 0;
+    for (const { field, node } of group.fields) {
+      const all = `${field.path} ${field.help}`.toLowerCase();
+      node.hidden = !wanted.every((word) => all.includes(word));
+      if (!node.hidden && node.dataset.absent === "false") found += 1;
+    }
+    group.node.hidden = wanted.length > 0 && !found;
+    group.node.open = wanted.length ? found > 0 : group.open;
+  }
+}

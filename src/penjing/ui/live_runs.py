@@ -1,0 +1,167 @@
+"""The runs below a folder, read as they grow. The truth is the run's folder: nothing is kept besides what was read."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penjing.base.untrusted import number, text
+from penjing.serve.errors import ApiError
+from penjing.track.run_record import RunRecord
+from penjing.ui.processes import Trainings
+from penjing.ui.site import Site
+
+DEPTH = 3  # folders below the app's that are searched
+SEARCH_SECONDS = 2.0  # between searches for new runs
+Column = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+class LiveRun:
+    """One run: its metrics by name and step, and a row that describes it."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        self.metrics: dict[str, dict[int, float]] = {}
+        self._position = ""
+        self._columns: dict[str, Column] = {}
+        self._lock = threading.Lock()
+        self._seen: object = None
+        self._row: dict[str, Any] = {}
+
+    def read(self) -> RunRecord:
+        """Take in what has been written since the last time; returns a fresh record of the other files."""
+        record = RunRecord(self.path, problems=[])
+        with self._lock:
+            tail = record.tail(record.folder.metrics, self._position)
+            if tail.restarted:
+                self.metrics.clear()
+            self._position = tail.position
+            if tail.rows or tail.restarted:
+                self._columns.clear()
+            for line in tail.rows:
+                step = line.raw["step"]
+                if step < 0:
+                    continue
+                for key, value in line.raw.items():
+                    if key != "step" and (real := number(value)) is not None:
+                        self.metrics.setdefault(text(key), {})[step] = real
+        return record
+
+    def column(self, metric: str) -> Column:
+        """(steps, values) in the order of steps; empty for an unknown metric."""
+        with self._lock:
+            if metric not in self._columns:
+                values = self.metrics.get(metric, {})
+                steps = np.fromiter(values, float, len(values))
+                order = np.argsort(steps, kind="stable")
+                self._columns[metric] = steps[order], np.fromiter(values.values(), float, len(values))[order]
+            return self._columns[metric]
+
+    def last(self, metric: str) -> float | None:
+        _, values = self.column(metric)
+        return float(values[-1]) if len(values) else None
+
+    def row(self, begun: str = "") -> dict[str, Any]:
+        """What the list of runs shows. `version` changes with every file. begun: the state of a process of the page."""
+        folder = RunRecord(self.path).folder
+        files = (folder.settings, folder.plan, folder.outcome, folder.ended, folder.metrics, folder.samples)
+        seen = [
+            *map(_signature, (*files, folder.incidents, folder.checkpoints)),
+            RunRecord(self.path).is_running,
+            begun,
+        ]
+        if seen != self._seen:
+            self._row, self._seen = self._make_row(self.read(), begun), seen
+        return self._row
+
+    def _make_row(self, record: RunRecord, begun: str) -> dict[str, Any]:
+        steps, _ = self.column("tokens")
+        step = int(steps[-1]) if len(steps) else 0
+        settings, files = record.settings, record.folder
+        written = [stamp[0] for file in (files.metrics, files.settings, files.outcome) if (stamp := _signature(file))]
+        return {
+            "id": self.name,
+            "state": begun or state_of(record, step),
+            "stage": text(settings.get("stage", "")),
+            "step": step,
+            "steps": record.plan.number("steps"),
+            "parameters": record.plan.number("parameters"),
+            "loss": self.last("loss"),
+            "val_loss": self.last("val_loss"),
+            "seconds_left": self.last("seconds_left"),
+            "tokens_per_second": self.last("tokens_per_second"),
+            "checkpoints": record.checkpoints[:50],
+            "written": max(written, default=0) / 1e9,
+            "version": f"{time.time_ns()}",
+        }
+
+
+def state_of(record: RunRecord, step: int) -> str:
+    """running, finished, stopped, failed, interrupted, out of memory, or killed: then nothing wrote why it ended."""
+    if record.is_running:
+        return "running"
+    if record.outcome:
+        return "finished"
+    if record.ended and step <= (record.ended.number("steps_done") or 0):
+        return record.ended.text("ended")
+    return "killed"
+
+
+def _signature(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
+
+
+class LiveRuns:
+    """All runs at and below the folder of a site."""
+
+    def __init__(self, site: Site, trainings: Trainings) -> None:
+        self.site, self.trainings = site, trainings
+        self._runs: dict[str, LiveRun] = {}
+        self._lock = threading.Lock()
+        self._searched = 0.0
+
+    def rows(self, *, search: bool = False) -> list[dict[str, Any]]:
+        """A row for each run, the newest first. search: also for runs that have just begun."""
+        with self._lock:
+            if search or time.monotonic() - self._searched > SEARCH_SECONDS:
+                found = {self.site.name(path): path for path in _folders_of_runs(self.site.folder)}
+                found |= {name: self.site.folder / name for name in self.trainings.names() if name not in found}
+                self._runs = {name: self._runs.get(name) or LiveRun(path, name) for name, path in found.items()}
+                self._searched = time.monotonic()
+            return sorted(map(self._row, self._runs.values()), key=lambda row: -row["written"])
+
+    def _row(self, run: LiveRun) -> dict[str, Any]:
+        return run.row(self.trainings.state(run.name))
+
+    def run(self, name: str) -> LiveRun:
+        """The run of that name. Raises ApiError: 403 for a path outside, 404 if there is none."""
+        path = self.site.path(name)
+        with self._lock:
+            run = self._runs.get(name)
+            if run is None:
+                if not RunRecord(path).exists and name not in self.trainings.names():
+                    raise ApiError(404, f"{name[:200]}: no run in this folder", code="no_run")
+                run = self._runs[name] = LiveRun(path, name)
+        return run
+
+
+def _folders_of_runs(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
+    """The folders of runs at and below `folder`. No link is followed, nor into a run or a hidden folder."""
+    if RunRecord(folder).exists:
+        yield folder
+    elif depth:
+        try:
+            inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+        except OSError:
+            return
+        for path in inner:
+            if not path.name.startswith("."):
+                yield from _folders_of_runs(path, depth - 1)

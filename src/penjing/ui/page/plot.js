@@ -1,0 +1,132 @@
+// Curves, drawn by uPlot (vendored). It is loaded when the first chart is made.
+
+import { el } from "./dom.js";
+import { current, short, t } from "./i18n.js";
+
+let loading = null;
+
+/** Load uPlot. A script of our own origin: the page's policy allows no other. */
+export function loadPlots() {
+  loading ??= new Promise((resolve, reject) => {
+    document.head.append(el("link", { rel: "stylesheet", href: "uplot.css" }));
+    document.head.append(el("script", { src: "uplot.js", on: { load: resolve, error: () => reject(new TypeError("uplot.js")) } }));
+  });
+  return loading;
+}
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** The colour of a run's lines, the same in every chart. */
+export const colourOf = (place) => css(`--c${place % 8}`);
+
+/** Seconds as 1 h 05 min, 4 min 10 s, 12 s. */
+export function duration(value) {
+  const [h, m, s] = [Math.floor(value / 3600), Math.floor(value / 60) % 60, Math.round(value % 60)];
+  return h ? `${h} h ${String(m).padStart(2, "0")} min` : m ? `${m} min ${String(s).padStart(2, "0")} s` : `${s} s`;
+}
+
+const X = { step: (value) => value.toLocaleString("en-US"), tokens: short, time: duration };
+
+export function figure(value, percent = false) {
+  if (value === null || value === undefined) return "–";
+  if (percent) return `${(value * 100).toFixed(1)} %`;
+  const size = Math.abs(value);
+  if (size >= 1e4) return short(value);
+  return size !== 0 && size < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(4)));
+}
+
+/** One chart in a card. show(chart, view) draws; view: {x, logX, logY, colours, zoom}. */
+export class Plot {
+  constructor() {
+    this.title = el("h3");
+    this.canvas = el("div", { class: "plot", role: "img" });
+    this.legend = el("ul", { class: "legend" });
+    this.node = el("section", { class: "card chart" }, this.title, this.canvas, this.legend);
+    this.plot = null;
+    this.watcher = new ResizeObserver(() => this.plot && this.canvas.clientWidth && this.plot.setSize(this.size()));
+    this.watcher.observe(this.canvas);
+  }
+
+  size = () => ({ width: Math.max(220, this.canvas.clientWidth), height: 230 });
+
+  show(chart, view) {
+    const lines = chart.series.filter((line) => line.x.length);
+    const log = chart.log || view.logY;
+    const tables = lines.map((line) => [line.x, log ? line.y.map((y) => (y > 0 ? y : null)) : line.y])
+      .map(([x, y]) => (view.logX ? [x.filter((one) => one > 0), y.filter((_, at) => x[at] > 0)] : [x, y]));
+    const data = tables.length ? uPlot.join(tables) : [[]];
+    const name = current() === "zh" && chart.chinese ? chart.chinese : chart.title;
+    this.title.textContent = name;
+    this.title.append(el("span", { class: "unit", text: ` ${chart.unit}` }));
+    this.canvas.setAttribute("aria-label", t("runsChart", { name, values: lines.map((line) => `${line.run} ${line.label} ${figure(line.y.at(-1), chart.percent)}`).join("; ") }));
+    this.values = lines.map((line) => el("b", { text: figure(line.y.at(-1), chart.percent) }));
+    this.legend.replaceChildren(...lines.map((line, at) => el("li", {}, swatch(view.colours[line.run], line.held_out),
+      view.alone ? label(line) : `${line.run}${line.held_out ? ` · ${t("runsHeldOut")}` : ""}`, " ", this.values[at])));
+    this.legend.classList.toggle("many", lines.length > 8);
+    const shape = JSON.stringify([lines.map((line) => [line.run, line.metric]), view.x, view.logX, log, current(), view.theme]);
+    if (this.plot && this.shape === shape) {
+      this.plot.setData(data);
+      return;
+    }
+    this.shape = shape;
+    this.plot?.destroy();
+    this.plot = new uPlot(this.options(chart, lines, view, log), data, this.canvas);
+  }
+
+  options(chart, lines, view, log) {
+    const axis = { stroke: css("--soft"), grid: { stroke: css("--hair"), width: 1 }, ticks: { show: false }, font: "11.5px system-ui, sans-serif" };
+    const logged = (values) => (_, splits) => splits.map((value) => (value === null ? "" : values(value)));
+    const series = (line) => ({
+      stroke: colourOf(view.colours[line.run]),
+      width: 1.6,
+      dash: line.held_out || view.colours[line.run] >= 8 ? [5, 4] : undefined,
+      points: { show: line.x.length < 25 || line.held_out && line.x.length < 60, size: 4 },
+      spanGaps: true,
+    });
+    return {
+      ...this.size(),
+      legend: { show: false },
+      cursor: { drag: { x: true, y: false, setScale: false }, sync: { key: "runs" }, points: { size: 6 } },
+      scales: { x: { time: false, distr: view.logX ? 3 : 1 }, y: { distr: log ? 3 : 1 } },
+      axes: [
+        { ...axis, values: logged(X[view.x]), size: 34 },
+        { ...axis, values: logged((value) => figure(value, chart.percent)), size: 58 },
+      ],
+      series: [{}, ...lines.map(series)],
+      hooks: {
+        setSelect: [(plot) => {
+          if (plot.select.width < 4) return;
+          view.zoom(plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x"));
+          plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        }],
+        setCursor: [(plot) => this.point(plot, lines, chart, view)],
+      },
+    };
+  }
+
+  /** The values under the pointer, in the legend. */
+  point(plot, lines, chart, view) {
+    const at = plot.cursor.idx;
+    lines.forEach((line, place) => {
+      let value = line.y.at(-1);
+      if (at !== null && at !== undefined) {
+        const x = plot.data[0][at];
+        const next = line.x.findIndex((one) => one >= x);
+        value = line.y[next < 0 ? line.y.length - 1 : next];
+      }
+      this.values[place].textContent = figure(value, chart.percent);
+    });
+    this.title.lastChild.textContent = at === null || at === undefined ? ` ${chart.unit}` : ` ${t(`runsAt_${view.x}`, { x: X[view.x](plot.data[0][at]) })}`;
+  }
+
+  close() {
+    this.watcher.disconnect();
+    this.plot?.destroy();
+  }
+}
+
+const label = (line) => (line.held_out ? t("runsHeldOut") : line.label === "training" ? t("runsTraining") : line.label);
+
+export function swatch(place, dashed = false) {
+  return el("i", { class: `swatch c${(place ?? 0) % 8}${dashed ? " dashed" : ""}`, "aria-hidden": "true" });
+}

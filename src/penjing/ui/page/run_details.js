@@ -1,0 +1,83 @@
+// What one run left behind: buttons, plan and outcome, samples, incidents, checkpoints, settings.
+
+import { el, fill } from "./dom.js";
+import { count, short, t } from "./i18n.js";
+import { duration, figure } from "./plot.js";
+
+const opened = new Set(); // sections that a person has opened or closed
+let shown = "";
+
+/** run: as the server describes it. Nothing changes while the same things are to be shown: a person may be reading. */
+export function showDetails(container, run, context) {
+  const key = JSON.stringify(run, (name, value) => (name === "version" || name === "written" ? undefined : value)) + t("runsPlan");
+  if (key === shown && container.children.length) return;
+  shown = key;
+  fill(container, actions(run, context), run.why ? el("p", { class: "panel-error", text: run.why }) : null,
+    section("samples", t("runsSamples"), samples(run), true),
+    section("plan", t("runsPlan"), terms(run), true),
+    section("incidents", t("runsIncidents", { count: run.incidents.length }), incidents(run), run.incidents.length > 0),
+    section("log", t("runsLog"), run.log ? el("pre", { class: "log", tabindex: "0", text: run.log }) : null, ["failed", "starting"].includes(run.state)),
+    section("settings", t("runsSettings"), settings(run), false));
+}
+
+function section(id, title, content, open) {
+  if (!content) return null;
+  const node = el("details", { class: "card", open: open !== opened.has(id) }, el("summary", { text: title }), content);
+  node.addEventListener("toggle", () => (node.open === open ? opened.delete(id) : opened.add(id)));
+  return node;
+}
+
+function actions(run, context) {
+  const act = (name, path, className) => el("button", { type: "button", class: className, text: t(name), on: { click: async (event) => {
+    event.target.disabled = true;
+    try {
+      await context.api.post(path, { run: run.id });
+    } catch (error) {
+      context.fail(error);
+      event.target.disabled = false;
+    }
+  } } });
+  const active = ["running", "starting"].includes(run.state);
+  const canContinue = !active && run.state !== "finished";
+  const step = el("select", { "aria-label": t("runsCheckpoint") }, run.checkpoints.map((value) => el("option", { value, text: t("runsStep", { step: count(value) }) })));
+  const chat = el("button", { type: "button", class: "plain", text: t("runsChat"), on: { click: () => context.go("chat", { run: run.id, step: step.value }) } });
+  return el("div", { class: "card" }, el("h2", { text: run.id }),
+    el("div", { class: "row" },
+      active ? act("runsStop", "api/stop", "plain") : null,
+      canContinue ? act("runsContinue", "api/resume", "primary") : null,
+      run.checkpoints.length ? [step, chat] : el("span", { class: "hint", text: t("runsNoCheckpoint") })),
+    active ? null : el("div", { class: "gap" }, context.commandLine(run.command)));
+}
+
+const UNITS = { seconds: duration, bytes: (value) => `${(value / 2 ** 30).toFixed(2)} GiB` };
+
+function terms(run) {
+  if (!run.terms.length) return null;
+  const show = (value, unit) => (UNITS[unit] ?? ((one) => (one >= 1e4 ? short(one) : figure(one))))(value);
+  return el("div", { class: "scroll-x" }, el("table", { class: "figures" },
+    el("thead", {}, el("tr", {}, ["runsTerm", "runsPredicted", "runsActual", "runsError"].map((key) => el("th", { scope: "col", text: t(key) })))),
+    el("tbody", {}, run.terms.map(([name, unit, predicted, actual, error]) => el("tr", {},
+      el("th", { scope: "row", text: name }), el("td", { text: show(predicted, unit) }), el("td", { text: show(actual, unit) }),
+      el("td", { text: error === null ? "–" : `${error > 0 ? "+" : "−"}${Math.abs(error * 100).toFixed(0)} %` }))))),
+  run.warnings.map((text) => el("p", { class: "hint", text })));
+}
+
+/** The texts of each prompt, the newest first, so that one reads down how they improved. */
+function samples(run) {
+  if (!run.samples.length) return null;
+  return el("div", { class: "samples" }, run.samples.map(({ prompt, language, texts }) => el("div", { lang: language === "zh" ? "zh-Hans" : language || null },
+    el("h3", { text: prompt }),
+    el("ol", { tabindex: "0" }, [...texts].reverse().map(([step, text]) => el("li", {}, el("span", { class: "hint", text: t("runsStep", { step: count(step) }) }), el("p", { text })))))));
+}
+
+function incidents(run) {
+  if (!run.incidents.length) return null;
+  const rest = ({ step, kind, ...more }) => Object.entries(more).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+  return el("ul", { class: "incidents" }, [...run.incidents].reverse().map((incident) => el("li", {},
+    el("strong", { text: `${t("runsStep", { step: count(incident.step) })}: ${incident.kind ?? ""}` }), el("span", { class: "hint", text: ` ${rest(incident).slice(0, 300)}` }))));
+}
+
+function settings(run) {
+  return el("div", { class: "scroll-x" }, el("table", { class: "figures" }, el("tbody", {},
+    Object.entries(run.settings).map(([name, value]) => el("tr", {}, el("th", { scope: "row", text: name }), el("td", { text: value }))))));
+}

@@ -1,0 +1,122 @@
+"""The settings of training as a form: read from their dataclasses, with the comments of the code as help."""
+
+import ast
+import inspect
+import io
+import textwrap
+import tokenize
+import typing
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, Literal
+
+from penjing.base import config
+from penjing.base.errors import UserError
+from penjing.base.registry import look_up
+from penjing.recipes import RECIPES, WITH_SIZE
+from penjing.track.run_record import flatten
+from penjing.ui.processes import command
+
+
+@cache
+def form() -> dict[str, Any]:
+    """Recipes, and the groups of settings in the order of the code."""
+    from penjing.model.presets import LADDER, names
+    from penjing.train.config import Run
+
+    groups: dict[str, dict[str, Any]] = {}
+    for setting in config.walk(Run):
+        name, _, leaf = setting.path.rpartition(".")
+        group = groups.setdefault(name, {"name": name, "help": _first_line(setting.owner), "fields": {}})
+        if leaf == "name" and setting.needs:  # the choice itself: one field with all of its members
+            field = group["fields"].setdefault(
+                leaf, {"path": setting.path, "kind": "choice", "options": [], "range": [], "needs": ""}
+            )
+            field["options"].append(setting.field.default)
+            field.setdefault("help", []).append(f"{setting.field.default}: {_first_line(setting.owner)}")
+        else:
+            group["fields"][f"{leaf} {setting.needs}"] = _field(setting)
+    return {
+        "recipes": [
+            {"name": recipe, "help": _first_line(look_up(RECIPES, name, what="recipe"))}
+            for name in RECIPES
+            for recipe in ([f"{name}:{size}" for size in LADDER] if name in WITH_SIZE else [name])
+        ],
+        "groups": [{**group, "fields": list(group["fields"].values())} for group in groups.values()],
+        "presets": names(),
+    }
+
+
+def _field(setting: config.Setting) -> dict[str, Any]:
+    """kind: number, whole, yes, choice, list or text."""
+    annotation, origin = setting.annotation, typing.get_origin(setting.annotation)
+    kinds = {bool: "yes", int: "whole", float: "number", str: "text"}
+    kind = "choice" if origin is Literal else "list" if origin is tuple else kinds[annotation]
+    return {
+        "path": setting.path,
+        "kind": kind,
+        "options": list(typing.get_args(annotation)) if kind == "choice" else [],
+        "range": [f"{sign} {limit}" for sign, limit in setting.bounds if abs(limit) < 2**62],
+        "help": comments(setting.owner).get(setting.field.name, ""),
+        "needs": setting.needs,
+    }
+
+
+@cache
+def comments(kind: type) -> dict[str, str]:
+    """The comments of a dataclass's fields: beside a field and in the lines above it."""
+    found: dict[str, str] = {}
+    for owner in reversed(kind.__mro__[:-1]):
+        try:
+            source = textwrap.dedent(inspect.getsource(owner))
+        except (OSError, TypeError):  # no source, such as in a frozen program
+            continue
+        said = {
+            token.start[0]: token.string.lstrip("# ")
+            for token in tokenize.generate_tokens(io.StringIO(source).readline)
+            if token.type == tokenize.COMMENT
+        }
+        lines = source.splitlines()
+        for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]  # a class
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                above, line = list[str](), node.lineno - 1
+                while line in said and lines[line - 1].lstrip().startswith("#"):
+                    above.insert(0, said[line])
+                    line -= 1
+                beside = [
+                    said[line] for line in range(node.lineno, (node.end_lineno or node.lineno) + 1) if line in said
+                ]
+                found[node.target.id] = " ".join([*above, *beside])
+    return found
+
+
+def _first_line(thing: object) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+def check(recipe: str, settings: Mapping[str, str]) -> dict[str, Any]:
+    """The command line of these settings, and what it would do: `values` of all settings, or its `error`."""
+    words = ["train", recipe, *(f"{name}={value}" for name, value in settings.items())]
+    answer: dict[str, Any] = {"words": words, "command": command(words), "error": None, "values": {}, "decisions": []}
+    try:
+        run = resolved(recipe, settings)
+    except UserError as error:
+        where = "" if error.where is None else str(error.where)
+        return {**answer, "error": {"where": where, "message": f"penjing: {error.line()}"}}
+    decisions = [[decision.field, *decision.values, decision.why] for decision in run.decisions]
+    return {**answer, "values": flatten(config.to_dict(run)), "out": run.out, "decisions": decisions}
+
+
+def resolved(recipe: str, settings: Mapping[str, str]) -> Any:
+    """The run that the command line would start. Raises UserError, as it would."""
+    from penjing.workflows.train import named_run
+
+    return named_run(recipe, config.parse_overrides(f"{name}={value}" for name, value in settings.items()))
+
+
+def setting_texts(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The settings of a request: names and texts, without what is not text."""
+    settings = body.get("settings")
+    for name, value in settings.items() if isinstance(settings, dict) else ():
+        if isinstance(value, str):
+            yield name, value

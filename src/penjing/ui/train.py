@@ -1,0 +1,100 @@
+"""The tab of training: the form, and to start, stop and continue runs; chat servers of their checkpoints."""
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+
+from penjing.checkpoint.manifest import folder_name
+from penjing.serve.errors import ApiError
+from penjing.track.run_record import RunRecord
+from penjing.ui import settings_form
+from penjing.ui.processes import Chats, Trainings, command
+from penjing.ui.site import Site, read_json, run_in_thread, text_field
+
+
+def add_routes(app: FastAPI, site: Site, trainings: Trainings, chats: Chats) -> None:
+    @app.get("/api/settings")
+    def settings() -> dict[str, Any]:
+        return settings_form.form()
+
+    @app.post("/api/check")
+    async def check(request: Request) -> dict[str, Any]:
+        recipe, values = _asked(site, await read_json(request))
+        return await run_in_thread(settings_form.check, recipe, values)
+
+    @app.post("/api/start")
+    async def start(request: Request) -> dict[str, str]:
+        recipe, values = _asked(site, await read_json(request))
+        run = await run_in_thread(settings_form.resolved, recipe, values)
+        out = site.path(run.out)
+        words = ["train", recipe, *(f"{name}={value}" for name, value in values.items())]
+        await run_in_thread(trainings.start, words, out)
+        return {"run": site.name(out)}
+
+    @app.post("/api/resume")
+    async def resume(request: Request) -> dict[str, str]:
+        run = _run(site, text_field(await read_json(request), "run"))
+        words, folder = resuming(run, site.folder)
+        await run_in_thread(lambda: trainings.start(words, run, folder=folder))
+        return {"run": site.name(run)}
+
+    @app.post("/api/stop")
+    async def stop(request: Request) -> dict[str, str]:
+        run = site.path(text_field(await read_json(request), "run"))
+        await run_in_thread(trainings.stop, run)
+        return {"run": site.name(run)}
+
+    @app.get("/api/chats")
+    def list_chats() -> dict[str, Any]:
+        return {"chats": chats.list()}
+
+    @app.post("/api/chats")
+    async def start_chat(request: Request) -> dict[str, Any]:
+        body = await read_json(request)
+        run, step = _run(site, text_field(body, "run")), body.get("step")
+        if not isinstance(step, int) or not (RunRecord(run).folder.checkpoints / folder_name(step)).is_dir():
+            raise ApiError(404, f"step {str(step)[:20]}: this run has no such checkpoint", param="step")
+        await run_in_thread(chats.start, run, site.name(run), step)
+        return {"chats": chats.list()}
+
+    @app.post("/api/chats/stop")
+    async def stop_chat(request: Request) -> dict[str, Any]:
+        body = await read_json(request)
+        step = body.get("step")
+        await run_in_thread(chats.stop, text_field(body, "run"), step if isinstance(step, int) else -1)
+        return {"chats": chats.list()}
+
+
+def _asked(site: Site, body: Any) -> tuple[str, dict[str, str]]:
+    """The recipe and the settings of a request. Raises ApiError (403) for paths outside the folder."""
+    recipe, values = text_field(body, "recipe"), dict(settings_form.setting_texts(body))
+    if recipe.startswith("-"):
+        raise ApiError(400, "recipe: not a recipe", param="recipe")
+    for name, value in {"recipe": recipe, **values}.items():
+        site.check_value(value)
+        if name.startswith("-") or "=" in name or "\0" in name + value:
+            raise ApiError(400, "not a setting", param=name[:100])
+    return recipe, values
+
+
+def _run(site: Site, name: str) -> Path:
+    path = site.path(name)
+    if not RunRecord(path).exists:
+        raise ApiError(404, f"{name[:200]}: no run in this folder", code="no_run")
+    return path
+
+
+def resuming(run: Path, folder: Path) -> tuple[list[str], Path]:
+    """The command that continues a run, and where: in the folder that its `out` is relative to, since its data may be
+    too. Of a run that was moved, or copied here: with another `out`, in `folder`."""
+    out = Path(RunRecord(run).settings.get("out", ""))
+    parts = () if out.is_absolute() else out.parts
+    if parts and run.parts[-len(parts) :] == parts:
+        return ["train", f"{out}/run.toml"], Path(*run.parts[: -len(parts)])
+    name = run.relative_to(folder).as_posix()
+    return ["train", f"{name}/run.toml", f"out={name}"], folder
+
+
+def resume_command(run: Path, folder: Path) -> str:
+    return command(resuming(run, folder)[0])

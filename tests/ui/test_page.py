@@ -1,0 +1,234 @@
+"""The app in a browser."""
+
+import json
+import re
+import sys
+import time
+
+import pytest
+from chromium import CHROMIUM, CONTRAST, NAMELESS
+
+from penjing.base.lock import is_locked, locked
+from penjing.ui import processes
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
+expect = sync_api.expect
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the page's tests need chromium")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def opened(browser, address):
+    """Opens the page at a tab. At the end nothing may have gone wrong in the console."""
+    contexts, troubles = [], []
+
+    def open_page(tab="runs", *, locale="en-US", width=1200, height=800, at=address, **context):
+        made = browser.new_context(locale=locale, viewport={"width": width, "height": height}, **context)
+        made.set_default_timeout(20_000)
+        contexts.append(made)
+        page = made.new_page()
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("console", lambda said: troubles.append(said.text) if said.type in ("error", "warning") else None)
+        page.goto(at)
+        if tab != "runs":
+            page.locator(f"#tab-{tab}").click()
+        return page
+
+    open_page.troubles = troubles
+    yield open_page
+    for made in contexts:
+        made.close()
+    assert not troubles
+
+
+def grow(run, step, loss):
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": step, "loss": loss, "tokens": 64 * step, "seconds": step / 4}) + "\n")
+
+
+def test_curves_of_a_running_run_move_and_a_reload_shows_the_same(opened, folder, write_run):
+    run = write_run(folder / "runs" / "a", 10, done=False)
+    with locked(run):
+        page = opened()
+        expect(page.locator("#runs-rows .state")).to_have_text("running")
+        expect(page.locator(".chart canvas").first).to_be_visible()
+        loss = page.locator(".chart", has_text="Loss").locator(".legend b").first
+        expect(loss).to_have_text("3.01")
+        began = time.monotonic()
+        grow(run, 110, 1.25)
+        expect(loss).to_have_text("1.25")
+        assert time.monotonic() - began < 4, "the page is to follow within a second; this machine may be busy"
+        assert "token" not in page.url
+        page.reload()
+        expect(loss).to_have_text("1.25")
+        other = opened()  # another device
+        expect(other.locator(".chart", has_text="Loss").locator(".legend b").first).to_have_text("1.25")
+    expect(page.locator("#runs-rows .state")).to_have_text("killed")
+    expect(page.get_by_role("button", name="Continue")).to_be_visible()
+
+
+def test_runs_are_compared_zoomed_and_smoothed(opened, folder, write_run):
+    for number in range(3):
+        write_run(folder / f"r{number}", 30, level=number + 1)
+    page = opened()
+    for number in range(3):
+        box = page.get_by_label(f"Compare r{number}")
+        if not box.is_checked():
+            box.check()
+    chart = page.locator(".chart", has_text="Loss")
+    expect(chart.locator(".legend li")).to_have_count(6)
+    plot = chart.locator(".u-over").bounding_box()
+    with page.expect_request(lambda request: "low=" in request.url and "high=" in request.url):
+        page.mouse.move(plot["x"] + plot["width"] * 0.5, plot["y"] + 50)
+        page.mouse.down()
+        page.mouse.move(plot["x"] + plot["width"] * 0.75, plot["y"] + 60)
+        page.mouse.up()
+    assert 140 < float(page.get_by_label("from", exact=True).input_value()) < 170
+    page.get_by_role("button", name="Show the whole run").click()
+    expect(page.get_by_label("from", exact=True)).to_have_value("")
+    with page.expect_request(re.compile("x=tokens")):
+        page.get_by_label("Horizontal axis").select_option("tokens")
+    page.get_by_label("log x").check()
+    page.get_by_label("log y").check()
+    with page.expect_request(re.compile("smooth=0.5")):
+        page.get_by_label("Smooth").fill("0.5")
+    page.reload()
+    expect(chart.locator(".legend li")).to_have_count(6)
+    expect(page.get_by_label("Horizontal axis")).to_have_value("tokens")
+    expect(page.get_by_label("log y")).to_be_checked()
+
+
+def test_what_a_run_left_behind_is_text(opened, folder, write_run):
+    write_run(folder / "a")
+    page = opened()
+    expect(page.locator(".samples p")).to_have_text(" <b>sat</b>")
+    expect(page.locator(".incidents")).to_contain_text("step 30: not finite")
+    expect(page.locator("table.figures").first).to_contain_text("−20 %")
+    page.get_by_text("More curves").click()
+    expect(page.locator("#runs-small .chart")).to_have_count(3)
+
+
+def test_the_keyboard_moves_between_tabs(opened, folder, write_run):
+    write_run(folder / "a")
+    page = opened()
+    page.locator("#tab-runs").focus()
+    for key, tab in (("ArrowLeft", "chat"), ("ArrowRight", "runs"), ("End", "chat"), ("Home", "runs")):
+        page.keyboard.press(key)
+        expect(page.locator(f"#tab-{tab}")).to_be_focused()
+        expect(page.locator(f"#tab-{tab}")).to_have_attribute("aria-selected", "true")
+        expect(page.locator(f".tab-root.{tab}")).to_be_visible()
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    page.keyboard.press("Tab")  # out of the tabs at once
+    assert "tab" not in page.evaluate("document.activeElement.className").split()
+
+
+def test_without_the_token_nothing_is_shown(opened, folder, write_run, address):
+    write_run(folder / "a")
+    page = opened(at=address.partition("#")[0])
+    expect(page.locator("#runs-gone")).to_contain_text("with the token at its end")
+    expect(page.locator("#runs-rows li")).to_have_count(0)
+    opened.troubles.clear()  # the refusal is in the console
+
+
+@pytest.mark.parametrize(("scheme", "locale"), [("light", "en-US"), ("dark", "zh-CN")])
+def test_text_can_be_read_and_a_phone_has_no_sideways_scroll(opened, folder, write_run, scheme, locale):
+    write_run(folder / "a")
+    page = opened(locale=locale, color_scheme=scheme, width=390, height=844)
+    ready = {"runs": ".samples", "train": "#train-start:not(:disabled)", "chat": ".chats"}
+    for tab, selector in ready.items():
+        page.locator(f"#tab-{tab}").click()
+        expect(page.locator(selector).first).to_be_attached()
+        assert page.evaluate("document.documentElement.scrollWidth") == 390, tab
+        assert page.evaluate("document.querySelector('#panel').scrollWidth <= 390"), tab
+        assert page.evaluate(CONTRAST) == [], tab
+        assert page.evaluate(NAMELESS) == [], tab
+    assert page.evaluate("document.documentElement.lang") == ("en" if locale == "en-US" else "zh-Hans")
+
+
+def test_the_form_sends_what_was_changed_and_marks_what_is_refused(opened, folder, tmp_path_factory, monkeypatch):
+    program = tmp_path_factory.mktemp("program") / "program.py"
+    program.write_text(
+        "import sys, time; from pathlib import Path; from penjing.base.lock import locked\n"
+        "with locked(Path('runs/x')):\n    Path('runs/x/told').write_text(' '.join(sys.argv[1:])); time.sleep(30)\n"
+    )
+    monkeypatch.setattr(processes, "PROGRAM", (sys.executable, str(program)))
+    page = opened("train")
+    page.locator("#train-recipe").select_option("tiny")
+    page.get_by_label("max_steps", exact=True).fill("-3")
+    expect(page.locator(".setting .bad:visible")).to_have_text("penjing: max_steps: out of range; got -3; wanted >= 0")
+    expect(page.locator("#train-start")).to_be_disabled()
+    page.get_by_label("max_steps", exact=True).fill("50")
+    page.get_by_label("out", exact=True).fill("../x")
+    expect(page.locator(".panel-error")).to_contain_text("outside the folder")
+    page.get_by_label("out", exact=True).fill("runs/x")
+    expect(page.locator(".command code")).to_have_text("penjing train tiny max_steps=50 out=runs/x")
+    page.locator("#train-search").fill("momentum nothing")
+    expect(page.locator(".setting:visible")).to_have_count(0)
+    page.locator("#train-search").fill("optimizer.momentum")
+    expect(page.locator(".setting:visible")).to_have_count(1)
+    page.locator("#train-start").click()
+    expect(page.locator("#runs-rows .state")).to_have_text("running")
+    assert (folder / "runs" / "x" / "told").read_text() == "train tiny max_steps=50 out=runs/x"
+    page.get_by_role("button", name="Stop (saves first)").click()
+    expect(page.locator("#runs-rows .state")).to_have_text("killed")  # this program saves nothing
+    assert not is_locked(folder / "runs" / "x")
+    opened.troubles.clear()  # the refusal of ../x is in the console
+
+
+@pytest.mark.nightly
+def test_from_a_click_to_a_chat(opened, folder):
+    """Start the tiny recipe on the toy world, see the curve move, stop, continue, and chat with the checkpoint."""
+    from penjing.data import synthetic
+
+    synthetic.write(
+        folder / "data", seed=1, documents=2000, conversations=1, preferences=1, prompts=1, questions_per_kind=1
+    )
+    page = opened("train")
+    page.context.set_default_timeout(120_000)
+    expect.set_options(timeout=120_000)
+    page.locator("#train-recipe").select_option("tiny")
+    for name, value in {
+        "data.train": "data/pretrain.jsonl",
+        "out": "runs/x",
+        "max_steps": "60",
+        "batch.size": "8",
+    }.items():
+        page.get_by_label(name, exact=True).fill(value)
+    page.locator("#train-search").fill("log.every")
+    page.locator(".setting:visible input").fill("1")
+    expect(page.locator(".command code")).to_contain_text("log.every=1")
+    page.locator("#train-start").click()
+    state = page.locator("#runs-rows .state")
+    expect(state).to_have_text("running")
+    facts = page.locator(".run-facts")
+    expect(facts).to_contain_text(re.compile(r"^[1-9]\d* / 60"))
+    first = facts.inner_text()
+    expect(facts).not_to_have_text(first)
+    page.get_by_role("button", name="Stop (saves first)").click()
+    expect(state).to_have_text("stopped")
+    page.get_by_role("button", name="Continue").click()
+    expect(state).to_have_text("finished")
+    steps = [
+        json.loads(line)["step"]
+        for line in (folder / "runs/x/metrics.jsonl").read_text().splitlines()
+        if '"loss"' in line
+    ]
+    assert steps == list(range(1, 61))
+    page.get_by_role("button", name="Chat with this checkpoint").click()
+    with page.context.expect_page() as chat:
+        page.get_by_role("link", name="Open the chat").click()
+    sheet = chat.value.locator("#sheet")
+    sheet.fill("Tom")
+    chat.value.get_by_role("button", name="Continue").click()
+    expect(sheet).to_have_value(re.compile("^Tom.{10,}", re.DOTALL))
+    page.get_by_role("button", name="Stop", exact=True).click()
+    expect(page.get_by_role("link", name="Open the chat")).to_have_count(0)
+    expect.set_options(timeout=5_000)

@@ -1,0 +1,131 @@
+"""The list of runs, curves of several, and what one left behind: all of it from the runs' folders."""
+
+import json
+import time
+
+import numpy as np
+
+from penjing.base.lock import locked
+from penjing.ui.curves import smoothed, thinned
+
+
+def curves(client, *runs, **query):
+    charts = client.get("/api/curves", params={"run": runs, **query}).json()["charts"]
+    return {(chart["metric"], line["run"], line["metric"]): line for chart in charts for line in chart["series"]}
+
+
+def rows(client):
+    return {row["id"]: row for row in client.get("/api/runs").json()["runs"]}
+
+
+def test_every_run_below_the_folder_is_listed_with_its_state(client, folder, write_run, tmp_path_factory):
+    write_run(folder / "runs" / "a")
+    write_run(folder / "runs" / "quick" / "sft", done=False)
+    stopped = write_run(folder / "runs" / "b", done=False)
+    (stopped / "ended.json").write_text(
+        json.dumps({"ended": "stopped", "why": "Stopped: by SIGTERM", "steps_done": 200})
+    )
+    active = write_run(folder / "runs" / "c", done=False)
+    (folder / "runs" / "out").symlink_to(write_run(tmp_path_factory.mktemp("other") / "run"))
+    write_run(folder / ".hidden")
+    with locked(active):
+        found = rows(client)
+        states = {name: row["state"] for name, row in found.items()}
+        assert states == {
+            "runs/a": "finished",
+            "runs/b": "stopped",
+            "runs/c": "running",
+            "runs/quick/sft": "killed",
+        }
+    assert rows(client)["runs/c"]["state"] == "killed"
+    assert found["runs/a"].items() >= {"step": 200, "steps": 200, "parameters": 1_067_136, "loss": 3.005}.items()
+
+
+def test_curves_by_step_tokens_and_time_at_one_scale(client, folder, write_run):
+    write_run(folder / "a", level=3)
+    write_run(folder / "b", level=2)
+    drawn = curves(client, "a", "b")
+    assert drawn["loss", "a", "loss"]["x"][:2] == [10, 20] and drawn["loss", "b", "loss"]["y"][:2] == [2.1, 2.05]
+    assert drawn["loss", "a", "val_loss"]["x"] == [100, 200]
+    assert curves(client, "a", x="tokens")["loss", "a", "loss"]["x"][:2] == [640, 1280]
+    assert curves(client, "a", x="time")["loss", "a", "val_loss"]["x"] == [25, 50], "a line without seconds"
+    assert curves(client, "a", low=95, high=115)["loss", "a", "loss"]["x"] == [100, 110]
+    assert {key[0] for key in curves(client, "a", small=True)} == {"learning_rate", "grad_norm", "tokens_per_second"}
+
+
+def test_a_growing_file_is_read_on_from_where_it_was(client, folder, write_run):
+    run = write_run(folder / "a", 2, done=False)
+    assert curves(client, "a")["loss", "a", "loss"]["x"] == [10, 20]
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 30, "loss": 1.5, "tokens": 1920}\n{"step": 40, "lo')
+    assert curves(client, "a")["loss", "a", "loss"]["y"][-1] == 1.5
+    (run / "metrics.jsonl").write_text('{"step": 10, "loss": 9.5}\n')  # rolled back
+    assert curves(client, "a")["loss", "a", "loss"]["y"] == [9.5]
+
+
+def test_the_stream_tells_of_changes(client, folder, write_run, monkeypatch):
+    import asyncio
+
+    from penjing.ui import runs as tab
+    from penjing.ui.live_runs import LiveRuns
+    from penjing.ui.processes import Trainings
+    from penjing.ui.site import Site
+
+    run = write_run(folder / "a", 2, done=False)
+    monkeypatch.setattr(tab, "TICK_SECONDS", 0.01)
+    closing = []
+    site = Site(folder, lambda: bool(closing))
+
+    async def listen():
+        stream = tab._events(LiveRuns(site, Trainings(site)), site)
+        first = json.loads((await anext(stream))[6:])
+        with open(run / "metrics.jsonl", "a") as file:
+            file.write('{"step": 30, "loss": 1.5, "tokens": 1920}\n')
+        second = json.loads((await anext(stream))[6:])
+        closing.append(True)
+        return first, second, [event async for event in stream]
+
+    first, second, rest = asyncio.run(asyncio.wait_for(listen(), 10))
+    assert [event["runs"][0]["step"] for event in (first, second)] == [20, 30]
+    assert first["runs"][0]["version"] != second["runs"][0]["version"] and rest == [b"data: [DONE]\n\n"]
+
+
+def test_one_run_with_all_that_it_left_behind(client, folder, write_run):
+    write_run(folder / "runs" / "a")
+    shown = client.get("/api/run", params={"run": "runs/a"}).json()
+    assert shown["settings"]["seed"] == "7" and shown["command"] == "penjing train runs/a/run.toml"
+    assert shown["samples"] == [{"prompt": "Tom", "language": "en", "texts": [[100, " <b>sat</b>"]]}]
+    assert shown["incidents"] == [{"step": 30, "kind": "not finite", "loss": "NaN"}]
+    assert ["time", "seconds", 40.0, 50.0, -0.2] in shown["terms"]
+    assert client.get("/api/run", params={"run": "runs"}).json()["error"]["code"] == "no_run"
+    assert client.get("/api/run", params={"run": "../x"}).json()["error"]["code"] == "outside_folder"
+    assert client.get("/api/curves", params={"run": "/etc"}).status_code == 403
+
+
+def test_thinning_keeps_the_ends_and_every_spike():
+    rng = np.random.default_rng(1)
+    for size in (5, 999, 1000, 1001, 10_007):
+        y = rng.normal(size=size)
+        y[size // 3], y[size // 2] = 50, -50
+        kept = thinned(y, 1000)
+        assert {0, size - 1, size // 3, size // 2} <= set(kept.tolist()) and len(kept) <= min(size, 1006)
+        assert (np.diff(kept) > 0).all()
+
+
+def test_smoothing_starts_without_a_bias():
+    assert np.allclose(smoothed(np.full(50, 2.5), 0.9), 2.5)
+    two = smoothed(np.array([1.0, 3.0]), 0.5)
+    assert np.allclose(two, [1.0, (0.5 * 0.5 * 1 + 0.5 * 3) / 0.75])
+
+
+def test_long_runs_are_thinned_quickly(client, folder, write_run):
+    """20 runs are promised in 300 ms, on a machine with nothing else to do; here a fifth of them may take as long."""
+    names = [f"r{number}" for number in range(4)]
+    for number, name in enumerate(names):
+        write_run(folder / name, 10_000, level=number)
+    curves(client, *names)
+    began = time.perf_counter()
+    drawn = curves(client, *names, smooth=0.9)
+    seconds = time.perf_counter() - began
+    assert seconds < 0.3, seconds
+    assert all(len(line["x"]) <= 1006 for line in drawn.values()) and len(drawn) == 8
