@@ -17,7 +17,7 @@ from short_runs import cut_back
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.parallel import deepspeed
-from penjing.parallel.ds_config import engine_config
+from penjing.parallel.ds_config import check_file, engine_config
 from penjing.workflows.train import resolve_run
 
 needs_deepspeed = pytest.mark.skipif(
@@ -72,6 +72,31 @@ def test_a_file_that_agrees_is_passed_on_and_auto_is_filled(config_of):
     assert config_of({"zero_optimization": offload}, "parallel.offload=true")["zero_optimization"]["offload_optimizer"]
 
 
+# What is refused only once the data are read: sizes of batches.
+LATE = ("train_batch_size", "gradient_accumulation_steps")
+
+
+@pytest.fixture
+def refused_early(tmp_path):
+    """Whether a file is refused before data are read."""
+
+    def refused(theirs):
+        file = tmp_path / "early.json"
+        file.write_text(json.dumps(theirs))
+        words = ["data.train=x", "parallel.strategy=zero2", "optimizer.name=adamw", "compute.dtype=float32"]
+        try:
+            check_file(resolve_run("pretrain", parse_overrides([*words, f"parallel.ds_config={file}"])), 2)
+        except UserError:
+            return True
+        return False
+
+    return refused
+
+
+def test_what_is_decided_later_is_not_refused_early(refused_early):
+    assert not refused_early({"bf16": {"enabled": False}, "train_batch_size": 7})
+
+
 @pytest.mark.parametrize(
     ("field", "theirs", "ours"),
     [
@@ -90,13 +115,14 @@ def test_a_file_that_agrees_is_passed_on_and_auto_is_filled(config_of):
         ("hybrid_engine.enabled", True, "penjing decides"),
     ],
 )
-def test_a_field_that_contradicts_a_setting_is_named_with_both(config_of, field, theirs, ours):
+def test_a_field_that_contradicts_a_setting_is_named_with_both(config_of, refused_early, field, theirs, ours):
     *groups, name = field.split(".")
     tree = {name: theirs}
     for group in reversed(groups):
         tree = {group: tree}
     with pytest.raises(UserError) as error:
         config_of(tree)
+    assert refused_early(tree) == (field not in LATE)
     assert error.value.where.endswith(f": {field}")
     assert error.value.got == theirs
     assert ours in error.value.wanted

@@ -3,6 +3,10 @@
 They save, resume, validate uneven batches and sample through the methods of `Strategy` that ask all ranks.
 """
 
+import os
+import subprocess
+import sys
+
 import pytest
 from short_runs import cut_back
 
@@ -81,3 +85,45 @@ def test_large_models_are_saved_by_each_rank(train, losses, penjing, tmp_path):
     assert not list(before.glob("checkpoints/.*")), "something was left aside"
     penjing("export", "hf", tmp_path / "four", tmp_path / "whole")
     assert "held-out loss" in (tmp_path / "whole/README.md").read_text(), "the weights are not those of the outcome"
+
+
+SCARCE = """
+import sys
+
+from rich.console import Console
+
+from penjing.base.config import parse_overrides
+from penjing.devices import host
+from penjing.plan.memory import MemoryPlan
+from penjing.train.memory_trace import fit
+from penjing.workflows.train import execute, resolve_run
+
+GIB = 1 << 30
+
+
+def predict(run, target, *, micro_size, layout):
+    total = {"ddp": 8, "fsdp2": 3}[layout.strategy] * GIB
+    peak = {"peak_allocated_bytes": total, "peak_reserved_bytes": total, "total_bytes": total}
+    return MemoryPlan(**peak, waterfall={}, peak_at="", peak_line="", peak_phase="", fits=None)
+
+
+fit.trace.predict_memory, fit.ROUGH_FACTOR = predict, 1e9
+host.available_bytes = lambda processes=1: 4 * GIB
+execute(resolve_run("pretrain", parse_overrides(sys.argv[1:])), Console())
+"""
+
+
+@pytest.mark.nightly
+def test_ranks_share_the_weights_where_the_whole_does_not_fit(tmp_path, small_run, train, losses):
+    """A plan says 8 GiB with ddp and 3 with fsdp2, and 4 are free."""
+    one, two = train("one"), tmp_path / "two"
+    words = [*small_run, "max_steps=4", "eval.every=2", "eval.sequences=5", "batch.micro_size=2", f"out={two}"]
+    script = tmp_path / "scarce.py"
+    script.write_text(SCARCE)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([*launcher, script, *words], capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    line = next(line for line in (two / "run.toml").read_text().splitlines() if "ddp takes 8.00 GiB" in line)
+    assert "fsdp2" in line
+    assert losses(two) == pytest.approx(losses(one), abs=1e-6)

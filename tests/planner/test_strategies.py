@@ -71,3 +71,16 @@ def test_groups_that_hold_a_model_together():
     hybrid = Layout(ranks=8, nodes=2, shards=everything, within_node=True)
     assert hybrid.group == 4 and hybrid.parts("activations") == 1
     assert layout_of("auto", 2) == layout_of("ddp", 2) and layout_of("auto", 1).strategy == "single"
+
+
+@pytest.mark.nightly
+def test_a_model_that_no_card_holds_is_planned_in_parts():
+    """As a training of it decides: 1.5 billion parameters take 24 GB of states alone, of 24."""
+    shape = ["hidden_size=2048", "intermediate_size=6144", "num_attention_heads=16", "head_dim=128"]
+    page = planned(*(f"model.{word}" for word in shape), "model.num_hidden_layers=32", "batch.micro_size=1", gpus=4)
+    rows = {row.strategy: row for row in page.strategies}
+    assert not rows["ddp"].fits and rows["fsdp2"].fits
+    assert page.peak_memory_bytes == rows["fsdp2"].rank_bytes
+    assert [(one.now, "ddp takes" in one.why) for one in page.decisions if one.field == "parallel.strategy"] == [
+        ("fsdp2", True)
+    ]

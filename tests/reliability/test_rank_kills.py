@@ -1,5 +1,6 @@
 """A random rank of a run on two is killed at a random moment; with --max-restarts the run continues by itself."""
 
+import importlib.util
 import json
 import os
 import random
@@ -31,15 +32,19 @@ def last_step(folder):
 
 
 @pytest.mark.timeout(20000)
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])
 @pytest.mark.nightly
 @pytest.mark.parametrize("times", [40])
 def test_a_rank_killed_at_random(tmp_path, penjing, stages, count, strategy, times):
     recipe, words = stages["pretrain"]
+    if strategy.startswith("zero"):
+        if importlib.util.find_spec("deepspeed") is None:
+            pytest.skip('needs pip install "penjing[deepspeed]"')
+        words = [*words, "optimizer.name=adamw"]
     words = [recipe, *words, "max_steps=40", "checkpoint.every=1", f"parallel.strategy={strategy}"]
     penjing("train", *words, f"out={tmp_path / 'whole'}", ranks=2)
     whole = json.loads((tmp_path / "whole/outcome.json").read_text())
-    dice = random.Random(strategy)
+    dice, seconds = random.Random(strategy), []
     for number in range(times):
         folder = tmp_path / str(number)
         command = [sys.executable, "-m", "penjing", "train", *map(str, words), f"out={folder}"]
@@ -50,7 +55,13 @@ def test_a_rank_killed_at_random(tmp_path, penjing, stages, count, strategy, tim
             assert launcher.poll() is None
             time.sleep(dice.random() / 50)
         os.kill(dice.choice(ranks_of(launcher.pid)), signal.SIGKILL)
+        killed, at = time.monotonic(), last_step(folder)
+        while last_step(folder) <= at and launcher.poll() is None:
+            time.sleep(0.05)
+        seconds.append(time.monotonic() - killed)
+        print(f"{strategy} {number}: {seconds[-1]:.1f} s until the step after {at}")
         assert launcher.wait(timeout=600) == 0
         ended = json.loads((folder / "outcome.json").read_text())
         assert (ended["resumed"], ended["weights_sha256"]) == (1, whole["weights_sha256"])
+    assert max(seconds) < 30, "not back within 30 s"
     count(f"ranks killed under {strategy}", times)

@@ -122,3 +122,43 @@ def test_all_ranks_take_what_rank_0_found(machine, monkeypatch):
     second = Ranks(5, 8, said=[5 * GIB, 3])
     assert fit.fit_memory(run_of(48), second)[0] == 3
     assert shares == [2]  # of eight ranks, two share this machine
+
+
+@pytest.fixture
+def needs(monkeypatch):
+    """Sets the GiB that a step takes under a strategy; returns the strategies that were traced."""
+    traced = []
+
+    def of(**gib):
+        def predict(run, target, *, micro_size, layout):
+            traced.append(layout.strategy)
+            total = gib[layout.strategy] * GIB
+            peak = {"peak_allocated_bytes": total, "peak_reserved_bytes": total, "total_bytes": total}
+            return MemoryPlan(**peak, waterfall={}, peak_at="", peak_line="", peak_phase="", fits=None)
+
+        monkeypatch.setattr(fit.trace, "predict_memory", predict)
+        return traced
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("free", "words", "chosen", "traced"),
+    [
+        (100, {}, "ddp", []),  # the rough formula says so
+        (9, {}, "ddp", ["ddp"]),
+        (4, {}, "fsdp2", ["ddp", "fsdp2"]),
+        (2, {}, "ddp", ["ddp", "fsdp2"]),  # neither: the plan then names what would
+        (4, {"compute": {"compile": "blocks"}}, "ddp", []),  # not with fsdp2
+    ],
+)
+def test_ranks_share_the_weights_only_if_they_must(needs, free, words, chosen, traced):
+    """By the rough formula a pass of 4 rows takes about 0.9 GiB; free memory of up to four times that is not sure."""
+    seen = needs(ddp=8, fsdp2=3)
+    model = {"model": {"preset": "104m"}, "data": {"seq_len": 1024}, "batch": {"size": 8, "micro_size": 4}}
+    run = config.resolve(Run, {**model, **words})
+    target = fit.Target(kind="cpu", name="a CPU", memory_bytes=free * GIB)
+    name, why = fit.automatic_strategy(run, target, 2)
+    assert (name, seen) == (chosen, traced)
+    assert ("8.00 GiB of the 4.00 GiB" in why and "3.00 GiB" in why) == (name == "fsdp2")
+    assert fit.automatic_strategy(run, target, 1)[0] == "single"

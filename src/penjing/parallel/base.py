@@ -25,6 +25,7 @@ class Strategy(ABC):
     With a `scaler` (parallel/grad_scaler.py) it scales the loss and unscales the gradients.
     """
 
+    name = "auto"  # in the table
     rank: int
     world: int
     device: torch.device
@@ -40,6 +41,9 @@ class Strategy(ABC):
     def is_sharded(self) -> bool:
         """Whether a rank holds a part of the weights, so that all ranks take part in each pass."""
         return "weights" in self.shards
+
+    def check(self, run: Any) -> None:  # noqa: B027  # most follow all
+        """Refuse, before data are prepared, settings that it cannot follow. run: its settings."""
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
@@ -171,6 +175,15 @@ def strategy_for(world: int) -> str:
     return "ddp" if world > 1 else "single"
 
 
+def become(strategy: Strategy, name: str) -> None:
+    """Make a strategy of several processes another one, for all that refer to it. It has wrapped nothing yet."""
+    from penjing.base.registry import look_up
+    from penjing.parallel import STRATEGIES
+
+    strategy.__class__ = look_up(STRATEGIES, name, what="parallel.strategy")
+    strategy.name = name
+
+
 def make_strategy(device_name: str, name: str = "auto", *, offload: bool = False) -> Strategy:
     """The strategy of that name, on this process's device. offload: as `parallel.offload`."""
     from penjing.base.registry import look_up
@@ -180,6 +193,7 @@ def make_strategy(device_name: str, name: str = "auto", *, offload: bool = False
     if name == "auto":
         name = strategy_for(world)
     strategy: Strategy = look_up(STRATEGIES, name, what="parallel.strategy")(local_device(device_name))
+    strategy.name = name
     if strategy.world != world:
         got = f"{name} in {world} processes"
         raise UserError("works with one process", where="parallel.strategy", got=got, wanted="auto")

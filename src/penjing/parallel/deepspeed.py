@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from penjing import devices
 from penjing.base.errors import missing_extra
 from penjing.parallel.base import guarded_step
-from penjing.parallel.ds_config import engine_config
+from penjing.parallel.ds_config import check_file, engine_config
 from penjing.parallel.process_group import MultiProcess
 
 
@@ -35,6 +35,9 @@ class _Zero(MultiProcess):
     def __init__(self, device: torch.device) -> None:
         self._deepspeed = _import_deepspeed(device)
         super().__init__(device)
+
+    def check(self, run: Any) -> None:
+        check_file(run, self.stage)
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
         self.end_setup()

@@ -39,6 +39,7 @@ WITHOUT_EFFECT = (
     "zero_force_ds_cpu_optimizer",
 )
 AUTO = "auto"  # in the files of Hugging Face: as the run's settings say
+UNKNOWN = object()  # a value that is decided later
 BUCKET = 1 << 24  # numbers that are exchanged at once; DeepSpeed allocates room for them, by default 2 GB
 
 
@@ -68,18 +69,30 @@ def engine_config(run: Any, geometry: Any, stage: int) -> dict[str, Any]:
     }
 
 
+def check_file(run: Any, stage: int) -> None:
+    """Refuse what contradicts the settings that are known before data are read: not yet the sizes of batches, nor the
+    dtype of `auto`."""
+    if run.parallel.ds_config:
+        _read(Path(run.parallel.ds_config), _settings(run, None, stage))
+
+
 def _settings(run: Any, geometry: Any, stage: int) -> dict[str, tuple[Any, str]]:
-    """By field of a ds_config.json: the value that it must have, and the setting that says so."""
+    """By field of a ds_config.json: the value that it must have, and the setting that says so. geometry: None: unknown,
+    nor is the dtype of `auto`."""
     optimizer, dtype = run.optimizer, f"compute.dtype={run.compute.dtype}"
-    micro = f"batch.micro_size={geometry.micro_size} in {geometry.world} processes"
+    any_dtype = geometry is None and run.compute.dtype == "auto"
+    sizes = (UNKNOWN, UNKNOWN, UNKNOWN)
+    if geometry is not None:
+        sizes = geometry.global_size, geometry.micro_size, geometry.accumulation
+    micro = f"batch.micro_size={sizes[1]} in {getattr(geometry, 'world', 0)} processes"
     scheduler = {"constant": "WarmupLR", "cosine": "WarmupCosineLR"}.get(run.schedule.name, "none")
     return {
-        "train_batch_size": (geometry.global_size, f"batch.size={geometry.global_size}"),
-        "train_micro_batch_size_per_gpu": (geometry.micro_size, micro),
-        "gradient_accumulation_steps": (geometry.accumulation, micro),
+        "train_batch_size": (sizes[0], f"batch.size={sizes[0]}"),
+        "train_micro_batch_size_per_gpu": (sizes[1], micro),
+        "gradient_accumulation_steps": (sizes[2], micro),
         "gradient_clipping": (run.max_grad_norm, f"max_grad_norm={run.max_grad_norm}"),
-        "bf16.enabled": (run.compute.dtype == "bfloat16", dtype),
-        "fp16.enabled": (run.compute.dtype == "float16", dtype),
+        "bf16.enabled": (UNKNOWN if any_dtype else run.compute.dtype == "bfloat16", dtype),
+        "fp16.enabled": (UNKNOWN if any_dtype else run.compute.dtype == "float16", dtype),
         "fp16.loss_scale": (0, "a scale that is searched"),
         "optimizer.type": ("adamw", f"optimizer.name={optimizer.name}"),
         "optimizer.params.lr": (optimizer.learning_rate, f"optimizer.learning_rate={optimizer.learning_rate}"),
@@ -105,7 +118,7 @@ def _read(file: Path, settings: Mapping[str, tuple[Any, str]]) -> dict[str, Any]
         wanted, why = settings.get(field, (AUTO, "penjing decides it"))
         name = "adamw" if field == "optimizer.type" and value in ("Adam", "AdamW") else value
         free = field.split(".")[0] in PASSED_ON or field.startswith(WITHOUT_EFFECT)
-        if name not in (AUTO, wanted) and not (free and field not in settings):
+        if wanted is not UNKNOWN and name not in (AUTO, wanted) and not (free and field not in settings):
             wanted = f"{wanted} ({why}), or leave it out"
             raise UserError("contradicts the run's settings", where=f"{file}: {field}", got=value, wanted=wanted)
     return _without_auto({name: value for name, value in theirs.items() if name in PASSED_ON})

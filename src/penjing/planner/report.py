@@ -19,7 +19,7 @@ from penjing.plan.device_model import LEVELS, MARGINS, Machine
 from penjing.plan.flops import components, parameters, training_flops_per_token, windowed_keys
 from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.layout import Layout
-from penjing.plan.memory import is_tight
+from penjing.plan.memory import Target, is_tight
 from penjing.plan.shape import Shape, shape_from_hf, shape_of
 from penjing.plan.step_time import StepTime, interval, optimizer_ranks, step_time
 from penjing.plan.step_workload import Workload
@@ -40,6 +40,7 @@ from penjing.planner.inputs import (
 from penjing.planner.strategies import StrategyPlan, compare_strategies
 from penjing.recipes.pretrain import pretrain
 from penjing.train.config import Run
+from penjing.train.memory_trace.fit import automatic_strategy
 from penjing.train.resolve import Facts, decide, resolve, with_settings
 from penjing.train.step_probe import data_warnings
 
@@ -105,9 +106,11 @@ class PlanReport:
 class PlanFacts(Facts):
     """What a plan assumes: the device of the options, and --unique tokens in conversations that fit any row."""
 
-    def __init__(self, options: PlanOptions, machine: Machine) -> None:
+    def __init__(self, options: PlanOptions, machine: Machine, target: Target | None) -> None:
+        """target: of traces; None: nothing is traced."""
         self.unique = cost.read_count(options.unique, "--unique") if options.unique else 0
-        self._machine, self.world = machine, options.gpus
+        self._options, self._machine, self._target, self.world = options, machine, target, options.gpus
+        self.strategy = "auto"
 
     def dtype(self, run: Run) -> tuple[str, str]:
         # With float8 the trace decides: it names what the card lacks.
@@ -116,6 +119,12 @@ class PlanFacts(Facts):
 
     def conversations(self, run: Run) -> tuple[int, int] | None:
         return (self.unique, 0) if self.unique else None
+
+    def strategy_of(self, run: Run) -> tuple[str, str]:
+        if self.world == 1 or self._target is None:
+            return "", ""
+        self.strategy, why = automatic_strategy(run, self._target, self.world, self._options.layout(run).nodes)
+        return self.strategy, why
 
     def units_per_epoch(self, run: Run) -> int | None:
         return max(1, round(self.unique / lengths_of(run).tokens)) if self.unique else None
@@ -135,8 +144,10 @@ def make_report(
         target = replace(target, memory_bytes=min(budget.memory_bytes, target.memory_bytes or budget.memory_bytes))
     shape = external or shape_of(run.model)
     longest_row = run.data.seq_len
-    dtype, facts = run.compute.dtype, PlanFacts(options, machine)
-    run = resolve(_with_epochs(run, options, facts.unique), facts)
+    dtype, facts = run.compute.dtype, PlanFacts(options, machine, target if trace and external is None else None)
+    any_strategy = run = resolve(_with_epochs(run, options, facts.unique), facts)
+    if run.parallel.strategy == "auto":
+        run = with_settings(run, {"parallel.strategy": facts.strategy})
     amount = amount_of(run, options, shape)
     fitted = fit(run, target, options) if trace and external is None else None
     if fitted:
@@ -204,7 +215,7 @@ def make_report(
         formulas=_formulas(work, machine, step, amount, causal, full_square),
         over_budget=_over(budget, seconds, spent, total_bytes),
         decisions=list(run.decisions),
-        strategies=compare_strategies(run, machine, target, options, amount.steps) if fitted else [],
+        strategies=compare_strategies(any_strategy, machine, target, options, amount.steps) if fitted else [],
     )
 
 

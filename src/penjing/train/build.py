@@ -17,7 +17,7 @@ from penjing.base.malloc_tuning import malloc_trim
 from penjing.checkpoint.load import Checkpoint, newest
 from penjing.kernels.fp8 import fp8_warnings
 from penjing.model.kernel_selection import check_expert_sizes, check_kernels
-from penjing.parallel.base import Strategy
+from penjing.parallel.base import Strategy, become
 from penjing.plan.run_estimate import RunEstimate
 from penjing.track.run_dir import RunDir
 from penjing.train.build_context import Instruments, RunHooks, make_context, make_instruments
@@ -25,7 +25,7 @@ from penjing.train.build_model import BuiltRun, build_run
 from penjing.train.compile_policy import Decision, compile_run, compiled_seconds
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, TrainState
-from penjing.train.memory_trace.fit import fit_memory
+from penjing.train.memory_trace.fit import automatic_strategy, fit_memory, room
 from penjing.train.oom_recovery import kept_micro_size
 from penjing.train.precision import Precision
 from penjing.train.resolve import AS_STARTED, Facts, record, resolve
@@ -64,6 +64,7 @@ def prepare_run(
 
     allow_change: fields that may change when the run is resumed.
     """
+    strategy.check(run)
     folder = RunDir(Path(run.out))
     checkpoint = newest(folder.checkpoints)
     facts = TrainingFacts(strategy, hooks.report, checkpoint, allow_change)
@@ -122,12 +123,11 @@ class TrainingFacts(Facts):
         self.world = strategy.world
 
     def machine(self) -> Mapping[str, tuple[Any, str]]:
-        device, world = self.strategy.device, self.world
+        device = self.strategy.device
         found = "no accelerator was found" if devices.of(device).is_host else "the accelerator of this machine"
         return {
             "compute.device": (str(device), found),
             "compute.threads": (torch.get_num_threads(), "the free cores of a process, or OMP_NUM_THREADS"),
-            "parallel.strategy": ("single" if world == 1 else "ddp", f"{world} process{'es' * (world > 1)}"),
         }
 
     def started(self) -> Mapping[str, tuple[Any, str]]:
@@ -157,6 +157,13 @@ class TrainingFacts(Facts):
         self.stage.run = run
         self.stage.prepare_rows()
         return self.stage.size().units_per_epoch
+
+    def strategy_of(self, run: Run) -> tuple[str, str]:
+        target, nodes = room(self.strategy)
+        name, why = automatic_strategy(run, target, self.world, nodes)
+        if name != self.strategy.name:
+            become(self.strategy, name)
+        return name, why
 
     def micro_size(self, run: Run) -> tuple[int, str]:
         fitting, why = fit_memory(run, self.strategy)

@@ -76,7 +76,8 @@ class ParallelSettings(Settings):
 
     section: ClassVar = "parallel"
 
-    # single, ddp, fsdp2, hsdp, or zero1, zero2 and zero3 (DeepSpeed); auto: single for one process, else ddp
+    # single, ddp, fsdp2, hsdp, or zero1, zero2 and zero3 (DeepSpeed); auto: single for one process, else ddp, or fsdp2
+    # where only that fits
     strategy: str = "auto"
     offload: bool = False  # keep weights (but of zero1 to zero3), gradients and optimizer state on the host; step there
     ds_config: str = ""  # a ds_config.json, for what penjing does not decide of DeepSpeed

@@ -89,6 +89,10 @@ class Facts:
         """Rows (pairs, prompts) to learn from; None: unknown."""
         raise NotImplementedError
 
+    def strategy_of(self, run: Run) -> tuple[str, str]:
+        """What `parallel.strategy=auto` means, and why; empty: unknown."""
+        return "", ""
+
     def micro_size(self, run: Run) -> tuple[int, str]:
         """Rows of a forward pass that fit in memory, and why; 0: as many as the settings say."""
         return 0, ""
@@ -186,12 +190,25 @@ def _multiple(run: Run, world: int) -> int:
     return world * (run.batch.micro_size or (2 * indivisible if indivisible > 1 else 1))  # 2: the passes on a CPU
 
 
+def _strategy(run: Run, facts: Facts) -> Run:
+    name, why = facts.strategy_of(run) if run.parallel.strategy == "auto" else ("", "")
+    return record(run, "parallel.strategy", name, why) if name else run
+
+
 def _micro_size(run: Run, facts: Facts) -> Run:
     rows, why = facts.micro_size(run)
     return decide(run, "batch.micro_size", rows, why) if rows else run
 
 
-RULES: tuple[Callable[[Run, Facts], Run], ...] = (_machine, _as_started, _dtype, _row_length, _batch_size, _micro_size)
+RULES: tuple[Callable[[Run, Facts], Run], ...] = (
+    _machine,
+    _as_started,
+    _dtype,
+    _row_length,
+    _batch_size,
+    _strategy,
+    _micro_size,
+)
 
 
 # --- from recipe, requests and start model ----------------------------------------------------------------------------

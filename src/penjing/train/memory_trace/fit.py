@@ -1,4 +1,5 @@
-"""The largest micro-batch whose step fits in memory, by traces: the same for a plan and, on a CPU, for training."""
+"""The largest micro-batch whose step fits in memory, by traces: the same for a plan and, on a CPU, for training. And
+whether the ranks have to share the weights."""
 
 from __future__ import annotations
 
@@ -115,6 +116,49 @@ def layout_of(strategy: str, ranks: int, nodes: int = 1, network: float = 0.0) -
     )
 
 
+def room(strategy: Strategy) -> tuple[Target, int]:
+    """What each rank has, and the number of machines. Rank 0's memory counts: available memory changes always, and
+    all ranks must decide alike."""
+    device, kind = strategy.device, devices.of(strategy.device)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", strategy.world))
+    free = strategy.broadcast(host.available_bytes(processes) if kind.is_host else kind.memory_bytes(device))
+    name = host.cpu_name() if kind.is_host else kind.name(device)
+    target = Target(kind=device.type, name=name, capability=kind.capability(device), memory_bytes=free)
+    return target, max(1, strategy.world // processes)
+
+
+def _surely_fits(run: Run, rows: int, available_bytes: int) -> bool:
+    tokens = round(rows * run.objective.unit_lengths(run.data.seq_len).tokens)
+    work = Workload(shape=shape_of(run.model), tokens=tokens, seq_len=run.data.seq_len, keys=1.0, dtype="float32")
+    return ROUGH_FACTOR * rough_memory_bytes(work, run.optimizer.state_bytes) < available_bytes
+
+
+def automatic_strategy(run: Run, target: Target, ranks: int, nodes: int = 1) -> tuple[str, str]:
+    """What `parallel.strategy=auto` means on devices like `target`, and why: fsdp2 where traces show that a step fits
+    with it, and not with the whole model on each; else ddp."""
+    whole, why = strategy_for(ranks), f"{ranks} process{'es' * (ranks > 1)}"
+    rows = run.batch.micro_size or run.objective.indivisible_units
+    if ranks == 1 or not target.memory_bytes or _surely_fits(run, rows, target.memory_bytes):
+        return whole, why
+    if run.compute.compile not in ("auto", "off"):  # fsdp2 is not compiled
+        return whole, why
+    needed = []
+    for name in (whole, "fsdp2"):
+        try:
+            passes = TracedPasses(run, target, layout_of(name, ranks, nodes))
+            needed.append(passes.plan(passes.fitting_size()).total_bytes)
+        except UserError:  # a run that cannot be traced
+            return whole, why
+        if needed[-1] <= passes.limit:
+            break
+    else:
+        return whole, f"{why}; fsdp2 would not fit either"
+    if name == whole:
+        return whole, why
+    took, free = map(units.gibibytes, (needed[0], target.memory_bytes))
+    return name, f"{whole} takes {took} of the {free} of each process, {name} {units.gibibytes(needed[1])} (estimates)"
+
+
 def fit_memory(run: Run, strategy: Strategy) -> tuple[int, str]:
     """On a CPU, the micro-batch that the run's plan has, and why; 0 if it is that of the settings.
 
@@ -123,18 +167,12 @@ def fit_memory(run: Run, strategy: Strategy) -> tuple[int, str]:
     """
     if not devices.of(strategy.device).is_host:
         return 0, ""
-    # Available memory changes all the time, and all ranks must decide alike: rank 0's counts.
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", strategy.world))
-    share = strategy.broadcast(host.available_bytes(processes))
-    if not share:
-        return 0, ""
+    target, nodes = room(strategy)
+    share = target.memory_bytes
     micro = batch_geometry(run, strategy.world, strategy.device).micro_size
-    tokens = round(micro * run.objective.unit_lengths(run.data.seq_len).tokens)
-    work = Workload(shape=shape_of(run.model), tokens=tokens, seq_len=run.data.seq_len, keys=1.0, dtype="float32")
-    if ROUGH_FACTOR * rough_memory_bytes(work, run.optimizer.state_bytes) < share:
+    if not share or _surely_fits(run, micro, share):
         return 0, ""
-    target = Target(kind=strategy.device.type, name=host.cpu_name(), memory_bytes=share)
-    passes = TracedPasses(run, target, layout_of(run.parallel.strategy, strategy.world, strategy.world // processes))
+    passes = TracedPasses(run, target, layout_of(strategy.name, strategy.world, nodes))
     rows = strategy.broadcast(passes.fitting_size() if strategy.rank == 0 else None)
     total = passes.plan(rows).total_bytes
     if total > share:
