@@ -1,6 +1,11 @@
 """Public benchmarks read from files as they are published, and their scores."""
 
 import json
+import math
+import random
+import tarfile
+import zipfile
+from dataclasses import replace
 
 import pyarrow
 import pyarrow.parquet
@@ -10,10 +15,16 @@ from small_models import small_model
 from user_errors import raises_user_error
 
 from penjing.data.tokenizer.train import train_tokenizer
+from penjing.eval.core import CORE, Core
+from penjing.eval.exams import CEval, Cmmlu, Mmlu
+from penjing.eval.grade_school_math import Gsm8k
+from penjing.eval.lambada import Lambada
 from penjing.eval.minimal_pairs import Blimp, ZhoBlimp
-from penjing.eval.scorer import grade
+from penjing.eval.multiple_choice import ArcChallenge, ArcEasy, HellaSwag, OpenBookQA, Piqa, WinoGrande
+from penjing.eval.scorer import Graded, grade
 from penjing.eval.scores import paired_change, summary
 from penjing.eval.suite import Suite
+from penjing.eval.task import Continuation, Result, Task
 
 TEXTS = ["A dog barks and two dogs bark at the old cat.", "两只狗在叫，一只猫坐着。"] * 20
 PAIRS = [
@@ -118,3 +129,216 @@ def test_limit_spreads_over_all(tmp_path):
     write_jsonl(tmp_path / "blimp.jsonl", rows)
     asked = [one.choices[0].split()[0] for one in Suite(names=["blimp"], data=tmp_path, limit=3).requests("blimp")]
     assert asked == ["0", "3", "6"]
+
+
+# --- questions with choices -------------------------------------------------------------------------------------------
+
+ARC = {"question": "What barks?", "choices": {"text": ["a cat", "a dog"], "label": ["1", "2"]}, "answerKey": "2"}
+STEM = {"stem": "What barks?", "choices": [{"text": "a cat", "label": "A"}, {"text": "a dog", "label": "B"}]}
+PIQA = {"goal": "Wake a dog.", "sol1": "Sing.", "sol2": "Sleep.", "label": 0}
+HELLASWAG = {
+    "activity_label": "Dogs",
+    "ctx_a": "A dog [title] runs.",
+    "ctx_b": "the dog",
+    "endings": ["barks  at us.", "[step] flies."],
+    "label": "1",
+}
+WINOGRANDE = {"sentence": "The cat fled from the dog as _ was loud.", "option1": "cat", "option2": "dog", "answer": "2"}
+GOLD = {"query": "Question: What barks?\n", "choices": ["a cat", "a dog"], "gold": 1}
+ARC_WANTED = ("Question: What barks?\nAnswer:", [" a cat", " a dog"], 1)
+PUBLISHED = [
+    (ArcEasy, "ARC-Easy/test-00000-of-00001.parquet", ARC, ARC_WANTED),
+    (ArcChallenge, "ARC-V1/ARC-Challenge/ARC-Challenge-Test.jsonl", {"question": STEM, "answerKey": "B"}, ARC_WANTED),
+    (ArcEasy, "arc_easy.jsonl", GOLD, ARC_WANTED),
+    (
+        OpenBookQA,
+        "openbookqa/main/test-0.parquet",
+        {**ARC, "question_stem": "It barks:"},
+        ("It barks:", [" a cat", " a dog"], 1),
+    ),
+    (OpenBookQA, "openbook_qa.jsonl", {**GOLD, "query": "It barks:"}, ("It barks:", [" a cat", " a dog"], 1)),
+    (Piqa, "piqa/plain_text/validation-0.parquet", PIQA, ("Question: Wake a dog.\nAnswer:", [" Sing.", " Sleep."], 0)),
+    (
+        HellaSwag,
+        "hellaswag/data/validation-0.parquet",
+        HELLASWAG,
+        ("Dogs: A dog. runs. The dog", [" barks at us.", "  flies."], 1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "row", "wanted"), PUBLISHED)
+def test_choices_in_each_published_form(tmp_path, kind, name, row, wanted):
+    (write_parquet if name.endswith(".parquet") else write_jsonl)(tmp_path / name, [row])
+    [one] = kind(tmp_path).requests()
+    assert (one.text, list(one.choices), one.answer) == wanted
+
+
+def test_winogrande_asks_for_the_ending_after_each_name(tmp_path, tokenizer, model):
+    write_parquet(tmp_path / "winogrande_xl/validation-0.parquet", [WINOGRANDE])
+    task = WinoGrande(tmp_path)
+    [one] = task.requests()
+    assert one.texts == ["The cat fled from the dog as cat", "The cat fled from the dog as dog"]
+    assert (set(one.choices), one.answer) == ({" was loud."}, 1)
+    row = {"context_options": one.texts, "continuation": "was loud.", "gold": 1}
+    write_jsonl(tmp_path / "gold/winogrande.jsonl", [row])
+    [same] = WinoGrande(tmp_path / "gold").requests()
+    assert (same.texts, same.choices, same.answer) == (one.texts, one.choices, 1)
+    [graded] = grade(task, [one], model, tokenizer)
+    for text, logp in zip(one.texts, graded.result.logps, strict=True):
+        before, ids = tokenizer.encode(text), tokenizer.encode(f"{text} was loud.")
+        with torch.no_grad():
+            logp_TV = model(torch.tensor([ids]))[0].double().log_softmax(-1)
+        # Without a token that begins a document, as lm-evaluation-harness asks.
+        wanted = sum(float(logp_TV[place - 1, ids[place]]) for place in range(len(before), len(ids)))
+        assert logp == pytest.approx(wanted, abs=1e-4)
+
+
+def test_solved_examples_are_others_and_always_the_same(tmp_path):
+    rows = [{"query": f"Number {number}?", "choices": ["no", f"{number}"], "gold": 1} for number in range(6)]
+    write_jsonl(tmp_path / "arc_easy.jsonl", rows)
+    asked = [list(ArcEasy(tmp_path, shots=3).requests()) for _ in range(2)]
+    assert asked[0] == asked[1]
+    draw = random.Random(1234)  # lm-evaluation-harness's rule, by its seed
+    for number, one in enumerate(asked[0]):
+        drawn = [row for row in draw.sample(rows, 4) if row != rows[number]][:3]
+        before = "".join(f"Question: {row['query']}\nAnswer: {row['choices'][1]}\n\n" for row in drawn)
+        assert one.text == f"{before}Question: Number {number}?\nAnswer:"
+    with raises_user_error(where="task arc_easy", got="6", wanted="7"):
+        list(ArcEasy(tmp_path, shots=6).requests())
+
+
+# --- exams ------------------------------------------------------------------------------------------------------------
+
+CSV = ',Question,A,B,C,D,Answer\n0,狗怎么叫？,汪汪,喵喵,咩咩,哞哞,A\n1,"猫，\n怎么叫？",汪汪,喵喵,咩咩,哞哞,B\n'
+ASKED = "狗怎么叫？\nA. 汪汪\nB. 喵喵\nC. 咩咩\nD. 哞哞\n答案："
+
+
+def test_cmmlu_in_folders_and_as_an_archive(tmp_path):
+    for part in ("test", "dev"):
+        (tmp_path / "git/CMMLU/data" / part).mkdir(parents=True)
+        (tmp_path / "git/CMMLU/data" / part / "arts.csv").write_text(CSV, encoding="utf-8")
+    (tmp_path / "zip").mkdir()
+    with zipfile.ZipFile(tmp_path / "zip/cmmlu_v1_0_1.zip", "w") as archive:
+        archive.writestr("test/arts.csv", CSV)
+        archive.writestr("dev/arts.csv", CSV)
+    for folder in ("git", "zip"):
+        first, _ = Cmmlu(tmp_path / folder).requests()
+        assert first.text == f"以下是关于艺术学的单项选择题，请直接给出正确答案的选项。\n\n{ASKED}"
+        assert (first.kind, first.answer, list(first.choices)) == ("arts", 0, [" A", " B", " C", " D"])
+        _, second = Cmmlu(tmp_path / folder, shots=1).requests()
+        assert second.text.count(f"\n\n{ASKED} A\n\n猫，\n怎么叫？\nA. 汪汪") == 1
+        with raises_user_error(got="2 of arts", wanted="3 in its dev file"):
+            list(Cmmlu(tmp_path / folder, shots=3).requests())
+
+
+def test_ceval_and_mmlu_as_published(tmp_path):
+    (tmp_path / "ceval-exam/val").mkdir(parents=True)
+    (tmp_path / "ceval-exam/val/law_val.csv").write_text(
+        "id,question,A,B,C,D,answer\n0,问？,1,2,3,4,D\n", encoding="utf-8"
+    )
+    [one] = CEval(tmp_path).requests()
+    assert (one.kind, one.answer) == ("law", 3) and one.text.startswith("以下是中国关于法学的单项选择题，")
+    (tmp_path / "data/test").mkdir(parents=True)
+    (tmp_path / "data/test/high_school_biology_test.csv").write_text('"What, then?",a,b,c,d,C\n')
+    with tarfile.open(tmp_path / "data.tar", "w") as archive:
+        archive.add(tmp_path / "data", arcname="data")
+    row = {"question": "What, then?", "subject": "high_school_biology", "choices": [*"abcd"], "answer": 2}
+    write_parquet(tmp_path / "hub/mmlu/all/test-0.parquet", [row])
+    write_parquet(tmp_path / "hub/mmlu/high_school_biology/test-0.parquet", [row])
+    [by_authors], [of_hub] = Mmlu(tmp_path).requests(), Mmlu(tmp_path / "hub").requests()
+    assert replace(by_authors, where="") == replace(of_hub, where="")
+    assert by_authors.text.endswith("about high school biology.\n\nWhat, then?\nA. a\nB. b\nC. c\nD. d\nAnswer:")
+
+
+# --- words and numbers ------------------------------------------------------------------------------------------------
+
+
+def test_lambada_is_right_if_each_token_is_the_most_likely_one(tmp_path, tokenizer, model):
+    text = "A dog barks and two dogs bark at the old"
+    ids = tokenizer.encode(text)
+    with torch.no_grad():
+        logits_V = model(torch.tensor([ids]))[0, -1]
+    words = [" cat", " dogs"]
+    write_jsonl(tmp_path / "lambada_test_en.jsonl", [{"text": text + word} for word in words])
+    task = Lambada(tmp_path)
+    graded = grade(task, task.requests(), model, tokenizer)
+    assert [one.request.choices for one in graded] == [(" cat",), (" dogs",)]
+    for word, one in zip(words, graded, strict=True):
+        first, *others = tokenizer.encode(text + word)[len(ids) :]
+        if not others:
+            assert one.score == float(int(logits_V.argmax()) == first)
+    logps = [one.result.logps[0] for one in graded]
+    assert summary("lambada", task, graded)["figures"]["perplexity"] == pytest.approx(math.exp(-sum(logps) / 2))
+    assert graded[0].request.chance == 0 and "ties" not in summary("lambada", task, graded)
+
+
+def test_gsm8k_reads_the_number_after_its_mark(tmp_path):
+    rows = [{"question": f"How many dogs are {n} dogs?", "answer": f"Count them.\n#### {n},000"} for n in range(1, 7)]
+    write_jsonl(tmp_path / "gsm8k_test.jsonl", rows[:1])
+    write_jsonl(tmp_path / "gsm8k_train.jsonl", rows[1:])
+    task = Gsm8k(tmp_path)
+    [one] = task.requests()
+    assert one.text.count("Count them.") == 5 and one.text.endswith("How many dogs are 1 dogs?\nAnswer:")
+    said = {"So\n#### 1000": (1, 1), "#### 1,000.": (1, 1), "It is $1,000": (0, 1), "#### 10": (0, 0), "": (0, 0)}
+    for text, (strict, flexible) in said.items():
+        graded = Graded(one, Result(text=text), task.score(one, Result(text=text)))
+        assert (graded.score, task.figures([graded])["acc_last_number"]) == (strict, flexible), text
+
+
+def test_a_continuation_ends_at_its_mark_and_at_the_context(tokenizer, model):
+    asked = Continuation(text="A dog", answer="", max_new_tokens=12)
+    [free] = grade(Task(), [asked], model, tokenizer)
+    assert free.result.is_truncated and len(free.text) > 3
+    end = free.text[2:4]
+    [stopped] = grade(Task(), [replace(asked, until=[end])], model, tokenizer)
+    assert stopped.text == free.text[: free.text.index(end)] and not stopped.result.is_truncated
+    long = replace(asked, text="A dog barks. " * 200)
+    [cut] = grade(Task(), [long], model, tokenizer)
+    assert cut.result.is_truncated and cut.text
+
+
+# --- CORE -------------------------------------------------------------------------------------------------------------
+
+
+def test_core_by_hand(tmp_path, tokenizer, model):
+    """Two of its tasks, with chances that do and do not differ between v1 and v2."""
+    five = [{"query": f"Dog {n}?", "choices": [*"ABCDE"], "gold": n % 5} for n in range(12)]
+    write_jsonl(tmp_path / "commonsense_qa.jsonl", five)
+    write_jsonl(tmp_path / "copa.jsonl", [{"query": "A dog", "choices": ["barks.", "bark at us."], "gold": 0}])
+    write_jsonl(
+        tmp_path / "winograd_wsc.jsonl", [{"context_options": ["A cat", "A dog"], "continuation": "barks.", "gold": 1}]
+    )
+    write_jsonl(tmp_path / "squad.jsonl", [{"context": f"{n} ", "continuation": f"{n}"} for n in range(11)])
+    task = Core(tmp_path)
+    requests = list(task.requests())
+    graded = [Graded(one, Result(text=""), float(one.group != "commonsense_qa")) for one in requests]
+    v1, v2 = (task.figures(graded)[f"{version}_of_4_tasks"] for version in ("v1", "v2"))
+    assert v1 == pytest.approx((3 + (0 - 0.2) / 0.8) / 4) and v2 == pytest.approx((3 + (0 - 0.403) / 0.597) / 4)
+    [note] = task.notes()
+    assert "4 of 22" in note and "hellaswag_zeroshot" in note and "copa" not in note
+    by_group = {one.group: one for one in requests}
+    assert by_group["copa"].text == "A dog " and by_group["winograd"].texts == ["A cat ", "A dog "]
+    shuffled = list(range(11))
+    random.Random(1337).shuffle(shuffled)
+    shown = random.Random(1234).sample([shuffled[place] for place in range(1, 11)], 10)
+    first = next(one for one in requests if one.group == "squad")
+    assert first.text == "".join(f"{n} {n}\n\n" for n in shown) + f"{shuffled[0]}"
+    assert first.choices == [f" {shuffled[0]}"]
+    # Of the choices only what differs is scored, and by the mean over its tokens.
+    [copa] = grade(task, [by_group["copa"]], model, tokenizer)
+    ids = [[tokenizer.begin, *tokenizer.encode(f"A dog {choice}")] for choice in by_group["copa"].choices]
+    same = next(place for place, (one, two) in enumerate(zip(*ids, strict=False)) if one != two)
+    assert copa.result.num_tokens == tuple(len(each) - same for each in ids)
+    [schema] = grade(task, [by_group["winograd"]], model, tokenizer)
+    assert len(set(schema.result.num_tokens)) == 1
+
+
+def test_core_has_22_tasks_and_three_chances_differ():
+    assert len(CORE) == 22
+    changed = {name: (task.chance, task.chance_v2) for name, task in CORE.items() if task.chance_v2 is not None}
+    assert changed == {
+        "commonsense_qa": (20, 40.3),
+        "agi_eval_lsat_ar": (20, 25),
+        "bigbench_language_identification": (9.1, 25),
+    }

@@ -4,6 +4,9 @@ TASKS = {
     "questions": "penjing.eval.questions:Questions",
     "blimp": "penjing.eval.minimal_pairs:Blimp",
     "zhoblimp": "penjing.eval.minimal_pairs:ZhoBlimp",
+    "ceval": "penjing.eval.exams:CEval",
+    "cmmlu": "penjing.eval.exams:Cmmlu",
+    "mmlu": "penjing.eval.exams:Mmlu",
     "arc_easy": "penjing.eval.multiple_choice:ArcEasy",
     "arc_challenge": "penjing.eval.multiple_choice:ArcChallenge",
     "hellaswag": "penjing.eval.multiple_choice:HellaSwag",
@@ -12,4 +15,5 @@ TASKS = {
     "winogrande": "penjing.eval.multiple_choice:WinoGrande",
     "lambada": "penjing.eval.lambada:Lambada",
     "gsm8k": "penjing.eval.grade_school_math:Gsm8k",
+    "core": "penjing.eval.core:Core",
 }

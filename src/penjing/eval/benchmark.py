@@ -49,7 +49,7 @@ class Benchmark(Task):
     def find(self, patterns: Sequence[str]) -> list[Path]:
         """The files of the first pattern that has any."""
         archives = (path for pattern in self.archives for path in _matches(self.data, pattern))
-        for folder in (self.data, *map(_unpacked, archives)):
+        for folder in (self.data, *(_unpacked(path, self.name) for path in archives)):
             for pattern in patterns:
                 if found := _matches(folder, pattern):
                     return found
@@ -127,20 +127,21 @@ def _matches(folder: Path, pattern: str) -> list[Path]:
 
 
 @cache
-def _unpacked(path: Path) -> Path:
-    """A temporary folder with an archive's files, which lasts as long as the process."""
-    folder = tempfile.TemporaryDirectory(prefix="penjing-eval-")
-    _FOLDERS.append(folder)
+def _unpacked(path: Path, name: str) -> Path:
+    """A folder in which an archive's files are in a folder of this name; it lasts as long as the process."""
+    parent = tempfile.TemporaryDirectory(prefix="penjing-eval-")
+    _FOLDERS.append(parent)
+    folder = Path(parent.name, name)
     try:
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as zipped:
-                zipped.extractall(folder.name)
+                zipped.extractall(folder)
         else:
             with tarfile.open(path) as archive:
-                archive.extractall(folder.name, filter="data")
+                archive.extractall(folder, filter="data")
     except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
         raise UserError(f"broken archive: {error}", where=path) from error
-    return Path(folder.name)
+    return Path(parent.name)
 
 
 _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends

@@ -22,7 +22,7 @@ from penjing.loader.shared_prompt_batch import best_fit_rows
 from penjing.model.transformer import Transformer
 
 TOKENS_PER_REQUEST = 128  # of a forward pass
-ROW_MULTIPLE, SHORTEST_ROW, LONGEST_ROW = 64, 256, 2048  # few shapes, and space for several texts of a shared beginning
+ROW_MULTIPLE, SHORTEST_ROW, LONGEST_ROW = 64, 256, 2048  # few shapes; space for several texts of a shared beginning
 MAX_LOGITS = 1 << 20  # of one block of the head
 
 
@@ -61,10 +61,10 @@ class _TokenScores(NamedTuple):
             start, end = torch.searchsorted(self.position_M, ends).tolist()
             row_M = (self.position_M[start:end] - first).to(logits_NV.device)
             logit_M = logits_NV[row_M, self.target_M[start:end].to(logits_NV.device)]
-            largest_N = logits_NV.amax(dim=-1)
-            num_largest_N = (logits_NV == largest_N[:, None]).sum(dim=-1)
             logp_M = logit_M.double() - logits_NV.double().logsumexp(dim=-1)[row_M]
-            greedy_M = (logit_M == largest_N[row_M]).double() / num_largest_N[row_M]
+            greedy_M = (logit_M == logits_NV.amax(dim=-1)[row_M]).double()
+            best = greedy_M.nonzero()[:, 0]
+            greedy_M[best] /= (logits_NV[row_M[best]] == logit_M[best, None]).sum(dim=-1)
             parts.append(torch.stack([logp_M, greedy_M]).cpu())
         return torch.cat(parts, dim=1) if parts else torch.zeros(2, 0, dtype=torch.float64)
 
@@ -88,8 +88,9 @@ def log_likelihoods(model: Transformer, endings: Sequence[Ending], batch_size: i
     by_input: dict[tuple[int, ...], list[int]] = {}
     for index, ending in enumerate(endings):
         by_input.setdefault(tuple(ending.ids[:-1]), []).append(index)
-    row_tokens = _row_tokens(max(map(len, by_input), default=1))
-    trees = sorted(_trees(sorted(by_input), row_tokens), key=lambda tree: -tree.size)
+    longest = max(map(len, by_input), default=1)
+    trees = sorted(_trees(sorted(by_input), max(longest, min(4 * longest, LONGEST_ROW))), key=lambda tree: -tree.size)
+    row_tokens = max(SHORTEST_ROW, -(-max((tree.size for tree in trees), default=1) // ROW_MULTIPLE) * ROW_MULTIPLE)
     scores: dict[int, EndingScore] = {}
     rows_per_pass = max(1, batch_size * TOKENS_PER_REQUEST // row_tokens)
     was_training = model.training
@@ -100,11 +101,6 @@ def log_likelihoods(model: Transformer, endings: Sequence[Ending], batch_size: i
     finally:
         model.train(was_training)
     return [scores[index] for index in range(len(endings))]
-
-
-def _row_tokens(longest: int) -> int:
-    wanted = max(SHORTEST_ROW, longest, min(4 * longest, LONGEST_ROW))
-    return -(-wanted // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 def _trees(inputs: Sequence[tuple[int, ...]], row_tokens: int) -> Iterator[_Tree]:

@@ -156,7 +156,8 @@ def _compared(
 
 def _begin(request: LogLikelihood | Continuation, tokenizer: Tokenizer) -> list[int]:
     is_always_added = tokenizer.begin != tokenizer.end_of_text
-    return [tokenizer.begin] if request.begins or is_always_added or not request.text else []
+    has_text = bool(request.text or (isinstance(request, LogLikelihood) and request.texts))
+    return [tokenizer.begin] if request.begins or is_always_added or not has_text else []
 
 
 def _endings(requests: Sequence[LogLikelihood], tokenizer: Tokenizer) -> Iterator[list[Ending]]:

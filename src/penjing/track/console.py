@@ -68,6 +68,7 @@ SHOWN = (
 
 
 BY_SOURCE = ("val_bits_per_byte_", "val_loss_")  # prefixes of what is measured for each source of the data
+BY_TASK = "val_acc_"  # prefix of what is measured for each of `eval.tasks`
 
 
 def describe(metrics: Mapping[str, float]) -> str:
@@ -85,6 +86,9 @@ def describe(metrics: Mapping[str, float]) -> str:
     ]
     if by_source:
         parts.append(f"({', '.join(by_source)})")
+    parts += [
+        f"{name.removeprefix(BY_TASK)} {value:.1%}" for name, value in metrics.items() if name.startswith(BY_TASK)
+    ]
     if "learning_rate" in metrics:
         parts.append(f"lr {metrics['learning_rate']:.1e}")
     if "tokens_per_second" in metrics:

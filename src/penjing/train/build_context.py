@@ -15,6 +15,7 @@ from penjing.loader.batch_source import DeviceSource, Source
 from penjing.loader.prefetch import Prefetch
 from penjing.model.transformer import Transformer
 from penjing.optim.router_bias_update import RouterBalance
+from penjing.parallel.base import Strategy
 from penjing.plan import hardware
 from penjing.plan.flops import training_flops_per_token
 from penjing.track.base import Tracker, Trackers
@@ -30,6 +31,7 @@ from penjing.train.stages.base import DatasetSize, Report
 from penjing.train.throughput import Meter
 
 Sample = Callable[[Transformer, Tokenizer, int], list[dict[str, Any]]]
+AskTasks = Callable[[Transformer, Tokenizer, Strategy], dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,9 @@ class RunHooks:
     # Further trackers, from (the run with its final batch size, number of steps, first step).
     trackers: Callable[[Run, int, int], Sequence[Tracker]] = lambda run, steps, first: ()
     sample: Sample = lambda model, tokenizer, step: []  # samples from the model; step -1: a trial that is not shown
+    ask_tasks: AskTasks = (
+        lambda model, tokenizer, strategy: {}
+    )  # further metrics of a validation, with the whole weights
     start_time: float = 0.0  # time.time() at the start of the command; 0: unknown
 
 
@@ -144,6 +149,13 @@ def make_context(built: BuiltRun, instruments: Instruments, hooks: RunHooks, num
         if new_samples:
             instruments.trackers.sample(index, new_samples)
 
+    def validate() -> dict[str, float]:
+        metrics = validate_with_retry(stage) if run.data.holds_out else {}
+        if not run.eval.tasks:
+            return metrics
+        with strategy.gathered(built.model):
+            return metrics | hooks.ask_tasks(built.model, stage.tokenizer, strategy)
+
     return TrainingContext(
         strategy=strategy,
         model=built.wrapped,
@@ -160,7 +172,7 @@ def make_context(built: BuiltRun, instruments: Instruments, hooks: RunHooks, num
         validate_every=run.eval.every,
         sample_every=run.sample.every,
         save_every=run.checkpoint.every,
-        validate=(lambda: validate_with_retry(stage)) if run.data.holds_out else dict,
+        validate=validate,
         sample=sample,
         save=instruments.checkpointer.save,
         roll_back=instruments.checkpointer.roll_back,

@@ -95,6 +95,10 @@ class EvalSettings(Settings):
     # A file of questions that the model can answer (`penjing eval --questions`). With at_start=true they are asked
     # before the first step and after the last, and lost answers are listed. Empty: those of `init_from`; none: no file.
     questions: str = ""
+    # Tasks that are asked at each validation (`penjing eval --list`), of files in the folder `data`.
+    tasks: tuple[str, ...] = ()
+    data: str = ""
+    limit: NonNegativeInt = 200  # requests of each task, spread over all; 0 = all
 
 
 @dataclass(frozen=True, kw_only=True)

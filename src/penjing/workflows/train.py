@@ -34,6 +34,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.devices import host
 from penjing.devices.choose import local_device
 from penjing.eval.regression_questions import RegressionQuestions
+from penjing.eval.training_tasks import TrainingTasks
 from penjing.export.adapter import save_run_adapter
 from penjing.infer.generate import generate
 from penjing.infer.requests import NotFiniteError
@@ -105,7 +106,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     _name_idle(strategy.device, run.compute.device)
     spinning.report_busy_cores(lambda text: quiet.print(Text(f"  {text}", style="yellow")))
     try:
-        questions = RegressionQuestions(run, quiet)
+        questions, tasks = RegressionQuestions(run, quiet), TrainingTasks(run)
         about = _identity(run, allow_change) if strategy.world > 1 else {}
         with (
             watched(strategy, about) as report_progress,
@@ -121,11 +122,13 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
                     sample=lambda model, tokenizer, step: write_samples(
                         run, model, tokenizer, quiet if step >= 0 else silent_console(quiet)
                     ),
+                    ask_tasks=tasks,
                     start_time=began,
                 ),
                 allow_change,
             )
             prepared = replace(prepared, context=replace(prepared.context, report_progress=report_progress))
+            print_plan(prepared, quiet, [*questions.describe(), *tasks.describe()])
             return _train_prepared(run, prepared, questions, quiet, began)
     except Exception as error:
         if not is_out_of_memory(error):
@@ -168,7 +171,6 @@ def _train_prepared(
     run: Run, prepared: PreparedRun, questions: RegressionQuestions, console: Console, began: float
 ) -> dict[str, Any]:
     strategy = prepared.context.strategy
-    print_plan(prepared, console, questions.describe())
     try:
         if run.eval.at_start and prepared.state.step == 0:
             prepared.context.trackers.log(0, {"tokens": 0, **prepared.context.validate()})
@@ -208,7 +210,8 @@ def plan_only(run: Run, console: Console) -> RunEstimate:
             with_settings(run, {"out": folder}),
             make_strategy(run.compute.device, run.parallel.strategy),
             RunHooks(
-                sample=lambda model, tokenizer, step: write_samples(run, model, tokenizer, silent_console(console))
+                sample=lambda model, tokenizer, step: write_samples(run, model, tokenizer, silent_console(console)),
+                ask_tasks=TrainingTasks(run),
             ),
         )
         print_plan(replace(prepared, run=with_settings(prepared.run, {"out": run.out})), console)
