@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 
 from penjing.ui import plan
-from penjing.ui.app import PAGE, make_app
+from penjing.ui.app import make_app
 from penjing.ui.site import Site
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
@@ -76,7 +76,7 @@ def figures(page):
 
 
 def bars(page):
-    return page.locator(".plan-results svg rect").evaluate_all(
+    return page.locator(".waterfall rect").evaluate_all(
         "nodes => nodes.map(node => Number(node.getAttribute('width')))"
     )
 
@@ -151,12 +151,3 @@ def test_a_file_is_shown_with_what_the_loss_covers_and_as_text(opened):
     assert row.locator(".special").count() >= 4
     page.get_by_role("button", name="Try cleaning").click()
     expect(page.locator(".data-clean")).to_contain_text("kept")
-
-
-@pytest.mark.parametrize("name", ["plan", "data"])
-def test_both_languages_have_the_same_words(name):
-    source = (PAGE / f"{name}_words.js").read_text(encoding="utf-8")
-    english, chinese = (re.findall(r"^    (\w+): \"", part, re.MULTILINE) for part in source.split("  zh: {"))
-    assert len(english) > 40 and english == chinese
-    used = re.findall(rf"\bt\(\"({name}\w+)\"", (PAGE / f"{name}.js").read_text(encoding="utf-8"))
-    assert used and set(used) <= set(english)

@@ -14,6 +14,10 @@ export function addWords(words) {
   for (const name of LANGUAGES) Object.assign(STRINGS[name], words[name]);
 }
 
+/** Words as addWords takes them, from an object of [English, Chinese]. */
+export const pairs = (both) =>
+  Object.fromEntries(LANGUAGES.map((name, at) => [name, Object.fromEntries(Object.entries(both).map(([key, two]) => [key, two[at]]))]));
+
 /** The language of the browser, where we speak it. */
 export function preferred() {
   return (navigator.language || "").toLowerCase().startsWith("zh") ? "zh" : "en";

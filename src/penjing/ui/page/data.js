@@ -162,7 +162,7 @@ function group(found) {
 
 function example(found) {
   const rows = found.rows.flatMap((row) => [found.rows.length > 1 ? el("h4", { text: row.name }) : null,
-    el("pre", { class: "data-row", tabindex: 0, role: "region", "aria-label": row.name }, row.spans.map((span) =>
+    el("pre", { class: "data-row", tabindex: 0, role: "group", "aria-label": row.name }, row.spans.map((span) =>
       el("span", { class: `${span.learned ? "learned" : "masked"}${span.special ? " special" : ""}`, text: span.text })))]);
   return el("div", { class: "data-example" }, el("h3", { text: t(found.cut ? "dataPlaceCut" : "dataPlace", { file: local(found.file), line: found.line }) }),
     found.problem ? el("p", { class: "bad", text: found.problem }) : null, rows);

@@ -5,7 +5,7 @@ import { addWords, t } from "./i18n.js";
 import { words } from "./plan_words.js";
 import { choiceField, numberField, textField } from "./plan_fields.js";
 import { compact, duration, gibibytes, grouped, power, readNumber } from "./plan_numbers.js";
-import { drawWaterfall } from "./waterfall.js";
+import { drawWaterfall, waterfall } from "./waterfall.js";
 
 addWords(words);
 
@@ -19,6 +19,7 @@ const TABLES_MS = 250; // of rest, before the tables are asked for
 const FIELD_OF = { "model.preset": "model", "data.seq_len": "seq_len", "batch.size": "batch", "parallel.strategy": "strategy",
   "optimizer.name": "optimizer", "model.hidden_size": "width", "model.num_hidden_layers": "layers", "model.num_experts": "experts",
   "model.num_experts_per_tok": "active_experts", "compute.activation_checkpointing": "checkpointing" };
+const NOTED = ["cost", "energy", "epochs", "flops", "loss", "parameters"]; // with a sentence of their own
 const FIGURES = ["time", "cost", "memory", "energy", "speed", "tokens", "epochs", "flops", "loss", "parameters"];
 
 let page = null; // of the opened tab
@@ -78,15 +79,17 @@ function build(choices) {
 const cleared = (names) => Object.fromEntries(names.map((name) => [name, ""]));
 const ladder = (size) => `ladder-${compact(Math.min(Math.max(size, 5e5), 3e9)).toLowerCase()}`;
 
+const sentence = (name) => (NOTED.includes(name) ? t(`planNote_${name}`) : "");
+
 function results() {
   const figure = (name) => el("div", { class: `figure ${name}` }, el("dt", { text: t(`planFigure_${name}`) }),
-    el("dd", { id: `plan-out-${name}`, text: "–" }), el("dd", { class: "hint", id: `plan-note-${name}`, text: t(`planNote_${name}`) }));
+    el("dd", { id: `plan-out-${name}`, text: "–" }), el("dd", { class: "hint", id: `plan-note-${name}`, text: sentence(name) }));
   const refine = el("button", { type: "button", class: "primary", id: "plan-refine", text: t("planRefine"), on: { click: toggleRefine } });
   return el("div", { class: "plan-results is-stale" },
     el("p", { id: "plan-status", role: "status", class: "hint" }),
     el("dl", { class: "plan-figures card" }, FIGURES.map(figure)),
     el("section", { class: "card" }, el("h2", { text: t("planWaterfall") }),
-      document.createElementNS("http://www.w3.org/2000/svg", "svg"),
+      waterfall(),
       el("div", { class: "row" }, refine, el("p", { class: "hint", id: "plan-source" }))),
     el("section", { class: "card", id: "plan-commands" }, el("h2", { text: t("uiCommand") }), el("div", { id: "plan-lines" }),
       el("p", { class: "hint", text: t("planCommandHint") })),
@@ -186,11 +189,11 @@ function show(answer) {
     cost: plan.cost && ` · ${plan.cost}`, memory: shown.memory[0], fits: fitting(plan) });
   for (const [name, [value, note]] of Object.entries(shown)) {
     $(`#plan-out-${name}`).textContent = value;
-    $(`#plan-note-${name}`).textContent = note ?? t(`planNote_${name}`);
+    $(`#plan-note-${name}`).textContent = note ?? sentence(name);
   }
   const verdict = plan.fits === false ? "no" : plan.tight ? "tight" : plan.fits ? "yes" : "";
   $(".figure.memory").dataset.fits = verdict;
-  drawWaterfall($(".plan-results svg"), plan.waterfall, plan.memory_bytes);
+  drawWaterfall($(".waterfall"), plan.waterfall, plan.memory_bytes);
   fill($("#plan-lines"), Object.values(answer.commands).map((line) => page.context.commandLine(line)));
   fill($("#plan-advice"), [...plan.warnings, ...plan.alternatives, ...plan.advice].map((line) => el("li", { text: line })));
 }
@@ -206,7 +209,7 @@ function figures(plan) {
   const [low, high] = [plan.predicted_seconds_low, plan.predicted_seconds_high].map(duration);
   return {
     time: [duration(plan.predicted_seconds), t("planBetween", { low, high, level: plan.level })],
-    cost: plan.cost ? [plan.cost, plan.price] : ["–"],
+    cost: plan.cost ? [plan.cost, t("planPerHour", { price: plan.price.split(" an hour")[0] })] : ["–"],
     memory: [gibibytes(plan.peak_memory_bytes), `${fitting(plan)} · ${t("planCardHas", { memory: plan.memory_bytes ? gibibytes(plan.memory_bytes) : "?" })}`],
     energy: [`${Number(plan.kilowatt_hours.toPrecision(2))} kWh`],
     speed: [t("planPerSecond", { tokens: compact(plan.tokens_per_second) }),

@@ -66,7 +66,7 @@ export function numberField(name, read, change) {
     node.classList.toggle("is-auto", !own);
     clear.classList.toggle("unseen", !own);
     if (document.activeElement !== text) text.value = written(value);
-    if (value !== "") slider.value = nearest(values, value);
+    slider.value = value === "" ? 0 : nearest(values, value);
     slider.setAttribute("aria-valuetext", text.value || t("planUnknown"));
   };
   return { node, show, refuse };

@@ -25,8 +25,10 @@ function shape(tag, attributes, text) {
   return node;
 }
 
+export const waterfall = () => shape("svg", { class: "waterfall" });
+
 /** The rows of a plan: [name, bytes]. */
-export function rowsOf(parts) {
+function rowsOf(parts) {
   const known = Object.values(ROWS).flat();
   const sum = (names) => names.reduce((total, name) => total + (parts[name] || 0), 0);
   const other = sum(Object.keys(parts).filter((name) => !known.includes(name)));
