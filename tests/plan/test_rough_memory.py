@@ -2,8 +2,9 @@
 
 import pytest
 
-from penjing.plan.memory import safe_bytes
-from penjing.plan.rough_memory import ROUGH_MARGIN, rough_memory
+from penjing.plan.device_model import Machine
+from penjing.plan.memory import Target, safe_bytes
+from penjing.plan.rough_memory import HOST_CONTEXT_BYTES, ROUGH_MARGIN, rough_memory
 from penjing.planner.fit import rough_fit
 from penjing.planner.inputs import PlanOptions, find_machine, workload_of
 from penjing.train.memory_trace.trace import predict_memory
@@ -47,3 +48,14 @@ def test_the_largest_micro_batch_that_fits_is_taken():
     _, larger = rough_fit(with_settings(run, {"batch.micro_size": 2 * rows}), machine, target, options)
     assert 1 < rows < 64
     assert sum(parts.values()) <= safe_bytes(target.memory_bytes) < sum(larger.values())
+
+
+@pytest.mark.parametrize(("model", "dtype"), [("tiny", "bfloat16"), ("26m", "float32"), ("26m", "bfloat16")])
+def test_the_formula_meets_the_trace_on_a_cpu(model, dtype):
+    run = resolve_run("pretrain", {"model": model, "compute": {"dtype": dtype}})
+    rates = {"matmul_flops": {dtype: 1e11}, "bytes_per_second": 1e10, "launch_seconds": 1e-6, "attention_share": 1.0}
+    machine = Machine(name="a CPU", kind="cpu", level="L0", source="a test", **rates)
+    work = workload_of(run, machine, PlanOptions(), 32)
+    parts = rough_memory(work, state_bytes=run.optimizer.state_bytes, context_bytes=0, on_host=True)
+    traced = predict_memory(run, Target(kind="cpu"), micro_size=32, process_bytes=HOST_CONTEXT_BYTES)
+    assert sum(parts.values()) == pytest.approx(traced.total_bytes, rel=ROUGH_MARGIN)

@@ -302,6 +302,7 @@ def _on_host(args):
 @pytest.mark.parametrize(("waited", "said"), [(0.0, False), (0.05, False), (3.0, True)])
 def test_a_measurement_beside_other_programs_says_so(monkeypatch, waited, said):
     """A thread that ran for one second and waited for a core for `waited` more."""
+    plan_run._measured_once.cache_clear()
     times = lambda since=None: {"1": (1.0, waited)}  # noqa: E731
     monkeypatch.setattr(plan_run, "thread_seconds", times)
     monkeypatch.setattr(plan_run, "find_profile", lambda key: None)

@@ -9,7 +9,8 @@ from penjing.plan.memory.sharded_memory import COMMUNICATION_BYTES
 from penjing.plan.step_workload import VALUE_BYTES, Workload
 
 ROUGH_MARGIN = 0.2  # of the sum
-FRAGMENTATION_SHARE, HEAP_SHARE = 0.05, 0.6  # of activations and logits: of torch's allocator, of a CPU's heap
+HOST_CONTEXT_BYTES = 250 << 20  # of a process with torch, on a CPU
+FRAGMENTATION_SHARE, HEAP_SHARE = 0.05, 0.33  # of activations and logits: of torch's allocator, of a CPU's heap
 MUON_BYTES, MOST_MUON_BYTES = 16, 1.5 * 2**30  # per parameter, of an update: it stacks matrices of one shape
 FLASH_COPIES = 10  # values of a query head that fused attention keeps, without our kernels
 
@@ -17,12 +18,12 @@ FLASH_COPIES = 10  # values of a query head that fused attention keeps, without 
 def rough_memory(work: Workload, *, state_bytes: float, context_bytes: int, on_host: bool = False) -> dict[str, int]:
     """Bytes by component, as the trace names them, at the peak of a step on one device.
 
-    state_bytes: of the optimizer, per trainable parameter. context_bytes: of the device, besides tensors.
+    state_bytes: of the optimizer, per trainable parameter. context_bytes: of a card, besides tensors.
     """
     shape, tokens, layout, fused = work.shape, work.tokens, work.layout, work.triton_kernels or on_host
     size, value = shape.parameters, VALUE_BYTES[work.dtype]
     embedding = shape.vocabulary * shape.width
-    block = tokens * _block_bytes(work, fused)
+    block = tokens * _block_bytes(work, fused) * ((0.5 + 0.2 * value) if on_host else 1.0)
     inner = tokens * _inner_size(work) * (6 if fused else 4 * value)
     residual = 4 * tokens * shape.width
     saved = {"none": block, "mlp": block - inner, "block": residual}[work.recompute]
@@ -46,8 +47,10 @@ def rough_memory(work: Workload, *, state_bytes: float, context_bytes: int, on_h
         "logits and loss": min(head, moved),
         "temporaries": max(0.0, update - moved),
         "communication": COMMUNICATION_BYTES if work.ranks > 1 else 0.0,
-        "fragmentation": (HEAP_SHARE if on_host else FRAGMENTATION_SHARE) * moved,
-        "context": context_bytes,
+        "fragmentation": 0.0 if on_host else FRAGMENTATION_SHARE * moved,
+        "heap": HEAP_SHARE * moved if on_host else 0.0,
+        "checkpoint copy": weights + moments if on_host else 0.0,
+        "context": HOST_CONTEXT_BYTES if on_host else context_bytes,
     }
     if not keeps_gradients:  # they come as activations go: the peak has the one or the other
         found["gradients"] = max(0.0, found["gradients"] - moved)
@@ -74,5 +77,5 @@ def _block_bytes(work: Workload, fused: bool) -> float:
 
 
 def rough_memory_bytes(work: Workload, state_bytes: float) -> int:
-    """The sum on a CPU, without what the process takes besides tensors."""
+    """The sum on a CPU."""
     return sum(rough_memory(work, state_bytes=state_bytes, context_bytes=0, on_host=True).values())

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
@@ -152,9 +153,16 @@ def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
 
 
 def _short_measurement(device: torch.device, run: Run) -> tuple[Machine, list[str]]:
-    """A device without a profile or a data sheet, measured in a few seconds; and notes."""
+    """A device without a profile or a data sheet, measured in a few seconds, once in a process; and notes."""
+    machine, busy = _measured_once(device, run.compute.dtype, torch.get_num_threads())
+    return machine, ["no profile of this machine: `penjing plan profile` halves the interval", *busy_notes(busy)]
+
+
+@lru_cache(maxsize=8)
+def _measured_once(device: torch.device, setting: str, threads: int) -> tuple[Machine, float]:
+    """The machine, and the factor by which other programs slowed the measurement."""
     kind, before = devices.of(device), thread_seconds()
-    dtype = str(kind.compute_dtype(run.compute.dtype, device)).removeprefix("torch.")
+    dtype = str(kind.compute_dtype(setting, device)).removeprefix("torch.")
     rate = matmul(512, 512, 512, dtype, device, tries=3)["flops_per_second"]
     machine = Machine(
         name=kind.name(device),
@@ -168,8 +176,7 @@ def _short_measurement(device: torch.device, run: Run) -> tuple[Machine, list[st
         memory_bytes=kind.memory_bytes(device),
         peak_flops={dtype: rate},
     )
-    notes = ["no profile of this machine: `penjing plan profile` halves the interval"]
-    return machine, notes + busy_notes(slowdown([thread_seconds(since=before)]))
+    return machine, slowdown([thread_seconds(since=before)])
 
 
 def busy_notes(factor: float) -> list[str]:
