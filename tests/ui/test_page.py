@@ -13,6 +13,7 @@ from penjing.ui import processes
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
 expect = sync_api.expect
+expect.set_options(timeout=20_000)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the page's tests need chromium")
 
 
@@ -147,7 +148,7 @@ def test_text_can_be_read_and_a_phone_has_no_sideways_scroll(opened, folder, wri
         page.locator(f"#tab-{tab}").click()
         expect(page.locator(selector).first).to_be_attached()
         assert page.evaluate("document.documentElement.scrollWidth") == 390, tab
-        assert page.evaluate("document.querySelector('#panel').scrollWidth <= 390"), tab
+        assert page.evaluate("document.querySelector('main').scrollWidth <= 390"), tab
         assert page.evaluate(CONTRAST) == [], tab
         assert page.evaluate(NAMELESS) == [], tab
     assert page.evaluate("document.documentElement.lang") == ("en" if locale == "en-US" else "zh-Hans")
@@ -231,4 +232,4 @@ def test_from_a_click_to_a_chat(opened, folder):
     expect(sheet).to_have_value(re.compile("^Tom.{10,}", re.DOTALL))
     page.get_by_role("button", name="Stop", exact=True).click()
     expect(page.get_by_role("link", name="Open the chat")).to_have_count(0)
-    expect.set_options(timeout=5_000)
+    expect.set_options(timeout=20_000)

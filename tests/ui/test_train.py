@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -117,6 +118,36 @@ def test_a_run_outlives_the_server_that_started_it(folder, program):
     wait_for(lambda: not is_locked(run))
 
 
+def test_chat_servers_end_with_the_server_even_if_it_is_killed(folder):
+    said = "print('chat page: http://127.0.0.1:123/    ', flush=True)\nimport time\ntime.sleep(60)"
+    server = (
+        "import os, signal, sys, time; from pathlib import Path; from penjing.ui import processes\n"
+        f"processes.SERVER = (sys.executable, '-c', processes.ENDS_WITH_US + {said!r})\n"
+        "chats = processes.Chats()\nchats.start(Path('x'), 'x', 5)\nchats.start(Path('x'), 'x', 5)\n"
+        "while chats.list()[0]['state'] != 'ready': time.sleep(0.02)\n"
+        "print(len(chats.list()), chats.list()[0]['address'], chats._chats['x', 5].process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", server], capture_output=True, text=True)
+    count, address, pid = done.stdout.split()
+    assert (count, address) == ("1", "http://127.0.0.1:123/")
+    wait_for(lambda: not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z")
+
+
+def test_a_chat_server_is_stopped_and_one_that_fails_says_why(monkeypatch):
+    chats = processes.Chats()
+    monkeypatch.setattr(processes, "SERVER", (sys.executable, "-c", "import sys; sys.exit('no such checkpoint')"))
+    chats.start(Path("x"), "x", 5)
+    wait_for(lambda: chats.list()[0]["state"] == "ended")
+    assert "no such checkpoint" in chats.list()[0]["said"]
+    monkeypatch.setattr(processes, "SERVER", (sys.executable, "-c", "input()"))
+    chats.start(Path("x"), "x", 5)
+    process = chats._chats["x", 5].process
+    assert chats.list()[0]["state"] == "starting"
+    chats.stop("x", 5)
+    assert process.poll() is not None and chats.list() == []
+
+
 @pytest.mark.parametrize("owner", [{"pid": "other"}, {"host": "elsewhere"}, {"pid": 1}, {"pid": "x"}])
 def test_only_the_process_that_holds_the_lock_is_stopped(client, folder, write_run, owner):
     """A folder may come from anywhere: what its lock says is not believed."""
@@ -139,6 +170,7 @@ def test_only_the_process_that_holds_the_lock_is_stopped(client, folder, write_r
         ("tiny", {"data.train": "a.txt,/etc/passwd"}, (403, "outside_folder")),
         ("tiny", {"init_from": "~/model"}, (403, "outside_folder")),
         ("../run.toml", {}, (403, "outside_folder")),
+        ("far.toml", {}, (403, "outside_folder")),
         ("--help", {}, (400, None)),
         ("tiny", {"--gpus": "8"}, (400, None)),
         ("tiny", {"out": "a\0b"}, (403, "outside_folder")),
@@ -149,8 +181,9 @@ def test_only_the_process_that_holds_the_lock_is_stopped(client, folder, write_r
 )
 def test_what_is_refused_starts_nothing(client, folder, program, tmp_path_factory, recipe, settings, wanted):
     (folder / "link").symlink_to(tmp_path_factory.mktemp("outside"))
+    (folder / "far.toml").write_text('stage = "tiny"\n[data]\ntrain = ["/etc/passwd"]\n')
     assert code(client.post("/api/start", json={"recipe": recipe, "settings": settings})) == wanted
-    assert [path.name for path in folder.iterdir()] == ["link"]
+    assert {path.name for path in folder.iterdir()} == {"link", "far.toml"}
 
 
 @pytest.mark.parametrize("path", ["/api/stop", "/api/resume", "/api/chats"])

@@ -22,6 +22,13 @@ LOG = "train.log"  # in a run's folder: what the programs that the page started 
 LOG_BYTES = 6_000  # of its end, shown
 MOST_CHATS = 8
 PROGRAM = (sys.executable, "-m", "penjing")
+# For a program that ends with this server, also with one that was killed: the system then closes this end of its input.
+ENDS_WITH_US = (
+    "import os, signal, sys, threading\n"
+    "ends = lambda: (sys.stdin.read(), os.kill(os.getpid(), signal.SIGTERM))\n"
+    "threading.Thread(target=ends, daemon=True).start()\n"
+)
+SERVER = (sys.executable, "-c", ENDS_WITH_US + "from penjing.cli import main\nmain()")
 _ADDRESS = re.compile(rb"chat page: (http://127\.0\.0\.1:\d+/)")
 
 
@@ -127,7 +134,7 @@ class Chat:
     def __init__(self, run: Path, name: str, step: int) -> None:
         self.name, self.step, self.log = name, step, tempfile.TemporaryFile()
         words = ["serve", f"{run}@{step}", "--host", "127.0.0.1", "--port", "0"]
-        self.process = subprocess.Popen([*PROGRAM, *words], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+        self.process = subprocess.Popen([*SERVER, *words], stdin=subprocess.PIPE, stdout=self.log, stderr=self.log)
 
     @property
     def shown(self) -> dict[str, Any]:

@@ -1,16 +1,21 @@
 """The tab of training: the form, and to start, stop and continue runs; chat servers of their checkpoints."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 
+from penjing.base import config
 from penjing.checkpoint.manifest import folder_name
 from penjing.serve.errors import ApiError
-from penjing.track.run_record import RunRecord
+from penjing.track.run_record import RunRecord, flatten
 from penjing.ui import settings_form
 from penjing.ui.processes import Chats, Trainings, command
 from penjing.ui.site import Site, read_json, run_in_thread, text_field
+
+# Texts that may look like paths; any other value is taken for one.
+NO_PATHS = ("sample.prompts", "freeze", "objective.reward.pattern", "objective.reward.format_pattern")
 
 
 def add_routes(app: FastAPI, site: Site, trainings: Trainings, chats: Chats) -> None:
@@ -27,6 +32,7 @@ def add_routes(app: FastAPI, site: Site, trainings: Trainings, chats: Chats) -> 
     async def start(request: Request) -> dict[str, str]:
         recipe, values = _asked(site, await read_json(request))
         run = await run_in_thread(settings_form.resolved, recipe, values)
+        _check_paths(site, flatten(config.to_dict(run)))  # those of a TOML file too
         out = site.path(run.out)
         words = ["train", recipe, *(f"{name}={value}" for name, value in values.items())]
         await run_in_thread(trainings.start, words, out)
@@ -71,11 +77,17 @@ def _asked(site: Site, body: Any) -> tuple[str, dict[str, str]]:
     recipe, values = text_field(body, "recipe"), dict(settings_form.setting_texts(body))
     if recipe.startswith("-"):
         raise ApiError(400, "recipe: not a recipe", param="recipe")
-    for name, value in {"recipe": recipe, **values}.items():
-        site.check_value(value)
+    _check_paths(site, {"recipe": recipe, **values})
+    for name, value in values.items():
         if name.startswith("-") or "=" in name or "\0" in name + value:
             raise ApiError(400, "not a setting", param=name[:100])
     return recipe, values
+
+
+def _check_paths(site: Site, values: Mapping[str, str]) -> None:
+    for name, value in values.items():
+        if name not in NO_PATHS:
+            site.check_value(value)
 
 
 def _run(site: Site, name: str) -> Path:

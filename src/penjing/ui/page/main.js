@@ -113,7 +113,7 @@ function label() {
     el("button", { type: "button", role: "tab", class: "tab", id: `tab-${id}`, "data-tab": id, "aria-controls": "panel",
       text: t(name), on: { click: () => (location.hash = `#${id}`) } })));
   fill($("#language"), el("span", { lang: current() === "zh" ? "en" : "zh-Hans", text: t("languageShort") }));
-  $("#language").setAttribute("aria-label", t("language"));
+  $("#language").setAttribute("aria-label", `${t("languageShort")}: ${t("language")}`);
   fill($("#theme"), icon(isDark() ? "sun" : "moon"));
   $("#theme").setAttribute("aria-label", t("theme"));
   $("#theme").title = t("theme");

@@ -35,10 +35,17 @@ export function figure(value, percent = false) {
   return size !== 0 && size < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(4)));
 }
 
+/** A word of the server in the page's language, where it has one. */
+export function known(prefix, word) {
+  const key = `${prefix}_${word.trim().replace(/\W+/g, "_")}`;
+  const own = t(key);
+  return own === key ? word : own;
+}
+
 /** One chart in a card. show(chart, view) draws; view: {x, logX, logY, colours, zoom}. */
 export class Plot {
   constructor() {
-    this.title = el("h3");
+    this.title = el("h2");
     this.canvas = el("div", { class: "plot", role: "img" });
     this.legend = el("ul", { class: "legend" });
     this.node = el("section", { class: "card chart" }, this.title, this.canvas, this.legend);
@@ -57,7 +64,8 @@ export class Plot {
     const data = tables.length ? uPlot.join(tables) : [[]];
     const name = current() === "zh" && chart.chinese ? chart.chinese : chart.title;
     this.title.textContent = name;
-    this.title.append(el("span", { class: "unit", text: ` ${chart.unit}` }));
+    this.unit = ` ${known("runsUnit", chart.unit)}`;
+    this.title.append(el("span", { class: "unit", text: this.unit }));
     this.canvas.setAttribute("aria-label", t("runsChart", { name, values: lines.map((line) => `${line.run} ${line.label} ${figure(line.y.at(-1), chart.percent)}`).join("; ") }));
     this.values = lines.map((line) => el("b", { text: figure(line.y.at(-1), chart.percent) }));
     this.legend.replaceChildren(...lines.map((line, at) => el("li", {}, swatch(view.colours[line.run], line.held_out),
@@ -116,7 +124,7 @@ export class Plot {
       }
       this.values[place].textContent = figure(value, chart.percent);
     });
-    this.title.lastChild.textContent = at === null || at === undefined ? ` ${chart.unit}` : ` ${t(`runsAt_${view.x}`, { x: X[view.x](plot.data[0][at]) })}`;
+    this.title.lastChild.textContent = at === null || at === undefined ? this.unit : ` ${t(`runsAt_${view.x}`, { x: X[view.x](plot.data[0][at]) })}`;
   }
 
   close() {

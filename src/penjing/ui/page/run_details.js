@@ -2,7 +2,7 @@
 
 import { el, fill } from "./dom.js";
 import { count, short, t } from "./i18n.js";
-import { duration, figure } from "./plot.js";
+import { duration, figure, known } from "./plot.js";
 
 const opened = new Set(); // sections that a person has opened or closed
 let shown = "";
@@ -45,7 +45,8 @@ function actions(run, context) {
     el("div", { class: "row" },
       active ? act("runsStop", "api/stop", "plain") : null,
       canContinue ? act("runsContinue", "api/resume", "primary") : null,
-      run.checkpoints.length ? [step, chat] : el("span", { class: "hint", text: t("runsNoCheckpoint") })),
+      run.checkpoints.length ? [step, chat] : el("span", { class: "hint", text: t("runsNoCheckpoint") }),
+      el("button", { type: "button", class: "plain", text: t("runsAgain"), on: { click: () => context.go("train", { recipe: `${run.id}/run.toml` }) } })),
     active ? null : el("div", { class: "gap" }, context.commandLine(run.command)));
 }
 
@@ -54,10 +55,10 @@ const UNITS = { seconds: duration, bytes: (value) => `${(value / 2 ** 30).toFixe
 function terms(run) {
   if (!run.terms.length) return null;
   const show = (value, unit) => (UNITS[unit] ?? ((one) => (one >= 1e4 ? short(one) : figure(one))))(value);
-  return el("div", { class: "scroll-x" }, el("table", { class: "figures" },
+  return el("div", { class: "scroll-x", tabindex: "0" }, el("table", { class: "figures" },
     el("thead", {}, el("tr", {}, ["runsTerm", "runsPredicted", "runsActual", "runsError"].map((key) => el("th", { scope: "col", text: t(key) })))),
     el("tbody", {}, run.terms.map(([name, unit, predicted, actual, error]) => el("tr", {},
-      el("th", { scope: "row", text: name }), el("td", { text: show(predicted, unit) }), el("td", { text: show(actual, unit) }),
+      el("th", { scope: "row", text: known("runsTerm", name) }), el("td", { text: show(predicted, unit) }), el("td", { text: show(actual, unit) }),
       el("td", { text: error === null ? "–" : `${error > 0 ? "+" : "−"}${Math.abs(error * 100).toFixed(0)} %` }))))),
   run.warnings.map((text) => el("p", { class: "hint", text })));
 }
@@ -78,6 +79,6 @@ function incidents(run) {
 }
 
 function settings(run) {
-  return el("div", { class: "scroll-x" }, el("table", { class: "figures" }, el("tbody", {},
+  return el("div", { class: "scroll-x", tabindex: "0" }, el("table", { class: "figures" }, el("tbody", {},
     Object.entries(run.settings).map(([name, value]) => el("tr", {}, el("th", { scope: "row", text: name }), el("td", { text: value }))))));
 }

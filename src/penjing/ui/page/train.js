@@ -21,7 +21,9 @@ export const tab = {
     const { signal } = now.ending;
     const [form, { runs }] = await Promise.all([context.api.get("api/settings", {}, signal), context.api.get("api/runs", {}, signal)]);
     if (state !== now) return;
-    Object.assign(now, { form, runs: runs.map((row) => row.id) }, kept(), context.params.get("recipe") ? { recipe: context.params.get("recipe"), changed: JSON.parse(context.params.get("settings") || "{}") } : {});
+    const [recipe, changed] = [context.params.get("recipe"), context.params.get("settings")]; // from another tab
+    Object.assign(now, { form, runs: runs.map((row) => row.id) }, kept(), recipe ? { recipe, changed: JSON.parse(changed || "{}") } : {});
+    context.keep({}); // a reload keeps what was changed since
     build(now);
     await check(now);
   },
@@ -43,13 +45,17 @@ function kept() {
 
 function build(now) {
   const { form, runs } = now;
-  const recipe = el("select", { id: "train-recipe" },
-    el("optgroup", { label: t("trainRecipes") }, form.recipes.map(({ name, help }) => el("option", { value: name, text: help ? `${name}: ${help}` : name }))),
+  const recipe = el("select", { id: "train-recipe", "aria-describedby": "train-about" },
+    el("optgroup", { label: t("trainRecipes") }, form.recipes.map(({ name }) => el("option", { value: name, text: name }))),
     runs.length ? el("optgroup", { label: t("trainAsRun") }, runs.map((run) => el("option", { value: `${run}/run.toml`, text: run }))) : null);
   recipe.value = now.recipe;
   if (recipe.selectedIndex < 0) recipe.value = now.recipe = form.recipes[0].name;
+  const about = el("p", { class: "hint", id: "train-about" });
+  const explain = () => (about.textContent = form.recipes.find(({ name }) => name === now.recipe)?.help ?? "");
+  explain();
   recipe.addEventListener("change", () => {
     now.recipe = recipe.value;
+    explain();
     soon(now, 0);
   });
   const search = el("input", { type: "search", class: "plain-input", id: "train-search", placeholder: t("trainSearch"), "aria-label": t("trainSearch"), autocomplete: "off" });
@@ -63,7 +69,7 @@ function build(now) {
   fill(now.root,
     el("datalist", { id: "train-presets" }, form.presets.map((value) => el("option", { value }))),
     el("datalist", { id: "train-runs" }, runs.map((value) => el("option", { value }))),
-    el("div", { class: "train-head" }, el("div", { class: "field" }, el("label", { for: "train-recipe", text: t("trainRecipe") }), recipe), search),
+    el("div", { class: "train-head" }, el("div", { class: "field" }, el("label", { for: "train-recipe", text: t("trainRecipe") }), recipe, about), search),
     el("div", { class: "train-columns" }, el("form", { class: "train-form", on: { submit: (event) => event.preventDefault() } }, now.groups.map(({ node }) => node)), now.result));
 }
 
