@@ -211,8 +211,8 @@ def test_the_table_has_a_dash_where_one_took_no_part_and_the_verdict_says_who_is
     ("words", "said"),
     [
         (("train.py", "--method", "decode"), "python benchmarks/decode.py"),
-        (("train.py", "--baseline", "nobody"), "--baseline: no such baseline"),
-        (("decode.py", "--resume"), "--resume"),
+        pytest.param(("train.py", "--baseline", "nobody"), "--baseline: no such baseline", marks=pytest.mark.nightly),
+        pytest.param(("decode.py", "--resume"), "--resume", marks=pytest.mark.nightly),
     ],
 )
 def test_the_scripts_refuse_in_one_line(words, said):

@@ -123,8 +123,13 @@ def assert_same(found, expected):
         np.testing.assert_allclose(logp, expected[number][1], atol=5e-5)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize(
+    ("shape", "sampling"),
+    [
+        *(pytest.param(shape, DRAWN, id=f"{shape}-drawn") for shape in SHAPES),
+        *(pytest.param(shape, Sampling(), id=f"{shape}-greedy", marks=pytest.mark.nightly) for shape in SHAPES),
+    ],
+)
 def test_answers_are_those_of_eager_decoding(recorder, shape, sampling):
     """More requests than slots, copied prefixes, cancelled ones, answers that outgrow a graph's keys."""
     model, asked = model_of(**SHAPES[shape]), requests(20, sampling=sampling)
@@ -135,7 +140,7 @@ def test_answers_are_those_of_eager_decoding(recorder, shape, sampling):
     assert recorder.captured > 2 and recorder.replays > 10 * recorder.captured
 
 
-@pytest.mark.parametrize("slots", [1, 2, 5, 9, 17])
+@pytest.mark.parametrize("slots", [1, 9, *(pytest.param(slots, marks=pytest.mark.nightly) for slots in (2, 5, 17))])
 def test_any_number_of_slots(recorder, slots):
     model, asked = model_of(), requests(2 * slots + 1, seed=slots)
     assert_same(answers(model, asked, graphs=True, slots=slots), answers(model, asked, graphs=False, slots=slots))

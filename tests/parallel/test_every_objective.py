@@ -40,7 +40,7 @@ CASES = {
     "grpo_kl": "batch.size=8 batch.micro_size=2",
     "ppo": "batch.size=8 batch.micro_size=2",
 }
-USUAL = ("pretrain", "mixture", "dpo_lora", "ppo")
+USUAL = ("mixture", "dpo_lora")
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,7 @@ def test_the_optimizer_s_line_of_one_billion_parameters(plans: dict[tuple[str, s
     assert line["muon", "int8"] < 0.2 * whole
 
 
+@pytest.mark.nightly
 def test_one_billion_parameters_on_a_24_gb_card(plans: dict[tuple[str, str], MemoryPlan]) -> None:
     """4 passes of 1 x 2048 in a step, activations of blocks made again; with the state in 8 bits on a 16 GB card."""
     assert all(plan.fits for plan in plans.values())

@@ -35,6 +35,7 @@ def test_a_named_strategy_is_planned_alone():
         planned("parallel.strategy=single", gpus=2)
 
 
+@pytest.mark.nightly
 def test_several_machines_say_what_is_assumed_between_them():
     slow, quick = planned(gpus=16), planned(gpus=16, nodes=2, network=400.0)
     assert any("2 machines of 8" in note and "estimate" in note for note in slow.warnings)

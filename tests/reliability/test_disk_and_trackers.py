@@ -38,7 +38,9 @@ penjing.train.checkpointer.save = save
 """
 
 
-@pytest.mark.parametrize("code", ["ENOSPC", "EROFS", "EIO"])
+@pytest.mark.parametrize(
+    "code", ["ENOSPC", *(pytest.param(code, marks=pytest.mark.nightly) for code in ("EROFS", "EIO"))]
+)
 def test_a_disk_that_refuses_for_a_while(tmp_path, server, stages, code):
     recipe, words = stages["pretrain"]
     whole, folder = tmp_path / "whole", tmp_path / "run"

@@ -28,7 +28,10 @@ def whole(tmp_path_factory, server, stages):
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("trials", by_chance(2, deep=34))
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage",
+    [pytest.param(stage, marks=() if stage in ("pretrain", "grpo") else pytest.mark.nightly) for stage in STAGES],
+)
 def test_killed_runs_end_in_the_same_bits(tmp_path, server, stages, whole, count, stage, trials):
     """Up to three kills in each run: half at a random instant, half at a random call that writes, syncs or renames."""
     wanted, seconds = whole(stage)

@@ -122,10 +122,7 @@ def test_out_of_memory_on_one_rank_shrinks_the_passes_of_all(tmp_path, penjing, 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.nightly if name in ("stopped", "killed", "stuck") else ())
-        for name in TROUBLE
-    ],
+    [pytest.param(name, marks=pytest.mark.nightly if name != "failing" else ()) for name in TROUBLE],
 )
 def test_one_rank_in_trouble_ends_the_run_loudly(tmp_path, server, stages, name):
     recipe, words = stages["pretrain"]

@@ -59,7 +59,9 @@ def whole(tmp_path_factory, server, stages):
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("trials", by_chance(2, deep=60))
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "SIGTERM" else pytest.mark.nightly) for name in CODES]
+)
 def test_signals_at_random_instants(tmp_path, server, stages, whole, count, name, trials):
     """Nothing but a signal saves here, so what is gone on with is what the signal saved: no step is taken again."""
     recipe, words = stages["pretrain"]

@@ -526,7 +526,7 @@ def test_a_run_is_taken_up_exactly(whole, words, tmp_path, step):
     assert outcome_of(folder)["weights_sha256"] == outcome_of(whole)["weights_sha256"]
 
 
-@pytest.mark.parametrize("reference", ["auto", "copy"])
+@pytest.mark.parametrize("reference", ["auto", pytest.param("copy", marks=pytest.mark.nightly)])
 def test_adapters_learn_beside_their_reference(words, tmp_path, reference):
     """Which is the model without them, also where the run goes on with adapters that have learned."""
     folder = tmp_path / "run"

@@ -108,7 +108,7 @@ def test_how_far_it_has_gone_is_the_same_whatever_the_reference_is(tuned, tmp_pa
     assert not curve(tmp_path / "none", "val_kl_per_answer")
 
 
-@pytest.mark.parametrize("recipe", ["dpo", "reward"])
+@pytest.mark.parametrize("recipe", ["dpo", pytest.param("reward", marks=pytest.mark.nightly)])
 def test_the_reference_and_held_out_pairs_are_asked_in_as_few_as_there_is_room_for(
     tuned, tmp_path, words, monkeypatch, recipe
 ):

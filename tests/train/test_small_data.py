@@ -145,7 +145,7 @@ def test_the_plan_page_takes_the_batch_that_training_takes():
     assert any("larger than an epoch" in line for line in page.warnings)
 
 
-@pytest.mark.parametrize("recipe", ["sft", "lora"])
+@pytest.mark.parametrize("recipe", ["sft", pytest.param("lora", marks=pytest.mark.nightly)])
 def test_the_plan_page_takes_the_rows_that_training_takes(recipe):
     run = resolve_run(recipe, parse_overrides(["model=tiny"]))
     fitted = fit_rows(run, 10_000, 0)
