@@ -85,6 +85,28 @@ def test_the_last_part_has_other_shares(shards: TokenShards) -> None:
     assert {source_of(rows, index) for index in range(1000, 1100)} == {2}
 
 
+@pytest.mark.parametrize("final", [{}, {"final_shares": [1, 8, 1], "final_row": 30}])
+def test_a_source_stops_after_its_epochs_and_the_others_fill_up(shards: TokenShards, final: dict[str, object]) -> None:
+    rows = mixed(shards, [2, 6, 2], max_epochs=[0, 3, 0], **final)
+    per_epoch = rows.sources[1].rows.rows_per_epoch
+    drawn = [rows.place(index) for index in range(2 * CHUNK)]
+    assert [own for source, own in drawn if source == 1] == list(range(3 * per_epoch)), "three epochs, not a row more"
+    last = max(index for index, (source, _) in enumerate(drawn) if source == 1)
+    found = Counter(source for source, _ in drawn[last + 1 :])
+    assert last < 10 * per_epoch and abs(found[0] / found.total() - 0.5) < 0.01
+    for number in (1, last, last + 1, CHUNK + 5):
+        assert rows.counts(number) == [sum(source == n for source, _ in drawn[:number]) for n in range(3)]
+    again = mixed(shards, [2, 6, 2], max_epochs=[0, 3, 0], **final)
+    assert [again.place(index) for index in (CHUNK + 7, last, 3)] == [drawn[CHUNK + 7], drawn[last], drawn[3]]
+
+
+def test_without_another_source_the_limit_does_not_hold(shards: TokenShards) -> None:
+    rows = mixed(shards, [1, 3, 0], max_epochs=[1, 1, 0])
+    size = [one.rows.rows_per_epoch for one in rows.sources]
+    assert rows.counts(size[0] + size[1]) == [size[0], size[1], 0]
+    assert sum(rows.counts(CHUNK)) == CHUNK and rows.counts(CHUNK)[2] == 0
+
+
 def test_rows_are_a_pure_function_of_their_place(shards: TokenShards) -> None:
     rows = mixed(shards, [5, 3, 2], final_shares=[0, 1, 1], final_row=3000)
     in_order = [rows.row(index).ids_T.tolist() for index in range(3 * CHUNK // 2)]

@@ -63,6 +63,22 @@ def test_a_mixed_run_resumes_exactly(files, tmp_path):
     assert "a.jsonl" in said and "epochs" in said
 
 
+def test_a_source_has_at_most_its_epochs(files, tmp_path):
+    """The plan says so, resuming is exact, and too few are an error before the run."""
+    limited = ["data.weights=1,9", "data.max_epochs=0,0.1", "max_steps=9"]
+    train("pretrain", *words(files, tmp_path / "whole", "ab", *limited))
+    cut_back(tmp_path / "whole", tmp_path / "resumed", 3)
+    train("pretrain", *words(files, tmp_path / "resumed", "ab", *limited))
+    whole, resumed = weights_of(tmp_path / "whole"), weights_of(tmp_path / "resumed")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    a, b = json.loads((tmp_path / "whole" / "plan.json").read_text())["sources"]
+    assert 0.09 < b["epochs"] <= 0.1 and a["share"] + b["share"] == pytest.approx(1) and a["share"] > 0.3
+    with raises_user_error(where="data.max_epochs", got="b.jsonl"):
+        train("pretrain", *words(files, tmp_path / "few", "ab", *limited[:1], "data.max_epochs=0.1", "max_steps=90"))
+    with raises_user_error(where="data.max_epochs"):
+        train("pretrain", *words(files, tmp_path / "few", "ab", "data.max_epochs=1", "max_steps=9"))
+
+
 def test_validation_is_by_source_and_in_total(files, tmp_path):
     train("pretrain", *words(files, tmp_path / "run", "ab", "data.weights=1,3", "max_steps=2", "eval.every=2"))
     last = metrics(tmp_path / "run")[-1]

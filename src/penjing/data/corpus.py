@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from penjing.base.config import Fraction, NonNegativeInt, Settings
+from penjing.base.config import Fraction, NonNegativeFloat, NonNegativeInt, Settings
 from penjing.base.errors import UserError
 from penjing.base.files import printable, read_json, sha256_text
 from penjing.base.seeds import fraction
@@ -52,6 +52,8 @@ class DataSettings(Settings):
     # Sources in given shares of the training tokens, one for each entry of `train`; a source repeats if its share needs
     # it. Empty: every text once an epoch. Of texts and conversations.
     weights: tuple[float, ...] = ()
+    # Of each source, or of all: epochs after which it is drawn no more, and the shares of the others grow. 0: no limit.
+    max_epochs: tuple[NonNegativeFloat, ...] = ()
     # Other shares for the last `final_fraction` of the run: the best data last. Empty: no change.
     final_weights: tuple[float, ...] = ()
     final_fraction: Annotated[float, Gt(0), Lt(1)] = 0.2
@@ -72,6 +74,12 @@ class DataSettings(Settings):
             raise UserError("has no effect", where="data.order", got=f"data.format={self.format}", wanted="documents")
         for name in ("weights", "final_weights"):
             self._check_weights(name)
+        if self.max_epochs and len(self.max_epochs) not in (1, len(self.weights)):
+            raise self.error(
+                "max_epochs", "not one for each of data.weights", wanted=f"1 or {len(self.weights)} numbers"
+            )
+        if self.max_epochs and not self.weights:
+            raise self.error("max_epochs", "has no effect without data.weights", wanted="a weight for each source")
 
     def _check_weights(self, name: str) -> None:
         weights = getattr(self, name)

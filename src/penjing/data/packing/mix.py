@@ -2,12 +2,14 @@
 
 Which source the row at an index comes from is a pure function of the index: multiples of the golden ratio modulo 1
 fall into each source's part of [0, 1) in its share, within a few rows, in every stretch of the stream (Weyl). So any
-process can build any row, and a run resumes exactly, with any number of ranks.
+process can build any row, and a run resumes exactly, with any number of ranks. A source that has given all rows that it
+may has no part any more: those of the others grow.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +22,7 @@ from penjing.data.packing.concat import IntArray, Row, Rows
 CHUNK = 4096  # rows whose sources are computed at once
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
 _TURN = 1 << 64
+_NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,22 @@ class MixedRows(Rows):
         seed: int,
         final_shares: Sequence[float] = (),
         final_row: int = 0,
+        max_epochs: Sequence[float] = (),
     ) -> None:
-        """shares: of the tokens. final_shares: those of the row `final_row` and all later ones; empty: no change."""
+        """shares: of the tokens. final_shares: those of the row `final_row` and all later ones; empty: no change.
+
+        max_epochs: of each source, after which it gives no more rows, while another with a share may; 0: no limit.
+        """
         self.sources, self.final_row = list(sources), final_row
         first = self.sources[0].rows
         self.shards, self.seq_len, self.end_of_text = first.shards, first.seq_len, first.end_of_text
         self.order, self.seed = first.order, derive(seed, "mix")
         self.phases = [_by_rows(self.sources, given) for given in (shares, final_shares) if given]
+        epochs = max_epochs or [0] * len(self.sources)
+        limits = zip(epochs, self.sources, strict=True)
+        self.limit_S = np.array(
+            [max(1, math.floor(most * one.rows.rows_per_epoch)) if most else _NO_LIMIT for most, one in limits]
+        )
         self.rows_per_epoch = sum(source.rows.rows_per_epoch for source in self.sources)
         padding = [source.rows.padding_per_epoch / source.rows.rows_per_epoch for source in self.sources]
         self.padding_per_epoch = round(self.rows_per_epoch * float(np.dot(self.phases[0], padding)))
@@ -96,11 +108,21 @@ class MixedRows(Rows):
     def _sources_of(self, chunk: int) -> IntArray:
         """The source of each row of a chunk."""
         index_C = np.arange(chunk * CHUNK, (chunk + 1) * CHUNK, dtype=np.uint64)
+        left_S, parts, first = self.limit_S - self._before[chunk], list[IntArray](), 0
+        while first < CHUNK:
+            found = self._found(index_C[first:], left_S > 0)
+            too_many = [np.flatnonzero(found == n)[left:] for n, left in enumerate(left_S) if 0 < left < CHUNK]
+            end = min((int(places[0]) for places in too_many if len(places)), default=len(found))
+            parts.append(found[:end])
+            left_S -= np.bincount(found[:end], minlength=len(left_S))
+            first += end
+        return np.concatenate(parts)
+
+    def _found(self, index_C: npt.NDArray[np.uint64], is_open_S: npt.NDArray[np.bool_]) -> IntArray:
+        """The sources of rows, of those that may give more."""
         point_C = index_C * np.uint64(_GOLDEN) + np.uint64(self.seed)  # modulo 2^64
-        source_C = _find(self.phases[0], point_C)
-        if len(self.phases) > 1:
-            source_C = np.where(index_C >= self.final_row, _find(self.phases[1], point_C), source_C)
-        return source_C
+        found = [_find(_of_open(share_S, is_open_S), point_C) for share_S in self.phases]
+        return found[0] if len(found) == 1 else np.where(index_C >= self.final_row, found[1], found[0])
 
     def row(self, index: int) -> Row:
         source, number = self.place(index)
@@ -119,6 +141,12 @@ def _by_rows(sources: Sequence[MixedSource], shares: Sequence[float]) -> npt.NDA
     share_S = np.asarray(shares, dtype=np.float64) / np.asarray(filled)
     scaled: npt.NDArray[np.float64] = share_S / share_S.sum()
     return scaled
+
+
+def _of_open(share_S: npt.NDArray[np.float64], is_open_S: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """The shares without sources that may give no more, unless that leaves none."""
+    left_S = share_S * is_open_S
+    return share_S if is_open_S.all() or not left_S.sum() else left_S / left_S.sum()
 
 
 def _find(share_S: npt.NDArray[np.float64], point_C: npt.NDArray[np.uint64]) -> IntArray:

@@ -195,17 +195,30 @@ def make_rows(run: Run, shards: TokenShards, tokenizer: Tokenizer, *, validation
         return _packed(run, shards, tokenizer, validation)
     per_epoch = sum(one.rows.rows_per_epoch for one in sources)
     num_rows = run.max_steps * run.batch.size or math.ceil(run.epochs * per_epoch)
+    limits = data.max_epochs * (len(named) // len(data.max_epochs)) if data.max_epochs and not validation else ()
     rows = MixedRows(
         sources,
         [shares[number] for number in used],
         seed=run.seed,
         final_shares=[finals[number] for number in used],
         final_row=round(num_rows * (1 - data.final_fraction)),
+        max_epochs=[limits[number] for number in used] if limits else (),
     )
+    if limits:
+        _check_epochs(run, rows, num_rows)
     if validation:  # no row twice
         counted = [one.rows.rows_per_epoch / share for one, share in zip(sources, rows.phases[0], strict=True) if share]
         rows.rows_per_epoch = max(1, int(min(counted)))
     return rows
+
+
+def _check_epochs(run: Run, rows: MixedRows, num_rows: int) -> None:
+    """Raises UserError if all sources with a share have given what they may before the run ends."""
+    counts = rows.counts(num_rows)
+    if missing := sum(max(0, count - most) for count, most in zip(counts, rows.limit_S.tolist(), strict=True)):
+        found = ", ".join(f"{one.name}: {one.rows.rows_per_epoch:,} rows" for one in rows.sources)
+        wanted = f"{num_rows:,} rows for the run, of which {missing:,} are missing"
+        raise run.data.error("max_epochs", "too few for so long a run", got=found, wanted=wanted)
 
 
 def _packed(run: Run, shards: TokenShards, tokenizer: Tokenizer, validation: bool) -> Rows:
