@@ -20,7 +20,7 @@ from penjing.data.clean.pipeline import Pipeline
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
     """A corpus of several pieces, with duplicates across them."""
-    monkeypatch.setattr(engine, "make_pieces", lambda files: make_pieces(files, 20_000))
+    monkeypatch.setattr(engine, "make_pieces", lambda files, folder: make_pieces(files, folder, 20_000))
     rng = random.Random(0)
     texts = [" ".join(rng.choices(["river", "stone", "cloud", "lamp", "door"], k=60)) for _ in range(300)]
     rows = [{"text": text} for text in [*texts, *texts[::3]]]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -37,7 +38,7 @@ WORDS = [f"{first}{last}" for first in "bcdfgklmnprst" for last in ("an", "ell",
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "make_pieces", lambda files: make_pieces(files, 20_000))
+    monkeypatch.setattr(engine, "make_pieces", lambda files, folder: make_pieces(files, folder, 20_000))
 
 
 def write_corpus(path: Path, num: int = 400, seed: int = 1) -> list[Any]:
@@ -67,6 +68,16 @@ def write_corpus(path: Path, num: int = 400, seed: int = 1) -> list[Any]:
         )
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return kinds
+
+
+def packed(path: Path, suffix: str, size: int | None = None) -> Path:
+    """The file compressed, of which only so many bytes are left."""
+    data = path.read_bytes()
+    content = gzip.compress(data, mtime=0) if suffix == ".gz" else zstandard.ZstdCompressor().compress(data)
+    path.unlink()
+    path = path.with_name(path.name + suffix)
+    path.write_bytes(content[:size])
+    return path
 
 
 def run(files: list[Path], out: Path, *rules: str, **settings: Any) -> dict[str, Any]:
@@ -130,7 +141,7 @@ def test_pieces_are_whole_lines_with_their_numbers(tmp_path: Path) -> None:
     lines = [json.dumps({"text": "x" * (number * 37 % 900)}) for number in range(300)]
     lines[100:103] = ["", "[1]", "  "]
     path.write_text("\n".join(lines))
-    pieces = make_pieces([(path, 0)], 4000)
+    pieces = list(make_pieces([(path, 0)], tmp_path, 4000))
     parts = [part.lines for piece in pieces for part in piece.parts]
     assert len(parts) > 20
     data = path.read_bytes()
@@ -138,6 +149,40 @@ def test_pieces_are_whole_lines_with_their_numbers(tmp_path: Path) -> None:
     for part in parts:
         assert part and part.first_line == data[: part.start].count(b"\n") + 1
         assert data[part.start : part.start + 1] == b"{"
+
+
+def test_a_compressed_file_is_cut_as_its_content_is(tmp_path: Path) -> None:
+    plain, twin = tmp_path / "a.jsonl", tmp_path / "twin" / "a.jsonl"
+    twin.parent.mkdir()
+    write_corpus(plain, 700), write_corpus(twin, 700)
+    twin = packed(twin, ".gz")
+    counts = [run([plain], tmp_path / "plain"), run([twin], tmp_path / "one", workers=1)]
+    counts.append(run([twin], tmp_path / "two", workers=2))
+    assert len(counts[0]["shards"]) > 5 and output(tmp_path / "one") == output(tmp_path / "two")
+    records = {out: [*(tmp_path / out).glob("*.jsonl")] for out in ("plain", "one")}
+    texts = [b"".join(path.read_bytes() for path in sorted(paths)) for paths in records.values()]
+    assert texts[0] == texts[1] and counts[0]["rules"] == counts[1]["rules"]
+    assert [(e["line"], e["action"]) for e in trace(tmp_path / "plain")] == [
+        (e["line"], e["action"]) for e in trace(tmp_path / "one")
+    ]
+    assert [path.name for path in (tmp_path / "one" / "_cleaning").glob("w*")] == []
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_compressed_file_that_is_cut_short_is_cleaned_up_to_there(tmp_path: Path, suffix: str) -> None:
+    plain, file = tmp_path / "plain.jsonl", tmp_path / "a.jsonl"
+    write_corpus(plain, 900), write_corpus(file, 900)
+    file = packed(file, suffix, size=-3000)
+    for workers in (1, 2):
+        counts = run([file], tmp_path / str(workers), "unicode", workers=workers)
+        assert counts["records"] == counts["kept"] + counts["dropped"] + counts["broken"] > 300
+        last = trace(tmp_path / str(workers))[-1]
+        assert last["action"] == "broken" and suffix[1:] in last["detail"] and 300 < last["line"] < 900
+    assert output(tmp_path / "1") == output(tmp_path / "2")
+    whole = [json.loads(line)["text"] for line in plain.read_text().splitlines() if line.startswith('{"text')
+             and line.endswith("}")]  # fmt: skip
+    kept = [json.loads(line)["text"] for path in sorted((tmp_path / "1").glob("*.jsonl")) for line in open(path)]
+    assert kept == [text.replace("\u200b", "") for text in whole if text.strip()][: len(kept)]
 
 
 def test_a_second_run_does_nothing(tmp_path: Path) -> None:
@@ -174,7 +219,7 @@ from pathlib import Path
 from penjing.data.clean import engine
 from penjing.data.clean.pieces import make_pieces
 from penjing.data.clean.pipeline import Pipeline
-engine.make_pieces = lambda files: make_pieces(files, 20_000)
+engine.make_pieces = lambda files, folder: make_pieces(files, folder, 20_000)
 if __name__ == "__main__":
     files = [Path(name) for name in sys.argv[2:]]
     engine.clean(files, Path(sys.argv[1]), kind="documents", pipeline=Pipeline.load(%r), workers=2)
@@ -185,6 +230,7 @@ def test_a_killed_run_continues(tmp_path: Path) -> None:
     files = [tmp_path / f"{number}.jsonl" for number in range(4)]
     for number, file in enumerate(files):
         write_corpus(file, 1500, seed=number)
+    files[0] = packed(files[0], ".gz")
     out, script = tmp_path / "out", tmp_path / "killed.py"
     script.write_text(KILLED % (RULES,))
     environment = {**os.environ, "PYTHONPATH": str(Path(penjing.__file__).parents[1])}

@@ -247,6 +247,9 @@ def clean_piece(rules: Mapping[str, Rule], piece: Piece, kind: Kind, folder: Pat
     for name in writer.compared:
         _write_columns(unfinished / f"{name}.rows", unfinished / f"{name}.keys.npy", rules[name])
     unfinished.rename(folder)
+    for part in piece.parts:
+        if part.lines and part.lines.content:
+            part.lines.content.unlink(missing_ok=True)
 
 
 def _write_columns(rows: Path, columns: Path, rule: Rule) -> None:

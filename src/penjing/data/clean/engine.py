@@ -13,8 +13,8 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,12 +39,12 @@ from penjing.base.lock import locked
 from penjing.data.clean.clean_piece import LANGUAGES, Histogram, clean_piece, finish_piece
 from penjing.data.clean.cluster import Cluster, Task
 from penjing.data.clean.compare_pieces import compare_pieces
-from penjing.data.clean.pieces import Piece, make_pieces
+from penjing.data.clean.pieces import make_pieces, piece_folder
 from penjing.data.clean.pipeline import Pipeline
 from penjing.data.clean.rule import CorpusRule, Dropped, Rule
 from penjing.data.formats import Kind, list_files
 from penjing.data.formats.fields import Columns
-from penjing.data.formats.files import CLEANING, content_of
+from penjing.data.formats.files import CLEANING, content_of, size_of
 
 Progress = Callable[[float, str], None]  # gets the fraction of the input's bytes that is done, and what is being done
 
@@ -79,7 +79,7 @@ def clean(
         before = read_json(cleaning.counts_file) if cleaning.counts_file.is_file() else {}
         if before.get("made_from") == made_from and _is_whole(out, before["shards"]):
             return {**before, "is_new": False}
-        counts = cleaning.run(make_pieces(sources), [printable(name) for name in files], made_from)
+        counts = cleaning.run(sources, [printable(name) for name in files], made_from)
         cleaning.publish(counts, before.get("shards", {}))
     return {**counts, "is_new": True}
 
@@ -132,32 +132,42 @@ class _Cleaning:
             "program": [penjing.__version__, sha256_text("".join(map(sha256_file, code)))],
         }
 
-    def run(self, pieces: Sequence[Piece], sources: Sequence[str], made_from: dict[str, Any]) -> dict[str, Any]:
+    def run(
+        self, sources: Sequence[tuple[Path, int]], names: Sequence[str], made_from: dict[str, Any]
+    ) -> dict[str, Any]:
         """All of the work. What an earlier run with the same fingerprint did is not done again."""
         made_from_file = self.work / "made_from.json"
         if not made_from_file.is_file() or read_json(made_from_file) != made_from:
             shutil.rmtree(self.work, ignore_errors=True)
             write_json(made_from_file, made_from)
-        folders = [self.work / f"{piece.number:05d}" for piece in pieces]
-        total = sum(piece.num_bytes for piece in pieces) or 1
-        todo = [(piece, folder) for piece, folder in zip(pieces, folders, strict=True) if not folder.is_dir()]
-        done = total - sum(piece.num_bytes for piece, _ in todo)
-        arguments = [(piece, self.kind, folder, self.columns) for piece, folder in todo]
-        for number in self._in_processes(clean_piece, arguments):
-            done += todo[number][0].num_bytes
+        folders, todo, done = list[Path](), list[int](), 0
+
+        def arguments() -> Iterator[tuple[Any, ...]]:
+            nonlocal done
+            for piece in make_pieces(sources, self.work):
+                folders.append(piece_folder(self.work, piece.number))
+                if folders[-1].is_dir():
+                    done += piece.num_bytes
+                    continue
+                todo.append(piece.num_bytes)
+                yield piece, self.kind, folders[-1], self.columns
+
+        total = sum(size_of(path) for path, _ in sources) or 1
+        for number in self._in_processes(clean_piece, arguments()):
+            done += todo[number]
             self.progress(0.9 * done / total, "cleaning")
         dropped: list[dict[int, Dropped]] = [{} for _ in folders]
         for name, rule in self.rules.items():
             if isinstance(rule, CorpusRule):
                 self.progress(0.9, name.replace("_", " "))
                 compare_pieces(name, rule, folders, dropped, max(1 << 26, int(self.memory_gb * 1e9) // 4))
-        shards = [self.work / "shards" / f"{self.kind}-{piece.number:05d}.jsonl" for piece in pieces]
+        shards = [self.work / "shards" / f"{self.kind}-{folder.name}.jsonl" for folder in folders]
         to_finish = list(zip(folders, dropped, shards, strict=True))
-        for finished, _ in enumerate(self._in_processes(finish_piece, to_finish), 1):
+        for finished, _ in enumerate(self._in_processes(finish_piece, iter(to_finish)), 1):
             self.progress(0.9 + 0.1 * finished / len(folders), "writing")
         counts = _totals([read_json(folder / "whole_counts.json") for folder in folders])
         sizes = {shard.name: shard.stat().st_size for shard in shards if shard.stat().st_size}
-        return {"made_from": made_from, "sources": list(sources), "shards": sizes, **counts}
+        return {"made_from": made_from, "sources": list(names), "shards": sizes, **counts}
 
     def publish(self, counts: dict[str, Any], old_shards: Iterable[str]) -> None:
         """Put the shards in place, and the old ones away; `counts.json` is last, and says that all is done."""
@@ -174,15 +184,17 @@ class _Cleaning:
         write_json(self.counts_file, counts)
         shutil.rmtree(self.work, ignore_errors=True)
 
-    def _in_processes(self, work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> Iterable[int]:
+    def _in_processes(self, work: Callable[..., None], arguments: Iterator[tuple[Any, ...]]) -> Iterator[int]:
         """Call `work` with each of the arguments; yield the number of each as it is done. One process, or one piece, is
-        worked on in this one."""
+        worked on in this one. Only a few arguments are taken in advance."""
         spec = {name: to_dict(settings) for name, settings in self.pipeline.rules.items()}
-        if self.cluster is not None and arguments:
-            yield from self.cluster.run(Task(work, spec, arguments), self.work / "logs")
+        if self.cluster is not None:
+            if tasks := list(arguments):
+                yield from self.cluster.run(Task(work, spec, tasks), self.work / "logs")
             return
         by_memory = int((self.memory_gb * 1e9 - _WORKER_BYTES) // _WORKER_BYTES)
-        workers = min(self.workers or _num_cores(), by_memory, len(arguments))
+        first = list(itertools.islice(arguments, max(1, min(self.workers or _num_cores(), by_memory))))
+        workers, arguments = len(first), itertools.chain(first, arguments)
         if workers <= 1:
             for number, each in enumerate(arguments):
                 work(self.rules, *each)
@@ -191,15 +203,25 @@ class _Cleaning:
         context = multiprocessing.get_context("spawn")  # a fork hangs if rensa has started its threads before
         pool = ProcessPoolExecutor(workers, context, _start_worker, (spec, os.getpid()))
         try:
-            futures = {pool.submit(_in_worker, work, each): number for number, each in enumerate(arguments)}
-            for future in as_completed(futures):
-                future.result()
-                yield futures[future]
+            pending: dict[Future[None], int] = {}
+            for number, each in enumerate(arguments):
+                pending[pool.submit(_in_worker, work, each)] = number
+                if len(pending) == 2 * workers:
+                    yield from _finished(pending)
+            while pending:
+                yield from _finished(pending)
         except BrokenProcessPool:
             hint = "Probably the memory was full: run it again with fewer --workers; it continues."
             raise UserError("a process that cleans was killed", where=self.out, next_step=hint) from None
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _finished(pending: dict[Future[None], int]) -> Iterator[int]:
+    """Take the futures that are done, of at least one, from those that are not."""
+    for future in wait(pending, return_when=FIRST_COMPLETED).done:
+        future.result()
+        yield pending.pop(future)
 
 
 def _num_cores() -> int:

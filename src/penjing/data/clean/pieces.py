@@ -2,14 +2,19 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from penjing.data.formats.files import LineRange, encoding_of, head, size_of
+from penjing.base.errors import UserError
+from penjing.base.files import disk_errors
+from penjing.data.formats.compression import PACKED
+from penjing.data.formats.files import BLOCK_BYTES, LineRange, encoding_of, format_of, head, open_data, size_of
 from penjing.data.formats.hub import is_hub
 
 PIECE_BYTES = 1 << 25  # of an input: what a killed run repeats, and what a shard holds before cleaning
 _BLOCK_BYTES = 1 << 22
+_PACKED_RATIO = 8  # of text
+_MOST_PIECES = 4  # so many without the end of a line are not cut
 
 
 @dataclass(frozen=True)
@@ -28,35 +33,80 @@ class Piece:
     num_bytes: int
 
 
-def make_pieces(files: Sequence[tuple[Path, int]], piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+def make_pieces(files: Sequence[tuple[Path, int]], folder: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
     """Large files of JSON lines are cut; small files share a piece. Other large files, as they can be read only from
     their beginning, are a piece each. The pieces depend on nothing but the files.
+
+    folder: of the results of pieces, by number. Of a compressed file that is cut, the content of the next piece is
+    written there, unless its result is there.
     """
-    pieces: list[Piece] = []
     parts: list[Part] = []
-    size = 0
+    size = number = 0
     for path, source in files:
-        for part, num_bytes in _parts(path, source, piece_bytes):
-            if parts and size + num_bytes > piece_bytes:
-                pieces.append(Piece(len(pieces), tuple(parts), size))
-                parts, size = [], 0
-            parts.append(part)
+        for lines, num_bytes, content in _ranges(path, piece_bytes):
+            if parts and (size + num_bytes > piece_bytes or content):
+                yield Piece(number, tuple(parts), size)
+                parts, size, number = [], 0, number + 1
+            if content and lines:
+                beside = piece_folder(folder, number).with_suffix(".jsonl")
+                if not piece_folder(folder, number).is_dir():
+                    _write(beside, content)
+                yield Piece(number, (Part(path, source, replace(lines, content=beside)),), num_bytes)
+                number += 1
+                continue
+            parts.append(Part(path, source, lines))
             size += num_bytes
-    return [*pieces, Piece(len(pieces), tuple(parts), size)] if parts else pieces
+    if parts:
+        yield Piece(number, tuple(parts), size)
 
 
-def _parts(path: Path, source: int, piece_bytes: int) -> Iterator[tuple[Part, int]]:
-    size = size_of(path)
-    if size <= piece_bytes or not _is_cuttable(path):
-        yield Part(path, source), size
-        return
-    for lines in _line_ranges(path, piece_bytes):
-        yield Part(path, source, lines), lines.end - lines.start
+def _write(path: Path, content: bytes) -> None:
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def piece_folder(folder: Path, number: int) -> Path:
+    """Where the result of a piece is."""
+    return folder / f"{number:05d}"
+
+
+def _ranges(path: Path, piece_bytes: int) -> Iterator[tuple[LineRange | None, int, bytes]]:
+    """(lines, bytes of the file, their content if the file is compressed) of each part of a file."""
+    size, is_packed = size_of(path), path.suffix.lower() in PACKED
+    if size * (_PACKED_RATIO if is_packed else 1) <= piece_bytes or not _is_cuttable(path):
+        yield None, size, b""
+    elif is_packed:
+        yield from _unpacked_ranges(path, piece_bytes)
+    else:
+        for lines in _line_ranges(path, piece_bytes):
+            yield lines, lines.end - lines.start, b""
+
+
+def _unpacked_ranges(path: Path, piece_bytes: int) -> Iterator[tuple[LineRange, int, bytes]]:
+    """As `_ranges`. The last part has no content if there is damage in it, or no line for long: its reader tells."""
+    lines, buffer, packed = LineRange(path, 0, 0, 1), bytearray(), 0
+    try:
+        with open_data(path) as stream:
+            while block := stream.read(BLOCK_BYTES):
+                buffer += block
+                while cut := buffer.find(b"\n{", piece_bytes) + 1:
+                    content = bytes(buffer[:cut])
+                    yield lines, stream.num_packed - packed, content
+                    packed, start = stream.num_packed, lines.start + cut
+                    lines = LineRange(path, start, start, lines.first_line + content.count(b"\n"))
+                    del buffer[:cut]
+                if len(buffer) > _MOST_PIECES * piece_bytes:
+                    buffer.clear()
+                    break
+    except UserError:
+        buffer.clear()
+    yield lines, size_of(path) - packed, bytes(buffer)
 
 
 def _is_cuttable(path: Path) -> bool:
     """Whether the file has a JSON object in each line. Its readers tell by the first line too."""
-    if path.suffix.lower() != ".jsonl" or is_hub(path) or encoding_of(path):
+    if is_hub(path) or format_of(path) != "jsonl" or encoding_of(path):
         return False
     first, newline, _ = head(path).partition(b"\n")
     try:

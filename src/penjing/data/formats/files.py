@@ -189,13 +189,18 @@ class DataFile:
             self._damage = error
         return self._checked(data)
 
+    @property
+    def num_packed(self) -> int:
+        """Bytes of the file that were read."""
+        return self._raw.tell()
+
     def readline(self, size: int) -> bytes:
         return self._checked(self._stream.readline(size))
 
     def _checked(self, data: bytes) -> bytes:
         self._num_unpacked += len(data)
         if self._is_packed:
-            check_ratio(self.path, self._num_unpacked, self._raw.tell())
+            check_ratio(self.path, self._num_unpacked, self.num_packed)
         return data
 
 
@@ -208,12 +213,17 @@ def check_ratio(path: Path, num_unpacked: int, num_packed: int) -> None:
 
 @dataclass(frozen=True)
 class LineRange:
-    """Whole lines of a file in UTF-8: its bytes from start to end, of which the first is in line `first_line`."""
+    """Whole lines of a file in UTF-8: its bytes from start to end, of which the first is in line `first_line`.
+
+    Of a compressed file they are bytes of its content. content: a file that holds them; without it they are all to the
+    end, and what comes before is unpacked in vain.
+    """
 
     path: Path
     start: int
     end: int
     first_line: int
+    content: Path | None = None
 
 
 class _Window(ChunkReader):
@@ -252,11 +262,16 @@ def open_data(path: Path, *, convert: bool = True) -> Iterator[DataFile]:
     part = _range.get()
     part = part if part and part.path == path else None
     encoding = encoding_of(path) if convert and not part else None
+    is_packed = path.suffix.lower() in PACKED
     try:
-        with open_raw(path) as stream:
-            if part:
+        with open_raw(part.content if part and part.content else path) as stream:
+            if part and not is_packed:
                 stream = BufferedReader(_Window(stream, part), BLOCK_BYTES)
-            yield DataFile(path, stream, encoding)
+            file = DataFile(part.content if part and part.content else path, stream, encoding)
+            left = part.start if part and is_packed and not part.content else 0
+            while left:
+                left -= len(file.read(min(left, BLOCK_BYTES)))
+            yield file
     except PACKED_ERRORS as error:
         name = "zst" if path.suffix.lower() == ".zst" else "gzip"
         raise UserError(f"broken {name} file: {error}", where=path, next_step="Download or pack it again.") from None
