@@ -19,7 +19,10 @@ WORDS = ("pretrain", "data.train=a folder/it's.jsonl", 'sample.prompts=["a $b"]'
 STAND_INS = {
     "srun": 'printf "%s\\n" "$@" > srun.words; "$TRAINS" & trap "kill -USR1 $!" USR1; echo > hears; wait $!; wait $!',
     "scontrol": 'echo "$@" >> scontrol.words; [ "$1" = show ] && printf "first\\nsecond\\n"',
-    "trains": 'trap "echo saved > saved; exit 138" USR1; while [ ! -e hears ]; do sleep 0.02; done; echo > began; for i in $(seq 600); do sleep 0.05; done',
+    "trains": (
+        'trap "echo saved > saved; exit 138" USR1; until [ -e hears ]; do sleep 0.02; done; echo > began; '
+        "for i in $(seq 600); do sleep 0.05; done"
+    ),
     "fails": "exit 7",
     "sbatch": 'cp "$1" submitted',
 }
