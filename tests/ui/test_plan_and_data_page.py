@@ -98,6 +98,9 @@ def test_dragging_moves_time_memory_and_the_address(opened):
     assert int(page.locator(".plan-results").get_attribute("data-ms")) < 1000  # 20 to 180 ms; others use the cores too
     assert "model=ladder-60m" in page.locator("#plan-lines code").first.inner_text()
     kept = figures(page)
+    page.get_by_role("button", name="Train with these settings").click()
+    expect(page.locator(".tab-root.train")).to_contain_text("model.preset=ladder-60m")
+    page.go_back()
     page.reload()
     expect(page.locator("#plan-out-time")).to_have_text(kept[0])
     assert figures(page) == kept

@@ -47,6 +47,7 @@ _SETTINGS = {
     "optimizer": "optimizer",
     "checkpointing": "compute.activation_checkpointing",
 }
+_LONG = {"model": "model.preset", "optimizer": "optimizer.name"}
 _EXITS = (0, 3)  # 3: it does not fit
 
 
@@ -107,7 +108,7 @@ def _shape_settings(model: str, given: Mapping[str, str]) -> Iterator[str]:
 
 
 def estimate(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan of the page's fields, the sizes of its model, and the commands that do the same.
+    """The plan of the page's fields, the sizes of its model, the commands that do the same, and settings to train.
 
     {"refused": {"where", "message"}} for settings that the command line refuses.
     """
@@ -123,7 +124,10 @@ def estimate(body: Mapping[str, Any]) -> dict[str, Any]:
     shape = {"layers": model.num_hidden_layers, "width": model.hidden_size, "experts": model.num_experts}
     shape |= {"active_experts": model.num_experts_per_tok, "vocabulary": model.vocab_size}
     figures = asdict(report)
-    return {"plan": figures, "shape": shape, "commands": commands(asked, figures)}
+    words = shlex.split(commands(asked, figures)["train"])[3:]
+    pairs = (word.split("=", 1) for word in words if "=" in word and word != "data.train=FILES")
+    settings = {_LONG.get(key, key): value for key, value in pairs}  # as the tab train names them
+    return {"plan": figures, "shape": shape, "commands": commands(asked, figures), "settings": settings}
 
 
 def commands(asked: Asked, plan: Mapping[str, Any]) -> dict[str, str]:

@@ -92,7 +92,8 @@ function results() {
       waterfall(),
       el("div", { class: "row" }, refine, el("p", { class: "hint", id: "plan-source" }))),
     el("section", { class: "card", id: "plan-commands" }, el("h2", { text: t("uiCommand") }), el("div", { id: "plan-lines" }),
-      el("p", { class: "hint", text: t("planCommandHint") })),
+      el("p", { class: "hint", text: t("planCommandHint") }),
+      el("button", { type: "button", class: "plain", text: t("planTrain"), on: { click: train } })),
     el("section", { class: "card" }, el("h2", { text: t("planWhichCards") }), el("div", { class: "scroll-y", id: "plan-cards", tabindex: 0, role: "region", "aria-label": t("planWhichCards") })),
     el("section", { class: "card" }, el("h2", { text: t("planWhichSizes") }), el("div", { class: "scroll-y", id: "plan-sizes", tabindex: 0, role: "region", "aria-label": t("planWhichSizes") })),
     el("details", { class: "card" }, el("summary", { text: t("planAdvice") }), el("ul", { id: "plan-advice" })));
@@ -158,6 +159,11 @@ async function toggleRefine() {
   delete here.running.refine;
   refining(false);
   return answer && show({ ...here.answer, ...answer });
+}
+
+function train() {
+  const { answer, context, state } = page;
+  if (answer) context.go("train", { recipe: state.recipe, settings: JSON.stringify(answer.settings) });
 }
 
 function refining(on) {

@@ -109,6 +109,7 @@ export const words = pairs({
   planByFormula: ["By formula, ±20 %; micro-batch {rows}, accumulation {passes}.", "按公式，±20 %；微批大小 {rows}，梯度累积 {passes}。"],
   planTraced: ["Traced from the real step; micro-batch {rows}, accumulation {passes}.", "由真实的一步跟踪得到；微批大小 {rows}，梯度累积 {passes}。"],
   planCommandHint: ["Put your files in the place of FILES. Both commands have the figures above.", "把 FILES 换成你的文件。两条命令的数字与上面相同。"],
+  planTrain: ["Train with these settings", "用这些设置训练"],
   planWhichCards: ["Which cards hold it", "哪些显卡放得下"],
   planWhichSizes: ["Other sizes on this card", "这张卡上的其他大小"],
   planAdvice: ["Notes and advice of the planner", "规划器的说明与建议（英文）"],
