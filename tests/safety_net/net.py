@@ -100,7 +100,9 @@ EXPORTS = {  # case: (command, what it writes)
 CARD = ["--gpu", "RTX 3090", "--json"]  # its plan depends on no machine
 QUICK = ("pretrain",)  # run in `make test`
 
-TIMES = re.compile(r"second|wait|mfu|time|memory|resident|probe|startup|speed|version|python|machine|host|threads")
+TIMES = re.compile(
+    r"second|wait|mfu|time|memory|resident|probe|startup|speed|version|python|machine|host|threads|cpu_cores|gpu_"
+)
 
 # ---- Running
 

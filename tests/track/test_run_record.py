@@ -1,5 +1,6 @@
 """A run's folder has one reader, whatever state its files are in."""
 
+import ast
 import io
 import json
 from pathlib import Path
@@ -119,3 +120,26 @@ def test_only_the_record_reads_what_training_logged():
     names = ("metrics.jsonl", "samples.jsonl", "incidents.jsonl")
     naming = {path.name for path in root.rglob("*.py") for name in names if f'/ "{name}"' in path.read_text()}
     assert naming == {"run_dir.py"}
+    openers = {path.name for path in root.rglob("*.py") if opens_a_run_file(path.read_text())}
+    assert openers <= {"run_record.py"}
+
+
+LOGGED = {"metrics", "samples", "incidents", "outcome"}  # attributes of RunDir
+READERS = {"open", "open_regular", "read_text", "read_bytes", "read_json", "read_fields", "read_lines"}
+
+
+def opens_a_run_file(source):
+    """Whether `folder.metrics.read_text()`, `read_json(folder.outcome)` or the like is called."""
+    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        owners = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+        if name in READERS and any(getattr(part, "attr", "") in LOGGED for part in [*owners, *call.args]):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "call", ["open(run.metrics)", "folder.outcome.read_text()", "files.read_json(self.dir.samples)"]
+)
+def test_the_reader_of_sources_sees_each_way(call):
+    assert opens_a_run_file(f"def f():\n    return {call}") and not opens_a_run_file(f"print('{call}', record.metrics)")

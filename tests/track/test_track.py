@@ -5,13 +5,19 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
+import time
 import warnings
 
 import pytest
+import torch
 from rich.console import Console
+from short_runs import train, weights_of
 
+import penjing.track
 from penjing.base.untrusted import read_lines
-from penjing.track.base import Trackers
+from penjing.track import background
+from penjing.track.base import Tracker, Trackers
 from penjing.track.console import ConsoleTracker, describe
 from penjing.track.jsonl import JsonLines
 
@@ -172,3 +178,42 @@ def test_what_is_absent_is_left_out():
     assert "tok/s" in text
     assert "1.000 bits/byte" in text
     assert "GiB" in text
+
+
+def test_trackers_that_hang_or_raise_change_no_weight(tmp_path, small_run, monkeypatch):
+    """One hangs for a minute at its start, one at its metrics, one raises: the weights are those without trackers."""
+    monkeypatch.setattr(background, "END_SECONDS", 0.2)
+    monkeypatch.setattr(background, "START_SECONDS", 0.2)
+    for how in ("hang_at_start", "hang_at_log", "raise_at_log", "raise_at_summary"):
+        monkeypatch.setitem(penjing.track.TRACKERS, how, f"{__name__}:Bad{how.title().replace('_', '')}")
+    words = [*small_run, "max_steps=4", "eval.every=0"]
+    train("pretrain", *words, f"out={tmp_path / 'alone'}")
+    names = "hang_at_start,hang_at_log,raise_at_log,raise_at_summary"
+    began = time.monotonic()
+    with pytest.warns(UserWarning, match="left out") as told:
+        train("pretrain", *words, f"log.trackers={names}", f"out={tmp_path / 'tracked'}")
+    assert time.monotonic() - began < 45, "nobody waited for the minute to be over"
+    said = " ".join(str(one.message) for one in told)
+    assert all(name in said for name in names.split(","))
+    alone, tracked = (weights_of(tmp_path / name) for name in ("alone", "tracked"))
+    assert alone.keys() == tracked.keys() and all(torch.equal(alone[name], tracked[name]) for name in alone)
+
+
+class BadHangAtStart(Tracker):
+    def start(self, folder, **settings):
+        time.sleep(60)
+
+
+class BadHangAtLog(Tracker):
+    def log(self, step, metrics):
+        time.sleep(60)
+
+
+class BadRaiseAtLog(Tracker):
+    def log(self, step, metrics):
+        raise RuntimeError("500 from the server")
+
+
+class BadRaiseAtSummary(Tracker):
+    def summary(self, name, figures):
+        sys.exit(3)

@@ -1,20 +1,17 @@
 """Weights & Biases, with its own library in offline mode: what a run logs is read back from its files."""
 
-import struct
-import sys
+import contextlib
 import types
 
 import pytest
 import wandb
-from user_errors import raises_user_error
-from wandb.proto.wandb_internal_pb2 import Record
+from read_trackers import wandb_records
 
-from penjing.base.registry import look_up
-from penjing.track import TRACKERS
 from penjing.track.background import BackgroundTrackers
+from penjing.track.jsonl import JsonLines
+from penjing.track.resumable import ResumableTracker
 from penjing.track.wandb import Wandb
 
-BLOCK_BYTES = 32768  # of LevelDB's log format, in which a .wandb file holds its records
 API_KEY = "0123456789abcdef" * 2 + "01234567"  # has the right form; never sent
 
 
@@ -35,27 +32,11 @@ def own_home(tmp_path, monkeypatch):
     wandb.teardown()
 
 
-def records(path):
-    """The records of a .wandb file: blocks of (checksum, length, first/middle/last/whole, data), after a header."""
-    data, at, part = path.read_bytes(), 7, b""
-    while at + 7 <= len(data):
-        left = BLOCK_BYTES - at % BLOCK_BYTES
-        if left < 7:
-            at += left
-            continue
-        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-        part += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            yield Record.FromString(part)
-            part = b""
-
-
 def parts(folder):
     """Of each offline run in `folder`, in order of time: its id, its config, and what was logged by step."""
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
         run_id, config, history = None, {}, {}
-        for record in records(path):
+        for record in wandb_records(path):
             if record.WhichOneof("record_type") == "run":
                 run_id = record.run.run_id
                 config |= {item.key: item.value_json for item in record.run.config.update}
@@ -65,43 +46,68 @@ def parts(folder):
         yield run_id, config, history
 
 
-def make(folder, **config):
+def make(folder, step=0, **config):
     folder.mkdir(exist_ok=True)
-    tracker = look_up(TRACKERS, "wandb", what="tracker")()
+    tracker = ResumableTracker("wandb", Wandb(), folder, step)
     tracker.start(folder, project="p", name="", config=config)
     return tracker
 
 
-def test_a_resumed_run_goes_on_under_its_id_and_both_parts_are_in_its_files(tmp_path):
+def log(tracker, lines, steps, loss):
+    """As training does: first to the run's own file."""
+    for step in steps:
+        lines.log(step, {"loss": loss / step})
+        tracker.log(step, {"loss": loss / step})
+
+
+def test_the_part_of_a_resumed_run_has_the_whole_run_under_its_id(tmp_path):
     folder = tmp_path / "run"
-    for steps in ((5, 10), (15, 20)):
-        tracker = BackgroundTrackers({"wandb": lambda: make(folder, seed=7)})  # in a thread, as in a run
-        for step in steps:
-            tracker.log(step, {"loss": 1 / step, "learning_rate": 1e-3})
+    for resumed, steps in ((0, (5, 10)), (10, (15, 20))):
+        lines = JsonLines(folder / "metrics.jsonl", resume_step=resumed)
+        tracker = BackgroundTrackers({"wandb": lambda: make(folder, resumed, seed=7)})  # noqa: B023, made at once
+        log(tracker, lines, steps, 1.0)
         tracker.end()
         wandb.teardown()  # as at the end of the process
     (first_id, config, first), (second_id, _, second) = parts(folder)
     assert first_id == second_id
     assert config["seed"] == "7"
-    assert first == {step: {"loss": 1 / step, "learning_rate": 1e-3} for step in (5, 10)}
-    assert second == {step: {"loss": 1 / step, "learning_rate": 1e-3} for step in (15, 20)}
+    assert first == {step: {"loss": 1 / step} for step in (5, 10)}
+    assert second == {step: {"loss": 1 / step} for step in (5, 10, 15, 20)}
 
 
-def test_a_roll_back_continues_the_run_from_that_step(tmp_path):
-    tracker = make(tmp_path / "run")
-    for step in (1, 2, 3, 4):
-        tracker.log(step, {"loss": 1.0})
+def test_the_part_after_a_roll_back_has_the_whole_run_without_what_was_undone(tmp_path):
+    folder = tmp_path / "run"
+    tracker, lines = make(folder), JsonLines(folder / "metrics.jsonl", resume_step=0)
+    log(tracker, lines, (1, 2, 3, 4), 1.0)
+    lines.rewind(2)
     tracker.rewind(2)
-    for step in (3, 4, 5):
-        tracker.log(step, {"loss": 2.0})
+    log(tracker, lines, (3, 4, 5), 2.0)
     tracker.end()
     wandb.teardown()
-    (first_id, _, _), (second_id, _, second) = parts(tmp_path / "run")
+    (first_id, _, _), (second_id, _, second) = parts(folder)
     assert first_id == second_id
-    assert second == {step: {"loss": 2.0} for step in (3, 4, 5)}
-    last = max((tmp_path / "run").glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
-    (branch,) = [record.run.branch_point for record in records(last) if record.run.HasField("branch_point")]
-    assert (branch.run, branch.value) == (first_id, 2)
+    assert second == {step: {"loss": (1.0 if step < 3 else 2.0) / step} for step in (1, 2, 3, 4, 5)}
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_online_it_asks_the_server_to_go_back(tmp_path, monkeypatch, refuses):
+    begun = []
+
+    def init(**options):
+        begun.append(options)
+        if refuses and "resume_from" in options:
+            raise wandb.errors.CommError("not on this server")
+        return types.SimpleNamespace(id=options["id"], finish=lambda: None)
+
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    tracker = Wandb()
+    tracker.start(tmp_path, project="p", name="", config={}, run_id="0a")
+    with pytest.warns(UserWarning, match="keeps the steps after 7") if refuses else contextlib.nullcontext():
+        tracker.rewind(7)
+    assert [options.get("resume_from") for options in begun[:2]] == [None, "0a?_step=7"]
+    assert [options.get("resume") for options in begun] == ["allow", None, *["allow"] * refuses]
+    assert tracker.held(7) == 7
 
 
 def begun_with(monkeypatch, folder):
@@ -134,9 +140,3 @@ def test_a_login_or_the_user_s_own_mode_decides(tmp_path, monkeypatch, environme
     if netrc:
         (tmp_path / "home" / "netrc").write_text(netrc)
     assert begun_with(monkeypatch, tmp_path / "run")["mode"] == mode
-
-
-def test_without_the_library_the_line_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with raises_user_error(where="log.trackers", next_step="penjing[wandb]"):
-        Wandb().start(tmp_path, project="p", name="", config={})

@@ -13,6 +13,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import disk_errors
 
 LOCK = ".lock"
+LOOK_SECONDS = 0.05  # longer than `is_locked` holds the lock; others may look at any time
 
 
 @contextmanager
@@ -23,9 +24,15 @@ def locked(folder: Path) -> Iterator[None]:
     with disk_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    held = False
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(BlockingIOError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = True
+            if not held:
+                time.sleep(LOOK_SECONDS)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
                 "another process is working in this folder",

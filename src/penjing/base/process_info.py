@@ -47,6 +47,14 @@ def peak_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def resident_bytes() -> int:
+    """The resident memory (RSS) of this process now; without /proc the peak."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return peak_resident_bytes()
+
+
 def thread_seconds(since: Mapping[str, tuple[float, float]] | None = None) -> dict[str, tuple[float, float]]:
     """For each thread of this process: seconds it ran on a core, and seconds it was runnable but waited for one. since:
     an earlier result, which is subtracted. Empty except on Linux."""

@@ -1,5 +1,6 @@
 """penjing show, doctor and report."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ def show(
     """
     from penjing.recipes import RECIPES
     from penjing.track.run_dir import RunDir, stage_folder
+    from penjing.track.run_record import RunRecord
 
     if what == "models":
         _print_models()
@@ -41,8 +43,8 @@ def show(
     elif Path(what).exists():
         folder = RunDir(stage_folder(Path(what)))
         _print_file(folder.settings.read_text(encoding="utf-8"))
-        if folder.outcome.is_file():
-            _print_file(folder.outcome.read_text(encoding="utf-8"))
+        if outcome := RunRecord(folder.path).outcome:
+            _print_file(json.dumps(outcome.raw, ensure_ascii=False, indent=2) + "\n")
     else:
         raise UserError(
             f"nothing is called {what!r}",

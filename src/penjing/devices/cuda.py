@@ -94,6 +94,11 @@ class Cuda(Device):
     def peak_memory_bytes(self, device: torch.device) -> int:
         return torch.cuda.max_memory_reserved(device)
 
+    def activity_reader(self, device: torch.device) -> Callable[[], dict[str, float]]:
+        from penjing.devices.nvml import activity_reader
+
+        return activity_reader(str(torch.cuda.get_device_properties(device).uuid))
+
     def await_copies(self, device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 

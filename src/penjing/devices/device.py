@@ -131,6 +131,12 @@ class Device:
         with suppress(RuntimeError, AttributeError):
             torch.accelerator.empty_cache()
 
+    # --- what it does now --------------------------------------------------------------------------------------------
+
+    def activity_reader(self, device: torch.device) -> Callable[[], dict[str, float]]:
+        """Reads what the device does now, by metric: `gpu_utilization` and so on, see devices/nvml.py."""
+        return dict
+
     # --- time --------------------------------------------------------------------------------------------------------
 
     def synchronize(self, device: torch.device) -> None:

@@ -2,4 +2,8 @@
 
 TRACKERS = {
     "wandb": "penjing.track.wandb:Wandb",
+    "swanlab": "penjing.track.swanlab:SwanLab",
+    "tensorboard": "penjing.track.tensorboard:TensorBoard",
+    "trackio": "penjing.track.trackio:Trackio",
+    "mlflow": "penjing.track.mlflow:MLflow",
 }

@@ -12,7 +12,7 @@ from penjing.track.base import Tracker, Trackers
 MAX_PENDING = 1000  # calls that wait for a tracker; metrics beyond are dropped until it takes some
 # The run's longest waits for all trackers together: for their start, so that a wrong setting is an error before step 1,
 # and for their end.
-START_SECONDS, END_SECONDS = 5.0, 10.0
+START_SECONDS, END_SECONDS = 1.0, 30.0
 
 
 class BackgroundTrackers(Trackers):
@@ -25,13 +25,14 @@ class BackgroundTrackers(Trackers):
         self,
         makes: Mapping[str, Callable[[], Tracker]],
         *,
-        start_seconds: float = START_SECONDS,
-        end_seconds: float = END_SECONDS,
+        start_seconds: float | None = None,
+        end_seconds: float | None = None,
     ) -> None:
-        """makes: by name. Raises a UserError of theirs that comes within `start_seconds`: the user can correct it."""
-        self.end_seconds = end_seconds
+        """makes: by name. Raises a UserError of theirs that comes within `start_seconds`: the user can correct it.
+        None: START_SECONDS, END_SECONDS."""
+        self.end_seconds = END_SECONDS if end_seconds is None else end_seconds
         self._threads = [_TrackerThread(name, make) for name, make in makes.items()]
-        deadline = time.monotonic() + start_seconds
+        deadline = time.monotonic() + (START_SECONDS if start_seconds is None else start_seconds)
         for thread in self._threads:
             thread.started.wait(max(0.0, deadline - time.monotonic()))
             if isinstance(thread.error, UserError):

@@ -3,17 +3,25 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Tracker:
     """Hears of a run, in rank 0. A tracker overrides what it wants to know."""
 
-    def start(self, folder: Path, *, project: str, name: str, config: dict[str, Any]) -> None:
-        """Before the first step, also of a resumed run. project, name: of `log`. config: the run's settings."""
+    package: ClassVar[str] = ""  # that it imports; the extra of penjing that installs it has the tracker's name
+
+    def start(self, folder: Path, *, project: str, name: str, config: dict[str, Any], run_id: str) -> None:
+        """Before the first step, also of a resumed run. project, name: of `log`. config: the run's settings. run_id:
+        eight hexadecimal digits, the same when the run is resumed."""
+
+    def held(self, step: int) -> int:
+        """The last step of which it surely has all metrics, asked when a run is resumed, and after `rewind`: what comes
+        after it is passed on again. step: all up to here were passed on a while before."""
+        return step
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step's metrics, by name."""
+        """Metrics of a step, by name. A step may have several calls: of training, then of validation."""
 
     def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Texts of the model, each with `prompt` and `text`. They replace earlier ones of this step."""
@@ -21,8 +29,14 @@ class Tracker:
     def incident(self, incident: Mapping[str, Any]) -> None:
         """What went wrong: `step`, `kind`, and more by its kind."""
 
+    def summary(self, name: str, figures: Mapping[str, Any]) -> None:
+        """Figures of the whole run, JSON values. name: `plan` before the first step, `outcome` after the last."""
+
+    def attach(self, path: Path) -> None:
+        """A file of the run, such as its report."""
+
     def rewind(self, step: int) -> None:
-        """The run rolls back to `step`: later steps will be logged again."""
+        """The run rolls back to `step`, or is resumed from it after a kill: later steps will be logged again."""
 
     def end(self) -> None:
         """After the last step, or when training is interrupted."""
@@ -45,6 +59,12 @@ class Trackers(Tracker):
 
     def incident(self, incident: Mapping[str, Any]) -> None:
         self._call_all(lambda tracker: tracker.incident(incident))
+
+    def summary(self, name: str, figures: Mapping[str, Any]) -> None:
+        self._call_all(lambda tracker: tracker.summary(name, figures))
+
+    def attach(self, path: Path) -> None:
+        self._call_all(lambda tracker: tracker.attach(path))
 
     def rewind(self, step: int) -> None:
         self._call_all(lambda tracker: tracker.rewind(step))

@@ -1,43 +1,72 @@
-"""Weights & Biases. Needs `pip install "penjing[wandb]"`; without a network or a login it records offline."""
+"""Weights & Biases. Needs `pip install "penjing[wandb]"`; without a login it records offline, in the run's folder."""
 
 import os
-import secrets
-from collections.abc import Mapping
-from functools import partial
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from penjing.base.errors import missing_extra
-from penjing.base.files import read_json, write_json
 from penjing.track.base import Tracker
+from penjing.track.markdown import incident_text
 
 
 class Wandb(Tracker):
-    """One wandb run per training run; a resumed run continues it (the run's folder stores its id)."""
+    """One wandb run per training run, which a resumed run continues.
 
-    def start(self, folder: Path, *, project: str, name: str, config: dict[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise missing_extra("wandb", "wandb", "log.trackers") from None
-        id_file = folder / "wandb.json"
-        run_id = read_json(id_file)["id"] if id_file.exists() else secrets.token_hex(4)
-        write_json(id_file, {"id": run_id})
+    Offline, each process writes a part below `wandb/`, with the same id. The newest part has the whole run: a killed
+    process loses what wandb has not written yet, and `wandb sync` of a part replaces what the server has.
+    """
+
+    package: ClassVar = "wandb"
+
+    def start(self, folder: Path, *, project: str, name: str, config: dict[str, Any], run_id: str) -> None:
+        import wandb
+
         mode: Any = os.environ.get("WANDB_MODE")
         if not mode:  # `login` then neither prompts for a key nor contacts the server
             mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
-        self._begin = partial(
-            wandb.init, project=project, name=name or folder.name, id=run_id, dir=folder, config=config, mode=mode
+        self._wandb, self._folder = wandb, folder
+        self._offline = mode == "offline"
+        self._options: dict[str, Any] = dict(
+            project=project, name=name or folder.name, id=run_id, dir=folder, config=config, mode=mode
         )
         self._run = self._begin(resume="allow")
+
+    def held(self, step: int) -> int:
+        return -1 if self._offline else step
+
+    def _begin(self, **how: Any) -> Any:
+        # The run's own metrics have the system's. A new object each time: `init` changes it.
+        settings = self._wandb.Settings(x_disable_stats=True, console="off")
+        return self._wandb.init(**self._options, **how, settings=settings)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
+    def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        rows = [[one["prompt"], one["text"]] for one in samples]
+        self._run.log({"samples": self._wandb.Table(columns=["prompt", "text"], data=rows)}, step=step)
+
+    def incident(self, incident: Mapping[str, Any]) -> None:
+        self._run.log({"incident": incident_text(incident)}, commit=False)  # with the next metrics
+
+    def summary(self, name: str, figures: Mapping[str, Any]) -> None:
+        self._run.summary.update({name: dict(figures)})
+
+    def attach(self, path: Path) -> None:
+        self._run.save(str(path), base_path=str(self._folder), policy="now")
+
     def rewind(self, step: int) -> None:
-        """Continue from `step` and remove what follows it: wandb ignores a step before the last one."""
+        """Online, continue from `step` and remove what follows it: wandb ignores a step before the last one. A server
+        that refuses keeps the later steps of before."""
         self._run.finish()
-        self._run = self._begin(resume_from=f"{self._run.id}?_step={step}")
+        if not self._offline:
+            try:
+                self._run = self._begin(resume_from=f"{self._run.id}?_step={max(0, step)}")
+                return
+            except self._wandb.errors.Error as error:
+                warnings.warn(f"wandb keeps the steps after {step}: {error}", stacklevel=2)
+        self._run = self._begin(resume="allow")
 
     def end(self) -> None:
         self._run.finish()

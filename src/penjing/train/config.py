@@ -134,9 +134,9 @@ class LogSettings(Settings):
     section: ClassVar = "log"
 
     every: PositiveInt = 10  # steps between logged metrics
-    trackers: tuple[str, ...] = ()  # further trackers, such as wandb
-    project: str = "penjing"  # of wandb
-    run_name: str = ""  # of wandb; empty: the folder's name
+    trackers: tuple[str, ...] = ()  # also to wandb, swanlab, tensorboard, trackio or mlflow, or to several
+    project: str = "penjing"  # in the trackers
+    run_name: str = ""  # in the trackers; empty: the folder's name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Execute a run: strategy, preparation, summary, training loop, and outcome."""
 
+import importlib.util
 import math
 import os
 import tempfile
@@ -20,7 +21,7 @@ import penjing
 from penjing import devices
 from penjing.base import config
 from penjing.base.config import Layer
-from penjing.base.errors import UserError
+from penjing.base.errors import UserError, missing_extra
 from penjing.base.files import sha256_file, write_json
 from penjing.base.lock import locked
 from penjing.base.markup import escape_markup, printable, silent_console
@@ -47,12 +48,16 @@ from penjing.plan import prediction_history as history
 from penjing.plan.run_estimate import RunEstimate
 from penjing.planner.page import print_plan
 from penjing.recipes import RECIPES, WITH_SIZE
+from penjing.report.html import FILE_NAME, write_report
+from penjing.report.load_runs import read_record
 from penjing.track import TRACKERS
 from penjing.track.background import BackgroundTrackers
 from penjing.track.base import Tracker
 from penjing.track.console import ConsoleTracker
+from penjing.track.resumable import ResumableTracker
 from penjing.track.run_dir import RunDir
 from penjing.track.run_record import RunRecord
+from penjing.track.system_metrics import SystemSampler
 from penjing.train.build import PreparedRun, prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.config import Run
@@ -100,6 +105,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     """Train; returns the outcome, which is also written to outcome.json. On ranks other than 0 the console is silent.
     allow_change: fields in which a resumed run may differ from the original one."""
     began = time.time()
+    _check_trackers(run)
     _share_cores(run)
     strategy = make_strategy(run.compute.device, run.parallel.strategy, offload=run.parallel.offload)
     quiet = console if strategy.rank == 0 else Console(quiet=True)
@@ -118,7 +124,9 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
                 strategy,
                 RunHooks(
                     report=lambda text: quiet.print(Text(f"  {text} ...")),
-                    trackers=lambda fitted, steps, start: _trackers(fitted, quiet, steps, start),
+                    trackers=lambda fitted, steps, start: [
+                        ConsoleTracker(quiet, name=fitted.stage, num_steps=steps, start_step=start)
+                    ],
                     sample=lambda model, tokenizer, step: write_samples(
                         run, model, tokenizer, quiet if step >= 0 else silent_console(quiet)
                     ),
@@ -127,9 +135,12 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
                 ),
                 allow_change,
             )
-            prepared = replace(prepared, context=replace(prepared.context, report_progress=report_progress))
             print_plan(prepared, quiet, [*questions.describe(), *tasks.describe()])
-            return _train_prepared(run, prepared, questions, quiet, began)
+            context = replace(prepared.context, report_progress=report_progress)
+            with SystemSampler(strategy.device) if strategy.rank == 0 else nullcontext() as sampler:
+                if sampler is not None:
+                    context = replace(context, extra_metrics=[*context.extra_metrics, sampler.metrics])
+                return _train_prepared(run, replace(prepared, context=context), questions, quiet, began)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -170,24 +181,30 @@ def _identity(run: Run, allow_change: Sequence[str]) -> dict[str, Any]:
 def _train_prepared(
     run: Run, prepared: PreparedRun, questions: RegressionQuestions, console: Console, began: float
 ) -> dict[str, Any]:
-    strategy = prepared.context.strategy
+    strategy, trackers = prepared.context.strategy, prepared.context.trackers
     try:
+        if strategy.rank == 0 and run.log.trackers:
+            trackers.add([_background(prepared)])
+            trackers.summary("plan", RunRecord(prepared.folder.path).plan.raw)
         if run.eval.at_start and prepared.state.step == 0:
-            prepared.context.trackers.log(0, {"tokens": 0, **prepared.context.validate()})
+            trackers.log(0, {"tokens": 0, **prepared.context.validate()})
             with strategy.gathered(prepared.model):
                 questions.ask(prepared, "before")
         figures = train(prepared.context, prepared.state)
+        outcome = _outcome(prepared, figures, began)
+        if strategy.rank == 0 and run.log.trackers:
+            trackers.summary("outcome", outcome)
+            _send_report(prepared)
     except BaseException as error:
         _append_history(prepared, time.time() - began, error)
         raise
     finally:
-        prepared.context.trackers.end()
+        trackers.end()
         prepared.context.source.close()
     if run.lora.rank:
         with strategy.gathered(prepared.model):
             if strategy.rank == 0:
                 _save_adapter(run, prepared, console)
-    outcome = _outcome(prepared, figures, time.time() - began)
     _append_history(prepared, time.time() - began)
     with strategy.gathered(prepared.model):
         return questions.compare(prepared, outcome)
@@ -219,15 +236,33 @@ def plan_only(run: Run, console: Console) -> RunEstimate:
         return prepared.estimate
 
 
-def _trackers(run: Run, console: Console, steps: int, start: int) -> Sequence[Tracker]:
-    background = BackgroundTrackers({name: partial(_started, name, run) for name in run.log.trackers})
-    return [ConsoleTracker(console, name=run.stage, num_steps=steps, start_step=start), background]
+def _check_trackers(run: Run) -> None:
+    """Raise UserError for a tracker that is unknown or not installed."""
+    for name in run.log.trackers:
+        package = look_up(TRACKERS, name, what="tracker").package
+        if package and importlib.util.find_spec(package) is None:
+            raise missing_extra(package, name, f"log.trackers={name}")
 
 
-def _started(name: str, run: Run) -> Tracker:
-    tracker: Tracker = look_up(TRACKERS, name, what="tracker")()
-    tracker.start(Path(run.out), project=run.log.project, name=run.log.run_name, config=config.to_dict(run))
+def _background(prepared: PreparedRun) -> BackgroundTrackers:
+    return BackgroundTrackers({name: partial(_started, name, prepared) for name in prepared.run.log.trackers})
+
+
+def _started(name: str, prepared: PreparedRun) -> Tracker:
+    run, step = prepared.run, prepared.resumed_from or 0
+    tracker = ResumableTracker(name, look_up(TRACKERS, name, what="tracker")(), prepared.folder.path, step)
+    settings = config.to_dict(run)
+    tracker.start(prepared.folder.path, project=run.log.project, name=run.log.run_name, config=settings)
     return tracker
+
+
+def _send_report(prepared: PreparedRun) -> None:
+    """The report, and for which run the prediction was how good, to the trackers. Never raises."""
+    try:
+        page = write_report(read_record([prepared.folder.path]), prepared.folder.path / FILE_NAME)
+        prepared.context.trackers.attach(page)
+    except (OSError, UserError) as error:
+        warnings.warn(f"no report for the trackers: {error}", stacklevel=2)
 
 
 def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: Console) -> list[dict[str, Any]]:
@@ -257,8 +292,8 @@ def write_samples(run: Run, model: Transformer, tokenizer: Tokenizer, console: C
     return samples
 
 
-def _outcome(prepared: PreparedRun, figures: dict[str, float], seconds: float) -> dict[str, Any]:
-    """The outcome of the run; for a run that was already finished, the saved one."""
+def _outcome(prepared: PreparedRun, figures: dict[str, float], began: float) -> dict[str, Any]:
+    """The outcome of the run that `began`; for a run that was already finished, the saved one."""
     folder, strategy = prepared.folder, prepared.context.strategy
     record = RunRecord(folder.path)
     if prepared.resumed_from == prepared.context.num_steps and record.outcome:
@@ -270,7 +305,7 @@ def _outcome(prepared: PreparedRun, figures: dict[str, float], seconds: float) -
         if strategy.rank == 0:
             warnings.warn(f"{name} is NaN or Inf after the last step: left out of {folder.outcome}", stacklevel=2)
         figures = {other: value for other, value in figures.items() if other != name}
-    totals = _spent(prepared, seconds)
+    totals = _spent(prepared, time.time() - began)
     newest = folder.checkpoints / folder_name(record.checkpoints[0]) if strategy.rank == 0 else None
     outcome = {
         "penjing": penjing.__version__,

@@ -1,0 +1,166 @@
+"""Runs as they train, in the terminal: what `penjing watch` shows of each."""
+
+import time
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from penjing.base import formatting as units
+from penjing.base.untrusted import Fields, text
+from penjing.report.metrics import HELD_OUT
+from penjing.report.text_chart import text_chart
+from penjing.track.run_record import RunRecord, continuation
+
+COLUMN_WIDTH = 60  # of a run, at least, beside another one
+CURVES = ("loss", "preference_loss", "reward_loss", "policy_loss", "kl", "bits_per_byte")  # the first that there is
+# Metrics of the newest line that has them: name, label and form.
+FIGURES = (
+    ("bits_per_byte", "bits per byte", "{:.3f}"),
+    ("reward", "reward", "{:.3f}"),
+    ("reward_accuracy", "accuracy", "{:.1%}"),
+    ("learning_rate", "learning rate", "{:.2e}"),
+    ("grad_norm", "gradient norm", "{:.3g}"),
+    ("mfu", "MFU", "{:.1%}"),
+)
+MOST_SAMPLES, MOST_INCIDENTS = 3, 3
+
+
+class LiveRun:
+    """Follows a run's files as they grow; `update` reads what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.name = path, text(path.resolve().name)
+        self.figures: dict[str, dict[int, float]] = {}
+        self.samples: dict[str, tuple[int, str]] = {}
+        self.incidents: list[Fields] = []
+        self._positions: dict[Path, str] = {}
+        self._new_at = time.monotonic()  # when the newest line came
+        self.update()
+
+    def update(self) -> None:
+        self.record = record = RunRecord(self.path, problems=[])  # plan, outcome and lock are read again
+        self.is_running = record.is_running
+        rows, restarted = self._new_rows(record.folder.metrics)
+        if restarted:
+            self.figures = {}
+        for row in rows:
+            for name in row.raw:
+                if name != "step" and (value := row.number(name)) is not None:
+                    self.figures.setdefault(text(name), {})[row.raw["step"]] = value
+        if rows:
+            self._new_at = time.monotonic()
+        rows, restarted = self._new_rows(record.folder.samples)
+        if restarted:
+            self.samples = {}
+        for row in rows:
+            self.samples[row.text("prompt")] = (row.raw["step"], continuation(row))
+        rows, restarted = self._new_rows(record.folder.incidents)
+        self.incidents = [*([] if restarted else self.incidents), *rows]
+
+    def _new_rows(self, path: Path) -> tuple[list[Fields], bool]:
+        rows, self._positions[path], restarted = self.record.tail(path, self._positions.get(path, ""))
+        return rows, restarted
+
+    @property
+    def step(self) -> int:
+        return max((max(values) for values in self.figures.values() if values), default=0)
+
+    def newest(self, name: str) -> float | None:
+        values = self.figures.get(name)
+        return values[max(values)] if values else None
+
+    @property
+    def state(self) -> str:
+        """Running, finished, or how it ended."""
+        steps = self.record.plan.number("steps")
+        at = f"step {self.step:,}" + (f" of {steps:,.0f}" if steps else "")
+        if self.record.outcome:
+            return f"finished, {at}"
+        if self.is_running:
+            return f"running, {at}"
+        return f"{self.record.ended.text('ended') or 'stopped'}, {at}; the same command resumes it"
+
+    @property
+    def time_text(self) -> str:
+        """What it took, or what is left, beside the plan."""
+        predicted = self.record.plan.number("predicted_seconds")
+        plan = f", planned {units.duration(predicted)}" if predicted else ""
+        took, left = self.record.outcome.number("seconds"), self.newest("seconds_left")
+        if took is not None:
+            return f"{units.duration(took)}{plan}"
+        if left is None or not self.is_running:
+            return plan.removeprefix(", ")
+        spent = self.newest("seconds") or 0.0
+        left = max(0.0, left - (time.monotonic() - self._new_at))
+        return f"{units.duration(left)} left, {units.duration(spent)} spent{plan}"
+
+
+def runs_view(runs: list[LiveRun], width: int, height: int, *, ascii_only: bool = False) -> RenderableType:
+    """The runs, side by side where there is room. width, height: of the terminal, in characters."""
+    across = max(1, min(len(runs), width // COLUMN_WIDTH))
+    down = -(-len(runs) // across)
+    grid = Table.grid(expand=True)
+    for _ in range(across):
+        grid.add_column(ratio=1)
+    for first in range(0, len(runs), across):
+        row = runs[first : first + across]
+        views = [run_view(run, width // across, height // down, ascii_only=ascii_only) for run in row]
+        grid.add_row(*views, *[""] * (across - len(views)))
+    return grid
+
+
+def run_view(run: LiveRun, width: int, height: int, *, ascii_only: bool = False) -> Panel:
+    inner = width - 4
+    above = [Text(line, overflow="ellipsis", no_wrap=True) for line in _figure_lines(run)]
+    below = [*_sample_lines(run), *_incident_lines(run)]
+    name = next((name for name in CURVES if run.figures.get(name) or run.figures.get(HELD_OUT + name)), "")
+    curves = [curve for prefix in ("", HELD_OUT) if (curve := run.figures.get(prefix + name))]
+    room = min(14, height - len(above) - len(below) - 5)
+    chart = text_chart(curves, width=inner, height=max(4, room), ascii=ascii_only)
+    drawn = [Text(line, style="cyan", no_wrap=True, overflow="crop") for line in chart]
+    title = Text.assemble((run.name, "bold"), f"  {run.state}")
+    return Panel(Group(*above, *drawn, *below), title=title, title_align="left", width=width)
+
+
+def _figure_lines(run: LiveRun) -> list[str]:
+    parts = []
+    for name in CURVES[:-1]:
+        value, held_out = run.newest(name), run.newest(HELD_OUT + name)
+        if value is not None or held_out is not None:
+            shown = f"{name.replace('_', ' ')} {value:.3f}" if value is not None else name
+            parts.append(shown + (f" ({held_out:.3f} held out)" if held_out is not None else ""))
+            break
+    speed, memory = run.newest("tokens_per_second"), run.newest("memory_bytes")
+    rest = [f"{units.count(speed)} tokens/s"] if speed else []
+    rest += [units.gibibytes(memory)] if memory else []
+    for name, label, form in FIGURES:
+        value = run.newest(name)
+        held_out = run.newest(HELD_OUT + name)
+        if (shown_value := value if held_out is None else held_out) is not None:
+            where = parts if name in ("bits_per_byte", "reward", "reward_accuracy") else rest
+            where.append(f"{label} {form.format(shown_value)}")
+    return [line for line in ("  ".join(parts), "  ".join(rest), run.time_text) if line]
+
+
+def _sample_lines(run: LiveRun) -> list[Text]:
+    """The newest text of each prompt, one line each. Model text is never markup and has no control characters."""
+    newest = sorted(run.samples.items(), key=lambda sample: -sample[1][0])[:MOST_SAMPLES]
+    lines = []
+    for prompt, (step, written) in newest:
+        line = Text(f"step {step:,}: ", style="dim", no_wrap=True, overflow="ellipsis")
+        lines.append(line.append(f"{' '.join(prompt.split())} ", "bold").append(" ".join(written.split()), "not dim"))
+    return lines
+
+
+def _incident_lines(run: LiveRun) -> list[Text]:
+    """The last incidents, and how many there are."""
+    lines = []
+    for incident in run.incidents[-MOST_INCIDENTS:]:
+        line = f"step {incident.raw['step']:,}: {incident.text('kind')}"
+        lines.append(Text(line, style="yellow", no_wrap=True, overflow="ellipsis"))
+    if len(run.incidents) > MOST_INCIDENTS:
+        lines.append(Text(f"{len(run.incidents)} incidents, in incidents.jsonl", style="yellow"))
+    return lines

@@ -1,0 +1,32 @@
+"""Samples, incidents and figures as Markdown, for trackers that show texts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penjing.base.untrusted import Fields, text
+from penjing.track.run_record import continuation, flatten
+
+
+def samples_markdown(samples: Sequence[Mapping[str, Any]]) -> str:
+    """Prompts in bold, each with the model's text as a block of code, since it may hold anything."""
+    parts = []
+    for one in map(Fields, samples):
+        code = text(continuation(one)).replace("\n", "\n    ")
+        parts.append(f"**{_plain(one.text('prompt'))}**\n\n    {code}")
+    return "\n\n".join(parts)
+
+
+def incident_text(incident: Mapping[str, Any]) -> str:
+    """One line: the kind, and what else is known."""
+    details = (f"{name}: {value}" for name, value in flatten(incident).items() if name not in ("step", "kind"))
+    return ", ".join([text(incident["kind"]), *details])
+
+
+def table_markdown(figures: Mapping[str, Any]) -> str:
+    """A table of names and values; those of tables inside as `outer.inner`."""
+    rows = (f"| {name} | {_plain(value)} |" for name, value in flatten(figures).items())
+    return "\n".join(["| name | value |", "|---|---|", *rows])
+
+
+def _plain(value: str) -> str:
+    return " ".join(value.replace("|", "\\|").split())

@@ -1,0 +1,66 @@
+"""SwanLab. Needs `pip install "penjing[swanlab]"`; without a login it records offline, for `swanlab sync`."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from penjing.track.base import Tracker
+from penjing.track.markdown import incident_text, samples_markdown, table_markdown
+
+
+class SwanLab(Tracker):
+    """Each process of a run writes a folder below `swanlab/`, with the same id; offline, the newest has the whole run.
+    Of a step that is there twice, SwanLab keeps the first value: after a rollback its curve goes on where it was."""
+
+    package: ClassVar = "swanlab"
+
+    def start(self, folder: Path, *, project: str, name: str, config: dict[str, Any], run_id: str) -> None:
+        import swanlab
+
+        logs, self._step = folder / "swanlab", 0
+        logs.mkdir(exist_ok=True)
+        settings = swanlab.Settings(  # the run's own metrics have the system's
+            interactive=False,
+            terminal=swanlab.Settings.Terminal(proxy_type="none"),
+            probe=swanlab.Settings.Probe(monitor=False, requirements=False),
+        )
+        mode: Any = os.environ.get("SWANLAB_MODE") or ("online" if settings.api_key else "offline")
+        self._swanlab, self._is_new = swanlab, True
+        self._run = swanlab.init(
+            reinit=True,
+            mode=mode,
+            project=project,
+            name=name or folder.name,
+            id=run_id,
+            resume="allow",
+            log_dir=str(logs),
+            config=config,
+            settings=settings,
+        )
+
+    def held(self, step: int) -> int:
+        """Nothing of earlier processes: a killed one loses what its file's buffer holds."""
+        return -1 if self._is_new else step
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+        self._step, self._is_new = step, False
+
+    def _text(self, name: str, markdown: str, step: int) -> None:
+        self._run.log({name: self._swanlab.Text(markdown)}, step=step)
+
+    def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        self._text("samples", samples_markdown(samples), step)
+
+    def incident(self, incident: Mapping[str, Any]) -> None:
+        self._text("incidents", incident_text(incident), incident["step"])
+
+    def summary(self, name: str, figures: Mapping[str, Any]) -> None:
+        self._text(name, table_markdown(figures), self._step)
+
+    def attach(self, path: Path) -> None:
+        self._run.save(str(path), base_path=str(path.parent), policy="now")
+
+    def end(self) -> None:
+        self._run.finish()

@@ -1,0 +1,73 @@
+"""Trackio, a local dashboard. Needs `pip install "penjing[trackio]"`; `TRACKIO_DIR=RUN/trackio trackio show`."""
+
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from penjing.track.base import Tracker
+from penjing.track.markdown import incident_text, samples_markdown, table_markdown
+
+
+class Trackio(Tracker):
+    """A database in `trackio/` of the run's folder, or in TRACKIO_DIR. With TRACKIO_SPACE_ID or TRACKIO_SERVER_URL the
+    run goes there instead, and steps that a resumed run repeats are there twice."""
+
+    package: ClassVar = "trackio"
+
+    def start(self, folder: Path, *, project: str, name: str, config: dict[str, Any], run_id: str) -> None:
+        # Read when trackio is imported: the stages of a quickstart share the first one's.
+        os.environ.setdefault("TRACKIO_DIR", str(folder.resolve() / "trackio"))
+        import trackio
+
+        self._trackio, self._project, self._step = trackio, project, 0
+        self._begin = partial(
+            trackio.init,
+            project=project,
+            name=f"{name or folder.name}-{run_id}",  # it knows a run by its name
+            config=config,
+            resume="allow",
+            auto_log_gpu=False,  # the run's own metrics have the system's
+            auto_log_cpu=False,
+            embed=False,
+        )
+        self._run = self._begin()
+
+    def held(self, step: int) -> int:
+        last = self._trackio.SQLiteStorage.get_max_step_for_run(self._project, self._run.name, run_id=self._run.id)
+        return min(step, -1 if last is None else int(last))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+        self._step = step
+
+    def _text(self, name: str, markdown: str, step: int) -> None:
+        self._run.log({name: self._trackio.Markdown(markdown)}, step=step)
+
+    def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        self._text("samples", samples_markdown(samples), step)
+
+    def incident(self, incident: Mapping[str, Any]) -> None:
+        self._text("incidents", incident_text(incident), incident["step"])
+
+    def summary(self, name: str, figures: Mapping[str, Any]) -> None:
+        self._text(name, table_markdown(figures), self._step)
+
+    def attach(self, path: Path) -> None:
+        if path.suffix == ".html":
+            self._run.log({path.stem: self._trackio.Html(path.read_text(encoding="utf-8"))}, step=self._step)
+
+    def rewind(self, step: int) -> None:
+        """Delete the later steps in the database, which trackio has no call for."""
+        self._run.finish()
+        file = self._trackio.SQLiteStorage.get_project_db_path(self._project)
+        if file.is_file():
+            with closing(sqlite3.connect(file, timeout=30)) as database, database:
+                database.execute("DELETE FROM metrics WHERE run_id = ? AND step > ?", (self._run.id, step))
+        self._run = self._begin()
+
+    def end(self) -> None:
+        self._run.finish()
