@@ -108,14 +108,8 @@ def test_other_values_are_taken(tmp_path):
 
 def words_of(file: Path) -> list[set[str]]:
     """The keys of the words, for English and Chinese."""
-    text = file.read_text()
-    if "pairs({" in text:
-        return [
-            set(re.findall(pattern, text, flags=re.M))
-            for pattern in (r"^  (\w+): \[", r"^  (\w+): \[\".+\", \".+\"\],$")
-        ]
-    parts = re.split(r"^  (?:en|zh): \{", text, flags=re.M)[1:]
-    return [set(re.findall(r"(\w+): [\"`]", part)) for part in parts]
+    patterns = (r"^  (\w+): \[", r"^  (\w+): \[\".+\", \".+\"\],$")
+    return [set(re.findall(pattern, file.read_text(), flags=re.M)) for pattern in patterns]
 
 
 def test_both_languages_are_whole():

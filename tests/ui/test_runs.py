@@ -41,6 +41,16 @@ def test_every_run_below_the_folder_is_listed_with_its_state(client, folder, wri
     assert found["runs/a"].items() >= {"step": 200, "steps": 200, "parameters": 1_067_136, "loss": 3.005}.items()
 
 
+def test_damaged_files_hide_no_run(client, folder, write_run):
+    write_run(folder / "good")
+    bad = write_run(folder / "bad")
+    for file in bad.iterdir():
+        file.write_bytes(b'{"step": \xff')
+    assert {name: row["state"] for name, row in rows(client).items()} == {"good": "finished", "bad": "killed"}
+    assert client.get("/api/run", params={"run": "bad"}).json()["incidents"] == []
+    assert curves(client, "bad", "good", x="time").keys() == curves(client, "good").keys()
+
+
 def test_curves_by_step_tokens_and_time_at_one_scale(client, folder, write_run):
     write_run(folder / "a", level=3)
     write_run(folder / "b", level=2)

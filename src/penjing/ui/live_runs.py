@@ -71,15 +71,16 @@ class LiveRun:
     def row(self, begun: str = "", *, read: bool = True) -> dict[str, Any]:
         """What the list of runs shows. `version` changes with every file. begun: the state of a process of the page.
         read: else what is new in the metrics is left for another time, and `version` is empty."""
-        folder = RunRecord(self.path).folder
+        record = RunRecord(self.path, problems=[])
+        folder = record.folder
         files = (folder.settings, folder.plan, folder.outcome, folder.ended, folder.metrics, folder.samples)
         seen = [
             *map(_signature, (*files, folder.incidents, folder.checkpoints)),
-            RunRecord(self.path).is_running,
+            record.is_running,
             begun,
         ]
         if seen != self._seen:
-            record = self.read() if read else RunRecord(self.path, problems=[])
+            record = self.read() if read else record
             self._row = self._make_row(record, begun) | {"version": f"{time.time_ns()}" if read else ""}
             self._seen = seen if read else None
         return self._row
@@ -150,6 +151,7 @@ class LiveRuns:
     def run(self, name: str) -> LiveRun:
         """The run of that name. Raises ApiError: 403 for a path outside, 404 if there is none."""
         path = self.site.path(name)
+        name = self.site.name(path)
         with self._lock:
             run = self._runs.get(name)
             if run is None:

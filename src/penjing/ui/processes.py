@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from penjing.base.files import disk_errors
 from penjing.base.lock import LOCK, is_locked
 from penjing.serve.errors import ApiError
 from penjing.ui.site import Site
@@ -65,8 +66,9 @@ class Trainings:
         with self._lock:
             if self._is_alive(name) or is_locked(out):
                 raise ApiError(409, f"{name}: this run is running", code="running")
-            out.mkdir(parents=True, exist_ok=True)
-            log = os.open(out / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+            with disk_errors(out):
+                out.mkdir(parents=True, exist_ok=True)
+                log = os.open(out / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
             try:
                 os.write(log, f"$ {command(words)}\n".encode())
                 self._started[name] = subprocess.Popen(
@@ -92,11 +94,16 @@ class Trainings:
                 raise ApiError(409, f"{name}: this run is not running", code="not_running")
 
     def state(self, name: str) -> str:
-        """starting: not at work yet; failed: ended with an error; else empty."""
+        """starting: not at work yet, or about to end; failed: ended with an error; else empty."""
         process = self._started.get(name)
-        if process is None or (process.poll() is None and is_locked(self.site.folder / name)):
+        if process is None:
             return ""
-        return "starting" if process.poll() is None else "failed" if process.poll() == 2 else ""
+        code = process.poll()
+        if is_locked(self.site.folder / name):
+            if code is not None:  # another program goes on with this run
+                self._started.pop(name, None)
+            return ""
+        return "starting" if code is None else "failed" if 0 < code < 128 else ""
 
     def names(self) -> list[str]:
         return list(self._started)

@@ -100,7 +100,7 @@ def _run(site: Site, name: str) -> Path:
 def resuming(run: Path, folder: Path) -> tuple[list[str], Path]:
     """The command that continues a run, and where: in the folder that its `out` is relative to, since its data may be
     too. Of a run that was moved, or copied here: with another `out`, in `folder`."""
-    out = Path(RunRecord(run).settings.get("out", ""))
+    out = Path(RunRecord(run, problems=[]).settings.get("out", ""))
     parts = () if out.is_absolute() else out.parts
     if parts and run.parts[-len(parts) :] == parts:
         return ["train", f"{out}/run.toml"], Path(*run.parts[: -len(parts)])

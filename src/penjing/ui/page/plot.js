@@ -1,7 +1,11 @@
 // Curves, drawn by uPlot (vendored). It is loaded when the first chart is made.
 
 import { el } from "./dom.js";
-import { current, short, t } from "./i18n.js";
+import { addWords, current, short, t } from "./i18n.js";
+import { duration } from "./plan_numbers.js";
+import { words } from "./plan_words.js";
+
+addWords(words); // those of durations
 
 let loading = null;
 
@@ -18,12 +22,6 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 
 /** The colour of a run's lines, the same in every chart. */
 export const colourOf = (place) => css(`--c${place % 8}`);
-
-/** Seconds as 1 h 05 min, 4 min 10 s, 12 s. */
-export function duration(value) {
-  const [h, m, s] = [Math.floor(value / 3600), Math.floor(value / 60) % 60, Math.round(value % 60)];
-  return h ? `${h} h ${String(m).padStart(2, "0")} min` : m ? `${m} min ${String(s).padStart(2, "0")} s` : `${s} s`;
-}
 
 const X = { step: (value) => value.toLocaleString("en-US"), tokens: short, time: duration };
 

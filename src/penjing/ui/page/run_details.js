@@ -2,7 +2,8 @@
 
 import { el, fill } from "./dom.js";
 import { count, short, t } from "./i18n.js";
-import { duration, figure, known } from "./plot.js";
+import { figure, known } from "./plot.js";
+import { duration } from "./plan_numbers.js";
 
 const opened = new Set(); // sections that a person has opened or closed
 let shown = "";

@@ -3,7 +3,8 @@
 
 import { $, button, el, fill } from "./dom.js";
 import { addWords, count, short, t } from "./i18n.js";
-import { duration, figure, loadPlots, Plot, swatch } from "./plot.js";
+import { duration } from "./plan_numbers.js";
+import { figure, loadPlots, Plot, swatch } from "./plot.js";
 import { showDetails } from "./run_details.js";
 import { words } from "./runs_words.js";
 
