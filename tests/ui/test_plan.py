@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from penjing.cli import app as cli
+from penjing.parallel import STRATEGIES
 from penjing.serve.errors import ApiError
 from penjing.ui import background
 from penjing.ui.app import make_app
@@ -65,7 +66,8 @@ def test_the_command_to_train_makes_as_many_steps(client):
         ({"batch": "63", "gpus": "2"}, "batch.size"),
         ({"model": "none-such"}, "model.preset"),
         ({"tokens": "many"}, "--tokens"),
-        ({"gpus": "0"}, "--gpus"),
+        ({"gpus": "0"}, "gpus"),
+        ({"layers": "1000000000"}, "layers"),
         ({"seq_len": "1000000"}, "data.seq_len"),
         ({"gpu": "RTX 9999"}, "--gpu"),
         ({"gpus": "2", "strategy": "zero3"}, "optimizer.name"),
@@ -74,6 +76,11 @@ def test_the_command_to_train_makes_as_many_steps(client):
 def test_what_the_command_line_refuses_is_marked(fields, where):
     refused = estimate({"gpu": "RTX 3090", **fields})["refused"]
     assert refused["where"].endswith(where) and refused["message"]
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name[:4] != "zero"])
+def test_one_card_may_have_any_strategy(strategy):
+    assert estimate({"gpu": "RTX 3090", "strategy": strategy})["plan"]["fits"]
 
 
 def test_more_tokens_take_longer_and_a_larger_batch_more_memory():

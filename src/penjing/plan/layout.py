@@ -24,7 +24,7 @@ class Layout:
         if not self.shards:
             return 1
         if self.within_node:
-            return self.ranks // (self.nodes if self.nodes > 1 else 2)  # on one machine, two groups
+            return max(1, self.ranks // (self.nodes if self.nodes > 1 else 2))  # on one machine, two groups
         return self.ranks
 
     def parts(self, component: str) -> int:

@@ -48,6 +48,7 @@ _SETTINGS = {
     "checkpointing": "compute.activation_checkpointing",
 }
 _LONG = {"model": "model.preset", "optimizer": "optimizer.name"}
+_MOST = {"layers": 1000, "experts": 4096, "batch": 1 << 20, "gpus": 1 << 16}  # the plan counts one by one
 _EXITS = (0, 3)  # 3: it does not fit
 
 
@@ -66,6 +67,9 @@ class Asked:
         recipe = given.get("recipe", "pretrain")
         if recipe not in RECIPES:
             raise UserError("unknown recipe", where="recipe", got=repr(recipe), wanted=", ".join(RECIPES))
+        for name, most in _MOST.items():
+            if name in given and cost.read_count(given[name], name) > most:
+                raise UserError("too large for a plan", where=name, got=given[name], wanted=f"at most {most}")
         model = given.get("model", "26m")
         settings = [f"model={model}", *_shape_settings(model, given)]
         settings += [f"{key}={given[name]}" for name, key in _SETTINGS.items() if name in given]
