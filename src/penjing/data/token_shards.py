@@ -5,8 +5,6 @@ document), `bytes.npy` (int32: UTF-8 bytes of each document's text, so that loss
 (uint8 per token: weight in the loss; chats only) and `shards.json`, written last.
 """
 
-from __future__ import annotations
-
 import copy
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -188,7 +186,7 @@ class TokenShards(ArrayFolder):
             file.end = first
         return {file.name: file for file in files}
 
-    def sources(self) -> list[tuple[str, int, TokenShards]]:
+    def sources(self) -> "list[tuple[str, int, TokenShards]]":
         """(name, first document, its documents) of each source that was named when the shards were made, in order."""
         files, found, begin = self.files(), [], 0
         for name, names in self.meta.get("sources", {}).get(self.meta.get("split"), []):
@@ -197,7 +195,7 @@ class TokenShards(ArrayFolder):
             begin = end
         return found
 
-    def _part(self, name: str, begin: int, end: int) -> TokenShards:
+    def _part(self, name: str, begin: int, end: int) -> "TokenShards":
         """The documents from `begin` to before `end`, as shards. name: for errors."""
         part = copy.copy(self)
         part.folder = Path(name)

@@ -1,7 +1,5 @@
 """Tokenize records into shards and split off a validation set by hash: documents for pretraining, chats for SFT."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -49,7 +47,7 @@ def prepare_documents(
     split: Split,
     about: dict[str, Any],
     bad_records: BadRecords | None = None,
-    kept: Kept | None = None,
+    kept: "Kept | None" = None,
 ) -> TokenizedDataset:
     """Encode documents, with their places (`Corpus.placed`), into `folder/train` and `folder/validation`.
 
@@ -72,7 +70,7 @@ def prepare_chats(
     about: dict[str, Any],
     thinking: bool | None = None,
     bad_records: BadRecords | None = None,
-    kept: Kept | None = None,
+    kept: "Kept | None" = None,
 ) -> TokenizedDataset:
     """Render conversations into `folder/train` and `folder/validation`, each short enough for a row of `seq_len`.
 
@@ -179,7 +177,7 @@ def write_splits(
     split: Split,
     about: dict[str, Any],
     next_step: Callable[[], str],
-    kept: Kept | None = None,
+    kept: "Kept | None" = None,
 ) -> tuple[Any, Any]:
     """The closed writers of `folder/train` and `folder/validation`, in the order of `placed`.
 

@@ -3,8 +3,6 @@
 All machines see the same folders. Slurm was not tried on a real cluster.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import time
@@ -46,7 +44,7 @@ class Cluster:
     settings: Mapping[str, Any]
 
     @classmethod
-    def load(cls, path: Path) -> Cluster:
+    def load(cls, path: Path) -> "Cluster":
         """From a TOML file with one table: [local], [ray] or [slurm]. Raises UserError."""
         tables = read_toml(path)
         name = next(iter(tables), "")

@@ -12,7 +12,6 @@ from penjing.data.formats.files import BLOCK_BYTES, LineRange, encoding_of, form
 from penjing.data.formats.hub import is_hub
 
 PIECE_BYTES = 1 << 25  # of an input: what a killed run repeats, and what a shard holds before cleaning
-_BLOCK_BYTES = 1 << 22
 _PACKED_RATIO = 8  # of text
 _MOST_PIECES = 4  # so many without the end of a line are not cut
 
@@ -72,36 +71,30 @@ def piece_folder(folder: Path, number: int) -> Path:
 
 
 def _ranges(path: Path, piece_bytes: int) -> Iterator[tuple[LineRange | None, int, bytes]]:
-    """(lines, bytes of the file, their content if the file is compressed) of each part of a file."""
+    """(lines, bytes of the file, their content if the file is compressed) of each part of a file.
+
+    Each begins with a line that is an object: no reader takes it for a file of another kind. The last one has no
+    content if there is damage in it, or no such line for long: its reader tells.
+    """
     size, is_packed = size_of(path), path.suffix.lower() in PACKED
     if size * (_PACKED_RATIO if is_packed else 1) <= piece_bytes or not _is_cuttable(path):
         yield None, size, b""
-    elif is_packed:
-        yield from _unpacked_ranges(path, piece_bytes)
-    else:
-        for lines in _line_ranges(path, piece_bytes):
-            yield lines, lines.end - lines.start, b""
-
-
-def _unpacked_ranges(path: Path, piece_bytes: int) -> Iterator[tuple[LineRange, int, bytes]]:
-    """As `_ranges`. The last part has no content if there is damage in it, or no line for long: its reader tells."""
-    lines, buffer, packed = LineRange(path, 0, 0, 1), bytearray(), 0
+        return
+    start, line, before, buffer = 0, 1, 0, bytearray()
     try:
         with open_data(path) as stream:
-            while block := stream.read(BLOCK_BYTES):
+            while (block := stream.read(BLOCK_BYTES)) and len(buffer) <= _MOST_PIECES * piece_bytes:
                 buffer += block
                 while cut := buffer.find(b"\n{", piece_bytes) + 1:
-                    content = bytes(buffer[:cut])
-                    yield lines, stream.num_packed - packed, content
-                    packed, start = stream.num_packed, lines.start + cut
-                    lines = LineRange(path, start, start, lines.first_line + content.count(b"\n"))
+                    read = stream.num_packed if is_packed else start + cut
+                    lines = LineRange(path, start, start + cut, line)
+                    yield lines, read - before, bytes(buffer[:cut]) if is_packed else b""
+                    start, line, before = lines.end, line + buffer.count(b"\n", 0, cut), read
                     del buffer[:cut]
-                if len(buffer) > _MOST_PIECES * piece_bytes:
-                    buffer.clear()
-                    break
+            is_whole = not block
     except UserError:
-        buffer.clear()
-    yield lines, size_of(path) - packed, bytes(buffer)
+        is_whole = False
+    yield LineRange(path, start, size, line), size - before, bytes(buffer) if is_packed and is_whole else b""
 
 
 def _is_cuttable(path: Path) -> bool:
@@ -113,20 +106,3 @@ def _is_cuttable(path: Path) -> bool:
         return bool(newline) and isinstance(json.loads(first), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def _line_ranges(path: Path, piece_bytes: int) -> Iterator[LineRange]:
-    """Each begins with a line that is an object: no reader takes it for a file of another kind."""
-    with open(path, "rb") as stream:
-        start, line, at, newlines = 0, 1, 0, 0
-        while block := stream.read(_BLOCK_BYTES):
-            cut = block.find(b"\n{", max(0, start + piece_bytes - at)) if at + len(block) - start > piece_bytes else -1
-            while cut >= 0:
-                newlines += block.count(b"\n", 0, cut + 1)
-                yield LineRange(path, start, at + cut + 1, line)
-                start, line, newlines = at + cut + 1, line + newlines, 0
-                block, at = block[cut + 1 :], start
-                cut = block.find(b"\n{", piece_bytes) if len(block) > piece_bytes else -1
-            newlines += block.count(b"\n")
-            at += len(block)
-        yield LineRange(path, start, at, line)

@@ -1,7 +1,5 @@
 """A pipeline of cleaning rules: named, from a TOML file, or one that is shipped; resolved, fingerprinted, and run."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +43,7 @@ class Pipeline:
                     raise UserError("no such file", where=f"rules.{name}", got=repr(file))
 
     @classmethod
-    def load(cls, names: Sequence[str]) -> Pipeline:
+    def load(cls, names: Sequence[str]) -> "Pipeline":
         """The rules that `data.clean` names: each a rule, a shipped pipeline (`default`), or a TOML file of rules.
 
         A rule that is named again keeps its place; its later settings win. Raises UserError.

@@ -1,7 +1,5 @@
 """The interface of a cleaning rule."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +17,7 @@ class Dropped(str):
 
     detail: str
 
-    def __new__(cls, reason: str, detail: str = "") -> Dropped:
+    def __new__(cls, reason: str, detail: str = "") -> "Dropped":
         dropped = super().__new__(cls, reason)
         dropped.detail = detail
         return dropped

@@ -4,8 +4,6 @@ Packers are pure functions of (shards, row length, seed): any process can build 
 epochs at any time. A row has T inputs and T targets; a target is the token after its input.
 """
 
-from __future__ import annotations
-
 import copy
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
@@ -54,7 +52,7 @@ class Rows(ABC):
         self._epoch = -1
         self._build_layout()
 
-    def copy(self) -> Rows:
+    def copy(self) -> "Rows":
         """The same rows, for another thread: it draws its epoch's order itself."""
         rows = copy.copy(self)
         rows._epoch = -1

@@ -6,8 +6,6 @@ process can build any row, and a run resumes exactly, with any number of ranks. 
 may has no part any more: those of the others grow.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence
@@ -71,7 +69,7 @@ class MixedRows(Rows):
         self._before: list[IntArray] = [np.zeros(len(self.sources), dtype=np.int64)]  # rows of each before each chunk
         self._chunk, self._source_C, self._number_C = -1, np.zeros(0, np.int64), np.zeros(0, np.int64)
 
-    def copy(self) -> MixedRows:
+    def copy(self) -> "MixedRows":
         rows = copy.copy(self)
         rows.sources = [MixedSource(one.name, one.rows.copy(), one.first_document) for one in self.sources]
         rows._before = list(self._before)

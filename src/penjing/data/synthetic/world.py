@@ -5,8 +5,6 @@ can be asked about it. Facts about the end of the story are read from the final 
 any language beyond the entries of the lexicon.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -250,7 +248,7 @@ class World:
     def _add_fact(self, kind: str, ask: str, answer: Any, pair: Pair, **roles: Any) -> None:
         self.facts.append(Fact(kind, ask, roles, answer, pair))
 
-    def finish(self) -> World:
+    def finish(self) -> "World":
         """Reads the remaining facts, and the candidates for answers of each kind, from what happened."""
         for thing, colour in self.colour.items():
             self._add_fact("colour", "colour", colour, known_pair(colour, thing), t=thing)

@@ -5,8 +5,6 @@ token. Text is encoded by a copy of the tokenizer without control tokens, so tha
 external tokenizers the tokens that start and end texts and turns are inferred from the files beside `tokenizer.json`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets
@@ -236,7 +234,7 @@ class Tokenizer:
                 bytes_by_id[index] = text.replace("\u2581", " ").encode()
         return bytes_by_id
 
-    def with_chatml(self, *, visible: bool = True) -> Tokenizer:
+    def with_chatml(self, *, visible: bool = True) -> "Tokenizer":
         """A copy with our chat template and the control tokens that it needs, for base models without a template.
 
         New tokens get the ids after the last one: the model needs rows for them (model/resize_embeddings.py). visible:
@@ -252,7 +250,7 @@ class Tokenizer:
         settings = {**(self._settings or {}), "eos_token": MESSAGE_END}
         return Tokenizer(full, CHAT_TEMPLATE, roles=roles, settings=without_token_list(settings))
 
-    def with_definition(self, definition: str) -> Tokenizer:
+    def with_definition(self, definition: str) -> "Tokenizer":
         """A copy with another tokenizer.json, and the same template and special tokens."""
         roles = None if self.roles == _CHATML_TOKENS else self.roles
         settings = self._settings and without_token_list(self._settings)
@@ -283,7 +281,7 @@ class Tokenizer:
             write_json(folder / ROLES, asdict(self.roles))
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
+    def load(cls, folder: Path) -> "Tokenizer":
         """Read a tokenizer folder, ours or that of any Hugging Face model.
 
         Raises UserError if a file is missing or broken, or if no token that ends a text can be inferred.
