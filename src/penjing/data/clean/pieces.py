@@ -85,7 +85,7 @@ def _ranges(path: Path, piece_bytes: int) -> Iterator[tuple[LineRange | None, in
         with open_data(path) as stream:
             while (block := stream.read(BLOCK_BYTES)) and len(buffer) <= _MOST_PIECES * piece_bytes:
                 buffer += block
-                while cut := buffer.find(b"\n{", piece_bytes) + 1:
+                while cut := buffer.find(b"\n{", max(piece_bytes, len(buffer) - len(block) - 1)) + 1:
                     read = stream.num_packed if is_packed else start + cut
                     lines = LineRange(path, start, start + cut, line)
                     yield lines, read - before, bytes(buffer[:cut]) if is_packed else b""
