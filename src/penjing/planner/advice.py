@@ -223,7 +223,8 @@ def _faster_gpus(current: _CurrentPlan, fitted: Fitted | None) -> Iterator[Sugge
 def _more_gpus(current: _CurrentPlan) -> Iterator[Suggestion]:
     more, work = 2 * current.work.ranks, current.work
     halved = work.passes % 2 == 0
-    if current.machine.on_host or not accepted(current.run, current.machine, more):
+    shares = current.run.parallel.strategy != "single"  # a setting for one process
+    if current.machine.on_host or not shares or not accepted(current.run, current.machine, more):
         return
     if not halved and current.run.batch.micro_size:
         return
