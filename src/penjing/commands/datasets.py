@@ -57,11 +57,14 @@ def data_get(
     [bold]Examples[/]
     penjing data get sanguo
     penjing data get tinystories --out corpora
+    penjing data get blimp --out eval
     """
-    from penjing.data.catalog.registry import get
+    from penjing.data.catalog.registry import CATALOGUE, get
 
     folder = get(name, out, progress=lambda text: console.print(f"  {text}", highlight=False))
-    say(f"{folder}: ready for data.train={shlex.quote(str(folder))}")
+    is_benchmark = CATALOGUE[name].kind == "benchmark"
+    use = f"penjing eval --data {shlex.quote(str(out))}" if is_benchmark else f"data.train={shlex.quote(str(folder))}"
+    say(f"{folder}: ready for {use}")
 
 
 @data_app.command("toyworld")

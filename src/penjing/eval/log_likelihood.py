@@ -61,8 +61,10 @@ class _TokenScores(NamedTuple):
             start, end = torch.searchsorted(self.position_M, ends).tolist()
             row_M = (self.position_M[start:end] - first).to(logits_NV.device)
             logit_M = logits_NV[row_M, self.target_M[start:end].to(logits_NV.device)]
-            logp_M = logit_M.double() - logits_NV.double().logsumexp(dim=-1)[row_M]
-            greedy_M = (logit_M == logits_NV.amax(dim=-1)[row_M]).double()
+            largest_N = logits_NV.amax(dim=-1)
+            log_sum_N = logits_NV.double().sub_(largest_N[:, None]).exp_().sum(dim=-1).log_()
+            logp_M = (logit_M.double() - largest_N[row_M]) - log_sum_N[row_M]
+            greedy_M = (logit_M == largest_N[row_M]).double()
             best = greedy_M.nonzero()[:, 0]
             greedy_M[best] /= (logits_NV[row_M[best]] == logit_M[best, None]).sum(dim=-1)
             parts.append(torch.stack([logp_M, greedy_M]).cpu())

@@ -6,6 +6,7 @@ are not converted: our readers accept `.txt`, `.jsonl`, `.json` and `.parquet`.
 
 import shutil
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,8 @@ from penjing.data.catalog.sources import Fetched, Report
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubSource:
-    """One file of a data set at one revision. Without a hash here, the hub's hash is looked up at run time."""
+    """One file of a data set at one revision, or those that `path` matches as a pattern with `*`. Without a hash here,
+    the hub's hash is looked up at run time."""
 
     resumes: ClassVar = True
 
@@ -35,18 +37,35 @@ class HubSource:
         return {"hub": self.repository, "revision": self.revision, "files_sha256": {self.path: self.sha256}}
 
     def fetch(self, folder: Path, report: Report) -> Fetched:
-        """Download the file into `folder` and check it. Raises `UserError`."""
-        where = f"{self.repository}/{self.path}"
+        """Download the file, or all that `path` matches, into `folder` and check each. Raises `UserError`."""
         try:
             import huggingface_hub as hub
         except ImportError:
             raise missing_extra("huggingface_hub", "hub", self.repository) from None
         report(f"{self.repository}: {self.path}" + (f" ({megabytes(self.num_bytes)})" if self.sha256 else ""))
+        downloaded = {path: self._fetch_file(hub, path, folder) for path in self._paths(hub)}
+        shutil.rmtree(folder / ".cache", ignore_errors=True)  # huggingface_hub's state for resuming
+        return Fetched(provenance={**self.identity(), "downloaded": downloaded})
+
+    def _paths(self, hub: Any) -> list[str]:
+        """The file, or those of the repository that match."""
+        if "*" not in self.path:
+            return [self.path]
         try:
-            path = Path(hub.hf_hub_download(filename=self.path, local_dir=folder, **self._at))
+            names = hub.HfApi().list_repo_files(**self._at)
+        except (OSError, RuntimeError) as error:
+            raise _hub_error(error, self.repository) from None
+        if not (found := [name for name in names if fnmatch(name, self.path)]):
+            raise UserError("the hub no longer has such files", where=self.repository, wanted=self.path)
+        return found
+
+    def _fetch_file(self, hub: Any, name: str, folder: Path) -> dict[str, str]:
+        where = f"{self.repository}/{name}"
+        try:
+            path = Path(hub.hf_hub_download(filename=name, local_dir=folder, **self._at))
         except (OSError, RuntimeError) as error:
             raise _hub_error(error, where) from None
-        expected, checked_against = (self.sha256, "penjing") if self.sha256 else (self._hash_at_hub(hub), "hub")
+        expected, checked_against = (self.sha256, "penjing") if self.sha256 else (self._hash_at_hub(hub, name), "hub")
         actual = sha256_file(path)
         if expected is not None and actual != expected:
             path.unlink()  # otherwise the next try would take it for complete
@@ -57,14 +76,12 @@ class HubSource:
                 wanted=expected,
                 next_step="Try again; if it stays, the mirror or the data set has changed: do not use it.",
             )
-        shutil.rmtree(folder / ".cache", ignore_errors=True)  # huggingface_hub's state for resuming
-        checked = {"sha256": actual, "checked_against": checked_against if expected else "nothing: no hash is known"}
-        return Fetched(provenance={**self.identity(), "downloaded": {self.path: checked}})
+        return {"sha256": actual, "checked_against": checked_against if expected else "nothing: no hash is known"}
 
-    def _hash_at_hub(self, hub: Any) -> str | None:
+    def _hash_at_hub(self, hub: Any, name: str) -> str | None:
         """The SHA-256 that the hub reports (for files in Git LFS); None if it reports none."""
         try:
-            infos = hub.HfApi().get_paths_info(paths=[self.path], **self._at)
+            infos = hub.HfApi().get_paths_info(paths=[name], **self._at)
         except (OSError, RuntimeError):
             return None  # some mirrors serve files but no hashes; the manifest then says "nothing"
         lfs = getattr(infos[0], "lfs", None) if infos else None
