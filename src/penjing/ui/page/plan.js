@@ -1,10 +1,10 @@
 // The tab plan: what a training costs, while one drags. The newest request counts; older ones are ended.
 
 import { $, el, fill } from "./dom.js";
-import { addWords, t } from "./i18n.js";
+import { addWords, count, t } from "./i18n.js";
 import { words } from "./plan_words.js";
 import { choiceField, numberField, textField } from "./plan_fields.js";
-import { compact, duration, gibibytes, grouped, power, readNumber } from "./plan_numbers.js";
+import { compact, duration, gibibytes, power, readNumber } from "./plan_numbers.js";
 import { drawWaterfall, waterfall } from "./waterfall.js";
 
 addWords(words);
@@ -197,8 +197,7 @@ function show(answer) {
     $(`#plan-out-${name}`).textContent = value;
     $(`#plan-note-${name}`).textContent = note ?? sentence(name);
   }
-  const verdict = plan.fits === false ? "no" : plan.tight ? "tight" : plan.fits ? "yes" : "";
-  $(".figure.memory").dataset.fits = verdict;
+  $(".figure.memory").dataset.fits = verdictOf(plan);
   drawWaterfall($(".waterfall"), plan.waterfall, plan.memory_bytes);
   fill($("#plan-lines"), Object.values(answer.commands).map((line) => page.context.commandLine(line)));
   fill($("#plan-advice"), [...plan.warnings, ...plan.alternatives, ...plan.advice].map((line) => el("li", { text: line })));
@@ -209,7 +208,8 @@ function fieldOf(where) {
   return name ? FIELD_OF[name] : NAMES.find((field) => where === `--${field}` || where === field);
 }
 
-const fitting = (plan) => t(plan.fits === false ? "planFitsNot" : plan.tight ? "planTight" : plan.fits ? "planFits" : "planFitsUnknown");
+const verdictOf = (plan) => (plan.fits === false ? "no" : plan.tight ? "tight" : plan.fits ? "yes" : "unknown");
+const fitting = (plan) => t(`planMark_${verdictOf(plan)}`);
 
 function figures(plan) {
   const [low, high] = [plan.predicted_seconds_low, plan.predicted_seconds_high].map(duration);
@@ -220,7 +220,7 @@ function figures(plan) {
     energy: [`${Number(plan.kilowatt_hours.toPrecision(2))} kWh`],
     speed: [t("planPerSecond", { tokens: compact(plan.tokens_per_second) }),
       plan.mfu_causal ? t("planMfu", { mfu: Math.round(plan.mfu_causal * 100), bottleneck: plan.bottleneck.replaceAll("_", " ") }) : null],
-    tokens: [compact(plan.tokens), t("planSteps", { steps: grouped(plan.steps), each: grouped(plan.tokens_per_step), ratio: Number((plan.tokens / plan.parameters).toPrecision(2)) })],
+    tokens: [compact(plan.tokens), t("planSteps", { steps: count(plan.steps), each: count(plan.tokens_per_step), ratio: Number((plan.tokens / plan.parameters).toPrecision(2)) })],
     epochs: plan.unique_tokens ? [Number(plan.epochs.toPrecision(3)), t("planOfUnique", { tokens: compact(plan.unique_tokens) })] : ["–"],
     flops: [power(plan.flops_per_token * plan.tokens)],
     loss: plan.expected_loss ? [plan.expected_loss.toFixed(2)] : ["–"],
@@ -232,9 +232,8 @@ function table(place, rows, chosen, choose) {
   const row = (one) => {
     const name = el("button", { type: "button", class: "link", text: one.name, on: { click: () => choose(one.name) } });
     if (one.refused) return el("tr", { class: "refused" }, el("td", {}, name), el("td", { colspan: 4, class: "hint", text: one.refused.message }));
-    const verdict = one.fits === false ? "no" : one.tight ? "tight" : one.fits ? "yes" : "unknown";
-    return el("tr", { "data-fits": verdict, "aria-current": one.name === chosen ? "true" : null }, el("td", {}, name),
-      el("td", { class: "verdict", text: t(`planMark_${verdict}`) }), el("td", { text: gibibytes(one.peak_memory_bytes) }),
+    return el("tr", { "data-fits": verdictOf(one), "aria-current": one.name === chosen ? "true" : null }, el("td", {}, name),
+      el("td", { class: "verdict", text: fitting(one) }), el("td", { text: gibibytes(one.peak_memory_bytes) }),
       el("td", { text: duration(one.predicted_seconds) }), el("td", { text: one.cost || "–" }));
   };
   const heads = ["planHeadName", "planHeadFits", "planHeadMemory", "planHeadTime", "planHeadCost"].map((key) => el("th", { scope: "col", text: t(key) }));

@@ -1,6 +1,6 @@
 // Numbers as people write them, in both languages.
 
-import { current, t } from "./i18n.js";
+import { t } from "./i18n.js";
 
 const SIZES = { k: 1e3, m: 1e6, b: 1e9, g: 1e9, t: 1e12, 万: 1e4, 亿: 1e8 };
 
@@ -40,5 +40,3 @@ export function power(value) {
   const [mantissa, exponent] = value.toExponential(2).split("e");
   return `${mantissa} × 10${[...String(Number(exponent))].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit] ?? "⁻").join("")}`;
 }
-
-export const grouped = (value) => Math.round(value).toLocaleString(current() === "zh" ? "zh-CN" : "en-US");
