@@ -69,8 +69,16 @@ def test_curves_of_a_running_run_move_and_a_reload_shows_the_same(opened, folder
         assert "token" not in page.url
         page.reload()
         expect(loss).to_have_text("1.25")
+        page.get_by_label("Compare runs/a").focus()
+        for selector in ("#runs-rows button", ".samples ol"):
+            page.locator(selector).evaluate("node => (node.dataset.kept = 1)")
+        grow(run, 120, 1.5)
+        expect(loss).to_have_text("1.5")
+        expect(page.locator("#runs-rows button[data-kept]")).to_have_count(1)  # a click that had begun is not lost
+        expect(page.locator(".samples ol[data-kept]")).to_have_count(1)  # nor the place where a person reads
+        expect(page.get_by_label("Compare runs/a")).to_be_focused()
         other = opened()  # another device
-        expect(other.locator(".chart", has_text="Loss").locator(".legend b").first).to_have_text("1.25")
+        expect(other.locator(".chart", has_text="Loss").locator(".legend b").first).to_have_text("1.5")
     expect(page.locator("#runs-rows .state")).to_have_text("killed")
     expect(page.get_by_role("button", name="Continue")).to_be_visible()
 

@@ -25,6 +25,12 @@ export function fill(node, ...children) {
   node.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
 }
 
+/** The same, but children that are there stay where they are, with their focus and their scroll position. */
+export function arrange(node, children) {
+  for (const child of [...node.children]) if (!children.includes(child)) child.remove();
+  children.forEach((child, at) => child === node.children[at] || node.insertBefore(child, node.children[at] ?? null));
+}
+
 export const $ = (selector, within = document) => within.querySelector(selector);
 
 // Strokes on a grid of 24 by 24.

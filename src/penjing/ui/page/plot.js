@@ -133,6 +133,6 @@ export class Plot {
 
 const label = (line) => (line.held_out ? t("runsHeldOut") : line.label === "training" ? t("runsTraining") : line.label);
 
-export function swatch(place, dashed = false) {
+function swatch(place, dashed = false) {
   return el("i", { class: `swatch c${(place ?? 0) % 8}${dashed ? " dashed" : ""}`, "aria-hidden": "true" });
 }

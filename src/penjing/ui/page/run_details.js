@@ -1,24 +1,31 @@
 // What one run left behind: buttons, plan and outcome, samples, incidents, checkpoints, settings.
 
-import { el, fill } from "./dom.js";
+import { arrange, el } from "./dom.js";
 import { count, short, t } from "./i18n.js";
 import { figure, known } from "./plot.js";
 import { duration } from "./plan_numbers.js";
 
 const opened = new Set(); // sections that a person has opened or closed
-let shown = "";
+const made = new WeakMap(); // by container: the parts that are shown, and of what they were made
 
-/** run: as the server describes it. Nothing changes while the same things are to be shown: a person may be reading. */
+/** run: as the server describes it. Only parts that have changed are made anew: a person may be reading. */
 export function showDetails(container, run, context) {
-  const key = JSON.stringify(run, (name, value) => (name === "version" || name === "written" ? undefined : value)) + t("runsPlan");
-  if (key === shown && container.children.length) return;
-  shown = key;
-  fill(container, actions(run, context), run.why ? el("p", { class: "panel-error", text: run.why }) : null,
-    section("samples", t("runsSamples"), samples(run), true),
-    section("plan", t("runsPlan"), terms(run), true),
-    section("incidents", t("runsIncidents", { count: run.incidents.length }), incidents(run), run.incidents.length > 0),
-    section("log", t("runsLog"), run.log ? el("pre", { class: "log", tabindex: "0", text: run.log }) : null, ["failed", "starting"].includes(run.state)),
-    section("settings", t("runsSettings"), settings(run), false));
+  const parts = {
+    actions: [[run.state, run.checkpoints, run.command], () => actions(run, context)],
+    why: [run.why, () => run.why && el("p", { class: "panel-error", text: run.why })],
+    samples: [run.samples, () => section("samples", t("runsSamples"), samples(run), true)],
+    plan: [[run.terms, run.warnings], () => section("plan", t("runsPlan"), terms(run), true)],
+    incidents: [run.incidents, () => section("incidents", t("runsIncidents", { count: run.incidents.length }), incidents(run), run.incidents.length > 0)],
+    log: [[run.log, run.state], () => section("log", t("runsLog"), run.log ? el("pre", { class: "log", tabindex: "0", text: run.log }) : null, ["failed", "starting"].includes(run.state))],
+    settings: [run.settings, () => section("settings", t("runsSettings"), settings(run), false)],
+  };
+  const before = made.get(container) ?? {};
+  const now = Object.fromEntries(Object.entries(parts).map(([id, [data, make]]) => {
+    const key = JSON.stringify([run.id, data]);
+    return [id, before[id]?.key === key ? before[id] : { key, node: make() }];
+  }));
+  made.set(container, now);
+  arrange(container, Object.values(now).map(({ node }) => node).filter(Boolean));
 }
 
 function section(id, title, content, open) {

@@ -1,10 +1,10 @@
 // The tab of runs: the list at the side, curves of the chosen ones, and what one run left behind. All of it comes from
 // the runs' folders, so that a reload, another device and a run started in a terminal show the same.
 
-import { $, button, el, fill } from "./dom.js";
+import { $, arrange, button, el, fill } from "./dom.js";
 import { addWords, count, short, t } from "./i18n.js";
 import { duration } from "./plan_numbers.js";
-import { figure, loadPlots, Plot, swatch } from "./plot.js";
+import { figure, loadPlots, Plot } from "./plot.js";
 import { showDetails } from "./run_details.js";
 import { words } from "./runs_words.js";
 
@@ -19,7 +19,7 @@ export const tab = {
   async open(root, context) {
     const { params } = context;
     const now = state = {
-      context, root, rows: [], shown: "", plots: new Map(), drawing: null, ending: new AbortController(),
+      context, root, rows: [], items: new Map(), plots: new Map(), drawing: null, ending: new AbortController(),
       chosen: params.getAll("run"), x: params.get("x") ?? "step", smooth: Number(params.get("smooth")) || 0,
       logX: params.get("logx") === "1", logY: params.get("logy") === "1", small: params.get("small") === "1",
       low: null, high: null,
@@ -116,20 +116,32 @@ function choose(now, id, add) {
 }
 
 function list(now) {
-  const focused = document.activeElement?.id;
-  fill($("#runs-rows"), now.rows.map((row) => {
-    const place = now.chosen.indexOf(row.id);
-    const box = el("input", { type: "checkbox", id: `pick-${encodeURIComponent(row.id)}`, checked: place >= 0, "aria-label": t("runsCompare", { run: row.id }), on: { change: () => choose(now, row.id, true) } });
+  arrange($("#runs-rows"), now.rows.map((row) => {
+    if (!now.items.has(row.id)) now.items.set(row.id, itemOf(now, row));
+    const item = now.items.get(row.id);
+    const at = now.chosen.indexOf(row.id);
     const facts = [row.steps ? `${count(row.step)} / ${count(row.steps)}` : row.step ? count(row.step) : "",
       row.loss === null ? "" : t("runsLoss", { value: figure(row.val_loss ?? row.loss) }), row.parameters ? short(row.parameters) : "",
       row.state === "running" && row.seconds_left ? t("runsLeft", { time: duration(row.seconds_left) }) : ""];
-    return el("li", { class: place >= 0 ? "chosen" : "" }, box, place >= 0 ? swatch(place) : el("i", { class: "swatch" }),
-      el("button", { type: "button", class: "run", id: `open-${encodeURIComponent(row.id)}`, "aria-pressed": String(place >= 0 && now.chosen.length === 1), on: { click: () => choose(now, row.id, false) } },
-        el("span", { class: "run-name", text: row.id === "." ? row.stage || "." : row.id }),
-        el("span", { class: `state ${row.state.replaceAll(" ", "-")}`, text: t(`runsState_${row.state.replaceAll(" ", "_")}`) }),
-        el("span", { class: "run-facts", text: facts.filter(Boolean).join(" · ") })));
+    item.node.className = at >= 0 ? "chosen" : "";
+    item.box.checked = at >= 0;
+    item.mark.className = at >= 0 ? `swatch c${at % 8}` : "swatch";
+    item.open.setAttribute("aria-pressed", String(at >= 0 && now.chosen.length === 1));
+    item.state.className = `state ${row.state.replaceAll(" ", "-")}`;
+    item.state.textContent = t(`runsState_${row.state.replaceAll(" ", "_")}`);
+    item.facts.textContent = facts.filter(Boolean).join(" · ");
+    return item.node;
   }));
-  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+}
+
+/** A row of the list. It stays while its run is there, so that no click is lost to an update. */
+function itemOf(now, { id, stage }) {
+  const [state, facts] = [el("span"), el("span", { class: "run-facts" })];
+  const box = el("input", { type: "checkbox", "aria-label": t("runsCompare", { run: id }), on: { change: () => choose(now, id, true) } });
+  const mark = el("i", { "aria-hidden": "true" });
+  const open = el("button", { type: "button", class: "run", on: { click: () => choose(now, id, false) } },
+    el("span", { class: "run-name", text: id === "." ? stage || "." : id }), state, facts);
+  return { node: el("li", {}, box, mark, open), box, mark, open, state, facts };
 }
 
 /** Ask for the curves and draw them. While one question is open, only the newest of further ones is kept. */
@@ -164,7 +176,7 @@ async function drawOnce(now) {
   };
   place(now, $("#runs-charts"), main.charts, view);
   place(now, $("#runs-small"), small.charts, view);
-  if (run.length === 1) await showDetails($("#runs-details"), await api.get("api/run", { run }, signal), now.context);
+  if (run.length === 1) showDetails($("#runs-details"), await api.get("api/run", { run }, signal), now.context);
   else $("#runs-details").replaceChildren();
 }
 
@@ -174,7 +186,6 @@ function place(now, container, charts, view) {
     if (!now.plots.has(key)) now.plots.set(key, new Plot());
     return [now.plots.get(key), chart];
   });
-  for (const [plot] of nodes) if (plot.node.parentNode !== container) container.append(plot.node);
-  for (const node of [...container.children]) if (!nodes.some(([plot]) => plot.node === node)) node.remove();
+  arrange(container, nodes.map(([plot]) => plot.node));
   for (const [plot, chart] of nodes) plot.show(chart, view);
 }
