@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -29,9 +30,16 @@ WIDE = ["model.hidden_size=256", "model.intermediate_size=704", "data.seq_len=64
         pytest.param("fsdp2", [*WIDE, "optimizer=adamw"], marks=pytest.mark.nightly),
         pytest.param("fsdp2", ["batch.micro_size=2"], marks=pytest.mark.nightly),
         pytest.param("ddp", SMALL, marks=pytest.mark.nightly),
+        *(
+            pytest.param(stage, words, marks=pytest.mark.nightly)
+            for stage in ("zero1", "zero2", "zero3")
+            for words in (SMALL, [*WIDE, "optimizer=adamw"])
+        ),
     ],
 )
 def test_ranks_hold_what_was_planned(tmp_path, strategy, words):
+    if strategy.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip('needs pip install "penjing[deepspeed]"')
     words = [*WORDS, *words, f"parallel.strategy={strategy}"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     script = Path(__file__).with_name("rank_bytes.py")
@@ -46,3 +54,20 @@ def test_ranks_hold_what_was_planned(tmp_path, strategy, words):
         if strategy == "fsdp2":  # DDP keeps its buckets
             states = plan.waterfall["weights"] + plan.waterfall["optimizer state"]
             assert held["after"] == pytest.approx(states, rel=0.02), "between steps there is nothing else"
+
+
+def test_what_lies_on_the_host_takes_no_memory_of_a_card():
+    """With fsdp2 all states do; with ZeRO the weights stay."""
+
+    def planned(strategy, offload):
+        words = [*WORDS, *SMALL, f"parallel.strategy={strategy}", f"parallel.offload={offload}"]
+        run = resolve_run("pretrain", config.parse_overrides(words))
+        return predict_memory(run, Target(), layout=layout_of(strategy, 2))
+
+    for strategy, stays in (("fsdp2", False), ("zero2", True)):
+        here, there = planned(strategy, "false"), planned(strategy, "true")
+        assert min(here.waterfall[name] for name in ("weights", "gradients", "optimizer state")) > 0
+        assert not there.waterfall.keys() & {"optimizer state", "gradients"}  # only what takes room is listed
+        assert there.waterfall.get("weights") == (here.waterfall["weights"] if stays else None)
+        assert there.total_bytes < here.total_bytes
+        assert any("in the host's memory" in note for note in there.notes)

@@ -10,12 +10,13 @@ import tempfile
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from subprocess import Popen
 from types import FrameType
 from typing import Any
 
+import torch
 from rich.console import Console
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -88,9 +89,17 @@ class Agent(LocalElasticAgent):
     """torchrun's agent on this machine. It hands signals on to the ranks, names the rank that ended first, and does
     not restart what the user stopped or has to correct."""
 
+    # Private names of torch 2.13 that this class builds on. Without one of them it is torch's agent, and no more.
+    needs = ("_monitor_workers", "_pcontext", "_remaining_restarts", "_worker_group")
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.received: dict[int, float] = {}  # signals, with their times
+        self.lacks = [name for name in self.needs if not hasattr(self, name)]
+        if self.lacks:
+            what = f"the agent of torch {torch.__version__} has no {self.lacks[0]}"
+            _say(f"{what}: a rank that ends is not named, and Ctrl-C ends all ranks at once")
+            return
         for number in NUMBERS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it for SIGHUP
                 signal.signal(number, self._hand_on)
@@ -120,7 +129,7 @@ class Agent(LocalElasticAgent):
         return bool(running)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        codes = self._exit_codes()
+        codes = {} if self.lacks else self._exit_codes()
         if any(codes.values()):
             until = time.monotonic() + GRACE_SECONDS
             while None in codes.values() and time.monotonic() < until:
@@ -128,7 +137,7 @@ class Agent(LocalElasticAgent):
                 codes = self._exit_codes()
             self._send(signal.SIGKILL)
         result: RunResult = super()._monitor_workers(worker_group)
-        if result.is_failed():
+        if not self.lacks and result.is_failed():
             failed = {local_rank: code for local_rank, code in codes.items() if code}
             failed = failed or {failure.local_rank: failure.exitcode for failure in result.failures.values()}
             first = min(failed, key=lambda local_rank: (failed[local_rank] == EXIT_FOLLOWED, failed[local_rank]))
@@ -169,7 +178,7 @@ def launch(words: Sequence[str], options: LaunchOptions) -> None:
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     vars(api)["LocalElasticAgent"] = Agent
     several = options.nnodes > 1
-    config = api.LaunchConfig(
+    settings: dict[str, Any] = dict(
         min_nodes=options.nnodes,
         max_nodes=options.nnodes,
         nproc_per_node=options.processes,
@@ -180,6 +189,8 @@ def launch(words: Sequence[str], options: LaunchOptions) -> None:
         local_addr=_own_address(options.rdzv_endpoint) if several else "localhost",
         signals_to_handle="SIGQUIT",  # the agent handles the others
     )
+    known = {field.name for field in fields(api.LaunchConfig)}  # an earlier torch has fewer
+    config = api.LaunchConfig(**{name: value for name, value in settings.items() if name in known})
     command = [word.replace("$", "$$") for word in ("-m", "penjing", *words)]  # the agent fills templates in
     try:
         api.elastic_launch(config, sys.executable)(*command)

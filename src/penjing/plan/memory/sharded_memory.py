@@ -1,7 +1,7 @@
 """Memory per rank when several devices share a step.
 
-What a strategy holds besides the model is traced: DDP's buckets, and the whole weights and gradients of a block that
-FSDP2 gathers and reduces. What a rank holds a part of is traced whole, and divided afterwards.
+What a strategy holds besides the model is traced: DDP's buckets, the whole weights and gradients of a block that FSDP2
+gathers and reduces, ZeRO's flat copies and buckets. What a rank holds a part of is traced whole, and divided later.
 """
 
 from dataclasses import dataclass, replace
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from penjing.plan.layout import Layout
-from penjing.plan.memory.trace import Storage, Trace, Tracer
+from penjing.plan.memory.trace import Component, Storage, Trace, Tracer
 
 META = torch.device("meta")
+SENT: Component = "communication"
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes; torch's defaults
 # NCCL's buffers on two GPUs grew from 0.55 to 2.00 GiB at the first barrier (S. Bekman); the increase is used.
 COMMUNICATION_BYTES = int(1.45 * (1 << 30))
@@ -170,6 +171,62 @@ class _Unit:
         self._parts = self._parts or self._units.parts(self._trained)
 
 
+class ZeroBuffers:
+    """What DeepSpeed 0.19 holds: always a float32 copy of a rank's weights, and with stage 3 its gradients; in a
+    backward pass a bucket that gradients are moved into, and at its end all of them again for the exchange, with stage
+    3 twice. It keeps gathered weights, up to LIVE numbers, until the backward pass has used them."""
+
+    LIVE = 10**9  # stage3_max_live_parameters
+
+    def __init__(self, model: nn.Module, tracer: Tracer, shards: frozenset[str], bucket: int) -> None:
+        """bucket: numbers of reduce_bucket_size."""
+        self._model, self._tracer, self._shards, self._bucket_size = model, tracer, shards, bucket
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._count = sum(parameter.numel() for parameter in self._trained)
+        self._copy = self._flat(self._count, "optimizer state")
+        self._parts: list[Tensor] = self._new_parts() if "weights" in shards else []
+        self._gathered: Tensor | None = None
+        for parameter in self._trained if "gradients" in shards else ():
+            parameter.register_post_accumulate_grad_hook(self._move)  # type: ignore[no-untyped-call]
+
+    def _flat(self, count: int, component: Component) -> Tensor:
+        flat = torch.empty(count, device=META)
+        self._tracer.tag([flat], component)
+        return flat
+
+    def _new_parts(self) -> list[Tensor]:
+        parts = [torch.empty_like(parameter) for parameter in self._trained]
+        self._tracer.tag(parts, "gradients")
+        return parts
+
+    @staticmethod
+    def _move(parameter: Tensor) -> None:
+        parameter.grad = None  # it is in the bucket
+
+    def before_pass(self) -> None:
+        if "gradients" in self._shards:
+            if "weights" not in self._shards and self._trained[0].grad is None:  # the first pass of a step
+                self._parts = []
+            for one in self._trained:
+                one.grad = None
+        if "weights" in self._shards:
+            self._gathered = self._flat(min(self.LIVE, sum(one.numel() for one in self._model.parameters())), SENT)
+
+    def backward(self, total: Tensor) -> None:
+        bucket = self._flat(self._bucket_size, SENT)
+        total.backward()  # type: ignore[no-untyped-call]
+        if "gradients" not in self._shards:
+            self._tracer.tag_gradients(self._model)
+            return
+        self._gathered = None
+        sent = self._flat(self._count * (2 if "weights" in self._shards else 1), SENT)
+        if "weights" not in self._shards:
+            self._parts = self._new_parts()  # added up with those of the passes before
+        del bucket, sent
+        for one, part in zip(self._trained, self._parts, strict=True):
+            one.grad = part
+
+
 @dataclass(frozen=True, slots=True)
 class RankMemory:
     """A rank's trace, its memory outside PyTorch's count, and notes on estimates."""
@@ -179,8 +236,8 @@ class RankMemory:
     notes: tuple[str, ...]
 
 
-def rank_memory(trace: Trace, layout: Layout) -> RankMemory:
-    """The trace of one rank: its parts of what the layout shards."""
+def rank_memory(trace: Trace, layout: Layout, on_host: frozenset[str] = frozenset()) -> RankMemory:
+    """The trace of one rank: its parts of what the layout shards, without those that lie `on_host` (offload)."""
     if layout.ranks < 2:
         return RankMemory(trace, 0, ())
 
@@ -188,9 +245,14 @@ def rank_memory(trace: Trace, layout: Layout) -> RankMemory:
         component = storage.component.removeprefix("master ")
         # Copies of weights in the matmul dtype are made of gathered weights.
         whole = component == "weights" and storage.operation != storage.component
+        if component in on_host and not whole:
+            return replace(storage, num_bytes=0)
         return replace(
             storage, num_bytes=storage.num_bytes if whole else -(-storage.num_bytes // layout.parts(component))
         )
 
     storages = [of_rank(storage) for storage in trace.storages]
-    return RankMemory(Trace(storages, trace.events), COMMUNICATION_BYTES, (COMMUNICATION_NOTE,))
+    notes = [COMMUNICATION_NOTE]
+    if on_host:
+        notes.append(f"parallel.offload: {', '.join(sorted(on_host))} are in the host's memory, and not counted here")
+    return RankMemory(Trace(storages, trace.events), COMMUNICATION_BYTES, tuple(notes))

@@ -14,11 +14,12 @@ from penjing.devices import HOST
 from penjing.kernels import attention_metadata, experts
 from penjing.kernels.tiled_attention import TileGroup, group_tiles
 from penjing.loader.batch_source import Source
+from penjing.parallel.ds_config import BUCKET
 from penjing.parallel.single import Single
 from penjing.plan.layout import Layout
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import FakeDeviceMode
-from penjing.plan.memory.sharded_memory import GatheredUnits, GradientBuckets
+from penjing.plan.memory.sharded_memory import GatheredUnits, GradientBuckets, ZeroBuffers
 from penjing.plan.memory.trace import Tracer
 
 META = torch.device("meta")
@@ -118,6 +119,7 @@ class TraceStrategy(Single):
         self._tracer, self._layout = tracer, layout
         self._buckets: GradientBuckets | None = None
         self._units: GatheredUnits | None = None
+        self._zero: ZeroBuffers | None = None
         self._is_last = True
 
     def wrap(self, model: nn.Module) -> Callable[..., Tensor]:
@@ -125,6 +127,8 @@ class TraceStrategy(Single):
         if self.world > 1 and not self._layout.shards:
             self._buckets = GradientBuckets(model)
             self._tracer.tag(self._buckets.tensors, "communication")
+        elif self.world > 1 and self._layout.strategy.startswith("zero"):
+            self._zero = ZeroBuffers(model, self._tracer, self._layout.shards, BUCKET)
         elif self.world > 1 and "weights" in self._layout.shards:
             self._units = GatheredUnits(model, self._tracer)
         return model
@@ -136,9 +140,14 @@ class TraceStrategy(Single):
         self._is_last = last
         if self._units is not None:
             self._units.before_pass()
+        if self._zero is not None:
+            self._zero.before_pass()
         return nullcontext()
 
     def backward(self, total: Tensor) -> None:
+        if self._zero is not None:
+            self._zero.backward(total)
+            return
         (total * self.world if self._buckets is not None else total).backward()  # type: ignore[no-untyped-call]
         if self._units is None:
             self._tracer.tag_gradients(self._model)

@@ -96,10 +96,17 @@ def predict_memory(
     if target.device.is_host:
         return _on_cpu(run, target, shape, measured_process_bytes() if process_bytes is None else process_bytes)
     trace, notes = trace_run(run, target, shape)
-    per_rank = rank_memory(trace, layout)
+    per_rank = rank_memory(trace, layout, _offloaded(run, layout))
     return plan_from(
         per_rank.trace, target, communication_bytes=per_rank.communication_bytes, notes=(*notes, *per_rank.notes)
     )
+
+
+def _offloaded(run: Run, layout: Layout) -> frozenset[str]:
+    """What `parallel.offload` keeps in the host's memory."""
+    if not run.parallel.offload:
+        return frozenset()
+    return layout.shards - {"weights"} if layout.strategy.startswith("zero") else layout.shards
 
 
 def _on_cpu(run: Run, target: Target, shape: TraceShape, process_bytes: int) -> MemoryPlan:
