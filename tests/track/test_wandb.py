@@ -2,6 +2,7 @@
 
 import contextlib
 import types
+from functools import partial
 
 import pytest
 import wandb
@@ -64,7 +65,8 @@ def test_the_part_of_a_resumed_run_has_the_whole_run_under_its_id(tmp_path):
     folder = tmp_path / "run"
     for resumed, steps in ((0, (5, 10)), (10, (15, 20))):
         lines = JsonLines(folder / "metrics.jsonl", resume_step=resumed)
-        tracker = BackgroundTrackers({"wandb": lambda: make(folder, resumed, seed=7)})  # noqa: B023, made at once
+        make_wandb = partial(make, folder, resumed, seed=7)
+        tracker = BackgroundTrackers({"wandb": make_wandb}, end_seconds=300)
         log(tracker, lines, steps, 1.0)
         tracker.end()
         wandb.teardown()  # as at the end of the process
