@@ -18,7 +18,10 @@ ROW_TOKENS = 512
 
 
 def ladder(size: str = "30m") -> Layer:
-    """size: approximate number of parameters, such as 30m. Raises UserError if it is out of range."""
+    """Pretraining of a model of any size with 20 tokens a parameter; batch and rate follow from the size.
+
+    size: approximate number of parameters, such as 30m. Raises UserError if it is out of range.
+    """
     preset = f"ladder-{size}"
     count = parameters(config.resolve(ModelConfig, {"preset": preset}))
     tokens = TOKENS_PER_PARAMETER * count.total

@@ -4,7 +4,7 @@
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from penjing.track.run_dir import RunDir, is_run, stage_folder
 from penjing.train.load_model import LoadedModel, load_trained, read_settings
 from penjing.train.resolve import with_settings
 
-Input = tuple[str, Callable[[], dict[str, Tensor]]]  # one model of an average: its name, and a function to read it
+Input = tuple[str, Callable[[], Mapping[str, Tensor]]]  # one model of an average: its name, and a function to read it
 
 
 def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float] = (), last: int = 0) -> list[str]:

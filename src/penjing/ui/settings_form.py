@@ -27,18 +27,18 @@ def form() -> dict[str, Any]:
     groups: dict[str, dict[str, Any]] = {}
     for setting in config.walk(Run):
         name, _, leaf = setting.path.rpartition(".")
-        group = groups.setdefault(name, {"name": name, "help": _first_line(setting.owner), "fields": {}})
+        group = groups.setdefault(name, {"name": name, "help": _about(setting.owner), "fields": {}})
         if leaf == "name" and setting.needs:  # the choice itself: one field with all of its members
             field = group["fields"].setdefault(
                 leaf, {"path": setting.path, "kind": "choice", "options": [], "range": [], "needs": ""}
             )
             field["options"].append(setting.field.default)
-            field.setdefault("help", []).append(f"{setting.field.default}: {_first_line(setting.owner)}")
+            field.setdefault("help", []).append(f"{setting.field.default}: {_about(setting.owner)}")
         else:
             group["fields"][f"{leaf} {setting.needs}"] = _field(setting)
     return {
         "recipes": [
-            {"name": recipe, "help": _first_line(look_up(RECIPES, name, what="recipe"))}
+            {"name": recipe, "help": _about(look_up(RECIPES, name, what="recipe"))}
             for name in RECIPES
             for recipe in ([f"{name}:{size}" for size in LADDER] if name in WITH_SIZE else [name])
         ],
@@ -90,8 +90,9 @@ def comments(kind: type) -> dict[str, str]:
     return found
 
 
-def _first_line(thing: object) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0]
+def _about(thing: object) -> str:
+    """The first paragraph of what the code says of it."""
+    return (inspect.getdoc(thing) or "").partition("\n\n")[0].replace("\n", " ")
 
 
 def check(recipe: str, settings: Mapping[str, str]) -> dict[str, Any]:
