@@ -117,8 +117,7 @@ def _tokens_per_second(words: list[str], strategy: str, ranks: int, folder: Path
     if done.returncode:
         got = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise UserError("a training failed", where=f"{strategy}, {ranks} ranks", got=got)
-    metrics: list[Any] = RunRecord(folder).metrics
-    lines = [line for line in metrics if "tokens_per_second" in line]
+    lines = [line.raw for line in RunRecord(folder).metrics if "tokens_per_second" in line.raw]
     counted = lines[WARM_STEPS:]
     if len(counted) < 2:
         raise UserError("too few steps to time", where="--steps", wanted=f"at least {WARM_STEPS + 2}")
