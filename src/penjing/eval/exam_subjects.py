@@ -1,4 +1,7 @@
-"""Subjects of CMMLU (arXiv:2306.09212) and C-Eval (arXiv:2305.08322): their names in the files and in prompts."""
+"""Subjects of CMMLU (arXiv:2306.09212) and C-Eval (arXiv:2305.08322): their names in the files, and in the prompts.
+
+The Chinese names are those that lm-evaluation-harness 0.4.13 puts into its prompts, so that scores can be compared.
+"""
 
 
 def _named(text: str) -> dict[str, str]:
