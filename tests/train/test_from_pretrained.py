@@ -23,6 +23,7 @@ from penjing.convert.hf_config import hf_config
 from penjing.convert.names import to_hf
 from penjing.data.chat import CHAT_TEMPLATE
 from penjing.data.tokenizer.train import train_tokenizer
+from penjing.eval.suite import Suite
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
 from penjing.infer.conversation import GenerationOptions
@@ -31,7 +32,7 @@ from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 from penjing.train.average import average_models
 from penjing.train.load_model import load_start, load_trained
-from penjing.workflows.evaluate import evaluate
+from penjing.workflows.evaluate import EvalOptions, evaluate
 from penjing.workflows.train import execute, resolve_run
 
 QUIET = Console(quiet=True)
@@ -166,7 +167,7 @@ def test_chat_eval_and_export_take_it_as_it_is(stock, toy, tmp_path):
     model, folder = stock
     seen = Console(record=True, width=200, file=io.StringIO())
     chat(folder, seen, GenerationOptions(max_tokens=5), prompt="Hello")
-    evaluate(folder, [], None, toy / "pretrain.jsonl", seen)
+    evaluate([folder], Suite(names=[]), toy / "pretrain.jsonl", seen, EvalOptions())
     assert "bits per byte" in seen.export_text()
     trained = load_trained(folder)
     card = model_card(trained, folder)

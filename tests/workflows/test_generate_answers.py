@@ -15,11 +15,12 @@ from penjing.base.errors import UserError
 from penjing.commands.chat import chat as talk
 from penjing.data.formats import Chat, Message, NoBadRecords, read_chats
 from penjing.data.tokenizer.tokenizer import VISIBLE_TOKENS, Tokenizer
+from penjing.eval.suite import Suite
 from penjing.infer.conversation import GenerationOptions
 from penjing.kernels.cpu import library
 from penjing.model.transformer import Transformer
 from penjing.workflows import generate
-from penjing.workflows.evaluate import evaluate
+from penjing.workflows.evaluate import EvalOptions, evaluate
 from penjing.workflows.generate import AnswerOptions, generate_file, split_turns
 from penjing.workflows.train import execute, resolve_run
 
@@ -283,11 +284,13 @@ def test_every_verb_takes_a_gpu_where_there_is_one_and_the_device_it_is_told(tmp
         raise Moved(place)
 
     screen, answers = Console(quiet=True), AnswerOptions(temperature=1.0)
-    options = GenerationOptions(max_tokens=1)
+    options, asked = GenerationOptions(max_tokens=1), Suite(names=["questions"], questions=toy / "eval.jsonl")
     run = {
         "chat": lambda **where: talk(model, screen, options, prompt="So?", **where),
-        "eval --questions": lambda **where: evaluate(model, [], toy / "eval.jsonl", None, screen, **where),
-        "eval --text": lambda **where: evaluate(model, [], None, toy / "pretrain.jsonl", screen, **where),
+        "eval --questions": lambda **where: evaluate([model], asked, None, screen, EvalOptions(**where)),
+        "eval --text": lambda **where: evaluate(
+            [model], Suite(names=[]), toy / "pretrain.jsonl", screen, EvalOptions(**where)
+        ),
         "generate": lambda **where: generate_file(model, [toy / "rl.jsonl"], tmp_path / "a", screen, answers, **where),
     }[verb]
     monkeypatch.setattr(Transformer, "to", to)

@@ -14,7 +14,7 @@ from penjing.kernels.select import find_fused
 
 # Logits of one block of positions, the unit of the matmul: 2^23 logits are 16 MB in bfloat16. On a GPU 2^27, as each
 # block is a kernel launch and memory is faster.
-BLOCK_LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}
+HOST_BLOCK_LOGITS, BLOCK_LOGITS = 1 << 23, 1 << 27  # on a CPU, on other devices
 # On a CPU the softmax of a block goes chunk by chunk: 4 MB in float32 stay in cache, several times 32 MB do not.
 CHUNK_LOGITS = 1 << 20
 ROW_MULTIPLE = 32  # on a CPU, the number of scored positions is rounded up to a multiple of this
@@ -145,9 +145,9 @@ class _LogProbs(torch.autograd.Function):
         return grad_hidden_ND, grad_weight_VD, None, None
 
 
-def _blocks(hidden_ND: Tensor, vocabulary: int, cpu_logits: int = BLOCK_LOGITS["cpu"]) -> Iterator[slice]:
+def _blocks(hidden_ND: Tensor, vocabulary: int, cpu_logits: int = HOST_BLOCK_LOGITS) -> Iterator[slice]:
     """Blocks of positions for one matmul of the head; at least one position each."""
-    max_logits = cpu_logits if hidden_ND.device.type == "cpu" else BLOCK_LOGITS["cuda"]
+    max_logits = cpu_logits if hidden_ND.device.type == "cpu" else BLOCK_LOGITS
     return _slices(hidden_ND.shape[0], max_logits // vocabulary)
 
 

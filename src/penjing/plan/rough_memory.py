@@ -4,7 +4,7 @@ The coefficients are what the trace counts, per token and block, in units of the
 pass saves, with the kernels of the device. tests/plan/test_rough_memory.py compares the two.
 """
 
-from penjing.kernels.fused_linear_cross_entropy import BLOCK_LOGITS
+from penjing.kernels.fused_linear_cross_entropy import BLOCK_LOGITS, HOST_BLOCK_LOGITS
 from penjing.plan.memory.sharded_memory import COMMUNICATION_BYTES
 from penjing.plan.step_workload import VALUE_BYTES, Workload
 
@@ -30,7 +30,7 @@ def rough_memory(work: Workload, *, state_bytes: float, context_bytes: int, on_h
     saved *= (shape.layers - work.first_backward) / max(1, shape.layers)
     again = 0.0 if work.recompute == "none" else block * (2.0 if work.recompute == "block" else 1.0)
     logits = tokens * shape.vocabulary
-    held = BLOCK_LOGITS["cpu" if on_host else "cuda"]
+    held = HOST_BLOCK_LOGITS if on_host else BLOCK_LOGITS
     head = (value + (0 if fused else 4)) * min(logits, held) + value * min(max(0, logits - held), held)
     head += (4 + value % 4) * embedding + (2 if fused else 4) * tokens * shape.width
     moments = state_bytes * work.trained + (4 * embedding if work.optimizer == "muon" and not work.trainable else 0)

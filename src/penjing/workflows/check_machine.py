@@ -57,7 +57,7 @@ def optional_packages() -> dict[str, str]:
     """The packages of all extras, as penjing's metadata lists them, and the extra of each."""
     found = {}
     for requirement in importlib.metadata.requires("penjing") or ():
-        match = re.match(r"([\w.-]+).*\bextra == [\"'](\w+)", requirement)
+        match = re.match(r"([\w.-]+).*\bextra == [\"']([\w-]+)", requirement)
         if match and match[2] not in FOR_DEVELOPERS:
             found[match[1]] = match[2]
     return found
