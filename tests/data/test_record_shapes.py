@@ -526,13 +526,17 @@ def test_columns_are_part_of_a_corpus(tmp_path: Path) -> None:
     assert corpus.fingerprint != Corpus(DataSettings(train=(str(path),))).fingerprint
 
 
-def test_conversations_that_are_all_too_long_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "first", [(), (Message(role="assistant", content="Hi", is_target=False),)], ids=["", "unlearned"]
+)
+def test_conversations_that_are_all_too_long_are_named(tmp_path: Path, first: tuple[Message, ...]) -> None:
+    """Also where the part that fits has nothing to learn."""
     tokenizer = train_tokenizer(["Who is it? It is Mia."] * 3, 300)
 
     def chats() -> Iterator[Chat]:
         for number in range(3):
             messages = (Message(role="user", content="Who? " * (20 + number)), Message(role="assistant", content="Mia"))
-            yield Chat(messages=messages, tools=(), source="a", line=number)
+            yield Chat(messages=(*first, *messages), tools=(), source="a", line=number)
 
     with pytest.raises(UserError) as caught:
         prepare_chats(by_hash(chats()), tokenizer, tmp_path / "out", seq_len=32, split=Split(share=0.1), about={})

@@ -99,7 +99,8 @@ def prepare_chats(
                 continue
             if fitted is None or is_unscored:  # some templates do not render tool calls
                 skipped += 1
-                shortest = min(shortest or length, length) if fitted is None else shortest
+                if fitted is None or fitted[2]:  # too long, or what is left of it teaches nothing
+                    shortest = min(shortest or length, length)
                 continue
             rendered, messages, is_shortened = fitted
             shortened += is_shortened
@@ -149,13 +150,15 @@ def _has_content(message: Message) -> bool:
 def _truncate_to_fit(
     tokenizer: Tokenizer, chat: Chat, max_tokens: int, thinking: bool | None
 ) -> tuple[tuple[EncodedChat, tuple[Message, ...], bool] | None, int]:
-    """The longest run of exchanges that fits, and whether any was dropped; None if none fits. Then the last length."""
-    length = 0
+    """The longest run of exchanges that fits, and whether any was dropped; None if none fits. Then the length that one
+    of more would need: of the whole, or of the shortest run if none fits."""
+    whole = length = 0
     for count, messages in enumerate(_prefixes(chat.messages)):
         rendered = render(tokenizer, messages, chat.tools, thinking=thinking)
         length = len(rendered.ids)
+        whole = whole or length
         if length <= max_tokens:
-            return (rendered, messages, count > 0), length
+            return (rendered, messages, count > 0), whole
     return None, length
 
 
