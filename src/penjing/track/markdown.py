@@ -4,7 +4,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penjing.base.untrusted import Fields, text
+from penjing.track.base import Tracker
 from penjing.track.run_record import continuation, flatten
+
+
+class MarkdownTracker(Tracker):
+    """Shows samples, incidents and summaries as texts. `log` sets `_step`."""
+
+    _step = 0  # of the last metrics
+
+    def _text(self, name: str, markdown: str, step: int) -> None:
+        raise NotImplementedError
+
+    def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        self._text("samples", samples_markdown(samples), step)
+
+    def incident(self, incident: Mapping[str, Any]) -> None:
+        self._text("incidents", incident_text(incident), incident["step"])
+
+    def summary(self, name: str, figures: Mapping[str, Any]) -> None:
+        self._text(name, table_markdown(figures), self._step)
 
 
 def samples_markdown(samples: Sequence[Mapping[str, Any]]) -> str:

@@ -1,15 +1,14 @@
 """SwanLab. Needs `pip install "penjing[swanlab]"`; without a login it records offline, for `swanlab sync`."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penjing.track.base import Tracker
-from penjing.track.markdown import incident_text, samples_markdown, table_markdown
+from penjing.track.markdown import MarkdownTracker
 
 
-class SwanLab(Tracker):
+class SwanLab(MarkdownTracker):
     """Each process of a run writes a folder below `swanlab/`, with the same id; offline, the newest has the whole run.
     Of a step that is there twice, SwanLab keeps the first value: after a rollback its curve goes on where it was."""
 
@@ -18,7 +17,7 @@ class SwanLab(Tracker):
     def start(self, folder: Path, *, project: str, name: str, config: dict[str, Any], run_id: str) -> None:
         import swanlab
 
-        logs, self._step = folder / "swanlab", 0
+        logs = folder / "swanlab"
         logs.mkdir(exist_ok=True)
         settings = swanlab.Settings(  # the run's own metrics have the system's
             interactive=False,
@@ -49,15 +48,6 @@ class SwanLab(Tracker):
 
     def _text(self, name: str, markdown: str, step: int) -> None:
         self._run.log({name: self._swanlab.Text(markdown)}, step=step)
-
-    def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        self._text("samples", samples_markdown(samples), step)
-
-    def incident(self, incident: Mapping[str, Any]) -> None:
-        self._text("incidents", incident_text(incident), incident["step"])
-
-    def summary(self, name: str, figures: Mapping[str, Any]) -> None:
-        self._text(name, table_markdown(figures), self._step)
 
     def attach(self, path: Path) -> None:
         self._run.save(str(path), base_path=str(path.parent), policy="now")

@@ -1,14 +1,13 @@
 """TensorBoard. Needs `pip install "penjing[tensorboard]"`; `tensorboard --logdir runs` shows all runs below `runs`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penjing.track.base import Tracker
-from penjing.track.markdown import incident_text, samples_markdown, table_markdown
+from penjing.track.markdown import MarkdownTracker, table_markdown
 
 
-class TensorBoard(Tracker):
+class TensorBoard(MarkdownTracker):
     """Event files in `tensorboard/` of the run's folder."""
 
     package: ClassVar = "tensorboard"
@@ -16,7 +15,7 @@ class TensorBoard(Tracker):
     def start(self, folder: Path, *, project: str, name: str, config: dict[str, Any], run_id: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._folder, self._writer_type, self._step = folder / "tensorboard", SummaryWriter, 0
+        self._folder, self._writer_type = folder / "tensorboard", SummaryWriter
         is_new = not self._folder.is_dir()
         self._writer: Any = SummaryWriter(str(self._folder))
         if is_new:
@@ -31,15 +30,6 @@ class TensorBoard(Tracker):
     def _text(self, name: str, markdown: str, step: int) -> None:
         self._writer.add_text(name, markdown, step)
         self._writer.flush()
-
-    def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        self._text("samples", samples_markdown(samples), step)
-
-    def incident(self, incident: Mapping[str, Any]) -> None:
-        self._text("incidents", incident_text(incident), incident["step"])
-
-    def summary(self, name: str, figures: Mapping[str, Any]) -> None:
-        self._text(name, table_markdown(figures), self._step)
 
     def rewind(self, step: int) -> None:
         """A new file, at whose start TensorBoard drops later steps of the earlier ones."""

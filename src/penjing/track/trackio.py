@@ -2,17 +2,16 @@
 
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penjing.track.base import Tracker
-from penjing.track.markdown import incident_text, samples_markdown, table_markdown
+from penjing.track.markdown import MarkdownTracker
 
 
-class Trackio(Tracker):
+class Trackio(MarkdownTracker):
     """A database in `trackio/` of the run's folder, or in TRACKIO_DIR. With TRACKIO_SPACE_ID or TRACKIO_SERVER_URL the
     run goes there instead, and steps that a resumed run repeats are there twice."""
 
@@ -23,7 +22,7 @@ class Trackio(Tracker):
         os.environ.setdefault("TRACKIO_DIR", str(folder.resolve() / "trackio"))
         import trackio
 
-        self._trackio, self._project, self._step = trackio, project, 0
+        self._trackio, self._project = trackio, project
         self._begin = partial(
             trackio.init,
             project=project,
@@ -46,15 +45,6 @@ class Trackio(Tracker):
 
     def _text(self, name: str, markdown: str, step: int) -> None:
         self._run.log({name: self._trackio.Markdown(markdown)}, step=step)
-
-    def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        self._text("samples", samples_markdown(samples), step)
-
-    def incident(self, incident: Mapping[str, Any]) -> None:
-        self._text("incidents", incident_text(incident), incident["step"])
-
-    def summary(self, name: str, figures: Mapping[str, Any]) -> None:
-        self._text(name, table_markdown(figures), self._step)
 
     def attach(self, path: Path) -> None:
         if path.suffix == ".html":
