@@ -185,7 +185,7 @@ def main() -> None:
             for program, scores in one.items():
                 cells = [f"{100 * scores[key]:.2f}" if key in scores else "" for key in NORMS.values()]
                 seconds_shown = f"{scores['cpu_seconds']:.1f}" if "cpu_seconds" in scores else ""
-                rows.append([name, program, scores["asked"], *cells, seconds_shown])
+                rows.append([name, program, str(scores["asked"]), *cells, seconds_shown])
                 print(*rows[-1], sep="\t", flush=True)
             if asked.out:
                 write(record, asked.out, ["python", "benchmarks/lm_eval_harness.py", *sys.argv[1:]])
