@@ -12,7 +12,7 @@ from penjing.base import formatting as units
 from penjing.base.untrusted import Fields, text
 from penjing.report.metrics import HELD_OUT
 from penjing.report.text_chart import text_chart
-from penjing.track.run_record import RunRecord, continuation
+from penjing.track.run_record import GrowingFigures, RunRecord, continuation
 
 COLUMN_WIDTH = 60  # of a run, at least, beside another one
 CURVES = ("loss", "preference_loss", "reward_loss", "policy_loss", "kl", "bits_per_byte")  # the first that there is
@@ -33,7 +33,7 @@ class LiveRun:
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, text(path.resolve().name)
-        self.figures: dict[str, dict[int, float]] = {}
+        self._growing = GrowingFigures()
         self.samples: dict[str, tuple[int, str]] = {}
         self.incidents: list[Fields] = []
         self._positions: dict[Path, str] = {}
@@ -43,14 +43,7 @@ class LiveRun:
     def update(self) -> None:
         self.record = record = RunRecord(self.path, problems=[])  # plan, outcome and lock are read again
         self.is_running = record.is_running
-        rows, restarted = self._new_rows(record.folder.metrics)
-        if restarted:
-            self.figures = {}
-        for row in rows:
-            for name in row.raw:
-                if name != "step" and (value := row.number(name)) is not None:
-                    self.figures.setdefault(text(name), {})[row.raw["step"]] = value
-        if rows:
+        if self._growing.read(record):
             self._new_at = time.monotonic()
         rows, restarted = self._new_rows(record.folder.samples)
         if restarted:
@@ -63,6 +56,10 @@ class LiveRun:
     def _new_rows(self, path: Path) -> tuple[list[Fields], bool]:
         rows, self._positions[path], restarted = self.record.tail(path, self._positions.get(path, ""))
         return rows, restarted
+
+    @property
+    def figures(self) -> dict[str, dict[int, float]]:
+        return self._growing.by_name
 
     @property
     def step(self) -> int:

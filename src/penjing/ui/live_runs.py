@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penjing.base.untrusted import MAX_NUMBER, number, text
+from penjing.base.untrusted import text
 from penjing.serve.errors import ApiError
-from penjing.track.run_record import RunRecord
+from penjing.track.run_record import GrowingFigures, RunRecord
 from penjing.ui.processes import Trainings
 from penjing.ui.site import Site
 
@@ -26,9 +26,7 @@ class LiveRun:
 
     def __init__(self, path: Path, name: str) -> None:
         self.path, self.name = path, name
-        self.metrics: dict[str, dict[int, float]] = {}
-        self._by_key: dict[str, dict[int, float]] = {}
-        self._position = ""
+        self._growing = GrowingFigures()
         self._columns: dict[str, Column] = {}
         self._lock = threading.Lock()
         self._seen: object = None
@@ -38,21 +36,13 @@ class LiveRun:
         """Take in what has been written since the last time; returns a fresh record of the other files."""
         record = RunRecord(self.path, problems=[])
         with self._lock:
-            tail = record.tail(record.folder.metrics, self._position)
-            if tail.restarted:
-                self._by_key.clear()
-            self._position = tail.position
-            if tail.rows or tail.restarted:
+            if self._growing.read(record):
                 self._columns.clear()
-            for line in tail.rows:
-                if (step := line.raw["step"]) >= 0:
-                    for key, value in line.raw.items():
-                        # Nearly all are such floats: `number` would take half of the time of reading.
-                        real = value if type(value) is float and abs(value) < MAX_NUMBER else number(value)
-                        if real is not None:
-                            self._by_key.setdefault(key, {})[step] = real
-            self.metrics = {text(key): values for key, values in self._by_key.items() if key != "step"}
         return record
+
+    @property
+    def metrics(self) -> dict[str, dict[int, float]]:
+        return self._growing.by_name
 
     def column(self, metric: str) -> Column:
         """(steps, values) in the order of steps; empty for an unknown metric."""
