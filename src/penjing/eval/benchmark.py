@@ -33,7 +33,11 @@ class Benchmark(Task):
     def __init__(self, data: Path | None = None, *, shots: int | None = None) -> None:
         """Raises UserError if the files are not in the folder."""
         if data is None:
-            raise UserError("needs a folder of data", where=f"task {self.name}", next_step="Give --data DIR.")
+            raise UserError(
+                "needs a folder of data",
+                where=f"task {self.name}",
+                next_step="Give --data DIR; in training, eval.data=DIR.",
+            )
         self.data, self.shots = data, self.shots if shots is None else shots
         if not data.is_dir():
             raise UserError("no such folder", where=data, wanted=f"a folder with {' or '.join(self.patterns)}")

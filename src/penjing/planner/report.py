@@ -1,7 +1,7 @@
 """The plan of a run on one page: penjing plan pretrain --gpu "RTX 3090". No GPU and no data are needed."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -134,9 +134,7 @@ def make_report(
     what: str, run: Run, options: PlanOptions, external: Shape | None = None, *, trace: bool = True
 ) -> PlanReport:
     """The full report, from settings alone. external: shape of a model we cannot train. Its memory is by formula, as is
-    that of every model without `trace`: in milliseconds instead of seconds.
-
-    Raises UserError for bad input.
+    that of every model without `trace`: in milliseconds instead of seconds. Raises UserError for bad input.
     """
     budget = cost.read_budget(options.budget) if options.budget else cost.Budget()
     machine, target, warnings = find_machine(options, run)
@@ -150,11 +148,7 @@ def make_report(
         run = with_settings(run, {"parallel.strategy": facts.strategy})
     amount = amount_of(run, options, shape)
     fitted = fit(run, target, options) if trace and external is None else None
-    if fitted:
-        micro, waterfall, total_bytes = fitted.micro_size, fitted.plan.waterfall, fitted.plan.total_bytes
-    else:
-        micro, waterfall = rough_fit(run, machine, target, options, external)
-        total_bytes = sum(waterfall.values())
+    micro, memory = _memory(fitted, target.memory_bytes, lambda: rough_fit(run, machine, target, options, external))
     work = workload_of(run, machine, options, micro, steps=amount.steps, external=external)
     step = step_time(work, machine)
     parts, generation = parts_of(run, work, machine, amount.steps)
@@ -166,8 +160,7 @@ def make_report(
     peak = machine.peak_flops.get(work.dtype, 0.0) * options.gpus
     price = cost.price_of(machine.name, options.price)
     spent = cost.cost(price, seconds, options.gpus) if price else None
-    warnings += fitted.notes if fitted else []
-    warnings += network_notes(work.layout, machine, options)
+    warnings += [*(fitted.notes if fitted else []), *network_notes(work.layout, machine, options)]
     return PlanReport(
         what=what,
         device=machine.name,
@@ -200,8 +193,7 @@ def make_report(
         tokens_per_second=per_step / busy,
         mfu_causal=per_step / busy * causal / peak if peak else None,
         mfu_full_square=per_step / busy * full_square / peak if peak else None,
-        **_memory(total_bytes, target.memory_bytes, fitted),
-        waterfall=dict(waterfall),
+        **memory,
         expected_loss=expected_loss(run, shape, amount),
         disk_data_bytes=round((amount.unique or amount.tokens) * tokens.token_bytes(shape.vocabulary)),
         disk_checkpoint_bytes=checkpoint_bytes(run, shape),
@@ -213,7 +205,7 @@ def make_report(
         alternatives=alternatives(with_settings(run, {"compute.dtype": dtype}), machine, fitted, work, seconds),
         warnings=warnings + _warnings(run, amount, shape, longest_row),
         formulas=_formulas(work, machine, step, amount, causal, full_square),
-        over_budget=_over(budget, seconds, spent, total_bytes),
+        over_budget=_over(budget, seconds, spent, memory["peak_memory_bytes"]),
         decisions=list(run.decisions),
         strategies=compare_strategies(any_strategy, machine, target, options, amount.steps) if fitted else [],
     )
@@ -236,10 +228,16 @@ def _with_epochs(run: Run, options: PlanOptions, unique: int) -> Run:
     return decide(run, "epochs", cost.read_count(options.tokens, "--tokens") / unique, "--tokens of --unique")
 
 
-def _memory(total_bytes: int, limit: int, fitted: Fitted | None) -> dict[str, Any]:
-    """Memory fields of the report. limit: the device's memory; 0 = unknown."""
+def _memory(
+    fitted: Fitted | None, limit: int, rough: Callable[[], tuple[int, dict[str, int]]]
+) -> tuple[int, dict[str, Any]]:
+    """The micro-batch size, and the memory fields of the report: traced, or `rough`. limit: of the device; 0 =
+    unknown."""
     plan = fitted.plan if fitted else None
-    return {
+    micro_size, parts = (fitted.micro_size, plan.waterfall) if fitted and plan else rough()
+    total_bytes = plan.total_bytes if plan else sum(parts.values())
+    return micro_size, {
+        "waterfall": dict(parts),
         "peak_memory_bytes": total_bytes,
         "memory_bytes": limit,
         "traced": plan is not None,

@@ -128,10 +128,11 @@ def estimate(body: Mapping[str, Any]) -> dict[str, Any]:
     shape = {"layers": model.num_hidden_layers, "width": model.hidden_size, "experts": model.num_experts}
     shape |= {"active_experts": model.num_experts_per_tok, "vocabulary": model.vocab_size}
     figures = asdict(report)
-    words = shlex.split(commands(asked, figures)["train"])[3:]
+    lines = commands(asked, figures)
+    words = shlex.split(lines["train"])[3:]
     pairs = (word.split("=", 1) for word in words if "=" in word and word != "data.train=FILES")
     settings = {_LONG.get(key, key): value for key, value in pairs}  # as the tab train names them
-    return {"plan": figures, "shape": shape, "commands": commands(asked, figures), "settings": settings}
+    return {"plan": figures, "shape": shape, "commands": lines, "settings": settings}
 
 
 def commands(asked: Asked, plan: Mapping[str, Any]) -> dict[str, str]:
