@@ -114,6 +114,18 @@ def small_run(toy):
     ]
 
 
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, for tests of pages; they are skipped where it or playwright is missing."""
+    from chromium import CHROMIUM
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
     """Runs penjing in forked children; see forks.py."""

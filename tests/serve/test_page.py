@@ -21,14 +21,6 @@ def server():
         running.shutdown()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
 @pytest.fixture
 def opened(browser, server):
     """Opens the page: with settings, in a language, a size. At the end nothing may have gone wrong in the console."""

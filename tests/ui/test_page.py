@@ -17,14 +17,6 @@ expect.set_options(timeout=20_000)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the page's tests need chromium")
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
 @pytest.fixture
 def opened(browser, address):
     """Opens the page at a tab. At the end nothing may have gone wrong in the console."""

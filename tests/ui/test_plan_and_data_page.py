@@ -42,16 +42,6 @@ def address(tmp_path_factory):
     running.join()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        expect.set_options(timeout=MOST)
-        yield running
-        expect.set_options(timeout=5_000)
-        running.close()
-
-
 @pytest.fixture
 def opened(browser, address):
     """Opens a tab. At the end nothing may have gone wrong in the console."""
