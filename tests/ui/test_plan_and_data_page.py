@@ -4,10 +4,10 @@ import json
 import re
 import socket
 import threading
-from pathlib import Path
 
 import pytest
 import uvicorn
+from chromium import CHROMIUM
 
 from penjing.ui import plan
 from penjing.ui.app import make_app
@@ -16,16 +16,15 @@ from penjing.ui.site import Site
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
 expect = sync_api.expect
 MOST = 60_000  # ms: other programs may use the cores
-CHROMIUM = next(
-    (
-        path
-        for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
-        if Path(path).exists()
-    ),
-    None,
-)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the page's tests need chromium")
 CHAT = {"messages": [{"role": "user", "content": "<b>hello</b>"}, {"role": "assistant", "content": "<i>good day</i>"}]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patience():
+    expect.set_options(timeout=MOST)
+    yield
+    expect.set_options(timeout=5_000)
 
 
 @pytest.fixture(scope="module")
