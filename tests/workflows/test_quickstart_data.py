@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -167,7 +168,7 @@ def test_a_folder_that_cannot_be_emptied_is_one_line(monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(module.shutil, "rmtree", refuse)
+    monkeypatch.setattr(shutil, "rmtree", refuse)
     with pytest.raises(UserError, match="out: cannot be removed: Permission denied"):
         quickstart(QuickstartOptions(out=OUT, fresh=True), Console(quiet=True))
 

@@ -4,29 +4,23 @@ Every stage writes its result to the folder and is not repeated: a killed quicks
 results.
 """
 
-import json
 import math
-import platform
 import shlex
-import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import torch
 from rich.console import Console
 from rich.text import Text
 
-from penjing import __version__, devices
 from penjing.base import formatting as units
 from penjing.base.config import convert, parse_overrides
 from penjing.base.errors import UserError
-from penjing.base.files import make_folder, read_json, sha256_text, write_json
-from penjing.base.lock import LOCK, is_locked, locked, owner
+from penjing.base.files import sha256_text, write_json
+from penjing.base.lock import locked
 from penjing.data import dataset_stats as survey
 from penjing.data import formats as records
 from penjing.data import synthetic as toyworld
@@ -35,13 +29,11 @@ from penjing.data.corpus import Corpus, DataSettings
 from penjing.data.formats.files import content_of, is_data_name
 from penjing.data.token_shards import TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.devices.choose import local_device
 from penjing.eval import scorer
 from penjing.eval.questions import Questions
 from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
-from penjing.plan import hardware
 from penjing.recipes.quickstart_configs import SFT_STEPS
 from penjing.report.terminal import print_summary
 from penjing.track.run_dir import RunDir
@@ -51,6 +43,7 @@ from penjing.train.load_model import load_trained, set_threads
 from penjing.train.resolve import decide
 from penjing.workflows.launch import LaunchOptions, train_in
 from penjing.workflows.report import write_page
+from penjing.workflows.stage_log import StageLog, open_log
 from penjing.workflows.train import resolve_run
 
 TOYWORLD = "toyworld"
@@ -65,6 +58,8 @@ ADDRESS = "http://127.0.0.1:8000"  # of `penjing serve`
 OPENING_CHARACTERS = 20
 HELD_OUT_OF_REAL_TEXT = 0.05  # fraction; larger because real corpora here are small
 EXAMPLES_SHOWN = 24
+# What the data of a training are called.
+NEEDS = {"pretrain": "texts", "sft": "conversations", "dpo": "pairs of answers", "grpo": "prompts with answers"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +70,11 @@ class QuickstartOptions:
     short: bool = False  # a hundredth of the training: a check that everything works
     settings: Sequence[str] = ()  # further a.b=c for the pretraining, or sft.a.b=c for the SFT stage
     launch: LaunchOptions = field(default_factory=LaunchOptions)  # the processes that train
+    uses: ClassVar[tuple[str, ...]] = ("documents", "chats")  # kinds of records
+
+    def request(self) -> dict[str, Any]:
+        """The options that decide what the stages make."""
+        return {"data": self.data, "short": self.short, "settings": list(self.settings)}
 
 
 @dataclass
@@ -83,118 +83,60 @@ class DataFiles:
 
     documents: list[str]
     chats: list[str]
+    preferences: list[str] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)
     questions: Path | None = None
     unused: list[str] = field(default_factory=list)  # files of other kinds, each with its kind
 
 
-@dataclass
-class StageLog:
-    """quickstart.json: the options, and the result of each stage. Written after every stage."""
-
-    path: Path
-    facts: dict[str, Any]
-    console: Console
-
-    def stage(self, name: str, function: Callable[[], str]) -> None:
-        """Run a stage that is not done yet; `function` returns its result in one sentence."""
-        entry = next((entry for entry in self.facts["stages"] if entry["name"] == name), None)
-        if entry is not None and entry["state"] in ("done", "skipped"):
-            self.console.print(Text(f"{name}: {entry['note']} (from before)", style="dim"))
-            return
-        self.console.print(Text(name, style="bold"))
-        began = time.perf_counter()
-        earlier_seconds = entry["seconds"] if entry else 0.0
-        note = function()
-        state = "skipped" if note.startswith("skipped") else "done"
-        seconds = earlier_seconds + time.perf_counter() - began
-        result = {"name": name, "state": state, "seconds": seconds, "note": note}
-        self.facts["stages"] = [other for other in self.facts["stages"] if other["name"] != name] + [result]
-        write_json(self.path, self.facts)
-        self.console.print(Text(f"  {note} ({units.duration(seconds)})"))
-
-    def record(self, **facts: Any) -> None:
-        self.facts.update(facts)
-        write_json(self.path, self.facts)
+Trainings = Mapping[str, Callable[[DataFiles], Run | None]]  # by name, in their order; None: no data for it
 
 
 def quickstart(options: QuickstartOptions, console: Console) -> None:
     """Data, tokenizer, pretraining, SFT, evaluation, export and report under `options.out`."""
     set_threads(0, 1)
-    source = _source(options)  # find errors in the options before creating a folder
+    source_of(options)  # find errors in the options before creating a folder
     _pretraining_settings(options)
-    log = _open_log(options, console)
+    command = f"penjing quickstart --data {options.data}"
+    log = open_log(options.out, command, options.request(), console, fresh=options.fresh)
+    trainings: Trainings = {
+        "pretrain": lambda files: _pretraining(options, files),
+        "sft": lambda files: _finetuning(options, files),
+    }
     with locked(options.out):
-        _work_through(options, source, log, console)
+        run_stages(options, log, trainings)
 
 
-def _work_through(options: QuickstartOptions, source: str, log: StageLog, console: Console) -> None:
-    out = options.out
-    log.stage("data", lambda: _make_data(options, source, log))
+def run_stages(options: QuickstartOptions, log: StageLog, trainings: Trainings) -> None:
+    """The data, each training, evaluation, export and report. Each training begins where the one before it ended."""
+    out, runs = options.out, dict[str, Run]()
+    log.stage("data", lambda: _make_data(options, log))
     files = _data_files(options)
-    pretraining = _pretraining(options, files)
-    log.stage("pretrain", lambda: _train(options, pretraining, console))
-    _record_tokens(log, pretraining)
-    finetuning = _finetuning(options, files)
-    if finetuning is None:
-        log.stage("sft", lambda: "skipped: this data has no conversations to learn answers from")
-    else:
-        log.stage("sft", lambda: _train(options, finetuning, console))
-    log.stage("evaluate", lambda: _evaluate(out, files, pretraining))
-    last = out / ("pretrain" if finetuning is None else "sft")
-    log.stage("export", lambda: _export(out, last, log))
+    for name, settings in trainings.items():
+        run = settings(files)
+        log.stage(name, partial(_train, options, run, log.console) if run else partial(_skipped, name))
+        if run:
+            runs[name] = run
+        if name == "pretrain":
+            _record_tokens(log, runs[name])
+    log.stage("evaluate", lambda: _evaluate(out, files, runs))
+    log.stage("export", lambda: _export(out, out / [*runs][-1], log))
     log.record(next=f"penjing serve {shlex.quote(str(out))}")
     record, page = write_page([out])
-    console.print(Text(f"report: {page}"))
-    print_summary(record, console)
-    console.print(Text(f"      then open {ADDRESS} in a browser; or talk here: penjing chat {shlex.quote(str(out))}"))
+    log.console.print(Text(f"report: {page}"))
+    print_summary(record, log.console)
+    talk = f"or talk here: penjing chat {shlex.quote(str(out))}"
+    log.console.print(Text(f"      then open {ADDRESS} in a browser; {talk}"))
+
+
+def _skipped(name: str) -> str:
+    return f"skipped: this data has no {NEEDS[name]} to learn from"
 
 
 # --- start -----------------------------------------------------------------------------------------------------------
 
 
-def _open_log(options: QuickstartOptions, console: Console) -> StageLog:
-    """The log of the folder. Raises UserError for a quickstart with other options, unless `fresh`."""
-    out, path = options.out, options.out / "quickstart.json"
-    make_folder(out)
-    if options.fresh:
-        if not path.is_file() and any(file.name != LOCK for file in out.iterdir()):
-            raise UserError("not a quickstart's folder; it is not removed", where=out, next_step="Choose another OUT.")
-        if is_locked(out):
-            raise UserError("another process is using this folder", where=out, got=owner(out))
-        try:
-            shutil.rmtree(out)
-        except OSError as error:
-            raise UserError(f"cannot be removed: {error.strerror or error}", where=error.filename or out) from None
-        make_folder(out)
-    request = {"data": options.data, "short": options.short, "settings": list(options.settings)}
-    if path.is_file():
-        facts = read_json(path)
-        if facts["asked"] != request:
-            raise UserError(
-                "this folder holds a quickstart with other options",
-                where=out,
-                got=json.dumps(request, ensure_ascii=False),
-                wanted=json.dumps(facts["asked"], ensure_ascii=False),
-                next_step="Start anew with --fresh (make: FRESH=1), or give another --out (make: OUT=...).",
-            )
-        return StageLog(path, facts, console)
-    device = local_device("auto")
-    facts = {
-        "title": "A small language model, made here",
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": f"penjing quickstart --data {options.data}",
-        "asked": request,
-        "penjing": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": hardware.describe(device, devices.of(device).compute_dtype("auto", device)),
-        "stages": [],
-    }
-    write_json(path, facts)
-    return StageLog(path, facts, console)
-
-
-def _source(options: QuickstartOptions) -> str:
+def source_of(options: QuickstartOptions) -> str:
     """A description of `--data`. Does not read or download anything, but a missing file is an error."""
     if options.data == TOYWORLD:
         return "the toy world, made here"
@@ -223,12 +165,13 @@ def _data_names(options: QuickstartOptions) -> tuple[str, ...]:
 
 
 TOYWORLD_SIZES = {"documents": 16_000, "conversations": 24_000, "preferences": 1_000, "prompts": 6_000}
+TOYWORLD_FILES = ("pretrain", "sft", "dpo", "rl")
 TOYWORLD_SEED = 1
 QUESTIONS_PER_KIND = 20
 
 
-def _make_data(options: QuickstartOptions, source: str, log: StageLog) -> str:
-    folder = options.out / "data"
+def _make_data(options: QuickstartOptions, log: StageLog) -> str:
+    folder, source = options.out / "data", source_of(options)
     if options.data == TOYWORLD:
         sizes: dict[str, Any] = {name: size // 50 if options.short else size for name, size in TOYWORLD_SIZES.items()}
         toyworld.write(folder, seed=TOYWORLD_SEED, questions_per_kind=QUESTIONS_PER_KIND, **sizes)
@@ -270,7 +213,8 @@ def _data_files(options: QuickstartOptions) -> DataFiles:
     """The training files, sorted into texts, conversations and unused ones."""
     folder, files = options.out / "data", DataFiles([], [])
     if options.data == TOYWORLD:
-        return DataFiles([str(folder / "pretrain.jsonl")], [str(folder / "sft.jsonl")], folder / "eval.jsonl")
+        documents, chats, preferences, prompts = ([str(folder / f"{name}.jsonl")] for name in TOYWORLD_FILES)
+        return DataFiles(documents, chats, preferences, prompts, folder / "eval.jsonl")
     for name in _data_names(options):
         path = folder / name if name in catalogue.CATALOGUE else Path(name)
         for file in records.list_files([path]):
@@ -281,10 +225,8 @@ def _data_files(options: QuickstartOptions) -> DataFiles:
                 if not path.is_dir():
                     raise
                 kind = error.what  # such as the facts beside saved pages
-            if kind == "documents":
-                files.documents.append(named)
-            elif kind == "chats":
-                files.chats.append(named)
+            if kind in options.uses:
+                getattr(files, kind).append(named)
             else:
                 files.unused.append(f"{named} ({kind})")
     return files
@@ -397,17 +339,19 @@ def _record_tokens(log: StageLog, run: Run) -> None:
 # --- evaluation and export -------------------------------------------------------------------------------------------
 
 
-def _evaluate(out: Path, files: DataFiles, pretraining: Run) -> str:
+def _evaluate(out: Path, files: DataFiles, runs: Mapping[str, Run]) -> str:
     """Accuracy on questions if the data have some (the toy world), else bits per byte compared with zstd."""
-    return _compare_with_zstd(out, pretraining) if files.questions is None else _ask(out, files.questions)
+    if files.questions is None:
+        return _compare_with_zstd(out, runs["pretrain"])
+    return _ask(out, files.questions, list(runs))
 
 
-def _ask(out: Path, path: Path) -> str:
-    """Ask both models the held-out questions; writes evaluation.json."""
+def _ask(out: Path, path: Path, stages: Sequence[str]) -> str:
+    """Ask the models of the stages the held-out questions; writes evaluation.json."""
     questions = Questions(path)
     rows: list[dict[str, Any]] = []
     answers: dict[str, list[scorer.Graded]] = {}
-    for stage in ("pretrain", "sft"):
+    for stage in stages:
         trained = load_trained(out / stage)
         answers[stage] = scorer.grade(questions, questions.requests(), trained.model, trained.tokenizer)
         rows += scorer.score_rows(stage, answers[stage])
@@ -450,6 +394,7 @@ def _ask(out: Path, path: Path) -> str:
     return (
         f"{scorer.accuracy(answers['sft']):.0%} of {total} held-out questions right ({by_language}; "
         f"chance {chance / total:.0%}; before SFT {scorer.accuracy(answers['pretrain']):.0%})"
+        + "".join(f"; after {stage} {scorer.accuracy(answers[stage]):.0%}" for stage in stages[2:])
     )
 
 
