@@ -63,9 +63,9 @@ def test_everything_is_synced_before_it_counts_and_nothing_goes_before_that(tmp_
 
 def test_milestones_stay_and_what_is_older_than_the_newest_goes(tmp_path):
     for step in range(1, 6):
-        write(tmp_path, step, milestones=2)
+        write(tmp_path, step, stays=lambda step: step % 2 == 0)
     assert steps(tmp_path) == [5, 4, 2]
-    write(tmp_path, 6, milestones=2, keep=2)
+    write(tmp_path, 6, stays=lambda step: step % 2 == 0, keep=2)
     assert steps(tmp_path) == [6, 5, 4, 2]
-    write(tmp_path, 3, milestones=2)  # taken up from an earlier one: those of later steps were damaged
+    write(tmp_path, 3, stays=lambda step: step % 2 == 0)  # taken up from it: later ones were damaged
     assert steps(tmp_path) == [3, 2]

@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +27,19 @@ def save(
     state: dict[str, Any],
     texts: dict[str, str],
     keep: int,
-    milestones: int = 0,
+    stays: Callable[[int], bool] = lambda step: False,
     random_state: Tensor | None = None,
     fingerprints: Mapping[str, str] | None = None,
 ) -> Path:
     """Write `where/step-NNNNNNNN` and return it, then remove all but the newest `keep` checkpoints (1 or more).
 
-    Checkpoints of later steps are always removed, whatever `keep` and `milestones` say: they were damaged, and the run
+    Checkpoints of later steps are always removed, whatever `keep` and `stays` say: they were damaged, and the run
     was resumed from an earlier one.
 
     where: the folder; with several writers (checkpoint/parts.py) the first one calls this, and waits for the others.
     weights: the model's full state dict (float32). optimizers: `state_dict()` of each. state: JSON values (position in
-    the data, totals). texts: further files by name. milestones: a checkpoint every so many steps is never removed; 0 =
-    none. random_state: torch's; None = the current one. fingerprints: hashes of the run's inputs, for the manifest.
+    the data, totals). texts: further files by name. stays: whether an older step's checkpoint is not removed.
+    random_state: torch's; None = the current one. fingerprints: hashes of the run's inputs, for the manifest.
     Raises DiskError if the disk refuses; earlier checkpoints stay, and no partly written one is left.
     """
     assert keep >= 1
@@ -75,16 +75,16 @@ def save(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for old in _expired(steps(folder), step, keep, milestones):
+    for old in _expired(steps(folder), step, keep, stays):
         shutil.rmtree(folder / folder_name(old), ignore_errors=True)
     return final
 
 
-def _expired(present: list[int], written: int, keep: int, milestones: int) -> list[int]:
+def _expired(present: list[int], written: int, keep: int, stays: Callable[[int], bool]) -> list[int]:
     """The steps to remove from `present`, newest first: those after `written`, and those that are neither among the
-    `keep` newest nor milestones."""
+    `keep` newest nor stay."""
     later = [step for step in present if step > written]
-    return later + [step for step in present[len(later) + keep :] if not (milestones and step % milestones == 0)]
+    return later + [step for step in present[len(later) + keep :] if not stays(step)]
 
 
 def _json(value: Any) -> str:

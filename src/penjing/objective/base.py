@@ -59,6 +59,11 @@ class ObjectiveSettings(Settings):
     loss_rate_factors: ClassVar[Mapping[str, float]] = {}
 
     @property
+    def best_metric(self) -> str:
+        """The held-out figure whose lowest value tells the best checkpoint (train/best.py); empty: none does."""
+        return "val_loss"
+
+    @property
     def stage(self) -> str:
         """The name of its stage (train/stages/__init__.py)."""
         return self.name

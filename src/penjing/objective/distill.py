@@ -66,6 +66,10 @@ class Distill(ObjectiveSettings):
             )
 
     @property
+    def best_metric(self) -> str:
+        return "" if self.mode == "on_policy" else "val_kl"
+
+    @property
     def stage(self) -> str:
         return "distill/on_policy" if self.mode == "on_policy" else "distill"
 

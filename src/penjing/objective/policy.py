@@ -184,6 +184,10 @@ class Policy(ObjectiveSettings):
         reject_unused(self, ("resample_rounds",), resamples, "objective.degenerate=resample")
 
     @property
+    def best_metric(self) -> str:
+        return ""  # the loss of sampled answers is no measure, and rewards are not held-out losses
+
+    @property
     def varying_shapes(self) -> bool:
         return True
 

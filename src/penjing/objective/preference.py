@@ -88,6 +88,10 @@ class Preference(ObjectiveSettings):
         return self.error(name, f"not with objective.loss={self.loss}", wanted=wanted, next_step=next_step)
 
     @property
+    def best_metric(self) -> str:
+        return ""  # it rises with the margins, also while more pairs are ranked rightly
+
+    @property
     def indivisible_units(self) -> int:
         return self.kl_groups if self.loss == "kto" else 1
 

@@ -29,6 +29,10 @@ class RewardModel(ObjectiveSettings):
     margin: Literal["data", "none"] = "data"
 
     @property
+    def best_metric(self) -> str:
+        return "val_reward_loss"
+
+    @property
     def varying_shapes(self) -> bool:
         return True
 

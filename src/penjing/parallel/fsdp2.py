@@ -102,6 +102,12 @@ class FullyShardedDataParallel(MultiProcess):
         return self.rank % self.writers * -(-tensor.shape[0] // self.writers)
 
     @contextmanager
+    def loading(self) -> Iterator[None]:
+        yield
+        for unit in self._units():  # the last pass may have left whole weights, which are the old ones
+            unit.reshard()
+
+    @contextmanager
     def gathered(self, model: nn.Module) -> Iterator[None]:
         if self._gathered:
             yield

@@ -50,7 +50,7 @@ def rough_fit(
     if target.memory_bytes and not run.batch.micro_size:
         sizes += [size for size in geometry.micro_sizes if size < geometry.micro_size]
     work, parts = workload_of(run, machine, options, sizes[0], external=external), dict[str, int]()
-    state, context = run.optimizer.state_bytes, target.context_bytes
+    state, context = run.state_bytes, target.context_bytes
     for size in sizes:
         passes = geometry.global_size // (size * options.gpus)
         tokens = max(1, round(size * lengths_of(run).tokens))

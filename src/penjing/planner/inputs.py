@@ -309,7 +309,7 @@ def checkpoint_bytes(run: Run, shape: Shape) -> int:
     """Size of a checkpoint: float32 weights (with adapters only these), and optimizer state."""
     part = trainable_part(run)
     trained = shape.parameters if part is None else part.num_trainable
-    return 4 * (trained if run.lora.rank else shape.parameters) + run.optimizer.state_bytes * trained
+    return 4 * (trained if run.lora.rank else shape.parameters) + run.state_bytes * trained
 
 
 def checkpoint_seconds(run: Run, saved: int, machine: Machine, step_seconds: float, steps: int) -> float:

@@ -1,6 +1,7 @@
 """The terminal: a progress bar with the main metrics, and a line for each validation."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -37,6 +38,10 @@ class ConsoleTracker(Tracker):
             left = metrics.get("seconds_left")
             ending = f", {units.duration(left)} left" if left is not None else ""
             self._print(f"  {self.name} step {step}/{self.num_steps}: {text}{ending}")
+
+    def incident(self, incident: Mapping[str, Any]) -> None:
+        if note := incident.get("note"):
+            self._print(f"  {self.name} step {incident['step']}: {note}")
 
     def rewind(self, step: int) -> None:
         self._progress.update(self._task, completed=step)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch_source import DeviceSource, Source
 from penjing.loader.prefetch import Prefetch
 from penjing.model.transformer import Transformer
+from penjing.optim.ema import averaged
 from penjing.optim.router_bias_update import RouterBalance
 from penjing.parallel.base import Strategy
 from penjing.plan import hardware
@@ -21,6 +23,7 @@ from penjing.plan.flops import training_flops_per_token
 from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import RunFiles
 from penjing.track.run_dir import RunDir
+from penjing.train.best import BestLoss
 from penjing.train.build_model import BuiltRun
 from penjing.train.checkpointer import Checkpointer, Label, Stateful
 from penjing.train.config import Run
@@ -55,6 +58,7 @@ class Instruments:
     source: ResizableBatchSource
     meter: Meter
     guard: NonFiniteGuard
+    best: BestLoss
     trackers: Trackers
     checkpointer: Checkpointer
     state: TrainState
@@ -78,8 +82,9 @@ def make_instruments(
     trackers = Trackers([files] if built.strategy.rank == 0 else [])
     stage.record = lambda incident: trackers.incident({"step": state.step + 1, **incident})
     guard = NonFiniteGuard(trackers.incident, scaler)
+    best = BestLoss(run, -(-size.units_per_epoch // run.batch.size), trackers.incident)
     # Everything with state, such as a loss scaler, must be listed here to be saved and restored.
-    stateful: dict[str, Stateful] = {"source": source, "meter": meter, "guard": guard}
+    stateful: dict[str, Stateful] = {"source": source, "meter": meter, "guard": guard, "best": best}
     if scaler is not None:
         stateful["scaler"] = scaler
     resumed = 0 if checkpoint is None else checkpoint.state()["resumed"] + 1
@@ -108,6 +113,7 @@ def make_instruments(
         source=source,
         meter=meter,
         guard=guard,
+        best=best,
         trackers=trackers,
         checkpointer=checkpointer,
         state=state,
@@ -143,17 +149,20 @@ def make_context(built: BuiltRun, instruments: Instruments, hooks: RunHooks, num
         instruments.trackers.add(hooks.trackers(run, num_steps, step))
     extra_metrics = [optimizer.metrics for optimizer in built.optimizers if isinstance(optimizer, RouterBalance)]
 
+    average = partial(averaged, built.optimizers, strategy.loading)
+
     def sample(index: int) -> None:
-        with strategy.gathered(built.model):
+        with average(), strategy.gathered(built.model):
             new_samples = hooks.sample(built.model, stage.tokenizer, index)
         if new_samples:
             instruments.trackers.sample(index, new_samples)
 
     def validate() -> dict[str, float]:
-        metrics = validate_with_retry(stage) if run.data.holds_out else {}
+        with average():
+            metrics = validate_with_retry(stage) if run.data.holds_out else {}
         if not run.eval.tasks:
             return metrics
-        with strategy.gathered(built.model):
+        with average(), strategy.gathered(built.model):
             return metrics | hooks.ask_tasks(built.model, stage.tokenizer, strategy)
 
     return TrainingContext(
@@ -177,5 +186,6 @@ def make_context(built: BuiltRun, instruments: Instruments, hooks: RunHooks, num
         save=instruments.checkpointer.save,
         roll_back=instruments.checkpointer.roll_back,
         guard=instruments.guard,
+        best=instruments.best,
         extra_metrics=[*extra_metrics, *([scaler.metrics] if scaler is not None else [])],
     )

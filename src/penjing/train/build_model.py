@@ -15,6 +15,7 @@ from penjing.model.init import initialise
 from penjing.model.lora import add_adapter
 from penjing.model.transformer import Transformer, recompute_activations
 from penjing.objective.base import Objective
+from penjing.optim.ema import Ema
 from penjing.optim.ranks import ONE_RANK, Ranks
 from penjing.optim.router_bias_update import RouterBalance
 from penjing.parallel.base import Strategy
@@ -111,6 +112,8 @@ def complete(
         optimizers.append(RouterBalance(built.model, rate, strategy.all_reduce))
     geometry = batch_geometry(run, strategy.world, strategy.device)
     optimizers = strategy.adopt(optimizers, run, geometry)
+    if run.ema_decay:  # last: it averages what the others have changed
+        optimizers.append(Ema((one for one in trainable.parameters() if one.requires_grad), run.ema_decay))
     return BuiltRun(
         **vars(built),
         run=run,

@@ -20,6 +20,7 @@ from penjing.checkpoint.parts import SharedFolder, own_rows
 from penjing.checkpoint.save import flatten_optimizers, save
 from penjing.devices.shards import local_part
 from penjing.model.lora import trainable_state_dict
+from penjing.optim.ema import averaged, swap
 from penjing.optim.low_precision_state import decoded
 from penjing.parallel.base import Strategy
 from penjing.train.config import CheckpointSettings
@@ -80,8 +81,14 @@ class Checkpointer:
         progress: the loop's state. wait: return once it is on the disk; else a thread writes a copy, and the next save
         reports a failure. Rank 0 writes; with `wait` the others wait for it.
         """
-        saved = True
         self.wait()  # before copying: two copies at once would take twice the memory
+        with averaged(self.optimizers, self.strategy.loading):
+            self._start(progress)
+        saved = self.wait() if wait or not self.settings.async_ else True
+        return not self.strategy.any(not saved) if wait else saved
+
+    def _start(self, progress: dict[str, Any]) -> None:
+        """Copy the state, and start to write it."""
         folder = self._shared_folder()
         weights = trainable_state_dict(self.model) if self.trainable_only else self.model.state_dict()
         optimizers: Any = [optimizer.state_dict() for optimizer in self.optimizers]
@@ -97,9 +104,6 @@ class Checkpointer:
                 part.state()  # some need all ranks
             if folder is not None and folder.number < folder.count:
                 self._background.start(self._prepare_part(folder, progress["step"], weights, optimizers))
-        if wait or not self.settings.async_:
-            saved = self.wait()
-        return not self.strategy.any(not saved) if wait else saved
 
     def _shared_folder(self) -> SharedFolder | None:
         """Where several ranks write, if the weights are so large that rank 0 should not gather them."""
@@ -140,6 +144,7 @@ class Checkpointer:
             **{name: part.state() for name, part in self.stateful.items()},
             "progress": progress,
         }
+        every, best = self.settings.keep_every, state.get("best", {}).get("kept", {}).get("step")
         self._step = progress["step"]
         return lambda: save(
             folder,
@@ -149,7 +154,7 @@ class Checkpointer:
             state=state,
             texts=dict(self.label.texts),
             keep=self.settings.keep_last,
-            milestones=self.settings.keep_every,
+            stays=lambda step: step == best or bool(every and step % every == 0),
             random_state=random_state,
             fingerprints=self.label.fingerprints,
         )
@@ -177,20 +182,24 @@ class Checkpointer:
         with self.strategy.loading():
             load_weights(self.model, checkpoint, self.strategy.place)
         if checkpoint.step != self._mismatched_step:
-            restore_optimizers(self.optimizers, checkpoint, self.strategy.place)
+            self._restore_optimizers(checkpoint)
         progress: dict[str, Any] = checkpoint.state()["progress"]
         return progress
 
     def restore(self, checkpoint: Checkpoint, *, optimizers: bool) -> None:
         """Restore everything but the weights. optimizers: False if their kind was changed."""
         if optimizers:
-            restore_optimizers(self.optimizers, checkpoint, self.strategy.place)
+            self._restore_optimizers(checkpoint)
         else:
             self._mismatched_step = checkpoint.step
         saved = checkpoint.state()
         for name, part in self.stateful.items():
             if name in saved:
                 part.restore(saved[name])
+
+    def _restore_optimizers(self, checkpoint: Checkpoint) -> None:
+        restore_optimizers(self.optimizers, checkpoint, self.strategy.place)
+        swap(self.optimizers, self.strategy.loading, to_average=False)  # the average was saved as the weights
 
 
 def _has_shape(value: Any, like: Tensor) -> bool:

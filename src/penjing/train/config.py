@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Lt
 
-from penjing.base.config import Decision, NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
+from penjing.base.config import BelowOne, Decision, NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
 from penjing.base.errors import UserError
 from penjing.data.corpus import DataSettings
 from penjing.kernels.fp8 import Float8
@@ -92,6 +92,8 @@ class EvalSettings(Settings):
     every: NonNegativeInt = 200  # steps; 0 = never. Always once at the end
     sequences: PositiveInt = 128  # of the held-out rows (pairs, prompts), at most
     at_start: bool = False  # also before the first step, to see what training changed
+    # The run stops after so many validations in a row without a new lowest held-out loss; 0 = never.
+    patience: NonNegativeInt = 0
     # A file of questions that the model can answer (`penjing eval --questions`). With at_start=true they are asked
     # before the first step and after the last, and lost answers are listed. Empty: those of `init_from`; none: no file.
     questions: str = ""
@@ -121,6 +123,10 @@ class CheckpointSettings(Settings):
     every: PositiveInt = 500  # steps
     keep_last: PositiveInt = 2  # newest checkpoints to keep
     keep_every: NonNegativeInt = 0  # also keep every checkpoint whose step is a multiple of this; 0 = none
+    # Also keep the checkpoint with the lowest held-out loss; it is the one that is used, unless the newest one's loss
+    # is at most 0.2 % higher. A new best that is not due for a save is saved after the first epoch, or with
+    # eval.patience, so that one pass writes nothing more. No effect where the loss is no measure of quality (RL, DPO).
+    best: bool = True
     # true: copy weights and optimizer state, and write the copy while training goes on.
     async_: bool = True
     # From so many GiB of weights on, the ranks of fsdp2 and hsdp write files of their own, and nothing is gathered.
@@ -153,6 +159,9 @@ class Run(Settings):
     epochs: NonNegativeFloat = 1.0  # times through the training rows
     max_steps: NonNegativeInt = 0  # optimizer steps; 0 = as many as `epochs` takes
     max_grad_norm: NonNegativeFloat = 1.0  # largest gradient norm; 0 = no clipping
+    # Decay per step of an average of the weights (such as 0.99 or 0.999), which is validated, sampled from, saved and
+    # exported instead of the last weights; 0 = none. Takes 4 bytes per trained parameter (optim/ema.py).
+    ema_decay: BelowOne = 0.0
     freeze: tuple[str, ...] = ()  # patterns of frozen parameters, such as embed.* or blocks.[0-3].*
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveSettings = field(default_factory=NextTokenSettings, metadata={"choices": settings_classes})
@@ -171,6 +180,11 @@ class Run(Settings):
     log: LogSettings = field(default_factory=LogSettings)
     # Not a setting: what train/resolve.py decided, and why.
     decisions: tuple[Decision, ...] = field(default=(), compare=False, repr=False, metadata={"setting": False})
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of optimizer state per trained parameter, approximately, with the average of the weights."""
+        return self.optimizer.state_bytes + 4 * bool(self.ema_decay)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,6 +216,12 @@ class Run(Settings):
             what = f"parallel.strategy={parallel.strategy} gives the optimizer a flat vector of float32, no matrices"
             wanted = "adamw with float32, or parallel.strategy=fsdp2, which takes both in the same memory"
             raise self.error("optimizer.name", what, got=got, wanted=wanted)
+        if self.eval.patience and not self.objective.best_metric:
+            what = "the held-out loss of this objective is no measure of its quality"
+            raise self.error("eval.patience", what, got=f"objective.name={self.objective.name}", wanted="0")
+        if self.ema_decay and zero:
+            what, wanted = "needs the weights as the optimizer has them, which DeepSpeed keeps", "fsdp2 or ddp"
+            raise self.error("ema_decay", what, got=f"parallel.strategy={parallel.strategy}", wanted=wanted)
         if parallel.ds_config and not zero:
             got, wanted = f"parallel.strategy={parallel.strategy}", "parallel.strategy=zero1, zero2 or zero3"
             raise parallel.error("ds_config", "has an effect on DeepSpeed only", got=got, wanted=wanted)

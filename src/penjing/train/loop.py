@@ -22,6 +22,7 @@ from penjing.objective.base import Objective
 from penjing.optim.schedule import Schedule
 from penjing.parallel.base import Strategy
 from penjing.track.base import Trackers
+from penjing.train.best import BestLoss
 from penjing.train.nonfinite_guard import NonFiniteGuard
 from penjing.train.oom_recovery import halve_micro_batch, retry_on_oom
 from penjing.train.signals import Signals, Stopped
@@ -54,6 +55,7 @@ class TrainingContext:
     save: Callable[[dict[str, Any], bool], bool] = lambda state, wait: True
     roll_back: Callable[[], dict[str, Any] | None] = lambda: None  # loads the last checkpoint, except the data position
     guard: NonFiniteGuard = field(default_factory=NonFiniteGuard)
+    best: BestLoss = field(default_factory=BestLoss)
     extra_metrics: Sequence[Callable[[], dict[str, float]]] = ()  # further metrics of a logged step
     # Called with the number of completed steps and the longest expected time until the next call; 0 s: unlimited.
     report_progress: Callable[[int, float], None] = lambda step, longest_seconds: None
@@ -165,7 +167,7 @@ def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
     alone = context.strategy.world == 1
     save_deferred, saved = False, True  # a save was due at a bad step; the last save succeeded
     with gc_frozen(), Signals() as signals:
-        while state.step < context.num_steps:
+        while state.step < context.num_steps and not context.best.stops:
             context.report_progress(state.step, context.meter.longest_seconds)
             with context.meter.step(context.strategy.world):
                 taken = step(context, state.step)
@@ -180,6 +182,7 @@ def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
             if log_now:
                 speed = context.meter.interval(context.num_steps - state.step)
                 context.trackers.log(state.step, {**step_metrics, **speed})
+            save_now = _due(state.step, context.save_every, context.num_steps)
             hurry = alone and signals.received is not None
             if _due(state.step, context.validate_every, context.num_steps) and not hurry:
                 metrics = {}  # those of earlier weights are not returned if this validation is interrupted
@@ -187,12 +190,14 @@ def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
                     metrics = context.validate()
                 if metrics:
                     context.trackers.log(state.step, {"tokens": context.meter.all_tokens(), **metrics})
+                    context.guard.flush()
+                    save_now |= context.guard.last_step_finite and context.best.observe(state.step, metrics, save_now)
             if _due(state.step, context.sample_every, context.num_steps) and not hurry:
                 with _between(context, state, "sample"), signals.interruptible(alone):
                     context.sample(state.step)
             stop = context.strategy.any(signals.received is not None)
-            ends = stop or state.step == context.num_steps
-            if save_deferred or ends or _due(state.step, context.save_every, context.num_steps):
+            ends = stop or context.best.stops or state.step == context.num_steps
+            if save_deferred or ends or save_now:
                 context.guard.flush()
                 save_deferred = not (ends or context.guard.last_step_finite)
                 if not save_deferred:

@@ -43,6 +43,7 @@ from penjing.infer.sample import Sampling
 from penjing.kernels.cpu import spinning
 from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.model.transformer import Transformer
+from penjing.optim.ema import swap
 from penjing.parallel.base import launched_world, make_strategy
 from penjing.plan import prediction_history as history
 from penjing.plan.run_estimate import RunEstimate
@@ -191,6 +192,7 @@ def _train_prepared(
             with strategy.gathered(prepared.model):
                 questions.ask(prepared, "before")
         figures = train(prepared.context, prepared.state)
+        swap(prepared.optimizers, strategy.loading, to_average=True)  # the run ends with them
         outcome = _outcome(prepared, figures, began)
         if strategy.rank == 0 and run.log.trackers:
             trackers.summary("outcome", outcome)
@@ -296,7 +298,7 @@ def _outcome(prepared: PreparedRun, figures: dict[str, float], began: float) -> 
     """The outcome of the run that `began`; for a run that was already finished, the saved one."""
     folder, strategy = prepared.folder, prepared.context.strategy
     record = RunRecord(folder.path)
-    if prepared.resumed_from == prepared.context.num_steps and record.outcome:
+    if prepared.resumed_from == prepared.state.step and record.outcome:
         return dict(record.outcome.raw)
     if not figures:  # never validated during training, or resumed at the last checkpoint
         with prepared.context.meter.share("validation"):

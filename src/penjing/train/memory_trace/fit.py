@@ -130,7 +130,7 @@ def room(strategy: Strategy) -> tuple[Target, int]:
 def _surely_fits(run: Run, rows: int, available_bytes: int) -> bool:
     tokens = round(rows * run.objective.unit_lengths(run.data.seq_len).tokens)
     work = Workload(shape=shape_of(run.model), tokens=tokens, seq_len=run.data.seq_len, keys=1.0, dtype="float32")
-    return ROUGH_FACTOR * rough_memory_bytes(work, run.optimizer.state_bytes) < available_bytes
+    return ROUGH_FACTOR * rough_memory_bytes(work, run.state_bytes) < available_bytes
 
 
 def automatic_strategy(run: Run, target: Target, ranks: int, nodes: int = 1) -> tuple[str, str]:
