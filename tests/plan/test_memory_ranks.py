@@ -29,6 +29,8 @@ WIDE = ["model.hidden_size=256", "model.intermediate_size=704", "data.seq_len=64
         pytest.param("fsdp2", SMALL, marks=pytest.mark.nightly),
         pytest.param("fsdp2", [*WIDE, "optimizer=adamw"], marks=pytest.mark.nightly),
         pytest.param("fsdp2", ["batch.micro_size=2"], marks=pytest.mark.nightly),
+        pytest.param("fsdp2", [*SMALL, "parallel.reshard=step"], marks=pytest.mark.nightly),
+        pytest.param("fsdp2", [*WIDE, "optimizer=adamw", "parallel.reshard=step"], marks=pytest.mark.nightly),
         pytest.param("ddp", SMALL, marks=pytest.mark.nightly),
         *(
             pytest.param(stage, words, marks=pytest.mark.nightly)
@@ -47,7 +49,7 @@ def test_ranks_hold_what_was_planned(tmp_path, strategy, words):
     assert done.returncode == 0, done.stdout + done.stderr
     run = resolve_run("pretrain", config.parse_overrides(words))
     target = Target(kind="cpu", name="a CPU", memory_bytes=1 << 36)
-    plan = predict_memory(run, target, layout=layout_of(strategy, 2), process_bytes=0)
+    plan = predict_memory(run, target, layout=layout_of(run.parallel, 2), process_bytes=0)
     for rank in range(2):
         held = json.loads((tmp_path / f"{rank}.json").read_text())
         assert plan.peak_allocated_bytes == pytest.approx(held["peak"], rel=0.05)
@@ -62,7 +64,7 @@ def test_what_lies_on_the_host_takes_no_memory_of_a_card():
     def planned(strategy, offload):
         words = [*WORDS, *SMALL, f"parallel.strategy={strategy}", f"parallel.offload={offload}"]
         run = resolve_run("pretrain", config.parse_overrides(words))
-        return predict_memory(run, Target(), layout=layout_of(strategy, 2))
+        return predict_memory(run, Target(), layout=layout_of(run.parallel, 2))
 
     for strategy, stays in (("fsdp2", False), ("zero2", True)):
         here, there = planned(strategy, "false"), planned(strategy, "true")

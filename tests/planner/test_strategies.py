@@ -10,6 +10,7 @@ from penjing.plan.layout import STATE_BYTES, Layout
 from penjing.planner.inputs import PlanOptions
 from penjing.planner.report import make_report
 from penjing.planner.strategies import StrategyPlan, recommendation
+from penjing.train.config import ParallelSettings
 from penjing.train.memory_trace.fit import layout_of
 from penjing.workflows.train import resolve_run
 
@@ -71,7 +72,8 @@ def test_groups_that_hold_a_model_together():
     assert Layout(ranks=8, nodes=2, shards=everything).parts("gradients") == 8
     hybrid = Layout(ranks=8, nodes=2, shards=everything, within_node=True)
     assert hybrid.group == 4 and hybrid.parts("activations") == 1
-    assert layout_of("auto", 2) == layout_of("ddp", 2) and layout_of("auto", 1).strategy == "single"
+    auto, ddp = ParallelSettings(), ParallelSettings(strategy="ddp")
+    assert layout_of(auto, 2) == layout_of(ddp, 2) and layout_of(auto, 1).strategy == "single"
 
 
 @pytest.mark.nightly

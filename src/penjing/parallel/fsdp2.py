@@ -1,13 +1,14 @@
 """Sharded data parallelism (FSDP2; arXiv:2304.11277): each rank holds a part of weights, gradients and optimizer state.
 
 A block's weights are gathered in float32 before its pass and freed after it; matmuls cast them as on a single device,
-so all strategies compute the same. Gradients are reduced in each pass, so no rank ever holds them whole. Run with gloo
-on CPUs; not run on GPUs by us.
+so all strategies compute the same. Gradients are reduced in each pass, so no rank ever holds them whole. Where there is
+memory for both (`parallel.reshard`), they stay whole until a step ends, and ranks exchange them once a step. Run with
+gloo on CPUs; not run on GPUs by us.
 """
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -68,9 +69,26 @@ class FullyShardedDataParallel(MultiProcess):
     def _units(self) -> list[FSDPModule]:
         return [module for module in self._model.modules() if isinstance(module, FSDPModule)]
 
-    def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
-        self._root().set_is_last_backward(last)
-        return nullcontext()
+    @contextmanager
+    def micro_step(self, *, last: bool) -> Iterator[None]:
+        """With `reshard` at the end of a step, the last of its passes frees what the first one gathered."""
+        root = self._root()
+        root.set_is_last_backward(last)
+        if self.reshard == "step":
+            root.set_requires_gradient_sync(last)
+            root.set_reshard_after_backward(last)
+            root.set_reshard_after_forward(False)
+        try:
+            yield
+        finally:
+            if self.reshard == "step":
+                self._reshard_after_forward()
+
+    def _reshard_after_forward(self) -> None:
+        for unit in self._units():
+            unit.set_reshard_after_forward(
+                unit is not self._root(), recurse=False
+            )  # the root's are needed at once again
 
     def joint_norm(self, gradients: list[Tensor]) -> Tensor:
         square = super().joint_norm(gradients).double().square()
@@ -122,7 +140,7 @@ class FullyShardedDataParallel(MultiProcess):
         finally:
             for unit in units:
                 unit.reshard()
-                unit.set_reshard_after_forward(unit is not root, recurse=False)  # the root's are needed at once again
+            self._reshard_after_forward()
             self._gathered = False
 
 

@@ -15,8 +15,14 @@ class Layout:
     ranks: int = 1
     nodes: int = 1
     shards: frozenset[str] = frozenset()
+    reshard: str = "pass"  # as `parallel.reshard`
     within_node: bool = False  # a machine holds everything, and its ranks share it
     network_bytes_per_second: float = 0.0  # of a machine; 0 = NETWORK_SHARE
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether gathered weights and whole gradients stay until a step ends."""
+        return self.reshard == "step" and "weights" in self.shards
 
     @property
     def group(self) -> int:

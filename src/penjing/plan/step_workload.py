@@ -205,7 +205,8 @@ class Workload:
         group = self.layout.group
         share, gradients = (group - 1) / group, 4.0 * self.trained
         if "weights" in self.layout.shards:  # each pass gathers them forward and backward, and scatters gradients
-            sharded = (2 * 4.0 * self.shape.parameters + gradients) * self.passes
+            exchanges = 0.5 if self.layout.keeps_whole else self.passes
+            sharded = 2 * 4.0 * self.shape.parameters * exchanges + gradients * max(1.0, exchanges)
         else:  # gradients scattered, in each pass if only parts are kept; updated weights gathered
             sharded = gradients * (1 + (self.passes if "gradients" in self.layout.shards else 1))
         copies = self.ranks // group

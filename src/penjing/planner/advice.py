@@ -230,7 +230,7 @@ def _more_gpus(current: _CurrentPlan) -> Iterator[Suggestion]:
         return
     shared = replace(
         work,
-        layout=layout_of(current.run.parallel.strategy, more, -(-more // NODE_RANKS)),
+        layout=layout_of(current.run.parallel, more, -(-more // NODE_RANKS)),
         passes=work.passes // 2 if halved else work.passes,
         tokens=work.tokens if halved else max(1, work.tokens // 2),
     )

@@ -69,7 +69,7 @@ class PlanOptions:
         nodes = self.nodes or math.ceil(self.gpus / NODE_RANKS)
         if self.gpus % nodes:
             raise UserError("does not divide", where="--gpus", got=self.gpus, wanted=f"a multiple of {nodes} machines")
-        return layout_of(run.parallel.strategy, self.gpus, nodes, self.network * 1e9 / 8)
+        return layout_of(run.parallel, self.gpus, nodes, self.network * 1e9 / 8)
 
 
 def pass_rows(run: Run, kind: str, gpus: int) -> int:

@@ -126,6 +126,9 @@ class PlanFacts(Facts):
         self.strategy, why = automatic_strategy(run, self._target, self.world, self._options.layout(run).nodes)
         return self.strategy, why
 
+    def memory_bytes(self) -> int:
+        return self._target.memory_bytes if self._target else 0
+
     def units_per_epoch(self, run: Run) -> int | None:
         return max(1, round(self.unique / lengths_of(run).tokens)) if self.unique else None
 

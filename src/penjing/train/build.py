@@ -165,6 +165,9 @@ class TrainingFacts(Facts):
             become(self.strategy, name)
         return name, why
 
+    def memory_bytes(self) -> int:
+        return room(self.strategy)[0].memory_bytes
+
     def micro_size(self, run: Run) -> tuple[int, str]:
         fitting, why = fit_memory(run, self.strategy)
         kept, message = kept_micro_size(run, self.world)

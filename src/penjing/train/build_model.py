@@ -101,6 +101,7 @@ def complete(
     if checkpoint is not None and not later:
         load_weights(trainable, checkpoint)
     counts = trainable_of(trainable, run.model)
+    strategy.reshard = run.parallel.reshard
     wrapped = strategy.wrap(trainable)
     if later:
         _fill_parts(built.model, run, strategy, checkpoint)

@@ -18,7 +18,10 @@ from typing import Any
 from penjing.base import config
 from penjing.base.config import Decision, Layer
 from penjing.base.errors import UserError
+from penjing.base.formatting import gibibytes
 from penjing.model.config import ModelConfig
+from penjing.parallel import GATHERING
+from penjing.plan.shape import shape_of
 from penjing.track.run_dir import is_run_or_checkpoint, stage_folder
 from penjing.train.config import Run
 from penjing.train.load_model import read_settings, start_shape, start_tokenizer
@@ -31,6 +34,7 @@ FREE_PREFIX = "rope_"
 LARGEST_RATE = 0.01  # a reward model with adapters learned at 0.01 and diverged at 0.03
 EPOCH_STEPS = 25  # least steps of an epoch, if there are that many rows
 ROW_MULTIPLE = 8
+WHOLE_SHARE = 0.1  # of a device's memory, for whole float32 weights and gradients where a rank could do with parts
 AS_STARTED = "as the run was started"
 
 
@@ -92,6 +96,10 @@ class Facts:
     def strategy_of(self, run: Run) -> tuple[str, str]:
         """What `parallel.strategy=auto` means, and why; empty: unknown."""
         return "", ""
+
+    def memory_bytes(self) -> int:
+        """Of a device, or of a CPU's process; 0: unknown."""
+        return 0
 
     def micro_size(self, run: Run) -> tuple[int, str]:
         """Rows of a forward pass that fit in memory, and why; 0: as many as the settings say."""
@@ -195,6 +203,23 @@ def _strategy(run: Run, facts: Facts) -> Run:
     return record(run, "parallel.strategy", name, why) if name else run
 
 
+def _reshard(run: Run, facts: Facts) -> Run:
+    """fsdp2 that `auto` chose has little memory, and so has a run with offload."""
+    parallel = run.parallel
+    if parallel.reshard != "auto":
+        if parallel.strategy not in ("auto", *GATHERING):
+            got, wanted = f"parallel.strategy={parallel.strategy}", ", ".join(GATHERING)
+            raise parallel.error("reshard", "has an effect where weights are gathered", got=got, wanted=wanted)
+        return run
+    if parallel.strategy not in GATHERING or parallel.offload or facts.world == 1:
+        return run
+    whole, free = 8 * shape_of(run.model).parameters, facts.memory_bytes()
+    if whole > WHOLE_SHARE * free:
+        return run
+    why = f"whole weights and gradients take {gibibytes(whole)} of {gibibytes(free)}, and are exchanged once a step"
+    return decide(run, "parallel.reshard", "step", why)
+
+
 def _micro_size(run: Run, facts: Facts) -> Run:
     rows, why = facts.micro_size(run)
     return decide(run, "batch.micro_size", rows, why) if rows else run
@@ -207,6 +232,7 @@ RULES: tuple[Callable[[Run, Facts], Run], ...] = (
     _row_length,
     _batch_size,
     _strategy,
+    _reshard,
     _micro_size,
 )
 

@@ -59,10 +59,11 @@ class GatheredUnits:
 
     The root (embedding, head, last norm) stays gathered from its first use to the end of the backward pass. A unit's
     gradients are whole until all of them are there, and then reduced.
+    keeps_whole: until the last backward pass of a step, the only one that frees and reduces them.
     """
 
-    def __init__(self, model: nn.Module, tracer: Tracer) -> None:
-        self._tracer = tracer
+    def __init__(self, model: nn.Module, tracer: Tracer, *, keeps_whole: bool) -> None:
+        self._tracer, self._keeps_whole, self.frees = tracer, keeps_whole, True
         self.last_received: Tensor | None = None
         self.last_sent: Tensor | None = None
         blocks = [block for part in model.modules() if isinstance(part, nn.ModuleList) for block in part]
@@ -80,25 +81,29 @@ class GatheredUnits:
         hidden = output[0] if isinstance(output, tuple) else output
         if torch._C._current_graph_task_id() != -1:  # computed again in the backward pass
             return
-        self._units[number].release()
+        if not self._keeps_whole:
+            self._units[number].release()
         if hidden.requires_grad:
             hidden.register_hook(lambda _: self._before_backward(number))
 
     def _before_backward(self, number: int) -> None:
-        for later in self._units[number + 1 :]:
+        for later in self._units[number + 1 :] if self.frees else ():
             later.release()
         self._units[number].gather()
         if number:
             self._units[number - 1].prefetch()
 
-    def before_pass(self) -> None:
-        for unit in (*self._units, self._root):
+    def before_pass(self, *, last: bool) -> None:
+        """last: of the step."""
+        self.frees = last or not self._keeps_whole
+        for unit in () if self._keeps_whole else (*self._units, self._root):
             unit.set_parts_aside()
 
     def after_pass(self, *, last: bool) -> None:
-        """last: of the step; the buffer of the gradients that were sent last lives until then."""
+        """The buffer of the gradients that were sent last lives until the step's last pass."""
         self.last_sent = None if last else self.last_sent
-        for unit in (*self._units, self._root):
+        self.last_received = None
+        for unit in (*self._units, self._root) if self.frees else ():
             unit.release()
             unit.put_parts_back()
 
@@ -159,6 +164,8 @@ class _Unit:
     def _reduce(self, parameter: Tensor) -> None:
         """A parameter's gradient is there; the unit's are exchanged when all are."""
         self._units.mark_whole(parameter.grad)
+        if not self._units.frees:
+            return
         self._ready += 1
         if self._ready < len(self._trained):
             return

@@ -130,7 +130,7 @@ class TraceStrategy(Single):
         elif self.world > 1 and self._layout.strategy.startswith("zero"):
             self._zero = ZeroBuffers(model, self._tracer, self._layout.shards, BUCKET)
         elif self.world > 1 and "weights" in self._layout.shards:
-            self._units = GatheredUnits(model, self._tracer)
+            self._units = GatheredUnits(model, self._tracer, keeps_whole=self._layout.keeps_whole)
         return model
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
@@ -139,7 +139,7 @@ class TraceStrategy(Single):
             self._buckets.requires_sync = last
         self._is_last = last
         if self._units is not None:
-            self._units.before_pass()
+            self._units.before_pass(last=last)
         if self._zero is not None:
             self._zero.before_pass()
         return nullcontext()

@@ -22,8 +22,9 @@ from penjing.plan.rough_memory import rough_memory_bytes
 from penjing.plan.shape import shape_of
 from penjing.plan.step_workload import Workload
 from penjing.train.batch_geometry import batch_geometry
-from penjing.train.config import Run
+from penjing.train.config import ParallelSettings, Run
 from penjing.train.memory_trace import trace
+from penjing.train.resolve import with_settings
 
 MAX_LOGITS = 1 << 36  # of the largest pass that is searched: 512 blocks of the head, a second of tracing
 # A run is traced before step 1, which takes seconds, if the rough formula times this does not fit. The formula counts
@@ -100,9 +101,9 @@ class TracedPasses:
         )
 
 
-def layout_of(strategy: str, ranks: int, nodes: int = 1, network: float = 0.0) -> Layout:
+def layout_of(parallel: ParallelSettings, ranks: int, nodes: int = 1, network: float = 0.0) -> Layout:
     """How a strategy of the table shares a step. network: bytes per second of a machine; 0 = assumed."""
-    name = strategy_for(ranks) if strategy == "auto" else strategy
+    name = strategy_for(ranks) if parallel.strategy == "auto" else parallel.strategy
     kind = look_up(STRATEGIES, name, what="parallel.strategy")
     if ranks > 1 and issubclass(kind, Single):
         raise UserError("works with one process", where="parallel.strategy", got=f"{name}, {ranks}", wanted="auto")
@@ -111,6 +112,7 @@ def layout_of(strategy: str, ranks: int, nodes: int = 1, network: float = 0.0) -
         ranks=ranks,
         nodes=nodes,
         shards=kind.shards,
+        reshard=parallel.reshard,
         within_node=kind.shards_within_node,
         network_bytes_per_second=network,
     )
@@ -145,7 +147,8 @@ def automatic_strategy(run: Run, target: Target, ranks: int, nodes: int = 1) -> 
     needed = []
     for name in (whole, "fsdp2"):
         try:
-            passes = TracedPasses(run, target, layout_of(name, ranks, nodes))
+            variant = with_settings(run, {"parallel.strategy": name})
+            passes = TracedPasses(variant, target, layout_of(variant.parallel, ranks, nodes))
             needed.append(passes.plan(passes.fitting_size()).total_bytes)
         except UserError:  # a run that cannot be traced
             return whole, why
@@ -172,7 +175,8 @@ def fit_memory(run: Run, strategy: Strategy) -> tuple[int, str]:
     micro = batch_geometry(run, strategy.world, strategy.device).micro_size
     if not share or _surely_fits(run, micro, share):
         return 0, ""
-    passes = TracedPasses(run, target, layout_of(strategy.name, strategy.world, nodes))
+    named = with_settings(run, {"parallel.strategy": strategy.name})
+    passes = TracedPasses(run, target, layout_of(named.parallel, strategy.world, nodes))
     rows = strategy.broadcast(passes.fitting_size() if strategy.rank == 0 else None)
     total = passes.plan(rows).total_bytes
     if total > share:
