@@ -22,13 +22,15 @@ def test_loss_curve_of_two_ranks_equals_one(tmp_path, one, penjing, small_run, l
     assert abs(outcome(folder)[name] - outcome(one)[name]) < 1e-5
 
 
-def test_ragged_chats_on_two_ranks_equal_one(tmp_path, one, toy, penjing, small_run, losses, outcome):
+def test_ragged_chats_with_noise_on_two_ranks_equal_one(tmp_path, one, toy, penjing, small_run, losses, outcome):
     chats = [
         f"init_from={one}",
         f"data.train={toy / 'sft.jsonl'}",
         "data.seq_len=256",
         "max_steps=6",
         "batch.micro_size=2",
+        "regularization.dropout=0.1",
+        "regularization.masked_inputs=0.2",
     ]
     words = [word for word in small_run if not word.startswith(("model", "data.seq_len", "data.train", "max_steps"))]
     penjing("train", "sft", *words, *chats, f"out={tmp_path / 'single'}")

@@ -22,6 +22,7 @@ class Batch:
     output head (None: all positions); target_N, weight_N: their target ids and loss weights.
     num_tokens: positions without padding, for throughput metrics.
     cu_seqlens_S: first position of each document in the concatenated rows; set on the way to CUDA (see `to_device`).
+    noise_B: a seed for each row's noise in training (model/regularization.py); None: no noise.
     """
 
     ids_BT: Tensor
@@ -31,11 +32,13 @@ class Batch:
     weight_N: Tensor
     num_tokens: int
     cu_seqlens_S: Tensor | None = None
+    noise_B: Tensor | None = None
 
     @property
-    def documents(self) -> dict[str, Tensor]:
-        """What attention kernels take beside `document_BT`."""
-        return {} if self.cu_seqlens_S is None else {"cu_seqlens_S": self.cu_seqlens_S}
+    def further_inputs(self) -> dict[str, Tensor]:
+        """What the model takes beside ids and documents."""
+        found = {"cu_seqlens_S": self.cu_seqlens_S, "noise_B": self.noise_B}
+        return {name: value for name, value in found.items() if value is not None}
 
     def units_B(self) -> Tensor:
         """The weight of each row: the sum of its positions' weights."""

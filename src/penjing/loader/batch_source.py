@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import torch
 
+from penjing.base.seeds import derive
 from penjing.data.packing.concat import Rows
 from penjing.loader.batch import Batch, collate
 
@@ -111,7 +113,8 @@ class OrderedSource(Source):
 
 
 class PackedSource(OrderedSource):
-    """Packed rows in their global order, `micro_size` at a time. make: for batches with more than the rows."""
+    """Packed rows in their global order, `micro_size` at a time. make: for batches with more than the rows. noise_seed:
+    of the rows' `Batch.noise_B`; None: no noise."""
 
     def __init__(
         self,
@@ -121,12 +124,17 @@ class PackedSource(OrderedSource):
         rank: int = 0,
         world: int = 1,
         make: Callable[[range], Batch] | None = None,
+        noise_seed: int | None = None,
     ) -> None:
-        self.rows = rows
-        super().__init__(make or self._rows, "next_row", micro_size, rank, world)
+        self.rows, self._noise_seed = rows, noise_seed
+        self._make_rows = make or (lambda indices: collate([rows.row(index) for index in indices]))
+        super().__init__(self._batch, "next_row", micro_size, rank, world)
 
-    def _rows(self, indices: range) -> Batch:
-        return collate([self.rows.row(index) for index in indices])
+    def _batch(self, indices: range) -> Batch:
+        batch = self._make_rows(indices)
+        if self._noise_seed is None:
+            return batch
+        return replace(batch, noise_B=torch.tensor([derive(self._noise_seed, index) for index in indices]))
 
     def samples(self, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         """The indices of the rows between two positions, and the shards' documents in each row."""

@@ -11,6 +11,7 @@ from penjing.model.config import ModelConfig
 from penjing.model.mlp import MLP
 from penjing.model.moe import MoELayer, RouterStats
 from penjing.model.norm import RMSNorm
+from penjing.model.regularization import BranchNoise
 
 
 class Block(nn.Module):
@@ -33,15 +34,18 @@ class Block(nn.Module):
         cache: Cache | None = None,
         position_BT: Tensor | None = None,
         document_BT: Tensor | None = None,
+        noise: BranchNoise = BranchNoise(),
     ) -> tuple[Tensor, RouterStats | None]:
         x_BTD, normal_BTD = self.input_norm.forward_with_residual(x_BTD)
-        x_BTD = ops.residual_add(x_BTD, self.attention(normal_BTD, rotary, metadata, cache, position_BT))
+        out_BTD = noise.drop(self.attention(normal_BTD, rotary, metadata, cache, position_BT), 0)
+        x_BTD = ops.residual_add(x_BTD, out_BTD)
         if self.recompute_mlp and torch.is_grad_enabled() and not isinstance(self.mlp, MoELayer):
-            return x_BTD + checkpoint(
+            out_BTD = checkpoint(
                 lambda x: self.mlp(self.mlp_norm(x)), x_BTD, use_reentrant=False, preserve_rng_state=False
-            ), None
+            )
+            return x_BTD + noise.drop(out_BTD, 1), None
         x_BTD, normal_BTD = self.mlp_norm.forward_with_residual(x_BTD)
         if isinstance(self.mlp, MoELayer):
             out_BTD, router = self.mlp(normal_BTD, document_BT)
-            return ops.residual_add(x_BTD, out_BTD), router
-        return ops.residual_add(x_BTD, self.mlp(normal_BTD)), None
+            return ops.residual_add(x_BTD, noise.drop(out_BTD, 1)), router
+        return ops.residual_add(x_BTD, noise.drop(self.mlp(normal_BTD), 1)), None

@@ -14,6 +14,7 @@ from penjing.model.config import ModelConfig
 from penjing.model.linear import Linear
 from penjing.model.moe import RouterStats, mean_of_layers
 from penjing.model.norm import RMSNorm
+from penjing.model.regularization import BranchNoise, Regularization, branch_noise, masked_inputs
 from penjing.model.rope import rotary_table
 from penjing.model.score import Score
 
@@ -26,6 +27,7 @@ class Transformer(nn.Module):
 
     compute_dtype: torch.dtype | None = None
     recompute: Recompute = "none"  # see `recompute_activations`
+    regularization = Regularization()  # of training passes, which have seeds
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -65,6 +67,7 @@ class Transformer(nn.Module):
         cache: Cache | None,
         branch_BT: Tensor | None,
         position_BT: Tensor | None,
+        noise_B: Tensor | None = None,
         **more: Tensor,
     ) -> tuple[Tensor, RouterStats | None]:
         """hidden_BTD, and the router statistics of all layers."""
@@ -92,11 +95,16 @@ class Transformer(nn.Module):
         }
         rotary = rotary_table(position_BT, config)
         x_BTD = self.embed(ids_BT)
+        noises = [BranchNoise()] * len(windows)
+        if noise_B is not None:
+            noises = branch_noise(self.regularization, noise_B, len(windows), num_tokens)
+            if self.regularization.masked_inputs:
+                x_BTD = x_BTD * ~masked_inputs(self.regularization, noise_B, num_tokens)[..., None]
         routers: list[RouterStats] = []
-        for window, block in zip(windows, self.blocks, strict=True):
-            inputs = (x_BTD, rotary, metadata[window], cache, position_BT, document_BT)
+        for window, block, noise in zip(windows, self.blocks, noises, strict=True):
+            inputs = (x_BTD, rotary, metadata[window], cache, position_BT, document_BT, noise)
             if self.recompute == "block" and torch.is_grad_enabled():
-                # A block has no dropout (adapters with dropout are refused): the random state need not be saved.
+                # Noise is an input, and adapters with dropout are refused: the random state need not be saved.
                 x_BTD, router = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
             else:
                 x_BTD, router = block(*inputs)
@@ -129,8 +137,8 @@ class Transformer(nn.Module):
         """logits_BTV in float32; with a `score` (model/score.py), its result instead.
 
         scored_N: flat indices (row * T + position) of the scored positions, repeated where branches start; None: all.
-        more: further inputs of `ops.make_attention_metadata`. With gradients, a mixture of experts returns (score,
-        router statistics).
+        more: `noise_B` (model/regularization.py) and further inputs of `ops.make_attention_metadata`. With gradients, a
+        mixture of experts returns (score, router statistics).
         """
         hidden_BTD, routers = self._hidden(ids_BT, document_BT, cache, branch_BT, position_BT, **more)
         if score is None:

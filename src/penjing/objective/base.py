@@ -84,6 +84,11 @@ class ObjectiveSettings(Settings):
         return False
 
     @property
+    def takes_noise(self) -> bool:
+        """Whether its passes take the noise of `regularization.*`, which is drawn for packed rows."""
+        return False
+
+    @property
     def needs_start_weights(self) -> bool:
         """Whether a resumed run needs its start weights in addition to its checkpoint."""
         return False

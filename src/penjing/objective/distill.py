@@ -74,6 +74,10 @@ class Distill(ObjectiveSettings):
         return "distill/on_policy" if self.mode == "on_policy" else "distill"
 
     @property
+    def takes_noise(self) -> bool:
+        return self.mode != "on_policy"
+
+    @property
     def varying_shapes(self) -> bool:
         return self.mode == "on_policy"
 
@@ -139,6 +143,8 @@ class Distillation:
             teacher=self._teacher(batch, branches),
             measure=self.settings.divergence_config,
         )
+        if isinstance(batch, Batch) and batch.noise_B is not None:  # for the student alone
+            branches["noise_B"] = batch.noise_B
         scored = model(batch.ids_BT, batch.document_BT, scored_N=batch.scored_N, score=score, **branches)
         sums_5, means = (scored, None) if isinstance(scored, Tensor) else scored
         sums = DistillationSums(*sums_5.unbind())

@@ -20,6 +20,7 @@ class NextTokenSettings(ObjectiveSettings):
 
     name: Literal["next_token"] = "next_token"
     is_language_modelling: ClassVar = True
+    takes_noise: ClassVar = True
 
 
 class NextToken:
@@ -40,7 +41,7 @@ class NextToken:
             batch.document_BT,
             score=CrossEntropy(batch.target_N, batch.weight_N),
             scored_N=batch.scored_N,
-            **batch.documents,
+            **batch.further_inputs,
         )
         nats, means = (scored, None) if isinstance(scored, Tensor) else scored
         return self.router.add_to(Loss(nats, {LOSS_METRIC: nats.detach()}), means, batch.units_B)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from penjing.base.config import Fraction, Settings
+from penjing.base.config import Fraction, NonNegativeFloat, Settings
 from penjing.base.errors import UserError
 
 
@@ -14,10 +14,27 @@ def _warm_up(step: int, num_warmup: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine(Settings):
-    """Warm up, then half a cosine down to a floor (arXiv:1608.03983)."""
+class _Schedule(Settings):
+    """What all schedules have. Weight decay: w -= learning rate * optimizer.weight_decay * factor * w."""
 
     section: ClassVar = "schedule"
+
+    # Factors of optimizer.weight_decay at evenly spaced points of the run, linear between them: 1,0.1 lowers it to a
+    # tenth at the end; 1,1,0.1,1.2 holds, lowers and raises it. Empty: constant. With a learning rate that decays too,
+    # each step's share of the weights falls with both.
+    weight_decay_factors: tuple[NonNegativeFloat, ...] = ()
+
+    def decay_factor(self, step: int, num_steps: int) -> float:
+        """Of the weight decay in a step, from 0."""
+        factors = self.weight_decay_factors or (1.0,)
+        place = min(1.0, step / max(1, num_steps - 1)) * (len(factors) - 1)
+        first = int(place)
+        return factors[first] + (place - first) * (factors[min(first + 1, len(factors) - 1)] - factors[first])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(_Schedule):
+    """Warm up, then half a cosine down to a floor (arXiv:1608.03983)."""
 
     name: Literal["cosine"] = "cosine"
     warmup_ratio: Fraction = 0.02  # of all steps
@@ -32,10 +49,8 @@ class Cosine(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmupStableDecay(Settings):
+class WarmupStableDecay(_Schedule):
     """Warm up, hold, then decay linearly at the end (arXiv:2404.06395, arXiv:2405.18392)."""
-
-    section: ClassVar = "schedule"
 
     name: Literal["wsd"] = "wsd"
     warmup_ratio: Fraction = 0.02  # of all steps
@@ -58,10 +73,8 @@ class WarmupStableDecay(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant(Settings):
+class Constant(_Schedule):
     """Warm up, then hold."""
-
-    section: ClassVar = "schedule"
 
     name: Literal["constant"] = "constant"
     warmup_ratio: Fraction = 0.0  # of all steps

@@ -195,9 +195,9 @@ class ZeroAdamW:
         return Slot(self.zero.fp32_partitioned_groups_flat[subgroup], start, count, first, parameter.ds_shape)
 
     def pass_rates(self) -> None:
-        """Give the engine the groups' learning rates."""
+        """Give the engine the groups' learning rates and weight decays."""
         for theirs, ours in zip(self.zero.optimizer.param_groups, self.param_groups, strict=True):
-            theirs["lr"] = ours["lr"]
+            theirs["lr"], theirs["weight_decay"] = ours["lr"], ours["weight_decay"]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.zero.zero_grad(set_to_none)

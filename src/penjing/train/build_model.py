@@ -79,6 +79,7 @@ def build_model(
     model, base = _shape_only(run) if device.type == "meta" else _with_weights(run, checkpoint)
     freeze(model, run.freeze)
     recompute_activations(model, run.compute.activation_checkpointing)
+    model.regularization = run.regularization
     if run.lora.rank:
         precision.cast_frozen(model)
     trainable = stage.trainable(model)
@@ -112,6 +113,8 @@ def complete(
         rate = 0.0 if run.lora.rank else run.router.bias_update_rate  # a frozen base's routers stay as they are
         optimizers.append(RouterBalance(built.model, rate, strategy.all_reduce))
     geometry = batch_geometry(run, strategy.world, strategy.device)
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["peak_weight_decay"] = group.get("weight_decay", 0.0)
     optimizers = strategy.adopt(optimizers, run, geometry)
     if run.ema_decay:  # last: it averages what the others have changed
         optimizers.append(Ema((one for one in trainable.parameters() if one.requires_grad), run.ema_decay))

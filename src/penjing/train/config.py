@@ -12,6 +12,7 @@ from penjing.data.corpus import DataSettings
 from penjing.kernels.fp8 import Float8
 from penjing.model.config import ModelConfig
 from penjing.model.lora import Lora
+from penjing.model.regularization import Regularization
 from penjing.model.transformer import Recompute
 from penjing.objective.base import ObjectiveSettings
 from penjing.objective.next_token import NextTokenSettings
@@ -169,6 +170,7 @@ class Run(Settings):
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveSettings = field(default_factory=NextTokenSettings, metadata={"choices": settings_classes})
     lora: Lora = field(default_factory=Lora)
+    regularization: Regularization = field(default_factory=Regularization)
     tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
     data: DataSettings = field(default_factory=DataSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)
@@ -212,6 +214,12 @@ class Run(Settings):
             if attrgetter(setting)(self) != off and self.objective.compares_passes:
                 what = f"the loss compares two forward passes, of which only one would {difference}"
                 raise self.error(setting, what, got=f"objective.name={self.objective.name}", wanted=off)
+        if self.regularization.drops and not self.objective.takes_noise:
+            what, got = "noise is for rows of text or conversations", f"objective.name={self.objective.name}"
+            raise UserError(what, where="regularization", got=got, wanted="next_token or distill with rows")
+        if self.schedule.weight_decay_factors and not self.optimizer.weight_decay:
+            what, wanted = "have no effect without weight decay", "optimizer.weight_decay more than 0 too"
+            raise self.error("schedule.weight_decay_factors", what, got="optimizer.weight_decay=0", wanted=wanted)
         parallel = self.parallel
         zero = parallel.strategy.startswith("zero") and parallel.strategy in STRATEGIES
         if zero and (self.optimizer.name, self.optimizer.state_dtype) != ("adamw", "float32"):

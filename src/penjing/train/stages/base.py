@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from penjing.base.errors import UserError
+from penjing.base.seeds import derive
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch_source import Source
 from penjing.model.transformer import Transformer
@@ -76,6 +77,11 @@ class Stage(ABC, Generic[S]):
     def precision(self) -> Precision:
         """Of the run's matmuls; the settings are resolved by now."""
         return Precision.resolve(self.run.compute, self.strategy.device)
+
+    @property
+    def noise_seed(self) -> int | None:
+        """Seed of the training rows' noise (model/regularization.py); None: no noise."""
+        return derive(self.run.seed, "noise") if self.run.regularization.drops else None
 
     @property
     def router(self) -> RouterSettings:

@@ -124,7 +124,8 @@ class DistillStage(TeacherStage):
             return self._data.source(micro_size, rank, world)
         rows = _fixed(self._data.rows)
         make = DistillRows(rows, self._stores[0]).batch
-        return PackedSource(rows, micro_size=micro_size, rank=rank, world=world, make=make)
+        seed = self.noise_seed
+        return PackedSource(rows, micro_size=micro_size, rank=rank, world=world, make=make, noise_seed=seed)
 
     def example_batch(self, micro_size: int, device: torch.device) -> Batch:
         batch = NextTokenStage(self.run, self.strategy).example_batch(micro_size, device)

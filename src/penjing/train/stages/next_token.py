@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -94,14 +95,16 @@ class NextTokenStage(Stage[NextTokenSettings]):
         return [dict(zip(("name", "tokens", "share", "epochs"), values, strict=True)) for values in found]
 
     def source(self, micro_size: int, rank: int, world: int) -> Source:
-        return PackedSource(self.rows, micro_size=micro_size, rank=rank, world=world)
+        return PackedSource(self.rows, micro_size=micro_size, rank=rank, world=world, noise_seed=self.noise_seed)
 
     def objective(self) -> NextToken:
         return NextToken(self.router)
 
     def example_batch(self, micro_size: int, device: torch.device) -> Batch:
         with_edges = devices.of(self.strategy.device).uses_cu_seqlens
-        return example_rows(micro_size, self.run.data.seq_len, device, with_edges=with_edges)
+        batch = example_rows(micro_size, self.run.data.seq_len, device, with_edges=with_edges)
+        noise_B = batch.ids_BT.new_empty(micro_size)
+        return batch if self.noise_seed is None else replace(batch, noise_B=noise_B)
 
     def validate(self) -> dict[str, float]:
         if isinstance(self.held_out, MixedRows):

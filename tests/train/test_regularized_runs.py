@@ -1,0 +1,60 @@
+"""Runs with noise and a schedule of weight decay: resumed exactly, alike in any passes, validated without noise."""
+
+import json
+
+import pytest
+import torch
+from short_runs import cut_back, train, weights_of
+from user_errors import raises_user_error
+
+from penjing.base.config import parse_overrides
+from penjing.loader.batch_source import PackedSource
+from penjing.optim.schedule import Constant
+from penjing.train.stages.example_batches import example_rows
+from penjing.workflows.train import resolve_run
+
+NOISE = ["regularization.dropout=0.2", "regularization.stochastic_depth=0.3", "regularization.masked_inputs=0.3"]
+EMPTY = example_rows(2, 4, torch.device("cpu"))
+DECAY = ["optimizer.weight_decay=0.5", "schedule.weight_decay_factors=1,0.1"]
+
+
+def metrics(folder, name):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line[name] for line in lines if name in line}
+
+
+def test_a_run_resumes_exactly_and_splits_alike(small_run, tmp_path):
+    words = [*small_run, *NOISE, *DECAY, "max_steps=6"]
+    whole, resumed, split = tmp_path / "whole", tmp_path / "resumed", tmp_path / "split"
+    train("pretrain", *words, f"out={whole}")
+    cut_back(whole, resumed, 3)
+    train("pretrain", *words, f"out={resumed}")
+    expected, found = weights_of(whole), weights_of(resumed)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    train("pretrain", *words, "batch.micro_size=2", "compute.activation_checkpointing=block", f"out={split}")
+    assert metrics(split, "loss") == pytest.approx(metrics(whole, "loss"), abs=1e-5)
+    assert metrics(split, "val_loss") == pytest.approx(metrics(whole, "val_loss"), abs=1e-5)
+
+
+def test_each_row_of_the_order_has_a_seed_of_its_own():
+    def seeds(rank, world, start=0):
+        source = PackedSource(None, micro_size=2, rank=rank, world=world, make=lambda indices: EMPTY, noise_seed=3)
+        source.restore({"next_row": start})
+        return next(source).noise_B.tolist()
+
+    assert len({*seeds(0, 1), *seeds(0, 1, 2)}) == 4
+    assert [*seeds(0, 2), *seeds(1, 2)] == [*seeds(0, 1), *seeds(0, 1, 2)]
+
+
+def test_weight_decay_follows_its_factors():
+    schedule = Constant(weight_decay_factors=(1.0, 1.0, 0.2))
+    assert [schedule.decay_factor(step, 5) for step in range(5)] == pytest.approx([1, 1, 1, 0.6, 0.2])
+    assert Constant().decay_factor(3, 5) == Constant(weight_decay_factors=(1.0,)).decay_factor(4, 5) == 1
+
+
+@pytest.mark.parametrize("objective", ["policy", "preference", "reward"])
+def test_noise_is_refused_where_rows_have_no_seeds(objective):
+    with raises_user_error(where="regularization", got=f"objective.name={objective}"):
+        resolve_run("pretrain", parse_overrides([f"objective={objective}", NOISE[0]]))
+    with raises_user_error(where="schedule.weight_decay_factors", got="optimizer.weight_decay=0"):
+        resolve_run("pretrain", parse_overrides(["optimizer=muon", DECAY[1]]))
