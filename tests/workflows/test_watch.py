@@ -61,7 +61,7 @@ def test_a_run_that_is_over_is_printed_once(run):
 def test_a_killed_run_says_that_it_can_go_on(run):
     folder, files = run
     log(files, 1, 2)
-    assert "stopped, step 2 of 40" in shown(folder)
+    assert "killed, step 2 of 40" in shown(folder)
 
 
 def test_a_run_without_a_line_yet_is_shown(run):
@@ -126,7 +126,7 @@ def test_several_runs_are_side_by_side_where_there_is_room(tmp_path, run, width)
     other.mkdir()
     (other / "run.toml").write_text("")
     text = shown(folder, other, console=Console(file=io.StringIO(), width=width))
-    heads = [line for line in text.splitlines() if "step 2" in line and "stopped" in line]
+    heads = [line for line in text.splitlines() if "step 2" in line and "killed" in line]
     assert ("other" in heads[0]) == (width == 130)
     assert max(map(len, text.splitlines())) <= width
 

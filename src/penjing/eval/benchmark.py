@@ -29,6 +29,7 @@ class Benchmark(Task):
     patterns: ClassVar[Sequence[str]]
     shot_patterns: ClassVar[Sequence[str]] = ()
     archives: ClassVar[Sequence[str]] = ()
+    shows_answers = False
 
     def __init__(self, data: Path | None = None, *, shots: int | None = None) -> None:
         """Raises UserError if the files are not in the folder."""

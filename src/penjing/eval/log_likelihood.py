@@ -1,8 +1,9 @@
-"""Log-likelihoods of the ends of many texts, in packed rows.
+"""Log-likelihoods of the ends of many texts.
 
-Equal beginnings are computed once: texts that share one are a document whose branches they are, as the answers to a
-prompt are in training (loader/shared_prompt_batch.py). An input that several texts have in common, such as a question
-with one-token choices, is computed once. The softmax is in float64, of logits in float32.
+Equal beginnings are computed once: texts that share one are a row whose branches they are, as the answers to a prompt
+are in training (loader/shared_prompt_batch.py). An input that several texts have in common, such as a question with
+one-token choices, is computed once. The rows of a pass are similarly long. The softmax is in float64, of logits in
+float32.
 """
 
 import math
@@ -18,11 +19,10 @@ from torch import Tensor
 from penjing import devices
 from penjing.infer.requests import NotFiniteError
 from penjing.kernels import ops
-from penjing.loader.shared_prompt_batch import best_fit_rows
 from penjing.model.transformer import Transformer
 
 TOKENS_PER_REQUEST = 128  # of a forward pass
-ROW_MULTIPLE, SHORTEST_ROW, LONGEST_ROW = 64, 256, 2048  # few shapes; space for several texts of a shared beginning
+ROW_MULTIPLE = 16  # few shapes
 MAX_LOGITS = 1 << 20  # of one block of the head
 
 
@@ -90,32 +90,29 @@ def log_likelihoods(model: Transformer, endings: Sequence[Ending], batch_size: i
     by_input: dict[tuple[int, ...], list[int]] = {}
     for index, ending in enumerate(endings):
         by_input.setdefault(tuple(ending.ids[:-1]), []).append(index)
-    longest = max(map(len, by_input), default=1)
-    trees = sorted(_trees(sorted(by_input), max(longest, min(4 * longest, LONGEST_ROW))), key=lambda tree: -tree.size)
-    row_tokens = max(SHORTEST_ROW, -(-max((tree.size for tree in trees), default=1) // ROW_MULTIPLE) * ROW_MULTIPLE)
+    trees = sorted(_trees(sorted(by_input), model.config.hidden_size), key=lambda tree: -tree.size)
     scores: dict[int, EndingScore] = {}
-    rows_per_pass = max(1, batch_size * TOKENS_PER_REQUEST // row_tokens)
     was_training = model.training
     model.eval()
     try:
-        for rows in _passes(trees, row_tokens, rows_per_pass):
-            scores |= _score_rows(model, rows, row_tokens, by_input, endings)
+        for rows in _passes(trees, batch_size * TOKENS_PER_REQUEST):
+            scores |= _score_rows(model, rows, by_input, endings)
     finally:
         model.train(was_training)
     return [scores[index] for index in range(len(endings))]
 
 
-def _trees(inputs: Sequence[tuple[int, ...]], row_tokens: int) -> Iterator[_Tree]:
-    """Neighbours of the sorted inputs, joined while that saves tokens and a row has space."""
+def _trees(inputs: Sequence[tuple[int, ...]], hidden_size: int) -> Iterator[_Tree]:
+    """Neighbours of the sorted inputs, joined where that saves more in matrices than it costs in attention."""
     tree: _Tree | None = None
     for ids in inputs:
         if tree is not None:
             common = _common(tree.inputs[0], ids, tree.prefix)
-            longer = (tree.prefix - common) * (len(tree.inputs) - 1)  # its inputs have a shorter common beginning
-            size = tree.size + longer + len(ids) - common
-            if size < tree.size + len(ids) and size <= row_tokens:
+            saved = common - (tree.prefix - common) * (len(tree.inputs) - 1)  # the others' common beginning is shorter
+            # A layer has about 24 D^2 operations per token and 4 D per pair of tokens, which take about 3 x as long.
+            if 2 * hidden_size * saved > tree.size * len(ids):
                 tree.inputs.append(ids)
-                tree.prefix, tree.size = common, size
+                tree.prefix, tree.size = common, tree.size + len(ids) - saved
                 continue
             yield tree
         tree = _Tree([ids], len(ids))
@@ -129,57 +126,39 @@ def _common(first: Sequence[int], second: Sequence[int], limit: int) -> int:
     return next((place for place in range(limit) if first[place] != second[place]), limit)
 
 
-def _passes(trees: Sequence[_Tree], row_tokens: int, rows_per_pass: int) -> Iterator[list[list[_Tree]]]:
-    """The rows of each forward pass."""
-    waiting: list[_Tree] = []
-    free = rows_per_pass * row_tokens
-    for tree in trees:
-        if tree.size > free:
-            packed = _packed(waiting, row_tokens)
-            yield packed[:rows_per_pass]
-            waiting = [tree for row in packed[rows_per_pass:] for tree in row]
-            free = rows_per_pass * row_tokens - sum(tree.size for tree in waiting)
-        waiting.append(tree)
-        free -= tree.size
-    packed = _packed(waiting, row_tokens)
-    for first in range(0, len(packed), rows_per_pass):
-        yield packed[first : first + rows_per_pass]
-
-
-def _packed(trees: Sequence[_Tree], row_tokens: int) -> list[list[_Tree]]:
-    return [[trees[index] for index in row] for row in best_fit_rows([tree.size for tree in trees], row_tokens)]
+def _passes(trees: Sequence[_Tree], max_tokens: int) -> Iterator[Sequence[_Tree]]:
+    """The trees of each forward pass, a row each."""
+    first = 0
+    while first < len(trees):
+        rows = max(1, max_tokens // trees[first].size)
+        yield trees[first : first + rows]
+        first += rows
 
 
 def _score_rows(
     model: Transformer,
-    rows: Sequence[Sequence[_Tree]],
-    row_tokens: int,
+    trees: Sequence[_Tree],
     by_input: dict[tuple[int, ...], list[int]],
     endings: Sequence[Ending],
 ) -> dict[int, EndingScore]:
-    """The scores by index of the endings whose inputs are in these rows."""
-    ids_BT = np.zeros((len(rows), row_tokens), dtype=np.int64)
-    document_BT = np.full_like(ids_BT, -1)  # padding
-    branch_BT, position_BT = np.zeros_like(ids_BT), np.zeros_like(ids_BT)
+    """The scores by index of the endings whose inputs are in these trees, of which the first is the largest."""
+    row_tokens = -(-trees[0].size // ROW_MULTIPLE) * ROW_MULTIPLE
+    ids_BT = np.zeros((len(trees), row_tokens), dtype=np.int64)
+    branch_BT, position_BT = np.full_like(ids_BT, -1), np.zeros_like(ids_BT)  # -1: padding
     places: dict[int, list[int]] = {}  # flat indices of the positions that predict an ending's tokens
-    for row, trees in enumerate(rows):
-        start = 0
-        for document, tree in enumerate(trees):
-            prefix = tree.prefix
-            document_BT[row, start : start + tree.size] = document
-            ids_BT[row, start : start + prefix] = tree.inputs[0][:prefix]
-            position_BT[row, start : start + prefix] = range(prefix)
-            at, origin = start + prefix, row * row_tokens + start
-            for branch, ids in enumerate(tree.inputs, start=1):
-                end = at + len(ids) - prefix
-                ids_BT[row, at:end], branch_BT[row, at:end] = ids[prefix:], branch
-                position_BT[row, at:end] = range(prefix, len(ids))
-                own = row * row_tokens + at - prefix
-                for index in by_input[ids]:
-                    predicting = range(endings[index].first - 1, len(ids))
-                    places[index] = [(origin if place < prefix else own) + place for place in predicting]
-                at = end
-            start += tree.size
+    for row, tree in enumerate(trees):
+        at = prefix = tree.prefix
+        ids_BT[row, :prefix], branch_BT[row, :prefix] = tree.inputs[0][:prefix], 0
+        position_BT[row, :prefix] = range(prefix)
+        for branch, ids in enumerate(tree.inputs, start=1):
+            end = at + len(ids) - prefix
+            ids_BT[row, at:end], branch_BT[row, at:end] = ids[prefix:], branch
+            position_BT[row, at:end] = range(prefix, len(ids))
+            origin = row * row_tokens
+            for index in by_input[ids]:
+                predicting = range(endings[index].first - 1, len(ids))
+                places[index] = [origin + place + (at - prefix) * (place >= prefix) for place in predicting]
+            at = end
     lengths = [len(found) for found in places.values()]
     flat = np.fromiter(chain.from_iterable(places.values()), dtype=np.int64)
     ends = (endings[index].ids[endings[index].first :] for index in places)
@@ -188,14 +167,14 @@ def _score_rows(
     order = np.argsort(position_M, kind="stable")
     inputs = [
         torch.from_numpy(np.ascontiguousarray(array)).to(model.embed.weight.device)
-        for array in (ids_BT, document_BT, branch_BT, position_BT, scored_N, position_M[order], targets[order])
+        for array in (ids_BT, branch_BT, position_BT, scored_N, position_M[order], targets[order])
     ]
     found_2M = model(
-        *inputs[:2],
-        branch_BT=inputs[2],
-        position_BT=inputs[3],
-        scored_N=inputs[4],
-        score=_TokenScores(inputs[5], inputs[6]),
+        inputs[0],
+        branch_BT=inputs[1],
+        position_BT=inputs[2],
+        scored_N=inputs[3],
+        score=_TokenScores(inputs[4], inputs[5]),
     )
     assert isinstance(found_2M, Tensor)
     if not found_2M.isfinite().all():

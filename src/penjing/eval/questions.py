@@ -32,7 +32,9 @@ class Question(Generate):
 
 
 class Questions(Task):
-    def __init__(self, data: Path | None = None) -> None:
+    option = "questions"
+
+    def __init__(self, data: Path | None = None, *, shots: int | None = None) -> None:
         if data is None:
             raise UserError("needs a file", where="task questions", next_step="Give --questions FILE.")
         self._questions = read_questions(data)

@@ -8,7 +8,6 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.base.registry import look_up
 from penjing.eval import TASKS
-from penjing.eval.benchmark import Benchmark
 from penjing.eval.task import Task
 
 
@@ -29,12 +28,8 @@ class Suite:
         object.__setattr__(self, "tasks", {name: self._make(name) for name in dict.fromkeys(self.names)})
 
     def _make(self, name: str) -> Task:
-        kind = look_up(TASKS, name, what="task")
-        if issubclass(kind, Benchmark):
-            task: Task = kind(self.data, shots=self.shots)
-        else:
-            task = kind(self.questions if name == "questions" else None)
-        return task
+        kind: type[Task] = look_up(TASKS, name, what="task")
+        return kind({"data": self.data, "questions": self.questions}[kind.option], shots=self.shots)
 
     def requests(self, name: str) -> list[Any]:
         """What the task asks: all, or `limit` at equal distances."""

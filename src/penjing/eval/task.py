@@ -134,11 +134,13 @@ class Task:
 
     metric: ClassVar[Metric] = "acc"  # how choices are compared; those of METRICS are shown beside it
     shots: int = 0  # solved examples before each request
+    option: ClassVar[Literal["data", "questions"]] = "data"  # of `penjing eval`, which names its file or folder
+    shows_answers: ClassVar[bool] = True  # scores are shown by kind, with some of the wrong answers
     files: ClassVar[str] = ""  # that it reads, for --list
     chance: ClassVar[str] = ""  # in %, for --list
 
-    def __init__(self, data: Path | None = None) -> None:
-        """data: the task's file or folder, if it needs one."""
+    def __init__(self, data: Path | None = None, *, shots: int | None = None) -> None:
+        """data: its file or folder, if it needs one. shots: solved examples, if it shows any; None: as usual."""
 
     def requests(self) -> Iterable[LogLikelihood | Continuation | Generate]:
         raise NotImplementedError

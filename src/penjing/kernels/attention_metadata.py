@@ -19,17 +19,18 @@ def document_mask(document_BT: Tensor, window: int = 0) -> Tensor:
     return (same_BTS & _causal(document_BT.shape[1], window, document_BT.device))[:, None]
 
 
-def branch_mask(document_BT: Tensor, branch_BT: Tensor, position_BT: Tensor, window: int = 0) -> Tensor:
-    """mask_B1TS for documents that branch after a shared prefix, which is branch 0.
+def branch_mask(document_BT: Tensor | None, branch_BT: Tensor, position_BT: Tensor, window: int = 0) -> Tensor:
+    """mask_B1TS for documents that branch after a shared prefix, which is branch 0. document_BT None: one per row.
 
     A query attends to the prefix and its own branch, up to itself. Windows are measured in positions: branches are one
     after another in the row, but the positions of each continue from the end of the prefix.
     """
-    same_BTS = document_BT[:, :, None] == document_BT[:, None, :]
-    same_BTS &= (branch_BT[:, None, :] == 0) | (branch_BT[:, :, None] == branch_BT[:, None, :])
+    same_BTS = (branch_BT[:, None, :] == 0) | (branch_BT[:, :, None] == branch_BT[:, None, :])
+    if document_BT is not None:
+        same_BTS &= document_BT[:, :, None] == document_BT[:, None, :]
     if window:
         same_BTS &= position_BT[:, :, None] - position_BT[:, None, :] < window
-    return (same_BTS & _causal(document_BT.shape[1], 0, document_BT.device))[:, None]
+    return (same_BTS & _causal(branch_BT.shape[1], 0, branch_BT.device))[:, None]
 
 
 def causal_mask(position_BT: Tensor, window: int) -> Tensor:

@@ -73,10 +73,10 @@ def attention_metadata(asked: AttentionInputs) -> AttentionMetadata:
         if asked.device.type == "cuda":
             mask_B1TS = additive_mask(mask_B1TS, asked.dtype)
         return AttentionMetadata(mask_B1TS=mask_B1TS)
-    if documents is None:
-        return AttentionMetadata(mask_B1TS=causal_mask(asked.position_BT, window) if 0 < window < tokens else None)
     if asked.branch_BT is not None:
         return AttentionMetadata(mask_B1TS=branch_mask(documents, asked.branch_BT, asked.position_BT, window))
+    if documents is None:
+        return AttentionMetadata(mask_B1TS=causal_mask(asked.position_BT, window) if 0 < window < tokens else None)
     return AttentionMetadata(mask_B1TS=document_mask(documents, window))
 
 

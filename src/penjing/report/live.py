@@ -71,14 +71,11 @@ class LiveRun:
 
     @property
     def state(self) -> str:
-        """Running, finished, or how it ended."""
+        """That of the record, and where it is."""
         steps = self.record.plan.number("steps")
         at = f"step {self.step:,}" + (f" of {steps:,.0f}" if steps else "")
-        if self.record.outcome:
-            return f"finished, {at}"
-        if self.is_running:
-            return f"running, {at}"
-        return f"{self.record.ended.text('ended') or 'stopped'}, {at}; the same command resumes it"
+        state = self.record.state(self.step)
+        return f"{state}, {at}" + ("" if state in ("running", "finished") else "; the same command resumes it")
 
     @property
     def time_text(self) -> str:

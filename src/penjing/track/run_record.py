@@ -130,6 +130,17 @@ class RunRecord:
     def is_running(self) -> bool:
         return not self.outcome and is_locked(self.folder.path)
 
+    def state(self, step: int) -> str:
+        """running, finished, stopped, failed, interrupted, out of memory, or killed: then nothing wrote why it ended.
+        step: the last one of its metrics."""
+        if self.is_running:
+            return "running"
+        if self.outcome:
+            return "finished"
+        if self.ended and step <= (self.ended.number("steps_done") or 0):
+            return self.ended.text("ended")
+        return "killed"
+
 
 class GrowingFigures:
     """Values by step of each metric, as a run's file grows. A resumed run repeats steps: the later line wins."""

@@ -82,7 +82,7 @@ class LiveRun:
         written = [stamp[0] for file in (files.metrics, files.settings, files.outcome) if (stamp := _signature(file))]
         return {
             "id": self.name,
-            "state": begun or state_of(record, step),
+            "state": begun or record.state(step),
             "stage": text(settings.get("stage", "")),
             "step": step,
             "steps": record.plan.number("steps"),
@@ -94,17 +94,6 @@ class LiveRun:
             "checkpoints": record.checkpoints[:50],
             "written": max(written, default=0) / 1e9,
         }
-
-
-def state_of(record: RunRecord, step: int) -> str:
-    """running, finished, stopped, failed, interrupted, out of memory, or killed: then nothing wrote why it ended."""
-    if record.is_running:
-        return "running"
-    if record.outcome:
-        return "finished"
-    if record.ended and step <= (record.ended.number("steps_done") or 0):
-        return record.ended.text("ended")
-    return "killed"
 
 
 def _signature(path: Path) -> tuple[int, int] | None:

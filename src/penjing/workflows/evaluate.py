@@ -19,7 +19,6 @@ from penjing.base.markup import escape_markup, print_table
 from penjing.base.registry import look_up
 from penjing.data import formats as records
 from penjing.eval import TASKS
-from penjing.eval.benchmark import Benchmark
 from penjing.eval.scorer import Graded, grade, groups, standard_error
 from penjing.eval.scores import paired_change, summary
 from penjing.eval.suite import Suite
@@ -72,9 +71,9 @@ def evaluate(paths: Sequence[Path], suite: Suite, text: Path | None, console: Co
                 row["change"], row["change_standard_error"] = paired_change(first_graded[name], graded)
             first_graded.setdefault(name, graded)
             rows.append(row)
-            if not isinstance(task, Benchmark):
+            if task.shows_answers:
                 print_scores(name, graded, shown)
-        if benchmarks := [row for row in rows if isinstance(suite.tasks[row["task"]], Benchmark)]:
+        if benchmarks := [row for row in rows if not suite.tasks[row["task"]].shows_answers]:
             print_benchmarks(benchmarks, shown, details=options.details)
         runs.append({"run": str(path), "tasks": rows})
         if text is not None:
