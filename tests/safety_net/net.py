@@ -54,7 +54,8 @@ TAUGHT = "objective.teacher=runs/pretrain"
 # case: (recipe, settings); `max_steps` and the others may be said again, the last one counts
 TRAININGS = {
     "pretrain": ("pretrain", f"{SHAPE} {RUN} {TEXTS}"),  # dense, Muon, warm-up stable decay
-    "pretrain_tiny_bfloat16": ("pretrain", f"model=tiny {RUN} {TEXTS} compute.dtype=bfloat16"),
+    "pretrain_tiny_bfloat16": ("pretrain", f"model=tiny model.num_attention_heads=1 model.intermediate_size=352 {RUN}"
+                               f" {TEXTS} compute.dtype=bfloat16"),
     "pretrain_adamw_cosine": ("pretrain", f"{SHAPE} {RUN} {TEXTS} optimizer.name=adamw optimizer.learning_rate=0.003"
                               " schedule.name=cosine"),
     "pretrain_accumulated": ("pretrain", f"{SHAPE} {RUN} {TEXTS} batch.micro_size=2"),

@@ -15,7 +15,6 @@ def tiny() -> Layer:
     return {
         "stage": "tiny",
         "out": "runs/tiny",
-        "seed": 2,  # the best of 1, 2 and 3: docs/log.md
         "max_steps": PRETRAIN_STEPS,
         "model": "tiny",
         "tokenizer": {"max_han_per_token": 2},
