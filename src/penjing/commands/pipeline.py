@@ -30,6 +30,9 @@ def quickstart(
     fresh: Annotated[bool, typer.Option("--fresh", help="Delete the folder's content and start again.")] = False,
     short: Annotated[bool, typer.Option("--short", help="A few steps only: a check that everything works.")] = False,
     settings: Settings = None,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, max=100_000, help="Of training; decides the size of a model of your own data.")
+    ] = 5.75,
     gpus: Gpus = 0,
     nproc_per_node: Processes = 0,
     max_restarts: Restarts = 0,
@@ -48,7 +51,7 @@ def quickstart(
 
     launch = LaunchOptions(gpus=gpus, nproc_per_node=nproc_per_node, max_restarts=max_restarts)
     options = stages.QuickstartOptions(
-        data=data, out=out, fresh=fresh, short=short, settings=tuple(settings or ()), launch=launch
+        data=data, out=out, fresh=fresh, short=short, settings=tuple(settings or ()), minutes=minutes, launch=launch
     )
     stages.quickstart(options, console)
 

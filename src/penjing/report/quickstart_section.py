@@ -60,7 +60,7 @@ def facts(fields: Fields, table: FactTable) -> Facts:
 
 def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun], limits: Limits) -> View:
     found, evaluation = quickstart.facts, quickstart.evaluation
-    tokenizer, data = found.fields("tokenizer"), found.fields("data")
+    tokenizer, data, choice = (found.fields(name) for name in ("tokenizer", "data", "choice"))
     examples = [example_cells(example, limits) for example in evaluation.items("examples")]
     hashes = [(f"{task_names(run.task)[0]} weights, SHA-256", run.outcome.text("weights_sha256")) for run in runs]
     names = [(text_format.kind_name(name).capitalize(), name) for name in tokenizer.raw][:16]
@@ -83,6 +83,8 @@ def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun], limits:
         "data": facts(data, DATA_FACTS),
         "warnings": [clip(warning, 300) for warning in data.texts("warnings")[: limits.items]],
         "tokenizer": facts(tokenizer, [(name, field, formatter_of(tokenizer, field)) for name, field in names]),
+        "choice": clip(choice.text("why"), 300),
+        "choice_rows": [(clip(row.text("name"), 60), clip(row.text("text"), 60)) for row in choice.items("rows")[:9]],
         "compression": clip(quickstart.compression.text("note"), 400),
         "machine": [
             *facts(found.fields("machine"), MACHINE_FACTS),

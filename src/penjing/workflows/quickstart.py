@@ -42,6 +42,7 @@ from penjing.train.config import Run
 from penjing.train.load_model import load_trained, set_threads
 from penjing.train.resolve import decide
 from penjing.workflows.launch import LaunchOptions, train_in
+from penjing.workflows.little_data import compare_choice, fit_to_text
 from penjing.workflows.report import write_page
 from penjing.workflows.stage_log import StageLog, open_log
 from penjing.workflows.train import resolve_run
@@ -69,12 +70,19 @@ class QuickstartOptions:
     fresh: bool = False  # delete the folder's content
     short: bool = False  # a hundredth of the training: a check that everything works
     settings: Sequence[str] = ()  # further a.b=c for the pretraining, or sft.a.b=c for the SFT stage
+    minutes: float = 5.75  # for all training
     launch: LaunchOptions = field(default_factory=LaunchOptions)  # the processes that train
     uses: ClassVar[tuple[str, ...]] = ("documents", "chats")  # kinds of records
 
     def request(self) -> dict[str, Any]:
         """The options that decide what the stages make."""
-        return {"data": self.data, "short": self.short, "settings": list(self.settings)}
+        longer = {} if self.minutes == QuickstartOptions.minutes else {"minutes": self.minutes}
+        return {"data": self.data, "short": self.short, "settings": list(self.settings), **longer}
+
+    @property
+    def seconds(self) -> float:
+        """Of all training."""
+        return 60 * self.minutes * (0.01 if self.short else 1.0)
 
 
 @dataclass
@@ -100,7 +108,7 @@ def quickstart(options: QuickstartOptions, console: Console) -> None:
     command = f"penjing quickstart --data {options.data}"
     log = open_log(options.out, command, options.request(), console, fresh=options.fresh)
     trainings: Trainings = {
-        "pretrain": lambda files: _pretraining(options, files),
+        "pretrain": lambda files: _pretraining(options, files, log),
         "sft": lambda files: _finetuning(options, files),
     }
     with locked(options.out):
@@ -237,7 +245,8 @@ def _data_files(options: QuickstartOptions) -> DataFiles:
 SHORT_STEPS = {"pretrain": 12, "sft": 8}
 # Of both stages, so that all fits in 8 minutes. Questions right after 1,200, 2,000 and 4,000 steps: 44, 60 and 65 %;
 # after 2,000 with 700 steps of pretraining instead of 1,300: 48 %.
-TRAINING_SECONDS, MIN_SFT_STEPS = 345.0, 1600
+TRAINING_SECONDS, MIN_SFT_STEPS = 60 * QuickstartOptions.minutes, 1600
+PRETRAIN_SHARE = 0.4  # of the time, for data of one's own with conversations
 
 
 def _overrides(options: QuickstartOptions, stage: str) -> list[str]:
@@ -254,7 +263,7 @@ def _pretraining_settings(options: QuickstartOptions) -> Run:
     return resolve_run("tiny", parse_overrides(_overrides(options, "pretrain")))
 
 
-def _pretraining(options: QuickstartOptions, files: DataFiles) -> Run:
+def _pretraining(options: QuickstartOptions, files: DataFiles, log: StageLog) -> Run:
     toy = options.data == TOYWORLD
     prompts = list(STORY_PROMPTS) if toy else _held_out_openings(_document_settings(options, files))
     val_fraction = 0.01 if toy else HELD_OUT_OF_REAL_TEXT
@@ -264,16 +273,23 @@ def _pretraining(options: QuickstartOptions, files: DataFiles) -> Run:
         "sample": {"prompts": prompts},
         "eval": {"sequences": 128 if toy else 1024},
     }
-    return resolve_run("tiny", layer, parse_overrides(_overrides(options, "pretrain")))
+    requested = parse_overrides(_overrides(options, "pretrain"))
+    run = resolve_run("tiny", layer, requested)
+    share = PRETRAIN_SHARE if files.chats else 1.0
+    return (
+        run
+        if toy
+        else fit_to_text(run, requested, share * options.seconds, log, alone=options.launch == LaunchOptions())
+    )
 
 
-def _sft_steps(pretrained: Path) -> int:
-    """Steps of SFT: as many as fit TRAINING_SECONDS at the pace of the finished pretraining, within limits. A killed
-    quickstart that continues gets the same number, as it follows from outcome.json."""
+def _sft_steps(pretrained: Path, seconds: float = TRAINING_SECONDS, least: int = MIN_SFT_STEPS) -> int:
+    """Steps of SFT: as many as fit what is left of `seconds` at the pace of the finished pretraining, within limits. A
+    killed quickstart that continues gets the same number, as it follows from outcome.json."""
     outcome, run = RunRecord(pretrained).outcome.raw, resolve_run("tiny_sft")
     step_seconds = outcome["training_seconds"] / outcome["tokens"] * run.batch.size * run.data.seq_len
-    fitting = (TRAINING_SECONDS - outcome["seconds"]) / step_seconds
-    return min(SFT_STEPS, max(MIN_SFT_STEPS, int(fitting) // 100 * 100))
+    fitting = (seconds - outcome["seconds"]) / step_seconds
+    return min(SFT_STEPS, max(least, int(fitting) // 100 * 100))
 
 
 def _finetuning(options: QuickstartOptions, files: DataFiles) -> Run | None:
@@ -291,7 +307,8 @@ def _finetuning(options: QuickstartOptions, files: DataFiles) -> Run | None:
     if requested.keys() & {"max_steps", "epochs"}:
         return run
     why = f"this machine is slow or busy; for all of them: sft.max_steps={SFT_STEPS}"
-    return decide(run, "max_steps", _sft_steps(options.out / "pretrain"), why)
+    least = MIN_SFT_STEPS if options.data == TOYWORLD else 100
+    return decide(run, "max_steps", _sft_steps(options.out / "pretrain", options.seconds, least), why)
 
 
 def _document_settings(options: QuickstartOptions, files: DataFiles) -> DataSettings:
@@ -321,6 +338,8 @@ def _train(options: QuickstartOptions, run: Run, console: Console) -> str:
 def _record_tokens(log: StageLog, run: Run) -> None:
     """Record statistics of the tokenizer and the shards, for the report."""
     folder = RunDir(Path(run.out))
+    if "choice" in log.facts:
+        compare_choice(log, RunRecord(folder.path))
     train, validation = TokenShards(folder.shards / "train"), TokenShards(folder.shards / "validation")
     tokenizer = Tokenizer.load(folder.tokenizer)
     tokens = train.num_tokens + validation.num_tokens

@@ -1,0 +1,150 @@
+"""Little text and little time: which model to train, and how long, from the bytes there are and the seconds.
+
+The largest model wins that still sees TOKENS_PER_PARAMETER tokens in the time and has no more than PARAMETERS_PER_BYTE
+parameters for the text. A larger one ends too early, a smaller one has learned all it can; docs/log.md, "Little data",
+has the trials behind the numbers.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penjing.base import formatting as units
+from penjing.model.config import ModelConfig
+from penjing.plan.flops import parameters
+
+# Width, layers, heads, width of a head, inner width. Few wide heads, as in the preset `tiny`, which is the second.
+SIZES = (
+    (96, 3, 1, 96, 256),
+    (128, 4, 1, 128, 352),
+    (192, 4, 2, 96, 512),
+    (256, 4, 2, 128, 704),
+    (320, 6, 3, 128, 896),
+    (448, 6, 4, 128, 1216),
+    (576, 8, 5, 128, 1536),
+)
+TOKENS_PER_PARAMETER = 2.0  # least tokens of a training, repeated ones included
+PARAMETERS_PER_BYTE = 3.0  # of the text
+MOST_EPOCHS = 30.0  # a training that has not overfitted before stops here
+TRAINING_SHARE = 0.85  # of the seconds; the rest goes to tokenizer, probe, validations and checkpoints
+ROWS, LEAST_STEPS = (16, 8, 4), 600  # rows of a step: as many as leave so many steps
+VALIDATIONS, VALIDATION_SHARE = 12, 0.05  # of a run, and the share of its training time that they may take
+
+SHAPE = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    "intermediate_size",
+)
+
+TimeStep = Callable[[ModelConfig], tuple[float, float]]  # seconds of a row's pass, and of an optimizer step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """What there is to learn from."""
+
+    num_bytes: int
+    han_fraction: float = 0.0  # of the letters
+
+    @property
+    def vocab_size(self) -> int:
+        """Few ids for a diary, whose words are rare; more for a novel, and as many as characters for a Chinese one."""
+        if self.num_bytes < 400_000:
+            return 2048
+        return 8192 if self.han_fraction > 0.3 and self.num_bytes > 1_000_000 else 4096
+
+    @property
+    def tokens(self) -> float:
+        """An estimate, within a tenth of 三国演义 and of novels by Charlotte Brontë."""
+        return self.num_bytes / {2048: 3.1, 4096: 3.6, 8192: 4.2}[self.vocab_size]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A model, and the training that fits the seconds."""
+
+    model: ModelConfig
+    parameters: int
+    rows: int  # of a step
+    steps: int
+    seconds: float  # of the training alone
+    tokens: int
+    epochs: float
+    against: str = ""  # why not this one; empty: it may be taken
+
+
+def sizes(text: Text) -> Iterator[ModelConfig]:
+    """The models to choose from, smallest first."""
+    for width, layers, heads, head, inner in SIZES:
+        shape: dict[str, Any] = {
+            **ModelConfig.named("tiny"),
+            "vocab_size": text.vocab_size,
+            "hidden_size": width,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            "head_dim": head,
+            "intermediate_size": inner,
+        }
+        yield ModelConfig(**shape)
+
+
+def candidate(
+    model: ModelConfig, text: Text, seconds: float, seq_len: int, row_and_step: tuple[float, float]
+) -> Candidate:
+    """The training of a model in `seconds`. row_and_step: see `TimeStep`."""
+    row_seconds, optimizer_seconds = row_and_step
+    rows = steps = 0
+    for rows in ROWS:
+        step_seconds = rows * row_seconds + optimizer_seconds
+        steps = max(1, int(TRAINING_SHARE * seconds / step_seconds))
+        if steps >= LEAST_STEPS:
+            break
+    steps = max(1, min(steps, round(MOST_EPOCHS * text.tokens / (rows * seq_len))))
+    tokens, size = steps * rows * seq_len, parameters(model).total
+    against = ""
+    if tokens < TOKENS_PER_PARAMETER * size and tokens < MOST_EPOCHS * text.tokens * 0.95:
+        against = f"sees {tokens / size:.1f} tokens per parameter in the time, and needs {TOKENS_PER_PARAMETER:g}"
+    elif size > PARAMETERS_PER_BYTE * text.num_bytes:
+        against = f"{size / text.num_bytes:.1f} parameters for a byte learn the text by heart"
+    return Candidate(
+        model=model,
+        parameters=size,
+        rows=rows,
+        steps=steps,
+        seconds=steps * step_seconds,
+        tokens=tokens,
+        epochs=tokens / text.tokens,
+        against=against,
+    )
+
+
+def candidates(
+    text: Text, seconds: float, seq_len: int, time_step: TimeStep, models: Iterable[ModelConfig]
+) -> list[Candidate]:
+    """Trainings of the models until one is too large; the one to take is `chosen`."""
+    found: list[Candidate] = []
+    for model in models:
+        found.append(candidate(model, text, seconds, seq_len, time_step(model)))
+        if found[-1].against:
+            break
+    return found
+
+
+def chosen(found: list[Candidate]) -> Candidate:
+    """The largest that nothing speaks against, else the smallest."""
+    return next((one for one in reversed(found) if not one.against), found[0])
+
+
+def settings_of(one: Candidate) -> dict[str, tuple[Any, str]]:
+    """What follows from the choice: by setting its value, and why."""
+    size = f"{units.count(one.parameters)} parameters: see the table"
+    validation_rows = round(3 * VALIDATION_SHARE * one.steps * one.rows / VALIDATIONS)  # a pass forward takes a third
+    share = f"{VALIDATIONS} validations in {VALIDATION_SHARE:.0%} of the time"
+    return {
+        **{f"model.{name}": (getattr(one.model, name), size) for name in SHAPE},
+        "batch.size": (one.rows, f"leaves {one.steps:,} steps"),
+        "batch.micro_size": (one.rows, "one pass a step is quicker, where one process trains"),
+        "max_steps": (one.steps, f"{one.epochs:.1f} epochs in the time"),
+        "eval.every": (max(1, one.steps // VALIDATIONS), share),
+        "eval.sequences": (min(1024, max(32, validation_rows)), share),
+    }

@@ -1,0 +1,41 @@
+"""The size and length of a training by bytes, time and speed."""
+
+import pytest
+
+from penjing.plan.flops import parameters
+from penjing.plan.little_data import LEAST_STEPS, MOST_EPOCHS, Text, candidates, chosen, settings_of, sizes
+
+FLOPS = {"fast": 3e11, "slow": 3e10}  # per second
+
+
+def choose(num_bytes, machine, seconds=345.0, han_fraction=0.0):
+    def time_step(model):
+        size = parameters(model).total
+        return 6 * 256 * (size + 1e6) / FLOPS[machine], 8e3 * size / FLOPS[machine]
+
+    text = Text(num_bytes=num_bytes, han_fraction=han_fraction)
+    found = candidates(text, seconds, 256, time_step, sizes(text))
+    return chosen(found), found
+
+
+@pytest.mark.parametrize("num_bytes", [200_000, 2_500_000, 20_000_000])
+@pytest.mark.parametrize("machine", FLOPS)
+def test_the_training_fits_the_time_and_the_text(num_bytes, machine):
+    one, found = choose(num_bytes, machine)
+    assert 0 < one.seconds <= 345 and one.epochs <= MOST_EPOCHS * 1.01
+    assert one.steps >= LEAST_STEPS or one.rows == 4 or one.epochs > 0.9 * MOST_EPOCHS
+    assert not one.against or one is found[0]
+
+
+def test_more_text_time_or_speed_never_gives_a_smaller_model():
+    by_text = [choose(num_bytes, "fast")[0].parameters for num_bytes in (200_000, 2_500_000, 20_000_000)]
+    assert by_text == sorted(by_text) and by_text[0] < by_text[-1]
+    assert choose(2_500_000, "slow")[0].parameters < choose(2_500_000, "fast")[0].parameters
+    assert choose(2_500_000, "fast", 60)[0].parameters < choose(2_500_000, "fast", 600)[0].parameters
+
+
+def test_every_setting_has_its_reason():
+    one, _ = choose(2_500_000, "fast", han_fraction=0.9)
+    made = settings_of(one)
+    assert made["max_steps"][0] == one.steps and made["model.vocab_size"][0] == 8192
+    assert all(why for _, why in made.values())
