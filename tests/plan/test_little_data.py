@@ -8,12 +8,12 @@ from penjing.plan.little_data import LEAST_STEPS, MOST_EPOCHS, Text, candidates,
 FLOPS = {"fast": 3e11, "slow": 3e10}  # per second
 
 
-def choose(num_bytes, machine, seconds=345.0, han_fraction=0.0):
+def choose(num_bytes, machine, seconds=345.0):
     def time_step(model):
         size = parameters(model).total
         return 6 * 256 * (size + 1e6) / FLOPS[machine], 8e3 * size / FLOPS[machine]
 
-    text = Text(num_bytes=num_bytes, han_fraction=han_fraction)
+    text = Text(num_bytes=num_bytes)
     found = candidates(text, seconds, 256, time_step, sizes(text))
     return chosen(found), found
 
@@ -35,7 +35,7 @@ def test_more_text_time_or_speed_never_gives_a_smaller_model():
 
 
 def test_every_setting_has_its_reason():
-    one, _ = choose(2_500_000, "fast", han_fraction=0.9)
+    one, _ = choose(2_500_000, "fast")
     made = settings_of(one)
-    assert made["max_steps"][0] == one.steps and made["model.vocab_size"][0] == 8192
+    assert made["max_steps"][0] == one.steps and made["model.vocab_size"][0] == 4096
     assert all(why for _, why in made.values())

@@ -43,19 +43,16 @@ class Text:
     """What there is to learn from."""
 
     num_bytes: int
-    han_fraction: float = 0.0  # of the letters
 
     @property
     def vocab_size(self) -> int:
-        """Few ids for a diary, whose words are rare; more for a novel, and as many as characters for a Chinese one."""
-        if self.num_bytes < 400_000:
-            return 2048
-        return 8192 if self.han_fraction > 0.3 and self.num_bytes > 1_000_000 else 4096
+        """Few ids for a diary, whose words are rare."""
+        return 2048 if self.num_bytes < 400_000 else 4096
 
     @property
     def tokens(self) -> float:
         """An estimate, within a tenth of 三国演义 and of novels by Charlotte Brontë."""
-        return self.num_bytes / {2048: 3.1, 4096: 3.6, 8192: 4.2}[self.vocab_size]
+        return self.num_bytes / {2048: 3.1, 4096: 3.6}[self.vocab_size]
 
 
 @dataclass(frozen=True, kw_only=True)

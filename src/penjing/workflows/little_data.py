@@ -21,7 +21,7 @@ def fit_to_text(run: Run, requested: Layer, seconds: float, log: StageLog, *, al
     otherwise. A quickstart that goes on keeps what it chose. alone: whether one process trains."""
     if "choice" not in log.facts:
         data, timer = log.facts["data"], StepTimer()
-        text = Text(num_bytes=data["bytes"], han_fraction=data["han_fraction"] or 0.0)
+        text = Text(num_bytes=data["bytes"])
 
         def time_step(model: ModelConfig) -> tuple[float, float]:
             return timer.time_step(with_settings(run, {"model": model}))
