@@ -13,15 +13,15 @@ from penjing.base import formatting as units
 from penjing.model.config import ModelConfig
 from penjing.plan.flops import parameters
 
-# Width, layers, heads, width of a head, inner width. Few wide heads, as in the preset `tiny`, which is the second.
+# Width, layers, heads, key/value heads, width of a head, inner width. Few wide heads, as in the preset `tiny`.
 SIZES = (
-    (96, 3, 1, 96, 256),
-    (128, 4, 1, 128, 352),
-    (192, 4, 2, 96, 512),
-    (256, 4, 2, 128, 704),
-    (320, 6, 3, 128, 896),
-    (448, 6, 4, 128, 1216),
-    (576, 8, 5, 128, 1536),
+    (96, 3, 1, 1, 96, 256),
+    (128, 4, 2, 1, 128, 256),  # the preset `tiny`
+    (192, 4, 2, 2, 96, 512),
+    (256, 4, 2, 2, 128, 704),
+    (320, 6, 3, 3, 128, 896),
+    (448, 6, 4, 4, 128, 1216),
+    (576, 8, 5, 5, 128, 1536),
 )
 TOKENS_PER_PARAMETER = 2.0  # least tokens of a training, repeated ones included
 PARAMETERS_PER_BYTE = 3.0  # of the text
@@ -71,18 +71,12 @@ class Candidate:
 
 def sizes(text: Text) -> Iterator[ModelConfig]:
     """The models to choose from, smallest first."""
-    for width, layers, heads, head, inner in SIZES:
-        shape: dict[str, Any] = {
+    for shape in SIZES:
+        settings: dict[str, Any] = {
             **ModelConfig.named("tiny"),
-            "vocab_size": text.vocab_size,
-            "hidden_size": width,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": heads,
-            "head_dim": head,
-            "intermediate_size": inner,
+            **dict(zip(SHAPE, (text.vocab_size, *shape), strict=True)),
         }
-        yield ModelConfig(**shape)
+        yield ModelConfig(**settings)
 
 
 def candidate(
