@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as functional
 
 from penjing.base.c_library import BUILD_SECONDS, is_intact
+from penjing.kernels import autograd_functions, reference
 from penjing.kernels.attention_metadata import first_keys
 from penjing.kernels.cpu import library
 from penjing.kernels.cpu import ops as cpu
@@ -107,6 +108,23 @@ def test_gated_product_of_rows_with_weights(shape, dtype, threads):
     torch.testing.assert_close(inner, expected.to(dtype), **CLOSE[dtype])
     torch.testing.assert_close(grad_both, wanted.to(dtype), **CLOSE[dtype])
     torch.testing.assert_close(grad_weight, desirable_weight.float(), rtol=1e-5, atol=1e-6 * width)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_dropout_has_the_bits_of_torch(dtype, share):
+    generator = torch.Generator().manual_seed(1)
+    x_BTD, grad_BTD = torch.randn(2, 3, 40, 33, generator=generator).to(dtype)
+    seed_BT1 = torch.randint(-(2**31), 2**31, (3, 40, 1), generator=generator).int()
+    scale_B11 = torch.tensor([1.0, 0.0, 1.7])[:, None, None]
+    results = []
+    for dropout in (autograd_functions.dropout, reference.dropout):
+        leaf = x_BTD.clone().requires_grad_()
+        out = dropout(leaf, seed_BT1, scale_B11, share)
+        results.append((out.detach(), *torch.autograd.grad(out, leaf, grad_BTD)))
+    assert torch.equal(cpu.dropout_forward(x_BTD, seed_BT1, scale_B11, share), results[0][0])
+    assert all(map(torch.equal, *results)) and results[0][0].dtype == dtype
+    assert not results[0][0][1].any() and results[0][0][0].eq(0).double().mean() == pytest.approx(share, abs=0.05)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def run_of(recipe: str, **changes: Any) -> Run:
         ("reward", {}),
         ("grpo", {"data": {"seq_len": 512}}),
         ("distill", {}),
-        ("distill", {"objective": {"mode": "top_k"}}),
+        ("distill", {"objective": {"mode": "top_k"}, "regularization": {"dropout": 0.1}}),
     ],
 )
 def test_every_stage_is_traced_and_adds_up(recipe: str, changes: Layer) -> None:
@@ -72,9 +72,11 @@ def meta_model(run: Run) -> Transformer:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
     """Byte for byte at the peak: the same step, on real memory."""
-    run = run_of("pretrain", compute={"dtype": dtype}, data={"seq_len": 64, "prefetch": 0})
+    noise = {"dropout": 0.1, "stochastic_depth": 0.1, "masked_inputs": 0.1} if dtype == "bfloat16" else {}
+    run = run_of("pretrain", compute={"dtype": dtype}, data={"seq_len": 64, "prefetch": 0}, regularization=noise)
     planned, _ = trace_run(run, CPU, TraceShape(micro_size=2, accumulate=2))
     model = Transformer(run.model)
+    model.regularization = run.regularization
     matmuls = torch.bfloat16 if dtype == "bfloat16" else None
     set_compute_dtype(model, matmuls)
     strategy = Single(torch.device("cpu"))
@@ -92,6 +94,7 @@ def test_the_trace_of_a_cpu_run_is_what_it_really_allocates(dtype: str) -> None:
                 target_N=targets_N,
                 weight_N=torch.ones(tokens),
                 num_tokens=tokens,
+                noise_B=torch.arange(2) if noise else None,
             )
 
         def state(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ WIDE = 512  # width of a wide tensor
 CHUNK = 1 << 18
 # Ops that also recompute to save memory. The others are parts of those with a backward pass, and take any tensors.
 _SAVING = ("linears", "swiglu_linear")
-_WHOLE = ("rms_norm_with_residual", "residual_add", "swiglu", "rotate", "add_matmul")
+_WHOLE = ("rms_norm_with_residual", "residual_add", "dropout", "swiglu", "rotate", "add_matmul")
 
 
 def uses_manual_backward(x: Tensor) -> bool:
@@ -312,3 +312,21 @@ class ResidualAddFunction(torch.autograd.Function):
 
 
 residual_add = ResidualAddFunction.apply
+
+
+class DropoutFunction(torch.autograd.Function):
+    """Saves the seeds, not the mask."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BTD: Tensor, seed_BT1: Tensor, scale_B11: Tensor, share: float) -> Tensor:
+        ctx.share = share
+        ctx.save_for_backward(seed_BT1, scale_B11)
+        return find("dropout_forward", x_BTD)(x_BTD, seed_BT1, scale_B11, share)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        return find("dropout_forward", upstream[0])(upstream[0], *ctx.saved_tensors, ctx.share), None, None, None
+
+
+dropout = DropoutFunction.apply

@@ -28,8 +28,8 @@ from penjing.kernels.select import find, find_fused
 
 __all__ = [
     "AttentionMetadata", "CacheWrite", "Orthogonalize", "QKNorm", "apply_rope", "attention", "decayed_update",
-    "experts", "fused_attention", "fused_linear_cross_entropy", "global_norm", "linear", "linears", "log_probs",
-    "logits", "make_attention_metadata", "nesterov_update", "report", "residual_add", "rms_norm",
+    "dropout", "experts", "fused_attention", "fused_linear_cross_entropy", "global_norm", "linear", "linears",
+    "log_probs", "logits", "make_attention_metadata", "nesterov_update", "report", "residual_add", "rms_norm",
     "rms_norm_with_residual", "split_heads", "stack_height", "swiglu", "swiglu_linear", "takes_packed",
 ]  # fmt: skip
 select.load()
@@ -51,6 +51,11 @@ def rms_norm_with_residual(x: Tensor, gain: Tensor, epsilon: float, dtype: torch
 def residual_add(x: Tensor, y: Tensor) -> Tensor:
     """x + y, in the wider dtype of the two."""
     return find("residual_add", x)(x, y)
+
+
+def dropout(x_BTD: Tensor, seed_BT1: Tensor, scale_B11: Tensor, share: float) -> Tensor:
+    """x with a share of its values 0, times each row's scale; what is 0 is a hash of the positions' seeds."""
+    return find("dropout", x_BTD)(x_BTD, seed_BT1, scale_B11, share)
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype, *, fp8: bool = False) -> Tensor:

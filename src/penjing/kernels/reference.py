@@ -38,6 +38,27 @@ def residual_add(x: Tensor, y: Tensor) -> Tensor:
     return x + y
 
 
+def dropout(x_BTD: Tensor, seed_BT1: Tensor, scale_B11: Tensor, share: float) -> Tensor:
+    """x with this share of its values 0, each times its row's scale. seed_BT1: int32, of each position's mask, which is
+    a hash of it and the channel, in few operations: 100 times as many values as seeds."""
+    if share:
+        bits_BTD = seed_BT1 + torch.arange(x_BTD.shape[-1], dtype=torch.int32, device=x_BTD.device)
+        bits_BTD *= 0x2C1B3C6D
+        bits_BTD ^= bits_BTD >> 15
+        bits_BTD *= 0x297A2D39
+        # A product: torch's masked_fill takes 10 times as long on a CPU.
+        x_BTD = x_BTD * (bits_BTD >= dropout_threshold(share)).to(x_BTD.dtype)
+    return (x_BTD * scale_B11).to(x_BTD.dtype)
+
+
+dropout_forward = dropout
+
+
+def dropout_threshold(share: float) -> int:
+    """This share of all int32 is below it."""
+    return round(share * 2**32) - 2**31
+
+
 def linears(
     x: Tensor, dtype: torch.dtype, weights_OI: Sequence[Tensor], biases_O: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:

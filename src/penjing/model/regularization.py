@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from penjing.base.config import BelowOne, Fraction, Settings
+from penjing.kernels import ops
 
 _MIX_64 = (0x2545F4914F6CDD1D, 0x5851F42D4C957F2D)  # odd, so that a product keeps all bits
-_MIX_32 = (0x2C1B3C6D, 0x297A2D39)
 _DEPTH, _INPUT, _RATE = -1, -2, -3  # of what else than dropout a hash is, in place of the position
 
 
@@ -43,34 +43,27 @@ class BranchNoise(NamedTuple):
     share one compiled graph."""
 
     dropout: float = 0.0
-    seed_2BT1: Tensor | None = None  # int32
-    scale_2B11: Tensor | None = None  # of stochastic depth: 0, or above 1
+    seed_2BT1: Tensor | None = None  # int32; None: no noise
+    scale_2B11: Tensor | None = None  # 0 for a row that skips the branch, else what keeps the mean
 
     def drop(self, out_BTD: Tensor, branch: int) -> Tensor:
         """A branch's output with its dropout, of the same mean."""
-        if self.seed_2BT1 is not None:
-            kept_BTD = _channel_bits(self.seed_2BT1[branch], out_BTD.shape[-1]) >= _threshold(self.dropout)
-            # A product: torch's masked_fill takes 10 times as long on a CPU.
-            out_BTD = out_BTD * kept_BTD.to(out_BTD.dtype) * (1 / (1 - self.dropout))
-        if self.scale_2B11 is not None:
-            out_BTD = (out_BTD * self.scale_2B11[branch]).to(out_BTD.dtype)
-        return out_BTD
+        if self.seed_2BT1 is None or self.scale_2B11 is None:
+            return out_BTD
+        return ops.dropout(out_BTD, self.seed_2BT1[branch], self.scale_2B11[branch], self.dropout)
 
 
 def branch_noise(settings: Regularization, noise_B: Tensor, num_layers: int, num_tokens: int) -> list[BranchNoise]:
     """The noise of each block in this pass."""
-    seeds: list[Tensor | None] = [None] * num_layers
+    if not (settings.dropout or settings.stochastic_depth):
+        return [BranchNoise()] * num_layers
     branch_L2 = torch.arange(2 * num_layers, device=noise_B.device).view(num_layers, 2)
-    if settings.dropout:
-        position_T = torch.arange(num_tokens, device=noise_B.device)
-        seeds = list(_bits(noise_B[:, None], branch_L2[..., None, None], position_T)[..., None])
-    scales: list[Tensor | None] = [None] * num_layers
-    if settings.stochastic_depth:
-        rate_L = torch.linspace(0, settings.stochastic_depth, num_layers, device=noise_B.device)
-        draw_L2B = _uniform(_bits(noise_B, branch_L2[..., None], _DEPTH))
-        scale_L2B = (draw_L2B >= rate_L[:, None, None]) / (1 - rate_L[:, None, None])
-        scales = list(scale_L2B[..., None, None])
-    return [BranchNoise(settings.dropout, seed, scale) for seed, scale in zip(seeds, scales, strict=True)]
+    position_T = torch.arange(num_tokens, device=noise_B.device)
+    seed_L2BT1 = _bits(noise_B[:, None], branch_L2[..., None, None], position_T)[..., None]
+    rate_L11 = torch.linspace(0, settings.stochastic_depth, num_layers, device=noise_B.device)[:, None, None]
+    stays_L2B = _uniform(_bits(noise_B, branch_L2[..., None], _DEPTH)) >= rate_L11
+    scale_L2B11 = (stays_L2B / ((1 - rate_L11) * (1 - settings.dropout)))[..., None, None]
+    return [BranchNoise(settings.dropout, *one) for one in zip(seed_L2BT1, scale_L2B11, strict=True)]
 
 
 def masked_inputs(settings: Regularization, noise_B: Tensor, num_tokens: int) -> Tensor:
@@ -95,17 +88,3 @@ def _bits(noise: Tensor, purpose: Tensor | int, index: Tensor | int) -> Tensor:
 def _uniform(bits: Tensor) -> Tensor:
     """Numbers in [0, 1)."""
     return (bits >> 8).float() * 2.0**-24 + 0.5
-
-
-def _threshold(share: float) -> int:
-    """That share of int32 is below it."""
-    return round(share * 2**32) - 2**31
-
-
-def _channel_bits(seed_BT1: Tensor, num_channels: int) -> Tensor:
-    """int32 BTD: a hash of seed and channel, in few and cheap operations, as there are many."""
-    bits_BTD = seed_BT1 + torch.arange(num_channels, dtype=torch.int32, device=seed_BT1.device)
-    bits_BTD *= _MIX_32[0]
-    bits_BTD ^= bits_BTD >> 15
-    bits_BTD *= _MIX_32[1]
-    return bits_BTD

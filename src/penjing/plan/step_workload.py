@@ -22,6 +22,7 @@ VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4}
 # Values read and written by elementwise kernels, forward and backward, per token and block. Per unit of width: norms,
 # residuals, RoPE and casts. Per unit of inner width: the activation (with a gate also its product).
 WIDTH_VALUES, MLP_VALUES, GATED_VALUES = 45, 8, 14
+DROPOUT_VALUES = 20  # per unit of width: hashes, masks and products of both branches; an estimate
 MASTER_FACTOR = 1.5  # float32 master weights with half-precision matmuls: residual stream and casts are in float32
 # Reads and writes of each value of a materialised attention map: scores, scale, mask, softmax, mixing and their
 # gradients. Dropout adds some. Half-precision matmuls with float32 master weights compute the softmax in float32.
@@ -50,6 +51,7 @@ class Workload:
     master_weights: Literal["float32", "same"] = "float32"  # their dtype
     attention: Literal["fused", "materialised"] = "fused"
     attention_dropout: bool = False  # of materialised maps
+    dropout: bool = False  # of the outputs of attention and MLP
     recompute: Recompute = "none"  # the part of each block that the backward pass recomputes
     optimizer: Literal["adamw", "muon"] = "adamw"
     fused_optimizer: bool = False
@@ -155,7 +157,8 @@ class Workload:
         inner = GATED_VALUES if shape.mlp_matrices == 3 else MLP_VALUES
         mixture = shape.num_experts_per_tok * shape.moe_intermediate_size + shape.shared_size
         layers = shape.layers - shape.num_dense
-        values = WIDTH_VALUES * shape.width * shape.layers + inner * shape.intermediate_size * shape.num_dense
+        width_values = WIDTH_VALUES + DROPOUT_VALUES * self.dropout
+        values = width_values * shape.width * shape.layers + inner * shape.intermediate_size * shape.num_dense
         values += layers * (GATED_VALUES * mixture + 12 * shape.num_experts_per_tok * shape.width)
         value_bytes = VALUE_BYTES[self.dtype] * (MASTER_FACTOR if self._has_masters else 1.0)
         share = RECOMPUTE_FACTORS[self.recompute] * self._computed + 0.35 * self.extra_forwards

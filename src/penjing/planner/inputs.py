@@ -242,6 +242,7 @@ def workload_of(
         fused_optimizer=True,
         triton_kernels=machine.runs_triton_kernels(dtype),
         recompute=run.compute.activation_checkpointing,
+        dropout=run.regularization.dropout > 0,
         layout=options.layout(run),
         trainable=trainable_part(run),
         extra_forwards=lengths.extra_forwards,

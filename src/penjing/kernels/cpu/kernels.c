@@ -57,6 +57,24 @@ void penjing_rms_norm_backward(const void *x, const float *scale, const float *g
                        out_row_of(grad, n * width, type), gains + k * width, width);
 }
 
+/* --- dropout ------------------------------------------------------------------------------------------------------ */
+
+INLINE void dropout_row(const void *x, void *out, uint32_t seed, int threshold, float scale, long width, int type) {
+    SIMD for (long i = 0; i < width; i++) {
+        uint32_t hash = (seed + (uint32_t)i) * 0x2C1B3C6Du;
+        hash = (hash ^ (uint32_t)((int32_t)hash >> 15)) * 0x297A2D39u;
+        put(out, i, (int32_t)hash < threshold ? 0.0f : get(x, i, type) * scale, type);
+    }
+}
+
+/* As `dropout` in reference.py. seed: of each row of `width` values; scale: of each run of `tokens` rows. */
+void penjing_dropout(const void *x, const int32_t *seed, const float *scale, void *out, long rows, long tokens,
+                     long width, int threshold, int type, int threads) {
+    ROWS(threads) for (long n = 0; n < rows; n++)
+        WITH_TYPE(dropout_row, type, row_of(x, n * width, type), out_row_of(out, n * width, type), (uint32_t)seed[n],
+                  threshold, scale[n / tokens], width);
+}
+
 /* --- sums of two types ---------------------------------------------------------------------------------------------*/
 
 enum { RUN = 4096 }; /* values per work item */

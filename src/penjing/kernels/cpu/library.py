@@ -28,6 +28,7 @@ _SIGNATURES = {
     "add_scaled": (c_void_p,) * 2 + (c_float,) * 2 + (c_long,) + (c_int,) * 2,
     "nesterov_update": (c_void_p,) * 3 + (c_float, c_long, c_int),
     "sum_squares": (c_void_p,) * 2 + (c_long, c_int),
+    "dropout": (c_void_p,) * 4 + (c_long,) * 3 + (c_int,) * 3,
     "swiglu": (c_void_p,) * 3 + (c_long,) * 3 + (c_int,) * 2,
     "swiglu_backward": (c_void_p,) * 8 + (c_long,) * 4 + (c_int,) * 2,
     "apply_rope": (c_void_p,) * 4 + (c_long, c_float) + (c_long,) * 5 + (c_int,) * 5,

@@ -8,6 +8,7 @@ from torch import Tensor
 from penjing.kernels.attention_metadata import TILE
 from penjing.kernels.cpu import library
 from penjing.kernels.cpu import tensor_arena as arena
+from penjing.kernels.reference import dropout_threshold
 
 GAIN_SUMS = 32  # partial sums of a gain's gradient, for any number of threads: results are deterministic
 RUN = 4096  # values of one work item, as in kernels.c
@@ -174,6 +175,14 @@ def sum_squares(x: Tensor) -> Tensor:
     sums = torch.empty(-(-x.numel() // RUN), dtype=torch.float64, device=x.device)
     _run("sum_squares", (x, sums), x.numel(), _threads(x.numel()))
     return sums
+
+
+def dropout_forward(x_BTD: Tensor, seed_BT1: Tensor, scale_B11: Tensor, share: float) -> Tensor:
+    """As `dropout` of reference.py, with the same bits."""
+    (rows, num_tokens, width), out_BTD = x_BTD.shape, arena.empty_like(x_BTD)
+    shape = rows * num_tokens, num_tokens, width, dropout_threshold(share), TYPES[x_BTD.dtype]
+    _run("dropout", (x_BTD, seed_BT1.contiguous(), scale_B11.contiguous(), out_BTD), *shape, _threads(x_BTD.numel()))
+    return out_BTD
 
 
 def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
