@@ -25,10 +25,11 @@ SIZES = (
 )
 TOKENS_PER_PARAMETER = 2.0  # least tokens of a training, repeated ones included
 PARAMETERS_PER_BYTE = 3.0  # of the text
-MOST_EPOCHS = 30.0  # a training that has not overfitted before stops here
+MOST_EPOCHS = 16.0  # more teach hardly anything, and the decay of the rate has to come before overfitting
 TRAINING_SHARE = 0.85  # of the seconds; the rest goes to tokenizer, probe, validations and checkpoints
-ROWS, LEAST_STEPS = (16, 8, 4), 600  # rows of a step: as many as leave so many steps
+ROWS, LEAST_STEPS = (16, 8, 4), 200  # rows of a step: as many as leave so many steps
 VALIDATIONS, VALIDATION_SHARE = 12, 0.05  # of a run, and the share of its training time that they may take
+PATIENCE = 3  # validations without a new lowest loss
 
 SHAPE = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -136,6 +137,7 @@ def settings_of(one: Candidate) -> dict[str, tuple[Any, str]]:
         "batch.size": (one.rows, f"leaves {one.steps:,} steps"),
         "batch.micro_size": (one.rows, "one pass a step is quicker, where one process trains"),
         "max_steps": (one.steps, f"{one.epochs:.1f} epochs in the time"),
+        "eval.patience": (PATIENCE, "the run ends where held-out loss rises, and its best checkpoint is kept"),
         "eval.every": (max(1, one.steps // VALIDATIONS), share),
         "eval.sequences": (min(1024, max(32, validation_rows)), share),
     }
