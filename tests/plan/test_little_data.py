@@ -39,3 +39,9 @@ def test_every_setting_has_its_reason():
     made = settings_of(one)
     assert made["max_steps"][0] == one.steps and made["model.vocab_size"][0] == 4096
     assert all(why for _, why in made.values())
+
+
+def test_noise_is_for_a_text_that_the_model_could_learn_by_heart():
+    diary, corpus = (settings_of(choose(num_bytes, "fast")[0]) for num_bytes in (200_000, 20_000_000))
+    assert diary["regularization.dropout"][0] > 0 < diary["optimizer.weight_decay"][0]
+    assert "regularization.dropout" not in corpus

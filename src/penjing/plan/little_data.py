@@ -30,6 +30,10 @@ TRAINING_SHARE = 0.85  # of the seconds; the rest goes to tokenizer, probe, vali
 ROWS, LEAST_STEPS = (16, 8, 4), 200  # rows of a step: as many as leave so many steps
 VALIDATIONS, VALIDATION_SHARE = 12, 0.05  # of a run, and the share of its training time that they may take
 PATIENCE = 3  # validations without a new lowest loss
+# Parameters per token of the text from which on the noise below pays.
+NOISE_FROM = 5.0
+NOISE = {"regularization.dropout": 0.2, "optimizer.weight_decay": 0.4}
+EMA_DECAY = 0.99  # an early end comes before the rate has decayed; the mean of the weights then stands in for that
 
 SHAPE = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -67,6 +71,7 @@ class Candidate:
     seconds: float  # of the training alone
     tokens: int
     epochs: float
+    parameters_per_token: float  # of the text
     against: str = ""  # why not this one; empty: it may be taken
 
 
@@ -106,6 +111,7 @@ def candidate(
         seconds=steps * step_seconds,
         tokens=tokens,
         epochs=tokens / text.tokens,
+        parameters_per_token=size / text.tokens,
         against=against,
     )
 
@@ -132,7 +138,11 @@ def settings_of(one: Candidate) -> dict[str, tuple[Any, str]]:
     size = f"{units.count(one.parameters)} parameters: see the table"
     validation_rows = round(3 * VALIDATION_SHARE * one.steps * one.rows / VALIDATIONS)  # a pass forward takes a third
     share = f"{VALIDATIONS} validations in {VALIDATION_SHARE:.0%} of the time"
+    noise = NOISE if one.parameters_per_token >= NOISE_FROM else {}
+    many = f"{one.parameters_per_token:.0f} parameters for a token of the text would learn it by heart"
     return {
+        **{name: (value, many) for name, value in noise.items()},
+        "ema_decay": (EMA_DECAY, "an early end comes before the rate has decayed"),
         **{f"model.{name}": (getattr(one.model, name), size) for name in SHAPE},
         "batch.size": (one.rows, f"leaves {one.steps:,} steps"),
         "batch.micro_size": (one.rows, "one pass a step is quicker, where one process trains"),
