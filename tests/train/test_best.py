@@ -10,8 +10,13 @@ import torch
 from short_runs import cut_back, newest, train, weights_of
 from user_errors import raises_user_error
 
+from penjing.checkpoint.delivered import choose
 from penjing.optim.ema import Ema, averaged
+from penjing.report.load_runs import ReportedRun
+from penjing.report.text_format import run_state
 from penjing.train.best import BestLoss
+from penjing.train.load_model import load_trained
+from penjing.ui.live_runs import LiveRun
 from penjing.workflows.train import resolve_run
 
 FEW = ["max_steps=90", "batch.size=4", "data.seq_len=32", "eval.every=5", "checkpoint.every=1000", "log.every=5"]
@@ -74,9 +79,9 @@ def test_an_average_is_that_of_a_plain_loop_and_skips_bad_steps():
 
 
 def test_averages_are_validated_saved_and_resumed_bit_for_bit(tmp_path, small_run):
-    words = [*small_run, "ema_decay=0.9", "checkpoint.keep_last=9"]
+    raw = [*small_run, "optimizer.weight_decay=0.1", "checkpoint.keep_last=9"]
+    words = [*raw, "ema_decay=0.9", "schedule.weight_decay_factors=[1, 1]"]
     train("pretrain", *words, f"out={tmp_path / 'whole'}")
-    raw = [*small_run, "checkpoint.keep_last=9"]
     train("pretrain", *raw, f"out={tmp_path / 'raw'}")
     plain, mean = weights_of(tmp_path / "raw"), weights_of(tmp_path / "whole")
     state = safetensors.torch.load_file(newest(tmp_path / "whole") / "optimizer.safetensors")
@@ -121,9 +126,38 @@ def test_a_run_that_overfits_says_so_once_and_stops(overfitted):
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {
         f"step-{step:08d}" for step in (best, max(steps))
     }
-    assert json.loads((folder / "outcome.json").read_text())
-    assert train("pretrain", *words)
+    outcome = json.loads((folder / "outcome.json").read_text())
+    assert (outcome["steps_done"], outcome["val_loss"]) == (max(steps), losses[best])
+    assert outcome["delivered"]["step"] == best
+    assert outcome["delivered"]["why"] in said
+    again = train("pretrain", *words)
+    assert "eval.patience=0" in again
+    assert outcome["delivered"]["why"] in again
     assert validations(folder) == losses
+    assert json.loads((folder / "outcome.json").read_text()) == outcome
+
+
+def test_the_best_is_used_unless_a_checkpoint_is_named(overfitted):
+    """By every reader of a model, as all load it in one place; and `init_from`."""
+    folder, words, _ = overfitted
+    losses = validations(folder)
+    best, last = min(losses, key=losses.get), max(losses)
+    assert load_trained(folder).checkpoint.step == best
+    assert load_trained(newest(folder)).checkpoint.step == last
+    assert ReportedRun(folder, []).delivered == (best, last, losses[best], losses[last])
+    assert f"Step {best} is used" in run_state(ReportedRun(folder, []))
+    words = [word for word in words if not word.startswith(("out=", "max_steps"))]
+    after = folder.parent / "after"
+    train("pretrain", *words, f"init_from={folder}", "max_steps=1", "eval.at_start=true", f"out={after}")
+    assert validations(after)[0] == pytest.approx(losses[best], rel=0.002)
+    row = LiveRun(folder, "run").row()
+    assert (row["delivered"]["step"], row["state"]) == (best, "finished")
+
+
+@pytest.mark.parametrize(("last", "step"), [(2.003, 500), (2.006, 300), (1.9, 500), (None, 500)])
+def test_the_newest_is_used_unless_it_is_clearly_worse(last, step):
+    assert choose({"kept": {"step": 300, "loss": 2.0}, "last": last}, 500).step == step
+    assert choose({}, 500).step == 500
 
 
 def test_a_killed_run_knows_its_best(tmp_path, overfitted):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, sha256_file, sha256_text
+from penjing.checkpoint.delivered import choose
 from penjing.checkpoint.manifest import OPTIMIZERS, STATE, WEIGHTS, damage, folder_name, steps, tensor_files
 from penjing.checkpoint.parts import JoinedTensors
 
@@ -101,3 +102,12 @@ def newest(folder: Path) -> Checkpoint | None:
     if skipped:
         raise UserError("every checkpoint is damaged: " + "; ".join(skipped), where=folder)
     return None
+
+
+def delivered(folder: Path) -> Checkpoint | None:
+    """The checkpoint that is used where nothing else is said: the newest undamaged one, or the one of the lowest
+    held-out loss (checkpoint/delivered.py). Raises UserError as `newest` does."""
+    last = newest(folder)
+    step = choose(last.state().get("best", {}), last.step).step if last else 0
+    path = folder / folder_name(step)
+    return last if last is None or step == last.step or damage(path) else Checkpoint(path, step, last.skipped)

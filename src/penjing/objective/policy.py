@@ -125,6 +125,7 @@ class Value(Settings):
 class Policy(ObjectiveSettings):
     """Reinforcement learning on sampled answers."""
 
+    best_metric: ClassVar = ""  # rewards are no losses
     name: Literal["policy"] = "policy"
     loss: PolicyLoss = "grpo"
     clip_low: NonNegativeFloat = 0.0  # clip range of the ratio below 1; 0 = the paper's
@@ -182,10 +183,6 @@ class Policy(ObjectiveSettings):
         reject_unused(self, ("kl_estimator", "reference"), self.kl_coef > 0, "objective.kl_coef above 0")
         resamples = self.degenerate_kind == "resample"
         reject_unused(self, ("resample_rounds",), resamples, "objective.degenerate=resample")
-
-    @property
-    def best_metric(self) -> str:
-        return ""  # the loss of sampled answers is no measure, and rewards are not held-out losses
 
     @property
     def varying_shapes(self) -> bool:

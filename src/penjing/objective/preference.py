@@ -37,6 +37,7 @@ class Preference(ObjectiveSettings):
     name: Literal["preference"] = "preference"
     # The pairs contain no tool calls. Of its 40 correct tool calls, the quickstart's model lost none at 1e-4, 13 at
     # 3e-4, and all at 1e-3 (docs/methods/dpo.md).
+    best_metric: ClassVar = ""  # the loss rises with the margins, also while more pairs are ranked rightly
     adapter_rate_factor: ClassVar[float] = 2
     # A rejected answer's weight in kto hardly falls while it becomes less likely; a pair's falls as its margin grows.
     # At the rate of the pairs its squared log-ratio was three times that of this rate (docs/methods/dpo.md).
@@ -86,10 +87,6 @@ class Preference(ObjectiveSettings):
 
     def _error(self, name: str, wanted: str, next_step: str | None = None) -> UserError:
         return self.error(name, f"not with objective.loss={self.loss}", wanted=wanted, next_step=next_step)
-
-    @property
-    def best_metric(self) -> str:
-        return ""  # it rises with the margins, also while more pairs are ranked rightly
 
     @property
     def indivisible_units(self) -> int:

@@ -29,32 +29,27 @@ class Ema(NoDynamoOptimizer):
     swapped = False  # the model has the average, and `average` in the state is the raw weight
 
     def __init__(self, parameters: Iterable[nn.Parameter], decay: float) -> None:
-        super().__init__([{"params": list(parameters), "lr": 0.0, "peak": 0.0}], {})
-        self.decay = decay
+        self.decay, self.parameters = decay, list(parameters)
+        super().__init__([{"params": self.parameters, "lr": 0.0, "peak": 0.0, "peak_weight_decay": 0.0}], {})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        parameters = self._parameters()
-        for parameter in parameters:
+        for parameter in self.parameters:
             if not self.state[parameter]:
-                host = devices.of(parameter.device).is_host
-                average = (arena.empty_like if host else torch.empty_like)(parameter).copy_(parameter)
+                empty_like = arena.empty_like if devices.of(parameter.device).is_host else torch.empty_like
                 count = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                self.state[parameter] = {"average": average, "step": count}
-        counts = [self.state[parameter]["step"] for parameter in parameters]
+                self.state[parameter] = {"average": empty_like(parameter).copy_(parameter), "step": count}
+        counts = [self.state[parameter]["step"] for parameter in self.parameters]
         good = torch.ones_like(counts[0]) if self.found_inf is None else 1 - self.found_inf.reshape(())
         torch._foreach_add_(counts, [good] * len(counts))
         fraction = good * (1 - ((counts[0] - 1) / (counts[0] + 9)).clamp(min=0, max=self.decay))
-        for parameter in parameters:
+        for parameter in self.parameters:
             local_part(self.state[parameter]["average"]).lerp_(local_part(parameter), fraction)
-
-    def _parameters(self) -> list[nn.Parameter]:
-        return [parameter for group in self.param_groups for parameter in group["params"]]
 
     @torch.no_grad()
     def swap(self) -> None:
         """Exchange the weights with their averages, bit for bit; nothing before the first step."""
-        for parameter in (parameter for parameter in self._parameters() if self.state[parameter]):
+        for parameter in filter(self.state.get, self.parameters):
             weight_N, average_N = (local_part(one).view(-1) for one in (parameter, self.state[parameter]["average"]))
             for chunk in chunks(len(weight_N)):
                 raw = weight_N[chunk].clone()
@@ -63,8 +58,7 @@ class Ema(NoDynamoOptimizer):
 
 
 def swap(optimizers: Sequence[Any], loading: Loading, *, to_average: bool) -> None:
-    """Exchange the weights with their averages, if one of the optimizers averages them. to_average: then the model has
-    the average; else, as after loading a checkpoint, the raw weights."""
+    """Exchange weights and averages, if one of the optimizers averages. to_average: then the model has the averages."""
     for ema in (optimizer for optimizer in optimizers if isinstance(optimizer, Ema)):
         with loading():
             ema.swap()
@@ -73,8 +67,8 @@ def swap(optimizers: Sequence[Any], loading: Loading, *, to_average: bool) -> No
 
 @contextmanager
 def averaged(optimizers: Sequence[Any], loading: Loading) -> Iterator[None]:
-    """While it lasts the model has the averaged weights, if the run averages them. All ranks enter it; inside itself it
-    does nothing. Checkpoints are written inside: their weights are the average, and the state has the raw weights."""
+    """While it lasts the model has the averages, if the run has them. All ranks enter it; nested it does nothing.
+    Checkpoints are written inside: their weights are the averages, and the state has the raw weights."""
     if any(isinstance(optimizer, Ema) and optimizer.swapped for optimizer in optimizers):
         yield
         return

@@ -136,7 +136,9 @@ def _figure_lines(run: LiveRun) -> list[str]:
         if (shown_value := value if held_out is None else held_out) is not None:
             where = parts if name in ("bits_per_byte", "reward", "reward_accuracy") else rest
             where.append(f"{label} {form.format(shown_value)}")
-    return [line for line in ("  ".join(parts), "  ".join(rest), run.time_text) if line]
+    used, early = run.record.delivered, run.record.outcome.text("stopped_early")
+    lines = ("  ".join(parts), "  ".join(rest), run.time_text, early, used.why if used else "")
+    return [line for line in lines if line]
 
 
 def _sample_lines(run: LiveRun) -> list[Text]:

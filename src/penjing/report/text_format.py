@@ -148,7 +148,9 @@ def run_state(run: ReportedRun) -> str:
     tokens, seconds = run.outcome.number("tokens"), run.outcome.number("seconds")
     known = ((run.last_step, f"{count(run.last_step)} steps"), (tokens, f"{count(tokens)} tokens"))
     figures = ", ".join(shown for number, shown in known if number) or "no figures"
-    return f"{what} is finished: {figures} in {duration(seconds)}."
+    state = "stopped early" if run.outcome.text("stopped_early") else "is finished"
+    used = run.outcome.fields("delivered").text("why").replace("step", "Step", 1)
+    return f"{what} {state}: {figures} in {duration(seconds)}." + f" {used}." * bool(used)
 
 
 def held_out_changes(run: ReportedRun) -> str:

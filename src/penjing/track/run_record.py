@@ -11,7 +11,8 @@ from penjing.base.errors import UserError
 from penjing.base.files import open_regular
 from penjing.base.lock import is_locked
 from penjing.base.untrusted import MAX_NUMBER, Fields, number, parse_lines, read_fields, read_lines, text
-from penjing.checkpoint.manifest import MANIFEST, steps
+from penjing.checkpoint.delivered import Delivered, choose
+from penjing.checkpoint.manifest import MANIFEST, STATE, folder_name, steps
 from penjing.track.run_dir import RunDir
 
 T = TypeVar("T")
@@ -121,6 +122,16 @@ class RunRecord:
     def checkpoints(self) -> list[int]:
         """The steps that were saved, damaged ones too, newest first."""
         return steps(self.folder.checkpoints)
+
+    @property
+    def delivered(self) -> Delivered | None:
+        """The checkpoint that chat, eval and export use, and why; None without a checkpoint."""
+        present = self.checkpoints
+        if not present:
+            return None
+        newest = self.fields(self.folder.checkpoints / folder_name(present[0]) / STATE)
+        chosen = choose(newest.fields("best").raw, present[0])
+        return chosen if chosen.step in present else chosen._replace(step=present[0])
 
     @property
     def last_step(self) -> int:

@@ -11,29 +11,26 @@ CLEARLY = 0.01  # a held-out loss so far above the lowest, relative to it, is na
 
 
 class BestLoss:
-    """Follows the held-out losses. Its state is part of every checkpoint, so a resumed run knows its best.
-
-    The kept one has a checkpoint. In the first epoch, in which a run cannot overfit, only steps that are saved anyway
-    become it, so that a run of one pass writes no more than without; later, or with a patience, each new best does.
-    """
+    """Follows the held-out losses; its state is in every checkpoint. The best one that is saved is `kept`: in the first
+    epoch, in which a run cannot overfit, of the steps that are saved anyway; later, or with a patience, of all."""
 
     def __init__(self, run: Run | None = None, epoch_steps: int = 0, record: Record = lambda incident: None) -> None:
-        """run: its settings; None: follows nothing. epoch_steps: of the first epoch. record: of an incident."""
+        """run: its settings; None: follows nothing. epoch_steps: of the first epoch."""
         self.metric = run.objective.best_metric if run else ""
         self.patience = run.eval.patience if run else 0
         self.keeps = bool(run and run.checkpoint.best)
         self._measure = f"{self.metric} {run.eval.sequences} {run.data.validation}" if run else ""
         self._saves_from, self._record = 0 if self.patience else epoch_steps, record
         self.kept: dict[str, Any] = {}  # its `step`, `loss` and all `figures` of that validation
-        self.step, self.lowest = 0, math.inf
-        self.last = math.inf  # of the last validation
+        self.step, self.lowest, self.last = 0, math.inf, math.inf
         self.since = 0  # validations since the lowest
         self._named = False  # that the loss rises
 
     @property
-    def stops(self) -> bool:
-        """Whether the patience is used up."""
-        return 0 < self.patience <= self.since
+    def stopped(self) -> str:
+        """Why the run stops early, a line for the user; empty: it goes on."""
+        why = f"stopped early: {self.since} validations without a new best; eval.patience=0 continues it"
+        return why if 0 < self.patience <= self.since else ""
 
     def observe(self, step: int, figures: Mapping[str, float], due: bool) -> bool:
         """Take in a validation; whether this step is the new best and gets a checkpoint. due: it gets one anyway."""
@@ -45,23 +42,17 @@ class BestLoss:
             self.step, self.lowest, self.since = step, loss, 0
         elif loss - self.lowest > CLEARLY * abs(self.lowest) and not self._named:
             self._named = True
-            self._record({"step": step, "kind": "held-out loss rises", "note": self._warning(loss)})
+            above = f"held-out loss {loss:.3f} is {loss - self.lowest:.3f} above its best, {self.lowest:.3f}"
+            kept = ", which is kept; eval.patience=N stops such a run" * (self.kept.get("step") == self.step)
+            self._record({"step": step, "kind": "held-out loss rises", "note": f"{above} at step {self.step}{kept}"})
         if not self.keeps or not (due or step >= self._saves_from) or loss >= self.kept.get("loss", math.inf):
             return False
         self.kept = {"step": step, "loss": loss, "figures": dict(figures)}
         return True
 
-    def _warning(self, loss: float) -> str:
-        kept = f"; the checkpoint of step {self.kept['step']} is kept" if self.kept else ""
-        advice = "" if self.patience else "; eval.patience=N stops such a run"
-        above = f"{loss / self.lowest - 1:.1%} above its best, {self.lowest:.3f} at step {self.step}"
-        return f"held-out loss {loss:.3f} is {above}{kept}{advice}"
-
     def state(self) -> dict[str, Any]:
-        if not math.isfinite(self.lowest):
-            return {}
         names = ("kept", "step", "lowest", "last", "since", "_measure", "_named")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} if math.isfinite(self.lowest) else {}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Losses on other texts are no measure for those to come."""

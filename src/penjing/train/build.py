@@ -81,6 +81,7 @@ def prepare_run(
     skipped = [] if checkpoint is None else [f"damaged checkpoint skipped: {name}" for name in checkpoint.skipped]
     notes = [*skipped, *(f"allowed to change: {change}" for change in changes)]
     notes += _start_notes(run, size, checkpoint)
+    notes += [instruments.best.stopped] * bool(instruments.best.stopped)
     notes += ["nothing is held out (data.validation=none): there is no held-out loss"] * (not run.data.holds_out)
     with ExitStack() as undo:
         undo.callback(context.trackers.end)

@@ -4,6 +4,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ from penjing.checkpoint.parts import SharedFolder, own_rows
 from penjing.checkpoint.save import flatten_optimizers, save
 from penjing.devices.shards import local_part
 from penjing.model.lora import trainable_state_dict
-from penjing.optim.ema import averaged, swap
+from penjing.optim.ema import Loading, averaged, swap
 from penjing.optim.low_precision_state import decoded
 from penjing.parallel.base import Strategy
 from penjing.train.config import CheckpointSettings
@@ -182,24 +183,20 @@ class Checkpointer:
         with self.strategy.loading():
             load_weights(self.model, checkpoint, self.strategy.place)
         if checkpoint.step != self._mismatched_step:
-            self._restore_optimizers(checkpoint)
+            restore_optimizers(self.optimizers, checkpoint, self.strategy.place, self.strategy.loading)
         progress: dict[str, Any] = checkpoint.state()["progress"]
         return progress
 
     def restore(self, checkpoint: Checkpoint, *, optimizers: bool) -> None:
         """Restore everything but the weights. optimizers: False if their kind was changed."""
         if optimizers:
-            self._restore_optimizers(checkpoint)
+            restore_optimizers(self.optimizers, checkpoint, self.strategy.place, self.strategy.loading)
         else:
             self._mismatched_step = checkpoint.step
         saved = checkpoint.state()
         for name, part in self.stateful.items():
             if name in saved:
                 part.restore(saved[name])
-
-    def _restore_optimizers(self, checkpoint: Checkpoint) -> None:
-        restore_optimizers(self.optimizers, checkpoint, self.strategy.place)
-        swap(self.optimizers, self.strategy.loading, to_average=False)  # the average was saved as the weights
 
 
 def _has_shape(value: Any, like: Tensor) -> bool:
@@ -210,10 +207,11 @@ def restore_optimizers(
     optimizers: Sequence[Any],
     checkpoint: Checkpoint,
     place: Place = lambda full, like: full,
+    loading: Loading = nullcontext,
 ) -> None:
     """Restore optimizers and torch's random state from a checkpoint. Raises UserError if they do not fit.
 
-    place: of the strategy.
+    place, loading: of the strategy.
 
     Peak rates, weight decays and similar settings keep their current values; torch would restore the saved ones, even
     if the user changed them.
@@ -238,4 +236,5 @@ def restore_optimizers(
                 group.update(current)
     except (ValueError, KeyError, IndexError) as error:
         raise UserError(f"the optimizers' state does not fit: {error}", where=checkpoint.folder) from None
+    swap(optimizers, loading, to_average=False)  # the average was saved as the weights
     torch.set_rng_state(random_state)

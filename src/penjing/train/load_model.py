@@ -15,7 +15,7 @@ from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.base.malloc_tuning import tune_malloc
 from penjing.base.seeds import derive
-from penjing.checkpoint.load import Checkpoint, newest
+from penjing.checkpoint.load import Checkpoint, delivered
 from penjing.checkpoint.manifest import MANIFEST, damage
 from penjing.convert import hf, minimind
 from penjing.data.corpus import DataSettings
@@ -115,7 +115,8 @@ def load_trained(
     hints: Mapping[str, Any] | None = None,
     tokenizer_folder: Path | None = None,
 ) -> LoadedModel:
-    """Read a model: a run's newest undamaged checkpoint, one checkpoint's folder, or an external model.
+    """Read a model: of a run the newest or the best checkpoint (checkpoint/delivered.py), that of one checkpoint's
+    folder, or an external one.
 
     adapters: a run's adapters stay active beside the base, or are merged into its weights. hints, tokenizer_folder: for
     MiniMind's weights, settings that they do not determine, and the folder of their tokenizer.
@@ -127,7 +128,7 @@ def load_trained(
         return _load_external(external, tokenizer_folder)
     folder = RunDir(stage_folder(Path(path)))
     run = read_settings(folder.path)
-    checkpoint = chosen or newest(folder.checkpoints)
+    checkpoint = chosen or delivered(folder.checkpoints)
     if checkpoint is None:
         raise UserError("the run has no checkpoint yet", where=folder.path)
     if run.lora.rank:

@@ -169,7 +169,7 @@ def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
     alone = context.strategy.world == 1
     save_deferred, saved = False, True  # a save was due at a bad step; the last save succeeded
     with gc_frozen(), Signals() as signals:
-        while state.step < context.num_steps and not context.best.stops:
+        while state.step < context.num_steps and not context.best.stopped:
             context.report_progress(state.step, context.meter.longest_seconds)
             with context.meter.step(context.strategy.world):
                 taken = step(context, state.step)
@@ -192,13 +192,12 @@ def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
                     metrics = context.validate()
                 if metrics:
                     context.trackers.log(state.step, {"tokens": context.meter.all_tokens(), **metrics})
-                    context.guard.flush()
                     save_now |= context.guard.last_step_finite and context.best.observe(state.step, metrics, save_now)
             if _due(state.step, context.sample_every, context.num_steps) and not hurry:
                 with _between(context, state, "sample"), signals.interruptible(alone):
                     context.sample(state.step)
             stop = context.strategy.any(signals.received is not None)
-            ends = stop or context.best.stops or state.step == context.num_steps
+            ends = stop or bool(context.best.stopped) or state.step == context.num_steps
             if save_deferred or ends or save_now:
                 context.guard.flush()
                 save_deferred = not (ends or context.guard.last_step_finite)

@@ -56,7 +56,8 @@ class NonFiniteGuard:
 
     @property
     def last_step_finite(self) -> bool:
-        """Whether the last step was finite. Otherwise no checkpoint is saved."""
+        """Whether the last step was finite, once it is known. Otherwise no checkpoint is saved."""
+        self.flush()
         return self.in_a_row == 0
 
     def observe(

@@ -92,6 +92,7 @@ class LiveRun:
             "seconds_left": self.last("seconds_left"),
             "tokens_per_second": self.last("tokens_per_second"),
             "checkpoints": record.checkpoints[:50],
+            "delivered": used._asdict() if (used := record.delivered) else None,
             "written": max(written, default=0) / 1e9,
         }
 

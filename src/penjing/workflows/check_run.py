@@ -115,7 +115,8 @@ def _files(record: RunRecord, findings: Findings) -> None:
             details.append(f"{len(record.metrics)} lines up to step {record.last_step}")
     if folder.plan.is_file():
         with findings.part("plan.json"):
-            findings.finished = findings.resumes_from == record.plan.number("steps")
+            planned = record.outcome.number("steps_done") or record.plan.number("steps")
+            findings.finished = findings.resumes_from == planned
     if folder.incidents.exists():
         with findings.part("incidents.jsonl") as details:
             kinds = Counter(incident.text("kind") for incident in record.incidents)

@@ -27,8 +27,9 @@ from penjing.base.lock import locked
 from penjing.base.markup import escape_markup, printable, silent_console
 from penjing.base.registry import look_up
 from penjing.base.untrusted import Fields
-from penjing.checkpoint.load import weights_sha256
-from penjing.checkpoint.manifest import folder_name
+from penjing.checkpoint.delivered import choose
+from penjing.checkpoint.load import Checkpoint, weights_sha256
+from penjing.checkpoint.manifest import damage, folder_name
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -62,7 +63,7 @@ from penjing.track.system_metrics import SystemSampler
 from penjing.train.build import PreparedRun, prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.config import Run
-from penjing.train.load_model import set_threads
+from penjing.train.load_model import load_weights, set_threads
 from penjing.train.loop import train
 from penjing.train.oom_recovery import smaller_passes_kept
 from penjing.train.resolve import start_run, with_settings
@@ -192,8 +193,9 @@ def _train_prepared(
             with strategy.gathered(prepared.model):
                 questions.ask(prepared, "before")
         figures = train(prepared.context, prepared.state)
-        swap(prepared.optimizers, strategy.loading, to_average=True)  # the run ends with them
-        outcome = _outcome(prepared, figures, began)
+        outcome = _outcome(prepared, _deliver(prepared, figures), began)
+        for line in (outcome.get("stopped_early"), outcome.get("delivered", {}).get("why")):
+            console.print(Text(f"  {line}")) if line else None
         if strategy.rank == 0 and run.log.trackers:
             trackers.summary("outcome", outcome)
             _send_report(prepared)
@@ -210,6 +212,19 @@ def _train_prepared(
     _append_history(prepared, time.time() - began)
     with strategy.gathered(prepared.model):
         return questions.compare(prepared, outcome)
+
+
+def _deliver(prepared: PreparedRun, figures: dict[str, float]) -> dict[str, float]:
+    """Give the model the weights that are delivered; return their figures. figures: of the last step."""
+    strategy, best, step = prepared.strategy, prepared.context.best, prepared.state.step
+    swap(prepared.optimizers, strategy.loading, to_average=True)
+    chosen = choose(best.state(), step).step
+    folder = prepared.folder.checkpoints / folder_name(chosen)
+    if chosen == step or strategy.any(bool(damage(folder))):
+        return figures
+    with strategy.loading():
+        load_weights(prepared.trainable, Checkpoint(folder, chosen, ()), strategy.place)
+    return dict(best.kept["figures"])
 
 
 def _save_adapter(run: Run, prepared: PreparedRun, console: Console) -> None:
@@ -308,14 +323,16 @@ def _outcome(prepared: PreparedRun, figures: dict[str, float], began: float) -> 
             warnings.warn(f"{name} is NaN or Inf after the last step: left out of {folder.outcome}", stacklevel=2)
         figures = {other: value for other, value in figures.items() if other != name}
     totals = _spent(prepared, time.time() - began)
-    newest = folder.checkpoints / folder_name(record.checkpoints[0]) if strategy.rank == 0 else None
+    best, used = prepared.context.best, record.delivered
     outcome = {
         "penjing": penjing.__version__,
+        **({"stopped_early": best.stopped, "steps_done": prepared.state.step} if best.stopped else {}),
+        **({"delivered": {**used._asdict(), "why": used.why}} if used else {}),
         **totals,
         "other_seconds": totals["sample_seconds"],
         **figures,
         "before": _before(record, figures) if strategy.rank == 0 else {},
-        "weights_sha256": weights_sha256(newest) if newest else "",
+        "weights_sha256": weights_sha256(folder.checkpoints / folder_name(used.step)) if used else "",
         "data_sha256": prepared.stage.fingerprint,
     }
     if strategy.rank == 0:

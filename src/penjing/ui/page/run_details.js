@@ -11,7 +11,7 @@ const made = new WeakMap(); // by container: the parts that are shown, and of wh
 /** run: as the server describes it. Only parts that have changed are made anew: a person may be reading. */
 export function showDetails(container, run, context) {
   const parts = {
-    actions: [[run.state, run.checkpoints, run.command], () => actions(run, context)],
+    actions: [[run.state, run.checkpoints, run.command, run.delivered], () => actions(run, context)],
     why: [run.why, () => run.why && el("p", { class: "panel-error", text: run.why })],
     samples: [run.samples, () => section("samples", t("runsSamples"), samples(run), true)],
     plan: [[run.terms, run.warnings], () => section("plan", t("runsPlan"), terms(run), true)],
@@ -47,7 +47,8 @@ function actions(run, context) {
   } } });
   const active = ["running", "starting"].includes(run.state);
   const canContinue = !active && run.state !== "finished";
-  const step = el("select", { "aria-label": t("runsCheckpoint") }, run.checkpoints.map((value) => el("option", { value, text: t("runsStep", { step: count(value) }) })));
+  const used = run.delivered, losses = used && { step: count(used.step), newest: count(used.newest), loss: figure(used.loss), last: figure(used.newest_loss) };
+  const step = el("select", { "aria-label": t("runsCheckpoint") }, run.checkpoints.map((value) => el("option", { value, selected: value === used?.step, text: t("runsStep", { step: count(value) }) })));
   const chat = el("button", { type: "button", class: "plain", text: t("runsChat"), on: { click: () => context.go("chat", { run: run.id, step: step.value }) } });
   return el("div", { class: "card" }, el("h2", { text: run.id }),
     el("div", { class: "row" },
@@ -55,6 +56,7 @@ function actions(run, context) {
       canContinue ? act("runsContinue", "api/resume", "primary") : null,
       run.checkpoints.length ? [step, chat] : el("span", { class: "hint", text: t("runsNoCheckpoint") }),
       el("button", { type: "button", class: "plain", text: t("runsAgain"), on: { click: () => context.go("train", { recipe: `${run.id}/run.toml` }) } })),
+    typeof used?.loss === "number" ? el("p", { class: "hint", text: t(used.step === used.newest ? "runsUsedNewest" : "runsUsedBest", losses) }) : null,
     active ? null : el("div", { class: "gap" }, context.commandLine(run.command)));
 }
 

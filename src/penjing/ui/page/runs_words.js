@@ -39,6 +39,8 @@ export const words = pairs({
   runsCheckpoint: ["Checkpoint", "检查点"],
   runsNoCheckpoint: ["No checkpoint yet", "还没有检查点"],
   runsStep: ["step {step}", "第 {step} 步"],
+  runsUsedNewest: ["In use: step {step}, the newest (held-out loss {last}, lowest {loss})", "使用最新检查点：第 {step} 步（验证损失 {last}，最低 {loss}）"],
+  runsUsedBest: ["In use: step {step}, the lowest held-out loss, {loss} (newest, step {newest}: {last})", "使用第 {step} 步：验证损失最低，{loss}（最新的第 {newest} 步：{last}）"],
   runsPlan: ["Plan and outcome", "计划与结果"],
   runsTerm: ["What", "项目"],
   runsPredicted: ["planned", "计划"],

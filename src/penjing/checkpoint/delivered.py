@@ -1,0 +1,37 @@
+"""Which checkpoint of a run is used where nothing else is said. Imports no torch."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from penjing.base.untrusted import Fields
+
+TOLERANCE = 0.002  # the newest is used if its held-out loss is not higher than the lowest by more than this fraction
+
+
+class Delivered(NamedTuple):
+    """The step of the checkpoint that is used, and of the newest one; their held-out losses if the run follows them."""
+
+    step: int
+    newest: int
+    loss: float | None = None
+    newest_loss: float | None = None
+
+    @property
+    def why(self) -> str:
+        """A sentence; empty if there is nothing to choose by."""
+        if self.loss is None or self.newest_loss is None:
+            return ""
+        if self.step != self.newest:
+            after = f"at the newest step, {self.newest}, it is {self.newest_loss:.4f}"
+            return f"step {self.step} is used: held-out loss {self.loss:.4f}, the lowest; {after}"
+        what = f"the lowest is {self.loss:.4f}" if self.newest_loss > self.loss else "the lowest"
+        return f"step {self.step}, the newest, is used: held-out loss {self.newest_loss:.4f}, {what}"
+
+
+def choose(best: Mapping[str, Any], newest: int) -> Delivered:
+    """best: what the newest checkpoint's state has of `train/best.py`, or nothing."""
+    kept, last = Fields(best).fields("kept"), Fields(best).number("last")
+    step, loss = kept.number("step"), kept.number("loss")
+    if step is None or loss is None or last is None:
+        return Delivered(newest, newest)
+    return Delivered(int(step) if last - loss > TOLERANCE * abs(loss) else newest, newest, loss, last)
