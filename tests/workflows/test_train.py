@@ -14,6 +14,8 @@ from penjing.parallel.single import Single
 from penjing.planner.page import print_plan
 from penjing.track.run_dir import RunDir
 from penjing.track.run_record import RunRecord
+from penjing.train.best import BestLoss
+from penjing.train.loop import TrainState
 from penjing.workflows import train as execute
 from penjing.workflows.train import resolve_run, write_samples
 
@@ -137,7 +139,8 @@ def test_figures_that_are_no_number_are_left_out_and_told_once(tmp_path, rank, r
         resumed_from=None,
         resumed=0,
         stage=SimpleNamespace(fingerprint="d"),
-        context=SimpleNamespace(num_steps=3, meter=meter, strategy=strategy),
+        state=TrainState(step=3),
+        context=SimpleNamespace(num_steps=3, meter=meter, strategy=strategy, best=BestLoss()),
     )
     checkpoint = tmp_path / "checkpoints/step-00000003"
     checkpoint.mkdir(parents=True)

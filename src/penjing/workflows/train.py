@@ -323,7 +323,7 @@ def _outcome(prepared: PreparedRun, figures: dict[str, float], began: float) -> 
             warnings.warn(f"{name} is NaN or Inf after the last step: left out of {folder.outcome}", stacklevel=2)
         figures = {other: value for other, value in figures.items() if other != name}
     totals = _spent(prepared, time.time() - began)
-    best, used = prepared.context.best, record.delivered
+    best, used = prepared.context.best, record.delivered if strategy.rank == 0 else None
     outcome = {
         "penjing": penjing.__version__,
         **({"stopped_early": best.stopped, "steps_done": prepared.state.step} if best.stopped else {}),
