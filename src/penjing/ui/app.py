@@ -1,6 +1,7 @@
 """The app of `penjing ui`: the page, and the routes of its parts, which only a holder of the token reaches."""
 
-from collections.abc import AsyncIterator
+from collections import ChainMap
+from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -49,7 +50,8 @@ def make_app(site: Site, token: str, *, loopback_only: bool = True) -> FastAPI:
         part.add_routes(app, site)
     files = [*(CHAT_PAGE / name for name in SHARED), *sorted(PAGE.iterdir()), *sorted((PAGE / "vendor").iterdir())]
     open_paths = add_page(app, (file for file in files if file.is_file()))
-    app.add_middleware(Gate, token=token.encode(), loopback_only=loopback_only, open_paths=frozenset(open_paths))
+    paths = ChainMap(site.open_once, dict.fromkeys(open_paths))
+    app.add_middleware(Gate, token=token.encode(), loopback_only=loopback_only, open_paths=paths)
     return app
 
 
@@ -61,7 +63,7 @@ async def _user_error(_: Request, error: Exception) -> Response:
 class Gate:
     """Refuses other Host headers, requests of other sites, and those without the token."""
 
-    def __init__(self, app: ASGIApp, *, token: bytes, loopback_only: bool, open_paths: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, *, token: bytes, loopback_only: bool, open_paths: Container[str]) -> None:
         self.app, self.token, self.loopback_only, self.open_paths = app, token, loopback_only, open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

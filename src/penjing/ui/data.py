@@ -1,11 +1,13 @@
 """The tab data: the data files of the folder, what `penjing data look` says of one, and a dry run of `data clean`."""
 
 import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
+from starlette.responses import HTMLResponse, Response
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json as read_json_file
@@ -18,7 +20,8 @@ from penjing.ui.site import Site, read_json, text_field
 
 DEPTH, MOST_FILES, MOST_ENTRIES = 6, 500, 20_000  # folders below the app's that are searched; listed; looked at
 LOOK_SECONDS, CLEAN_SECONDS = 120.0, 900.0
-MOST_BYTES = 64 << 20  # of the counts of a cleaning
+MOST_BYTES = 64 << 20  # of the counts of a cleaning, and of its report
+REPORT_HEADERS = {"Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"}
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -95,7 +98,7 @@ def cleaning(site: Site, name: str) -> dict[str, Any]:
 
 
 def add_routes(app: FastAPI, site: Site) -> None:
-    """Routes below /api/data."""
+    """Routes below /api/data, and /report, where a new window shows a page of the folder."""
 
     @app.get("/api/data/files")
     def files() -> dict[str, Any]:
@@ -116,3 +119,19 @@ def add_routes(app: FastAPI, site: Site) -> None:
     @app.get("/api/data/cleaning")
     def finished(folder: str) -> dict[str, Any]:
         return cleaning(site, folder)
+
+    @app.post("/api/data/report")
+    async def offer_report(request: Request) -> dict[str, str]:
+        path = site.path(text_field(await read_json(request), "path"))
+        if path.name != "report.html" or not path.is_file() or path.stat().st_size > MOST_BYTES:
+            raise ApiError(404, f"{path.name[:200]}: no report", param="path")
+        address = f"/report/{secrets.token_urlsafe(16)}"
+        site.open_once[address] = path
+        return {"address": address}
+
+    @app.get("/report/{_}")
+    def report(request: Request) -> Response:
+        path = site.open_once.pop(request.url.path, None)
+        if path is None:
+            raise ApiError(404, "this address was opened before")
+        return HTMLResponse(path.read_bytes(), headers={**REPORT_HEADERS, "Cache-Control": "no-store"})

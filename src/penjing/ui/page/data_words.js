@@ -51,5 +51,5 @@ export const words = pairs({
   dataSample_sample: ["text", "文本"],
   dataSample_before: ["before", "之前"],
   dataSample_after: ["after", "之后"],
-  dataReport: ["The full report is the file {path}.", "完整报告在文件 {path} 中。"],
+  dataReport: ["Open the full report", "打开完整报告"],
 });
