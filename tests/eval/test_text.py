@@ -10,7 +10,7 @@ import torch
 from small_models import small_model
 
 from penjing.data.tokenizer.train import train_tokenizer
-from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
+from penjing.eval.text import score_texts, zstd_bits_per_byte
 
 TEXTS = ["The cat sat on the mat. 猫坐在垫子上。", "", "A frog.", "naïve café " * 9]
 NUM_BYTES = sum(len(text.encode()) for text in TEXTS)
@@ -30,7 +30,7 @@ def test_uniform_guesses_cost_log2_of_the_vocabulary(model, tokenizer):
     with torch.no_grad():
         model.norm.weight.zero_()  # every logit is 0
     num_targets = sum(len(tokenizer.encode(text)) + 1 for text in TEXTS)  # each token, and the end of the text
-    found, num_bytes = bits_per_byte(model, tokenizer, TEXTS, seq_len=8)
+    found, num_bytes, *_ = score_texts(model, tokenizer, TEXTS, seq_len=8)
     assert num_bytes == NUM_BYTES
     assert found == pytest.approx(math.log2(tokenizer.size) * num_targets / NUM_BYTES, rel=1e-5)
 
@@ -50,12 +50,18 @@ def by_hand(model, tokenizer, seq_len):
 @pytest.mark.parametrize("seq_len", [1, 7, 16, 500])
 @pytest.mark.parametrize("rows", [1, 3, 16])
 def test_any_rows_against_one_token_at_a_time(model, tokenizer, seq_len, rows):
-    found, _ = bits_per_byte(model, tokenizer, iter(TEXTS), seq_len=seq_len, batch_size=rows)
-    assert found == pytest.approx(by_hand(model, tokenizer, seq_len), rel=1e-4)
+    score = score_texts(model, tokenizer, iter(TEXTS), seq_len=seq_len, batch_size=rows)
+    assert score.bits == pytest.approx(by_hand(model, tokenizer, seq_len), rel=1e-4)
+    rows = score.perplexities()
+    assert sum(row["tokens"] for row in rows) == sum(len(tokenizer.encode(text)) + 1 for text in TEXTS)
+    nats = sum(row["tokens"] * math.log(row["perplexity"]) for row in rows)
+    assert nats / math.log(2) / NUM_BYTES == pytest.approx(score.bits, rel=1e-9)
+    assert [row["first"] for row in rows] == [1 << power for power in range(len(rows))]
+    assert rows[-1]["last"] == min(seq_len, 2 * rows[-1]["first"] - 1)
 
 
 def test_no_text_is_no_bits(model, tokenizer):
-    assert bits_per_byte(model, tokenizer, [], seq_len=8) == (0.0, 0)
+    assert score_texts(model, tokenizer, [], seq_len=8)[:2] == (0.0, 0)
 
 
 def test_zstd_counts_a_stream_that_unpacks_to_the_text():

@@ -161,16 +161,35 @@ def generate(
         say(f"  {done.not_asked:,} conversations of the prompts have an empty answer and were not asked")
 
 
+ASKED, SHOWN = "What is asked", "What is shown"  # groups in the help of `eval`
+
+
 def evaluate(
     runs: Annotated[
         list[Path] | None, typer.Argument(metavar="RUN...", help="As of `penjing chat`; several are compared.")
     ] = None,
-    tasks: Annotated[str, typer.Option(metavar="NAME,...", help="Tasks to score; --list shows them.")] = "",
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the files of the tasks.")] = None,
-    questions: Annotated[Path | None, typer.Option(help="JSONL of conversations with `answer`; exact match.")] = None,
-    text: Annotated[Path | None, typer.Option(help="Text: bits per byte, beside zstd -19.")] = None,
-    shots: Annotated[int | None, typer.Option(min=0, help="Solved examples before each request.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Requests of each task, spread over all; 0: all.")] = 0,
+    tasks: Annotated[
+        str, typer.Option(rich_help_panel=ASKED, metavar="NAME,...", help="Tasks to score; --list shows them.")
+    ] = "",
+    data: Annotated[
+        Path | None, typer.Option(rich_help_panel=ASKED, metavar="DIR", help="Folder with the files of the tasks.")
+    ] = None,
+    questions: Annotated[
+        Path | None, typer.Option(rich_help_panel=ASKED, help="JSONL of conversations with `answer`; exact match.")
+    ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            rich_help_panel=ASKED,
+            help="Text: bits per byte, beside zstd -19, and perplexity by position; several: each, and all.",
+        ),
+    ] = None,
+    shots: Annotated[
+        int | None, typer.Option(rich_help_panel=ASKED, min=0, help="Solved examples before each request.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(rich_help_panel=ASKED, min=0, help="Requests of each task, spread over all; 0: all.")
+    ] = 0,
     think: given.Thinking = None,
     max_tokens: Annotated[
         int,
@@ -178,9 +197,13 @@ def evaluate(
     ] = 0,
     device: given.DeviceName = "auto",
     dtype: given.DtypeName = "auto",
-    details: Annotated[bool, typer.Option("--details", help="Also every kind of request, such as a paradigm.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    show_list: Annotated[bool, typer.Option("--list", help="List the tasks, and the files that they read.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", rich_help_panel=SHOWN, help="Also every kind of request, such as a paradigm.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", rich_help_panel=SHOWN, help="Print one JSON object.")] = False,
+    show_list: Annotated[
+        bool, typer.Option("--list", rich_help_panel=SHOWN, help="List the tasks, and the files that they read.")
+    ] = False,
 ) -> None:
     """Evaluate models on tasks with known answers, or on text; several models beside each other.
 
@@ -202,4 +225,4 @@ def evaluate(
     options = evaluate.EvalOptions(
         thinking=think, max_tokens=max_tokens, device=device, dtype=dtype, details=details, as_json=as_json
     )
-    evaluate.evaluate(runs, suite, text, console, options)
+    evaluate.evaluate(runs, suite, text or (), console, options)

@@ -23,7 +23,7 @@ from penjing.model.transformer import Transformer
 
 TOKENS_PER_REQUEST = 128  # of a forward pass
 HOST_TOKENS_PER_REQUEST = 32  # on a CPU: activations that stay in its cache
-ROW_MULTIPLE = 16  # few shapes
+ROW_MULTIPLE, HEAD_MULTIPLE = 16, 128  # few shapes: on a CPU each new one of a matmul costs milliseconds
 MAX_LOGITS = 1 << 20  # of one block of the head
 
 
@@ -53,7 +53,7 @@ class _TokenScores(NamedTuple):
         parts = []
         for first in range(0, len(hidden_ND), rows):
             block_ND = hidden_ND[first : first + rows]
-            padding = min(rows, -(-len(hidden_ND) // ROW_MULTIPLE) * ROW_MULTIPLE) - len(block_ND)
+            padding = min(rows, -(-len(hidden_ND) // HEAD_MULTIPLE) * HEAD_MULTIPLE) - len(block_ND)
             padded_ND = torch.nn.functional.pad(block_ND, (0, 0, 0, padding))
             logits_NV = ops.logits(padded_ND, weight_VD, dtype)[: len(block_ND)].float()
             if not devices.of(logits_NV.device).supports_float64:
@@ -132,9 +132,13 @@ def _passes(trees: Sequence[_Tree], max_tokens: int) -> Iterator[Sequence[_Tree]
     """The trees of each forward pass, a row each."""
     first = 0
     while first < len(trees):
-        rows = max(1, max_tokens // trees[first].size)
+        rows = max(1, max_tokens // _row_tokens(trees[first]))
         yield trees[first : first + rows]
         first += rows
+
+
+def _row_tokens(tree: _Tree) -> int:
+    return -(-tree.size // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 def _score_rows(
@@ -144,7 +148,7 @@ def _score_rows(
     endings: Sequence[Ending],
 ) -> dict[int, EndingScore]:
     """The scores by index of the endings whose inputs are in these trees, of which the first is the largest."""
-    row_tokens = -(-trees[0].size // ROW_MULTIPLE) * ROW_MULTIPLE
+    row_tokens = _row_tokens(trees[0])
     ids_BT = np.zeros((len(trees), row_tokens), dtype=np.int64)
     branch_BT, position_BT = np.full_like(ids_BT, -1), np.zeros_like(ids_BT)  # -1: padding
     places: dict[int, list[int]] = {}  # flat indices of the positions that predict an ending's tokens

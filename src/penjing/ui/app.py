@@ -4,6 +4,7 @@ from collections import ChainMap
 from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
@@ -50,7 +51,7 @@ def make_app(site: Site, token: str, *, loopback_only: bool = True) -> FastAPI:
         part.add_routes(app, site)
     files = [*(CHAT_PAGE / name for name in SHARED), *sorted(PAGE.iterdir()), *sorted((PAGE / "vendor").iterdir())]
     open_paths = add_page(app, (file for file in files if file.is_file()))
-    paths = ChainMap(site.open_once, dict.fromkeys(open_paths))
+    paths: ChainMap[str, Any] = ChainMap(site.open_once, dict.fromkeys(open_paths))
     app.add_middleware(Gate, token=token.encode(), loopback_only=loopback_only, open_paths=paths)
     return app
 

@@ -23,7 +23,7 @@ from penjing.eval.scorer import Graded, grade, groups, standard_error
 from penjing.eval.scores import paired_change, summary
 from penjing.eval.suite import Suite
 from penjing.eval.task import METRICS
-from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
+from penjing.eval.text import score_texts, zstd_bits_per_byte
 from penjing.train.load_model import LoadedModel, load_trained, set_threads, use_device
 
 ROW_TOKENS = 1024  # rows of a text are at least this long, if the context of the model is
@@ -45,9 +45,11 @@ class EvalOptions:
     as_json: bool = False
 
 
-def evaluate(paths: Sequence[Path], suite: Suite, text: Path | None, console: Console, options: EvalOptions) -> None:
+def evaluate(
+    paths: Sequence[Path], suite: Suite, texts: Sequence[Path], console: Console, options: EvalOptions
+) -> None:
     """Print the scores of models on tasks, and their bits per byte of a text. Raises UserError if nothing is given."""
-    if not suite.tasks and text is None:
+    if not suite.tasks and not texts:
         next_step = "Give --tasks NAME,..., --questions FILE or --text FILE; penjing eval --list shows the tasks."
         raise UserError("nothing to evaluate on", next_step=next_step)
     set_threads(0, 1)
@@ -76,8 +78,8 @@ def evaluate(paths: Sequence[Path], suite: Suite, text: Path | None, console: Co
         if benchmarks := [row for row in rows if not suite.tasks[row["task"]].shows_answers]:
             print_benchmarks(benchmarks, shown, details=options.details)
         runs.append({"run": str(path), "tasks": rows})
-        if text is not None:
-            runs[-1]["text"] = print_bits(trained, text, shown)
+        if texts:
+            runs[-1]["text"] = print_bits(trained, texts, shown)
     if len(paths) > 1:
         print_comparison(runs, shown)
     if options.as_json:
@@ -168,17 +170,32 @@ def _short(text: str) -> str:
     return line if len(line) <= LONGEST_SHOWN else "..." + line[3 - LONGEST_SHOWN :]
 
 
-def print_bits(trained: LoadedModel, text: Path, console: Console) -> dict[str, float]:
-    """Print bits per byte of a text, for the model and for zstd -19."""
-    texts = [document.text for document in records.read_documents([text])]
-    # Runs on few conversations have short rows, and external models have no row length.
-    seq_len = max(trained.run.data.seq_len, min(ROW_TOKENS, trained.context_tokens))
-    bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, seq_len=seq_len)
-    zstd = zstd_bits_per_byte("\n".join(texts))
-    console.print(
-        f"{text}: {units.megabytes(num_bytes)}, {bits:.4f} bits per byte; zstd -19: {zstd:.4f}", highlight=False
-    )
-    return {"bits_per_byte": bits, "bytes": num_bytes, "zstd": zstd}
+def print_bits(trained: LoadedModel, sources: Sequence[Path], console: Console) -> dict[str, Any]:
+    """Print bits per byte of each text, for the model and for zstd -19, and perplexity by position; returns those of
+    all texts, and of each."""
+    rows: list[dict[str, Any]] = []
+    for source in sources:
+        texts = [document.text for document in records.read_documents([source])]
+        # Runs on few conversations have short rows, and external models have no row length.
+        seq_len = max(trained.run.data.seq_len, min(ROW_TOKENS, trained.context_tokens))
+        score = score_texts(trained.model, trained.tokenizer, texts, seq_len=seq_len)
+        found = {"source": str(source), "bits_per_byte": score.bits, "bytes": score.num_bytes}
+        rows.append({**found, "zstd": zstd_bits_per_byte("\n".join(texts)), "perplexity": score.perplexities()})
+    num_bytes = sum(row["bytes"] for row in rows)
+    means = {
+        name: sum(row[name] * row["bytes"] for row in rows) / max(1, num_bytes) for name in ("bits_per_byte", "zstd")
+    }
+    total: dict[str, Any] = {**means, "bytes": num_bytes}
+    for row in [*rows, {"source": "all", **total}][: None if len(rows) > 1 else 1]:
+        bits = f"{row['bits_per_byte']:.4f} bits per byte; zstd -19: {row['zstd']:.4f}"
+        console.print(f"{row['source']}: {units.megabytes(row['bytes'])}, {bits}", highlight=False)
+    parts = {part["first"]: f"{part['first']}-{part['last']}" for row in rows for part in row["perplexity"]}
+    cells = []
+    for row in rows:
+        shown = {part["first"]: f"{part['perplexity']:.4g}" for part in row["perplexity"]}
+        cells.append([row["source"], *(shown.get(first, "") for first in parts)])
+    print_table(console, ("perplexity at token", *(f"{name}>" for name in parts.values())), cells)
+    return {**total, "sources": rows}
 
 
 def print_tasks(console: Console) -> None:

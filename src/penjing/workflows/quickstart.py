@@ -31,7 +31,7 @@ from penjing.data.token_shards import TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.eval import scorer
 from penjing.eval.questions import Questions
-from penjing.eval.text import bits_per_byte, zstd_bits_per_byte
+from penjing.eval.text import score_texts, zstd_bits_per_byte
 from penjing.export.hf import export
 from penjing.export.model_card import model_card
 from penjing.recipes.quickstart_configs import SFT_STEPS
@@ -423,7 +423,7 @@ def _compare_with_zstd(out: Path, run: Run) -> str:
     texts = list(Corpus(run.data).texts(held_out=True))
     if not texts:
         return "no held-out text to compress (data.validation=none)"
-    model_bits, num_bytes = bits_per_byte(trained.model, trained.tokenizer, texts, seq_len=run.data.seq_len)
+    model_bits, num_bytes, *_ = score_texts(trained.model, trained.tokenizer, texts, seq_len=run.data.seq_len)
     zstd_bits = zstd_bits_per_byte("\n".join(texts))
     verdict = "below" if model_bits < zstd_bits else "above"
     note = (
