@@ -137,12 +137,18 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def decayed_update(
-    parameters: Sequence[Tensor], update_EMN: Tensor, decay: float, rate: float, scale: float, bad: Tensor | None = None
+    parameters: Sequence[Tensor],
+    update_EMN: Tensor,
+    decay: float,
+    rate: float,
+    scale: float,
+    bad: Tensor | None = None,
+    cautious: bool = False,
 ) -> None:
     """w <- decay w - rate scale update, for each parameter and its matrix of a stack of updates in any dtype. bad: 1 on
-    the device if the update must be skipped; None: never skip."""
+    the device if the update must be skipped; None: never skip. cautious: decay only weights of the update's sign."""
     update = find("decayed_update", update_EMN, *parameters) if bad is None else reference.decayed_update
-    update(update_EMN, parameters, decay, scale, rate, bad)
+    update(update_EMN, parameters, decay, scale, rate, bad, cautious)
 
 
 class Choice(NamedTuple):

@@ -201,9 +201,16 @@ def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float
 
 
 def decayed_update(
-    update_EMN: Tensor, parameters: Sequence[Tensor], decay: float, scale: float, rate: float, bad: Tensor | None = None
+    update_EMN: Tensor,
+    parameters: Sequence[Tensor],
+    decay: float,
+    scale: float,
+    rate: float,
+    bad: Tensor | None = None,
+    cautious: bool = False,
 ) -> None:
-    """w <- decay w - rate scale update for each parameter, unless `bad` is 1 on the device."""
+    """w <- decay w - rate scale update for each parameter, unless `bad` is 1 on the device. cautious: decay only
+    weights of the update's sign, which move towards zero anyway (arXiv:2510.12402)."""
     update_EMN = update_EMN.to(parameters[0].dtype)  # in two steps: the stack in half precision is freed between them
     update_EMN = update_EMN * scale
     decay_factor: float | Tensor = decay
@@ -211,4 +218,5 @@ def decayed_update(
         update_EMN = torch.where(bad > 0, torch.zeros_like(update_EMN), update_EMN)
         decay_factor = torch.where(bad > 0, 1.0, decay)
     for parameter, update_MN in zip(parameters, update_EMN, strict=True):
-        parameter.mul_(decay_factor).sub_(update_MN, alpha=rate)
+        factor = torch.where(parameter * update_MN > 0, decay_factor, 1.0) if cautious else decay_factor
+        parameter.mul_(factor).sub_(update_MN, alpha=rate)

@@ -181,7 +181,7 @@ class LowPrecisionOptimizer(NoDynamoOptimizer):
             if self.state_dtype == "int8" and values and local_part(parameter) is not parameter:
                 local = {name: local_part(value) for name, value in values.items()}
                 state["state"][number] = {
-                    name: self._spread(parameter, value) if value.shape == local_part(parameter).shape else value
+                    name: self._spread(parameter, value) if value.shape == local_part(parameter).shape else values[name]
                     for name, value in decoded(local).items()
                 }
         return state

@@ -200,7 +200,10 @@ class Checkpointer:
 
 
 def _has_shape(value: Any, like: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == like.shape
+    """Or one number for each row."""
+    if not isinstance(value, Tensor) or value.ndim != like.ndim:
+        return False
+    return value.shape == like.shape or (value.ndim > 1 and value.shape == (*like.shape[:-1], 1))
 
 
 def restore_optimizers(

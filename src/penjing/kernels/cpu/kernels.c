@@ -90,13 +90,18 @@ void penjing_add(const float *x, const void *y, float *out, long count, int type
                   count - start < RUN ? count - start : RUN);
 }
 
-INLINE void add_scaled_run(float *x, const void *y, float keep, float scale, long count, int type) {
-    SIMD for (long i = 0; i < count; i++) x[i] = x[i] * keep + get(y, i, type) * scale;
+INLINE void add_scaled_run(float *x, const void *y, float keep, float other, float scale, long count, int type) {
+    SIMD for (long i = 0; i < count; i++) {
+        float value = get(y, i, type);
+        x[i] = x[i] * (x[i] * value > 0.0f ? keep : other) + value * scale;
+    }
 }
 
-void penjing_add_scaled(float *x, const void *y, float keep, float scale, long count, int type, int threads) {
+/* x = keep x + scale y; where x and y have not the same sign, other x + scale y. */
+void penjing_add_scaled(float *x, const void *y, float keep, float other, float scale, long count, int type,
+                        int threads) {
     ROWS(threads) for (long start = 0; start < count; start += RUN)
-        WITH_TYPE(add_scaled_run, type, x + start, row_of(y, start, type), keep, scale,
+        WITH_TYPE(add_scaled_run, type, x + start, row_of(y, start, type), keep, other, scale,
                   count - start < RUN ? count - start : RUN);
 }
 

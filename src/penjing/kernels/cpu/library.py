@@ -25,7 +25,7 @@ _SIGNATURES = {
     "rms_norm": (c_void_p,) * 4 + (c_long,) * 2 + (c_float,) + (c_int,) * 3,
     "rms_norm_backward": (c_void_p,) * 7 + (c_long,) * 3 + (c_int,) * 3,
     "add": (c_void_p,) * 3 + (c_long,) + (c_int,) * 2,
-    "add_scaled": (c_void_p,) * 2 + (c_float,) * 2 + (c_long,) + (c_int,) * 2,
+    "add_scaled": (c_void_p,) * 2 + (c_float,) * 3 + (c_long,) + (c_int,) * 2,
     "nesterov_update": (c_void_p,) * 3 + (c_float, c_long, c_int),
     "sum_squares": (c_void_p,) * 2 + (c_long, c_int),
     "dropout": (c_void_p,) * 4 + (c_long,) * 3 + (c_int,) * 3,

@@ -108,9 +108,10 @@ def add(x: Tensor, y: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def add_scaled(x: Tensor, y: Tensor, keep: float, scale: float) -> None:
-    """x <- keep x + scale y, with x in float32."""
-    _run("add_scaled", (x, y), keep, scale, x.numel(), TYPES[y.dtype], _threads(x.numel()))
+def add_scaled(x: Tensor, y: Tensor, keep: float, scale: float, other: float | None = None) -> None:
+    """x <- keep x + scale y, with x in float32. other: in place of `keep` where x and y have not the same sign."""
+    factors = keep, keep if other is None else other, scale
+    _run("add_scaled", (x, y), *factors, x.numel(), TYPES[y.dtype], _threads(x.numel()))
 
 
 def supports_weight_grad_in(dtype: torch.dtype) -> bool:
@@ -158,11 +159,17 @@ def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float
 
 
 def decayed_update(
-    update_EMN: Tensor, parameters: Sequence[Tensor], decay: float, scale: float, rate: float, bad: None = None
+    update_EMN: Tensor,
+    parameters: Sequence[Tensor],
+    decay: float,
+    scale: float,
+    rate: float,
+    bad: None = None,
+    cautious: bool = False,
 ) -> None:
     """w <- decay w - rate scale update for each parameter, in float32."""
     for parameter, update_MN in zip(parameters, update_EMN, strict=True):
-        add_scaled(parameter, update_MN, float(decay), -rate * scale)
+        add_scaled(parameter, update_MN, float(decay), -rate * scale, 1.0 if cautious else None)
 
 
 def global_norm(*tensors: Tensor) -> Tensor:
