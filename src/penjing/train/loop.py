@@ -132,7 +132,8 @@ def step(context: TrainingContext, index: int) -> Step:
 
     sums, units, tokens = retry_on_oom(lambda: _gradients(context), halve)
     after = source.position()
-    factor, decay = (of(index, context.num_steps) for of in (context.schedule.factor, context.schedule.decay_factor))
+    factor = context.schedule.factor(index, context.num_steps)
+    decay = context.schedule.decay_factor(index, context.num_steps)
     for optimizer in context.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * factor
