@@ -28,6 +28,7 @@ from penjing.commands import (
 # In the order of `penjing --help`. These modules import torch only when a verb runs.
 VERBS: dict[str, typer.Typer | Callable[..., None]] = {
     "quickstart": pipeline.quickstart,
+    "evening": pipeline.evening,
     "plan": planning.app,
     "train": pipeline.train,
     "launch": launching.app,

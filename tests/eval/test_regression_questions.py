@@ -213,11 +213,11 @@ def test_the_quickstarts_sft_is_known_by_its_questions(tmp_path, monkeypatch):
     monkeypatch.setattr(quickstart, "resolve_run", lambda recipe, *layers: kept.extend(layers) or Run(max_steps=4000))
     monkeypatch.setattr(quickstart, "_sft_steps", lambda pretrained: 1900)
     settings = quickstart.QuickstartOptions(out=tmp_path)
-    run = quickstart._finetuning(settings, quickstart._data_files(settings))
+    run = quickstart._finetuning(settings, quickstart.data_files(settings))
     assert kept[0]["eval"]["questions"] == str(tmp_path / "data/eval.jsonl")
     assert [(one.field, one.was, run.max_steps) for one in run.decisions] == [("max_steps", 4000, 1900)]
     asked = quickstart.QuickstartOptions(out=tmp_path, settings=["sft.max_steps=4000"])
-    assert quickstart._finetuning(asked, quickstart._data_files(asked)).max_steps == 4000
+    assert quickstart._finetuning(asked, quickstart.data_files(asked)).max_steps == 4000
 
 
 def test_nothing_is_asked_of_what_does_not_speak(asked):

@@ -141,7 +141,7 @@ def test_a_folder_of_saved_pages_is_cleaned_and_the_report_says_so(begin):
 
 
 def test_only_files_of_the_users_own_are_cleaned(begin):
-    assert [module._cleaning(QuickstartOptions(data=data)) for data in ("toyworld", "sanguo")] == [(), ()]
+    assert [module.cleaning(QuickstartOptions(data=data)) for data in ("toyworld", "sanguo")] == [(), ()]
     jsonl("my.jsonl", *texts(40))
     assert begin("my.jsonl", "data.clean=")[1].data.clean == ()
 

@@ -1,4 +1,4 @@
-"""penjing quickstart and penjing train."""
+"""penjing quickstart, penjing evening and penjing train."""
 
 import os
 import shlex
@@ -54,6 +54,53 @@ def quickstart(
         data=data, out=out, fresh=fresh, short=short, settings=tuple(settings or ()), minutes=minutes, launch=launch
     )
     stages.quickstart(options, console)
+
+
+def evening(
+    data: Annotated[
+        str, typer.Option(help="Names of `penjing data list`, files, or toyworld, separated by commas.")
+    ] = "minimind-pretrain-mini,minimind-sft-mini,minimind-dpo",
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/evening"),
+    hours: Annotated[str, typer.Option(help="Time for all of it, such as 8 or 90min; 8 if no --price is given.")] = "",
+    price: Annotated[str, typer.Option(help="What all of it may cost, such as 20CNY.")] = "",
+    hourly: Annotated[str, typer.Option(help="Price of the card for an hour, such as 2CNY.")] = "",
+    size: Annotated[str, typer.Option(help="Size of the model, such as 64m; empty: the best for the budget.")] = "",
+    gpu: Annotated[str, typer.Option(help="Plan for this card, such as 'RTX 4090', instead of this machine.")] = "",
+    rehearse: Annotated[bool, typer.Option("--rehearse", help="The same here, on a thousandth of the tokens.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Start without asking.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the folder's content and start again.")] = False,
+    settings: Settings = None,
+) -> None:
+    """A model of a real size in one evening on one card: the plan first, then data, training, evaluation and export.
+
+    Trains a tokenizer and a model on the texts, then on the conversations (SFT), then on pairs of answers (DPO) or
+    prompts with answers (GRPO), whichever the data have. The plan shows tokens, time, price, disk, memory and the
+    expected loss of each stage; nothing is fetched or trained before you agree.
+
+    If it was killed, the same command continues. Settings are for the pretraining; sft.a.b=c, dpo.a.b=c for the others.
+
+    [bold]Examples[/]
+    penjing evening --gpu "RTX 4090" --hours 8
+    penjing evening --gpu "RTX 4090" --price 20CNY --rehearse --out runs/rehearsal
+    penjing evening --size 64m --yes
+    penjing evening --data books/,chats.jsonl,pairs.jsonl --hours 90min
+    """
+    from penjing.workflows import evening as pipeline
+
+    options = pipeline.EveningOptions(
+        data=data,
+        out=out,
+        fresh=fresh,
+        settings=tuple(settings or ()),
+        hours=hours,
+        price=price,
+        hourly=hourly,
+        size=size,
+        gpu=gpu,
+        rehearse=rehearse,
+        yes=yes,
+    )
+    pipeline.evening(options, console)
 
 
 def train(

@@ -310,7 +310,8 @@ def checkpoint_bytes(run: Run, shape: Shape) -> int:
     """Size of a checkpoint: float32 weights (with adapters only these), and optimizer state."""
     part = trainable_part(run)
     trained = shape.parameters if part is None else part.num_trainable
-    return 4 * (trained if run.lora.rank else shape.parameters) + run.state_bytes * trained
+    more = 4 * shape.width * shape.vocabulary if run.optimizer.name == "muon" and part is None else 0  # AdamW's
+    return more + 4 * (trained if run.lora.rank else shape.parameters) + run.state_bytes * trained
 
 
 def checkpoint_seconds(run: Run, saved: int, machine: Machine, step_seconds: float, steps: int) -> float:

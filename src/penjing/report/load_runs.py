@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penjing.base.accuracy import AFTER, BEFORE, Score, Scores
 from penjing.base.untrusted import Fields, text
+from penjing.track.run_dir import STAGES as TRAININGS
 from penjing.track.run_record import RunRecord, no_run
 
 STAGES = {"pretrain": BEFORE, "sft": AFTER}  # the runs of a quickstart, and when its questions were asked
@@ -74,9 +75,9 @@ def read_quickstart(folder: Path, problems: list[Path]) -> tuple[Quickstart, lis
         evaluation=files.fields(folder / "evaluation.json"),
         compression=files.fields(folder / "compression.json"),
     )
-    runs = [run for name in STAGES if (run := ReportedRun(folder / name, problems)).exists]
+    runs = [run for name in reversed(TRAININGS) if (run := ReportedRun(folder / name, problems)).exists]
     for run in runs:
-        run.task = run.task or {"pretrain": "documents", "sft": "chats"}[run.name]
+        run.task = run.task or {"pretrain": "documents", "sft": "chats"}.get(run.name, run.name)
     rows = quickstart.evaluation.items("rows")
     if runs and rows:
         answered = ((STAGES[row.text("stage")], row) for row in rows if row.text("stage") in STAGES)
@@ -103,7 +104,7 @@ def read_record(folders: Sequence[Path]) -> ReportData:
     for folder in dict.fromkeys(map(Path, folders)):
         if RunRecord(folder).exists:
             runs.append(ReportedRun(folder, problems))
-        elif (folder / QUICKSTART).is_file() or any(RunRecord(folder / name).exists for name in STAGES):
+        elif (folder / QUICKSTART).is_file() or any(RunRecord(folder / name).exists for name in TRAININGS):
             quickstart, found = read_quickstart(folder, problems)
             quickstarts.append(quickstart)
             runs += found

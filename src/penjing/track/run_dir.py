@@ -27,9 +27,12 @@ class RunDir:
         self.shards = path / "shards"
 
 
+STAGES = ("grpo", "dpo", "sft", "pretrain")  # trainings in the folder of a quickstart or an evening, the last one first
+
+
 def _run_at(path: Path) -> Path | None:
     """`path` if it is a run's folder; for a quickstart's folder that of its last stage; else None."""
-    folders = map(RunDir, (path, path / "sft", path / "pretrain"))
+    folders = map(RunDir, (path, *(path / name for name in STAGES)))
     return next((run.path for run in folders if run.settings.is_file() and run.checkpoints.is_dir()), None)
 
 

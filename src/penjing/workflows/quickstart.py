@@ -73,6 +73,7 @@ class QuickstartOptions:
     minutes: float = 5.75  # for all training
     launch: LaunchOptions = field(default_factory=LaunchOptions)  # the processes that train
     uses: ClassVar[tuple[str, ...]] = ("documents", "chats")  # kinds of records
+    prefixes: ClassVar[tuple[str, ...]] = ("sft",)  # stages whose settings begin with their name
 
     def request(self) -> dict[str, Any]:
         """The options that decide what the stages make."""
@@ -83,6 +84,11 @@ class QuickstartOptions:
     def seconds(self) -> float:
         """Of all training."""
         return 60 * self.minutes * (0.01 if self.short else 1.0)
+
+    def toyworld_sizes(self) -> dict[str, int]:
+        """How much of the toy world is made: arguments of toyworld.write."""
+        sizes = {name: size // 50 if self.short else size for name, size in TOYWORLD_SIZES.items()}
+        return {**sizes, "questions_per_kind": QUESTIONS_PER_KIND}
 
 
 @dataclass
@@ -118,8 +124,8 @@ def quickstart(options: QuickstartOptions, console: Console) -> None:
 def run_stages(options: QuickstartOptions, log: StageLog, trainings: Trainings) -> None:
     """The data, each training, evaluation, export and report. Each training begins where the one before it ended."""
     out, runs = options.out, dict[str, Run]()
-    log.stage("data", lambda: _make_data(options, log))
-    files = _data_files(options)
+    log.stage("data", lambda: make_data(options, log))
+    files = data_files(options)
     for name, settings in trainings.items():
         run = settings(files)
         log.stage(name, partial(_train, options, run, log.console) if run else partial(_skipped, name))
@@ -149,7 +155,7 @@ def source_of(options: QuickstartOptions) -> str:
     if options.data == TOYWORLD:
         return "the toy world, made here"
     sources = []
-    for name in _data_names(options):
+    for name in data_names(options):
         if name in catalogue.CATALOGUE:
             sources.append(catalogue.CATALOGUE[name].title)
         elif is_data_name(Path(name)):
@@ -163,7 +169,7 @@ def source_of(options: QuickstartOptions) -> str:
     return ", ".join(sources)
 
 
-def _data_names(options: QuickstartOptions) -> tuple[str, ...]:
+def data_names(options: QuickstartOptions) -> tuple[str, ...]:
     """The names in `--data`. Raises UserError if there are none."""
     names: tuple[str, ...] = convert(tuple[str, ...], options.data, "--data")
     if not names:
@@ -178,16 +184,15 @@ TOYWORLD_SEED = 1
 QUESTIONS_PER_KIND = 20
 
 
-def _make_data(options: QuickstartOptions, log: StageLog) -> str:
+def make_data(options: QuickstartOptions, log: StageLog) -> str:
     folder, source = options.out / "data", source_of(options)
     if options.data == TOYWORLD:
-        sizes: dict[str, Any] = {name: size // 50 if options.short else size for name, size in TOYWORLD_SIZES.items()}
-        toyworld.write(folder, seed=TOYWORLD_SEED, questions_per_kind=QUESTIONS_PER_KIND, **sizes)
+        toyworld.write(folder, seed=TOYWORLD_SEED, **options.toyworld_sizes())
     else:
-        for name in _data_names(options):
+        for name in data_names(options):
             if name in catalogue.CATALOGUE:
                 catalogue.get(name, folder / name)
-    files = _data_files(options)
+    files = data_files(options)
     if not files.documents:
         raise UserError(
             "there is no text to pretrain on",
@@ -217,13 +222,13 @@ def _make_data(options: QuickstartOptions, log: StageLog) -> str:
     return note + (f"; not used: {units.listing(files.unused)}" if files.unused else "")
 
 
-def _data_files(options: QuickstartOptions) -> DataFiles:
+def data_files(options: QuickstartOptions) -> DataFiles:
     """The training files, sorted into texts, conversations and unused ones."""
     folder, files = options.out / "data", DataFiles([], [])
     if options.data == TOYWORLD:
         documents, chats, preferences, prompts = ([str(folder / f"{name}.jsonl")] for name in TOYWORLD_FILES)
         return DataFiles(documents, chats, preferences, prompts, folder / "eval.jsonl")
-    for name in _data_names(options):
+    for name in data_names(options):
         path = folder / name if name in catalogue.CATALOGUE else Path(name)
         for file in records.list_files([path]):
             named = convert(str, str(file), "--data")
@@ -249,9 +254,15 @@ TRAINING_SECONDS, MIN_SFT_STEPS = 60 * QuickstartOptions.minutes, 1600
 PRETRAIN_SHARE = 0.4  # of the time, for data of one's own with conversations
 
 
+def settings_for(stage: str, settings: Sequence[str], prefixes: Sequence[str]) -> list[str]:
+    """Settings of one stage from the command line: `sft.a.b=c` is for SFT, those without a prefix for pretraining."""
+    if stage in prefixes:
+        return [item.removeprefix(f"{stage}.") for item in settings if item.startswith(f"{stage}.")]
+    return [item for item in settings if not item.startswith(tuple(f"{prefix}." for prefix in prefixes))]
+
+
 def _overrides(options: QuickstartOptions, stage: str) -> list[str]:
-    """Settings of one stage from the command line: `sft.a.b=c` is for SFT, others are for pretraining."""
-    overrides = [item.removeprefix("sft.") for item in options.settings if item.startswith("sft.") == (stage == "sft")]
+    overrides = settings_for(stage, options.settings, options.prefixes)
     if options.short:
         intervals = [f"{name}.every=4" for name in ("eval", "sample", "checkpoint", "log")]
         overrides = [f"max_steps={SHORT_STEPS[stage]}", *intervals, *overrides]
@@ -265,11 +276,11 @@ def _pretraining_settings(options: QuickstartOptions) -> Run:
 
 def _pretraining(options: QuickstartOptions, files: DataFiles, log: StageLog) -> Run:
     toy = options.data == TOYWORLD
-    prompts = list(STORY_PROMPTS) if toy else _held_out_openings(_document_settings(options, files))
+    prompts = list(STORY_PROMPTS) if toy else held_out_openings(_document_settings(options, files))
     val_fraction = 0.01 if toy else HELD_OUT_OF_REAL_TEXT
     layer: dict[str, Any] = {
         "out": str(options.out / "pretrain"),
-        "data": {"train": files.documents, "clean": _cleaning(options), "val_fraction": val_fraction},
+        "data": {"train": files.documents, "clean": cleaning(options), "val_fraction": val_fraction},
         "sample": {"prompts": prompts},
         "eval": {"sequences": 128 if toy else 1024},
     }
@@ -298,7 +309,7 @@ def _finetuning(options: QuickstartOptions, files: DataFiles) -> Run | None:
     layer: dict[str, Any] = {
         "out": str(options.out / "sft"),
         "init_from": str(options.out / "pretrain"),
-        "data": {"train": files.chats, "clean": _cleaning(options), "val_fraction": 0.01},
+        "data": {"train": files.chats, "clean": cleaning(options), "val_fraction": 0.01},
         "sample": {"prompts": list(CHAT_PROMPTS)},
         "eval": {"questions": str(files.questions or "")},
     }
@@ -313,16 +324,16 @@ def _finetuning(options: QuickstartOptions, files: DataFiles) -> Run | None:
 
 def _document_settings(options: QuickstartOptions, files: DataFiles) -> DataSettings:
     """Settings of the texts. Broken ones are counted in the data stage."""
-    layer = {"data": {"train": files.documents, "clean": _cleaning(options), "val_fraction": HELD_OUT_OF_REAL_TEXT}}
+    layer = {"data": {"train": files.documents, "clean": cleaning(options), "val_fraction": HELD_OUT_OF_REAL_TEXT}}
     return resolve_run("tiny", layer, parse_overrides(_overrides(options, "pretrain"))).data
 
 
-def _cleaning(options: QuickstartOptions) -> tuple[str, ...]:
+def cleaning(options: QuickstartOptions) -> tuple[str, ...]:
     """Rules for the user's own data. What is made or downloaded here is clean."""
-    return () if set(_data_names(options)) <= {TOYWORLD, *catalogue.CATALOGUE} else ("default",)
+    return () if set(data_names(options)) <= {TOYWORLD, *catalogue.CATALOGUE} else ("default",)
 
 
-def _held_out_openings(data: DataSettings) -> list[str]:
+def held_out_openings(data: DataSettings) -> list[str]:
     """The first characters of two held-out texts, as prompts for samples during training."""
     return [text.strip()[:OPENING_CHARACTERS] for text in islice(Corpus(data).texts(held_out=True), 2)]
 

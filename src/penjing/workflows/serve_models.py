@@ -12,14 +12,13 @@ from penjing.export.adapter import attach_adapters
 from penjing.infer.forward import Weights
 from penjing.infer.generate import make_engine
 from penjing.serve.models import Models, ServedModel
-from penjing.track.run_dir import RunDir, is_run, stage_folder
+from penjing.track.run_dir import STAGES, RunDir, is_run, stage_folder
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained, use_device
 
 _WORD = re.compile(r"(?:(?P<name>[^=@/]+)=)?(?P<path>[^@]+)(?:@(?P<step>[0-9]+))?")
 MAX_EXAMPLES, EXAMPLE_CHARACTERS = 4, 300  # of the chat page
 SEARCHED_RECORDS, OPENING_CHARACTERS = 50, 40
-STAGES = ("sft", "pretrain")  # of a quickstart's folder; the first is what its name means
 
 
 def load_models(

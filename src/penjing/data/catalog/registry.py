@@ -32,7 +32,7 @@ class Dataset:
 
     name: str
     title: str
-    kind: Literal["documents", "chats", "benchmark"]
+    kind: Literal["documents", "chats", "preferences", "benchmark"]
     language: str  # en, zh, en+zh or python
     num_tokens: int  # estimate: bytes that are not Chinese / 4 + Chinese characters / 1.6, or the publisher's count
     licence: str

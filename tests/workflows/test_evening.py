@@ -1,0 +1,103 @@
+"""The evening's plan, what it refuses, and rehearsals of it from outside."""
+
+import io
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from user_errors import raises_user_error
+
+from penjing.base.files import read_json
+from penjing.track.run_record import RunRecord
+from penjing.workflows import evening_plan
+from penjing.workflows import quickstart as stages
+from penjing.workflows.evening import EveningOptions, evening
+
+HOUR = 3600
+
+
+def planned(tmp_path, **options):
+    console = Console(file=io.StringIO(), width=200)
+    plan = evening(EveningOptions(out=tmp_path / "out", **options), console)
+    return plan, console.file.getvalue()
+
+
+def small(toy, *kinds):
+    """Options of a rehearsal that takes seconds."""
+    settings = ("data.seq_len=64", "eval.sequences=4", "sft.data.seq_len=512", "sft.eval.sequences=4")
+    return {"data": ",".join(str(toy / f"{kind}.jsonl") for kind in kinds), "size": "tiny", "settings": settings}
+
+
+def test_a_card_not_here_is_planned_and_nothing_is_written(tmp_path):
+    plan, said = planned(tmp_path, gpu="RTX 4090", hours="3")
+    assert [stage.name for stage in plan.stages] == ["data", "pretrain", "sft", "dpo", "evaluate", "export"]
+    assert 0.5 * 3 * HOUR < plan.total("seconds") < 3 * HOUR
+    assert all(stage.files and stage.num_bytes for stage in plan.stages)
+    assert "CNY" in said and not (tmp_path / "out").exists()
+
+
+def test_a_price_buys_time_and_more_time_a_larger_model(tmp_path):
+    plans = [planned(tmp_path, gpu="RTX 3060", price=f"{price}CNY", hourly="1CNY")[0] for price in (0.5, 2, 10)]
+    assert all(plan.total("seconds") <= price * HOUR for plan, price in zip(plans, (0.5, 2, 10), strict=True))
+    assert plans[0].parameters < plans[2].parameters
+    assert planned(tmp_path, gpu="RTX 3060", size="26m")[0].size == "26m"
+
+
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        ({"gpu": "RTX 3060", "size": "1b"}, {"where": "--size 1b"}),
+        ({"gpu": "RTX 3060", "hours": "1min"}, {"where": "--hours"}),
+        ({"gpu": "RTX 3060", "hours": "20GB"}, {"where": "--hours"}),
+        ({"gpu": "RTX 3060", "price": "5EUR"}, {"where": "--price"}),
+        ({"gpu": "RTX 3060", "data": "minimind-sft-mini"}, {"where": "minimind-sft-mini"}),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path, options, facts):
+    with raises_user_error(**facts):
+        planned(tmp_path, **options)
+
+
+def test_nothing_starts_without_yes_or_on_a_small_disk(tmp_path, toy, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    _, said = planned(tmp_path, **small(toy, "pretrain", "sft"))
+    assert "--yes" in said and not (tmp_path / "out/pretrain").exists()
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 1))
+    with raises_user_error(where=str(tmp_path / "out")):
+        planned(tmp_path, yes=True, **small(toy, "pretrain", "sft"))
+
+
+@pytest.mark.slow
+def test_a_rehearsal_that_is_stopped_goes_on_and_comes_true(tmp_path, toy, monkeypatch):
+    train, options = stages._train, {"rehearse": True, **small(toy, "pretrain", "sft")}
+
+    def stop(options, run, console):
+        if run.stage == "sft":
+            raise KeyboardInterrupt
+        return train(options, run, console)
+
+    monkeypatch.setattr(stages, "_train", stop)
+    with pytest.raises(KeyboardInterrupt):
+        planned(tmp_path, **options)
+    monkeypatch.setattr(stages, "_train", train)
+    plan, said = planned(tmp_path, **options)
+    assert "bits per byte (from before)" in said and "predicted" in said
+    check(plan, tmp_path / "out")
+
+
+@pytest.mark.nightly
+def test_the_whole_rehearsal_comes_true(tmp_path):
+    """In place of the downloads the toy world, with SFT and DPO, for a card that is not here."""
+    plan, _ = planned(tmp_path, rehearse=True, size="1m", gpu="RTX 3060", hours="12min")
+    assert [stage.name for stage in plan.stages[1:4]] == ["pretrain", "sft", "dpo"]
+    check(plan, tmp_path / "out")
+
+
+def check(plan, out: Path):
+    errors = evening_plan.errors_of(plan, read_json(out / "quickstart.json")["actual"])
+    assert {name: error for name, error in errors.items() if name != "seconds" and abs(error) > 0.02} == {}
+    last = [stage.name for stage in plan.stages][-3]
+    assert RunRecord(out / last).outcome.number("tokens") and (out / "export/model.safetensors").is_file()
