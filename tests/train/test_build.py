@@ -72,7 +72,7 @@ def test_float16_scales_its_loss_and_saves_the_scale(parts):
 def test_float32_scales_nothing(parts):
     made = parts("compute.dtype=float32")
     assert made.strategy.scaler is None
-    assert made.save.__self__.stateful.keys() == {"source", "meter", "guard"}
+    assert made.save.__self__.stateful.keys() == {"source", "meter", "guard", "best"}
 
 
 def test_settings_reach_their_parts(parts):

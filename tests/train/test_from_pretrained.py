@@ -167,7 +167,7 @@ def test_chat_eval_and_export_take_it_as_it_is(stock, toy, tmp_path):
     model, folder = stock
     seen = Console(record=True, width=200, file=io.StringIO())
     chat(folder, seen, GenerationOptions(max_tokens=5), prompt="Hello")
-    evaluate([folder], Suite(names=[]), toy / "pretrain.jsonl", seen, EvalOptions())
+    evaluate([folder], Suite(names=[]), [toy / "pretrain.jsonl"], seen, EvalOptions())
     assert "bits per byte" in seen.export_text()
     trained = load_trained(folder)
     card = model_card(trained, folder)

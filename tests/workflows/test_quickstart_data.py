@@ -120,7 +120,12 @@ def test_a_broken_line_is_left_out_and_told(begin, monkeypatch):
     assert len(run.sample.prompts) == 2  # the file was read on behind it
     read = []
     monkeypatch.setattr(module, "load_trained", lambda path: SimpleNamespace(model=None, tokenizer=None))
-    monkeypatch.setattr(module, "bits_per_byte", lambda model, tokenizer, given, **_: (read.extend(given) or 1.0, 9))
+
+    def score(model, tokenizer, given, **_):
+        read.extend(given)
+        return 1.0, 9
+
+    monkeypatch.setattr(module, "score_texts", score)
     module._compare_with_zstd(OUT, replace(run, data=replace(run.data, val_fraction=0.9)))
     assert 200 < len(read) < 256
 

@@ -148,7 +148,6 @@ def settings_of(one: Candidate) -> dict[str, tuple[Any, str]]:
         "ema_decay": (EMA_DECAY, "an early end comes before the rate has decayed"),
         **{f"model.{name}": (getattr(one.model, name), size) for name in SHAPE},
         "batch.size": (one.rows, f"leaves {one.steps:,} steps"),
-        "batch.micro_size": (one.rows, "one pass a step is quicker, where one process trains"),
         "max_steps": (one.steps, f"{one.epochs:.1f} epochs in the time"),
         "eval.patience": (PATIENCE, "the run ends where held-out loss rises, and its best checkpoint is kept"),
         "eval.every": (max(1, one.steps // VALIDATIONS), share),

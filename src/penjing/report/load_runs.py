@@ -110,6 +110,7 @@ def read_record(folders: Sequence[Path]) -> ReportData:
             runs += found
         else:
             raise no_run(folder)
+    runs = list({run.folder.path: run for run in runs}.values())
     name_by_difference(runs)
     unreadable = (f"{path.parent.name}/{path.name} cannot be read, so it is left out." for path in problems)
     return ReportData(

@@ -16,9 +16,9 @@ from penjing.train.shape_timing import StepTimer
 from penjing.workflows.stage_log import StageLog
 
 
-def fit_to_text(run: Run, requested: Layer, seconds: float, log: StageLog, *, alone: bool = True) -> Run:
+def fit_to_text(run: Run, requested: Layer, seconds: float, log: StageLog) -> Run:
     """The run with the size and length for the bytes of the data stage and `seconds`, where `requested` does not say
-    otherwise. A quickstart that goes on keeps what it chose. alone: whether one process trains."""
+    otherwise. A quickstart that goes on keeps what it chose."""
     if "choice" not in log.facts:
         data, timer = log.facts["data"], StepTimer()
         text = Text(num_bytes=data["bytes"])
@@ -35,7 +35,7 @@ def fit_to_text(run: Run, requested: Layer, seconds: float, log: StageLog, *, al
         figures = {name: getattr(one, name) for name in ("parameters", "steps", "epochs", "seconds")}
         log.record(choice={"why": why, "settings": settings_of(one), "predicted": figures})
     for name, (value, why) in log.facts["choice"]["settings"].items():
-        if not _is_requested(requested, name) and (alone or name != "batch.micro_size"):
+        if not _is_requested(requested, name):
             run = decide(run, name, value, why)
     return run
 
@@ -45,8 +45,6 @@ def _is_requested(requested: Layer, name: str) -> bool:
     table = requested.get(group, {})
     if name == "max_steps":
         return bool({"max_steps", "epochs"} & requested.keys())
-    if name == "batch.micro_size" and _is_requested(requested, "batch.size"):
-        return True
     return (group == "model" and bool(table)) or (field in table if isinstance(table, Mapping) else True)
 
 

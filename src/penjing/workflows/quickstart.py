@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from penjing.base import formatting as units
-from penjing.base.config import convert, parse_overrides
+from penjing.base.config import Layer, convert, parse_overrides
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text, write_json
 from penjing.base.lock import locked
@@ -286,12 +286,17 @@ def _pretraining(options: QuickstartOptions, files: DataFiles, log: StageLog) ->
     }
     requested = parse_overrides(_overrides(options, "pretrain"))
     run = resolve_run("tiny", layer, requested)
-    share = PRETRAIN_SHARE if files.chats else 1.0
-    return (
-        run
-        if toy
-        else fit_to_text(run, requested, share * options.seconds, log, alone=options.launch == LaunchOptions())
-    )
+    if not toy:
+        share = PRETRAIN_SHARE if files.chats else 1.0
+        run = fit_to_text(run, requested, share * options.seconds, log)
+    return _in_one_pass(run, requested, options)
+
+
+def _in_one_pass(run: Run, requested: Layer, options: QuickstartOptions) -> Run:
+    """On a CPU a step is two passes otherwise, so that two processes learn the same bits."""
+    if "batch" in requested or options.launch != LaunchOptions():
+        return run
+    return decide(run, "batch.micro_size", run.batch.size, "one process trains: a step is quicker in one pass")
 
 
 def _sft_steps(pretrained: Path, seconds: float = TRAINING_SECONDS, least: int = MIN_SFT_STEPS) -> int:
@@ -314,7 +319,7 @@ def _finetuning(options: QuickstartOptions, files: DataFiles) -> Run | None:
         "eval": {"questions": str(files.questions or "")},
     }
     requested = parse_overrides(_overrides(options, "sft"))
-    run = resolve_run("tiny_sft", layer, requested)
+    run = _in_one_pass(resolve_run("tiny_sft", layer, requested), requested, options)
     if requested.keys() & {"max_steps", "epochs"}:
         return run
     why = f"this machine is slow or busy; for all of them: sft.max_steps={SFT_STEPS}"

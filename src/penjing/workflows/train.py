@@ -195,7 +195,8 @@ def _train_prepared(
         figures = train(prepared.context, prepared.state)
         outcome = _outcome(prepared, _deliver(prepared, figures), began)
         for line in (outcome.get("stopped_early"), outcome.get("delivered", {}).get("why")):
-            console.print(Text(f"  {line}")) if line else None
+            if line:
+                console.print(Text(f"  {line}"))
         if strategy.rank == 0 and run.log.trackers:
             trackers.summary("outcome", outcome)
             _send_report(prepared)
