@@ -215,7 +215,8 @@ def test_the_quickstarts_sft_is_known_by_its_questions(tmp_path, monkeypatch):
     settings = quickstart.QuickstartOptions(out=tmp_path)
     run = quickstart._finetuning(settings, quickstart.data_files(settings))
     assert kept[0]["eval"]["questions"] == str(tmp_path / "data/eval.jsonl")
-    assert [(one.field, one.was, run.max_steps) for one in run.decisions] == [("max_steps", 4000, 1900)]
+    assert ("max_steps", 4000, 1900) in [(one.field, one.was, one.now) for one in run.decisions]
+    assert run.max_steps == 1900
     asked = quickstart.QuickstartOptions(out=tmp_path, settings=["sft.max_steps=4000"])
     assert quickstart._finetuning(asked, quickstart.data_files(asked)).max_steps == 4000
 
