@@ -103,7 +103,7 @@ def candidate(
     if tokens < TOKENS_PER_PARAMETER * size and tokens < MOST_EPOCHS * text.tokens * 0.95:
         against = f"sees {tokens / size:.1f} tokens per parameter in the time, and needs {TOKENS_PER_PARAMETER:g}"
     elif size > PARAMETERS_PER_BYTE * text.num_bytes:
-        against = f"{size / text.num_bytes:.1f} parameters for a byte learn the text by heart"
+        against = f"{size / text.num_bytes:.1f} parameters per byte would memorize the text"
     return Candidate(
         model=model,
         parameters=size,
@@ -141,7 +141,7 @@ def settings_of(one: Candidate) -> dict[str, tuple[Any, str]]:
     share = f"{VALIDATIONS} validations in {VALIDATION_SHARE:.0%} of the time"
     noise = NOISE if one.parameters_per_token >= NOISE_FROM and one.epochs >= NOISE_EPOCHS else {}
     many = (
-        f"{one.parameters_per_token:.0f} parameters a token of the text, {one.epochs:.0f} epochs: else learned by heart"
+        f"{one.parameters_per_token:.0f} parameters per token of the text and {one.epochs:.0f} epochs would memorize it"
     )
     return {
         **{name: (value, many) for name, value in noise.items()},

@@ -111,7 +111,7 @@ def _amounts(options: EveningOptions) -> dict[str, Amount]:
     files = [name for name in names if name not in catalogue.CATALOGUE]
     own = stages.data_files(replace(options, data=",".join(files))) if files else stages.DataFiles([], [])
     amounts = planning.measure(fetched, {kind: getattr(own, kind) for kind in STAGES.values()})
-    if "documents" not in amounts:
+    if not amounts.get("documents", Amount()).tokens:
         step = "Add a text: --data TEXT.txt,..."
         raise UserError("there is no text to pretrain on", where=options.data, next_step=step)
     return amounts

@@ -157,7 +157,7 @@ def stage_settings(stage: str, size: str, tokens: float, amount: Amount, budget:
         run.batch.size, round(units_wanted), steps_of_batch_1=units_wanted, min_steps=MIN_STEPS, multiple=2
     )
     settings: dict[str, Any] = {"max_steps": round(units_wanted / rows), "batch": {"size": rows}}
-    # In one pass nothing is learned by heart: the last checkpoint is the best one.
+    # One pass cannot overfit: the last checkpoint is the best one.
     settings["checkpoint"] = {"best": tokens > amount.tokens}
     if run.data.format == "documents":
         settings["data"] = {"val_fraction": min(0.05, HELD_OUT_BYTES / max(1, amount.num_bytes))}

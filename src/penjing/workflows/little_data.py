@@ -1,4 +1,4 @@
-"""The size and length of a training on data of one's own: chosen, shown, kept, and compared with what came of it."""
+"""The size and length of a training on data of one's own: chosen, shown, kept, and compared with the actual ones."""
 
 from collections.abc import Mapping
 
@@ -65,7 +65,7 @@ def print_candidates(found: list[Candidate], one: Candidate, title: str, console
 
 
 def compare_choice(log: StageLog, record: RunRecord) -> None:
-    """Print and record what came of the choice: steps, epochs, time and the delivered model's loss."""
+    """Print and record predicted and actual steps, epochs and time, and the delivered model's bits per byte."""
     choice, outcome, plan = log.facts["choice"], record.outcome.raw, record.plan.raw
     predicted = choice["predicted"]
     share = outcome["tokens"] / plan["tokens"]  # less than 1 if held-out loss rose
@@ -77,4 +77,4 @@ def compare_choice(log: StageLog, record: RunRecord) -> None:
     if "val_bits_per_byte" in outcome:
         rows.append(("held-out bits per byte", "", f"{outcome['val_bits_per_byte']:.3f}"))
     log.record(choice={**choice, "rows": [{"name": name, "text": f"{was or '?'} → {now}"} for name, was, now in rows]})
-    print_table(log.console, ("", "predicted>", "came true>"), [(f"  {name}", *rest) for name, *rest in rows])
+    print_table(log.console, ("", "predicted>", "actual>"), [(f"  {name}", *rest) for name, *rest in rows])
