@@ -188,22 +188,28 @@ def test_the_form_sends_what_was_changed_and_marks_what_is_refused(opened, folde
 
 @pytest.mark.nightly
 def test_from_a_click_to_a_chat(opened, folder):
-    """Start the tiny recipe on the toy world, see the curve move, stop, continue, and chat with the checkpoint."""
+    """Plan by sliders, start the tiny recipe on the toy world, see the curve move, stop, continue, and chat with it."""
     from penjing.data import synthetic
 
     synthetic.write(
         folder / "data", seed=1, documents=2000, conversations=1, preferences=1, prompts=1, questions_per_kind=1
     )
-    page = opened("train")
+    page = opened("plan")
     page.context.set_default_timeout(120_000)
     expect.set_options(timeout=120_000)
+    page.get_by_label("Card", exact=True).select_option("here")
+    for name, key in (("Parameters", "Home"), ("Sequence length", "Home")):
+        page.get_by_role("slider", name=name).press(key)
+    for field, text in (("batch", "8"), ("tokens", "30720")):
+        page.locator(f"#plan-{field} + input").fill(text)
+        page.keyboard.press("Enter")
+    expect(page.locator("#plan-note-tokens")).to_contain_text("60 steps of 512")
+    page.get_by_role("button", name="Train with these settings").click()
     page.locator("#train-recipe").select_option("tiny")
-    for name, value in {
-        "data.train": "data/pretrain.jsonl",
-        "out": "runs/x",
-        "max_steps": "60",
-        "batch.size": "8",
-    }.items():
+    planned = {"model.preset": "ladder-1m", "data.seq_len": "64", "batch.size": "8", "max_steps": "60"}
+    for name, value in planned.items():
+        expect(page.get_by_label(name, exact=True)).to_have_value(value)
+    for name, value in {"data.train": "data/pretrain.jsonl", "out": "runs/x"}.items():
         page.get_by_label(name, exact=True).fill(value)
     page.locator("#train-search").fill("log.every")
     page.locator(".setting:visible input").fill("1")
@@ -211,10 +217,10 @@ def test_from_a_click_to_a_chat(opened, folder):
     page.locator("#train-start").click()
     state = page.locator("#runs-rows .state")
     expect(state).to_have_text("running")
-    facts = page.locator(".run-facts")
-    expect(facts).to_contain_text(re.compile(r"^[1-9]\d* / 60"))
-    first = facts.inner_text()
-    expect(facts).not_to_have_text(first)
+    expect(page.locator(".run-facts")).to_contain_text(re.compile(r"^[1-9]\d* / 60"))
+    loss = page.locator(".chart", has_text="Loss").locator(".legend b").first
+    first = loss.inner_text()
+    expect(loss).not_to_have_text(first)
     page.get_by_role("button", name="Stop (saves first)").click()
     expect(state).to_have_text("stopped")
     page.get_by_role("button", name="Continue").click()
