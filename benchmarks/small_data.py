@@ -49,6 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("cells", type=Path, nargs="?", help="file of cells, read again after each one")
     parser.add_argument("--text", action="append", default=[], help="NAME=FILE, or NAME=FILE:BYTES for its beginning")
     parser.add_argument("--work", type=Path, required=True, help="folder of the cells")
+    parser.add_argument("--device", default="cpu", help="as compute.device (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time (default: %(default)s)")
     parser.add_argument("--speed", type=int, default=0, help="instead: time so many steps with all cores")
     parser.add_argument("--table", action="store_true", help="instead: show the finished cells")
@@ -99,7 +100,7 @@ def make_texts(asked: argparse.Namespace) -> None:
             target.write_text(raw.decode("utf-8", errors="ignore"), encoding="utf-8")
 
 
-def prepare(cell: dict[str, Any], work: Path, folder: Path, threads: int) -> Any:
+def prepare(cell: dict[str, Any], work: Path, folder: Path, threads: int, device: str) -> Any:
     from penjing.base.config import parse_overrides
     from penjing.parallel.base import make_strategy
     from penjing.train.build import prepare_run
@@ -113,7 +114,7 @@ def prepare(cell: dict[str, Any], work: Path, folder: Path, threads: int) -> Any
         "seed": cell["seed"],
         "model": shape(cell["size"]) if cell.get("size") else {},
         "data": {"train": [str(work / f"{cell['corpus']}.txt")], "clean": ["default"], "val_fraction": 0.05},
-        "compute": {"device": "cpu", "threads": threads},
+        "compute": {"device": device, "threads": threads},
         "eval": {"every": max(1, cell["steps"] // VALIDATIONS), "sequences": 4096},
         "sample": {"every": 0},
         "checkpoint": {"every": 10**9},
@@ -123,7 +124,7 @@ def prepare(cell: dict[str, Any], work: Path, folder: Path, threads: int) -> Any
         settings["schedule"] = {"name": "constant", "warmup_ratio": 0.01}
         settings["eval"]["every"] = max(1, cell["steps"] // 16)
     overrides = parse_overrides([f"{name}={value}" for name, value in cell.get("settings", {}).items()])
-    return prepare_run(resolve_run("tiny", settings, overrides), make_strategy("cpu"))
+    return prepare_run(resolve_run("tiny", settings, overrides), make_strategy(device))
 
 
 class WeightMean:
@@ -162,7 +163,7 @@ class WeightMean:
         return dict(figures)
 
 
-def train_cell(cell: dict[str, Any], work: Path) -> dict[str, Any]:
+def train_cell(cell: dict[str, Any], work: Path, device: str) -> dict[str, Any]:
     """The cell with its figures: bits per byte of each validation, by step."""
     from penjing.base.files import sha256_text
     from penjing.plan.flops import parameters
@@ -171,7 +172,7 @@ def train_cell(cell: dict[str, Any], work: Path) -> dict[str, Any]:
     folder = work / "runs" / sha256_text(key(cell))[:12]
     shutil.rmtree(folder, ignore_errors=True)
     began = time.perf_counter()
-    made = prepare(cell, work, folder, 1)
+    made = prepare(cell, work, folder, 1, device)
     cpu, context, seconds = time.process_time(), made.context, dict[int, float]()
     if cell.get("curve"):
         mean, due = WeightMean(made.model), {cell["steps"] // 2**halved for halved in range(5)}
@@ -205,10 +206,10 @@ def _validations(folder: Path) -> Iterator[dict[str, Any]]:
     return (row for row in rows(folder / "metrics.jsonl") if "val_bits_per_byte" in row)
 
 
-def work_off(cells: Path, work: Path) -> None:
+def work_off(cells: Path, work: Path, device: str) -> None:
     while (cell := take(cells, work)) is not None:
         try:
-            row = train_cell(cell, work)
+            row = train_cell(cell, work, device)
         except Exception as error:
             row = {**cell, "error": f"{type(error).__name__}: {error}"[:300]}
         with locked(work), (work / "cells.jsonl").open("a") as file:
@@ -220,11 +221,12 @@ def work_off(cells: Path, work: Path) -> None:
 def speed(asked: argparse.Namespace) -> None:
     """Seconds of a step with all cores, for the cells of the file."""
     for cell in rows(asked.cells):
-        made = prepare({**cell, "steps": asked.speed}, asked.work, asked.work / "speed", os.cpu_count() or 1)
+        folder, threads = asked.work / "speed", os.cpu_count() or 1
+        made = prepare({**cell, "steps": asked.speed}, asked.work, folder, threads, asked.device)
         step = made.estimate.step_seconds if hasattr(made.estimate, "step_seconds") else made.context.meter.expected
         made.context.trackers.end()
         made.context.source.close()
-        shutil.rmtree(asked.work / "speed", ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         print(json.dumps({**cell, "estimate": str(step)}), flush=True)
 
 
@@ -261,7 +263,7 @@ def main() -> None:
     else:
         os.nice(5)
         with ProcessPoolExecutor(asked.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-            for job in [pool.submit(work_off, asked.cells, asked.work) for _ in range(asked.jobs)]:
+            for job in [pool.submit(work_off, asked.cells, asked.work, asked.device) for _ in range(asked.jobs)]:
                 job.result()
 
 
