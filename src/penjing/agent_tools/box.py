@@ -111,11 +111,8 @@ def _import(source: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"the tool cannot be imported: {error}",
-            where=source,
-            next_step="Give MODULE:CLASS; a module in this folder is found with PYTHONPATH=. before the command.",
-        ) from None
+        hint = "Give MODULE:CLASS; a module in this folder is found with PYTHONPATH=. before the command."
+        raise UserError(f"the tool cannot be imported: {error}", where=source, next_step=hint) from None
 
 
 def _call_with_timeout(tool: Tool, arguments: Mapping[str, Any], seconds: float) -> str:

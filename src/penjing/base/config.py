@@ -368,13 +368,9 @@ def _parse_list(text: str, key: str) -> list[Any]:
     except (ValueError, RecursionError):
         parsed = {}
     if list(parsed) != ["list"]:  # a second line after the list would be another key
-        raise UserError(
-            "not a list",
-            where=key,
-            got=repr(text),
-            wanted='one such as ["a", "b"], or values with commas between them',
-            next_step=f'Quote it in a shell: \'{key}=["a", "b"]\'.',
-        )
+        wanted = 'one such as ["a", "b"], or values with commas between them'
+        hint = f'Quote it in a shell: \'{key}=["a", "b"]\'.'
+        raise UserError("not a list", where=key, got=repr(text), wanted=wanted, next_step=hint)
     return [_expand_user_path(item) if isinstance(item, str) else item for item in parsed["list"]]
 
 

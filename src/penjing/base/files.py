@@ -67,13 +67,9 @@ def check_free_space(folder: Path, wanted_bytes: int) -> None:
     with disk_errors(folder):
         free = shutil.disk_usage(folder).free
     if free < wanted_bytes:
-        raise DiskError(
-            "cannot write: the disk is full",
-            where=folder,
-            got=f"{free:,} bytes free",
-            wanted=f"{wanted_bytes:,}",
-            next_step="Nothing that was there before is lost.",
-        )
+        what = "cannot write: the disk is full"
+        hint = "Nothing that was there before is lost."
+        raise DiskError(what, where=folder, got=f"{free:,} bytes free", wanted=f"{wanted_bytes:,}", next_step=hint)
 
 
 class NewFile:

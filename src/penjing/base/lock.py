@@ -34,12 +34,9 @@ def locked(folder: Path) -> Iterator[None]:
                 time.sleep(LOOK_SECONDS)
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
-                "another process is working in this folder",
-                where=folder,
-                got=owner(folder) or "an unknown process",
-                next_step="Wait for it, stop it, or choose another out=.",
-            ) from None
+            what = "another process is working in this folder"
+            hint = "Wait for it, stop it, or choose another out=."
+            raise UserError(what, where=folder, got=owner(folder) or "an unknown process", next_step=hint) from None
         except OSError:  # no locks on this file system
             yield
             return

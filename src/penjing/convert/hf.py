@@ -46,11 +46,9 @@ def _fetch(name: str) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError
     except ImportError:
-        raise UserError(
-            "no such folder; downloading a model by this name needs a package",
-            where=name,
-            next_step='Install it: pip install "penjing[hub]". Or give the path of a folder.',
-        ) from None
+        what = "no such folder; downloading a model by this name needs a package"
+        hint = 'Install it: pip install "penjing[hub]". Or give the path of a folder.'
+        raise UserError(what, where=name, next_step=hint) from None
     try:
         return Path(snapshot_download(name, allow_patterns=ALLOW_PATTERNS))
     except HFValidationError as error:
@@ -58,11 +56,9 @@ def _fetch(name: str) -> Path:
     # The library's network, access and not-found errors share no base class: some come from its HTTP client.
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"no such folder, and the download failed: {reason[:200]}",
-            where=name,
-            next_step="Check the name and the network, or give the path of a folder.",
-        ) from None
+        what = f"no such folder, and the download failed: {reason[:200]}"
+        hint = "Check the name and the network, or give the path of a folder."
+        raise UserError(what, where=name, next_step=hint) from None
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -108,12 +104,8 @@ class Shards(Mapping[str, Tensor]):
             raise UserError("names no tensors", where=self.folder / INDEX, wanted="a weight_map")
         for file in sorted(set(map(str, weight_map.values()))):
             if Path(file).name != file or not (self.folder / file).is_file():
-                raise UserError(
-                    "a weights file is missing",
-                    where=self.folder,
-                    got=f"no {file}",
-                    next_step="Download the folder again: every file in model.safetensors.index.json is needed.",
-                )
+                hint = "Download the folder again: every file in model.safetensors.index.json is needed."
+                raise UserError("a weights file is missing", where=self.folder, got=f"no {file}", next_step=hint)
         return {str(name): str(file) for name, file in weight_map.items()}
 
     def _no_weights(self) -> UserError:

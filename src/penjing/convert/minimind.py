@@ -33,21 +33,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     tensors = _load(path)
     lora = next((name for name in tensors if ".lora." in name), None)
     if lora is not None:
-        raise UserError(
-            "a LoRA adapter of MiniMind, not a model",
-            where=path,
-            got=lora,
-            wanted="the weights of a model",
-            next_step=f"Give its base model, and --adapter {path} in `penjing chat`, `serve` or `adapter merge`.",
-        )
+        wanted = "the weights of a model"
+        hint = f"Give its base model, and --adapter {path} in `penjing chat`, `serve` or `adapter merge`."
+        raise UserError("a LoRA adapter of MiniMind, not a model", where=path, got=lora, wanted=wanted, next_step=hint)
     first = next((name for name in tensors if _VERSION_1_NAMES.match(name)), None)
     if first is not None:
-        raise UserError(
-            "weights of MiniMind's first version, which has another rotary layout",
-            where=path,
-            got=first,
-            wanted="version 2 or 3",
-        )
+        what = "weights of MiniMind's first version, which has another rotary layout"
+        raise UserError(what, where=path, got=first, wanted="version 2 or 3")
     return tensors
 
 
@@ -135,20 +127,14 @@ def _heads(
         head_dim = query_rows // max(1, num_attention_heads)
         if num_attention_heads > 0 and query_rows % num_attention_heads == 0 and key_rows % head_dim == 0:
             return num_attention_heads, key_rows // head_dim
-        raise UserError(
-            "does not fit the weights",
-            where="model.num_attention_heads",
-            got=num_attention_heads,
-            wanted=f"a divisor of {query_rows} whose head size also divides {key_rows}",
-        )
+        what = "does not fit the weights"
+        wanted = f"a divisor of {query_rows} whose head size also divides {key_rows}"
+        raise UserError(what, where="model.num_attention_heads", got=num_attention_heads, wanted=wanted)
     if (hidden_size, key_rows) in _KNOWN_HEADS and query_rows == hidden_size:
         return _KNOWN_HEADS[hidden_size, key_rows]
-    raise UserError(
-        "the weights do not determine the number of heads",
-        where=where,
-        got=f"q_proj of {query_rows} rows, k_proj of {key_rows}",
-        next_step="Add model.num_attention_heads=N, or model=PRESET with the same sizes.",
-    )
+    what = "the weights do not determine the number of heads"
+    hint = "Add model.num_attention_heads=N, or model=PRESET with the same sizes."
+    raise UserError(what, where=where, got=f"q_proj of {query_rows} rows, k_proj of {key_rows}", next_step=hint)
 
 
 def _mlp(

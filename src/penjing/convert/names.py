@@ -152,23 +152,18 @@ def _assemble(
     if sources[0].endswith(".gate_up_proj") and value.shape[1] == 2 * shape[1]:
         value = value.chunk(2, dim=1)[name.endswith(".up_proj")]
     if tuple(value.shape) != shape:
+        what = f"{sources[0]} has another shape than config.json says"
         raise UserError(
-            f"{sources[0]} has another shape than config.json says",
-            where=where,
-            got=tuple(tensors[sources[0]].shape),
-            wanted=shape if len(sources) == 1 else shape[1:],
+            what, where=where, got=tuple(tensors[sources[0]].shape), wanted=shape if len(sources) == 1 else shape[1:]
         )
     return value.contiguous()
 
 
 def _to_float32(name: str, value: Tensor, where: object) -> Tensor:
     if value.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        raise UserError(
-            f"{name} is quantised or of another type",
-            where=where,
-            got=str(value.dtype).removeprefix("torch."),
-            wanted="float32, bfloat16 or float16",
-        )
+        what = f"{name} is quantised or of another type"
+        wanted = "float32, bfloat16 or float16"
+        raise UserError(what, where=where, got=str(value.dtype).removeprefix("torch."), wanted=wanted)
     return value.float()
 
 
@@ -181,9 +176,5 @@ def _refuse_unknown(tensors: Mapping[str, Tensor], used: set[str], config: Model
             continue  # multi-token prediction layers: the transformers class ignores them as well
         if tensors[name].numel() == 0:
             continue
-        raise UserError(
-            "a tensor that this class does not have",
-            where=where,
-            got=name,
-            next_step="The tensor would change what the model computes, so nothing is loaded.",
-        )
+        hint = "The tensor would change what the model computes, so nothing is loaded."
+        raise UserError("a tensor that this class does not have", where=where, got=name, next_step=hint)

@@ -84,11 +84,9 @@ def write_peft(
     sizes = {_layer_name(layer, architecture): module.adapter(name).size for layer, module in layers.items()}
     weight_targets = {layer for layer in sizes if ".mlp." in layer} if architecture in _MLP_TAKEN_FOR_EXPERTS else set()
     if any(sizes[layer].use_dora for layer in weight_targets):
-        raise UserError(
-            f"peft cannot express DoRA in the feed-forward layers of {architecture}",
-            where=folder,
-            next_step="Use it here, merge it, or train with lora.target_modules=attention.*_proj.",
-        )
+        what = f"peft cannot express DoRA in the feed-forward layers of {architecture}"
+        hint = "Use it here, merge it, or train with lora.target_modules=attention.*_proj."
+        raise UserError(what, where=folder, next_step=hint)
     state_dict = {key: value.detach().float().cpu().contiguous() for key, value in tensors.items()}
     with atomic_write(folder / WEIGHTS) as stream:
         stream.write(safetensors.torch.save(state_dict, metadata={"format": "pt"}))
@@ -201,12 +199,9 @@ def _check_config(config: Any, where: Path) -> None:
         raise UserError("this kind of adapter is not supported", where=where, got=got, wanted="LORA")
     init = config.get("init_lora_weights", True)
     if init not in _BASE_PRESERVING_INITS:
-        raise UserError(
-            "this initialization changes the base weights, so the adapter does not fit the base alone",
-            where=f"{where}: init_lora_weights",
-            got=json.dumps(init),
-            next_step="Save it with peft's option that converts it to plain LoRA, or merge it there.",
-        )
+        what = "this initialization changes the base weights, so the adapter does not fit the base alone"
+        hint = "Save it with peft's option that converts it to plain LoRA, or merge it there."
+        raise UserError(what, where=f"{where}: init_lora_weights", got=json.dumps(init), next_step=hint)
     for name, value in config.items():
         if name in _SUPPORTED_FIELDS or not value or (name == "bias" and value == "none"):
             continue
@@ -237,11 +232,9 @@ def attach_peft(model: Transformer, name: str, adapter: PeftAdapter) -> None:
         layer = layers[layer_by_hf_name[hf_layer]]
         shape = [parts["B"].shape[0], parts["A"].shape[1]]
         if shape != [layer.out_features, layer.in_features] or parts["B"].shape[1] != parts["A"].shape[0]:
+            what = "the adapter is for a model of another shape"
             raise UserError(
-                "the adapter is for a model of another shape",
-                where=where,
-                got=f"{hf_layer} {shape}",
-                wanted=[layer.out_features, layer.in_features],
+                what, where=where, got=f"{hf_layer} {shape}", wanted=[layer.out_features, layer.in_features]
             )
     num_layers = len({layer.split(".")[2] for layer in adapter.tensors})
     if adapter.folder.is_file() and num_layers != model.config.num_hidden_layers:  # MiniMind adapts every layer

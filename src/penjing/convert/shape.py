@@ -187,12 +187,8 @@ def config_from_hf(raw: Mapping[str, Any], where: object) -> ModelConfig:
     architecture = architecture_of(raw, where)
     fields = _Fields(raw, architecture, where)
     if raw.get("quantization_config"):
-        raise UserError(
-            "quantised weights are not supported",
-            where=where,
-            got="quantization_config",
-            next_step="Use the model's original, unquantised weights.",
-        )
+        hint = "Use the model's original, unquantised weights."
+        raise UserError("quantised weights are not supported", where=where, got="quantization_config", next_step=hint)
     fields.require("hidden_act", "silu")
     fields.require("mlp_bias", False)
     fields.require("n_group", 1)
@@ -320,12 +316,8 @@ def _layer_windows(fields: _Fields, architecture: str, size: Any) -> dict[str, A
             windowed = [layer for layer in range(num_hidden_layers) if layer >= first_layer]
     else:
         if not isinstance(layer_types, list) or len(layer_types) != num_hidden_layers:
-            raise UserError(
-                "field layer_types is not one entry a layer",
-                where=fields.where,
-                got=layer_types,
-                wanted=f"{num_hidden_layers}",
-            )
+            what = "field layer_types is not one entry a layer"
+            raise UserError(what, where=fields.where, got=layer_types, wanted=f"{num_hidden_layers}")
         for layer_type in layer_types:
             if layer_type not in ("full_attention", "sliding_attention"):
                 raise fields.unsupported("layer_types", layer_type, "full_attention or sliding_attention")

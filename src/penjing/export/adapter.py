@@ -29,11 +29,8 @@ def save_run_adapter(
     """
     folder = out or Path(run.out) / FOLDER
     if run.tokenizer.path and added_pieces(run, tokenizer, Path(base["init_from"])):
-        raise UserError(
-            "its base has been given tokens that the one elsewhere lacks",
-            where=folder,
-            next_step=f"Export the merged model: penjing export hf {shlex.quote(run.out)}",
-        )
+        hint = f"Export the merged model: penjing export hf {shlex.quote(run.out)}"
+        raise UserError("its base has been given tokens that the one elsewhere lacks", where=folder, next_step=hint)
     extra = {"run": Path(run.out).name, "step": step, "learned_from": run.data.format}
     base_name = _base_name(run.init_from)
     write_peft(folder, model, DEFAULT, base_name=base_name, base_sha256=base["sha256"], extra=extra)
@@ -119,9 +116,6 @@ def _parse_spec(spec: str) -> tuple[str, Path]:
 
 def _check_base(adapter: PeftAdapter, base: str) -> None:
     if adapter.base_sha256 != base:
-        raise UserError(
-            "this adapter was trained on another base",
-            where=adapter.folder,
-            got=f"a base with hash {base[:12]}",
-            wanted=f"{adapter.base_sha256[:12]} ({adapter.base_name})",
-        )
+        what = "this adapter was trained on another base"
+        wanted = f"{adapter.base_sha256[:12]} ({adapter.base_name})"
+        raise UserError(what, where=adapter.folder, got=f"a base with hash {base[:12]}", wanted=wanted)

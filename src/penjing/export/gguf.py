@@ -104,23 +104,16 @@ def check_gguf_support(config: ModelConfig) -> None:
     ]
     for name, unsupported, allowed in reasons:
         if unsupported:
-            raise UserError(
-                f"llama.cpp's {ARCHITECTURES[arch]} cannot compute this",
-                where=f"model.{name}",
-                got=getattr(config, name),
-                wanted=allowed,
-                next_step="`penjing export hf` can write it.",
-            )
+            what = f"llama.cpp's {ARCHITECTURES[arch]} cannot compute this"
+            hint = "`penjing export hf` can write it."
+            raise UserError(what, where=f"model.{name}", got=getattr(config, name), wanted=allowed, next_step=hint)
 
 
 def _check_type(kind: str, path: Path) -> None:
     if kind in TOOL_TYPES:
-        raise UserError(
-            "the gguf package cannot write this type; llama-quantize can",
-            where="--dtype",
-            got=kind,
-            next_step=f"Export f16, then: llama-quantize FILE-f16.gguf {path.name} {kind.upper()}",
-        )
+        what = "the gguf package cannot write this type; llama-quantize can"
+        hint = f"Export f16, then: llama-quantize FILE-f16.gguf {path.name} {kind.upper()}"
+        raise UserError(what, where="--dtype", got=kind, next_step=hint)
     if kind not in TYPES:
         raise UserError("no such type", where="--dtype", got=kind, next_step=suggest(kind, [*TYPES, *TOOL_TYPES]))
 
@@ -342,13 +335,9 @@ def verify(
     if not read_back.within(bound, divergence, is_mixture=config.is_mixture):
         if math.isfinite(bound):
             raise UserError("the model read back computes different logits", where=path, got=read_back.line())
-        raise UserError(
-            f"{kind} loses too much",
-            where=path,
-            got=read_back.line(),
-            wanted=f"KL of at most {divergence:g} nats",
-            next_step="Choose a type with more bits.",
-        )
+        wanted = f"KL of at most {divergence:g} nats"
+        hint = "Choose a type with more bits."
+        raise UserError(f"{kind} loses too much", where=path, got=read_back.line(), wanted=wanted, next_step=hint)
     note = f"read back: {read_back.line()}"
     prompt, max_new_tokens = greedy_prompt(rows, config.max_position_embeddings)
     stop = tokenizer.stop

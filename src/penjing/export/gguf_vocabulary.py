@@ -143,9 +143,6 @@ def _split_name(pre_tokenizer: dict[str, Any], ignore_merges: bool) -> str:
     for name, (split_patterns, split_ignores_merges) in SPLITS.items():
         if tuple(patterns) == split_patterns and ignore_merges == split_ignores_merges:
             return name
-    raise UserError(
-        "llama.cpp does not support this pre-tokenizer",
-        where="tokenizer",
-        got=" then ".join(patterns) or "none",
-        wanted=f"that of {', '.join(SPLITS)}",
-    )
+    what = "llama.cpp does not support this pre-tokenizer"
+    wanted = f"that of {', '.join(SPLITS)}"
+    raise UserError(what, where="tokenizer", got=" then ".join(patterns) or "none", wanted=wanted)

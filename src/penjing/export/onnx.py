@@ -62,12 +62,8 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = 
     if kind not in TYPES:
         raise UserError("no such type", where="--dtype", got=kind, next_step=suggest(kind, TYPES))
     if kind == "int8" and model.config.is_mixture:
-        raise UserError(
-            "onnxruntime's quantiser does not support a mixture of experts",
-            where="--dtype",
-            got=kind,
-            next_step="`penjing export gguf --dtype q8_0` writes 8 bits.",
-        )
+        what = "onnxruntime's quantiser does not support a mixture of experts"
+        raise UserError(what, where="--dtype", got=kind, next_step="`penjing export gguf --dtype q8_0` writes 8 bits.")
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -156,12 +152,8 @@ def verify(model: Transformer, tokenizer: Tokenizer, folder: Path, kind: str) ->
     logit_difference = difference(rows, row_logits(float_model, rows), onnx_logits)
     bound, divergence = BOUNDS[kind]
     if not logit_difference.within(bound, divergence, is_mixture=False):
-        raise UserError(
-            "onnxruntime computes different logits",
-            where=folder,
-            got=logit_difference.line(),
-            wanted=f"KL of at most {divergence:g} nats",
-        )
+        what = "onnxruntime computes different logits"
+        raise UserError(what, where=folder, got=logit_difference.line(), wanted=f"KL of at most {divergence:g} nats")
     note = f"onnxruntime: {logit_difference.line()}"
     if kind != "f32":
         return logit_difference, note

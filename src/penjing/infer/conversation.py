@@ -129,12 +129,9 @@ class Conversation:
             next_user = next((i for i in range(1, len(messages)) if messages[i].role == "user"), len(messages) - 1)
             messages = messages[next_user:]
         if (tokens := len(self._prompt(messages))) > limit:
-            raise UserError(
-                "too long for the model's context, with the system prompt and the tools",
-                where="the question",
-                got=f"{tokens} tokens",
-                wanted=f"at most {limit}, so that {self.context_tokens - limit} are left for the answer",
-            )
+            what = "too long for the model's context, with the system prompt and the tools"
+            wanted = f"at most {limit}, so that {self.context_tokens - limit} are left for the answer"
+            raise UserError(what, where="the question", got=f"{tokens} tokens", wanted=wanted)
         return messages
 
     def _answer(self, prompt_messages: list[Message]) -> Iterator[ChatEvent]:

@@ -37,20 +37,12 @@ def require_float8(device_type: str, capability: tuple[int, int], dtype: torch.d
     if device_type not in ("cuda", "cpu"):
         raise UserError("needs an NVIDIA card", where=where, got=device_type, next_step=next_step)
     if device_type == "cuda" and capability < CAPABILITY:
-        raise UserError(
-            "needs an NVIDIA card of compute capability 8.9 or later",
-            where=where,
-            got=".".join(map(str, capability)),
-            next_step=next_step,
-        )
+        what = "needs an NVIDIA card of compute capability 8.9 or later"
+        raise UserError(what, where=where, got=".".join(map(str, capability)), next_step=next_step)
     if dtype != torch.bfloat16:
-        raise UserError(
-            "goes with bfloat16 only",
-            where=where,
-            got=str(dtype).removeprefix("torch."),
-            wanted="compute.dtype=bfloat16",
-            next_step=next_step,
-        )
+        what = "goes with bfloat16 only"
+        wanted = "compute.dtype=bfloat16"
+        raise UserError(what, where=where, got=str(dtype).removeprefix("torch."), wanted=wanted, next_step=next_step)
 
 
 def fp8_warnings(device_type: str, num_parameters: int) -> list[str]:

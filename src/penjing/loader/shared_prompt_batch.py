@@ -124,12 +124,8 @@ def pack(groups: Sequence[Group], seq_len: int) -> AnswerBatch:
     assert groups and all(group.prompt and group.answers for group in groups), "a group has a prompt and an answer"
     sizes = [group.num_tokens for group in groups]
     if max(sizes) > seq_len:
-        raise UserError(
-            "a prompt and its answers are longer than a row",
-            where="data.seq_len",
-            got=seq_len,
-            wanted=f"at least {max(sizes)}",
-        )
+        what = "a prompt and its answers are longer than a row"
+        raise UserError(what, where="data.seq_len", got=seq_len, wanted=f"at least {max(sizes)}")
     rows = best_fit_rows(sizes, seq_len)
     longest = max(sum(sizes[index] for index in row) for row in rows)
     num_tokens = min(seq_len, -(-longest // ROW_MULTIPLE) * ROW_MULTIPLE)

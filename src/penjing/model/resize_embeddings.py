@@ -29,12 +29,8 @@ def resize_embeddings(
         old_VD = state[name]
         num_new = vocab_size - old_VD.shape[0]
         if num_new < 0:
-            raise UserError(
-                "smaller than the vocabulary of the initial weights",
-                where="model.vocab_size",
-                got=vocab_size,
-                wanted=f"at least {old_VD.shape[0]}",
-            )
+            what = "smaller than the vocabulary of the initial weights"
+            raise UserError(what, where="model.vocab_size", got=vocab_size, wanted=f"at least {old_VD.shape[0]}")
         if num_new:
             mean_1D = old_VD.double().mean(dim=0, keepdim=True).to(old_VD.dtype)
             resized[name] = torch.cat((old_VD, mean_1D.expand(num_new, -1)))

@@ -59,11 +59,8 @@ class Distill(ObjectiveSettings):
         uses_beta = self.divergence in ("mixed", "jsd")
         reject_unused(self, ("jsd_beta",), uses_beta, "objective.divergence=mixed or jsd")
         if self.mode == "on_policy" and self.on_policy_fraction == 1 and self.ce_weight:
-            raise self.error(
-                "ce_weight",
-                "must be 0 when on_policy_fraction is 1",
-                wanted="0, or objective.on_policy_fraction under 1",
-            )
+            wanted = "0, or objective.on_policy_fraction under 1"
+            raise self.error("ce_weight", "must be 0 when on_policy_fraction is 1", wanted=wanted)
 
     @property
     def best_metric(self) -> str:

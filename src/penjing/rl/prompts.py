@@ -75,11 +75,8 @@ def read(
             splits[place < below].append(prompt)
     skipped = len(parsed) - sum(map(len, splits.values()))
     if not splits[False]:
-        raise UserError(
-            "no prompt fits",
-            where="data.seq_len",
-            wanted=f"prompts of at most {max_prompt_tokens} tokens, or longer rows",
-        )
+        wanted = f"prompts of at most {max_prompt_tokens} tokens, or longer rows"
+        raise UserError("no prompt fits", where="data.seq_len", wanted=wanted)
     text = json.dumps([[prompt.ids, prompt.truths] for split in splits.values() for prompt in split])
     return Prompts(
         train=splits[False],

@@ -114,20 +114,15 @@ class RolloutSampler:
         """Fewer at once gives the same answers, since each answer has its own seed."""
         self.slots = min(self.slots, num_answers) // 2
         if not self.slots:
-            raise self.settings.error(
-                "rollout.max_new_tokens",
-                f"out of memory while sampling a single answer: {message}",
-                next_step="Take shorter answers or prompts (data.seq_len), or a smaller model.",
-            )
+            what = f"out of memory while sampling a single answer: {message}"
+            hint = "Take shorter answers or prompts (data.seq_len), or a smaller model."
+            raise self.settings.error("rollout.max_new_tokens", what, next_step=hint)
 
     def _halve_scored_rows(self, message: str) -> None:
         if self.scored_rows == 1:
-            raise UserError(
-                f"out of memory while scoring one row of answers: {message}",
-                where="data.seq_len",
-                got=self.seq_len,
-                next_step="Take shorter rows or a smaller model.",
-            )
+            what = f"out of memory while scoring one row of answers: {message}"
+            hint = "Take shorter rows or a smaller model."
+            raise UserError(what, where="data.seq_len", got=self.seq_len, next_step=hint)
         self.scored_rows //= 2
 
     @property

@@ -49,11 +49,8 @@ class PolicyStage(Stage[Policy]):
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
         max_prompt_tokens = run.data.seq_len - rollout.max_new_tokens
         if max_prompt_tokens < 1:
-            raise run.error(
-                "data.seq_len",
-                "the longest answer leaves no tokens for a prompt",
-                wanted=f"more than objective.rollout.max_new_tokens = {rollout.max_new_tokens}",
-            )
+            wanted = f"more than objective.rollout.max_new_tokens = {rollout.max_new_tokens}"
+            raise run.error("data.seq_len", "the longest answer leaves no tokens for a prompt", wanted=wanted)
         self.toolbox = Toolbox(rollout.tools, self.settings.tool)
         thinking = parse_switch(rollout.thinking)
         bad_records = corpus.counts(None if self.strategy.rank else self.folder.bad_records)
@@ -91,12 +88,8 @@ class PolicyStage(Stage[Policy]):
             return
         tokenizer = start_tokenizer(self.run)
         if tokenizer is None or not tokenizer.template:
-            raise UserError(
-                "must be a chat model",
-                where="init_from",
-                got=repr(self.run.init_from),
-                wanted="a run of `penjing train sft`, or another chat model",
-            )
+            wanted = "a run of `penjing train sft`, or another chat model"
+            raise UserError("must be a chat model", where="init_from", got=repr(self.run.init_from), wanted=wanted)
         tokenizer.save(self.folder.tokenizer)
 
     def assume_data(self) -> list[str]:

@@ -90,13 +90,9 @@ def _newest(path: Path, last: int) -> list[Input]:
         raise UserError("the checkpoints of this run hold an adapter only", where=path)
     newest = steps(folder.checkpoints)[:last]
     if len(newest) < last:
-        raise UserError(
-            "the run has fewer checkpoints",
-            where=folder.path,
-            got=len(newest),
-            wanted=last,
-            next_step="Train with checkpoint.keep_last=N to keep more.",
-        )
+        what = "the run has fewer checkpoints"
+        hint = "Train with checkpoint.keep_last=N to keep more."
+        raise UserError(what, where=folder.path, got=len(newest), wanted=last, next_step=hint)
     inputs: list[Input] = []
     for step in newest:
         checkpoint = folder.checkpoints / folder_name(step)

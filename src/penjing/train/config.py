@@ -196,11 +196,8 @@ class Run(Settings):
         if self.epochs == 0 and self.max_steps == 0:
             raise self.error("epochs", "nothing to do", wanted="more than 0, or max_steps=N")
         if not self.model.is_mixture and self.router != RouterSettings():
-            raise UserError(
-                "has no effect on a dense model",
-                where="router",
-                next_step="Use a mixture of experts, such as model=tiny-moe, or leave router.* out.",
-            )
+            hint = "Use a mixture of experts, such as model=tiny-moe, or leave router.* out."
+            raise UserError("has no effect on a dense model", where="router", next_step=hint)
         if self.compute.activation_checkpointing != "none" and (self.model.is_mixture or self.lora.dropout):
             what, got = "recomputing a forward pass would repeat its counts and random draws", "lora.dropout"
             got = "a mixture of experts" if self.model.is_mixture else got

@@ -159,11 +159,8 @@ class ExternalModel:
 
 
 def no_tokenizer(where: object) -> UserError:
-    return UserError(
-        "no tokenizer.json next to these weights",
-        where=where,
-        next_step="Give tokenizer.path=DIR in training, or put the tokenizer's files next to the weights.",
-    )
+    hint = "Give tokenizer.path=DIR in training, or put the tokenizer's files next to the weights."
+    return UserError("no tokenizer.json next to these weights", where=where, next_step=hint)
 
 
 def read_external_model(name: str | Path, hints: Mapping[str, Any] | None = None) -> ExternalModel | None:
@@ -174,11 +171,8 @@ def read_external_model(name: str | Path, hints: Mapping[str, Any] | None = None
     path = Path(name)
     if path.is_file():
         if path.suffix not in minimind.SUFFIXES:
-            raise UserError(
-                "not a model",
-                where=path,
-                wanted="a run's folder, a Hugging Face directory or hub name, or a MiniMind .pth file",
-            )
+            wanted = "a run's folder, a Hugging Face directory or hub name, or a MiniMind .pth file"
+            raise UserError("not a model", where=path, wanted=wanted)
         return _read_minimind(path, hints or {})
     folder = hf.find_hf(str(name))
     if folder is None:
@@ -233,12 +227,9 @@ def check_size(config: ModelConfig, num_bytes: int, where: object) -> None:
         2 + config.num_attention_heads * config.head_dim
     )
     if min_parameters > num_bytes:
-        raise UserError(
-            "the shape does not fit the weights",
-            where=where,
-            got=f"a shape of at least {min_parameters:,} parameters",
-            wanted=f"at most one for each of the {num_bytes:,} bytes of weights",
-        )
+        what = "the shape does not fit the weights"
+        wanted = f"at most one for each of the {num_bytes:,} bytes of weights"
+        raise UserError(what, where=where, got=f"a shape of at least {min_parameters:,} parameters", wanted=wanted)
 
 
 def _bytes_of_weights(path: Path) -> int:
@@ -252,12 +243,9 @@ def _load_external(external: ExternalModel, tokenizer_folder: Path | None) -> Lo
     _fill(model, external.read_weights(), external.path)
     tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder else external.tokenizer()
     if not tokenizer_folder and tokenizer.size > external.config.vocab_size:  # a named one may be of a start model
-        raise UserError(
-            "the tokenizer has more ids than the model",
-            where=external.path,
-            got=f"{tokenizer.size:,}",
-            wanted=f"at most {external.config.vocab_size:,}",
-        )
+        what = "the tokenizer has more ids than the model"
+        wanted = f"at most {external.config.vocab_size:,}"
+        raise UserError(what, where=external.path, got=f"{tokenizer.size:,}", wanted=wanted)
     kind: Literal["chats", "documents"] = "chats" if tokenizer.template else "documents"
     data = DataSettings(format=kind, seq_len=min(EXTERNAL_TOKENS, model.config.max_position_embeddings))
     run = Run(stage="external", out=str(external.path), model=external.config, data=data)
@@ -309,11 +297,9 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
     if run.data.format == "documents" or tokenizer.template:
         return tokenizer
     if run.lora.rank and tokenizer.missing_chatml:
-        raise UserError(
-            f"the tokenizer has no chat template and no {tokenizer.missing_chatml[0]}, which adapters cannot learn",
-            where=run.init_from or run.tokenizer.path,
-            next_step="Train all weights on conversations first: penjing train sft init_from=...",
-        )
+        what = f"the tokenizer has no chat template and no {tokenizer.missing_chatml[0]}, which adapters cannot learn"
+        hint = "Train all weights on conversations first: penjing train sft init_from=..."
+        raise UserError(what, where=run.init_from or run.tokenizer.path, next_step=hint)
     return tokenizer.with_chatml(visible=not run.lora.rank)
 
 
@@ -344,12 +330,9 @@ def build_adapted(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer,
     on.
     """
     if not run.init_from:
-        raise UserError(
-            "adapters need a trained base model",
-            where="init_from",
-            wanted="a run, or a Hugging Face directory",
-            next_step="Give init_from=RUN, or lora.rank=0 to train all weights.",
-        )
+        wanted = "a run, or a Hugging Face directory"
+        hint = "Give init_from=RUN, or lora.rank=0 to train all weights."
+        raise UserError("adapters need a trained base model", where="init_from", wanted=wanted, next_step=hint)
     saved = dict(checkpoint.state().get("base", {})) if checkpoint is not None else {}
     where: object = run.init_from if checkpoint is None else checkpoint.folder
     start, folder = Path(run.init_from), None  # or a hub name
@@ -361,21 +344,15 @@ def build_adapted(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer,
     except UserError as error:
         if checkpoint is None:
             raise
-        raise UserError(
-            f"the base model of this adapter is missing ({error.line()})",
-            where=where,
-            wanted=saved.get("init_from"),
-            next_step="Restore it, or train anew.",
-        ) from None
+        what = f"the base model of this adapter is missing ({error.line()})"
+        hint = "Restore it, or train anew."
+        raise UserError(what, where=where, wanted=saved.get("init_from"), next_step=hint) from None
     base = {"init_from": str(start.resolve()) if start.exists() else str(start), "sha256": fingerprint(model)}
     if saved and saved["sha256"] != base["sha256"]:
-        raise UserError(
-            "the base model of this adapter has changed",
-            where=where,
-            got=f"{start} with hash {base['sha256'][:12]}",
-            wanted=saved["sha256"][:12],
-            next_step="Restore the old weights, or train anew with another out=.",
-        )
+        what = "the base model of this adapter has changed"
+        got = f"{start} with hash {base['sha256'][:12]}"
+        hint = "Restore the old weights, or train anew with another out=."
+        raise UserError(what, where=where, got=got, wanted=saved["sha256"][:12], next_step=hint)
     add_adapter(model, run.lora, seed=derive(run.seed, "lora"))
     return model, base
 
@@ -391,13 +368,10 @@ def _base_of(run: Run, folder: Path, recorded: str) -> Path:
         if start is None or not start.lora.rank:
             break
         if (base := stage_folder(path).resolve()) in bases:
-            raise UserError(
-                "the base model of this adapter is missing: its name belongs to a run that is adapted itself",
-                where=folder,
-                got=f"{path}, which needs {start.init_from}",
-                wanted=recorded or run.init_from,
-                next_step="Give the base its old name again.",
-            )
+            what = "the base model of this adapter is missing: its name belongs to a run that is adapted itself"
+            got = f"{path}, which needs {start.init_from}"
+            hint = "Give the base its old name again."
+            raise UserError(what, where=folder, got=got, wanted=recorded or run.init_from, next_step=hint)
         bases.append(base)
     return chain[0][0] if chain[0][0].exists() else Path(run.init_from)
 
@@ -427,12 +401,9 @@ def _fill(
     if expected_shapes != shapes:
         names = expected_shapes.keys() | shapes.keys()
         first = min(name for name in names if expected_shapes.get(name) != shapes.get(name))
-        raise UserError(
-            "the weights have another shape than the model",
-            where=where,
-            got=f"{first} {shapes.get(first)}",
-            wanted=f"{first} {expected_shapes.get(first)}",
-        )
+        what = "the weights have another shape than the model"
+        wanted = f"{first} {expected_shapes.get(first)}"
+        raise UserError(what, where=where, got=f"{first} {shapes.get(first)}", wanted=wanted)
     placed = {name: place(value, expected[name]) for name, value in weights.items()}
     model.load_state_dict(placed, strict=not adapters)
 

@@ -207,11 +207,8 @@ def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
             if stop:
                 raise Stopped(signals.received or signal.SIGTERM, state.step, saved=saved)
     if not saved:
-        raise UserError(
-            "the disk refused the last checkpoint",
-            where=f"step {state.step}",
-            next_step="Free disk space; the same command repeats the steps since the last one.",
-        )
+        hint = "Free disk space; the same command repeats the steps since the last one."
+        raise UserError("the disk refused the last checkpoint", where=f"step {state.step}", next_step=hint)
     return metrics
 
 

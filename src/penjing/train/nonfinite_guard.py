@@ -101,11 +101,9 @@ class NonFiniteGuard:
         self.flush()
         if to is None or self.rollbacks >= ROLLBACKS:
             tried = f" after {self.rollbacks} rollbacks to a checkpoint" if self.rollbacks else ""
-            raise UserError(
-                f"loss or gradients were not finite in {self.in_a_row} steps in a row, up to step {step}{tried}",
-                where="incidents.jsonl names the samples",
-                next_step="Lower optimizer.learning_rate or raise schedule.warmup_ratio; checkpoints are intact.",
-            )
+            what = f"loss or gradients were not finite in {self.in_a_row} steps in a row, up to step {step}{tried}"
+            hint = "Lower optimizer.learning_rate or raise schedule.warmup_ratio; checkpoints are intact."
+            raise UserError(what, where="incidents.jsonl names the samples", next_step=hint)
         self.rollbacks += 1
         self.in_a_row = 0
         self._recent.clear()

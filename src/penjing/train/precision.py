@@ -57,12 +57,8 @@ class Precision:
         kind = devices.of(device)
         capability = capability or kind.capability(device)
         if self.matmul == "tf32" and not kind.has_tf32(capability):
-            raise UserError(
-                "needs an NVIDIA GPU of compute capability 8.0 or later",
-                where="compute.dtype",
-                got="tf32",
-                next_step="Use compute.dtype=auto.",
-            )
+            what = "needs an NVIDIA GPU of compute capability 8.0 or later"
+            raise UserError(what, where="compute.dtype", got="tf32", next_step="Use compute.dtype=auto.")
         if self.fp8 != "off":
             require_float8(device.type, capability, self.dtype)
 

@@ -81,12 +81,9 @@ def family(run: Run) -> list[dict[str, Any]]:
             shapes.append(shape)
     large = [shape for shape in shapes if parameters(config.resolve(ModelConfig, shape)).without_embedding >= MIN_SIZE]
     if len(large) < 2:
-        raise UserError(
-            "the model is too small for a forecast",
-            where="model",
-            got=f"{parameters(run.model).without_embedding:,} parameters without embedding",
-            wanted=f"at least {round(MIN_SIZE / SHARES[1]):,}",
-        )
+        got = f"{parameters(run.model).without_embedding:,} parameters without embedding"
+        wanted = f"at least {round(MIN_SIZE / SHARES[1]):,}"
+        raise UserError("the model is too small for a forecast", where="model", got=got, wanted=wanted)
     return large
 
 

@@ -82,11 +82,8 @@ def generate_file(
     """
     options.sampling  # noqa: B018 (raises on settings that cannot be, before a model is read)
     if options.answers > 1 and options.sampling.is_greedy:
-        raise UserError(
-            f"all {options.answers} answers to a prompt would be the same one",
-            where="--answers",
-            wanted="--temperature above 0, such as 0.8",
-        )
+        what = f"all {options.answers} answers to a prompt would be the same one"
+        raise UserError(what, where="--answers", wanted="--temperature above 0, such as 0.8")
     set_threads(0, 1)
     counts = NoBadRecords()
     chats = list(read_questions(prompts, counts))
@@ -143,13 +140,10 @@ def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:
                 )
         state = known["state"]
         if out.stat().st_size < state["bytes"]:
-            raise UserError(
-                "the file of answers is too short",
-                where=out,
-                got=f"{out.stat().st_size:,} bytes",
-                wanted=f"at least the {state['bytes']:,} that were written",
-                next_step="Choose another --out, or remove it.",
-            )
+            what = "the file of answers is too short"
+            wanted = f"at least the {state['bytes']:,} that were written"
+            hint = "Choose another --out, or remove it."
+            raise UserError(what, where=out, got=f"{out.stat().st_size:,} bytes", wanted=wanted, next_step=hint)
     with disk_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         with open(out, "ab") as stream:

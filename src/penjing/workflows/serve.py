@@ -113,12 +113,8 @@ def _check_key(key: str, host: str, loopback_only: bool) -> None:
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise UserError("cannot be sent in a header", where="the API key", wanted="letters, digits and signs, no space")
     if not key and not loopback_only:
-        raise UserError(
-            "others could reach the server: it needs a key",
-            where="--host",
-            got=host,
-            next_step="Set PENJING_API_KEY to a long secret; clients send it as their OpenAI key.",
-        )
+        hint = "Set PENJING_API_KEY to a long secret; clients send it as their OpenAI key."
+        raise UserError("others could reach the server: it needs a key", where="--host", got=host, next_step=hint)
 
 
 def check_tools(models: Models, toolbox: Toolbox) -> None:
@@ -132,13 +128,10 @@ def check_tools(models: Models, toolbox: Toolbox) -> None:
     model = max(chats, key=lambda model: model.context)
     taken = len(render(model.tokenizer, [Message(role="user", content="")], toolbox.schemas, ask=True).ids)
     if taken >= model.context:
-        raise UserError(
-            "their descriptions fill what the model reads",
-            where="--tools",
-            got=f"{taken:,} tokens",
-            wanted=f"well under {model.context:,}, of {model.name}",
-            next_step="Name fewer tools, or train with a longer data.seq_len.",
-        )
+        what = "their descriptions fill what the model reads"
+        wanted = f"well under {model.context:,}, of {model.name}"
+        hint = "Name fewer tools, or train with a longer data.seq_len."
+        raise UserError(what, where="--tools", got=f"{taken:,} tokens", wanted=wanted, next_step=hint)
 
 
 def listen(host: str, port: int) -> socket.socket:

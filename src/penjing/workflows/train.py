@@ -146,11 +146,9 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(
-            f"out of memory: {' '.join(str(error).split())[:200]}",
-            where=run.compute.device,
-            next_step="`penjing plan memory` shows what uses the memory; `penjing plan search` finds what fits.",
-        ) from error
+        what = f"out of memory: {' '.join(str(error).split())[:200]}"
+        hint = "`penjing plan memory` shows what uses the memory; `penjing plan search` finds what fits."
+        raise UserError(what, where=run.compute.device, next_step=hint) from error
     finally:
         strategy.close()
 

@@ -127,12 +127,8 @@ def _check_space(entry: Dataset, folder: Path) -> None:
     """Raise UserError if the disk is too small; a partial download in `folder` counts as free."""
     free = shutil.disk_usage(folder).free + sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     if free < entry.source.num_bytes:
-        raise UserError(
-            "not enough disk space",
-            where=folder.parent,
-            got=f"{gibibytes(free)} free",
-            wanted=gibibytes(entry.source.num_bytes),
-        )
+        got = f"{gibibytes(free)} free"
+        raise UserError("not enough disk space", where=folder.parent, got=got, wanted=gibibytes(entry.source.num_bytes))
 
 
 def _manifest(entry: Dataset, fetched: Fetched, folder: Path) -> dict[str, Any]:

@@ -85,13 +85,10 @@ class Rows(ABC):
         """Set the number of full rows for so many positions."""
         self.rows_per_epoch = num_positions // self.seq_len
         if not self.rows_per_epoch:
-            raise UserError(
-                "too little text for one row",
-                where=self.shards.folder,
-                got=f"{self.shards.num_tokens} tokens",
-                wanted=f"at least {self.seq_len}",
-                next_step="Give more text or a smaller data.seq_len.",
-            )
+            what = "too little text for one row"
+            got = f"{self.shards.num_tokens} tokens"
+            hint = "Give more text or a smaller data.seq_len."
+            raise UserError(what, where=self.shards.folder, got=got, wanted=f"at least {self.seq_len}", next_step=hint)
 
 
 class ConcatRows(Rows):
@@ -170,13 +167,10 @@ class PackedRows(FixedRows):
         if shards.num_documents == 0:
             raise UserError("no conversation fits", where=shards.folder, wanted=f"some of at most {seq_len} tokens")
         if int(length_D.max()) > seq_len:
-            raise UserError(
-                "a conversation is longer than a row",
-                where=shards.folder,
-                got=f"{int(length_D.max())} tokens",
-                wanted=f"at most {seq_len}",
-                next_step="Give a larger data.seq_len, or the chats themselves as data.train.",
-            )
+            what = "a conversation is longer than a row"
+            got = f"{int(length_D.max())} tokens"
+            hint = "Give a larger data.seq_len, or the chats themselves as data.train."
+            raise UserError(what, where=shards.folder, got=got, wanted=f"at most {seq_len}", next_step=hint)
         self._bins = best_fit(length_D, seq_len)
         self.rows_per_epoch = len(self._bins)
         self.padding_per_epoch = self.rows_per_epoch * seq_len - int(length_D.sum())

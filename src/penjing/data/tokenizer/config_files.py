@@ -57,9 +57,6 @@ def add_config_tokens(full: tokenizers.Tokenizer, settings: Mapping[str, Any], f
         flags = {name: bool(token.get(name, False)) for name in ("lstrip", "rstrip", "normalized", "single_word")}
         full.add_tokens([tokenizers.AddedToken(token["content"], special=bool(token.get("special")), **flags)])
         if full.token_to_id(token["content"]) != index:
-            raise UserError(
-                "tokenizer_config.json and tokenizer.json number the tokens differently",
-                where=folder,
-                got=f"{token['content']} at {full.token_to_id(token['content'])}",
-                wanted=index,
-            )
+            what = "tokenizer_config.json and tokenizer.json number the tokens differently"
+            got = f"{token['content']} at {full.token_to_id(token['content'])}"
+            raise UserError(what, where=folder, got=got, wanted=index)

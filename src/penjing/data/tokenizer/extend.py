@@ -170,13 +170,10 @@ def new_pieces(old: Tokenizer, new: Tokenizer) -> dict[int, list[int]]:
     before, after = old.vocabulary, new.vocabulary
     moved = next((token for token, index in before.items() if after.get(token) != index), None)
     if moved is not None:
-        raise UserError(
-            "the tokenizer is another one than the model's, and does not extend it",
-            where="tokenizer.path",
-            got=f"{moved!r} is {'no token' if moved not in after else f'id {after[moved]}'}",
-            wanted=f"id {before[moved]}",
-            next_step="Leave tokenizer.path out, or make one with `penjing tokenizer extend`.",
-        )
+        what = "the tokenizer is another one than the model's, and does not extend it"
+        got = f"{moved!r} is {'no token' if moved not in after else f'id {after[moved]}'}"
+        hint = "Leave tokenizer.path out, or make one with `penjing tokenizer extend`."
+        raise UserError(what, where="tokenizer.path", got=got, wanted=f"id {before[moved]}", next_step=hint)
     added = {token: index for token, index in after.items() if token not in before}
     if not added:
         return {}

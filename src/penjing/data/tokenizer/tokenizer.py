@@ -109,12 +109,9 @@ class Tokenizer:
         # Ids that end an answer.
         self.stop = frozenset((self.end_of_text, self.message_end, *map(self.control, self.roles.stop)))
         if not {self.begin, *self.stop}.isdisjoint(self.encode(_RARE)):
-            raise UserError(
-                "the token for unknown characters also begins or ends texts",
-                where="tokenizer.json",
-                wanted="a token of its own for each",
-                next_step="Name other tokens as eos_token and bos_token in tokenizer_config.json.",
-            )
+            what = "the token for unknown characters also begins or ends texts"
+            hint = "Name other tokens as eos_token and bos_token in tokenizer_config.json."
+            raise UserError(what, where="tokenizer.json", wanted="a token of its own for each", next_step=hint)
         longest_first = sorted(self._control, key=len, reverse=True)
         self.control_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
@@ -380,12 +377,8 @@ def _strip_control_tokens(definition: dict[str, Any], control: set[str]) -> tupl
 
 
 def _lost_text_error(token: str) -> UserError:
-    return UserError(
-        "a control token is an ordinary word, which would vanish from every text",
-        where="tokenizer.json",
-        got=repr(token),
-        next_step="Remove it from added_tokens.",
-    )
+    what = "a control token is an ordinary word, which would vanish from every text"
+    return UserError(what, where="tokenizer.json", got=repr(token), next_step="Remove it from added_tokens.")
 
 
 def infer_special_tokens(
@@ -412,13 +405,10 @@ def infer_special_tokens(
     added = {token.content for token in full.get_added_tokens_decoder().values()}
     for name, token in names.items():
         if name in _STRUCTURAL_NAMES and token not in added and not _MARK.fullmatch(token):
-            raise UserError(
-                f"{name} is an ordinary token, which would vanish from every text",
-                where=folder,
-                got=repr(token),
-                wanted="an added token, or a mark such as </s>",
-                next_step=f"Correct {name} in tokenizer_config.json.",
-            )
+            what = f"{name} is an ordinary token, which would vanish from every text"
+            wanted = "an added token, or a mark such as </s>"
+            hint = f"Correct {name} in tokenizer_config.json."
+            raise UserError(what, where=folder, got=repr(token), wanted=wanted, next_step=hint)
     structural = [token for name, token in names.items() if name in _STRUCTURAL_NAMES or _MARK.fullmatch(token)]
     full.add_special_tokens(list(dict.fromkeys([*structural, *ends])))
     special = [token.content for token in full.get_added_tokens_decoder().values() if token.special]

@@ -86,11 +86,8 @@ def final_answer(answer: RewardInput, after: str) -> str:
 def require_truth(context: RewardContext, name: str) -> tuple[str, ...]:
     """The reference answers. Raises UserError if the prompt has none."""
     if not context.truths:
-        raise UserError(
-            f"the reward {name} needs a reference answer",
-            where=context.where or None,
-            wanted='a field gt, such as "gt": ["42"]',
-        )
+        wanted = 'a field gt, such as "gt": ["42"]'
+        raise UserError(f"the reward {name} needs a reference answer", where=context.where or None, wanted=wanted)
     return context.truths
 
 

@@ -38,12 +38,8 @@ def tests_and_cases(context: RewardContext) -> tuple[str, list[dict[str, Any]]]:
             "the reward code needs tests", where=context.where or None, wanted='"tests": PYTHON, or "cases": [...]'
         )
     if not isinstance(cases, list) or not all(isinstance(case, dict) and "stdout" in case for case in cases):
-        raise UserError(
-            "malformed cases",
-            where=context.where or None,
-            got=repr(cases)[:80],
-            wanted='"cases": [{"stdin": TEXT, "stdout": TEXT}, ...]',
-        )
+        wanted = '"cases": [{"stdin": TEXT, "stdout": TEXT}, ...]'
+        raise UserError("malformed cases", where=context.where or None, got=repr(cases)[:80], wanted=wanted)
     return str(tests), cases
 
 

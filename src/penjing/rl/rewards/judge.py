@@ -88,11 +88,8 @@ class Judge(Reward):
             if value is not None:
                 return value
             failure = f"no grade in {reply[-80:]!r}"
-        raise UserError(
-            f"the judge gave no grade: {failure}",
-            where=self.url,
-            next_step="The run can be continued from its checkpoint.",
-        )
+        hint = "The run can be continued from its checkpoint."
+        raise UserError(f"the judge gave no grade: {failure}", where=self.url, next_step=hint)
 
     def _ask(self, text: str) -> str:
         body = {"model": self.settings.judge_model, "messages": [{"role": "user", "content": text}], "temperature": 0}

@@ -43,11 +43,9 @@ class NextTokenStage(Stage[NextTokenSettings]):
         train, validation = TokenShards(shards / "train"), TokenShards(shards / "validation")
         for half in (train, validation):
             if half.meta["tokenizer"] != self.tokenizer.fingerprint:
-                raise UserError(
-                    "these token shards were made with another tokenizer",
-                    where=half.folder,
-                    next_step="Give the text itself as data.train, or tokenizer.path=the one they were made with.",
-                )
+                what = "these token shards were made with another tokenizer"
+                hint = "Give the text itself as data.train, or tokenizer.path=the one they were made with."
+                raise UserError(what, where=half.folder, next_step=hint)
         self.fingerprint, self._shards = train.fingerprint, (train, validation)
         self.notes += notes
 

@@ -59,11 +59,8 @@ class PreferenceStage(PreferenceDataStage[Preference]):
 
     def prepare_data(self) -> None:
         if self.settings.needs_reference and not self.run.init_from:
-            raise UserError(
-                "preference tuning needs a model that already answers",
-                where="init_from",
-                next_step="Give init_from=RUN, the folder of a run that was trained on conversations.",
-            )
+            hint = "Give init_from=RUN, the folder of a run that was trained on conversations."
+            raise UserError("preference tuning needs a model that already answers", where="init_from", next_step=hint)
         batch_geometry(self.run, self.strategy.world, self.strategy.device)  # raises if kl_groups does not fit
         super().prepare_data()
         run, number = self.run, len(self.train)

@@ -57,17 +57,11 @@ class PreferenceDataStage(Stage[S]):
 
     def _checked(self, tokens: PreferenceShards) -> PreferenceShards:
         if tokens.meta["tokenizer"] != self.tokenizer.fingerprint:
-            raise UserError(
-                "these token groups were made with another tokenizer",
-                where=tokens.folder,
-                next_step="Give the preferences themselves as data.train, or tokenizer.path=the one of the groups.",
-            )
+            hint = "Give the preferences themselves as data.train, or tokenizer.path=the one of the groups."
+            raise UserError("these token groups were made with another tokenizer", where=tokens.folder, next_step=hint)
         if tokens.meta["seq_len"] > self.run.data.seq_len:
-            raise self.run.error(
-                "data.seq_len",
-                "these token groups were made for longer rows",
-                wanted=f"at least {tokens.meta['seq_len']}",
-            )
+            wanted = f"at least {tokens.meta['seq_len']}"
+            raise self.run.error("data.seq_len", "these token groups were made for longer rows", wanted=wanted)
         return tokens
 
     @property
@@ -113,12 +107,9 @@ class PreferenceDataStage(Stage[S]):
 def need_pairs(groups: PreferenceShards, what: str) -> None:
     """Raise UserError unless every group is a pair."""
     if not groups.has_pairs:
-        raise UserError(
-            "labelled single answers are not pairs",
-            where=groups.folder,
-            wanted=f"chosen and rejected in every record, for {what}",
-            next_step="objective.loss=kto learns from single answers.",
-        )
+        wanted = f"chosen and rejected in every record, for {what}"
+        hint = "objective.loss=kto learns from single answers."
+        raise UserError("labelled single answers are not pairs", where=groups.folder, wanted=wanted, next_step=hint)
 
 
 def measure(make: Callable[[int], Group], num_groups: int, batch_groups: int) -> tuple[float, float, float]:

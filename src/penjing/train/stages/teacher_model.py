@@ -52,11 +52,8 @@ class TeacherStage(Stage[Distill]):
         if run.init_from or run.tokenizer.path or (folder / "tokenizer.json").is_file():
             return
         if tokenizer.size > run.model.vocab_size:
-            raise run.error(
-                "model.vocab_size",
-                "the teacher's tokenizer has more ids than the student",
-                wanted=f"at least {tokenizer.size}",
-            )
+            wanted = f"at least {tokenizer.size}"
+            raise run.error("model.vocab_size", "the teacher's tokenizer has more ids than the student", wanted=wanted)
         tokenizer.save(folder)
 
     def set_teacher(self, teacher: LoadedModel) -> None:
@@ -85,13 +82,9 @@ class TeacherStage(Stage[Distill]):
         path, name = self.folder.path / "teacher.json", self.settings.teacher
         resuming = self.folder.checkpoints.is_dir()
         if resuming and path.is_file() and (saved := read_json(path)["sha256"]) != self.teacher_sha256:
-            raise UserError(
-                "the teacher has changed since this run was started",
-                where=name,
-                got=self.teacher_sha256[:12],
-                wanted=saved[:12],
-                next_step="Restore the old weights, or train anew with another out=.",
-            )
+            what = "the teacher has changed since this run was started"
+            hint = "Restore the old weights, or train anew with another out=."
+            raise UserError(what, where=name, got=self.teacher_sha256[:12], wanted=saved[:12], next_step=hint)
         write_json(path, {"teacher": name, "sha256": self.teacher_sha256})
 
     def _in_compute_dtype(self, teacher: Transformer) -> Transformer:

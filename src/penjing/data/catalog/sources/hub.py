@@ -69,13 +69,9 @@ class HubSource:
         actual = sha256_file(path)
         if expected is not None and actual != expected:
             path.unlink()  # otherwise the next try would take it for complete
-            raise UserError(
-                "the downloaded file is not the one that was checked",
-                where=where,
-                got=f"sha256 {actual}",
-                wanted=expected,
-                next_step="Try again; if it stays, the mirror or the data set has changed: do not use it.",
-            )
+            what = "the downloaded file is not the one that was checked"
+            hint = "Try again; if it stays, the mirror or the data set has changed: do not use it."
+            raise UserError(what, where=where, got=f"sha256 {actual}", wanted=expected, next_step=hint)
         return {"sha256": actual, "checked_against": checked_against if expected else "nothing: no hash is known"}
 
     def _hash_at_hub(self, hub: Any, name: str) -> str | None:
@@ -100,9 +96,5 @@ def _hub_error(error: Exception, where: str) -> UserError:
         )
     if "PermissionError" in names or getattr(error, "errno", None) in (28, 30, 122):  # disk full, read-only, quota
         return UserError(f"cannot write: {getattr(error, 'strerror', None) or error}", where=where)
-    return UserError(
-        "the hub cannot be reached",
-        where=where,
-        got=type(error).__name__,
-        next_step="Check the network, or set HF_ENDPOINT to a mirror; what is there already is kept and resumed.",
-    )
+    hint = "Check the network, or set HF_ENDPOINT to a mirror; what is there already is kept and resumed."
+    return UserError("the hub cannot be reached", where=where, got=type(error).__name__, next_step=hint)

