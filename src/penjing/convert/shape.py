@@ -179,11 +179,9 @@ def architecture_of(raw: Mapping[str, Any], where: object) -> str:
 
 
 def config_from_hf(raw: Mapping[str, Any], where: object) -> ModelConfig:
-    """The model config of a parsed config.json; a missing field has its class's default.
-
-    where: the file, for messages. Raises UserError naming a field that we would compute differently: other activations,
-    biases, rotary scalings, grouped routing, quantised weights.
-    """
+    """The model config of a parsed config.json; a missing field has its class's default. where: the file, for messages.
+    Raises UserError naming a field that we would compute differently: other activations, biases, rotary scalings,
+    grouped routing, quantised weights."""
     architecture = architecture_of(raw, where)
     fields = _Fields(raw, architecture, where)
     if raw.get("quantization_config"):

@@ -40,10 +40,8 @@ def _num_bytes(messages: Iterable[Message]) -> int:
 
 
 class Stats(ABC):
-    """Statistics of the records of one kind, in one pass.
-
-    bad_records: the records that their reader rejects. lengths, counts, tables: by the name of their row in a report.
-    """
+    """Statistics of the records of one kind, in one pass. bad_records: the records that their reader rejects. lengths,
+    counts, tables: by the name of their row in a report."""
 
     singular: ClassVar[str]  # the name of a record
     plural: ClassVar[str]

@@ -10,11 +10,9 @@ from typing import Any
 
 def activity_reader(uuid: str) -> Callable[[], dict[str, float]]:
     """A function that reads a card, which is found by its UUID. Raises ImportError, or NVML's errors.
-
     gpu_utilization: fraction of time in which a kernel ran. gpu_memory_bytes: of all processes. gpu_power_watts. From
     Hopper on also, as means since the last call, gpu_dram_active and gpu_tensor_active: the fractions of time in which
-    the memory's and the tensor cores' pipes were busy (NVML's GPM metrics).
-    """
+    the memory's and the tensor cores' pipes were busy (NVML's GPM metrics)."""
     import pynvml
 
     pynvml.nvmlInit()

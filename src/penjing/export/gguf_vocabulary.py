@@ -50,11 +50,9 @@ class Vocabulary:
 
 
 def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:
-    """Read a tokenizer from the files it saves; unused ids up to `size` become UNUSED tokens.
-
-    Raises UserError for what llama.cpp cannot express: a model other than byte-level BPE, an unknown pre-tokenizer, a
-    normaliser other than NFC.
-    """
+    """Read a tokenizer from the files it saves; unused ids up to `size` become UNUSED tokens. Raises UserError for what
+    llama.cpp cannot express: a model other than byte-level BPE, an unknown pre-tokenizer, a normaliser other than
+    NFC."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(Path(folder))
         tokenizer_json = read_json(Path(folder) / "tokenizer.json")

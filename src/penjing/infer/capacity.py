@@ -13,11 +13,9 @@ MAX_WAIT = 8192
 
 
 class Capacity:
-    """slots: in use now, of `max_slots`.
-
-    Memory may become free again, or not. Each failure doubles the number of passes before the next try. So if memory
-    stays short, tries become rare. A failed try only costs prefilling some prompts again.
-    """
+    """slots: in use now, of `max_slots`. Memory may become free again, or not. Each failure doubles the number of
+    passes before the next try. So if memory stays short, tries become rare. A failed try only costs prefilling some
+    prompts again."""
 
     def __init__(self, max_slots: int) -> None:
         self.slots = self.max_slots = max_slots

@@ -20,11 +20,9 @@ def document_mask(document_BT: Tensor, window: int = 0) -> Tensor:
 
 
 def branch_mask(document_BT: Tensor | None, branch_BT: Tensor, position_BT: Tensor, window: int = 0) -> Tensor:
-    """mask_B1TS for documents that branch after a shared prefix, which is branch 0. document_BT None: one per row.
-
-    A query attends to the prefix and its own branch, up to itself. Windows are measured in positions: branches are one
-    after another in the row, but the positions of each continue from the end of the prefix.
-    """
+    """mask_B1TS for documents that branch after a shared prefix, which is branch 0. document_BT None: one per row. A
+    query attends to the prefix and its own branch, up to itself. Windows are measured in positions: branches are one
+    after another in the row, but the positions of each continue from the end of the prefix."""
     same_BTS = (branch_BT[:, None, :] == 0) | (branch_BT[:, :, None] == branch_BT[:, None, :])
     if document_BT is not None:
         same_BTS &= document_BT[:, :, None] == document_BT[:, None, :]
@@ -96,12 +94,9 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionInputs:
-    """What decides on the backend of attention.
-
-    position_BT, document_BT, branch_BT: of each token (see `branch_mask`). heads: number of key heads, and the
-    dimensions of each. dtype: of queries and keys. cu_seqlens_S: see loader/batch.py. cache_tokens: length of the
-    key/value cache; 0: none.
-    """
+    """What decides on the backend of attention. position_BT, document_BT, branch_BT: of each token (see `branch_mask`).
+    heads: number of key heads, and the dimensions of each. dtype: of queries and keys. cu_seqlens_S: see
+    loader/batch.py. cache_tokens: length of the key/value cache; 0: none."""
 
     position_BT: Tensor
     document_BT: Tensor | None = None

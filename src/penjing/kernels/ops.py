@@ -103,10 +103,8 @@ def fused_attention(
     metadata: AttentionMetadata,
 ) -> Tensor | None:
     """out_BTHK of `attention`, and what is before it: RMSNorm of query and key heads, and `apply_rope`. None: the
-    selected backend has no kernel for all of them.
-
-    qkv: q, k and v, [B, T, heads x K] each, or all in one (`takes_packed`).
-    """
+    selected backend has no kernel for all of them. qkv: q, k and v, [B, T, heads x K] each, or all in one
+    (`takes_packed`)."""
     fused = getattr(select.load()[metadata.backend], "fused_attention", None)
     out_BTHK: Tensor | None = fused and fused(qkv, num_heads, num_key_value_heads, norm, rotary, metadata)
     return out_BTHK

@@ -24,12 +24,9 @@ ROW_MULTIPLE = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One continuation of a prompt.
-
-    ids: its tokens, with the end of turn. weights: 1 for tokens that the model generated, 0 for others (the result of a
-    tool); None: 1 everywhere. values: further values of each token by name, as long as ids (`behaviour`:
-    log-probability when it was sampled, `reference`, `advantage`...).
-    """
+    """One continuation of a prompt. ids: its tokens, with the end of turn. weights: 1 for tokens that the model
+    generated, 0 for others (the result of a tool); None: 1 everywhere. values: further values of each token by name, as
+    long as ids (`behaviour`: log-probability when it was sampled, `reference`, `advantage`...)."""
 
     ids: Sequence[int]
     weights: Sequence[float] | None = None

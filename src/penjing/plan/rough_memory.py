@@ -16,10 +16,8 @@ FLASH_COPIES = 10  # values of a query head that fused attention keeps, without 
 
 
 def rough_memory(work: Workload, *, state_bytes: float, context_bytes: int, on_host: bool = False) -> dict[str, int]:
-    """Bytes by component, as the trace names them, at the peak of a step on one device.
-
-    state_bytes: of the optimizer, per trainable parameter. context_bytes: of a card, besides tensors.
-    """
+    """Bytes by component, as the trace names them, at the peak of a step on one device. state_bytes: of the optimizer,
+    per trainable parameter. context_bytes: of a card, besides tensors."""
     shape, tokens, layout, fused = work.shape, work.tokens, work.layout, work.triton_kernels or on_host
     size, value = shape.parameters, VALUE_BYTES[work.dtype]
     embedding = shape.vocabulary * shape.width

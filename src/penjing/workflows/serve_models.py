@@ -25,10 +25,8 @@ def load_models(
     words: Sequence[str], *, adapters: Sequence[str], device: str, dtype: str, weights: Weights, slots: int
 ) -> Models:
     """Load what the command line names: each word RUN, RUN@STEP or NAME=RUN; adapters, PATH or NAME=PATH, of the first.
-
     A quickstart's folder is served with both of its stages. Raises UserError for what is not there, and for two models
-    of one name.
-    """
+    of one name."""
     found: dict[str, Path] = {}
     for word in words:
         for name, path in _named(word):

@@ -71,10 +71,8 @@ class TurnSpan:
 
 
 def parse(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = None) -> ParsedTurn:
-    """Parse a model's turn from its ids, with or without the stop token.
-
-    thinking: as given to `render` for the prompt: True, the turn begins inside reasoning; False, after an empty one.
-    """
+    """Parse a model's turn from its ids, with or without the stop token. thinking: as given to `render` for the prompt:
+    True, the turn begins inside reasoning; False, after an empty one."""
     return _parsed_turn(split_spans(tokenizer, ids, thinking=thinking))
 
 

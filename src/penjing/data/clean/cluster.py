@@ -34,10 +34,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Cluster:
-    """An executor of datatrove. where: the file that names it.
-
-    settings: those of datatrove's executor, such as `workers`, or `partition` and `time` for Slurm.
-    """
+    """An executor of datatrove. where: the file that names it. settings: those of datatrove's executor, such as
+    `workers`, or `partition` and `time` for Slurm."""
 
     where: Path
     executor: str
@@ -54,10 +52,8 @@ class Cluster:
         return cls(path, name, tables[name])
 
     def run(self, task: Task, logs: Path) -> Iterator[int]:
-        """Run the tasks, and yield the number of each that is done. logs: a folder of datatrove's.
-
-        Raises UserError if datatrove is not installed, does not know a setting, or a task failed.
-        """
+        """Run the tasks, and yield the number of each that is done. logs: a folder of datatrove's. Raises UserError if
+        datatrove is not installed, does not know a setting, or a task failed."""
         try:
             import datatrove.executor as executors
         except ImportError:

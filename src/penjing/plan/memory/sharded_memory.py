@@ -23,9 +23,7 @@ COMMUNICATION_NOTE = "communication buffers are an estimate: 1.45 GiB, as NCCL t
 
 class GradientBuckets:
     """DDP's gradient buckets: full copies of all gradients in the order of the backward pass, last layers first.
-
-    Gradients become views of the buckets when they are reduced (`gradient_as_bucket_view`).
-    """
+    Gradients become views of the buckets when they are reduced (`gradient_as_bucket_view`)."""
 
     def __init__(self, model: nn.Module) -> None:
         self.requires_sync = True
@@ -56,11 +54,9 @@ class GradientBuckets:
 
 class GatheredUnits:
     """FSDP2's blocks: each is gathered before its forward and its backward pass, and the next one beside it.
-
     The root (embedding, head, last norm) stays gathered from its first use to the end of the backward pass. A unit's
     gradients are whole until all of them are there, and then reduced.
-    keeps_whole: until the last backward pass of a step, the only one that frees and reduces them.
-    """
+    keeps_whole: until the last backward pass of a step, the only one that frees and reduces them."""
 
     def __init__(self, model: nn.Module, tracer: Tracer, *, keeps_whole: bool) -> None:
         self._tracer, self._keeps_whole, self.frees = tracer, keeps_whole, True

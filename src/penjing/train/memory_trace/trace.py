@@ -82,11 +82,9 @@ def predict_memory(
     process_bytes: int | None = None,
 ) -> MemoryPlan:
     """The memory of the run's step on `target`, per rank. Needs no device, no data and no weights.
-
     micro_size: rows of one forward pass; None = from the run's settings.
     process_bytes: on a CPU, memory of the process without tensors; None = measured in a separate process.
-    Raises UserError for a run that cannot be traced, or if the rows do not divide evenly.
-    """
+    Raises UserError for a run that cannot be traced, or if the rows do not divide evenly."""
     rows = micro_size or batch_geometry(run, layout.ranks, torch.device(target.kind)).micro_size
     shape = TraceShape(
         micro_size=rows,
