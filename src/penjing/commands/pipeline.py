@@ -9,17 +9,7 @@ from typing import Annotated
 import typer
 
 from penjing.base import formatting as units
-from penjing.commands.arguments import (
-    Gpus,
-    Nodes,
-    Processes,
-    Rendezvous,
-    Restarts,
-    Settings,
-    console,
-    resolved,
-    say,
-)
+from penjing.commands.arguments import Gpus, Nodes, Processes, Rendezvous, Restarts, Settings, console, resolved, say
 
 
 def quickstart(
@@ -135,11 +125,7 @@ def train(
     from penjing.workflows.train import execute
 
     options = LaunchOptions(
-        gpus=gpus,
-        nproc_per_node=nproc_per_node,
-        nnodes=nnodes,
-        rdzv_endpoint=rdzv_endpoint,
-        max_restarts=max_restarts,
+        gpus=gpus, nproc_per_node=nproc_per_node, nnodes=nnodes, rdzv_endpoint=rdzv_endpoint, max_restarts=max_restarts
     )
     if options.starts_others():
         launch(sys.argv[1:], options)

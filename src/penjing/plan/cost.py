@@ -11,13 +11,7 @@ from penjing.base.user_dir import user_dir
 PRICES_FILE = "prices.toml"  # in the user's folder: "RTX 4090" = "2.1 CNY", one line for each card
 # Of one card for an hour. The first is from MiniMind's README; the others are round figures for rented cards. Prices
 # change faster than code: users should set their own.
-PRICES = {
-    "RTX 3090": "1.3 CNY",
-    "RTX 4090": "2 CNY",
-    "A100": "1.5 USD",
-    "H100": "2.5 USD",
-    "H200": "3 USD",
-}
+PRICES = {"RTX 3090": "1.3 CNY", "RTX 4090": "2 CNY", "A100": "1.5 USD", "H100": "2.5 USD", "H200": "3 USD"}
 HOST_WATTS = 100.0  # of a machine without its cards
 LOAD_SHARE = 0.9  # fraction of a card's power limit that training draws
 CORE_WATTS = 8.0  # of a CPU core at full load

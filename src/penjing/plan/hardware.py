@@ -16,14 +16,7 @@ from penjing import devices
 from penjing.devices import host
 from penjing.plan.gpu_specs import match_gpu_spec
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "trl",
-    "accelerate",
-    "litgpt",
-    "llama-cpp-python",
-)  # versions are recorded
+PACKAGES = ("torch", "transformers", "trl", "accelerate", "litgpt", "llama-cpp-python")  # versions are recorded
 SLOW_MATMUL_SECONDS = 0.5  # a slower one is timed only once
 
 

@@ -55,10 +55,7 @@ def num_steps(run: Run, size: DatasetSize) -> int:
 
 
 def prepare_run(
-    run: Run,
-    strategy: Strategy,
-    hooks: RunHooks = RunHooks(),
-    allow_change: Sequence[str] = (),
+    run: Run, strategy: Strategy, hooks: RunHooks = RunHooks(), allow_change: Sequence[str] = ()
 ) -> PreparedRun:
     """Build every part of a run, or restore it from its newest checkpoint; write run.toml and plan.json before step 1.
     allow_change: fields that may change when the run is resumed."""

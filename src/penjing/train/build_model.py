@@ -87,11 +87,7 @@ def build_model(
 
 
 def complete(
-    built: BuiltModel,
-    stage: Stage[Any],
-    strategy: Strategy,
-    precision: Precision,
-    checkpoint: Checkpoint | None = None,
+    built: BuiltModel, stage: Stage[Any], strategy: Strategy, precision: Precision, checkpoint: Checkpoint | None = None
 ) -> BuiltRun:
     """The second part: what a step needs besides the model."""
     run, trainable = stage.run, built.trainable

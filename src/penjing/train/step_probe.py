@@ -72,10 +72,7 @@ def plan(
         ],
     )
     if strategy.rank == 0:
-        write_json(
-            record.folder.plan,
-            {**asdict(estimate), **predicted_loss(record.folder.path / FORECAST, estimate)},
-        )
+        write_json(record.folder.plan, {**asdict(estimate), **predicted_loss(record.folder.path / FORECAST, estimate)})
     return estimate
 
 
@@ -136,11 +133,7 @@ def expected(estimate: RunEstimate) -> Expected:
 
 def _full_square(run: Run, size: DatasetSize, trainable: Trainable) -> float:
     return training_flops_per_token(
-        run.model,
-        size.seq_len,
-        window_keys=size.seq_len,
-        trainable=trainable,
-        extra_forwards=size.extra_forwards,
+        run.model, size.seq_len, window_keys=size.seq_len, trainable=trainable, extra_forwards=size.extra_forwards
     )
 
 

@@ -50,11 +50,7 @@ class Watchdog:
     """The loop calls `report_progress`; a rank that ends with an error calls `fail`."""
 
     def __init__(
-        self,
-        strategy: Strategy,
-        *,
-        silent_seconds: float = SILENT_SECONDS,
-        stuck_seconds: float = STUCK_SECONDS,
+        self, strategy: Strategy, *, silent_seconds: float = SILENT_SECONDS, stuck_seconds: float = STUCK_SECONDS
     ) -> None:
         """Start watching. All ranks call it together."""
         self.rank, self.world = strategy.rank, strategy.world

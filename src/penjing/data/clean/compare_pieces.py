@@ -23,11 +23,7 @@ _OPEN_PIECES = 32
 
 
 def compare_pieces(
-    name: str,
-    rule: CorpusRule,
-    folders: Sequence[Path],
-    dropped: Sequence[DroppedNumbers],
-    memory: int,
+    name: str, rule: CorpusRule, folders: Sequence[Path], dropped: Sequence[DroppedNumbers], memory: int
 ) -> None:
     """Add to `dropped` of each piece what the rule leaves out. memory: bytes for sorting."""
     numbers, alive = [], []  # of each piece: the sketched records, and which of them no earlier rule has left out

@@ -9,31 +9,10 @@ from penjing.data.formats import schema
 from penjing.data.formats.dispatch import kind_of, unknown_record
 from penjing.data.formats.fields import field_at
 from penjing.data.formats.functions import tools_of
-from penjing.data.formats.messages import (
-    assistant_turn,
-    conversation,
-    refuse_media,
-    system_of,
-    turns_of,
-)
-from penjing.data.formats.pairs import (
-    answer_field,
-    chat_field,
-    pair_answer,
-    pair_question,
-    question_field,
-    question_of,
-)
+from penjing.data.formats.messages import assistant_turn, conversation, refuse_media, system_of, turns_of
+from penjing.data.formats.pairs import answer_field, chat_field, pair_answer, pair_question, question_field, question_of
 from penjing.data.formats.schema import Chat, Message, PreferenceRecord
-from penjing.data.formats.source_location import (
-    SourceLocation,
-    fields_of,
-    filled,
-    join_or,
-    present,
-    text_of,
-    type_name,
-)
+from penjing.data.formats.source_location import SourceLocation, fields_of, filled, join_or, present, text_of, type_name
 
 
 def chats_of(record: Mapping[str, Any], where: SourceLocation) -> list[Chat]:

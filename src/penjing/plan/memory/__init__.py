@@ -9,14 +9,4 @@ from penjing.plan.memory.fake_device_mode import FakeDeviceMode
 from penjing.plan.memory.report import MemoryPlan, plan_from, replay
 from penjing.plan.memory.trace import Trace, Tracer
 
-__all__ = [
-    "FakeDeviceMode",
-    "MemoryPlan",
-    "Target",
-    "Trace",
-    "Tracer",
-    "is_tight",
-    "plan_from",
-    "replay",
-    "safe_bytes",
-]
+__all__ = ["FakeDeviceMode", "MemoryPlan", "Target", "Trace", "Tracer", "is_tight", "plan_from", "replay", "safe_bytes"]

@@ -68,12 +68,7 @@ def replay(trace: Trace, target: Target, *, capacity: int = 0) -> Replay:
 
 
 def plan_from(
-    trace: Trace,
-    target: Target,
-    *,
-    communication_bytes: int = 0,
-    event: int | None = None,
-    notes: tuple[str, ...] = (),
+    trace: Trace, target: Target, *, communication_bytes: int = 0, event: int | None = None, notes: tuple[str, ...] = ()
 ) -> MemoryPlan:
     """The plan of a traced step. communication_bytes: buffers of a communication library, outside PyTorch's count.
     event: CPU only; the event to report instead of the peak."""

@@ -87,9 +87,7 @@ def predict_memory(
     Raises UserError for a run that cannot be traced, or if the rows do not divide evenly."""
     rows = micro_size or batch_geometry(run, layout.ranks, torch.device(target.kind)).micro_size
     shape = TraceShape(
-        micro_size=rows,
-        accumulate=min(2, max(1, run.batch.size // (rows * layout.ranks))),
-        layout=layout,
+        micro_size=rows, accumulate=min(2, max(1, run.batch.size // (rows * layout.ranks))), layout=layout
     )
     if target.device.is_host:
         return _on_cpu(run, target, shape, measured_process_bytes() if process_bytes is None else process_bytes)

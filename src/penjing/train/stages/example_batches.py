@@ -30,11 +30,7 @@ def example_rows(rows: int, seq_len: int, device: torch.device, *, with_edges: b
 
 
 def example_answers(
-    shape: tuple[int, int, int],
-    device: torch.device,
-    *,
-    values: Sequence[str] = (),
-    figures: Sequence[str] = (),
+    shape: tuple[int, int, int], device: torch.device, *, values: Sequence[str] = (), figures: Sequence[str] = ()
 ) -> AnswerBatch:
     """Prompts with their answers. shape: (prompts, each in a row of its own; answers to each; positions of a row)."""
     prompts, answers, seq_len = shape
