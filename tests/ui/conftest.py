@@ -9,7 +9,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from penjing.serve.connection import make_server
+from penjing.ui import blind
 from penjing.ui.app import make_app
+from penjing.ui.processes import Chats
 from penjing.ui.site import Site
 from penjing.workflows.serve import listen
 
@@ -90,3 +92,15 @@ def serving(folder):
 def address(folder):
     with serving(folder) as found:
         yield found
+
+
+@pytest.fixture
+def models(monkeypatch):
+    """Two loaded checkpoints, and a third that is not; each answers with its address."""
+    rows = [("runs/a", 10, "http://a/"), ("runs/b", 20, "http://b/"), ("runs/c", 30, "")]
+    chats = [
+        {"run": run, "step": step, "address": at, "state": "ready" if at else "starting", "said": ""}
+        for run, step, at in rows
+    ]
+    monkeypatch.setattr(Chats, "list", lambda _: chats)
+    monkeypatch.setattr(blind, "_answer", lambda address, question: f"{question} {address}")

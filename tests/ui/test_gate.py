@@ -114,7 +114,7 @@ def words_of(file: Path) -> list[set[str]]:
 
 def test_both_languages_are_whole():
     files = list(PAGE.glob("*words.js"))
-    known = set(re.findall(r"^  (\w+):", (CHAT_PAGE / "english.js").read_text(), flags=re.M))
+    known = set(re.findall(r"^  (\w+):", (CHAT_PAGE / "sentences.js").read_text(), flags=re.M))
     for file in files:
         english, chinese = words_of(file)
         assert english == chinese and english, file

@@ -10,6 +10,7 @@ from chromium import CHROMIUM, CONTRAST, NAMELESS
 
 from penjing.base.lock import is_locked, locked
 from penjing.ui import processes
+from penjing.ui.blind import _answer
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
 expect = sync_api.expect
@@ -186,6 +187,27 @@ def test_the_form_sends_what_was_changed_and_marks_what_is_refused(opened, folde
     opened.troubles.clear()  # the refusal of ../x is in the console
 
 
+def test_two_checkpoints_are_compared_blind_by_keyboard(opened, folder, write_run, models):
+    (write_run(folder / "runs" / "a") / "checkpoints" / "step-00000010").mkdir(parents=True)
+    page = opened("chat")
+    text = page.get_by_label("Question, or the beginning of a text")
+    answers = page.locator(".samples")
+    for key, place in (("1", 1), ("4", 2)):
+        text.fill("Who?")
+        text.press("Enter")
+        expect(page.get_by_role("button", name="A better")).to_be_focused()
+        expect(answers.locator("h3")).to_have_text(["A", "B"])
+        page.keyboard.press(key)
+        expect(answers.locator("h3").first).to_have_text(re.compile(r"^A was runs/[ab]@\d0$"))
+        expect(answers.locator("p").first).to_have_text(re.compile(r"^Who\? http://[ab]/$"))
+        expect(page.locator("table.figures tbody td:nth-child(4)")).to_have_text(["1", "0"])
+        expect(page.locator("table.figures tbody td:nth-child(5)")).to_have_text([str(place - 1)] * 2)
+        expect(text).to_be_focused()
+    page.reload()
+    expect(page.locator("table.figures tbody tr")).to_have_count(2)
+    assert [json.loads(line)["vote"] for line in (folder / "votes.jsonl").read_text().splitlines()] == ["a", "bad"]
+
+
 @pytest.mark.nightly
 def test_from_a_click_to_a_chat(opened, folder):
     """Plan by sliders, start the tiny recipe on the toy world, see the curve move, stop, continue, and chat with it."""
@@ -238,6 +260,7 @@ def test_from_a_click_to_a_chat(opened, folder):
     sheet.fill("Tom")
     chat.value.get_by_role("button", name="Continue").click()
     expect(sheet).to_have_value(re.compile("^Tom.{10,}", re.DOTALL))
+    assert len(_answer(chat.value.url, "Tom")) > 9  # as the blind comparison asks for it
     page.get_by_role("button", name="Stop", exact=True).click()
     expect(page.get_by_role("link", name="Open the chat")).to_have_count(0)
     expect.set_options(timeout=20_000)

@@ -18,14 +18,14 @@ from penjing.serve.access import check_host, check_key
 from penjing.serve.errors import ApiError, from_user_error, handle_errors
 from penjing.serve.page_files import PAGE as CHAT_PAGE
 from penjing.serve.page_files import add_page
-from penjing.ui import data, plan, runs, train
+from penjing.ui import blind, data, plan, runs, train
 from penjing.ui.processes import Chats, Trainings
 from penjing.ui.site import Site, run_in_thread
 
 PAGE = Path(__file__).parent / "page"
 # Of the chat page, and used here as they are.
 SHARED = (
-    *("api.js", "chinese.js", "dialogs.js", "dom.js", "english.js", "i18n.js", "sse.js", "theme.js"),
+    *("api.js", "dialogs.js", "dom.js", "i18n.js", "sentences.js", "sse.js", "theme.js"),
     *("page.css", "tree.svg", "chevron.svg"),
 )
 PARTS = (plan, data)  # each has `add_routes(app, site)`
@@ -47,6 +47,7 @@ def make_app(site: Site, token: str, *, loopback_only: bool = True) -> FastAPI:
     app.add_exception_handler(UserError, _user_error)
     runs.add_routes(app, site, trainings)
     train.add_routes(app, site, trainings, chats)
+    blind.add_routes(app, site, chats)
     for part in PARTS:
         part.add_routes(app, site)
     files = [*(CHAT_PAGE / name for name in SHARED), *sorted(PAGE.iterdir()), *sorted((PAGE / "vendor").iterdir())]

@@ -1,7 +1,7 @@
 // A model that was only pretrained continues a text: one sheet to write on, and to look into.
 
 import { showFigures, problemOf } from "./answer_view.js";
-import { $, el, grow } from "./dom.js";
+import { el, grow } from "./dom.js";
 import { t } from "./i18n.js";
 import { tokenView } from "./look.js";
 import { textOf } from "./tokens.js";
@@ -103,5 +103,3 @@ function sheetOfTokens(conversation, actions) {
     },
   };
 }
-
-export const focusSheet = () => $("#sheet")?.focus();

@@ -1,22 +1,13 @@
 // The page in two languages. tests/serve/test_page.py checks that no sentence is missing in one.
 
-import { CHINESE } from "./chinese.js";
-import { ENGLISH } from "./english.js";
+import { SENTENCES } from "./sentences.js";
 
-const STRINGS = { en: ENGLISH, zh: CHINESE };
+const LANGUAGES = ["en", "zh"];
 
 let language = "en";
 
-export const LANGUAGES = Object.keys(STRINGS);
-
-/** More sentences, of a part of a page: {en: {key: sentence}, zh: {...}}. */
-export function addWords(words) {
-  for (const name of LANGUAGES) Object.assign(STRINGS[name], words[name]);
-}
-
-/** Words as addWords takes them, from an object of [English, Chinese]. */
-export const pairs = (both) =>
-  Object.fromEntries(LANGUAGES.map((name, at) => [name, Object.fromEntries(Object.entries(both).map(([key, two]) => [key, two[at]]))]));
+/** More sentences, of a part of a page: {key: [English, Chinese]}. */
+export const addWords = (words) => Object.assign(SENTENCES, words);
 
 /** The language of the browser, where we speak it. */
 export function preferred() {
@@ -29,7 +20,7 @@ export function current() {
 
 /** A sentence. {name} in it is replaced by values.name. */
 export function t(key, values = {}) {
-  const sentence = STRINGS[language][key] ?? STRINGS.en[key] ?? key;
+  const sentence = SENTENCES[key]?.[LANGUAGES.indexOf(language)] ?? key;
   return sentence.replace(/\{(\w+)\}/g, (_, name) => String(values[name] ?? ""));
 }
 

@@ -1,10 +1,10 @@
-// The tab of chat: starts a chat server for a checkpoint, and opens its page. The servers end with this page's server.
+// The tab of chat: starts a chat server for a checkpoint, and opens its page; blind votes between two of them. The
+// servers end with this page's server.
 
+import { blindCard } from "./blind.js";
+import "./chat_words.js";
 import { el, fill } from "./dom.js";
-import { addWords, count, t } from "./i18n.js";
-import { words } from "./chat_words.js";
-
-addWords(words);
+import { count, t } from "./i18n.js";
 
 const EVERY = 1000; // ms between two looks
 
@@ -12,11 +12,11 @@ let state = null;
 
 export const tab = {
   async open(root, context) {
-    const now = state = { context, list: el("div", { class: "chats" }), timer: 0, shown: "" };
+    const now = state = { context, list: el("div", { class: "chats" }), blind: blindCard(context), timer: 0, shown: "" };
     const { runs } = await context.api.get("api/runs");
     if (state !== now) return;
     const rows = runs.filter((row) => row.checkpoints.length);
-    root.append(el("p", { class: "hint", text: t(rows.length ? "chatHint" : "chatNone") }), rows.length ? chooser(now, rows) : "", now.list);
+    root.append(el("p", { class: "hint", text: t(rows.length ? "chatHint" : "chatNone") }), rows.length ? chooser(now, rows) : "", now.list, rows.length ? now.blind.node : "");
     const [run, step] = [context.params.get("run"), Number(context.params.get("step"))];
     if (run) {
       context.keep({}); // a reload starts nothing
@@ -61,6 +61,7 @@ function show(now, { chats }) {
   const shown = JSON.stringify(chats);
   if (state !== now || shown === now.shown) return;
   now.shown = shown;
+  now.blind.show(chats.filter((chat) => chat.state === "ready").map((chat) => `${chat.run}@${chat.step}`));
   fill(now.list, chats.map((chat) => el("section", { class: "card gap" },
     el("h2", {}, chat.run, el("span", { class: "unit", text: ` ${t("chatStep", { step: count(chat.step) })}` })),
     el("div", { class: "row" },

@@ -1,10 +1,8 @@
 // The tab data: the data files of the folder, a look at one as the trainer sees it, and a dry run of cleaning.
 
 import { $, el, fill } from "./dom.js";
-import { addWords, count, t } from "./i18n.js";
-import { words } from "./data_words.js";
-
-addWords(words);
+import { count, t } from "./i18n.js";
+import "./data_words.js";
 
 const MOST_SHOWN = 300; // files of the list
 

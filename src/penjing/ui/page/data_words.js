@@ -1,8 +1,8 @@
 // The words of the tab data: English and Chinese.
 
-import { pairs } from "./i18n.js";
+import { addWords } from "./i18n.js";
 
-export const words = pairs({
+addWords({
   dataFiles: ["Data files of this folder", "此文件夹中的数据文件"],
   dataSearch: ["Search files", "搜索文件"],
   dataNone: ["There are none here: text, JSON lines, CSV, Parquet or Arrow. Make some: penjing data toyworld", "这里没有：文本、JSON 行、CSV、Parquet 或 Arrow。可生成一些：penjing data toyworld"],

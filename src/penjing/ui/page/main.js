@@ -5,9 +5,9 @@
 
 import { request, setKey } from "./api.js";
 import { $, copyButton, el, fill, icon, toast } from "./dom.js";
-import { addWords, current, preferred, setLanguage, t } from "./i18n.js";
+import { current, preferred, setLanguage, t } from "./i18n.js";
 import { events } from "./sse.js";
-import { words } from "./words.js";
+import "./words.js";
 
 // id: [label, module], in the order of the page. A module is loaded when its tab is opened.
 const TABS = {
@@ -18,8 +18,6 @@ const TABS = {
   chat: ["uiChat", () => import("./chat.js")],
 };
 const SETTINGS = "penjing.settings";
-
-addWords(words);
 
 function settings(part = {}) {
   try {

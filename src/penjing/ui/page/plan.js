@@ -1,13 +1,11 @@
 // The tab plan: what a training costs, while one drags. The newest request counts; older ones are ended.
 
 import { $, el, fill } from "./dom.js";
-import { addWords, count, t } from "./i18n.js";
-import { words } from "./plan_words.js";
+import { count, t } from "./i18n.js";
+import "./plan_words.js";
 import { choiceField, numberField, textField } from "./plan_fields.js";
 import { compact, duration, gibibytes, power, readNumber } from "./plan_numbers.js";
 import { drawWaterfall, waterfall } from "./waterfall.js";
-
-addWords(words);
 
 const DEFAULTS = { recipe: "pretrain", model: "26m", gpu: "RTX 3090" };
 const NAMES = ["recipe", "model", "layers", "width", "experts", "active_experts", "tokens", "unique", "seq_len", "batch",

@@ -1,8 +1,8 @@
 // The words of the tab plan: English and Chinese.
 
-import { pairs } from "./i18n.js";
+import { addWords } from "./i18n.js";
 
-export const words = pairs({
+addWords({
   planForm: ["What to train", "训练什么"],
   planModel: ["Model", "模型"],
   planShape: ["Shape: layers, width, experts", "形状：层数、宽度、专家"],

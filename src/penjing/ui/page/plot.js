@@ -1,11 +1,9 @@
 // Curves, drawn by uPlot (vendored). It is loaded when the first chart is made.
 
 import { el } from "./dom.js";
-import { addWords, current, short, t } from "./i18n.js";
+import { current, short, t } from "./i18n.js";
 import { duration } from "./plan_numbers.js";
-import { words } from "./plan_words.js";
-
-addWords(words); // those of durations
+import "./plan_words.js"; // those of durations
 
 let loading = null;
 

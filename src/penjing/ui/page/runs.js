@@ -2,13 +2,11 @@
 // the runs' folders, so that a reload, another device and a run started in a terminal show the same.
 
 import { $, arrange, button, el, fill } from "./dom.js";
-import { addWords, count, short, t } from "./i18n.js";
+import { count, short, t } from "./i18n.js";
 import { duration } from "./plan_numbers.js";
 import { figure, loadPlots, Plot } from "./plot.js";
 import { showDetails } from "./run_details.js";
-import { words } from "./runs_words.js";
-
-addWords(words);
+import "./runs_words.js";
 
 const MOST_CHOSEN = 20;
 const AGAIN = 2000; // ms until a broken stream is opened again
@@ -98,7 +96,7 @@ function update(now, { folder, runs }) {
   const before = versions(now);
   now.rows = runs;
   if (!now.chosen.some((id) => runs.some((row) => row.id === id)) && runs.length) now.chosen = [runs[0].id];
-  $("#runs-folder").textContent = t(runs.length ? "runsOf" : "runsNone", { folder });
+  $("#runs-folder").textContent = runs.length ? folder : t("runsNone", { folder });
   list(now);
   if (versions(now) !== before) draw(now);
 }

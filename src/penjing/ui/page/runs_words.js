@@ -1,9 +1,8 @@
 // The words of the tab of runs.
 
-import { pairs } from "./i18n.js";
+import { addWords } from "./i18n.js";
 
-export const words = pairs({
-  runsOf: ["{folder}", "{folder}"],
+addWords({
   runsNone: ["No runs in {folder} yet. Start one in the tab Train.", "{folder} 中还没有运行。请在“训练”页启动一个。"],
   runsAxis: ["Horizontal axis", "横轴"],
   runsBy_step: ["by step", "按步数"],

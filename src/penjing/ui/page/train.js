@@ -2,10 +2,8 @@
 // of each change what the command line would.
 
 import { button, el, fill } from "./dom.js";
-import { addWords, t } from "./i18n.js";
-import { words } from "./train_words.js";
-
-addWords(words);
+import { t } from "./i18n.js";
+import "./train_words.js";
 
 const KEPT = "penjing.train"; // in this browser: the recipe and what was changed
 const PAUSE = 250; // ms after a key, until the server is asked

@@ -1,8 +1,8 @@
 // The words of the tab of training.
 
-import { pairs } from "./i18n.js";
+import { addWords } from "./i18n.js";
 
-export const words = pairs({
+addWords({
   trainLoading: ["Loading the settings: the first time takes some seconds…", "正在加载设置，第一次需要几秒钟…"],
   trainRecipe: ["Recipe", "配方"],
   trainRecipes: ["Recipes", "配方"],

@@ -1,8 +1,8 @@
 // The words of the frame. The words of each tab are in its own file; their keys begin with the tab's name.
 
-import { pairs } from "./i18n.js";
+import { addWords } from "./i18n.js";
 
-export const words = pairs({
+addWords({
   uiSkip: ["To the content", "跳到内容"],
   uiTabs: ["Parts of the page", "页面的各部分"],
   uiRuns: ["Runs", "运行"],

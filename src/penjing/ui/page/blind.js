@@ -1,0 +1,85 @@
+// Blind comparison: one question, two answers without names in a random order, a vote; then the names, and the standing.
+
+import { el, fill } from "./dom.js";
+import { t } from "./i18n.js";
+
+const VOTES = ["a", "b", "tie", "bad"]; // by the keys 1 to 4
+
+/** A card: {node, show(names of the loaded checkpoints)}. */
+export function blindCard({ api, fail }) {
+  const select = (label) => el("select", { "aria-label": t(label) });
+  const [first, second] = [select("chatFirst"), select("chatSecond")];
+  const text = el("textarea", { class: "plain-input", rows: "2", "aria-label": t("chatQuestion"), placeholder: t("chatQuestion") });
+  const ask = el("button", { type: "submit", class: "primary", text: t("chatAsk") });
+  const form = el("form", { class: "blind-form", on: { submit: question } }, el("div", { class: "row" }, first, "⇄", second), text, ask);
+  const needs = el("p", { class: "hint", text: t("chatBlindNeeds") });
+  const answers = el("div", { class: "samples", role: "status" });
+  const buttons = VOTES.map((choice, at) => el("button", { type: "button", class: "plain", text: t(`chatVote_${choice}`), "aria-keyshortcuts": at + 1, on: { click: () => vote(choice) } }));
+  const votes = el("div", { class: "row gap", hidden: true }, buttons, el("span", { class: "hint", text: t("chatKeys") }));
+  const table = el("div");
+  const node = el("section", { class: "card gap", on: { keydown: keys } }, el("h2", { text: t("chatBlind") }), el("p", { class: "hint", text: t("chatBlindHint") }), needs, form, answers, votes, table);
+  let open = null; // the answers that wait for a vote
+
+  const drawn = (names = {}) => fill(answers, open && ["a", "b"].map((side) => el("div", {},
+    el("h3", { text: names[side] ? t("chatWas", { side: side.toUpperCase(), name: names[side] }) : side.toUpperCase() }), el("p", { text: open[side] }))));
+
+  async function question(event) {
+    event.preventDefault();
+    if (ask.disabled || !text.value.trim()) return;
+    ask.disabled = votes.hidden = true;
+    fill(answers, el("p", { class: "hint", text: t("chatAnswering") }));
+    try {
+      open = await api.post("api/blind/ask", { first: first.value, second: second.value, question: text.value });
+      votes.hidden = false;
+    } catch (error) {
+      open = null;
+      fail(error);
+    }
+    drawn();
+    ask.disabled = false;
+    if (open) buttons[0].focus();
+  }
+
+  async function vote(choice) {
+    if (votes.hidden) return;
+    votes.hidden = true;
+    try {
+      const said = await api.post("api/blind/vote", { id: open.id, vote: choice });
+      drawn(said);
+      standing(said);
+      text.focus();
+      text.select();
+    } catch (error) {
+      votes.hidden = false;
+      fail(error);
+    }
+  }
+
+  function keys(event) {
+    const choice = VOTES[Number(event.key) - 1];
+    if (choice && event.target !== text) vote(choice);
+    if (event.key === "Enter" && event.target === text && !event.shiftKey && !event.isComposing) question(event);
+  }
+
+  function standing({ groups }) {
+    const head = ["chatCheckpoint", "chatStrength", "chatInterval", "chatWon", "chatTied", "chatLost"].map((key) => el("th", { scope: "col", text: t(key) }));
+    const row = ({ model, strength, low, high, won, tied, lost }) =>
+      el("tr", {}, [model, strength.toFixed(2), `${low.toFixed(2)} … ${high.toFixed(2)}`, won, tied, lost].map((value) => el("td", { text: value })));
+    fill(table, groups.length ? [el("h3", { class: "gap", text: t("chatStanding") }), el("p", { class: "hint", text: t("chatStandingHint") })] : null,
+      groups.map((group) => el("div", { class: "scroll-x" }, el("table", { class: "figures" }, el("thead", {}, el("tr", {}, head.map((cell) => cell.cloneNode(true)))), el("tbody", {}, group.map(row))))));
+  }
+
+  function show(names) {
+    for (const [at, one] of [first, second].entries()) {
+      const kept = one.value;
+      fill(one, names.map((name) => el("option", { value: name, text: name })));
+      one.value = names.includes(kept) ? kept : names[at] ?? "";
+    }
+    form.hidden = names.length < 2;
+    needs.hidden = !form.hidden;
+  }
+
+  api.get("api/blind").then(standing, fail);
+  show([]);
+  return { node, show };
+}
