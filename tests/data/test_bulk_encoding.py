@@ -88,6 +88,15 @@ def test_what_gigatoken_cannot_read_is_encoded_all_the_same(
     assert ids_of(encoder, ["a dog"]) == [tokenizer.encode("a dog")]
 
 
+def test_gigatoken_without_its_own_packages_is_not_used(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = Wrong("", None)
+    encode.encode_batch = lambda texts: [[0] for _ in texts]  # type: ignore[method-assign]
+    monkeypatch.setattr(gigatoken.Tokenizer, "from_json", lambda definition: encode)
+    with pytest.warns(UserWarning, match="gigatoken"):
+        encoder = BulkEncoder(tokenizer)
+    assert ids_of(encoder, ["a dog"]) == [tokenizer.encode("a dog")]
+
+
 def test_the_cache_is_thrown_away_again_and_again(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     made = count_made(monkeypatch)
     monkeypatch.setattr(bulk, "RENEW_CHARACTERS", 1000)

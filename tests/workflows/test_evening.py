@@ -45,6 +45,13 @@ def test_a_price_buys_time_and_more_time_a_larger_model(tmp_path):
     assert planned(tmp_path, gpu="RTX 3060", size="26m")[0].size == "26m"
 
 
+def test_more_time_for_little_text_is_no_larger_model(tmp_path):
+    text = tmp_path / "novel.txt"
+    text.write_text("\n\n".join(f"Chapter {n}: {n * n} words of {n % 97}." for n in range(20_000)))
+    plans = [planned(tmp_path, gpu="RTX 4090", data=str(text), hours=hours)[0] for hours in ("10min", "8")]
+    assert all(plan.parameters <= 3 * text.stat().st_size for plan in plans)
+
+
 @pytest.mark.parametrize(
     ("options", "facts"),
     [

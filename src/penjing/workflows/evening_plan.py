@@ -20,7 +20,7 @@ from penjing.base.markup import escape_markup, print_table
 from penjing.data import formats as records
 from penjing.data.catalog import registry as catalogue
 from penjing.data.dataset_stats import STATS
-from penjing.plan import compute_optimal, cost
+from penjing.plan import compute_optimal, cost, little_data
 from penjing.planner.inputs import PlanOptions, lengths_of
 from penjing.planner.report import PlanReport, make_report
 from penjing.train.config import Run
@@ -265,11 +265,13 @@ def _data_seconds(amounts: Mapping[str, Amount], budget: Budget) -> float:
 
 
 def _best_size(amounts: Mapping[str, Amount], seconds: float, budget: Budget) -> str:
-    """The smallest size with about the least loss after so many seconds, by the law of compute_optimal.py."""
+    """The smallest size with about the least loss after so many seconds, by the law of compute_optimal.py. One that
+    would memorize the texts is left out: the law was fitted to fresh ones."""
     documents, losses = amounts["documents"], dict[str, float]()
     for size in SIZES:
         tokens, report = _longest("pretrain", size, seconds, documents, budget)
-        if report.fits is not False and tokens:
+        memorizes = report.parameters > little_data.PARAMETERS_PER_BYTE * documents.num_bytes
+        if report.fits is not False and tokens and not (memorizes and losses):
             worth = compute_optimal.repeated_tokens(documents.tokens, tokens / documents.tokens)
             losses[size] = compute_optimal.LAWS["corrected"].loss(report.parameters, worth)
     near = [size for size, loss in losses.items() if loss <= min(losses.values()) + ENOUGH_NATS]

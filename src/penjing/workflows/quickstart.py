@@ -164,7 +164,7 @@ def source_of(options: QuickstartOptions) -> str:
             raise UserError(
                 "no such file, and no such name in the catalogue",
                 where=name,
-                wanted="a file, a folder, toyworld, or one of " + ", ".join(catalogue.CATALOGUE),
+                wanted="a file, a folder, toyworld alone, or one of " + ", ".join(catalogue.CATALOGUE),
             )
     return ", ".join(sources)
 

@@ -52,11 +52,12 @@ class BulkEncoder:
         return self._encode_fast(texts)
 
     def _renew(self) -> None:
-        from gigatoken import Tokenizer as FastTokenizer
-
         self._fast = None  # frees the cache first
         try:
+            from gigatoken import Tokenizer as FastTokenizer
+
             self._fast = FastTokenizer.from_json(self._tokenizer.plain_definition)
+            self._encode_fast(["a"])  # without the package awkward there are lists only
         except Exception as error:  # the library raises several classes for what it does not support
             self._fall_back(f"gigatoken cannot read this tokenizer ({' '.join(str(error).split())[:100]})")
 
