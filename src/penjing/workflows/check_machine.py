@@ -55,8 +55,12 @@ def check_machine(console: Console) -> None:
 
 def optional_packages() -> dict[str, str]:
     """The packages of all extras, as penjing's metadata lists them, and the extra of each."""
+    try:
+        requirements = importlib.metadata.requires("penjing") or ()
+    except importlib.metadata.PackageNotFoundError:  # run from its source, not installed
+        return {}
     found = {}
-    for requirement in importlib.metadata.requires("penjing") or ():
+    for requirement in requirements:
         match = re.match(r"([\w.-]+).*\bextra == [\"']([\w-]+)", requirement)
         if match and match[2] not in FOR_DEVELOPERS:
             found[match[1]] = match[2]
