@@ -107,7 +107,9 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, Any]:
         path = key.split(".")
         if not equals or not all(path):
             raise UserError("not a setting", got=repr(argument), wanted="key=value, for example batch.size=32")
-        _put(layer, path, _expand_user(value))
+        if not value.startswith("["):  # few shells expand `~` after an equals sign
+            value = ",".join(map(_expand_user_path, value.split(",")))
+        _put(layer, path, value)
     return layer
 
 
@@ -125,11 +127,6 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     layer: dict[str, Any] = {}
     put(settings, [])
     return layer
-
-
-def _expand_user(value: str) -> str:
-    """Expand `~` in paths; few shells expand it after an equals sign."""
-    return value if value.startswith("[") else ",".join(map(_expand_user_path, value.split(",")))
 
 
 def _expand_user_path(text: str) -> str:

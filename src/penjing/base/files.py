@@ -171,20 +171,27 @@ def read_json(path: Path) -> Any:
     return read_parsed(path, "JSON", json.loads)
 
 
-def read_parsed(path: Path, kind: str, parse: Callable[[str], Any]) -> Any:
+def read_parsed(path: Path, kind: str, parse: Callable[[str], Any], max_bytes: int = LARGEST_FILE_BYTES) -> Any:
     """`parse` applied to a file's text, with the errors of `read_json`. kind: the format named in the error."""
+    with read_errors(path), open_regular(path) as stream:
+        raw = stream.read(max_bytes + 1)
+    if len(raw) > max_bytes:
+        raise UserError("too large", where=path, wanted=f"at most {max_bytes:,} bytes")
     try:
-        with open_regular(path) as stream:
-            raw = stream.read(LARGEST_FILE_BYTES + 1)
-        if len(raw) > LARGEST_FILE_BYTES:
-            raise UserError("too large", where=path, wanted=f"at most {LARGEST_FILE_BYTES:,} bytes")
         return parse(raw.decode("utf-8-sig"))  # Windows editors put a BOM there
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and numbers of 5,000 digits among them
+        raise UserError(f"not valid {kind}: {error}", where=path) from None
+
+
+@contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """Turn each OSError raised inside into a UserError: `path` cannot be read, and why."""
+    try:
+        yield
     except FileNotFoundError:
         raise UserError("no such file", where=path) from None
     except IsADirectoryError:
         raise UserError("a folder, not a file", where=path) from None
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and numbers of 5,000 digits among them
-        raise UserError(f"not valid {kind}: {error}", where=path) from None
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror or error}", where=path) from None
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from penjing.base.config import convert
@@ -47,15 +48,7 @@ def _system(talk: Conversation, text: str) -> str:
     return "system prompt set" if text else "no system prompt"
 
 
-def _temperature(talk: Conversation, text: str) -> str:
-    return _sampling(talk, "temperature", text)
-
-
-def _top_p(talk: Conversation, text: str) -> str:
-    return _sampling(talk, "top_p", text)
-
-
-def _sampling(talk: Conversation, name: str, text: str) -> str:
+def _sampling(talk: Conversation, text: str, *, name: str) -> str:
     """Set it; without a value show it. Raises UserError for a value out of range."""
     if text:
         value = convert(float, text, f"/{name}")
@@ -95,10 +88,6 @@ def _save(talk: Conversation, text: str) -> str:
     return f"{path}: {len(talk.messages)} messages added"
 
 
-def _retry(talk: Conversation, text: str) -> Answer:
-    return talk.retry()
-
-
 def _new(talk: Conversation, text: str) -> str:
     talk.clear()
     return "a new conversation"
@@ -116,11 +105,13 @@ def _needs_chats(talk: Conversation) -> None:
 
 COMMANDS = {
     "/system": ChatCommand("[TEXT]", "system prompt, from now on; without a text none", _system),
-    "/temperature": ChatCommand("[X]", "0: the likeliest token each time", _temperature),
-    "/top_p": ChatCommand("[X]", "draw from the likeliest tokens with this total probability", _top_p),
+    "/temperature": ChatCommand("[X]", "0: the likeliest token each time", partial(_sampling, name="temperature")),
+    "/top_p": ChatCommand(
+        "[X]", "draw from the likeliest tokens with this total probability", partial(_sampling, name="top_p")
+    ),
     "/think": ChatCommand("[on|off|auto]", "reason before answering; auto: the model decides", _think),
     "/adapter": ChatCommand("[NAME|none]", "switch the adapter; none: the base alone", _adapter),
-    "/retry": ChatCommand("", "another answer to the last question, with the next seed", _retry),
+    "/retry": ChatCommand("", "another answer to the last question, with the next seed", lambda talk, _: talk.retry()),
     "/new": ChatCommand("", "forget the conversation", _new),
     "/save": ChatCommand("FILE", "append the conversation to a JSONL file, for penjing train sft", _save),
     "/help": ChatCommand("", "this list", _help),

@@ -17,15 +17,11 @@ from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
 
 _RENAMES = (
-    ("embed.", "model.embed_tokens."),
-    ("blocks.", "model.layers."),
-    (".input_norm.", ".input_layernorm."),
-    (".attention.", ".self_attn."),
-    (".mlp_norm.", ".post_attention_layernorm."),
-    (".mlp.router.correction", ".mlp.gate.e_score_correction_bias"),
-    (".mlp.router.weight", ".mlp.gate.weight"),
+    ("embed.", "model.embed_tokens."), ("blocks.", "model.layers."), (".input_norm.", ".input_layernorm."),
+    (".attention.", ".self_attn."), (".mlp_norm.", ".post_attention_layernorm."),
+    (".mlp.router.correction", ".mlp.gate.e_score_correction_bias"), (".mlp.router.weight", ".mlp.gate.weight"),
     ("head.", "lm_head."),
-)
+)  # fmt: skip
 _SHARED = {"glm4_moe": "shared_experts", "qwen2_moe": "shared_expert"}
 _STACKED = re.compile(r"^(?P<mlp>blocks\.\d+\.mlp)\.(?P<which>gate_proj|up_proj|down_proj)$")
 _MIXTRAL = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}

@@ -23,23 +23,14 @@ CLASSES = {
 
 
 def _sizes(*, vocabulary: int, width: int, mlp: int, layers: int, heads: int, kv: int | None) -> dict[str, Any]:
-    return {
-        "vocab_size": vocabulary,
-        "hidden_size": width,
-        "intermediate_size": mlp,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv,
-    }
+    sizes = {"vocab_size": vocabulary, "hidden_size": width, "intermediate_size": mlp, "num_hidden_layers": layers}
+    return {**sizes, "num_attention_heads": heads, "num_key_value_heads": kv}
 
 
 # The defaults of each class for fields that config.json leaves out (transformers 5.23; tested). Only fields we read.
 _COMMON: dict[str, Any] = {
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 32768,
-}
+    "hidden_act": "silu", "tie_word_embeddings": False, "rms_norm_eps": 1e-6, "max_position_embeddings": 32768,
+}  # fmt: skip
 _WINDOWED = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
 _QWEN_DENSE = {**_COMMON, **_WINDOWED, **_sizes(vocabulary=151936, width=4096, mlp=22016, layers=32, heads=32, kv=32)}
 _QWEN_MOE = {**_COMMON, "decoder_sparse_step": 1, "mlp_only_layers": None, "norm_topk_prob": False}
@@ -47,61 +38,31 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": {**_QWEN_DENSE, "head_dim": 128, "attention_bias": False},
     "qwen2": _QWEN_DENSE,
     "llama": {
-        **_COMMON,
-        **_sizes(vocabulary=32000, width=4096, mlp=11008, layers=32, heads=32, kv=None),
-        "max_position_embeddings": 2048,
-        "head_dim": None,
-        "attention_bias": False,
-        "mlp_bias": False,
+        **_COMMON, **_sizes(vocabulary=32000, width=4096, mlp=11008, layers=32, heads=32, kv=None),
+        "max_position_embeddings": 2048, "head_dim": None, "attention_bias": False, "mlp_bias": False,
     },
     "qwen3_moe": {
-        **_QWEN_MOE,
-        **_sizes(vocabulary=151936, width=2048, mlp=6144, layers=24, heads=32, kv=4),
-        "attention_bias": False,
-        "use_sliding_window": False,
-        "sliding_window": 4096,
-        "moe_intermediate_size": 768,
-        "num_experts_per_tok": 8,
-        "num_experts": 128,
+        **_QWEN_MOE, **_sizes(vocabulary=151936, width=2048, mlp=6144, layers=24, heads=32, kv=4),
+        "attention_bias": False, "use_sliding_window": False, "sliding_window": 4096,
+        "moe_intermediate_size": 768, "num_experts_per_tok": 8, "num_experts": 128,
     },
     "qwen2_moe": {
-        **_QWEN_MOE,
-        **_WINDOWED,
-        **_sizes(vocabulary=151936, width=2048, mlp=5632, layers=24, heads=16, kv=16),
-        "moe_intermediate_size": 1408,
-        "shared_expert_intermediate_size": 5632,
-        "num_experts_per_tok": 4,
-        "num_experts": 60,
-        "qkv_bias": True,
+        **_QWEN_MOE, **_WINDOWED, **_sizes(vocabulary=151936, width=2048, mlp=5632, layers=24, heads=16, kv=16),
+        "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "num_experts_per_tok": 4,
+        "num_experts": 60, "qkv_bias": True,
     },
     "mixtral": {
-        **_COMMON,
-        "rms_norm_eps": 1e-5,
-        **_sizes(vocabulary=32000, width=4096, mlp=14336, layers=32, heads=32, kv=8),
-        "head_dim": None,
-        "max_position_embeddings": 131072,
-        "sliding_window": None,
-        "num_experts_per_tok": 2,
-        "num_local_experts": 8,
+        **_COMMON, **_sizes(vocabulary=32000, width=4096, mlp=14336, layers=32, heads=32, kv=8), "rms_norm_eps": 1e-5,
+        "head_dim": None, "max_position_embeddings": 131072, "sliding_window": None,
+        "num_experts_per_tok": 2, "num_local_experts": 8,
     },
     "glm4_moe": {
-        **_COMMON,
-        "rms_norm_eps": 1e-5,
-        **_sizes(vocabulary=151552, width=4096, mlp=10944, layers=46, heads=96, kv=8),
-        "max_position_embeddings": 131072,
-        "attention_bias": False,
-        "moe_intermediate_size": 1408,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
-        "n_routed_experts": 128,
-        "routed_scaling_factor": 1.0,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-        "norm_topk_prob": True,
-        "use_qk_norm": False,
+        **_COMMON, **_sizes(vocabulary=151552, width=4096, mlp=10944, layers=46, heads=96, kv=8), "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072, "attention_bias": False, "use_qk_norm": False,
+        "moe_intermediate_size": 1408, "num_experts_per_tok": 8, "n_shared_experts": 1, "n_routed_experts": 128,
+        "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True,
     },
-}
+}  # fmt: skip
 COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")
 DEFAULT_THETA = {"mixtral": 1e6}  # rope_theta; the other classes have 10,000
 PARTIAL_ROTARY = {"glm4_moe": 0.5}  # fraction of each head that RoPE rotates; the other classes always rotate all of it

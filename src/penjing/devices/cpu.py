@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -71,12 +69,6 @@ class Cpu(Device):
 
     def synchronize(self, device: torch.device) -> None:
         pass
-
-    def time_calls(self, function: Callable[[], object], device: torch.device, times: int) -> float:
-        start = time.perf_counter()
-        for _ in range(times):
-            function()
-        return time.perf_counter() - start
 
     def missing_compiler(self) -> str:
         compiler, folder = os.environ.get("CXX", "g++"), str(Path(torch.__file__).parent)

@@ -85,7 +85,10 @@ def attach_adapters(trained: LoadedModel, specs: Sequence[str]) -> dict[str, Pef
         adapter = read_peft(path)
         if adapter.base_sha256:
             base = base or fingerprint(trained.model)
-            _check_base(adapter, base)
+            if adapter.base_sha256 != base:
+                what, got = "this adapter was trained on another base", f"a base with hash {base[:12]}"
+                wanted = f"{adapter.base_sha256[:12]} ({adapter.base_name})"
+                raise UserError(what, where=adapter.folder, got=got, wanted=wanted)
         if name in names(trained.model):
             raise UserError("two adapters have the same name", where=spec, got=name, next_step="Write NAME=PATH.")
         attach_peft(trained.model, name, adapter)
@@ -108,10 +111,3 @@ def _parse_spec(spec: str) -> tuple[str, Path]:
     stem = source.stem if source.is_file() else source.name
     characters = (character if re.match("[A-Za-z0-9_-]", character) else "_" for character in stem)
     return "".join(characters).lstrip("-_") or "adapter", path
-
-
-def _check_base(adapter: PeftAdapter, base: str) -> None:
-    if adapter.base_sha256 != base:
-        what = "this adapter was trained on another base"
-        wanted = f"{adapter.base_sha256[:12]} ({adapter.base_name})"
-        raise UserError(what, where=adapter.folder, got=f"a base with hash {base[:12]}", wanted=wanted)

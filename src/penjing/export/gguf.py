@@ -21,17 +21,8 @@ from penjing.base.files import disk_error, write_text
 from penjing.data.chat.external_templates import run_template
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.export import equivalence_check as check
 from penjing.export import gguf_read, llama_cpp
-from penjing.export.equivalence_check import (
-    CHECK_TEXTS,
-    LogitDifference,
-    check_rows,
-    difference,
-    float_copy,
-    greedy_prompt,
-    is_greedy,
-    row_logits,
-)
 from penjing.export.gguf_vocabulary import Vocabulary, vocabulary_of
 from penjing.model.config import ModelConfig
 from penjing.model.rope import frequencies
@@ -39,14 +30,9 @@ from penjing.model.transformer import Transformer
 
 # Our architectures by their names in llama.cpp. mixtral is its llama with experts.
 ARCHITECTURES = {
-    "qwen3": "qwen3",
-    "qwen2": "qwen2",
-    "llama": "llama",
-    "qwen3_moe": "qwen3moe",
-    "qwen2_moe": "qwen2moe",
-    "mixtral": "llama",
-    "glm4_moe": "glm4moe",
-}
+    "qwen3": "qwen3", "qwen2": "qwen2", "llama": "llama", "qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe",
+    "mixtral": "llama", "glm4_moe": "glm4moe",
+}  # fmt: skip
 # Types that llama.cpp's tool llama-quantize writes from an f16 file; the gguf package cannot write them.
 TOOL_TYPES = (
     "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "iq2_xs", "iq3_xs", "iq3_s",
@@ -56,15 +42,9 @@ TOOL_TYPES = (
 # first covers rounding: f16 rounds each weight to 2^-11 of it, bf16 to 2^-8. Random models in the tests reach half the
 # bound; a wrong layout is off by the spread itself. Quantised files are checked by the second only.
 BOUNDS = {
-    "f32": (1e-4, 1e-6),
-    "f16": (2e-2, 1e-3),
-    "bf16": (0.15, 1e-2),
-    "q8_0": (math.inf, 1e-2),
-    "q5_1": (math.inf, 0.1),
-    "q5_0": (math.inf, 0.1),
-    "q4_1": (math.inf, 0.3),
-    "q4_0": (math.inf, 0.3),
-}
+    "f32": (1e-4, 1e-6), "f16": (2e-2, 1e-3), "bf16": (0.15, 1e-2), "q8_0": (math.inf, 1e-2), "q5_1": (math.inf, 0.1),
+    "q5_0": (math.inf, 0.1), "q4_1": (math.inf, 0.3), "q4_0": (math.inf, 0.3),
+}  # fmt: skip
 TYPES = tuple(BOUNDS)
 # llama.cpp stores keys and values in f16 and rounds matmul inputs to the type of the weights.
 ENGINE_BOUNDS = {"f32": (2e-2, 1e-3), "f16": (3e-2, 1e-3), "bf16": (0.2, 1e-2)}
@@ -78,8 +58,8 @@ class VerifiedGguf:
 
     path: Path
     modelfile: Path
-    read_back: LogitDifference
-    engine: LogitDifference | None
+    read_back: check.LogitDifference
+    engine: check.LogitDifference | None
     note: str
 
 
@@ -313,19 +293,19 @@ def _write(path: Path, model: Transformer, values: dict[str, Any], kind: str) ->
 
 def verify(
     model: Transformer, tokenizer: Tokenizer, path: Path, kind: str
-) -> tuple[LogitDifference, LogitDifference | None, str]:
+) -> tuple[check.LogitDifference, check.LogitDifference | None, str]:
     """Read `path` back and compare it with `model`: with our code, and with llama.cpp if it is installed. Returns both
     differences (None without llama.cpp) and a line about them. Raises UserError if ids, logits or, for unquantised
     files, greedy text differ beyond BOUNDS."""
-    float_model = float_copy(model)
+    float_model = check.float_copy(model)
     rebuilt, rebuilt_tokenizer = gguf_read.rebuild(path)
-    for text in CHECK_TEXTS:
+    for text in check.CHECK_TEXTS:
         if rebuilt_tokenizer.encode(text) != tokenizer.encode(text):
             raise UserError("the tokenizer read back gives different ids", where=path, got=repr(text))
     config = model.config
-    rows = check_rows(tokenizer, config.max_position_embeddings)
-    logits, rebuilt_logits = row_logits(float_model, rows), row_logits(rebuilt, rows)
-    read_back = difference(rows, logits, rebuilt_logits)
+    rows = check.check_rows(tokenizer, config.max_position_embeddings)
+    logits, rebuilt_logits = check.row_logits(float_model, rows), check.row_logits(rebuilt, rows)
+    read_back = check.difference(rows, logits, rebuilt_logits)
     bound, divergence = BOUNDS[kind]
     if not read_back.within(bound, divergence, is_mixture=config.is_mixture):
         if math.isfinite(bound):
@@ -334,16 +314,18 @@ def verify(
         hint = "Choose a type with more bits."
         raise UserError(f"{kind} loses too much", where=path, got=read_back.line(), wanted=wanted, next_step=hint)
     note = f"read back: {read_back.line()}"
-    prompt, max_new_tokens = greedy_prompt(rows, config.max_position_embeddings)
+    prompt, max_new_tokens = check.greedy_prompt(rows, config.max_position_embeddings)
     stop = tokenizer.stop
-    output = llama_cpp.run_llama_cpp(path, rows, CHECK_TEXTS, prompt=prompt, max_new_tokens=max_new_tokens, stop=stop)
+    output = llama_cpp.run_llama_cpp(
+        path, rows, check.CHECK_TEXTS, prompt=prompt, max_new_tokens=max_new_tokens, stop=stop
+    )
     if output is None:
         return read_back, None, note + '; llama.cpp not compared (pip install "penjing[llama]")'
-    for text, ids in zip(CHECK_TEXTS, output.ids, strict=True):
+    for text, ids in zip(check.CHECK_TEXTS, output.ids, strict=True):
         if ids != tokenizer.encode(text):
             raise UserError("llama.cpp gives different ids than our tokenizer", where=path, got=repr(text))
     is_quantised = kind not in ENGINE_BOUNDS
-    engine = difference(rows, rebuilt_logits if is_quantised else logits, output.logits)
+    engine = check.difference(rows, rebuilt_logits if is_quantised else logits, output.logits)
     bound, divergence = ENGINE_BOUNDS.get(kind, ENGINE_QUANTISED_BOUND)
     if not engine.within(bound, divergence, is_mixture=config.is_mixture):
         raise UserError("llama.cpp computes different logits", where=path, got=engine.line())
@@ -351,7 +333,9 @@ def verify(
     if is_quantised:
         return read_back, engine, note
     tolerance = 2 * bound * max(1.0, engine.spread)
-    if not is_greedy(float_model, prompt, output.greedy, stop, max_new_tokens=max_new_tokens, tolerance=tolerance):
+    if not check.is_greedy(
+        float_model, prompt, output.greedy, stop, max_new_tokens=max_new_tokens, tolerance=tolerance
+    ):
         raise UserError("llama.cpp generates a different text", where=path)
     return read_back, engine, note + ", greedy text equal"
 

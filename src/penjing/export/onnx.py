@@ -14,18 +14,7 @@ from penjing.base.errors import UserError, missing_extra, suggest
 from penjing.base.files import write_json
 from penjing.convert.hf_config import hf_config
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.export.equivalence_check import (
-    MARKER,
-    LogitDifference,
-    VerifiedFolder,
-    check_rows,
-    difference,
-    export_folder,
-    float_copy,
-    greedy_prompt,
-    is_greedy,
-    row_logits,
-)
+from penjing.export import equivalence_check as check
 from penjing.export.hf import token_ids
 from penjing.model.moe import moe_layers
 from penjing.model.transformer import Transformer
@@ -50,7 +39,7 @@ class _Logits(nn.Module):
         return logits_BTV
 
 
-def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = "f32") -> VerifiedFolder:
+def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = "f32") -> check.VerifiedFolder:
     """Write the folder `path` (replaced only if it is an export): model.onnx, tokenizer, config.json.
 
     The graph maps `input_ids` [batch, length] to `logits` [batch, length, vocabulary] in float32, for any batch and
@@ -70,14 +59,14 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = 
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise missing_extra(str(error.name), "onnx") from None
-    with export_folder(path) as folder:
-        _write(float_copy(model), folder, kind)
+    with check.export_folder(path) as folder:
+        _write(check.float_copy(model), folder, kind)
         tokenizer.save(folder)
         ids = {**token_ids(tokenizer), "eos_token_id": tokenizer.message_end}
         write_json(folder / "config.json", {**hf_config(model.config, tokenizer), **ids})
         logit_difference, note = verify(model, tokenizer, folder, kind)
-        write_json(folder / MARKER, {"largest_logit_difference": logit_difference.largest, "note": note})
-    return VerifiedFolder(path, logit_difference.largest, note)
+        write_json(folder / check.MARKER, {"largest_logit_difference": logit_difference.largest, "note": note})
+    return check.VerifiedFolder(path, logit_difference.largest, note)
 
 
 def _write(model: Transformer, folder: Path, kind: str) -> None:
@@ -128,7 +117,7 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def verify(model: Transformer, tokenizer: Tokenizer, folder: Path, kind: str) -> tuple[LogitDifference, str]:
+def verify(model: Transformer, tokenizer: Tokenizer, folder: Path, kind: str) -> tuple[check.LogitDifference, str]:
     """Run `folder` in onnxruntime; compare logits, row by row and in a batch, and greedy text with ours. Returns the
     difference and a line about it. Raises UserError if they differ beyond BOUNDS."""
     import onnxruntime
@@ -142,14 +131,14 @@ def verify(model: Transformer, tokenizer: Tokenizer, folder: Path, kind: str) ->
         (logits_BTV,) = session.run(["logits"], {"input_ids": torch.tensor(rows).numpy()})
         return torch.from_numpy(logits_BTV)
 
-    float_model = float_copy(model)
-    rows = check_rows(tokenizer, model.config.max_position_embeddings)
+    float_model = check.float_copy(model)
+    rows = check.check_rows(tokenizer, model.config.max_position_embeddings)
     min_length = min(map(len, rows))
     rows += [row[:min_length] for row in rows] + [rows[0][:1]]
     onnx_logits = [run_onnx([row])[0] for row in rows[: len(rows) // 2]]
     onnx_logits += list(run_onnx(rows[len(rows) // 2 : -1]))
     onnx_logits.append(run_onnx(rows[-1:])[0])
-    logit_difference = difference(rows, row_logits(float_model, rows), onnx_logits)
+    logit_difference = check.difference(rows, check.row_logits(float_model, rows), onnx_logits)
     bound, divergence = BOUNDS[kind]
     if not logit_difference.within(bound, divergence, is_mixture=False):
         what = "onnxruntime computes different logits"
@@ -157,12 +146,12 @@ def verify(model: Transformer, tokenizer: Tokenizer, folder: Path, kind: str) ->
     note = f"onnxruntime: {logit_difference.line()}"
     if kind != "f32":
         return logit_difference, note
-    prompt, max_new_tokens = greedy_prompt(rows, model.config.max_position_embeddings)
+    prompt, max_new_tokens = check.greedy_prompt(rows, model.config.max_position_embeddings)
     stop = tokenizer.stop
     new_ids: list[int] = []
     while len(new_ids) < max_new_tokens and (index := int(run_onnx([[*prompt, *new_ids]])[0, -1].argmax())) not in stop:
         new_ids.append(index)
     tolerance = bound * max(1.0, logit_difference.spread)
-    if not is_greedy(float_model, prompt, new_ids, stop, max_new_tokens=max_new_tokens, tolerance=tolerance):
+    if not check.is_greedy(float_model, prompt, new_ids, stop, max_new_tokens=max_new_tokens, tolerance=tolerance):
         raise UserError("onnxruntime generates a different text", where=folder)
     return logit_difference, note + ", greedy text equal"

@@ -13,6 +13,7 @@ from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.model.value_head import last_token_indices
 from penjing.objective.base import Loss, ObjectiveSettings
 from penjing.objective.router import RouterSettings
+from penjing.objective.run_model import run_rows
 
 MARGIN = "margin"  # key in a batch's figures: how much better a pair's first answer is; stored for both answers
 
@@ -76,10 +77,4 @@ class RewardObjective:
 
 def score_answers(model: Callable[..., Any], batch: AnswerBatch) -> Any:
     """reward_A of a batch, read where each answer's last token is predicted; for a mixture also router statistics."""
-    return model(
-        batch.ids_BT,
-        batch.document_BT,
-        branch_BT=batch.branch_BT,
-        position_BT=batch.position_BT,
-        scalar_N=last_token_indices(batch.scored_N, batch.answer_N, batch.num_answers),
-    )
+    return run_rows(model, batch, scalar_N=last_token_indices(batch.scored_N, batch.answer_N, batch.num_answers))

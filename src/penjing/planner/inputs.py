@@ -72,20 +72,14 @@ class PlanOptions:
         return layout_of(run.parallel, self.gpus, nodes, self.network * 1e9 / 8)
 
 
-def pass_rows(run: Run, kind: str, gpus: int) -> int:
-    """Micro-batch size per device, as in training. Raises the same UserError as training."""
-    return batch_geometry(run, gpus, torch.device(kind)).micro_size
-
-
 def accepted(run: Run, machine: Machine, gpus: int) -> bool:
     """Whether training accepts these settings on such devices, by its own checks."""
     try:
-        pass_rows(run, machine.kind, gpus)
-        dtype = dtype_of(run, machine)
+        dtype, device = dtype_of(run, machine), torch.device(machine.kind)
+        batch_geometry(run, gpus, device)
         choose(run.compute.compile, machine.device, _obstacle(run, machine, dtype), 0.0)
         card = match_gpu_spec(machine.name)
         capability = target_of(card).capability if card else (0, 0)
-        device = torch.device(machine.kind)
         Precision.resolve(with_settings(run, {"compute.dtype": dtype}).compute, device).require(device, capability)
     except UserError:
         return False

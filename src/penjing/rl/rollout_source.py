@@ -32,6 +32,7 @@ from penjing.loader.shared_prompt_batch import AnswerBatch, Group, pack
 from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, KEPT, Policy, token_advantages, whiten
+from penjing.objective.run_model import run_rows
 from penjing.parallel.base import Strategy
 from penjing.rl.prompts import Prompt
 from penjing.rl.rewards.base import RewardInput, RewardMix
@@ -268,13 +269,7 @@ class RolloutSampler:
 @torch.no_grad()
 def predict_values(head: ScalarHead, batch: AnswerBatch) -> Tensor:
     """value_N of the state before each token of the answers. Without gradients there is no dropout."""
-    value_N: Tensor = head(
-        batch.ids_BT,
-        batch.document_BT,
-        branch_BT=batch.branch_BT,
-        position_BT=batch.position_BT,
-        scalar_N=batch.scored_N,
-    )
+    value_N: Tensor = run_rows(head, batch, scalar_N=batch.scored_N)
     return value_N
 
 

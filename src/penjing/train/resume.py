@@ -15,20 +15,11 @@ from penjing.train.stages.base import Stage
 
 # Settings that may change when a run is resumed: they do not change the result.
 FREE_TO_CHANGE = (
-    "compute.device",
-    "compute.threads",
+    *("compute.device", "compute.threads", "parallel", "log", "checkpoint", "sample", "eval", "out"),
+    *("batch.micro_size", "data.prefetch", "data.max_bad_fraction"),
     "compute.dtype",  # its resolved value is compared, as `precision`; `auto` is the dtype the run was started with
-    "parallel",
-    "log",
-    "checkpoint",
-    "sample",
-    "eval",
-    "out",
-    "batch.micro_size",
-    "data.prefetch",
     "data.train",  # the files' contents are compared, as `data`
     "data.validation",  # nothing is learned from it; other texts to learn from change `data`
-    "data.max_bad_fraction",
 )
 # What a checkpoint stores in addition to the settings; the names are valid for --allow-change.
 FINGERPRINTS = ("data", "tokenizer", "template", "precision")

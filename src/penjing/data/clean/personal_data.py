@@ -88,14 +88,6 @@ def _is_ip(found: re.Match[str]) -> bool:
     return any(map(str.isdigit, found[0])) and (max(map(len, groups)) > 2 or len(groups) > 5)
 
 
-def _is_phone(found: re.Match[str]) -> bool:
-    return 7 <= len(_digits(found)) <= 15
-
-
-def _always(found: re.Match[str]) -> bool:
-    return True
-
-
 _NAME = r"[A-Za-z0-9\u00c0-\u024f._%+-]"
 _KEY_HINTS = (
     "key secret token passw sk- sk_ pk- pk_ rk- rk_ akia asia ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- hf_ xox aiza "
@@ -122,7 +114,7 @@ _KINDS: dict[Kind, tuple[int, re.Pattern[str], Callable[[re.Match[str]], bool]]]
         re.compile(
             rf"(?<!{_NAME}){_NAME}{{1,64}}[@\uff20](?:[A-Za-z0-9\u00c0-\u024f-]{{1,63}}\.){{1,8}}[A-Za-z]{{2,24}}"
         ),
-        _always,
+        lambda found: True,
     ),
     "key": (
         Flag.KEY,
@@ -136,7 +128,7 @@ _KINDS: dict[Kind, tuple[int, re.Pattern[str], Callable[[re.Match[str]], bool]]]
             r"(?:(?P<quote>['\"])|(?i:bearer ))?)"
             r"(?=[^\s'\"]*\d)(?(quote)[^\s'\"]{12,}(?=['\"])|[A-Za-z0-9/+=-]{16,}(?![A-Za-z0-9_.(\[]))"
         ),
-        _always,
+        lambda found: True,
     ),
     "identity": (
         Flag.NUMBER,
@@ -157,6 +149,6 @@ _KINDS: dict[Kind, tuple[int, re.Pattern[str], Callable[[re.Match[str]], bool]]]
     "phone": (
         Flag.NUMBER,
         re.compile(rf"(?=[+(\dptmcfwPTMCFW电手热传])(?:{'|'.join(_PHONES)})(?![\d=]|-\d)"),  # by its first character
-        _is_phone,
+        lambda found: 7 <= len(_digits(found)) <= 15,
     ),
 }

@@ -19,22 +19,7 @@ from penjing.data.formats.schema import CHAT_FIELDS, Chat, Document, Kind, Messa
 from penjing.data.formats.write import chat_record
 
 __all__ = [
-    "CHAT_FIELDS",
-    "DEFAULT_MAX_BAD",
-    "READERS",
-    "BadRecords",
-    "Chat",
-    "Document",
-    "Kind",
-    "Message",
-    "NoBadRecords",
-    "PreferenceRecord",
-    "UncheckedRecords",
-    "chat_record",
-    "list_files",
-    "read_chats",
-    "read_documents",
-    "read_preferences",
-    "read_prompts",
-    "sniff",
-]
+    "CHAT_FIELDS", "DEFAULT_MAX_BAD", "READERS", "BadRecords", "Chat", "Document", "Kind", "Message", "NoBadRecords",
+    "PreferenceRecord", "UncheckedRecords", "chat_record", "list_files", "read_chats", "read_documents",
+    "read_preferences", "read_prompts", "sniff",
+]  # fmt: skip

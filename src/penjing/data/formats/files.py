@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, cast
 
 from penjing.base.errors import UserError
-from penjing.base.files import open_regular, sha256_file
+from penjing.base.files import open_regular, read_errors, sha256_file
 from penjing.base.formatting import listing
 from penjing.data.formats.compression import PACKED, PACKED_ERRORS, unpacked
 from penjing.data.formats.encodings import ChunkReader, Utf8Reader, decodes, guess_encoding, is_sure, marked_encoding
@@ -257,24 +257,24 @@ def open_data(path: Path, *, convert: bool = True) -> Iterator[DataFile]:
     part = part if part and part.path == path else None
     encoding = encoding_of(path) if convert and not part else None
     is_packed = path.suffix.lower() in PACKED
+    content = part.content if part and part.content else path
+    with read_errors(path), _damage_named(path), open_raw(content) as stream:
+        if part and not is_packed:
+            stream = BufferedReader(_Window(stream, part), BLOCK_BYTES)
+        file = DataFile(content, stream, encoding)
+        left = part.start if part and is_packed and not part.content else 0
+        while left:
+            left -= len(file.read(min(left, BLOCK_BYTES)))
+        yield file
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
     try:
-        with open_raw(part.content if part and part.content else path) as stream:
-            if part and not is_packed:
-                stream = BufferedReader(_Window(stream, part), BLOCK_BYTES)
-            file = DataFile(part.content if part and part.content else path, stream, encoding)
-            left = part.start if part and is_packed and not part.content else 0
-            while left:
-                left -= len(file.read(min(left, BLOCK_BYTES)))
-            yield file
+        yield
     except PACKED_ERRORS as error:
         name = "zst" if path.suffix.lower() == ".zst" else "gzip"
         raise UserError(f"broken {name} file: {error}", where=path, next_step="Download or pack it again.") from None
-    except FileNotFoundError:
-        raise UserError("no such file", where=path) from None
-    except IsADirectoryError:
-        raise UserError("a folder, not a file", where=path) from None
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror or error}", where=path) from None
 
 
 def raw_lines(path: Path, cut_at: int = 0) -> Iterator[tuple[int, int, bytes | None]]:
@@ -398,18 +398,14 @@ def _cached_encoding(path: Path, size: int, changed_ns: int) -> tuple[str | None
         name = guess_encoding(start)
         if name is None or not is_sure(start, name):
             return name, False
-        if name != marked_encoding(start) and not decodes(_raw_blocks(path), name):
-            return name, False
+        with open_data(path, convert=False) as stream:
+            all_bytes = iter(partial(stream.read, BLOCK_BYTES), b"")
+            if name != marked_encoding(start) and not decodes(all_bytes, name):
+                return name, False
     except UserError:  # damaged; reading raises it in its place
         return None, False
     warnings.warn(f"{path}: read as {name}, not UTF-8", stacklevel=5)
     return name, True
-
-
-def _raw_blocks(path: Path) -> Iterator[bytes]:
-    with open_data(path, convert=False) as stream:
-        while raw := stream.read(BLOCK_BYTES):
-            yield raw
 
 
 def no_record_error(path: Path) -> UserError:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.errors import UserError
-from penjing.base.files import open_regular
+from penjing.base.files import read_parsed
 
 LARGEST_FILE_BYTES = 96 << 20  # vocabularies of 260,000 tokens take 35 MB
 LONGEST_PATTERN = 8192
@@ -19,24 +19,14 @@ _BACKREFERENCE = re.compile(r"\\(?:[1-9]|k<)")
 def read_checked(path: Path) -> str:
     """The text of a tokenizer.json. Raises UserError if it is too large, not a JSON object, or has a pattern with
     exponential backtracking."""
-    try:
-        with open_regular(path) as stream:
-            raw = stream.read(LARGEST_FILE_BYTES + 1)
-        if len(raw) > LARGEST_FILE_BYTES:
-            raise UserError("too large for a tokenizer", where=path, wanted=f"at most {LARGEST_FILE_BYTES >> 20} MiB")
-        text = raw.decode("utf-8")
-        table = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"not a readable tokenizer: {error}", where=path) from None
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror or error}", where=path) from None
+    text, table = read_parsed(path, "JSON", lambda text: (text, json.loads(text)), LARGEST_FILE_BYTES)
     if not isinstance(table, dict):
         raise UserError("not a readable tokenizer: not a table", where=path)
     for part in ("normalizer", "pre_tokenizer", "decoder", "post_processor"):
         for pattern in patterns(table.get(part)):
             if reason := risk(pattern):
                 raise UserError(f"a pattern that could take for ever: {reason}", where=path, got=repr(pattern[:60]))
-    return text
+    return str(text)
 
 
 def patterns(value: Any) -> Iterator[str]:

@@ -10,15 +10,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from penjing.base.errors import UserError
-from penjing.data.tokenizer.tokenizer import (
-    BYTE_OF,
-    CONTROL_TOKENS,
-    HIDDEN_TOKENS,
-    QWEN2_SPLIT,
-    SMALLEST_VOCABULARY,
-    VISIBLE_TOKENS,
-    Tokenizer,
-)
+from penjing.data.tokenizer import tokenizer as tokens
 from penjing.data.tokenizer.training_sample import sample_texts, spread
 
 MAX_TOKEN_BYTES = 16
@@ -36,7 +28,7 @@ def train_tokenizer(
     note: Callable[[str], None] = lambda text: None,
     sampled: Callable[[], None] = lambda: None,
     show_progress: bool = False,
-) -> Tokenizer:
+) -> tokens.Tokenizer:
     """Train a byte-level BPE of exactly `vocab_size` ids, if the text has enough merges.
 
     max_han_per_token: the maximum of Chinese characters per token. Without a limit BPE merges whole phrases (3.1
@@ -46,9 +38,9 @@ def train_tokenizer(
     a terminal from then on.
     Raises UserError if `vocab_size` cannot hold the 256 bytes and the control tokens, or the text is empty.
     """
-    if vocab_size < SMALLEST_VOCABULARY:
+    if vocab_size < tokens.SMALLEST_VOCABULARY:
         raise UserError(
-            "too small", where="tokenizer.vocab_size", got=vocab_size, wanted=f"at least {SMALLEST_VOCABULARY}"
+            "too small", where="tokenizer.vocab_size", got=vocab_size, wanted=f"at least {tokens.SMALLEST_VOCABULARY}"
         )
     if max_han_per_token < 1:
         raise UserError("too small", where="tokenizer.max_han_per_token", got=max_han_per_token, wanted="at least 1")
@@ -58,19 +50,19 @@ def train_tokenizer(
         note(sample.note)
     if not sample.texts:
         raise UserError("there is no text to train a tokenizer on")
-    num_merges = vocab_size - SMALLEST_VOCABULARY
+    num_merges = vocab_size - tokens.SMALLEST_VOCABULARY
     merges = _merges(sample.texts, num_merges, max_han_per_token, show_progress)
-    return Tokenizer(_assemble(merges[:num_merges]))
+    return tokens.Tokenizer(_assemble(merges[:num_merges]))
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer() -> tokens.Tokenizer:
     """A tokenizer without merges: it shows how a conversation is written before there is a trained one."""
-    return Tokenizer(_assemble([]))
+    return tokens.Tokenizer(_assemble([]))
 
 
 def _split(first: str = "") -> pre_tokenizers.PreTokenizer:
     """Qwen2's pre-tokenizer, after a split by the pattern `first`."""
-    patterns = [first, QWEN2_SPLIT] if first else [QWEN2_SPLIT]
+    patterns = [first, tokens.QWEN2_SPLIT] if first else [tokens.QWEN2_SPLIT]
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns])
 
 
@@ -96,8 +88,8 @@ def _merges(
     counts = Counter(chain.from_iterable(sample))
     for text in sample:
         counts.update(map(str.__add__, text, text[1:]))
-    byte_characters = {value: character for character, value in BYTE_OF.items()}
-    known = set(BYTE_OF)
+    byte_characters = {value: character for character, value in tokens.BYTE_OF.items()}
+    known = set(tokens.BYTE_OF)
     merges: list[tuple[str, str]] = []
 
     def add_merge(left: str, right: str) -> None:
@@ -111,7 +103,7 @@ def _merges(
         """Add the byte merges of characters that occur at least this often."""
         while pending:
             left, right = pending[0]
-            raw = bytes(BYTE_OF[character] for character in left + right)
+            raw = bytes(tokens.BYTE_OF[character] for character in left + right)
             if counts.get(raw.decode("utf-8", "ignore"), min_count) < min_count:
                 return
             pending.popleft()
@@ -152,7 +144,7 @@ def is_allowed_token(text: str, max_han_per_token: int) -> bool:
 
 def _assemble(merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
     """The tokenizer: control tokens (ids 0..8), then bytes, then merges in order."""
-    vocabulary = {token: index for index, token in enumerate(CONTROL_TOKENS)}
+    vocabulary = {token: index for index, token in enumerate(tokens.CONTROL_TOKENS)}
     for token in sorted(pre_tokenizers.ByteLevel.alphabet()):
         vocabulary[token] = len(vocabulary)
     for left, right in merges:
@@ -161,6 +153,6 @@ def _assemble(merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
     built.normalizer = normalizers.NFC()
     built.pre_tokenizer = _byte_level(_split())
     built.decoder = decoders.ByteLevel()
-    built.add_special_tokens([tokenizers.AddedToken(token, special=True) for token in HIDDEN_TOKENS])
-    built.add_tokens([tokenizers.AddedToken(token, special=False) for token in VISIBLE_TOKENS])
+    built.add_special_tokens([tokenizers.AddedToken(token, special=True) for token in tokens.HIDDEN_TOKENS])
+    built.add_tokens([tokenizers.AddedToken(token, special=False) for token in tokens.VISIBLE_TOKENS])
     return built

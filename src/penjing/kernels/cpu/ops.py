@@ -20,16 +20,9 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as types.h numbers them
 
 # The inputs of an op from this one on are float32; those before are of any of TYPES.
 _FLOAT32_FROM = {
-    "rms_norm_forward": 2,
-    "rms_norm_backward": 3,
-    "add": 1,
-    "add_tiles": 1,
-    "tiles_of": 3,
-    "weighted_swiglu_backward": 2,
-    "nesterov_update": 0,
-    "global_norm": 0,
-    "decayed_update": 1,
-}
+    "rms_norm_forward": 2, "rms_norm_backward": 3, "add": 1, "add_tiles": 1, "tiles_of": 3,
+    "weighted_swiglu_backward": 2, "nesterov_update": 0, "global_norm": 0, "decayed_update": 1,
+}  # fmt: skip
 _ALIKE = {"swiglu_forward": 2, "swiglu_backward": 3, "rms_norm_backward": 2, "softmax": 2}  # so many have one dtype
 
 

@@ -23,7 +23,6 @@ from penjing.data.teacher_logits_cache import (
     fixed_order,
     with_positions,
 )
-from penjing.data.token_shards import TokenShards
 from penjing.kernels.fused_distillation_loss import top_k_log_probs
 from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
@@ -66,9 +65,10 @@ class DistillStage(TeacherStage):
 
     def _store(self, rows: Rows) -> TeacherLogitsCache:
         fixed = _fixed(rows)
+        hashes = [f"{name} {facts['sha256']}" for name, facts in sorted(fixed.shards.meta["files"].items())]
         key = CacheKey(
             teacher=self.teacher_sha256,
-            data=_all_files(fixed.shards),
+            data=sha256_text(" ".join(hashes)),
             layout=f"{fixed.shards.kind} in rows of {fixed.seq_len}",
             count=min(self.settings.top_k, self.num_ids - 1),
             num_ids=self.num_ids,
@@ -167,10 +167,6 @@ def _fixed(rows: Rows) -> FixedRows:
         raise UserError(what, where="data.weights", wanted="it left out, or objective.mode=logits")
     what = "packing=concat cuts the text differently in each epoch, so the teacher's predictions cannot be stored"
     raise UserError(what, where="data.packing", got="concat", wanted="best_fit, or objective.mode=logits")
-
-
-def _all_files(shards: TokenShards) -> str:
-    return sha256_text(" ".join(f"{name} {facts['sha256']}" for name, facts in sorted(shards.meta["files"].items())))
 
 
 class DistillRows:
