@@ -1,8 +1,6 @@
-"""MiniMind's `.pth` weights: a bare state dict, loaded without running code; its config is inferred.
-
-The file holds neither config nor tokenizer. Widths and layers follow from the tensors. The rest (heads without
-query/key norms, experts per token) comes from a table of the published models or from settings.
-"""
+"""MiniMind's `.pth` weights: a bare state dict, loaded without running code; its config is inferred. The file holds
+neither config nor tokenizer. Widths and layers follow from the tensors. The rest (heads without query/key norms,
+experts per token) comes from a table of the published models or from settings."""
 
 import re
 from collections.abc import Mapping

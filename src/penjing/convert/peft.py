@@ -1,8 +1,6 @@
 """LoRA and DoRA adapters in the format of the `peft` library, which transformers, vLLM and llama.cpp's converter read.
-
 An adapter is a folder with adapter_config.json and adapter_model.safetensors. A setting that we do not compute is an
-error that names it. We add penjing_adapter.json with the hash of the base model; other programs ignore it.
-"""
+error that names it. We add penjing_adapter.json with the hash of the base model; other programs ignore it."""
 
 import json
 import math

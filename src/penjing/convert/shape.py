@@ -1,8 +1,6 @@
-"""Read a model config from a Hugging Face `config.json`; `convert/hf_config.py` writes one.
-
-Every field that changes the result must be read or refused: one that we cannot compute is a `UserError` that names it.
-Fields that only matter in training (dropout, router noise, loss coefficients) are ignored.
-"""
+"""Read a model config from a Hugging Face `config.json`; `convert/hf_config.py` writes one. Every field that changes
+the result must be read or refused: one that we cannot compute is a `UserError` that names it. Fields that only matter
+in training (dropout, router noise, loss coefficients) are ignored."""
 
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
-"""Statistics of a data set before training: sizes, scripts, lengths, duplicates, and warnings.
-
-One streaming pass. Memory: 8 bytes per length, and about 80 bytes per distinct record for the duplicate check.
-"""
+"""Statistics of a data set before training: sizes, scripts, lengths, duplicates, and warnings. One streaming pass.
+Memory: 8 bytes per length, and about 80 bytes per distinct record for the duplicate check."""
 
 import unicodedata
 from abc import ABC, abstractmethod

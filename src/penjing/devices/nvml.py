@@ -1,7 +1,5 @@
-"""What an NVIDIA card does now, from NVML through the package nvidia-ml-py, which the extra `trackers` installs.
-
-Tested with a stand-in for the package: nobody has run this file on a card.
-"""
+"""What an NVIDIA card does now, from NVML through the package nvidia-ml-py, which the extra `trackers` installs. Tested
+with a stand-in for the package: nobody has run this file on a card."""
 
 from collections.abc import Callable
 from contextlib import suppress

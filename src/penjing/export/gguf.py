@@ -1,7 +1,5 @@
-"""Write a GGUF file for llama.cpp, Ollama and programs built on them; it is verified before it gets its name.
-
-Only the `gguf` package is used: llama.cpp's converter refuses tokenizers that it does not know.
-"""
+"""Write a GGUF file for llama.cpp, Ollama and programs built on them; it is verified before it gets its name. Only the
+`gguf` package is used: llama.cpp's converter refuses tokenizers that it does not know."""
 
 import dataclasses
 import math

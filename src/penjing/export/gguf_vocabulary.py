@@ -1,9 +1,6 @@
-"""A tokenizer in GGUF form: tokens, their types, merges, and the name of the pre-tokenizer.
-
-A GGUF file holds no regular expression: `tokenizer.ggml.pre` names one of the pre-tokenizers built into llama.cpp. A
-tokenizer with another one cannot be written. llama.cpp has no normaliser either, so text that is not in NFC form gets
-different ids there.
-"""
+"""A tokenizer in GGUF form: tokens, their types, merges, and the name of the pre-tokenizer. A GGUF file holds no
+regular expression: `tokenizer.ggml.pre` names one of the pre-tokenizers built into llama.cpp. A tokenizer with another
+one cannot be written. llama.cpp has no normaliser either, so text that is not in NFC form gets different ids there."""
 
 import tempfile
 from collections.abc import Iterable

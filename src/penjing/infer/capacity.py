@@ -1,7 +1,5 @@
-"""Out of memory: how many slots are in use, and computing in parts.
-
-Half as many slots are in use after a step ran out of memory, and more again after passes without error.
-"""
+"""Out of memory: how many slots are in use, and computing in parts. Half as many slots are in use after a step ran out
+of memory, and more again after passes without error."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeVar

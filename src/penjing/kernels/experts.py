@@ -1,8 +1,6 @@
-"""The routed experts of a layer: each token goes through k of E small SwiGLU experts; outputs are summed by weight.
-
-The (token, expert) pairs are sorted by expert. Then a GPU computes all experts in grouped matmuls, and a CPU one expert
-per thread at a time. `reference.experts` computes all experts on all tokens.
-"""
+"""The routed experts of a layer: each token goes through k of E small SwiGLU experts; outputs are summed by weight. The
+(token, expert) pairs are sorted by expert. Then a GPU computes all experts in grouped matmuls, and a CPU one expert per
+thread at a time. `reference.experts` computes all experts on all tokens."""
 
 from collections.abc import Iterator
 from itertools import pairwise

@@ -1,8 +1,6 @@
 """A student's output head with its teacher's: divergence, cross-entropy and their gradients, in blocks of positions.
-
-Neither model's logits exist for all positions at once: with 32 rows of 512 positions and 6,400 ids they would be
-420 MB each in float32, and as much again for every distribution made of them.
-"""
+Neither model's logits exist for all positions at once: with 32 rows of 512 positions and 6,400 ids they would be 420 MB
+each in float32, and as much again for every distribution made of them."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """The entry point of all ops with several backends (select.py): on tensors and numbers, never on modules.
-
-`report(device, dtype)` says which backend computes each op on this machine, and why others do not.
-"""
+`report(device, dtype)` says which backend computes each op on this machine, and why others do not."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -1,9 +1,6 @@
-"""Packed prompts with several answers each: the prompt is computed once, and the answers branch off it.
-
-Preference pairs, sampled groups (reinforcement learning) and distillation use this form. A prompt of p tokens with
-answers of a and b tokens takes p + a + b positions instead of 2 p + a + b. Each answer attends to the prompt and to
-itself.
-"""
+"""Packed prompts with several answers each: the prompt is computed once, and the answers branch off it. Preference
+pairs, sampled groups (reinforcement learning) and distillation use this form. A prompt of p tokens with answers of a
+and b tokens takes p + a + b positions instead of 2 p + a + b. Each answer attends to the prompt and to itself."""
 
 from __future__ import annotations
 

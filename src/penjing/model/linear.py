@@ -1,7 +1,5 @@
-"""Linear layers with explicit precision: float32 master weights; inputs and weights are cast at the matmul.
-
-No autocast: the dtype of each matmul is visible in the code and the same on every device, without look-ups.
-"""
+"""Linear layers with explicit precision: float32 master weights; inputs and weights are cast at the matmul. No
+autocast: the dtype of each matmul is visible in the code and the same on every device, without look-ups."""
 
 import torch
 import torch.nn.functional as functional

@@ -1,8 +1,6 @@
-"""Formats of optimizer state between steps: float32, bfloat16, or int8 with a scale for each block.
-
-State is read into float32, changed and written back chunk by chunk, so that the float32 copy does not grow with the
-model. bfloat16 uses stochastic rounding, which is unbiased.
-"""
+"""Formats of optimizer state between steps: float32, bfloat16, or int8 with a scale for each block. State is read into
+float32, changed and written back chunk by chunk, so that the float32 copy does not grow with the model. bfloat16 uses
+stochastic rounding, which is unbiased."""
 
 from collections.abc import Iterator
 from itertools import chain, pairwise

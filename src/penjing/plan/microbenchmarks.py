@@ -1,7 +1,5 @@
-"""Measure a device: matmuls, attention, copies, kernel launches, context memory, all-reduce between devices.
-
-GPUs are timed with CUDA events, CPUs with the wall clock. Every figure is the median of several tries, with a spread.
-"""
+"""Measure a device: matmuls, attention, copies, kernel launches, context memory, all-reduce between devices. GPUs are
+timed with CUDA events, CPUs with the wall clock. Every figure is the median of several tries, with a spread."""
 
 import os
 import tempfile

@@ -1,8 +1,6 @@
-"""Memory of a step by formula, in microseconds: what a trace (train/memory_trace) would find, to about a fifth.
-
-The coefficients are what the trace counts, per token and block, in units of the sizes of the model: what the forward
-pass saves, with the kernels of the device. tests/plan/test_rough_memory.py compares the two.
-"""
+"""Memory of a step by formula, in microseconds: what a trace (train/memory_trace) would find, to about a fifth. The
+coefficients are what the trace counts, per token and block, in units of the sizes of the model: what the forward pass
+saves, with the kernels of the device. tests/plan/test_rough_memory.py compares the two."""
 
 from penjing.kernels.fused_linear_cross_entropy import BLOCK_LOGITS, HOST_BLOCK_LOGITS
 from penjing.plan.memory.sharded_memory import COMMUNICATION_BYTES

@@ -1,8 +1,6 @@
-"""Decides whether a run's model is compiled, and compiles it: `torch.compile` pays only in long runs.
-
-By default each block is compiled separately. The blocks of a model are alike, so they share one compiled graph. Their
-shapes do not depend on the head's inputs, so nothing is recompiled after the first training and validation passes.
-"""
+"""Decides whether a run's model is compiled, and compiles it: `torch.compile` pays only in long runs. By default each
+block is compiled separately. The blocks of a model are alike, so they share one compiled graph. Their shapes do not
+depend on the head's inputs, so nothing is recompiled after the first training and validation passes."""
 
 import math
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """The training loop. It knows a model callable, a source of batches, an objective, optimizers, a strategy and trackers.
-
-It has no branch for a stage, a model or a strategy. `step` is one optimizer step; `train` does the work between steps.
-"""
+It has no branch for a stage, a model or a strategy. `step` is one optimizer step; `train` does the work between
+steps."""
 
 from __future__ import annotations
 

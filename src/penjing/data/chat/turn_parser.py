@@ -1,9 +1,6 @@
-"""Parse a model's turn into reasoning, content and tool calls.
-
-Structure is read from control ids if the vocabulary has them. So marks as ordinary text, copied from a user or from a
-tool's result, call nothing. In a vocabulary without these ids the marks are found in the text. No output of a model is
-an error here: an invalid call carries its problem.
-"""
+"""Parse a model's turn into reasoning, content and tool calls. Structure is read from control ids if the vocabulary has
+them. So marks as ordinary text, copied from a user or from a tool's result, call nothing. In a vocabulary without these
+ids the marks are found in the text. No output of a model is an error here: an invalid call carries its problem."""
 
 import json
 import math

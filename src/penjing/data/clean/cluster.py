@@ -1,7 +1,5 @@
-"""Clean the pieces of a corpus on many machines: datatrove's executors schedule the tasks, the rules are ours.
-
-All machines see the same folders. Slurm was not tried on a real cluster.
-"""
+"""Clean the pieces of a corpus on many machines: datatrove's executors schedule the tasks, the rules are ours. All
+machines see the same folders. Slurm was not tried on a real cluster."""
 
 import shutil
 import subprocess

@@ -1,8 +1,6 @@
-"""Pack documents into rows of T tokens with document ids, without padding.
-
-Packers are pure functions of (shards, row length, seed): any process can build row `index` of the endless stream of
-epochs at any time. A row has T inputs and T targets; a target is the token after its input.
-"""
+"""Pack documents into rows of T tokens with document ids, without padding. Packers are pure functions of (shards, row
+length, seed): any process can build row `index` of the endless stream of epochs at any time. A row has T inputs and T
+targets; a target is the token after its input."""
 
 import copy
 from abc import ABC, abstractmethod

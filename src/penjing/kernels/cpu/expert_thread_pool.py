@@ -1,8 +1,6 @@
-"""Runs independent items of work on a CPU: a thread per core, each with one torch thread.
-
-Many small operations in a row are slow on many threads: each operation waits for its slowest thread, and on a busy
-machine each waits long. Independent items wait once, at the end.
-"""
+"""Runs independent items of work on a CPU: a thread per core, each with one torch thread. Many small operations in a
+row are slow on many threads: each operation waits for its slowest thread, and on a busy machine each waits long.
+Independent items wait once, at the end."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence

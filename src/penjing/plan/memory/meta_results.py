@@ -1,7 +1,5 @@
-"""Results of operations on meta tensors, remembered: most operations of a step repeat those of the first block.
-
-torch computes the layout of a result in Python, which takes longer than all else in a trace.
-"""
+"""Results of operations on meta tensors, remembered: most operations of a step repeat those of the first block. torch
+computes the layout of a result in Python, which takes longer than all else in a trace."""
 
 from functools import cache
 from typing import Any

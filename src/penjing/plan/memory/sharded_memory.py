@@ -1,8 +1,6 @@
-"""Memory per rank when several devices share a step.
-
-What a strategy holds besides the model is traced: DDP's buckets, the whole weights and gradients of a block that FSDP2
-gathers and reduces, ZeRO's flat copies and buckets. What a rank holds a part of is traced whole, and divided later.
-"""
+"""Memory per rank when several devices share a step. What a strategy holds besides the model is traced: DDP's buckets,
+the whole weights and gradients of a block that FSDP2 gathers and reduces, ZeRO's flat copies and buckets. What a rank
+holds a part of is traced whole, and divided later."""
 
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,8 +1,6 @@
-"""Predicts the memory of a run's step by running the real step on the meta device.
-
-The model, the objective, the optimizers and the step (`loop.py`) are the run's. The batches have the largest shape
-(`Stage.example_batch`), and the device is fake (`penjing/plan/memory/fake_device_mode.py`).
-"""
+"""Predicts the memory of a run's step by running the real step on the meta device. The model, the objective, the
+optimizers and the step (`loop.py`) are the run's. The batches have the largest shape (`Stage.example_batch`), and the
+device is fake (`penjing/plan/memory/fake_device_mode.py`)."""
 
 import subprocess
 import sys
