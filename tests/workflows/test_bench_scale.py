@@ -36,6 +36,12 @@ def test_a_strategy_that_is_not_there_is_one_line():
         ScaleOptions(strategies=("fsdp9",))
 
 
+def test_ranks_stay_anywhere_where_the_system_pins_nothing(monkeypatch):
+    monkeypatch.delattr("os.sched_setaffinity")  # as on macOS
+    monkeypatch.delattr("os.sched_getaffinity")
+    exec(bench_scale.PIN, {})  # noqa: S102  # a script's own lines
+
+
 @pytest.mark.nightly
 def test_two_ranks_are_timed(tmp_path):
     words = ["model=tiny", "batch.size=4", "batch.micro_size=1", "data.seq_len=64"]

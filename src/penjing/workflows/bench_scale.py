@@ -27,8 +27,9 @@ WARM_STEPS = 2  # not counted: allocations, caches
 # Each rank of a CPU stays on a core of its own; what one rank is compared with has one core too.
 PIN = """
 import os
-rank, cores = int(os.environ.get("LOCAL_RANK", "0")), sorted(os.sched_getaffinity(0))
-os.sched_setaffinity(0, {cores[rank % len(cores)]})
+if hasattr(os, "sched_setaffinity"):  # not on macOS
+    rank, cores = int(os.environ.get("LOCAL_RANK", "0")), sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
 """
 MAIN = """
 import sys
