@@ -104,6 +104,10 @@ class Device:
             return torch.bfloat16 if fast else self.slow_bfloat16_dtype
         return getattr(torch, "float32" if setting == "tf32" else setting)  # type: ignore[no-any-return]
 
+    def dtype_name(self, setting: str, device: torch.device, capability: Capability | None = None) -> str:
+        """The name of `compute_dtype`, such as bfloat16."""
+        return str(self.compute_dtype(setting, device, capability)).removeprefix("torch.")
+
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def memory_bytes(self, device: torch.device) -> int:

@@ -253,7 +253,7 @@ def measure(
     began, kind = time.perf_counter(), devices.of(device)
     context = kind.context_bytes(device)
     measured_squares = squares(device, budget_seconds=0.5 * budget_seconds, report=report)
-    dtype = str(devices.of(device).compute_dtype("auto", device)).removeprefix("torch.")
+    dtype = kind.dtype_name("auto", device)
     measured: list[dict[str, Any]] = []
     for rows, inner, outputs in shapes:
         if time.perf_counter() - began > budget_seconds:

@@ -1,6 +1,6 @@
 """penjing plan tokens and plan estimate: they need only the model's size, and no torch."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from rich.console import Console
 
@@ -67,7 +67,7 @@ def _print_tokens_in(hours: str, count: int, shape: Shape, gpu: str, gpus: int, 
     if not budget.seconds:
         raise UserError("not a time", where="--hours", got=repr(hours), wanted="such as 2, 2h or 90min")
     machine, notes = (gpu_machine(gpu), []) if gpu else _this_machine()
-    work = Workload(shape=shape, tokens=16384, seq_len=512, keys=256.5, dtype=machine.fastest_dtype)
+    work = _usual_work(shape, machine)
     rate = work.tokens * gpus / step_time(work, machine).seconds
     trained_tokens = rate * budget.seconds * shape.parameters / count
     low, high = interval(trained_tokens, MARGINS[machine.level])
@@ -80,6 +80,10 @@ def _print_tokens_in(hours: str, count: int, shape: Shape, gpu: str, gpus: int, 
     console.print(f"  compute-optimal for so many tokens: {units.count(round(best_size))} parameters")
     for note in notes:
         console.print(escape_markup("note", note))
+
+
+def _usual_work(shape: Shape, machine: Machine) -> Workload:
+    return Workload(shape=shape, tokens=32 * 512, seq_len=512, keys=256.5, dtype=machine.fastest_dtype)
 
 
 def _this_machine() -> tuple[Machine, list[str]]:
@@ -127,15 +131,7 @@ def nearest_card(tflops: float) -> GpuSpec:
 
 def step_estimate(shape: Shape, count: int, total: int, machine: Machine) -> tuple[float, dict[str, float]]:
     """Seconds for `total` tokens with a model of this shape, scaled to `count` parameters; fractions of the step."""
-    work = Workload(
-        shape=shape,
-        tokens=32 * 512,
-        seq_len=512,
-        keys=256.5,
-        dtype=machine.fastest_dtype,
-        fused_optimizer=True,
-        compiled=True,
-    )
+    work = replace(_usual_work(shape, machine), fused_optimizer=True, compiled=True)
     step = step_time(work, machine)
     seconds = step.seconds / work.tokens * total * count / shape.parameters
     shares = {name: value / step.seconds for name, value in asdict(step).items() if value > 0}

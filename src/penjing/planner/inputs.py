@@ -156,7 +156,7 @@ def _short_measurement(device: torch.device, run: Run) -> tuple[Machine, list[st
 def _measured_once(device: torch.device, setting: str, threads: int) -> tuple[Machine, float]:
     """The machine, and the factor by which other programs slowed the measurement."""
     kind, before = devices.of(device), thread_seconds()
-    dtype = str(kind.compute_dtype(setting, device)).removeprefix("torch.")
+    dtype = kind.dtype_name(setting, device)
     rate = matmul(512, 512, 512, dtype, device, tries=3)["flops_per_second"]
     machine = Machine(
         name=kind.name(device),
@@ -264,7 +264,7 @@ def dtype_of(run: Run, machine: Machine) -> str:
     if run.compute.dtype != "auto":
         return run.compute.dtype
     if machine.kind != DEVICE_TYPE:
-        return str(machine.device.compute_dtype("auto", torch.device(machine.kind))).removeprefix("torch.")
+        return machine.device.dtype_name("auto", torch.device(machine.kind))
     card = match_gpu_spec(machine.name)
     return "bfloat16" if card is None or card.has_bfloat16 else "float16"
 

@@ -85,15 +85,12 @@ def _model(page: PlanReport) -> list[tuple[str, str]]:
 def _amount(page: PlanReport) -> list[tuple[str, str]]:
     unique = f", {page.epochs:.2f} epochs of {units.count(page.unique_tokens)}" if page.unique_tokens else ""
     total = page.flops_per_token * page.tokens
+    batch = f"{page.rows_per_step} x {page.tokens_per_step / page.rows_per_step:g} = {page.tokens_per_step:,} tokens"
+    passes = f"per device micro-batches of {page.micro_size}, accumulation {page.passes}"
     return [
         ("tokens", f"{units.count(page.tokens)} ({page.tokens_reason}{unique})"),
         ("compute", f"{total:.2e} FLOPs (causal) in {page.dtype}"),
-        (
-            "batch",
-            f"{page.rows_per_step} x {page.tokens_per_step / page.rows_per_step:g} = {page.tokens_per_step:,} tokens; "
-            f"per device "
-            f"micro-batches of {page.micro_size}, accumulation {page.passes}",
-        ),
+        ("batch", f"{batch}; {passes}"),
         ("steps", f"{page.steps:,}"),
     ]
 
@@ -171,9 +168,7 @@ def print_plan(prepared: PreparedRun, console: Console, further: Sequence[tuple[
         console.print(escape_markup("warning", f"{SLOW_FLOAT16}; use compute.dtype=auto"))
     unit = f"rows of {size.seq_len} tokens" if size.unit == "rows" else size.unit
     named = run.model.preset or run.model.architecture
-    precision = str(devices.of(strategy.device).compute_dtype(run.compute.dtype, strategy.device)).removeprefix(
-        "torch."
-    )
+    precision = devices.of(strategy.device).dtype_name(run.compute.dtype, strategy.device)
     rows = [
         ("model", f"{named}, {estimate.parameters:,} parameters, {estimate.trainable_parameters:,} trainable"),
         ("examples", f"{estimate.rows_per_epoch:,} {unit}, {size.padding_fraction:.1%} padding"),

@@ -139,15 +139,10 @@ def seeds(body: SamplingFields) -> list[int]:
 
 def sampling(body: SamplingFields) -> Sampling:
     """The sampling settings, with OpenAI's defaults."""
-    options: dict[str, Any] = {
-        "top_p": body.top_p,
-        "top_k": body.top_k,
-        "min_p": body.min_p,
-        "repetition_penalty": body.repetition_penalty,
-        "presence_penalty": body.presence_penalty,
-        "frequency_penalty": body.frequency_penalty,
-        "logit_bias": {int(index): value for index, value in body.logit_bias.items()} if body.logit_bias else None,
-    }
+    names = ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    options: dict[str, Any] = {name: getattr(body, name) for name in names}
+    if body.logit_bias:
+        options["logit_bias"] = {int(index): value for index, value in body.logit_bias.items()}
     temperature = 1.0 if body.temperature is None else body.temperature
     return Sampling(temperature=temperature, **{name: value for name, value in options.items() if value is not None})
 

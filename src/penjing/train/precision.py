@@ -44,8 +44,9 @@ class Precision:
         for `auto`."""
         setting = str(compute.dtype)
         if setting == "auto":
-            unavailable = resumed_dtype == "tf32" and not devices.of(device).supports_tf32
-            setting = agree("float32" if unavailable else resumed_dtype or _fastest(device, capability))
+            kind = devices.of(device)
+            unavailable = resumed_dtype == "tf32" and not kind.supports_tf32
+            setting = agree("float32" if unavailable else resumed_dtype or kind.dtype_name("auto", device, capability))
         return cls(setting, compute.fp8)  # type: ignore[arg-type]  # one of the names
 
     def require(self, device: torch.device, capability: tuple[int, int] | None = None) -> None:
@@ -87,7 +88,3 @@ class Precision:
         set_compute_dtype(trained, None if self.dtype == torch.float32 else self.dtype)
         if self.fp8 != "off" and model is not None:
             use_float8(model)
-
-
-def _fastest(device: torch.device, capability: tuple[int, int] | None) -> str:
-    return str(devices.of(device).compute_dtype("auto", device, capability)).removeprefix("torch.")
