@@ -354,6 +354,18 @@ def test_log_probabilities(shape, dtype, threads):
     torch.testing.assert_close(cpu.log_softmax_backward(logits, target, norm, slope), wanted.to(dtype), **CLOSE[dtype])
 
 
+@pytest.mark.parametrize("width", [7, 2051])
+def test_sums_of_exponentials_in_float64(width):
+    logits = torch.randn(40, width) * 30
+    logits[0] = 2.0
+    logits[1, 3], logits[2, 3], logits[3, 3] = -math.inf, math.nan, math.inf
+    found, expected = cpu.log_sum_exp(logits), reference.log_sum_exp(logits)
+    assert found[1][0] == width
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one[4:], other[4:], rtol=0, atol=1e-14)
+    torch.testing.assert_close(found[2], expected[2], rtol=0, atol=1e-14, equal_nan=True)
+
+
 def test_what_is_no_number_stays_none():
     bad = torch.tensor([[math.nan, 1.0], [math.inf, 1.0]])
     for dtype in (F32, BF16):

@@ -1,14 +1,13 @@
 """Log-likelihoods of the ends of many texts.
 
-Equal beginnings are computed once: texts that share one are a row whose branches they are, as the answers to a prompt
-are in training (loader/shared_prompt_batch.py). An input that several texts have in common, such as a question with
-one-token choices, is computed once. The rows of a pass are similarly long. The softmax is in float64, of logits in
-float32.
+Equal beginnings are computed once: the texts of a row are the paths of a tree. An input that several texts have in
+common, such as a question with one-token choices, is computed once. The rows of a pass are similarly long. The softmax
+is in float64, of logits in float32.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -23,6 +22,7 @@ from penjing.model.transformer import Transformer
 
 TOKENS_PER_REQUEST = 128  # of a forward pass
 HOST_TOKENS_PER_REQUEST = 32  # on a CPU: activations that stay in its cache
+SHORT_ROW = 64  # tokens of a row up to which texts are joined for less padding
 ROW_MULTIPLE, HEAD_MULTIPLE = 16, 128  # few shapes: on a CPU each new one of a matmul costs milliseconds
 MAX_LOGITS = 1 << 20  # of one block of the head
 
@@ -62,26 +62,21 @@ class _TokenScores(NamedTuple):
             start, end = torch.searchsorted(self.position_M, ends).tolist()
             row_M = (self.position_M[start:end] - first).to(logits_NV.device)
             logit_M = logits_NV[row_M, self.target_M[start:end].to(logits_NV.device)]
-            largest_N = logits_NV.amax(dim=-1)
-            log_sum_N = logits_NV.double().sub_(largest_N[:, None]).exp_().sum(dim=-1).log_()
-            logp_M = (logit_M.double() - largest_N[row_M]) - log_sum_N[row_M]
-            greedy_M = (logit_M == largest_N[row_M]).double()
-            best = greedy_M.nonzero()[:, 0]
-            greedy_M[best] /= (logits_NV[row_M[best]] == logit_M[best, None]).sum(dim=-1)
+            largest_M, equal_M, log_sum_M = (x_N[row_M] for x_N in ops.log_sum_exp(logits_NV))
+            logp_M = (logit_M.double() - largest_M) - log_sum_M
+            greedy_M = (logit_M == largest_M).double() / equal_M
             parts.append(torch.stack([logp_M, greedy_M]).cpu())
         return torch.cat(parts, dim=1) if parts else torch.zeros(2, 0, dtype=torch.float64)
 
 
 @dataclass(slots=True)
-class _Tree:
-    """Inputs with a common beginning of `prefix` tokens."""
+class _Row:
+    """Sorted inputs, of which each adds to the row what it does not share with the one before: the tokens of a prefix
+    tree in depth-first order. shared: that many tokens."""
 
     inputs: list[tuple[int, ...]]
-    prefix: int
-    size: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.size = self.prefix + sum(len(ids) - self.prefix for ids in self.inputs)
+    shared: list[int]
+    size: int
 
 
 @torch.no_grad()
@@ -91,80 +86,81 @@ def log_likelihoods(model: Transformer, endings: Sequence[Ending], batch_size: i
     by_input: dict[tuple[int, ...], list[int]] = {}
     for index, ending in enumerate(endings):
         by_input.setdefault(tuple(ending.ids[:-1]), []).append(index)
-    trees = sorted(_trees(sorted(by_input), model.config.hidden_size), key=lambda tree: -tree.size)
+    all_rows = sorted(_rows(sorted(by_input), model.config.hidden_size), key=lambda row: -row.size)
     scores: dict[int, EndingScore] = {}
     was_training = model.training
     model.eval()
     try:
         is_host = devices.of(model.embed.weight.device).is_host
-        for rows in _passes(trees, batch_size * (HOST_TOKENS_PER_REQUEST if is_host else TOKENS_PER_REQUEST)):
+        for rows in _passes(all_rows, batch_size * (HOST_TOKENS_PER_REQUEST if is_host else TOKENS_PER_REQUEST)):
             scores |= _score_rows(model, rows, by_input, endings)
     finally:
         model.train(was_training)
     return [scores[index] for index in range(len(endings))]
 
 
-def _trees(inputs: Sequence[tuple[int, ...]], hidden_size: int) -> Iterator[_Tree]:
-    """Neighbours of the sorted inputs, joined where that saves more in matrices than it costs in attention."""
-    tree: _Tree | None = None
+def _rows(inputs: Iterable[tuple[int, ...]], hidden_size: int) -> Iterator[_Row]:
+    """Neighbours of the sorted inputs, joined in short rows, and where that saves more in matrices than it costs in
+    attention."""
+    row: _Row | None = None
     for ids in inputs:
-        if tree is not None:
-            common = _common(tree.inputs[0], ids, tree.prefix)
-            saved = common - (tree.prefix - common) * (len(tree.inputs) - 1)  # the others' common beginning is shorter
+        if row is not None:
+            shared = _common(row.inputs[-1], ids)
+            size = row.size + len(ids) - shared
             # A layer has about 24 D^2 operations per token and 4 D per pair of tokens, which take about 3 x as long.
-            if 2 * hidden_size * saved > tree.size * len(ids):
-                tree.inputs.append(ids)
-                tree.prefix, tree.size = common, tree.size + len(ids) - saved
+            if size <= SHORT_ROW or 2 * hidden_size * shared > row.size * len(ids):
+                row.inputs.append(ids)
+                row.shared.append(shared)
+                row.size = size
                 continue
-            yield tree
-        tree = _Tree([ids], len(ids))
-    if tree is not None:
-        yield tree
+            yield row
+        row = _Row([ids], [0], len(ids))
+    if row is not None:
+        yield row
 
 
-def _common(first: Sequence[int], second: Sequence[int], limit: int) -> int:
-    """How many ids at the beginning are equal, up to `limit`."""
-    limit = min(limit, len(second))
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many ids at the beginning are equal."""
+    limit = min(len(first), len(second))
     return next((place for place in range(limit) if first[place] != second[place]), limit)
 
 
-def _passes(trees: Sequence[_Tree], max_tokens: int) -> Iterator[Sequence[_Tree]]:
-    """The trees of each forward pass, a row each."""
+def _passes(rows: Sequence[_Row], max_tokens: int) -> Iterator[Sequence[_Row]]:
+    """The rows of each forward pass."""
     first = 0
-    while first < len(trees):
-        rows = max(1, max_tokens // _row_tokens(trees[first]))
-        yield trees[first : first + rows]
-        first += rows
+    while first < len(rows):
+        end = first + max(1, max_tokens // _padded(rows[first]))
+        yield rows[first:end]
+        first = end
 
 
-def _row_tokens(tree: _Tree) -> int:
-    return -(-tree.size // ROW_MULTIPLE) * ROW_MULTIPLE
+def _padded(row: _Row) -> int:
+    return -(-row.size // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 def _score_rows(
     model: Transformer,
-    trees: Sequence[_Tree],
+    rows: Sequence[_Row],
     by_input: dict[tuple[int, ...], list[int]],
     endings: Sequence[Ending],
 ) -> dict[int, EndingScore]:
-    """The scores by index of the endings whose inputs are in these trees, of which the first is the largest."""
-    row_tokens = _row_tokens(trees[0])
-    ids_BT = np.zeros((len(trees), row_tokens), dtype=np.int64)
-    branch_BT, position_BT = np.full_like(ids_BT, -1), np.zeros_like(ids_BT)  # -1: padding
+    """The scores by index of the endings whose inputs are in these rows, of which the first is the longest."""
+    width = _padded(rows[0])
+    ids_BT = np.zeros((len(rows), width), dtype=np.int64)
+    position_BT = np.zeros_like(ids_BT)
+    subtree_end_BT = np.tile(np.arange(1, width + 1), (len(rows), 1))  # padding is seen by itself alone
     places: dict[int, list[int]] = {}  # flat indices of the positions that predict an ending's tokens
-    for row, tree in enumerate(trees):
-        at = prefix = tree.prefix
-        ids_BT[row, :prefix], branch_BT[row, :prefix] = tree.inputs[0][:prefix], 0
-        position_BT[row, :prefix] = range(prefix)
-        for branch, ids in enumerate(tree.inputs, start=1):
-            end = at + len(ids) - prefix
-            ids_BT[row, at:end], branch_BT[row, at:end] = ids[prefix:], branch
-            position_BT[row, at:end] = range(prefix, len(ids))
-            origin = row * row_tokens
+    for number, row in enumerate(rows):
+        at, path = 0, list[int]()  # of the last input
+        for ids, shared in zip(row.inputs, row.shared, strict=True):
+            subtree_end_BT[number, path[shared:]] = at
+            end = at + len(ids) - shared
+            path[shared:] = range(at, end)
+            ids_BT[number, at:end], position_BT[number, at:end] = ids[shared:], range(shared, len(ids))
             for index in by_input[ids]:
-                predicting = range(endings[index].first - 1, len(ids))
-                places[index] = [origin + place + (at - prefix) * (place >= prefix) for place in predicting]
+                places[index] = [number * width + place for place in path[endings[index].first - 1 :]]
             at = end
+        subtree_end_BT[number, path] = at
     lengths = [len(found) for found in places.values()]
     flat = np.fromiter(chain.from_iterable(places.values()), dtype=np.int64)
     ends = (endings[index].ids[endings[index].first :] for index in places)
@@ -173,11 +169,11 @@ def _score_rows(
     order = np.argsort(position_M, kind="stable")
     inputs = [
         torch.from_numpy(np.ascontiguousarray(array)).to(model.embed.weight.device)
-        for array in (ids_BT, branch_BT, position_BT, scored_N, position_M[order], targets[order])
+        for array in (ids_BT, subtree_end_BT, position_BT, scored_N, position_M[order], targets[order])
     ]
     found_2M = model(
         inputs[0],
-        branch_BT=inputs[1],
+        subtree_end_BT=inputs[1],
         position_BT=inputs[2],
         scored_N=inputs[3],
         score=_TokenScores(inputs[4], inputs[5]),

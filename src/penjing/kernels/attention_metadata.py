@@ -31,6 +31,16 @@ def branch_mask(document_BT: Tensor | None, branch_BT: Tensor, position_BT: Tens
     return (same_BTS & _causal(branch_BT.shape[1], 0, branch_BT.device))[:, None]
 
 
+def tree_mask(subtree_end_BT: Tensor, position_BT: Tensor, window: int = 0) -> Tensor:
+    """mask_B1TS for rows that hold trees in depth-first order: a query attends to its ancestors and itself.
+    subtree_end_BT: one past the last descendant of each token."""
+    query_T = torch.arange(subtree_end_BT.shape[1], device=subtree_end_BT.device)
+    mask_BTS = query_T[:, None] < subtree_end_BT[:, None, :]
+    if window:
+        mask_BTS &= position_BT[:, :, None] - window < position_BT[:, None, :]
+    return (mask_BTS & _causal(len(query_T), 0, query_T.device))[:, None]
+
+
 def causal_mask(position_BT: Tensor, window: int) -> Tensor:
     """mask_B1TS of rows of one document."""
     return _causal(position_BT.shape[1], window, position_BT.device)[None, None]
@@ -95,8 +105,8 @@ class AttentionMetadata:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionInputs:
     """What decides on the backend of attention. position_BT, document_BT, branch_BT: of each token (see `branch_mask`).
-    heads: number of key heads, and the dimensions of each. dtype: of queries and keys. cu_seqlens_S: see
-    loader/batch.py. cache_tokens: length of the key/value cache; 0: none."""
+    subtree_end_BT: of rows without documents (see `tree_mask`). heads: number of key heads, and the dimensions of each.
+    dtype: of queries and keys. cu_seqlens_S: see loader/batch.py. cache_tokens: length of the cache; 0: none."""
 
     position_BT: Tensor
     document_BT: Tensor | None = None
@@ -104,6 +114,7 @@ class AttentionInputs:
     dtype: torch.dtype
     window: int = 0
     branch_BT: Tensor | None = None
+    subtree_end_BT: Tensor | None = None
     cu_seqlens_S: Tensor | None = None
     cache_tokens: int = 0
 

@@ -27,8 +27,8 @@ from penjing.kernels.select import find, find_fused
 __all__ = [
     "AttentionMetadata", "CacheWrite", "Orthogonalize", "QKNorm", "apply_rope", "attention", "decayed_update",
     "dropout", "experts", "fused_attention", "fused_linear_cross_entropy", "global_norm", "linear", "linears",
-    "log_probs", "logits", "make_attention_metadata", "nesterov_update", "report", "residual_add", "rms_norm",
-    "rms_norm_with_residual", "split_heads", "stack_height", "swiglu", "swiglu_linear", "takes_packed",
+    "log_probs", "log_sum_exp", "logits", "make_attention_metadata", "nesterov_update", "report", "residual_add",
+    "rms_norm", "rms_norm_with_residual", "split_heads", "stack_height", "swiglu", "swiglu_linear", "takes_packed",
 ]  # fmt: skip
 select.load()
 CacheWrite = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # stores new keys and values; returns all, block_BGSK
@@ -119,6 +119,12 @@ def attention(
         return attend(q_BTHK, k_BGSK, v_BGSK, metadata.mask_B1TS)
     out_BTHK: Tensor = select.load()[metadata.backend].attention(q_BTHK, k_BTGK, v_BTGK, metadata)
     return out_BTHK
+
+
+def log_sum_exp(logits_NV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """largest_N, equal_N, log_sum_N: see `reference.log_sum_exp`."""
+    largest_N, equal_N, log_sum_N = find("log_sum_exp", logits_NV)(logits_NV)
+    return largest_N, equal_N, log_sum_N
 
 
 def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float) -> None:

@@ -17,6 +17,7 @@ from penjing.kernels.attention_metadata import (
     cache_mask,
     causal_mask,
     document_mask,
+    tree_mask,
 )
 
 
@@ -96,6 +97,9 @@ def attention_metadata(asked: AttentionInputs) -> AttentionMetadata:
         return AttentionMetadata(mask_B1TS=mask_B1TS)
     if asked.branch_BT is not None:
         return AttentionMetadata(mask_B1TS=branch_mask(documents, asked.branch_BT, asked.position_BT, window))
+    if asked.subtree_end_BT is not None:
+        mask_B1TS = tree_mask(asked.subtree_end_BT, asked.position_BT, window)
+        return AttentionMetadata(mask_B1TS=additive_mask(mask_B1TS, asked.dtype))
     if documents is None:
         return AttentionMetadata(mask_B1TS=causal_mask(asked.position_BT, window) if 0 < window < tokens else None)
     return AttentionMetadata(mask_B1TS=document_mask(documents, window))
@@ -190,6 +194,14 @@ def global_norm(*tensors: Tensor) -> Tensor:
         return torch.nn.utils.get_total_norm(tensors)
     rows = [row for tensor in tensors for row in torch.split(tensor.flatten(), 1 << 16)]
     return torch.stack([row.double().square().sum() for row in rows]).sum().sqrt().float()
+
+
+def log_sum_exp(logits_NV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row of float32 logits its largest value, how many equal it, and in float64 the logarithm of the sum of
+    e^(logit - largest)."""
+    largest_N = logits_NV.amax(dim=-1)
+    log_sum_N = logits_NV.double().sub_(largest_N[:, None]).exp_().sum(dim=-1).log_()
+    return largest_N, (logits_NV == largest_N[:, None]).sum(dim=-1), log_sum_N
 
 
 def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float) -> None:

@@ -70,7 +70,8 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, RouterStats | None]:
         """hidden_BTD, and the router statistics of all layers."""
         assert cache is None or document_BT is None, "a cached row is one document"
-        assert (branch_BT is None) == (position_BT is None), "branches have positions of their own"
+        is_tree = branch_BT is not None or "subtree_end_BT" in more
+        assert is_tree == (position_BT is not None), "branches have positions of their own"
         num_tokens = ids_BT.shape[1]
         if position_BT is None:
             position_BT = (

@@ -342,6 +342,44 @@ int penjing_log_probs(const void *logits, const int64_t *target, float *logp, fl
     return 0;
 }
 
+/* e^x for x <= 0 to within 4e-16 of it, as `exponential`; at most e^-700 below -700. NaN stays NaN. */
+INLINE double exponential_double(double x) {
+    static const double series[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,
+                                    1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0};
+    x = x < -700.0 ? -700.0 : x;
+    double shifted = x * 1.4426950408889634 + 6755399441055744.0; /* 1.5 x 2^52 */
+    double n = shifted - 6755399441055744.0, power, sum = 1.0 / 6227020800;
+    double r = (x - n * 0.69314718036912382) - n * 1.9082149292705877e-10; /* the first product is exact */
+    for (int i = 0; i < 13; i++) sum = sum * r + series[i];
+    int64_t whole;
+    memcpy(&whole, &shifted, 8);
+    whole = (whole + 1023) << 52;
+    memcpy(&power, &whole, 8);
+    return sum * power;
+}
+
+/* Of each row of logits its largest value, how many equal it, and the logarithm of the sum of e^(logit - largest), in
+   float64. */
+void penjing_log_sum_exp(const float *logits, float *largest, int64_t *equal, double *log_sum, long rows, long width,
+                         int threads) {
+    ROWS(threads) for (long n = 0; n < rows; n++) {
+        const float *row = logits + n * width;
+        float top = -INFINITY;
+        double sum = 0.0;
+        long count = 0;
+        _Pragma("omp simd reduction(max : top)")
+        for (long i = 0; i < width; i++) top = row[i] > top ? row[i] : top;
+        _Pragma("omp simd reduction(+ : sum, count)")
+        for (long i = 0; i < width; i++) {
+            sum += exponential_double((double)row[i] - (double)top);
+            count += row[i] == top;
+        }
+        largest[n] = top;
+        equal[n] = count;
+        log_sum[n] = log(sum);
+    }
+}
+
 INLINE void log_softmax_backward_row(void *logits, int64_t target, float norm, float grad_logp, long width, int type) {
     float target_logit = exponential(get(logits, target, type) - norm);
     SIMD for (long i = 0; i < width; i++) put(logits, i, exponential(get(logits, i, type) - norm) * -grad_logp, type);

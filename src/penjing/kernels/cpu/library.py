@@ -40,6 +40,7 @@ _SIGNATURES = {
     "attention": (c_void_p,) * 6 + (c_long,) * 5 + (c_float,) + (c_int,) * 2,
     "attention_backward": (c_void_p,) * 10 + (c_long,) * 5 + (c_float,) + (c_int,) * 2,
     "log_probs": (c_void_p,) * 5 + (c_long,) * 2 + (c_int,) * 2,
+    "log_sum_exp": (c_void_p,) * 4 + (c_long,) * 2 + (c_int,),
     "log_softmax_backward": (c_void_p,) * 4 + (c_long,) * 2 + (c_int,) * 2,
     "cross_entropy": (c_void_p,) * 4 + (c_long,) * 2 + (c_int,) * 3,
 }

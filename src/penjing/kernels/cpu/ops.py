@@ -20,7 +20,7 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as types.h numbers them
 
 # The inputs of an op from this one on are float32; those before are of any of TYPES.
 _FLOAT32_FROM = {
-    "rms_norm_forward": 2, "rms_norm_backward": 3, "add": 1, "add_tiles": 1, "tiles_of": 3,
+    "rms_norm_forward": 2, "rms_norm_backward": 3, "log_sum_exp": 0, "add": 1, "add_tiles": 1, "tiles_of": 3,
     "weighted_swiglu_backward": 2, "nesterov_update": 0, "global_norm": 0, "decayed_update": 1,
 }  # fmt: skip
 _ALIKE = {"swiglu_forward": 2, "swiglu_backward": 3, "rms_norm_backward": 2, "softmax": 2}  # so many have one dtype
@@ -340,6 +340,13 @@ def log_probs(logits_CV: Tensor, target_C: Tensor, logp_C: Tensor, entropy_C: Te
     """Write, in float32, log softmax(logits)[target], the entropy in nats, and the logsumexp."""
     args = (logits_CV, target_C.contiguous(), logp_C, entropy_C, norm_C)
     _run("log_probs", args, *logits_CV.shape, TYPES[logits_CV.dtype], _threads(logits_CV.numel()))
+
+
+def log_sum_exp(logits_NV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    largest_N, log_sum_N = (logits_NV.new_empty(len(logits_NV), dtype=x) for x in (torch.float32, torch.float64))
+    equal_N = torch.empty(len(logits_NV), dtype=torch.int64)
+    _run("log_sum_exp", (logits_NV, largest_N, equal_N, log_sum_N), *logits_NV.shape, _threads(logits_NV.numel()))
+    return largest_N, equal_N, log_sum_N
 
 
 def log_softmax_backward(logits_CV: Tensor, target_C: Tensor, norm_C: Tensor, grad_logp_C: Tensor) -> Tensor:
