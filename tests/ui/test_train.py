@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from penjing.cli import main
 from penjing.track.run_record import flatten
 from penjing.train.config import Run
 from penjing.ui import processes, train
+from penjing.ui.settings_form import chinese, chinese_texts
 
 # In place of penjing: trains nothing, holds the run's lock until it is asked to end, and leaves what it was told.
 PROGRAM = """
@@ -216,6 +218,7 @@ def test_the_form_has_every_setting_of_the_code_once(client):
         "options": [],
         "range": [">= 1"],
         "help": "rows (pairs, prompts) of one optimizer step, over all devices and accumulation",
+        "zh": chinese("settings", "batch.size"),
         "needs": "",
     }
     assert by_path["checkpoint.async"]["kind"] == "yes" and by_path["optimizer.name"]["options"] == ["adamw", "muon"]
@@ -224,6 +227,20 @@ def test_the_form_has_every_setting_of_the_code_once(client):
     without_help = [field["path"] for field in fields if not field["help"]]
     assert len(without_help) < len(fields) / 10, without_help
     assert {"pretrain", "tiny", "ladder:30m"} <= {recipe["name"] for recipe in form["recipes"]}
+
+
+def test_chinese_help_is_there_for_all_that_the_form_shows_and_for_nothing_else(client):
+    form, texts = client.get("/api/settings").json(), chinese_texts()
+    fields = [field for group in form["groups"] for field in group["fields"]]
+    shown = [*fields, *form["groups"], *form["recipes"]]
+    assert [one.get("path") or one["name"] for one in shown if not re.search("[\u4e00-\u9fff]", one["zh"])] == []
+    used = {name for field in fields for name in (field["path"], f"{field['path']}@{field['needs'].partition('=')[2]}")}
+    assert texts["settings"].keys() <= used
+    assert texts["groups"].keys() == {group["name"] or "run" for group in form["groups"]}
+    assert texts["recipes"].keys() == {recipe["name"].partition(":")[0] for recipe in form["recipes"]}
+    either = {name.partition("@")[0] for name in texts["settings"] if "@" in name}
+    assert not either & texts["settings"].keys(), "a name has a text of its own, or one for each choice"
+    assert all(recipe["help"] for recipe in form["recipes"])
 
 
 def test_a_setting_is_marked_with_the_command_lines_own_error(client, monkeypatch, capsys):

@@ -56,7 +56,7 @@ class DataSettings(Settings):
     max_epochs: tuple[NonNegativeFloat, ...] = ()
     # Other shares for the last `final_fraction` of the run: the best data last. Empty: no change.
     final_weights: tuple[float, ...] = ()
-    final_fraction: Annotated[float, Gt(0), Lt(1)] = 0.2
+    final_fraction: Annotated[float, Gt(0), Lt(1)] = 0.2  # of the run, at its end, with `final_weights`
     # Files that are held out, beside `train`; empty: `val_fraction` of `train`; none: nothing is, and there is no
     # held-out loss.
     validation: tuple[str, ...] = ()

@@ -40,8 +40,8 @@ class ModelConfig(Settings):
     rope_original_max_position_embeddings: NonNegativeInt = 0  # longest sequence before scaling (yarn, llama3)
     rope_beta_fast: PositiveFloat = 32.0  # yarn: frequencies with more rotations in the original length are unchanged
     rope_beta_slow: PositiveFloat = 1.0  # yarn: frequencies with fewer rotations are divided by the factor
-    rope_low_freq_factor: PositiveFloat = 1.0  # llama3: its names for the same two bounds
-    rope_high_freq_factor: PositiveFloat = 4.0
+    rope_low_freq_factor: PositiveFloat = 1.0  # llama3: its name for rope_beta_slow
+    rope_high_freq_factor: PositiveFloat = 4.0  # llama3: its name for rope_beta_fast
     rope_attention_factor: NonNegativeFloat = 0.0  # yarn: scale of queries and keys; 0 = 0.1 ln(factor) + 1
 
     sliding_window: NonNegativeInt = 0  # keys that a query of a windowed layer attends to, its own included; 0 = all

@@ -48,7 +48,7 @@ class Lora(Settings):
     section: ClassVar = "lora"
 
     rank: NonNegativeInt = 0  # R, inner width of an adapter; 0 = no adapters, all weights are trained
-    alpha: PositiveFloat = 32.0  # the output is multiplied by alpha / rank (or alpha / sqrt(rank), see scaling)
+    alpha: PositiveFloat = 32.0  # the output is multiplied by alpha / rank (or alpha / sqrt(rank), see use_rslora)
     # Dropout on an adapter's inputs in training. Not supported where two passes of the model are compared (policies,
     # preferences with a reference): only one of the two would have dropout.
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0

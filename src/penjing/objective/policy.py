@@ -127,7 +127,7 @@ class Policy(ObjectiveSettings):
 
     best_metric: ClassVar = ""  # rewards are no losses
     name: Literal["policy"] = "policy"
-    loss: PolicyLoss = "grpo"
+    loss: PolicyLoss = "grpo"  # GRPO, one of its variants, or PPO with a value head
     clip_low: NonNegativeFloat = 0.0  # clip range of the ratio below 1; 0 = the paper's
     clip_high: NonNegativeFloat = 0.0  # clip range above 1; 0 = the paper's
     kl_coef: NonNegativeFloat = 0.0  # of the divergence from the reference, nats; 0 = no reference model

@@ -22,9 +22,9 @@ class AdamW(Settings):
 
     name: Literal["adamw"] = "adamw"
     learning_rate: PositiveFloat = 5e-4  # peak
-    beta1: BelowOne = 0.9
-    beta2: BelowOne = 0.95
-    eps: PositiveFloat = 1e-8
+    beta1: BelowOne = 0.9  # decay of the mean of gradients
+    beta2: BelowOne = 0.95  # decay of the mean of squared gradients
+    eps: PositiveFloat = 1e-8  # added to the denominator
     weight_decay: NonNegativeFloat = 0.1  # of block matrices only; gains, embedding and head do not decay
     # Format of both moments between steps: 8, 4 or 2 bytes per parameter. bfloat16 uses stochastic rounding. int8 has
     # a scale for every 256 numbers and keeps the embedding in float32. Parameters below 4096 elements stay float32.

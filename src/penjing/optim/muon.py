@@ -175,16 +175,16 @@ class Muon(Settings):
 
     name: Literal["muon"] = "muon"
     learning_rate: PositiveFloat = 0.02  # peak, of the matrices
-    momentum: BelowOne = 0.95
+    momentum: BelowOne = 0.95  # decay of the mean of gradients
     weight_decay: NonNegativeFloat = 0.0  # of the matrices
     cautious_decay: bool = False  # decay only weights of the update's sign, which move towards 0 (arXiv:2510.12402)
     # NorMuon (arXiv:2510.05491): decay of the mean square of each row of the update, which it is divided by; such as
     # 0.95. 0 = plain Muon.
     normuon_beta2: BelowOne = 0.0
     adamw_learning_rate: PositiveFloat = 3e-3  # peak, of embedding, head and gains
-    beta1: BelowOne = 0.9
-    beta2: BelowOne = 0.95
-    eps: PositiveFloat = 1e-8
+    beta1: BelowOne = 0.9  # AdamW's: decay of the mean of gradients
+    beta2: BelowOne = 0.95  # AdamW's: decay of the mean of squared gradients
+    eps: PositiveFloat = 1e-8  # AdamW's: added to the denominator
     # Format of the momentum (4, 2 or 1 bytes per parameter) and of AdamW's moments between steps; see adamw.py.
     state_dtype: StateDtype = "float32"
 

@@ -43,7 +43,7 @@ def tiny_sft() -> Layer:
 
 
 def tiny_distill() -> Layer:
-    """Distil the quickstart's SFT model into its pretrained one:
+    """Distil the quickstart's SFT model into its pretrained one.
 
     penjing train tiny_distill init_from=runs/quickstart/pretrain objective.teacher=runs/quickstart/sft
     data.train=runs/quickstart/data/sft.jsonl

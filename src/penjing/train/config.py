@@ -103,7 +103,7 @@ class EvalSettings(Settings):
     questions: str = ""
     # Tasks that are asked at each validation (`penjing eval --list`), of files in the folder `data`.
     tasks: tuple[str, ...] = ()
-    data: str = ""
+    data: str = ""  # the folder of these files
     limit: NonNegativeInt = 200  # requests of each task, spread over all; 0 = all
 
 

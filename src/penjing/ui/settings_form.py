@@ -5,9 +5,11 @@ import inspect
 import io
 import textwrap
 import tokenize
+import tomllib
 import typing
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from penjing.base import config
@@ -27,18 +29,21 @@ def form() -> dict[str, Any]:
     groups: dict[str, dict[str, Any]] = {}
     for setting in config.walk(Run):
         name, _, leaf = setting.path.rpartition(".")
-        group = groups.setdefault(name, {"name": name, "help": _about(setting.owner), "fields": {}})
+        about = {"help": _about(setting.owner), "zh": chinese("groups", name or "run")}
+        group = groups.setdefault(name, {"name": name, **about, "fields": {}})
         if leaf == "name" and setting.needs:  # the choice itself: one field with all of its members
+            about = {"help": "", "zh": chinese("settings", setting.path)}
             field = group["fields"].setdefault(
-                leaf, {"path": setting.path, "kind": "choice", "options": [], "range": [], "needs": ""}
+                leaf, {"path": setting.path, "kind": "choice", "options": [], "range": [], "needs": "", **about}
             )
             field["options"].append(setting.field.default)
-            field.setdefault("help", []).append(f"{setting.field.default}: {_about(setting.owner)}")
+            field["help"] += f"{setting.field.default}: {_about(setting.owner)} "
+            group["help"] = ""  # each of its members has another
         else:
             group["fields"][f"{leaf} {setting.needs}"] = _field(setting)
     return {
         "recipes": [
-            {"name": recipe, "help": _about(look_up(RECIPES, name, what="recipe"))}
+            {"name": recipe, "help": _about(look_up(RECIPES, name, what="recipe")), "zh": chinese("recipes", name)}
             for name in RECIPES
             for recipe in ([f"{name}:{size}" for size in LADDER] if name in WITH_SIZE else [name])
         ],
@@ -58,8 +63,21 @@ def _field(setting: config.Setting) -> dict[str, Any]:
         "options": list(typing.get_args(annotation)) if kind == "choice" else [],
         "range": [f"{sign} {limit}" for sign, limit in setting.bounds if abs(limit) < 2**62],
         "help": comments(setting.owner).get(setting.field.name, ""),
+        "zh": chinese("settings", setting.path, setting.needs),
         "needs": setting.needs,
     }
+
+
+@cache
+def chinese_texts() -> dict[str, dict[str, str]]:
+    """{"settings": {name: help}, "groups": ..., "recipes": ...}."""
+    return tomllib.loads((Path(__file__).parent / "help_zh.toml").read_text("utf-8"))
+
+
+def chinese(part: str, name: str, needs: str = "") -> str:
+    """The help in Chinese; of a name that several choices have, that of the choice if there is one."""
+    texts = chinese_texts()[part]
+    return texts.get(f"{name}@{needs.partition('=')[2]}", texts.get(name, ""))
 
 
 @cache
@@ -91,8 +109,9 @@ def comments(kind: type) -> dict[str, str]:
 
 
 def _about(thing: object) -> str:
-    """The first paragraph of what the code says of it."""
-    return (inspect.getdoc(thing) or "").partition("\n\n")[0].replace("\n", " ")
+    """The first paragraph of what the code says of it, or of its module."""
+    said = inspect.getdoc(thing) or inspect.getdoc(inspect.getmodule(thing)) or ""
+    return said.partition("\n\n")[0].replace("\n", " ")
 
 
 def check(recipe: str, settings: Mapping[str, str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 // of each change what the command line would.
 
 import { button, el, fill } from "./dom.js";
-import { t } from "./i18n.js";
+import { current, t } from "./i18n.js";
 import "./train_words.js";
 
 const KEPT = "penjing.train"; // in this browser: the recipe and what was changed
@@ -49,7 +49,7 @@ function build(now) {
   recipe.value = now.recipe;
   if (recipe.selectedIndex < 0) recipe.value = now.recipe = form.recipes[0].name;
   const about = el("p", { class: "hint", id: "train-about" });
-  const explain = () => (about.textContent = form.recipes.find(({ name }) => name === now.recipe)?.help ?? "");
+  const explain = () => (about.textContent = help(form.recipes.find(({ name }) => name === now.recipe)));
   explain();
   recipe.addEventListener("change", () => {
     now.recipe = recipe.value;
@@ -71,9 +71,12 @@ function build(now) {
     el("div", { class: "train-columns" }, el("form", { class: "train-form", on: { submit: (event) => event.preventDefault() } }, now.groups.map(({ node }) => node)), now.result));
 }
 
+/** What the code says of a setting, a group or a recipe; in Chinese, what the table of the server says. */
+const help = (about) => (current() === "zh" && about?.zh) || about?.help || "";
+
 function groupOf(now, group, open) {
   const fields = group.fields.map((field) => fieldOf(now, field));
-  const node = el("details", { class: "card", open }, el("summary", {}, group.name || t("trainRun"), group.help ? el("span", { class: "unit", text: ` ${group.help}` }) : null), fields.map((field) => field.node));
+  const node = el("details", { class: "card", open }, el("summary", {}, group.name || t("trainRun"), el("span", { class: "unit", text: ` ${help(group)}` })), fields.map((field) => field.node));
   return { node, fields, open };
 }
 
@@ -99,7 +102,7 @@ function fieldOf(now, field) {
   });
   const leaf = field.path.split(".").at(-1);
   const node = el("div", { class: "setting" }, el("label", { for: id, text: OFTEN.includes(field.path) ? field.path : leaf }), el("div", { class: "setting-input" }, input, undo),
-    el("p", { class: "hint", id: `${id}-help`, text: [[field.help].flat().join("; "), field.range.join(", ")].filter(Boolean).join(" · ") }), error);
+    el("p", { class: "hint", id: `${id}-help`, text: [help(field), field.range.join(", ")].filter(Boolean).join(" · ") }), error);
   const entry = { field, node, input, undo, error };
   now.fields.set(`${field.path} ${field.needs}`, entry);
   return entry;
@@ -185,7 +188,7 @@ function filter(now, text) {
   for (const group of now.groups) {
     let found = 0;
     for (const { field, node } of group.fields) {
-      const all = `${field.path} ${field.help}`.toLowerCase();
+      const all = `${field.path} ${field.help} ${field.zh}`.toLowerCase();
       node.hidden = !wanted.every((word) => all.includes(word));
       if (!node.hidden && node.dataset.absent === "false") found += 1;
     }
