@@ -60,7 +60,7 @@ def test_its_table_has_every_command(name):
     commands = get_command(app).commands
     assert sorted(named) == sorted(commands)
     (plan,) = (words for cell, words in rows if "plan" in cell)
-    assert {*re.findall(r"`(\w+)`", plan), "run"} == set(commands["plan"].commands)
+    assert {*re.findall(r"`([\w-]+)`", plan), "run"} == set(commands["plan"].commands)
 
 
 @pytest.mark.parametrize("name", READMES)

@@ -3,6 +3,7 @@
 import gc
 import json
 import sys
+import time
 import weakref
 from pathlib import Path
 
@@ -103,6 +104,7 @@ def main(folder, *words):
         step(context, 0)
         held.peak = 0
         step(context, 1)
+    time.sleep(0.2)  # gloo's threads let go of what they have sent
     (Path(folder) / f"{strategy.rank}.json").write_text(json.dumps({"peak": held.peak, "after": held.total}))
     strategy.close()
 

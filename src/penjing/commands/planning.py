@@ -11,7 +11,8 @@ from rich.console import Console
 
 from penjing.base import config
 from penjing.base.errors import UserError
-from penjing.base.markup import escape_markup
+from penjing.base.formatting import gibibytes
+from penjing.base.markup import escape_markup, print_table
 from penjing.commands.arguments import Recipe, Settings, console, resolved, say
 
 if TYPE_CHECKING:
@@ -164,6 +165,24 @@ def plan_memory(
     options = PlanOptions(gpu=gpu, gpus=gpus, nodes=nodes, network=network)
     if print_memory(_traceable(recipe, settings, strategy), options, console, waterfall=waterfall) is False:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+@app.command("dry-run")
+def plan_dry_run(
+    recipe: Planned, settings: Settings = None, gpus: Gpus = 8, strategy: Strategy = "fsdp2", nodes: Nodes = 0
+) -> None:
+    """Build and step a layout in this process, beside ranks that do not exist, and compare it with its plan.
+
+    [bold]Example[/]
+    penjing plan dry-run pretrain model=26m --gpus 64 --strategy fsdp2
+    """
+    from penjing.planner.dry_run import dry_run
+    from penjing.planner.inputs import PlanOptions
+
+    run = _traceable(recipe, settings, strategy)
+    figures = dry_run(run, PlanOptions(gpus=gpus, nodes=nodes).layout(run))
+    rows = [(name, *map(gibibytes, sizes), f"{sizes[0] / sizes[1] - 1:+.1%}") for name, sizes in figures.items()]
+    print_table(console, (f"rank 0 of {gpus}", "dry run>", "plan>", "difference>"), rows)
 
 
 @app.command("search")

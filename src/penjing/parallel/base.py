@@ -90,6 +90,16 @@ class Strategy(ABC):
         norm = self.clip(max_norm)
         return norm, guarded_step(optimizers, norm, loss)
 
+    def held(self, optimizers: Sequence[Any]) -> dict[str, list[Tensor]]:
+        """What this rank holds, by the names of `shards`: its tensors, or its parts of them."""
+        parameters = list(self._model.parameters())
+        states = [state.values() for optimizer in optimizers for state in optimizer.state.values()]
+        return {
+            "weights": [local_part(one) for one in parameters],
+            "gradients": [local_part(one.grad) for one in parameters if one.grad is not None],
+            "optimizer state": [local_part(one) for state in states for one in state if isinstance(one, Tensor)],
+        }
+
     # --- where a rank holds a part of the weights: by default each holds them all -------------------------------------
 
     def full_state(self, state: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from penjing import devices
 from penjing.base.errors import missing_extra
@@ -75,6 +75,14 @@ class _Zero(MultiProcess):
             self.scaler.update(norm)
         others = [optimizer for optimizer in optimizers if optimizer is not self._adamw]
         return norm, guarded_step(others, norm, loss)
+
+    def held(self, optimizers: Sequence[Any]) -> dict[str, list[Tensor]]:
+        zero, others = self._adamw.zero, [one for one in optimizers if one is not self._adamw]
+        held = super().held([zero.optimizer, *others])
+        held["weights"] = [getattr(one, "ds_tensor", one) for one in held["weights"]]
+        held["gradients"] += [one for one in tree_leaves(zero.averaged_gradients) if isinstance(one, Tensor)]
+        held["optimizer state"] += zero.optimizer.state  # its keys are the float32 copies of the weights
+        return held
 
     def full_state(self, state: Any) -> Any:
         return tree_map_only(Part, lambda part: part.whole(self.rank, self.device), state)

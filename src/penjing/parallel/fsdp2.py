@@ -74,6 +74,7 @@ class FullyShardedDataParallel(MultiProcess):
         """With `reshard` at the end of a step, the last of its passes frees what the first one gathered."""
         root = self._root()
         root.set_is_last_backward(last)
+        root.set_requires_all_reduce(last)  # between replicas: once a step
         if self.reshard == "step":
             root.set_requires_gradient_sync(last)
             root.set_reshard_after_backward(last)

@@ -32,6 +32,7 @@ KERNEL_LOGIT_BYTES, KERNEL_SHARE = 10, 0.85
 ATTENTION_MATRICES = 3  # the first entries of `Workload._block_matmuls`; the MLP's follow
 BLOCK_KERNELS, STEP_KERNELS = 100, 60  # launches per block, forward and backward; and per step
 MASTER_KERNELS = 1.5
+ZERO_LIVE = 10**9  # numbers of gathered weights that DeepSpeed's stage 3 keeps for the backward pass
 FORWARD_SHARE = 1 / 3  # forward fraction of a block's bytes and kernels
 RECOMPUTE_FACTORS = {"none": 1.0, "mlp": 1.15, "block": 1.3}  # estimates: of bytes moved and kernels launched
 
@@ -205,11 +206,13 @@ class Workload:
         """Bytes each device sends in one step: within a group that shards, and between groups with equal parts."""
         group = self.layout.group
         share, gradients = (group - 1) / group, 4.0 * self.trained
-        if "weights" in self.layout.shards:  # each pass gathers them forward and backward, and scatters gradients
-            exchanges = 0.5 if self.layout.keeps_whole else self.passes
-            sharded = 2 * 4.0 * self.shape.parameters * exchanges + gradients * max(1.0, exchanges)
-        else:  # gradients scattered, in each pass if only parts are kept; updated weights gathered
-            sharded = gradients * (1 + (self.passes if "gradients" in self.layout.shards else 1))
+        if "weights" in self.layout.shards:  # a pass gathers blocks forward and backward, and scatters gradients
+            once = self.layout.keeps_whole or (self.layout.strategy == "zero3" and self.shape.parameters <= ZERO_LIVE)
+            again = 0 if once else self.shape.parameters - self.shape.vocabulary * self.shape.width
+            exchanges = 1 if self.layout.keeps_whole else self.passes
+            sharded = (4.0 * (self.shape.parameters + again) + gradients) * exchanges
+        else:  # ZeRO: gradients all-reduced, in each pass if only parts are kept; updated weights gathered
+            sharded = gradients * (1 + 2 * (self.passes if "gradients" in self.layout.shards else 1))
         copies = self.ranks // group
         return sharded * share, 2 * gradients / group * (copies - 1) / copies
 

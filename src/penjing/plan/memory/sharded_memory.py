@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from penjing.plan.layout import Layout
 from penjing.plan.memory.trace import Component, Storage, Trace, Tracer
+from penjing.plan.step_workload import ZERO_LIVE
 
 META = torch.device("meta")
 SENT: Component = "communication"
@@ -175,9 +176,7 @@ class _Unit:
 class ZeroBuffers:
     """What DeepSpeed 0.19 holds: always a float32 copy of a rank's weights, and with stage 3 its gradients; in a
     backward pass a bucket that gradients are moved into, and at its end all of them again for the exchange, with stage
-    3 twice. It keeps gathered weights, up to LIVE numbers, until the backward pass has used them."""
-
-    LIVE = 10**9  # stage3_max_live_parameters
+    3 twice. It keeps gathered weights, up to ZERO_LIVE numbers, until the backward pass has used them."""
 
     def __init__(self, model: nn.Module, tracer: Tracer, shards: frozenset[str], bucket: int) -> None:
         """bucket: numbers of reduce_bucket_size."""
@@ -211,7 +210,7 @@ class ZeroBuffers:
             for one in self._trained:
                 one.grad = None
         if "weights" in self._shards:
-            self._gathered = self._flat(min(self.LIVE, sum(one.numel() for one in self._model.parameters())), SENT)
+            self._gathered = self._flat(min(ZERO_LIVE, sum(one.numel() for one in self._model.parameters())), SENT)
 
     def backward(self, total: Tensor) -> None:
         bucket = self._flat(self._bucket_size, SENT)

@@ -165,7 +165,7 @@ def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple
         built = complete(model, stage, strategy, precision)
         for frozen in stage.frozen_models():
             tracer.tag_model(frozen)
-        context = _context(built, shape, tracer)
+        context = context_of(built, shape, tracer)
         # On a CPU there is no caching allocator: the optimizer state is made separately, and one step is enough.
         if on_host:
             _make_state(built, tracer)
@@ -185,7 +185,7 @@ def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple
 # --- the step --------------------------------------------------------------------------------------------------------
 
 
-def _context(built: BuiltRun, shape: TraceShape, tracer: Tracer) -> TrainingContext:
+def context_of(built: BuiltRun, shape: TraceShape, tracer: Tracer) -> TrainingContext:
     run, stage = built.run, built.stage
     return TrainingContext(
         strategy=built.strategy,
@@ -207,6 +207,7 @@ def _make_state(built: BuiltRun, tracer: Tracer) -> None:
         for parameter in built.trainable.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.empty_like(parameter)
+        tracer.tag_gradients(built.trainable)
         for optimizer in built.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
