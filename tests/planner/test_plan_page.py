@@ -377,7 +377,9 @@ def test_sizes_beyond_the_ladder_have_its_largest_shape():
     assert plan_counts.model_of(7_000_000_000) == plan_counts.model_of(3_000_000_000)
 
 
-@pytest.mark.parametrize("option", ["--tokens=1M", "--unique=1M", "--gpus=2", "--strategy=ddp", "--explain"])
+@pytest.mark.parametrize(
+    "option", ["--tokens=1M", "--unique=1M", "--gpus=2", "--nodes=2", "--network=9", "--strategy=ddp", "--explain"]
+)
 def test_what_a_probe_does_not_look_at_is_refused(option):
     from typer.testing import CliRunner
 

@@ -81,18 +81,11 @@ def plan_run(
     options = PlanOptions(**machines, budget=budget, tokens=tokens, unique=unique, price=price)  # type: ignore[arg-type]
     run, external = _planned(recipe, settings, strategy)
     if run.data.train and not gpu and external is None:
-        unused = {
-            "--tokens": tokens,
-            "--unique": unique,
-            "--gpus": gpus > 1,
-            "--strategy": strategy,
-            "--explain": explain,
-            "--rough": rough,
-        }
+        unused = {"--tokens": tokens, "--unique": unique, "--gpus": gpus > 1, "--nodes": nodes, "--network": network}
+        unused |= {"--strategy": strategy, "--explain": explain, "--rough": rough}
         if names := [name for name, given in unused.items() if given]:
-            raise UserError(
-                "has no effect with data.train", where=", ".join(names), next_step="Add --gpu NAME, or max_steps=N."
-            )
+            hint = "Add --gpu NAME, or max_steps=N."
+            raise UserError("has no effect with data.train", where=", ".join(names), next_step=hint)
         _plan_measured(run, options, as_json)
         return
     page = make_report(recipe, run, options, external, trace=not rough)
