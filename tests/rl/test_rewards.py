@@ -288,6 +288,12 @@ def test_the_judge_is_asked_and_its_grade_read(server, monkeypatch):
     assert "{truth}" in server["asked"][2][2]["messages"][0]["content"]
 
 
+def test_a_question_with_the_name_of_a_place_stays_as_it_is(server):
+    server["replies"] += [said("Grade: 10")]
+    ask(server, answer("41", messages=(Message(role="user", content="What is {answer} in Python?"),)))
+    assert "What is {answer} in Python?" in server["asked"][0][2]["messages"][0]["content"]
+
+
 def test_thoughts_are_not_graded(server):
     server["replies"] += [said("Grade: 10"), said("Grade: 0")]
     ask(server, answer("<think>hm, 42?</think>41"), answer("<think>hm, 42?"))

@@ -63,13 +63,9 @@ class Judge(Reward):
 
     def score(self, answer: RewardInput) -> float:
         question = "\n".join(f"{message.role}: {message.content}" for message in answer.messages)
-        prompt = self.prompt
-        for name, text in (
-            ("question", question),
-            ("truth", " | ".join(answer.truths)),
-            ("answer", answer.answer_text),
-        ):
-            prompt = prompt.replace("{" + name + "}", text)
+        texts = {"question": question, "truth": " | ".join(answer.truths), "answer": answer.answer_text}
+        # In one pass: a question that holds "{answer}" stays as it is.
+        prompt = re.sub(r"\{(question|truth|answer)\}", lambda found: texts[found[1]], self.prompt)
         failure = ""
         for attempt in range(self.settings.judge_tries):
             if attempt:
