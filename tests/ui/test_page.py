@@ -146,7 +146,7 @@ def test_without_the_token_nothing_is_shown(opened, folder, write_run, address):
 def test_text_can_be_read_and_a_phone_has_no_sideways_scroll(opened, folder, write_run, scheme, locale):
     write_run(folder / "a")
     page = opened(locale=locale, color_scheme=scheme, width=390, height=844)
-    ready = {"runs": ".samples", "train": "#train-start:not(:disabled)", "chat": ".chats"}
+    ready = {"runs": ".samples", "train": "#train-start", "chat": ".chats"}
     for tab, selector in ready.items():
         page.locator(f"#tab-{tab}").click()
         expect(page.locator(selector).first).to_be_attached()
@@ -166,6 +166,8 @@ def test_the_form_sends_what_was_changed_and_marks_what_is_refused(opened, folde
     monkeypatch.setattr(processes, "PROGRAM", (sys.executable, str(program)))
     page = opened("train")
     page.locator("#train-recipe").select_option("tiny")
+    expect(page.locator(".setting .bad:visible")).to_contain_text("data.train: no data")
+    page.get_by_label("data.train", exact=True).fill("a.txt")
     page.get_by_label("max_steps", exact=True).fill("-3")
     expect(page.locator(".setting .bad:visible")).to_have_text("penjing: max_steps: out of range; got -3; wanted >= 0")
     expect(page.locator("#train-start")).to_be_disabled()
@@ -173,14 +175,14 @@ def test_the_form_sends_what_was_changed_and_marks_what_is_refused(opened, folde
     page.get_by_label("out", exact=True).fill("../x")
     expect(page.locator(".panel-error")).to_contain_text("outside the folder")
     page.get_by_label("out", exact=True).fill("runs/x")
-    expect(page.locator(".command code")).to_have_text("penjing train tiny max_steps=50 out=runs/x")
+    expect(page.locator(".command code")).to_have_text("penjing train tiny data.train=a.txt max_steps=50 out=runs/x")
     page.locator("#train-search").fill("momentum nothing")
     expect(page.locator(".setting:visible")).to_have_count(0)
     page.locator("#train-search").fill("optimizer.momentum")
     expect(page.locator(".setting:visible")).to_have_count(1)
     page.locator("#train-start").click()
     expect(page.locator("#runs-rows .state")).to_have_text("running")
-    assert (folder / "runs" / "x" / "told").read_text() == "train tiny max_steps=50 out=runs/x"
+    assert (folder / "runs" / "x" / "told").read_text() == "train tiny data.train=a.txt max_steps=50 out=runs/x"
     page.get_by_role("button", name="Stop (saves first)").click()
     expect(page.locator("#runs-rows .state")).to_have_text("killed")  # this program saves nothing
     assert not is_locked(folder / "runs" / "x")

@@ -250,6 +250,9 @@ def test_a_setting_is_marked_with_the_command_lines_own_error(client, monkeypatc
     with pytest.raises(SystemExit):
         main()
     assert error == {"where": "batch.size", "message": capsys.readouterr().err.strip()}
-    good = client.post("/api/check", json={"recipe": "pretrain", "settings": {"optimizer": "adamw", "out": "runs/é x"}})
-    assert good.json()["command"] == "penjing train pretrain optimizer=adamw 'out=runs/é x'"
-    assert good.json()["values"]["optimizer.name"] == "adamw" and good.json()["error"] is None
+    settings = {"optimizer": "adamw", "out": "runs/é x"}
+    bare = client.post("/api/check", json={"recipe": "pretrain", "settings": settings}).json()
+    assert bare["error"]["where"] == "data.train" and bare["values"]["optimizer.name"] == "adamw"
+    good = client.post("/api/check", json={"recipe": "pretrain", "settings": {**settings, "data.train": "a"}}).json()
+    assert good["command"] == "penjing train pretrain optimizer=adamw 'out=runs/é x' data.train=a"
+    assert good["values"]["optimizer.name"] == "adamw" and good["error"] is None

@@ -109,10 +109,10 @@ def _answer(address: str, question: str) -> str:
         model = _json(f"{address}v1/models")["data"][0]
         body = {"model": model["id"], **SAMPLING}
         if not model["penjing"]["answers"]:
-            return str(_json(f"{address}v1/completions", {**body, "prompt": question})["choices"][0]["text"])
+            return str(_json(f"{address}v1/completions", {**body, "prompt": question})["choices"][0]["text"]).strip()
         messages = [{"role": "user", "content": question}]
         reply = _json(f"{address}v1/chat/completions", {**body, "messages": messages})
-        return str(reply["choices"][0]["message"]["content"] or "")
+        return str(reply["choices"][0]["message"]["content"] or "").strip()
     except urllib.error.HTTPError as error:
         raise ApiError(502, json.load(error)["error"]["message"]) from None
     except (OSError, ValueError, LookupError) as error:

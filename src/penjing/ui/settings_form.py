@@ -15,6 +15,7 @@ from typing import Any, Literal
 from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.base.registry import look_up
+from penjing.data.corpus import Corpus
 from penjing.recipes import RECIPES, WITH_SIZE
 from penjing.track.run_record import flatten
 from penjing.ui.processes import command
@@ -120,11 +121,14 @@ def check(recipe: str, settings: Mapping[str, str]) -> dict[str, Any]:
     answer: dict[str, Any] = {"words": words, "command": command(words), "error": None, "values": {}, "decisions": []}
     try:
         run = resolved(recipe, settings)
+        decisions = [[decision.field, *decision.values, decision.why] for decision in run.decisions]
+        answer |= {"values": flatten(config.to_dict(run)), "out": run.out, "decisions": decisions}
+        if not run.data.train:
+            _ = Corpus(run.data).sources  # raises what training would
     except UserError as error:
         where = "" if error.where is None else str(error.where)
-        return {**answer, "error": {"where": where, "message": f"penjing: {error.line()}"}}
-    decisions = [[decision.field, *decision.values, decision.why] for decision in run.decisions]
-    return {**answer, "values": flatten(config.to_dict(run)), "out": run.out, "decisions": decisions}
+        answer["error"] = {"where": where, "message": f"penjing: {error.line()}"}
+    return answer
 
 
 def resolved(recipe: str, settings: Mapping[str, str]) -> Any:

@@ -16,7 +16,7 @@ export function blindCard({ api, fail }) {
   const answers = el("div", { class: "samples", role: "status" });
   const buttons = VOTES.map((choice, at) => el("button", { type: "button", class: "plain", text: t(`chatVote_${choice}`), "aria-keyshortcuts": at + 1, on: { click: () => vote(choice) } }));
   const votes = el("div", { class: "row gap", hidden: true }, buttons, el("span", { class: "hint", text: t("chatKeys") }));
-  const table = el("div");
+  const table = el("div", { class: "gap" });
   const node = el("section", { class: "card gap", on: { keydown: keys } }, el("h2", { text: t("chatBlind") }), el("p", { class: "hint", text: t("chatBlindHint") }), needs, form, answers, votes, table);
   let open = null; // the answers that wait for a vote
 
@@ -65,7 +65,7 @@ export function blindCard({ api, fail }) {
     const head = ["chatCheckpoint", "chatStrength", "chatInterval", "chatWon", "chatTied", "chatLost"].map((key) => el("th", { scope: "col", text: t(key) }));
     const row = ({ model, strength, low, high, won, tied, lost }) =>
       el("tr", {}, [model, strength.toFixed(2), `${low.toFixed(2)} … ${high.toFixed(2)}`, won, tied, lost].map((value) => el("td", { text: value })));
-    fill(table, groups.length ? [el("h3", { class: "gap", text: t("chatStanding") }), el("p", { class: "hint", text: t("chatStandingHint") })] : null,
+    fill(table, groups.length ? [el("h3", { text: t("chatStanding") }), el("p", { class: "hint", text: t("chatStandingHint") })] : null,
       groups.map((group) => el("div", { class: "scroll-x" }, el("table", { class: "figures" }, el("thead", {}, el("tr", {}, head.map((cell) => cell.cloneNode(true)))), el("tbody", {}, group.map(row))))));
   }
 

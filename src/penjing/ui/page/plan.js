@@ -91,7 +91,7 @@ function results() {
       el("div", { class: "row" }, refine, el("p", { class: "hint", id: "plan-source" }))),
     el("section", { class: "card", id: "plan-commands" }, el("h2", { text: t("uiCommand") }), el("div", { id: "plan-lines" }),
       el("p", { class: "hint", text: t("planCommandHint") }),
-      el("button", { type: "button", class: "plain", text: t("planTrain"), on: { click: train } })),
+      el("button", { type: "button", class: "plain gap", text: t("planTrain"), on: { click: train } })),
     el("section", { class: "card" }, el("h2", { text: t("planWhichCards") }), el("div", { class: "scroll-y", id: "plan-cards", tabindex: 0, role: "region", "aria-label": t("planWhichCards") })),
     el("section", { class: "card" }, el("h2", { text: t("planWhichSizes") }), el("div", { class: "scroll-y", id: "plan-sizes", tabindex: 0, role: "region", "aria-label": t("planWhichSizes") })),
     el("details", { class: "card" }, el("summary", { text: t("planAdvice") }), el("ul", { id: "plan-advice" })));

@@ -69,7 +69,7 @@ function terms(run) {
     el("thead", {}, el("tr", {}, ["runsTerm", "runsPredicted", "runsActual", "runsError"].map((key) => el("th", { scope: "col", text: t(key) })))),
     el("tbody", {}, run.terms.map(([name, unit, predicted, actual, error]) => el("tr", {},
       el("th", { scope: "row", text: known("runsTerm", name) }), el("td", { text: show(predicted, unit) }), el("td", { text: show(actual, unit) }),
-      el("td", { text: error === null ? "–" : `${error > 0 ? "+" : "−"}${Math.abs(error * 100).toFixed(0)} %` }))))),
+      el("td", { text: error === null ? "–" : `${["−", "", "+"][Math.sign(Math.round(error * 100)) + 1]}${Math.abs(error * 100).toFixed(0)} %` }))))),
   run.warnings.map((text) => el("p", { class: "hint", text })));
 }
 

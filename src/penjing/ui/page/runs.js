@@ -96,6 +96,7 @@ function update(now, { folder, runs }) {
   const before = versions(now);
   now.rows = runs;
   if (!now.chosen.some((id) => runs.some((row) => row.id === id)) && runs.length) now.chosen = [runs[0].id];
+  for (const one of [".tools", ".more"]) $(one).hidden = !runs.length;
   $("#runs-folder").textContent = runs.length ? folder : t("runsNone", { folder });
   list(now);
   if (versions(now) !== before) draw(now);

@@ -43,7 +43,7 @@ addWords({
   runsPlan: ["Plan and outcome", "计划与结果"],
   runsTerm: ["What", "项目"],
   runsPredicted: ["planned", "计划"],
-  runsActual: ["so far", "实际"],
+  runsActual: ["actual", "实际"],
   runsError: ["plan is off by", "计划偏差"],
   runsSamples: ["Samples, newest first", "样例（最新在前）"],
   runsIncidents: ["Incidents ({count})", "异常（{count}）"],

@@ -17,10 +17,10 @@ export const tab = {
     const now = state = { context, root, changed: {}, values: {}, recipe: "pretrain", ending: new AbortController(), timer: 0, asked: 0 };
     root.append(el("p", { class: "hint", role: "status", text: t("trainLoading") }));
     const { signal } = now.ending;
-    const [form, { runs }] = await Promise.all([context.api.get("api/settings", {}, signal), context.api.get("api/runs", {}, signal)]);
+    const [form, { runs }, { files }] = await Promise.all(["settings", "runs", "data/files"].map((path) => context.api.get(`api/${path}`, {}, signal)));
     if (state !== now) return;
     const [recipe, changed] = [context.params.get("recipe"), context.params.get("settings")]; // from another tab
-    Object.assign(now, { form, runs: runs.map((row) => row.id) }, kept(), recipe ? { recipe, changed: JSON.parse(changed || "{}") } : {});
+    Object.assign(now, { form, runs: runs.map((row) => row.id), files: files.map((file) => file.path) }, kept(), recipe ? { recipe, changed: JSON.parse(changed || "{}") } : {});
     context.keep({}); // a reload keeps what was changed since
     build(now);
     await check(now);
@@ -66,6 +66,7 @@ function build(now) {
   now.result = el("div", { class: "train-result" });
   fill(now.root,
     el("datalist", { id: "train-presets" }, form.presets.map((value) => el("option", { value }))),
+    el("datalist", { id: "train-files" }, now.files.map((value) => el("option", { value }))),
     el("datalist", { id: "train-runs" }, runs.map((value) => el("option", { value }))),
     el("div", { class: "train-head" }, el("div", { class: "field" }, el("label", { for: "train-recipe", text: t("trainRecipe") }), recipe, about), search),
     el("div", { class: "train-columns" }, el("form", { class: "train-form", on: { submit: (event) => event.preventDefault() } }, now.groups.map(({ node }) => node)), now.result));
@@ -84,7 +85,7 @@ function fieldOf(now, field) {
   const id = `set-${field.path}-${field.needs}`.replace(/[^\w-]/g, "_");
   const about = { id, "aria-describedby": `${id}-help ${id}-error`, autocomplete: "off", spellcheck: "false" };
   const options = field.kind === "yes" ? ["true", "false"] : field.options;
-  const lists = { "model.preset": "train-presets", init_from: "train-runs", "objective.teacher": "train-runs" };
+  const lists = { "data.train": "train-files", "model.preset": "train-presets", init_from: "train-runs", "objective.teacher": "train-runs" };
   const input = ["choice", "yes"].includes(field.kind)
     ? el("select", about, el("option", { value: "" }), options.map((value) => el("option", { value, text: value })))
     : el("input", { type: "text", ...about, class: "plain-input", list: lists[field.path], inputmode: { whole: "numeric", number: "decimal" }[field.kind] });
@@ -126,7 +127,7 @@ async function check(now) {
   try {
     const answer = await now.context.api.post("api/check", { recipe: now.recipe, settings }, now.ending.signal);
     if (mine !== now.asked) return;
-    now.values = answer.error ? now.values : answer.values;
+    if (Object.keys(answer.values).length) now.values = answer.values;
     show(now, settings);
     result(now, answer, settings);
   } catch (error) {

@@ -16,7 +16,7 @@ const ROWS = {
   fragmentation: ["fragmentation", "heap"],
   context: ["context"],
 };
-const [WIDTH, ROW, LEFT, RIGHT] = [620, 26, 150, 86];
+const [ROW, LEFT, RIGHT] = [26, 150, 86];
 
 function shape(tag, attributes, text) {
   const node = document.createElementNS(SVG, tag);
@@ -39,6 +39,7 @@ function rowsOf(parts) {
 export function drawWaterfall(svg, parts, limit) {
   const rows = rowsOf(parts);
   const total = rows.reduce((sum, [, bytes]) => sum + bytes, 0);
+  const WIDTH = matchMedia("(max-width: 52rem)").matches ? 400 : 620; // as the style sheet's ratio
   const scale = (WIDTH - LEFT - RIGHT) / Math.max(total, limit, 1);
   const height = (rows.length + 1) * ROW + 24;
   svg.setAttribute("viewBox", `0 0 ${WIDTH} ${height}`);
