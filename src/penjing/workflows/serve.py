@@ -12,10 +12,10 @@ from datetime import date
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
+from penjing.base.markup import print_table
 
 if TYPE_CHECKING:
     from penjing.agent_tools.box import Toolbox
@@ -55,7 +55,7 @@ class OpenServer(NamedTuple):
 def start(words: Sequence[str], options: ServeOptions, console: Console) -> None:
     """Serve until SIGTERM or SIGINT. Raises UserError for models, addresses and keys that cannot be used."""
     with open_server(words, options) as opened:
-        console.print(_table(opened.models), highlight=False)
+        print_table(console, ("model", "parameters", "context", "it", "slots", "cache"), _rows(opened.models))
         for line in _greeting(opened.address, opened.models, bool(options.key)):
             console.print(line, highlight=False, soft_wrap=True)
         opened.server.run(sockets=[opened.listener])
@@ -159,20 +159,14 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _table(models: Models) -> Table:
-    table = Table("model", "parameters", "context", "it", "slots", "cache", box=None, pad_edge=False)
+def _rows(models: Models) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
     for name in models.names:
         model, adapter = models.find(name)
         does = "answers" if model.is_chat(adapter) else "continues texts"
-        facts = (units.count(model.parameters), f"{model.context:,}", does)
-        is_own = name == model.name
-        table.add_row(
-            name,
-            *facts,
-            str(model.engine.capacity) if is_own else "",
-            units.megabytes(model.cache_bytes) if is_own else "",
-        )
-    return table
+        own = (str(model.engine.capacity), units.megabytes(model.cache_bytes)) if name == model.name else ("", "")
+        rows.append((name, units.count(model.parameters), f"{model.context:,}", does, *own))
+    return rows
 
 
 def _greeting(address: str, models: Models, has_key: bool) -> list[str]:
