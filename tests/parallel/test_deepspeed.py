@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from short_runs import cut_back
+from short_runs import cut_back, newest
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
@@ -146,19 +146,29 @@ def words(small_run):
     return [*small_run, *more, "sample.every=6", "sample.max_new_tokens=5", 'sample.prompts=["a"]']
 
 
+def position_of(folder):
+    return json.loads((newest(folder) / "state.json").read_text())["source"]
+
+
+CHAIN = (("ddp", 2), ("fsdp2", 4), ("zero2", 2), ("zero3", 2), ("zero1", 4), ("zero3", 4), ("single", 1))
+
+
 @needs_deepspeed
-def test_a_chain_of_strategies_gives_the_uninterrupted_runs_losses(penjing, words, losses, outcome, tmp_path):
-    folder = tmp_path / "whole"
+@pytest.mark.parametrize("chain", [CHAIN[2:4], pytest.param(CHAIN, marks=pytest.mark.nightly)])
+def test_a_chain_of_strategies_gives_the_uninterrupted_runs_losses(penjing, words, losses, outcome, tmp_path, chain):
+    """Losses, and with them the order of samples; the last position in the data too."""
+    folder, words = tmp_path / "whole", [*words, "checkpoint.every=1", "checkpoint.keep_last=12"]
     penjing("train", "pretrain", *words, f"out={folder}")
-    expected, end = losses(folder), outcome(folder)
-    for step, strategy, ranks in ((3, "zero2", 2), (6, "zero3", 2), (9, "single", 1)):
-        before, folder = folder, tmp_path / strategy
-        cut_back(before, folder, step)
+    expected, end, position = losses(folder), outcome(folder), position_of(folder)
+    for number, (strategy, ranks) in enumerate(chain, start=1):
+        before, folder = folder, tmp_path / f"{number}-{strategy}"
+        cut_back(before, folder, number)
         words_now = [*words, f"parallel.strategy={strategy}", f"out={folder}"]
         done = penjing("train", "pretrain", *words_now, ranks=ranks)
-        assert f"continues after step {step}" in done.stdout
+        assert f"continues after step {number}" in done.stdout
         assert "warning: `torch" not in done.stderr
         assert losses(folder) == pytest.approx(expected, abs=1e-6)
+        assert position_of(folder) == position
     assert outcome(folder)["val_loss"] == pytest.approx(end["val_loss"], abs=1e-6)
 
 
