@@ -14,6 +14,7 @@ from user_errors import raises_user_error
 
 from penjing.base import config
 from penjing.base.errors import UserError
+from penjing.data import progress
 from penjing.devices.choose import local_device
 from penjing.devices.cpu import Cpu
 from penjing.kernels.triton import ops as gpu
@@ -599,3 +600,18 @@ def test_exit_codes_of_the_command_line(penjing, tmp_path):
     assert small.returncode == 3 and "over budget" in small.stdout
     unknown = penjing("plan", "pretrian", "--gpu", "RTX 3090", check=False, **home)
     assert unknown.returncode == 2 and "Did you mean pretrain?" in unknown.stderr
+
+
+def test_a_plan_for_another_card_counts_the_tokens_of_the_data(tmp_path, monkeypatch):
+    file = tmp_path / "words.jsonl"
+    file.write_text("".join(json.dumps({"text": f"line {n:05d} " * 40}) + "\n" for n in range(2000)))
+    run = resolve_run("pretrain", {}, settings(f"data.train={file}", "epochs=3"))
+    page = make_report("pretrain", run, PlanOptions(gpu="RTX 3090"), trace=False)
+    assert page.unique_tokens == pytest.approx(2000 * 440 / 4, rel=0.01) and page.tokens == 3 * page.unique_tokens
+    assert make_report("pretrain", run, PlanOptions(gpu="RTX 3090", tokens="1M"), trace=False).tokens == 1_000_000
+
+    monkeypatch.setattr(progress, "SHOWN_EVERY", 0.0)
+    monkeypatch.setattr(plan_run, "READ_BYTES", 2e5)  # a quarter of it
+    plan_run._tokens_in.cache_clear()
+    part = make_report("pretrain", run, PlanOptions(gpu="RTX 3090"), trace=False)
+    assert part.unique_tokens == pytest.approx(page.unique_tokens, rel=0.1)

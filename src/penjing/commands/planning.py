@@ -64,7 +64,8 @@ def plan_run(
     explain: Annotated[bool, typer.Option("--explain", help="Print each formula with its numbers.")] = False,
     rough: Annotated[bool, typer.Option("--rough", help="Memory by formula (+-20 %), not by a trace: quick.")] = False,
 ) -> None:
-    """Estimate a run on one page. With data.train and no --gpu, a few real steps are timed on this machine.
+    """Estimate a run on one page. With data.train and no --gpu, a few real steps are timed on this machine; with --gpu,
+    the tokens of the files are estimated.
 
     Exit code 3 if it does not fit the GPU or the budget.
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 
 import torch
 
@@ -10,6 +11,8 @@ from penjing import devices
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
 from penjing.base.process_info import thread_seconds
+from penjing.data.corpus import Corpus, DataSettings
+from penjing.data.dataset_stats import STATS
 from penjing.devices import host
 from penjing.devices.choose import local_device
 from penjing.kernels.triton import ops as gpu
@@ -41,6 +44,7 @@ START_SECONDS = 20.0  # imports, reading data and the probe, before step 1: an e
 COPY_RATE = 4e9  # bytes per second of copying a checkpoint from a GPU into pageable memory: an estimate
 BUSY_FACTOR = 1.2  # slowdown of a measurement by other programs from which on a note says so
 DEFAULT_STEPS = 1000  # of a stage without data
+READ_BYTES = 32e6  # of the text of data.train; what follows is taken to be alike
 CAPABILITY = {
     "pascal": (6, 0),
     "volta": (7, 0),
@@ -202,19 +206,34 @@ class TokenBudget:
 def amount_of(run: Run, options: PlanOptions, shape: Shape) -> TokenBudget:
     """Steps and tokens: from the command line, else from the settings, else compute-optimal."""
     tokens_per_step = lengths_of(run).tokens * run.batch.size
-    unique = cost.read_count(options.unique, "--unique") if options.unique else 0
+    unique, source = cost.read_count(options.unique, "--unique") if options.unique else 0, "--unique"
+    if not unique and run.data.format == "documents" and run.data.train:
+        unique, source = _tokens_in(run.data), "data.train, read here"
     if options.tokens and options.tokens != "auto":
         total, reason = cost.read_count(options.tokens, "--tokens"), "--tokens"
     elif run.max_steps:
         total, reason = round(run.max_steps * tokens_per_step), f"max_steps={run.max_steps}"
     elif unique:
-        total, reason = round(run.epochs * unique), f"{run.epochs:g} epochs of --unique"
+        total, reason = round(run.epochs * unique), f"{run.epochs:g} epochs of {source}"
     elif run.data.format == "documents":
         advice = tokens.advise(shape.parameters, shape.matrices)
         total, reason = round(advice.tokens), "no data given: compute-optimal for this size"
     else:
         total, reason = round(DEFAULT_STEPS * tokens_per_step), f"no data given: {DEFAULT_STEPS} steps assumed"
     return TokenBudget(steps=max(1, math.ceil(total / tokens_per_step)), tokens=total, unique=unique, reason=reason)
+
+
+@lru_cache(maxsize=8)
+def _tokens_in(settings: DataSettings) -> int:
+    """Tokens of the texts to learn from, estimated from their beginning. Raises UserError for a missing file."""
+    part, num_bytes, stats = 1.0, 0, STATS["documents"]()
+
+    def show(fraction: float, so_far: int) -> None:
+        nonlocal part, num_bytes
+        part, num_bytes = fraction or part, so_far
+
+    stats.count(takewhile(lambda _: num_bytes < READ_BYTES, Corpus(settings, show).records()))
+    return round(stats.estimated_tokens / (part if num_bytes >= READ_BYTES else 1.0))
 
 
 def workload_of(

@@ -2,6 +2,7 @@
 
 RECIPES = {
     "pretrain": "penjing.recipes.pretrain:pretrain",
+    "babylm": "penjing.recipes.babylm:babylm",
     "ladder": "penjing.recipes.ladder:ladder",
     "sft": "penjing.recipes.sft:sft",
     "lora": "penjing.recipes.sft:lora",
