@@ -222,15 +222,16 @@ def test_from_a_click_to_a_chat(opened, folder):
     page.context.set_default_timeout(120_000)
     expect.set_options(timeout=120_000)
     page.get_by_label("Card", exact=True).select_option("here")
-    for name, key in (("Parameters", "Home"), ("Sequence length", "Home")):
-        page.get_by_role("slider", name=name).press(key)
-    for field, text in (("batch", "8"), ("tokens", "30720")):
+    for name, keys in (("Parameters", ("Home",)), ("Sequence length", ("Home", "ArrowRight", "ArrowRight"))):
+        for key in keys:
+            page.get_by_role("slider", name=name).press(key)
+    for field, text in (("batch", "8"), ("tokens", "122k")):
         page.locator(f"#plan-{field} + input").fill(text)
         page.keyboard.press("Enter")
-    expect(page.locator("#plan-note-tokens")).to_contain_text("60 steps of 512")
+    expect(page.locator("#plan-note-tokens")).to_contain_text("60 steps of 2,048")
     page.get_by_role("button", name="Train with these settings").click()
     page.locator("#train-recipe").select_option("tiny")
-    planned = {"model.preset": "ladder-1m", "data.seq_len": "64", "batch.size": "8", "max_steps": "60"}
+    planned = {"model.preset": "ladder-1m", "data.seq_len": "256", "batch.size": "8", "max_steps": "60"}
     for name, value in planned.items():
         expect(page.get_by_label(name, exact=True)).to_have_value(value)
     for name, value in {"data.train": "data/pretrain.jsonl", "out": "runs/x"}.items():
