@@ -9,8 +9,8 @@ from penjing.recipes.pretrain import pretrain
 
 
 def babylm() -> Layer:
-    """For a Chinese corpus of this size too. Its settings are those that won after 12 epochs of 2.5 MB, in English and
-    in Chinese (docs/log.md); on ten million words they are an estimate."""
+    """Pretrain on ten million words, English or Chinese. The settings are those that won after 12 epochs of 2.5 MB in
+    both languages (docs/log.md); on ten million words they are an estimate."""
     return {
         **pretrain(),
         "stage": "babylm",
