@@ -1,10 +1,11 @@
 """The same tasks by penjing and by lm-evaluation-harness, on the same model: scores and CPU seconds.
 
-    python benchmarks/lm_eval_harness.py RUN --data DIR --lm-eval PYTHON [--through hf,server] [--out RECORD]
+    python benchmarks/lm_eval_harness.py RUN --data DIR --lm-eval PYTHON [--through hf,hf1,server] [--out RECORD]
 
 PYTHON: an interpreter that has lm-eval with its extra `hf`, and for the server `api`. DIR: the files in llm-foundry's
 form, `blimp*.jsonl` and `cmmlu/`. lm-evaluation-harness reads them by tasks that this file writes, with the prompts of
-its own. Through `hf` it loads the model that `penjing export hf` writes; through `server` it asks `penjing serve`.
+its own. Through `hf` it loads the model that `penjing export hf` writes, in batches of 64, through `hf1` in its usual
+batches of one request; through `server` it asks `penjing serve`.
 
 Seconds are those of the CPU, of a process and its children, less those of a run with 16 requests, which are the start.
 """
@@ -58,6 +59,7 @@ TASKS = {
 FILES = {"blimp": "blimp*.jsonl", "openbookqa": "openbook_qa.jsonl", "lambada": "lambada_openai.jsonl"}
 NORMS = {"acc": "acc", "acc_norm": "acc_char", "acc_bytes": "acc_byte"}
 SMALL = 16
+BATCHES = {"hf": "64", "hf1": "1"}  # requests
 
 
 def yaml(name: str, file: Path, body: str, more: str = "") -> str:
@@ -128,11 +130,12 @@ def harness(python: str, model: list[str], name: str, data: Path, limit: int) ->
 
 
 @contextmanager
-def served(run: Path) -> Iterator[str]:
+def served(run: Path, context: int) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [sys.executable, "-m", "penjing", "serve", str(run), "--port", str(port), "--dtype", "float32"]
+    words += ["--context", str(context)]
     server = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}/v1"
     try:
@@ -154,7 +157,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--lm-eval", required=True, metavar="PYTHON")
     parser.add_argument("--tasks", default=",".join(TASKS))
-    parser.add_argument("--through", default="hf", help="hf, server, or both with a comma (default: %(default)s)")
+    parser.add_argument("--through", default="hf", help="hf, hf1, server, or several (default: %(default)s)")
     parser.add_argument("--out", type=Path, metavar="RECORD")
     asked = parser.parse_args()
     record: dict[str, Any] = {**environment(torch.device("cpu"), torch.float32), "tasks": {}}
@@ -162,23 +165,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         exported = Path(folder) / "hf"
         subprocess.run([sys.executable, "-m", "penjing", "export", "hf", str(asked.run), str(exported)], check=True)
-        models = {"hf": ["--model", "hf", "--model_args", f"pretrained={exported},dtype=float32", "--batch_size", "64"]}
+        context = json.loads((exported / "config.json").read_text())["max_position_embeddings"]
         start = {"penjing": penjing(asked.run, "arc_easy", asked.data, SMALL)[1]}
-        start["hf"] = harness(asked.lm_eval, models["hf"], "arc_easy", asked.data, SMALL)[1]
+        loads = ["--model", "hf", "--model_args", f"pretrained={exported},dtype=float32", "--batch_size"]
+        start["hf"] = harness(asked.lm_eval, [*loads, "64"], "arc_easy", asked.data, SMALL)[1]
+        record["start_cpu_seconds"] = start
         for name in asked.tasks.split(","):
             own, seconds = penjing(asked.run, name, asked.data, 0)
             one = {"penjing": {**{key: own.get(key) for key in ("asked", "ties")}, **_own_scores(own)}}
             one["penjing"]["cpu_seconds"] = seconds - start["penjing"]
             for way in asked.through.split(","):
-                if way == "hf":
-                    other, seconds = harness(asked.lm_eval, models["hf"], name, asked.data, 0)
+                if way in BATCHES:
+                    other, seconds = harness(asked.lm_eval, [*loads, BATCHES[way]], name, asked.data, 0)
                     other["cpu_seconds"] = seconds - start["hf"]
                 else:
-                    with served(asked.run) as url:
-                        arguments = (
-                            f"model={asked.run.name},base_url={url}/completions,num_concurrent=8,tokenizer={exported}"
-                        )
-                        words = ["--model", "local-completions", "--model_args", f"{arguments},max_retries=3"]
+                    with served(asked.run, context) as url:
+                        arguments = f"model={asked.run.name},base_url={url}/completions,num_concurrent=8"
+                        words = [f"{arguments},tokenizer={exported},max_length={context}"]
+                        words = ["--model", "local-completions", "--model_args", *words]
                         other, _ = harness(asked.lm_eval, words, name, asked.data, 0)
                 one[f"lm-eval, {way}"] = other
             record["tasks"][name] = one

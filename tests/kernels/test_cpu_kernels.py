@@ -3,6 +3,7 @@
 import concurrent.futures
 import math
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ import torch.nn.functional as functional
 
 from penjing.base.c_library import BUILD_SECONDS, is_intact
 from penjing.kernels import autograd_functions, reference
-from penjing.kernels.attention_metadata import first_keys
-from penjing.kernels.cpu import library
+from penjing.kernels.attention_metadata import AttentionInputs, AttentionMetadata, first_keys, tree_mask
+from penjing.kernels.cpu import attention, library
 from penjing.kernels.cpu import ops as cpu
 from penjing.kernels.cpu import tensor_arena as arena
 from penjing.kernels.cpu.attention import document_attention
@@ -267,6 +268,26 @@ def test_attention(num_tokens, mean_length, window, size, groups, kind, threads)
     for got, other, wanted in zip(ours, tiled, exact, strict=True):
         assert got.dtype == dtype
         assert off(got, wanted) <= (2e-6 if dtype == F32 else 1.05 * off(other, wanted))
+
+
+def test_trees(threads):
+    """A row of trees in depth-first order, and one of single tokens."""
+    draw, path, end_T, depth_T = random.Random(1), list[int](), [150] * 150, list[int]()
+    for place in range(150):
+        while path and draw.random() < 0.3:
+            end_T[path.pop()] = place
+        depth_T.append(len(path))
+        path.append(place)
+    end_BT, position_BT = torch.tensor([end_T, range(1, 151)]), torch.tensor([depth_T, [0] * 150])
+    q, k, v = (drawn(2, 150, heads, 32, seed=seed) for seed, heads in enumerate((4, 2, 2)))
+    asked = AttentionInputs(position_BT=position_BT, subtree_end_BT=end_BT, heads=(2, 32), dtype=F32)
+    assert attention.supports("attention_metadata", asked)
+    with torch.no_grad():
+        assert not attention.supports("attention_metadata", asked)
+        metadata = attention.attention_metadata(asked)
+        mixed = attention.fused_attention((q.flatten(2), k.flatten(2), v.flatten(2)), 4, 2, None, None, metadata)
+    expected = reference.attention(q, k, v, AttentionMetadata(mask_B1TS=tree_mask(end_BT, position_BT)))
+    torch.testing.assert_close(mixed, expected, **CLOSE[F32])
 
 
 def test_what_attention_takes(monkeypatch):

@@ -36,8 +36,8 @@ def run(penjing, small_run, tmp_path_factory):
     return out
 
 
-def load(*words, adapters=()):
-    settings = {"device": "cpu", "dtype": "auto", "weights": "auto", "slots": 2}
+def load(*words, adapters=(), context=0):
+    settings = {"device": "cpu", "dtype": "auto", "weights": "auto", "slots": 2, "context": context}
     return load_models([str(word) for word in words], adapters=adapters, **settings)
 
 
@@ -62,6 +62,17 @@ def test_what_is_not_there(run):
     for words in ([f"{run}@5"], [run, run], [run.parent / "nobody"], [f"{run}@"]):
         with pytest.raises(UserError):
             load(*words)
+
+
+def test_a_context_longer_than_in_training(run):
+    loaded = load_trained(run)
+    longest = loaded.model.config.max_position_embeddings
+    assert [load(run, context=tokens).served["kite"].context for tokens in (0, longest)] == [
+        min(loaded.context_tokens, longest),
+        longest,
+    ]
+    with pytest.raises(UserError):
+        load(run, context=longest + 1)
 
 
 def test_which_addresses_only_this_machine_reaches():

@@ -79,6 +79,9 @@ def serve(
         int, typer.Option(help="Answers written at once by each model; others wait.", min=1, max=1024)
     ] = 16,
     max_tokens: given.MaxTokens = 1024,
+    context: Annotated[
+        int, typer.Option(help="Longest prompt with its answer, in tokens; 0: as long as in training.", min=0)
+    ] = 0,
     weights: given.WeightsName = "auto",
     device: given.DeviceName = "auto",
     dtype: given.DtypeName = "auto",
@@ -107,6 +110,7 @@ def serve(
         table=table,
         slots=slots,
         max_tokens=max_tokens,
+        context=context,
         weights=weights,
         device=device,
         dtype=dtype,

@@ -97,6 +97,7 @@ class AttentionMetadata:
     document_BT: Tensor | None = None  # for tiles
     groups: list[Any] | None = None
     first_BT: Tensor | None = None  # for the C kernel
+    subtree_end_BT: Tensor | None = None  # with `first_BT`, for trees
     ranges: tuple[Tensor, Tensor] | None = None  # for the Triton kernel
     cu_seqlens_S: Tensor | None = None  # for `varlen_attention`
     window: int = 0

@@ -38,6 +38,7 @@ class ServeOptions:
     table: str = ""
     slots: int = 16
     max_tokens: int = 1024
+    context: int = 0
     weights: Weights = "auto"
     device: str = "auto"
     dtype: str = "auto"
@@ -91,6 +92,7 @@ def open_server(words: Sequence[str], options: ServeOptions) -> Iterator[OpenSer
             dtype=options.dtype,
             weights=options.weights,
             slots=options.slots,
+            context=options.context,
         )
         check_tools(models, toolbox)
         app = make_app(models, toolbox, key=options.key, loopback_only=loopback_only, max_tokens=options.max_tokens)

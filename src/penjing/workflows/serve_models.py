@@ -22,11 +22,18 @@ SEARCHED_RECORDS, OPENING_CHARACTERS = 50, 40
 
 
 def load_models(
-    words: Sequence[str], *, adapters: Sequence[str], device: str, dtype: str, weights: Weights, slots: int
+    words: Sequence[str],
+    *,
+    adapters: Sequence[str],
+    device: str,
+    dtype: str,
+    weights: Weights,
+    slots: int,
+    context: int = 0,
 ) -> Models:
     """Load what the command line names: each word RUN, RUN@STEP or NAME=RUN; adapters, PATH or NAME=PATH, of the first.
-    A quickstart's folder is served with both of its stages. Raises UserError for what is not there, and for two models
-    of one name."""
+    A quickstart's folder is served with both of its stages. context: tokens of prompt and answer; 0: as in training.
+    Raises UserError for what is not there, two models of one name, and a context that is too long for a model."""
     found: dict[str, Path] = {}
     for word in words:
         for name, path in _named(word):
@@ -39,7 +46,9 @@ def load_models(
         given = attach_adapters(loaded, adapters) if number == 0 else {}
         chat_adapters = frozenset(each for each, read in given.items() if read.is_chat_tuned)
         use_device(loaded.model, device, dtype)
-        engine = make_engine(loaded.model, slots=slots, max_tokens=loaded.context_tokens, weights=weights)
+        if context > (longest := loaded.model.config.max_position_embeddings):
+            raise UserError("too long for the model", where=f"{name}: --context", got=context, wanted=f"<= {longest}")
+        engine = make_engine(loaded.model, slots=slots, max_tokens=context or loaded.context_tokens, weights=weights)
         served.append(ServedModel(name, loaded, engine, tuple(given), chat_adapters, examples_of(loaded.run)))
     return Models(served)
 

@@ -197,14 +197,15 @@ INLINE void fold(const float *x, float *out, int sums) {
 
 /* One step of the online softmax: a tile of scores becomes probabilities relative to each query's running maximum, and
    the running sums, sum[TILE] and mixed[TILE, size], are rescaled. Query t attends to keys low[t] - before to
-   after + t. */
+   after + t; of these, unless end is NULL, to those whose end is above `before + after + t`. */
 INLINE void probs_tile(float *scores, void *probs, float *top, float *sum, float *mixed, long size, float scale,
-                      const int32_t *low, long before, long after, int type) {
+                      const int32_t *low, const int32_t *end, long before, long after, int type) {
     float part[TILE * LANES], folded[TILE], rescale[TILE], base[TILE];
     for (int t = 0; t < TILE; t++) {
         float *row = scores + t * TILE, *best = part + t * LANES;
         int from = (int)(low[t] - before), to = (int)(after + t);
         for (int i = 0; i < LANES; i++) best[i] = -INFINITY;
+        if (end) SIMD for (int s = 0; s < TILE; s++) row[s] = end[s] > before + to ? row[s] : -INFINITY;
         for (int s = 0; s < TILE; s += LANES)
             SIMD for (int i = 0; i < LANES; i++) {
                 float value = row[s + i] = (s + i < from) | (s + i > to) ? -INFINITY : row[s + i] * scale;
@@ -236,10 +237,10 @@ INLINE void finish_row(const float *mixed, void *out, float share, long size, in
     SIMD for (long i = 0; i < size; i++) put(out, i, mixed[i] * share, type);
 }
 
-/* mixed = softmax(scale q k^T) v, and norm[n, h, t], the logsumexp of each query's scores. Returns 1 if out of
-   memory. */
-int penjing_attention(const void *q, const void *k, const void *v, const int32_t *first, void *mixed, float *norm,
-                      long rows, long tiles, long heads, long groups, long size, float scale, int type, int threads) {
+/* mixed = softmax(scale q k^T) v, and norm[n, h, t], the logsumexp of each query's scores. end: of trees, one past the
+   last query that attends to each key; or NULL. Returns 1 if out of memory. */
+int penjing_attention(const void *q, const void *k, const void *v, const int32_t *first, const int32_t *end, void *mixed,
+                      float *norm, long rows, long tiles, long heads, long groups, long size, float scale, int type, int threads) {
     long repeats = heads / groups, tile = TILE * size;
     long need = 2 * bytes(tile, type) + bytes(TILE * TILE, type) + 4 * TILE * TILE + repeats * (tile * 4 + TILE * 8);
     int failed = 0;
@@ -271,7 +272,7 @@ int penjing_attention(const void *q, const void *k, const void *v, const int32_t
                     multiply(scores, row_of(q, (n * heads + group * repeats + r) * tile, type), transposed, TILE, size, 0,
                              type);
                     WITH_TYPE(probs_tile, type, scores, probs, top + r * TILE, sum + r * TILE, sums + r * tile, size,
-                              scale, starts, j * TILE, (at - j) * TILE);
+                              scale, starts, end ? end + (b * tiles + j) * TILE : NULL, j * TILE, (at - j) * TILE);
                     multiply(sums + r * tile, probs, packed, size, TILE, 1, type);
                 }
             }

@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from penjing.kernels import tiled_attention
 from penjing.kernels.attention_metadata import (
+    TILE,
     AttentionInputs,
     AttentionMetadata,
     QKNorm,
@@ -22,13 +23,23 @@ def supports(op: str, asked: AttentionInputs) -> str:
     """Why the kernel does not take these documents; empty: it does."""
     if asked.device.type != "cpu":
         return "for CPUs only"
-    if (document_BT := asked.plain_documents()) is None:
+    if asked.subtree_end_BT is not None:
+        if asked.window or torch.is_grad_enabled():
+            return "for trees without a window and without gradients"
+    elif asked.plain_documents() is None:
         return "for packed documents only"
     num_key_value_heads, head_dim = asked.heads
-    return cpu.attention_reason(asked.dtype, head_dim, len(document_BT) * num_key_value_heads)
+    return cpu.attention_reason(asked.dtype, head_dim, len(asked.position_BT) * num_key_value_heads)
 
 
 def attention_metadata(asked: AttentionInputs) -> AttentionMetadata:
+    if (end_BT := asked.subtree_end_BT) is not None:
+        padding = torch.arange(end_BT.shape[1], -(-end_BT.shape[1] // TILE) * TILE, dtype=torch.int32)
+        first_BT, end_BT = (
+            torch.cat([x.int(), (padding + i).expand(len(end_BT), -1)], dim=1)
+            for i, x in enumerate((torch.zeros_like(end_BT), end_BT))
+        )
+        return AttentionMetadata(backend="C, in tiles", first_BT=first_BT, subtree_end_BT=end_BT)
     assert asked.document_BT is not None
     first_BT = first_keys(asked.document_BT, asked.window)
     return AttentionMetadata(
@@ -50,25 +61,37 @@ def fused_attention(
         return tiled_attention.fused_attention(qkv, num_heads, num_key_value_heads, norm, rotary, metadata)
     assert metadata.first_BT is not None
     heads = normalised_heads(qkv, num_heads, num_key_value_heads, norm)
-    return document_attention(*heads, metadata.first_BT, rotary)
+    return document_attention(*heads, metadata.first_BT, rotary, metadata.subtree_end_BT)
 
 
 def document_attention(
-    q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, first_BT: Tensor, rotary: Rotary | None = None
+    q_BTHK: Tensor,
+    k_BTGK: Tensor,
+    v_BTGK: Tensor,
+    first_BT: Tensor,
+    rotary: Rotary | None = None,
+    subtree_end_BT: Tensor | None = None,
 ) -> Tensor:
-    """out_BTHK = softmax(q k^T / sqrt(K)) v. first_BT: `first_keys` of the documents."""
+    """out_BTHK = softmax(q k^T / sqrt(K)) v. first_BT: `first_keys` of the documents. subtree_end_BT: of trees."""
     q_BTHK, k_BTGK, v_BTGK = (x.contiguous() for x in (q_BTHK, k_BTGK, v_BTGK))
-    return _KernelAttention.apply(q_BTHK, k_BTGK, v_BTGK, first_BT, rotary)  # type: ignore[no-any-return,no-untyped-call]
+    inputs = q_BTHK, k_BTGK, v_BTGK, first_BT, rotary, subtree_end_BT
+    return _KernelAttention.apply(*inputs)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _KernelAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, first_BT: Tensor, rotary: tuple[Tensor, Tensor] | None
+        ctx: Any,
+        q_BTHK: Tensor,
+        k_BTGK: Tensor,
+        v_BTGK: Tensor,
+        first_BT: Tensor,
+        rotary: Rotary | None,
+        subtree_end_BT: Tensor | None,
     ) -> Tensor:
         rotaries = zip((q_BTHK, k_BTGK, v_BTGK), (rotary, rotary, None), strict=True)
         q_NHTK, k_NGTK, v_NGTK = (cpu.tiles_of(x, rotary) for x, rotary in rotaries)
-        out_NHTK, norm_NHT = cpu.attention(q_NHTK, k_NGTK, v_NGTK, first_BT)
+        out_NHTK, norm_NHT = cpu.attention(q_NHTK, k_NGTK, v_NGTK, first_BT, subtree_end_BT)
         out_BTHK = cpu.rows_of(out_NHTK, q_BTHK.shape[1], q_BTHK.dtype, None)
         ctx.rotary = rotary
         ctx.save_for_backward(q_NHTK, k_NGTK, v_NGTK, out_BTHK, norm_NHT, first_BT)
@@ -82,4 +105,4 @@ class _KernelAttention(torch.autograd.Function):
         grad_out_NHTK, out_NHTK = (cpu.tiles_of(x, None) for x in (upstream[0].contiguous(), out_BTHK))
         grads = cpu.attention_backward(grad_out_NHTK, q_NHTK, k_NGTK, v_NGTK, out_NHTK, norm_NHT, first_BT)
         rotaries = zip(grads, (ctx.rotary, ctx.rotary, None), strict=True)
-        return (*(cpu.rows_of(x, num_tokens, dtype, rotary) for x, rotary in rotaries), None, None)
+        return (*(cpu.rows_of(x, num_tokens, dtype, rotary) for x, rotary in rotaries), None, None, None)

@@ -37,7 +37,7 @@ _SIGNATURES = {
     "use_tiles": (c_int,),
     "attention_types": (),
     "weight_grad": (c_void_p,) * 3 + (c_long,) * 4 + (c_int,) * 2,
-    "attention": (c_void_p,) * 6 + (c_long,) * 5 + (c_float,) + (c_int,) * 2,
+    "attention": (c_void_p,) * 7 + (c_long,) * 5 + (c_float,) + (c_int,) * 2,
     "attention_backward": (c_void_p,) * 10 + (c_long,) * 5 + (c_float,) + (c_int,) * 2,
     "log_probs": (c_void_p,) * 5 + (c_long,) * 2 + (c_int,) * 2,
     "log_sum_exp": (c_void_p,) * 4 + (c_long,) * 2 + (c_int,),

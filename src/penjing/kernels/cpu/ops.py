@@ -278,10 +278,12 @@ def attention_reason(dtype: torch.dtype, head_dim: int, num_units: int) -> str:
     return "" if lib and lib.types & 1 << TYPES[dtype] else f"no matrix units for {_name(dtype)} in this processor"
 
 
-def attention(q_NHTK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, first_BT: Tensor) -> tuple[Tensor, Tensor]:
+def attention(
+    q_NHTK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, first_BT: Tensor, subtree_end_BT: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """softmax(q k^T / sqrt(K)) v of tiles, and norm_NHT, each softmax's logsumexp in float32."""
     out_NHTK, norm_NHT = arena.empty_like(q_NHTK), _empty_float32(q_NHTK, *q_NHTK.shape[:3])
-    args = (q_NHTK, k_NGTK, v_NGTK, first_BT, out_NHTK, norm_NHT)
+    args = (q_NHTK, k_NGTK, v_NGTK, first_BT, subtree_end_BT, out_NHTK, norm_NHT)
     _run("attention", args, *_attention_args(q_NHTK, k_NGTK, first_BT))
     return out_NHTK, norm_NHT
 
