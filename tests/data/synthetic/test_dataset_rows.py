@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ english, chinese = LANGUAGES["en"], LANGUAGES["zh"]
 # test_questions.py, never change.)
 PINNED = {
     "pretrain": "88b35f93b37a61ec",
-    "sft": "2a9fcb15a604e903",
-    "dpo": "d06b6bab2a19bdd1",
+    "sft": "9cf85e552f9ce68c",
+    "dpo": "611c76c2c531c8cb",
     "rl": "9b4c2ef96391b0d1",
     "eval": "cd5c1a5ce9a10145",
 }
@@ -231,12 +232,24 @@ def test_conversations_have_their_shares_and_many_questions(kind_of: Callable[[s
     assert max(counts["reading"]) == 10 and sum(counts["reading"]) / len(counts["reading"]) > 6.5
 
 
+def test_sums_are_thought_before_they_are_answered(folder: Path) -> None:
+    turns = [turn for row in read(folder / "sft.jsonl") for turn in pairwise(row["conversations"])]
+    answers = [(asked["content"].split("\n")[-1], answer) for asked, answer in turns if answer["role"] == "assistant"]
+    thought = {asked: answer for asked, answer in answers if "reasoning_content" in answer}
+    assert all(answer["reasoning_content"].endswith(f",{answer['content']} 0") for answer in thought.values())
+    sums = {asked for asked, answer in answers if re.search(r"\d ?[-+加减] ?\d", asked) and answer["content"]}
+    assert len(sums) > 20 and sums <= set(thought), sums - set(thought)
+    assert 20 < len(set(thought) - sums) < len(answers) / 8, "and questions about a story"
+
+
 def test_preferences_differ_only_in_the_last_answer(folder: Path) -> None:
     for row in read(folder / "dpo.jsonl"):
         assert set(row) == {"chosen", "rejected"}
         check_turns(row["chosen"])
         check_turns(row["rejected"])
-        assert row["chosen"][:-1] == row["rejected"][:-1] and row["chosen"][-1] != row["rejected"][-1]
+        assert row["chosen"][:-1] == row["rejected"][:-1]
+        chosen, rejected = row["chosen"][-1], row["rejected"][-1]
+        assert chosen == chosen | rejected | {"content": chosen["content"]} and chosen != rejected
 
 
 def test_prompts(folder: Path) -> None:
@@ -254,6 +267,7 @@ def test_evaluation(folder: Path) -> None:
     for row in found:
         assert row["conversations"][-1]["role"] == "user" and 0 < row["chance"] <= 1
         assert bool(row["answer"]) != (row["kind"] == "story")
+        assert "reasoning_content" not in json.dumps(row)
         assert ("must_contain" in row) == (row["kind"] == "story")
         assert ("tool_call" in row) == (row["kind"] == "tool") == ("tools" in row["conversations"][0])
 

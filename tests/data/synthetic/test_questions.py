@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from functools import cache
+from itertools import product
 
 import pytest
 
 from penjing.data.synthetic import dataset_rows as rows
 from penjing.data.synthetic.lexicon import PEOPLE, THINGS
-from penjing.data.synthetic.questions import Reading, SyntheticQuestion
+from penjing.data.synthetic.questions import Reading, SyntheticQuestion, count_to_answer
 from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.tasks.drills import drill, story_request
 
@@ -106,6 +107,20 @@ def test_drill_answers_are_right(language: str) -> None:
         elif question.kind == "tool":
             assert question.tool_call == {"name": "calc", "arguments": {"expression": question.answer}}
             assert [int(part) for part in re.split(r"[+-]", question.answer)] == numbers
+
+
+def test_thoughts_count_to_the_answer() -> None:
+    """For all numbers: every step keeps the result, and the last one has nothing left."""
+    assert count_to_answer(8, 3, 11) == "8 3,9 2,10 1,11 0" and count_to_answer(20, 12, 8) == "20 12,10 2,9 1,8 0"
+    for x, y in product(range(1, 31), range(1, 31)):
+        for sign, answer in ((1, x + y), (-1, x - y)):
+            steps = [tuple(map(int, step.split(" "))) for step in count_to_answer(x, y, answer).split(",")]
+            assert steps[0] == (x, y) and steps[-1] == (answer, 0) and len(steps) <= 13
+            assert all(a + sign * b == answer for a, b in steps)
+    for language in LANGUAGES:
+        for question in all_questions(language):
+            assert bool(question.thought) == (question.kind == "how_many_after")
+            assert question.thought.endswith(f",{question.answer} 0" if question.thought else "")
 
 
 def test_translations_turn_around() -> None:

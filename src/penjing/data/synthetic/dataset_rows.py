@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -91,7 +92,8 @@ def _opening(question: SyntheticQuestion) -> list[Row]:
 def _reply(question: SyntheticQuestion) -> Row:
     if question.tool_call:
         return {"role": "assistant", "content": "", "tool_calls": json.dumps([question.tool_call])}
-    return {"role": "assistant", "content": question.answer}
+    thinking = {"reasoning_content": question.thought} if question.thought else {}
+    return {"role": "assistant", "content": question.answer, **thinking}
 
 
 def conversations(seed: int, count: int) -> Iterator[Row]:
@@ -149,8 +151,8 @@ def preferences(seed: int, count: int) -> Iterator[Row]:
     for index in range(count):
         rng, question, fact = _short_question("dpo", seed, index)
         prompt = _opening(question)
-        bad = {"role": "assistant", "content": _rejected(rng, question, fact)}
-        yield {"chosen": [*prompt, _reply(question)], "rejected": [*prompt, bad]}
+        bad = replace(question, answer=_rejected(rng, question, fact))  # after the same thought
+        yield {"chosen": [*prompt, _reply(question)], "rejected": [*prompt, _reply(bad)]}
 
 
 def prompts(seed: int, count: int) -> Iterator[Row]:

@@ -33,7 +33,8 @@ class SyntheticQuestion:
 
     `wrong` are plausible wrong answers; `chance` is the accuracy of a blind guess, in (0, 1]; `pairs` are the
     combinations that the question asks about, of which at least one is held out in an evaluation; `must_contain` are
-    the words that an answer to a story request needs.
+    the words that an answer to a story request needs; `thought` is what a training conversation thinks before the
+    answer: see `count_to_answer`.
     """
 
     kind: str
@@ -46,11 +47,29 @@ class SyntheticQuestion:
     tool_call: dict[str, Any] | None = None
     pairs: tuple[Pair, ...] = ()
     must_contain: tuple[str, ...] = ()
+    thought: str = ""
 
     @property
     def is_held_out(self) -> bool:
         """Whether the question asks about a combination that training never shows."""
         return any(held_out(*pair) for pair in self.pairs)
+
+
+def count_to_answer(x: int, y: int, answer: int) -> str:
+    """The thought before x + y or x - y: `8 5,9 4,10 3,11 2,12 1,13 0`; ten at once where that much is left.
+
+    A million parameters do not learn a table of sums with gaps (0 of 40 held-out sums right), but they learn this: one
+    small step, the same for all numbers, until nothing is left (docs/log.md). The test is honest: training asks about
+    no held-out pair, and a test question comes without a thought, so the model has to write every step itself. A
+    held-out pair may be a step in the middle of another question's thought; those that never are come out right too.
+    """
+    direction = 1 if answer > x else -1
+    steps = [f"{x} {y}"]
+    while y:
+        size = 10 if y >= 10 else 1
+        x, y = x + direction * size, y - size
+        steps.append(f"{x} {y}")
+    return ",".join(steps)
 
 
 _POOLS: dict[str, tuple[Any, ...]] = {
@@ -92,7 +111,11 @@ class Reading:
     def ask(self, fact: Fact) -> SyntheticQuestion:
         """The question about one fact of the plan."""
         answer = self._answer(fact.answer, fact)
-        possible = _sums(fact) if fact.kind == "how_many_after" else self.plan.candidates[fact.kind]
+        if fact.kind == "how_many_after":
+            possible: Sequence[Any] = _sums(fact)
+            thought = count_to_answer(int(fact.pair[1]), int(fact.pair[2]), int(answer))
+        else:
+            possible, thought = self.plan.candidates[fact.kind], ""
         return SyntheticQuestion(
             kind=fact.kind,
             language=self.language,
@@ -102,6 +125,7 @@ class Reading:
             wrong=self._wrong(fact, answer),
             chance=1 / len(possible),  # 1.0 where the story has only one: evaluation leaves such questions out
             pairs=(fact.pair,),
+            thought=thought,
         )
 
     def ask_absent(self) -> SyntheticQuestion | None:

@@ -1,12 +1,13 @@
 """Exercises without a story: copying, reversing, counting, comparing, sums, translation, tool calls, story requests."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 from math import factorial
 from typing import Any
 
 from penjing.data.synthetic.lexicon import ANIMALS, COLOURS, FEELINGS, PEOPLE, PLACES, THINGS, Thing
-from penjing.data.synthetic.questions import Reading, SyntheticQuestion
+from penjing.data.synthetic.questions import Reading, SyntheticQuestion, count_to_answer
 from penjing.data.synthetic.rng import Rng, held_out
 from penjing.data.synthetic.surface_realization import LANGUAGES, bare_word, word_answer
 from penjing.data.synthetic.world import Pair, known_pair, pair_of
@@ -120,7 +121,8 @@ def _sum(draft: DrillDraft) -> SyntheticQuestion:
         if _allowed([pair], draft.split):
             break
     wrong = [str(abs(x - y) if phrase == "plus" else x + y), str(answer + 1), str(answer - 1)]
-    return draft.finish("sum", phrase, str(answer), wrong, 1 / 18, x=x, y=y, pairs=(pair,))
+    question = draft.finish("sum", phrase, str(answer), wrong, 1 / 18, x=x, y=y, pairs=(pair,))
+    return replace(question, thought=count_to_answer(x, y, answer))
 
 
 def _translatable(draft: DrillDraft) -> tuple[dict[str, str], list[dict[str, str]], list[Pair]]:
