@@ -1,5 +1,5 @@
-"""ZeRO stages 1, 2 and 3 by DeepSpeed (arXiv:1910.02054), with AdamW. Tried on CPU ranks, and ZeRO-2 on
-one GPU; nobody has run it on several.
+"""ZeRO stages 1, 2 and 3 by DeepSpeed (arXiv:1910.02054), with AdamW. Tried on CPU ranks, and ZeRO-2 on one GPU;
+nobody has run it on several.
 
 DeepSpeed's engine owns the backward pass, the exchange of gradients, clipping and the step. Weights, gradients and
 state stay float32, as in the other strategies: the model casts at its matmuls, so DeepSpeed's mixed precision is off.
