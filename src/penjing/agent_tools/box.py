@@ -30,9 +30,11 @@ class Result:
 
 
 class Toolbox:
-    """Tools by the names under which they are offered. specs: each `calculator`, or `NAME=calculator` to offer it under
-    another name, as a data set may call it; or `module:Class`, a tool of the user's own, which is imported. Raises
-    UserError for what is none of these."""
+    """Tools by the names under which they are offered.
+
+    specs: each `calculator`, or `NAME=calculator` to offer it under another name, as a data set may call it; or
+    `module:Class`, a tool of the user's own, which is imported. Raises UserError for what is none of these.
+    """
 
     def __init__(self, specs: Sequence[str], settings: ToolSettings = ToolSettings()) -> None:
         self.settings = settings

@@ -35,9 +35,11 @@ Done = TypeVar("Done")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxResult:
     """How a program went. finished: it came to its end by itself, without an error and without an exit on the way.
+
     `finished` is reported by the process that ran the program. One that leaves early cannot say it by accident, nor by
     writing to whatever is open; one that takes its own interpreter apart still can. What cannot be forged is output
-    that is compared with what the program has never seen."""
+    that is compared with what the program has never seen.
+    """
 
     finished: bool
     output: str
@@ -47,9 +49,11 @@ class SandboxResult:
 
 def run(code: str, *, stdin: str = "", cpu_seconds: float = 5.0, memory_mebibytes: int = 512) -> SandboxResult:
     """Run Python `code` contained (see agent_tools/sandbox_child.py), and end it when the time is over.
+
     It has an empty environment, a folder of its own, `stdin`, the standard library, and nothing else. Whatever it does,
     also to its folder and its output, is a program that did not finish, and no error here.
-    Raises UserError where the system cannot contain a program: then no code is run."""
+    Raises UserError where the system cannot contain a program: then no code is run.
+    """
     if sys.platform != "linux":
         raise _cannot({"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform))
     with contextlib.ExitStack() as stack:
@@ -89,9 +93,11 @@ def check_sandbox(ran: SandboxResult) -> None:
 
 
 class _Program:
-    """The process, from its start to its end: it has ended when the `with` block is left. Its words come through a
-    pipe: first what this system lacks to contain it, before anything of the program runs, and when the program ran to
-    its end, a word that was sent to it through another pipe."""
+    """The process, from its start to its end: it has ended when the `with` block is left.
+
+    Its words come through a pipe: first what this system lacks to contain it, before anything of the program runs, and
+    when the program ran to its end, a word that was sent to it through another pipe.
+    """
 
     def __init__(self, folder: Path, limits: tuple[int, int, int], files: tuple[BinaryIO, BinaryIO, BinaryIO]) -> None:
         self.folder = folder

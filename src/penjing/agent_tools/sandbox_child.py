@@ -102,9 +102,11 @@ def _one_of(index: int, values: tuple[int, ...]) -> Program:
 
 
 def _opening(index: int) -> Program:
-    """Allow open if the flags do not empty a file that they do not open for writing. Before ABI 3 Landlock looks only
-    at whether a file is opened to read or to write. O_RDONLY | O_TRUNC empties a file that may only be read, and access
-    mode 3, which opens for neither, empties any."""
+    """Allow open if the flags do not empty a file that they do not open for writing.
+
+    Before ABI 3 Landlock looks only at whether a file is opened to read or to write. O_RDONLY | O_TRUNC empties a file
+    that may only be read, and access mode 3, which opens for neither, empties any.
+    """
     program: Program = [(LOAD, 0, 0, _argument(index)), (AND, 0, 0, ACCESS_MODE | TRUNCATE)]
     for flags in (TRUNCATE, 3, TRUNCATE | 3):
         program += [(EQUAL, 0, 1, flags), (GIVE, 0, 0, ERROR | EPERM)]
@@ -293,9 +295,11 @@ def limit(seconds: int, memory_bytes: int, file_bytes: int) -> None:
 
 
 def load_libraries() -> None:
-    """Load what the modules of the standard library are made of, as no file can be mapped later. A later import finds
-    the library that is loaded. Not of use here: Tk, and what Python tests itself with. libgcc_s: the C library loads it
-    when a thread leaves by pthread_exit."""
+    """Load what the modules of the standard library are made of, as no file can be mapped later.
+
+    A later import finds the library that is loaded. Not of use here: Tk, and what Python tests itself with.
+    libgcc_s: the C library loads it when a thread leaves by pthread_exit.
+    """
     found = ["libgcc_s.so.1"]
     for folder in filter(os.path.isdir, sys.path):
         for name in os.listdir(folder):

@@ -11,9 +11,11 @@ _LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc refuses more
 
 
 def tune_malloc() -> bool:
-    """Keep freed blocks of up to 32 MB in the process (glibc on Linux); returns whether all options were set. By
-    default glibc returns large blocks to the system and requests them again. One training step of a 26M model on 4,096
-    tokens then caused 45,000 page faults, some 7 % of its time; with this, 700. Peak memory did not change."""
+    """Keep freed blocks of up to 32 MB in the process (glibc on Linux); returns whether all options were set.
+
+    By default glibc returns large blocks to the system and requests them again. One training step of a 26M model on
+    4,096 tokens then caused 45,000 page faults, some 7 % of its time; with this, 700. Peak memory did not change.
+    """
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -35,9 +37,11 @@ def malloc_trim() -> None:
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Inside, Python's garbage collector ignores all present objects: libraries, the model, the run. A full collection
-    visits every living object, some hundreds of thousands, and delays the step it falls into. Objects that a step
-    creates are still collected."""
+    """Inside, Python's garbage collector ignores all present objects: libraries, the model, the run.
+
+    A full collection visits every living object, some hundreds of thousands, and delays the step it falls into. Objects
+    that a step creates are still collected.
+    """
     gc.collect()
     gc.freeze()
     try:

@@ -31,9 +31,11 @@ def process_age_seconds() -> float:
 
 
 def peak_resident_bytes() -> int:
-    """The peak resident memory (RSS) of this process since it became this program. On Linux it is VmHWM, which belongs
-    to the program image. `getrusage` starts with the parent's value, so a small program started by a large one would
-    seem as large."""
+    """The peak resident memory (RSS) of this process since it became this program.
+
+    On Linux it is VmHWM, which belongs to the program image. `getrusage` starts with the parent's value, so a small
+    program started by a large one would seem as large.
+    """
     status = Path("/proc/self/status")
     if status.is_file():
         for line in status.read_text().splitlines():
@@ -67,9 +69,11 @@ def thread_seconds(since: Mapping[str, tuple[float, float]] | None = None) -> di
 
 
 def run_once_per_launch(action: Callable[[], None], seconds: float = 5.0) -> None:
-    """Run `action` in one of the processes that torchrun started here; the others wait until it is done. torchrun ends
-    all processes when the first one ends. So the first to arrive runs the action, and the others must not end before it
-    is done. Other launchers set RANK only; there rank 0 runs it."""
+    """Run `action` in one of the processes that torchrun started here; the others wait until it is done.
+
+    torchrun ends all processes when the first one ends. So the first to arrive runs the action, and the others must not
+    end before it is done. Other launchers set RANK only; there rank 0 runs it.
+    """
     launch = os.environ.get("TORCHELASTIC_RUN_ID")
     if launch is None:
         if os.environ.get("RANK", "0") == "0":

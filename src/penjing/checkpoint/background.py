@@ -13,8 +13,10 @@ from penjing.kernels.cpu import tensor_arena as arena
 
 
 def snapshot(value: Any) -> Any:
-    """The same value with every tensor copied to new CPU memory, because training changes the originals. All copies
-    from a GPU are started before the first is awaited."""
+    """The same value with every tensor copied to new CPU memory, because training changes the originals.
+
+    All copies from a GPU are started before the first is awaited.
+    """
     sources: set[torch.device] = set()
 
     def copy(tensor: Tensor) -> Tensor:

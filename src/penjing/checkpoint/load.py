@@ -45,8 +45,10 @@ class Checkpoint:
     def optimizers(
         self, fit: Callable[[int, int, dict[str, Any]], dict[str, Any]] = lambda optimizer, parameter, values: values
     ) -> tuple[list[dict[str, Any]], Tensor]:
-        """Each optimizer's input for `load_state_dict`, and torch's random state. fit: makes of the tensors of a
-        parameter, by the numbers of optimizer and parameter, what is kept of them."""
+        """Each optimizer's input for `load_state_dict`, and torch's random state.
+
+        fit: makes of the tensors of a parameter, by the numbers of optimizer and parameter, what is kept of them.
+        """
         tensors = self._tensors(OPTIMIZERS)
         names: dict[tuple[int, int], dict[str, str]] = {}
         for name in tensors.keys() - {RANDOM_STATE}:
@@ -87,8 +89,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def newest(folder: Path) -> Checkpoint | None:
-    """The newest undamaged checkpoint in `folder`, or None if there is no checkpoint. Raises UserError if every
-    checkpoint is damaged, so that a run never starts anew by accident."""
+    """The newest undamaged checkpoint in `folder`, or None if there is no checkpoint.
+
+    Raises UserError if every checkpoint is damaged, so that a run never starts anew by accident.
+    """
     skipped: list[str] = []
     for step in steps(folder):
         problem = damage(folder / folder_name(step))

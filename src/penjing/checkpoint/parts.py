@@ -1,5 +1,7 @@
-"""Checkpoints of large models: each rank writes the rows that it holds, and no rank gathers them. A tensor's rows from
-FIRST on are the tensor NAME@FIRST of a rank's file. Whole tensors are in the first rank's."""
+"""Checkpoints of large models: each rank writes the rows that it holds, and no rank gathers them.
+
+A tensor's rows from FIRST on are the tensor NAME@FIRST of a rank's file. Whole tensors are in the first rank's.
+"""
 
 import json
 import os

@@ -103,7 +103,9 @@ def _bytes(tensors: Mapping[str, Tensor]) -> int:
 
 def flatten_optimizers(optimizers: list[dict[str, Any]]) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """Optimizer states as (tensors by name, JSON values): `0.12.exp_avg` is parameter 12 of the first optimizer.
-    `Checkpoint.optimizers` is the inverse."""
+
+    `Checkpoint.optimizers` is the inverse.
+    """
     tensors: dict[str, Tensor] = {}
     plain = []
     for number, optimizer in enumerate(optimizers):

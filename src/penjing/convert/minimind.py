@@ -1,6 +1,8 @@
-"""MiniMind's `.pth` weights: a bare state dict, loaded without running code; its config is inferred. The file holds
-neither config nor tokenizer. Widths and layers follow from the tensors. The rest (heads without query/key norms,
-experts per token) comes from a table of the published models or from settings."""
+"""MiniMind's `.pth` weights: a bare state dict, loaded without running code; its config is inferred.
+
+The file holds neither config nor tokenizer. Widths and layers follow from the tensors. The rest (heads without
+query/key norms, experts per token) comes from a table of the published models or from settings.
+"""
 
 import re
 from collections.abc import Mapping
@@ -71,9 +73,11 @@ def _load(path: Path) -> dict[str, Tensor]:
 
 
 def infer_config(tensors: Mapping[str, Tensor], hints: Mapping[str, Any], where: object) -> ModelConfig:
-    """The config of a MiniMind model, from its tensors. hints: the user's `model.*` settings, for what the tensors do
-    not determine; they must agree with the tensors. Raises UserError if the number of heads cannot be determined; the
-    message names the setting to add."""
+    """The config of a MiniMind model, from its tensors.
+
+    hints: the user's `model.*` settings, for what the tensors do not determine; they must agree with the tensors.
+    Raises UserError if the number of heads cannot be determined; the message names the setting to add.
+    """
     shape = partial(_shape, tensors, where)
 
     vocab_size, hidden_size = shape(EMBEDDING)
@@ -170,9 +174,11 @@ def _mlp(
 def from_minimind(
     tensors: Mapping[str, Tensor], config: ModelConfig, where: object
 ) -> tuple[dict[str, Tensor], ModelConfig]:
-    """A MiniMind state dict as one of ours, in float32, and its config. Version 2's shared experts have no gate, but
-    their transformers class (qwen2_moe) has one. A gate of zeros halves the experts' output, since sigmoid(0) = 1/2.
-    The output projection is doubled, which gives the same numbers exactly."""
+    """A MiniMind state dict as one of ours, in float32, and its config.
+
+    Version 2's shared experts have no gate, but their transformers class (qwen2_moe) has one. A gate of zeros halves
+    the experts' output, since sigmoid(0) = 1/2. The output projection is doubled, which gives the same numbers exactly.
+    """
     if config.architecture != "qwen2_moe":
         return from_hf(tensors, config, where)
     hf_tensors: dict[str, Tensor] = {}

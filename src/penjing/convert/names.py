@@ -101,9 +101,11 @@ def from_hf(
     tensors: Mapping[str, Tensor], config: ModelConfig, where: object = None
 ) -> tuple[dict[str, Tensor], ModelConfig]:
     """The tensors of a `transformers` file as our state dict in float32, and their config.
+
     The config differs from `config` in one case: a tied model whose file holds a different head becomes untied, as in
     transformers. Rotary tables and multi-token prediction layers are ignored.
-    Raises UserError naming the first tensor that is missing, unknown, or of another shape or type."""
+    Raises UserError naming the first tensor that is missing, unknown, or of another shape or type.
+    """
     config = untie_if_head_differs(tensors, config)
     state: dict[str, Tensor] = {}
     used = {HEAD}

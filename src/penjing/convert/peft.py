@@ -1,6 +1,8 @@
 """LoRA and DoRA adapters in the format of the `peft` library, which transformers, vLLM and llama.cpp's converter read.
+
 An adapter is a folder with adapter_config.json and adapter_model.safetensors. A setting that we do not compute is an
-error that names it. We add penjing_adapter.json with the hash of the base model; other programs ignore it."""
+error that names it. We add penjing_adapter.json with the hash of the base model; other programs ignore it.
+"""
 
 import json
 import math
@@ -62,9 +64,11 @@ class PeftAdapter:
 def write_peft(
     folder: Path, model: Transformer, name: str, *, base_name: str, base_sha256: str = "", extra: Mapping[str, Any] = {}
 ) -> None:
-    """Write the adapter `name` of `model` to `folder`. base_name: the Hugging Face directory or hub name of the base.
-    extra: further JSON values on its origin. Raises UserError if the disk refuses, or if the folder holds an adapter of
-    another program."""
+    """Write the adapter `name` of `model` to `folder`.
+
+    base_name: the Hugging Face directory or hub name of the base. extra: further JSON values on its origin.
+    Raises UserError if the disk refuses, or if the folder holds an adapter of another program.
+    """
     folder = Path(folder)
     if (folder / CONFIG).exists() and not (folder / METADATA).exists():
         raise UserError("holds an adapter of another program", where=folder, next_step="Choose another folder.")

@@ -1,6 +1,8 @@
-"""Read a model config from a Hugging Face `config.json`; `convert/hf_config.py` writes one. Every field that changes
-the result must be read or refused: one that we cannot compute is a `UserError` that names it. Fields that only matter
-in training (dropout, router noise, loss coefficients) are ignored."""
+"""Read a model config from a Hugging Face `config.json`; `convert/hf_config.py` writes one.
+
+Every field that changes the result must be read or refused: one that we cannot compute is a `UserError` that names it.
+Fields that only matter in training (dropout, router noise, loss coefficients) are ignored.
+"""
 
 import math
 from collections.abc import Mapping
@@ -138,9 +140,11 @@ def architecture_of(raw: Mapping[str, Any], where: object) -> str:
 
 
 def config_from_hf(raw: Mapping[str, Any], where: object) -> ModelConfig:
-    """The model config of a parsed config.json; a missing field has its class's default. where: the file, for messages.
-    Raises UserError naming a field that we would compute differently: other activations, biases, rotary scalings,
-    grouped routing, quantised weights."""
+    """The model config of a parsed config.json; a missing field has its class's default.
+
+    where: the file, for messages. Raises UserError naming a field that we would compute differently: other activations,
+    biases, rotary scalings, grouped routing, quantised weights.
+    """
     architecture = architecture_of(raw, where)
     fields = _Fields(raw, architecture, where)
     if raw.get("quantization_config"):

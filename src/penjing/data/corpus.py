@@ -99,8 +99,10 @@ class DataSettings(Settings):
 
 
 class Corpus:
-    """The texts that `DataSettings` name. Who reads a run's data asks here: tokenizer, training, reports, samples. Each
-    pass over the records (`records`, `texts`) applies the cleaning rules anew."""
+    """The texts that `DataSettings` name. Who reads a run's data asks here: tokenizer, training, reports, samples.
+
+    Each pass over the records (`records`, `texts`) applies the cleaning rules anew.
+    """
 
     def __init__(self, settings: DataSettings, show: Show | None = None) -> None:
         """show: is told how far a pass is."""
@@ -187,7 +189,9 @@ class Corpus:
 
     def ready_tokens(self, meta_file: str) -> Path | None:
         """The folder of data.train, if it holds tokens made before. Raises UserError if they were made otherwise.
-        meta_file: in the folders of both splits."""
+
+        meta_file: in the folders of both splits.
+        """
         paths = self.settings.train
         if len(paths) != 1 or not (Path(paths[0]) / "train" / meta_file).is_file():
             return None
@@ -208,9 +212,11 @@ class Corpus:
         return BadRecords(self.settings.max_bad_fraction, listed)
 
     def records(self, counts: BadRecords | None = None, files: Sequence[Path] | None = None) -> Iterator[Any]:
-        """The records of `data.format`, in the order of the files. counts: of broken, left-out and changed records;
-        None: another pass counts them, and nothing is an error. files: held-out files of their own, read as they are;
-        None: those to learn from, cleaned."""
+        """The records of `data.format`, in the order of the files.
+
+        counts: of broken, left-out and changed records; None: another pass counts them, and nothing is an error.
+        files: held-out files of their own, read as they are; None: those to learn from, cleaned.
+        """
         counts = counts or BadRecords(max_bad_fraction=1.0)
         clean = self.pipeline.make(counts.changed) if self.settings.clean and files is None else None
         columns = parse_columns(self.settings.columns)
@@ -237,8 +243,10 @@ class Corpus:
         return chain(((record, HELD_OUT) for record in held_out), learned)
 
     def texts(self, counts: BadRecords | None = None, *, held_out: bool | None = None) -> Iterator[str]:
-        """The text of each document, or the contents of each conversation. held_out: only texts that are held out, or
-        only those that are not."""
+        """The text of each document, or the contents of each conversation.
+
+        held_out: only texts that are held out, or only those that are not.
+        """
         if held_out is None:
             return map(_text_of, self.records(counts))
         below = self.split.below
@@ -325,8 +333,10 @@ def by_hash(records: Iterable[Record]) -> Iterator[Placed]:
 
 def split_documents(documents: Iterable[Document], share: float) -> Split:
     """Hold out by hash those below `share`; if that is nothing, all, or far more characters than `share`, then the
-    first ones in the order of their hashes; if one is too long for that, its end. Stops reading as soon as that is not
-    needed."""
+    first ones in the order of their hashes; if one is too long for that, its end.
+
+    Stops reading as soon as that is not needed.
+    """
     sizes: dict[float, int] = {}  # characters by hash, of those below `share` and of the lowest one
     copies: Counter[float] = Counter()
     lowest, highest, total, where = 2.0, -1.0, 0, ""
@@ -360,9 +370,11 @@ def split_documents(documents: Iterable[Document], share: float) -> Split:
 
 
 def threshold(places: Iterable[float], share: float) -> float:
-    """The place below which texts are held out: `share`, if that leaves texts in both splits. A handful of texts may
-    all fall on one side. Then only the text with the lowest place is held out, if at least two texts differ. Stops
-    reading as soon as the result is known."""
+    """The place below which texts are held out: `share`, if that leaves texts in both splits.
+
+    A handful of texts may all fall on one side. Then only the text with the lowest place is held out, if at least two
+    texts differ. Stops reading as soon as the result is known.
+    """
     lowest, highest = 2.0, -1.0
     for place in places:
         lowest, highest = min(lowest, place), max(highest, place)

@@ -1,5 +1,7 @@
-"""Statistics of a data set before training: sizes, scripts, lengths, duplicates, and warnings. One streaming pass.
-Memory: 8 bytes per length, and about 80 bytes per distinct record for the duplicate check."""
+"""Statistics of a data set before training: sizes, scripts, lengths, duplicates, and warnings.
+
+One streaming pass. Memory: 8 bytes per length, and about 80 bytes per distinct record for the duplicate check.
+"""
 
 import unicodedata
 from abc import ABC, abstractmethod
@@ -38,8 +40,10 @@ def _num_bytes(messages: Iterable[Message]) -> int:
 
 
 class Stats(ABC):
-    """Statistics of the records of one kind, in one pass. bad_records: the records that their reader rejects. lengths,
-    counts, tables: by the name of their row in a report."""
+    """Statistics of the records of one kind, in one pass.
+
+    bad_records: the records that their reader rejects. lengths, counts, tables: by the name of their row in a report.
+    """
 
     singular: ClassVar[str]  # the name of a record
     plural: ClassVar[str]

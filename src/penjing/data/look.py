@@ -116,7 +116,9 @@ def look(
     paths: Sequence[Path], tokenizer: Tokenizer, columns: Columns, *, counts_tokens: bool
 ) -> Iterator[Group | UserError]:
     """The groups of the files, each after one pass over it; then an error for each file that is not understood.
-    counts_tokens: whether `tokenizer` is that of a model, so that its tokens are of interest."""
+
+    counts_tokens: whether `tokenizer` is that of a model, so that its tokens are of interest.
+    """
     groups: dict[tuple[Any, ...], list[Path]] = {}
     errors: list[UserError] = []
     for path in list_files(paths):

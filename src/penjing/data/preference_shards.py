@@ -31,7 +31,9 @@ META = "groups.json"
 @dataclass(frozen=True, slots=True)
 class TokenGroup:
     """A prompt, its answers with their end-of-turn tokens, whether each is chosen, and by how much the first is better.
-    Answers have weight 0 where tools speak."""
+
+    Answers have weight 0 where tools speak.
+    """
 
     prompt: list[int]
     answers: tuple[EncodedChat, ...]
@@ -48,9 +50,12 @@ class TokenGroup:
 
 
 def encode(record: PreferenceRecord, tokenizer: Tokenizer) -> TokenGroup:
-    """The ids of a pair or of one labelled answer, with the common prompt once. A pair's answers begin at the assistant
-    turn in which they first differ, a single answer at the first assistant turn after the last question. Raises
-    UserError if the pair differs before an assistant turn, or if the template drops an answer."""
+    """The ids of a pair or of one labelled answer, with the common prompt once.
+
+    A pair's answers begin at the assistant turn in which they first differ, a single answer at the first assistant turn
+    after the last question. Raises UserError if the pair differs before an assistant turn, or if the template drops an
+    answer.
+    """
     rendered = [render(tokenizer, chat.messages, chat.tools) for chat in record.chats]
     first = rendered[0]
     if len(rendered) == 1:
@@ -191,9 +196,11 @@ def prepare_groups(
     about: dict[str, Any],
     bad_records: BadRecords | None = None,
 ) -> TokenizedDataset:
-    """Encode labelled answers into `folder/train` and `folder/validation`; questions are split by hash. A group of more
-    than `seq_len` tokens is skipped and counted; one that cannot be encoded goes to `bad_records`. Raises UserError if
-    a split is empty."""
+    """Encode labelled answers into `folder/train` and `folder/validation`; questions are split by hash.
+
+    A group of more than `seq_len` tokens is skipped and counted; one that cannot be encoded goes to `bad_records`.
+    Raises UserError if a split is empty.
+    """
     bad_records = bad_records or NoBadRecords()
     too_long = 0
 

@@ -161,8 +161,10 @@ def find(folder: Path, key: CacheKey) -> TeacherLogitsCache | None:
 
 
 class TeacherLogitsWriter:
-    """Writes a cache from one or several processes: one calls `begin` and `finish`, each calls `write`. Until `finish`
-    only `NAME.partial` exists; a later run continues it after a kill."""
+    """Writes a cache from one or several processes: one calls `begin` and `finish`, each calls `write`.
+
+    Until `finish` only `NAME.partial` exists; a later run continues it after a kill.
+    """
 
     def __init__(self, folder: Path, key: CacheKey, slots: int) -> None:
         self.folder, self.key, self.slots = Path(folder) / key.name, key, slots

@@ -49,8 +49,10 @@ def prepare_documents(
     bad_records: BadRecords | None = None,
     kept: "Kept | None" = None,
 ) -> TokenizedDataset:
-    """Encode documents, with their places (`Corpus.placed`), into `folder/train` and `folder/validation`. kept: tokens
-    made before. bad_records: not used, as every text can be encoded. Raises UserError if a split is empty."""
+    """Encode documents, with their places (`Corpus.placed`), into `folder/train` and `folder/validation`.
+
+    kept: tokens made before. bad_records: not used, as every text can be encoded. Raises UserError if a split is empty.
+    """
     encoded = _encode_documents(kept.others(documents) if kept else documents, tokenizer)
     writer = partial(TokenShardWriter, kind="documents")
     return TokenizedDataset(
@@ -180,9 +182,11 @@ def write_splits(
     next_step: Callable[[], str],
     kept: "Kept | None" = None,
 ) -> tuple[Any, Any]:
-    """The closed writers of `folder/train` and `folder/validation`, in the order of `placed`. Records are buffered only
-    until both splits have one. kept: tokens made before, of files that `placed` leaves out. Raises UserError with
-    `next_step` if a split is empty."""
+    """The closed writers of `folder/train` and `folder/validation`, in the order of `placed`.
+
+    Records are buffered only until both splits have one. kept: tokens made before, of files that `placed` leaves out.
+    Raises UserError with `next_step` if a split is empty.
+    """
     stream, buffered = iter(placed), list[Encoded]()
 
     def places() -> Iterator[float]:
@@ -220,7 +224,9 @@ class Kept:
 
     def __init__(self, folder: Path, below: float, old: Mapping[str, str], now: Mapping[str, str]) -> None:
         """folder: of both splits. old, now: SHA-256 of each file that was encoded, and of each that is to be, in order.
-        A file is kept if `below` splits its records as they were split."""
+
+        A file is kept if `below` splits its records as they were split.
+        """
         self.below = below
         self._order, old_names = list(now), {content: name for name, content in old.items()}
         self._old = {half: TokenShards(folder / half) for half in ("train", "validation")}

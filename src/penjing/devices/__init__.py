@@ -1,6 +1,8 @@
 """What devices can do: a row for each type. Only this package, kernels/ and plan/gpu_specs.py name a device.
+
 `devices.of(device)` answers for a `torch.device` or the name of a type. A type without a row is asked through
-`torch.accelerator` (devices/device.py). torch is imported when it is first needed."""
+`torch.accelerator` (devices/device.py). torch is imported when it is first needed.
+"""
 
 from __future__ import annotations
 

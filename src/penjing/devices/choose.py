@@ -9,8 +9,10 @@ from penjing.base.errors import UserError
 
 
 def local_device(name: str) -> torch.device:
-    """The device called `name` for this process; `auto` takes the accelerator if there is one, else the CPU. Raises
-    UserError if the named device is not available."""
+    """The device called `name` for this process; `auto` takes the accelerator if there is one, else the CPU.
+
+    Raises UserError if the named device is not available.
+    """
     wanted = _auto_type() if name == "auto" else name
     kind = devices.of(wanted.partition(":")[0])
     called = kind.label or kind.type

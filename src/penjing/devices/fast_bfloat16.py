@@ -84,8 +84,10 @@ def _cached_ratio(name: str, units: frozenset[str], limit: str) -> float:
 
 
 def speed_ratio() -> float:
-    """CPU seconds of a float32 matmul over CPU seconds of the same in bfloat16: the median of alternating pairs. CPU
-    time excludes other programs, and a slower clock slows both of a pair."""
+    """CPU seconds of a float32 matmul over CPU seconds of the same in bfloat16: the median of alternating pairs.
+
+    CPU time excludes other programs, and a slower clock slows both of a pair.
+    """
     pairs = {dtype: (torch.ones(512, 512, dtype=dtype),) * 2 for dtype in (torch.float32, torch.bfloat16)}
     for left, right in pairs.values():
         left @ right

@@ -50,7 +50,9 @@ def memory_bytes() -> int:
 
 def available_bytes(processes: int = 1, root: Path = Path("/")) -> int:
     """Host memory for this process, one of so many alike: its own, and its part of what no program holds; 0 = unknown.
-    Page cache counts as available: the system gives it back."""
+
+    Page cache counts as available: the system gives it back.
+    """
     try:
         free = _fields(root / "proc/meminfo")["MemAvailable:"] * 1024
         own = _fields(root / "proc/self/status")["RssAnon:"] * 1024  # mapped files count as page cache

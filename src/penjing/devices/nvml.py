@@ -1,5 +1,7 @@
-"""What an NVIDIA card does now, from NVML through the package nvidia-ml-py, which the extra `trackers` installs. Tested
-with a stand-in for the package: nobody has run this file on a card."""
+"""What an NVIDIA card does now, from NVML through the package nvidia-ml-py, which the extra `trackers` installs.
+
+Tested with a stand-in for the package: nobody has run this file on a card.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -8,9 +10,11 @@ from typing import Any
 
 def activity_reader(uuid: str) -> Callable[[], dict[str, float]]:
     """A function that reads a card, which is found by its UUID. Raises ImportError, or NVML's errors.
+
     gpu_utilization: fraction of time in which a kernel ran. gpu_memory_bytes: of all processes. gpu_power_watts. From
     Hopper on also, as means since the last call, gpu_dram_active and gpu_tensor_active: the fractions of time in which
-    the memory's and the tensor cores' pipes were busy (NVML's GPM metrics)."""
+    the memory's and the tensor cores' pipes were busy (NVML's GPM metrics).
+    """
     import pynvml
 
     pynvml.nvmlInit()

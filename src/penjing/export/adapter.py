@@ -22,9 +22,11 @@ FOLDER = "adapter"  # in the run's folder
 def save_run_adapter(
     run: Run, model: Transformer, tokenizer: Tokenizer, base: dict[str, str], step: int, out: Path | None = None
 ) -> Path:
-    """Write the adapter that a run trained in `peft`'s format, by default to RUN/adapter. base: `init_from` and
-    `sha256` from the checkpoint. Raises UserError if the base has no rows for new tokens: then only the merged model
-    can be used elsewhere."""
+    """Write the adapter that a run trained in `peft`'s format, by default to RUN/adapter.
+
+    base: `init_from` and `sha256` from the checkpoint. Raises UserError if the base has no rows for new tokens: then
+    only the merged model can be used elsewhere.
+    """
     folder = out or Path(run.out) / FOLDER
     if run.tokenizer.path and added_pieces(run, tokenizer, Path(base["init_from"])):
         hint = f"Export the merged model: penjing export hf {shlex.quote(run.out)}"
@@ -76,8 +78,10 @@ def _only_adapter(path: Path, model: Transformer) -> str:
 
 def attach_adapters(trained: LoadedModel, specs: Sequence[str]) -> dict[str, PeftAdapter]:
     """Attach adapters to a model, each given as PATH or NAME=PATH; returns them by name. The first becomes active.
-    PATH: a folder with adapter_config.json, a run that trained an adapter, or a LoRA file of MiniMind. Raises UserError
-    for an adapter whose recorded base hash differs."""
+
+    PATH: a folder with adapter_config.json, a run that trained an adapter, or a LoRA file of MiniMind.
+    Raises UserError for an adapter whose recorded base hash differs.
+    """
     attached: dict[str, PeftAdapter] = {}
     base = ""
     for spec in specs:

@@ -70,9 +70,11 @@ class LogitDifference:
     perplexity_change: float  # (other - ours) / ours, on the same ids
 
     def within(self, bound: float, divergence: float, *, is_mixture: bool) -> bool:
-        """Whether the logits differ by rounding only. bound: for logits of spread 1. divergence: in nats. In a mixture
-        of experts rounding may route a token to another expert if two of them tie. Its logits then differ by far more
-        than rounding. This is rare, so there the median position is compared with the bound."""
+        """Whether the logits differ by rounding only. bound: for logits of spread 1. divergence: in nats.
+
+        In a mixture of experts rounding may route a token to another expert if two of them tie. Its logits then differ
+        by far more than rounding. This is rare, so there the median position is compared with the bound.
+        """
         worst = self.typical if is_mixture else self.largest
         return worst <= bound * max(1.0, self.spread) and self.divergence <= divergence
 
@@ -144,9 +146,11 @@ def is_greedy(
     max_new_tokens: int,
     tolerance: float,
 ) -> bool:
-    """Whether `generated` (without stop ids) is the greedy continuation of `prompt` by `model`. If two logits differ by
-    less than `tolerance`, rounding decides, and either token is right. Each token is checked by our logits after the
-    tokens before it."""
+    """Whether `generated` (without stop ids) is the greedy continuation of `prompt` by `model`.
+
+    If two logits differ by less than `tolerance`, rounding decides, and either token is right. Each token is checked by
+    our logits after the tokens before it.
+    """
     ids = [*prompt, *generated]
     logits_TV = model(torch.tensor([ids]))[0, len(prompt) - 1 :]
     for step, index in enumerate(generated):

@@ -1,5 +1,7 @@
-"""Write a GGUF file for llama.cpp, Ollama and programs built on them; it is verified before it gets its name. Only the
-`gguf` package is used: llama.cpp's converter refuses tokenizers that it does not know."""
+"""Write a GGUF file for llama.cpp, Ollama and programs built on them; it is verified before it gets its name.
+
+Only the `gguf` package is used: llama.cpp's converter refuses tokenizers that it does not know.
+"""
 
 import dataclasses
 import math
@@ -206,9 +208,12 @@ def _empty_shared_experts(config: ModelConfig) -> Iterator[tuple[str, np.ndarray
 
 
 def stored_type(name: str, shape: tuple[int, ...], kind: str) -> str:
-    """The type in which a tensor is stored. Vectors and routers stay f32. Quantisers work on blocks of 32 values of a
-    row; rows of another length stay f16. Embeddings and head have 8 bits where other tensors have 4 or 5: every token
-    uses them, and in small models a coarser head costs the most accuracy."""
+    """The type in which a tensor is stored.
+
+    Vectors and routers stay f32. Quantisers work on blocks of 32 values of a row; rows of another length stay f16.
+    Embeddings and head have 8 bits where other tensors have 4 or 5: every token uses them, and in small models a
+    coarser head costs the most accuracy.
+    """
     if len(shape) == 1 or "ffn_gate_inp" in name:
         return "f32"
     if kind.startswith("q") and shape[-1] % 32:
@@ -292,9 +297,11 @@ def _write(path: Path, model: Transformer, values: dict[str, Any], kind: str) ->
 def verify(
     model: Transformer, tokenizer: Tokenizer, path: Path, kind: str
 ) -> tuple[check.LogitDifference, check.LogitDifference | None, str]:
-    """Read `path` back and compare it with `model`: with our code, and with llama.cpp if it is installed. Returns both
-    differences (None without llama.cpp) and a line about them. Raises UserError if ids, logits or, for unquantised
-    files, greedy text differ beyond BOUNDS."""
+    """Read `path` back and compare it with `model`: with our code, and with llama.cpp if it is installed.
+
+    Returns both differences (None without llama.cpp) and a line about them. Raises UserError if ids, logits or, for
+    unquantised files, greedy text differ beyond BOUNDS.
+    """
     float_model = check.float_copy(model)
     rebuilt, rebuilt_tokenizer = gguf_read.rebuild(path)
     for text in check.CHECK_TEXTS:

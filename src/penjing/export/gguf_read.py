@@ -1,5 +1,8 @@
-"""Read a GGUF file back into our model, from the file alone: the first half of the check. Keys are repeated here rather
-than shared with the writer, so that a mistake in the writer shows; the names of tensors are the gguf package's."""
+"""Read a GGUF file back into our model, from the file alone: the first half of the check.
+
+Keys are repeated here rather than shared with the writer, so that a mistake in the writer shows; the names of tensors
+are the gguf package's.
+"""
 
 from __future__ import annotations
 

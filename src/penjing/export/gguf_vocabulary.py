@@ -1,6 +1,9 @@
-"""A tokenizer in GGUF form: tokens, their types, merges, and the name of the pre-tokenizer. A GGUF file holds no
-regular expression: `tokenizer.ggml.pre` names one of the pre-tokenizers built into llama.cpp. A tokenizer with another
-one cannot be written. llama.cpp has no normaliser either, so text that is not in NFC form gets different ids there."""
+"""A tokenizer in GGUF form: tokens, their types, merges, and the name of the pre-tokenizer.
+
+A GGUF file holds no regular expression: `tokenizer.ggml.pre` names one of the pre-tokenizers built into llama.cpp. A
+tokenizer with another one cannot be written. llama.cpp has no normaliser either, so text that is not in NFC form gets
+different ids there.
+"""
 
 import tempfile
 from collections.abc import Iterable
@@ -47,9 +50,11 @@ class Vocabulary:
 
 
 def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:
-    """Read a tokenizer from the files it saves; unused ids up to `size` become UNUSED tokens. Raises UserError for what
-    llama.cpp cannot express: a model other than byte-level BPE, an unknown pre-tokenizer, a normaliser other than
-    NFC."""
+    """Read a tokenizer from the files it saves; unused ids up to `size` become UNUSED tokens.
+
+    Raises UserError for what llama.cpp cannot express: a model other than byte-level BPE, an unknown pre-tokenizer, a
+    normaliser other than NFC.
+    """
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(Path(folder))
         tokenizer_json = read_json(Path(folder) / "tokenizer.json")

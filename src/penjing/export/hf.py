@@ -48,9 +48,11 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, card: str) -
 
 
 def verify(model: Transformer, tokenizer: Tokenizer, folder: Path) -> tuple[float | None, str]:
-    """Load `folder` with transformers and compare logits and greedy text with ours, in float32. Returns the largest
-    logit difference, or None if transformers is not installed, and a line about it. Raises UserError if ids, logits or
-    text differ. `model` is not changed or moved."""
+    """Load `folder` with transformers and compare logits and greedy text with ours, in float32.
+
+    Returns the largest logit difference, or None if transformers is not installed, and a line about it. Raises
+    UserError if ids, logits or text differ. `model` is not changed or moved.
+    """
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging

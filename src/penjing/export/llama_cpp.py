@@ -1,5 +1,7 @@
-"""Run a GGUF file in llama.cpp: the second half of the check, if llama-cpp-python is installed. It runs in a child
-process: llama.cpp calls `abort` on a file it rejects, which would end this process."""
+"""Run a GGUF file in llama.cpp: the second half of the check, if llama-cpp-python is installed.
+
+It runs in a child process: llama.cpp calls `abort` on a file it rejects, which would end this process.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Out of memory: how many slots are in use, and computing in parts. Half as many slots are in use after a step ran out
-of memory, and more again after passes without error."""
+"""Out of memory: how many slots are in use, and computing in parts.
+
+Half as many slots are in use after a step ran out of memory, and more again after passes without error.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -11,9 +13,11 @@ MAX_WAIT = 8192
 
 
 class Capacity:
-    """slots: in use now, of `max_slots`. Memory may become free again, or not. Each failure doubles the number of
-    passes before the next try. So if memory stays short, tries become rare. A failed try only costs prefilling some
-    prompts again."""
+    """slots: in use now, of `max_slots`.
+
+    Memory may become free again, or not. Each failure doubles the number of passes before the next try. So if memory
+    stays short, tries become rare. A failed try only costs prefilling some prompts again.
+    """
 
     def __init__(self, max_slots: int) -> None:
         self.slots = self.max_slots = max_slots

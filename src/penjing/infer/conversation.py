@@ -1,6 +1,8 @@
-"""A conversation with a model: the messages so far, and the next answer as a stream. The KV cache of the conversation
-stays in the engine's slot, so each turn prefills only the new tokens. A model that was only pretrained continues each
-text by itself."""
+"""A conversation with a model: the messages so far, and the next answer as a stream.
+
+The KV cache of the conversation stays in the engine's slot, so each turn prefills only the new tokens. A model that was
+only pretrained continues each text by itself.
+"""
 
 import time
 from collections.abc import Generator, Iterator, Sequence

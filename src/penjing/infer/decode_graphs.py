@@ -95,9 +95,11 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """Decoding passes by graphs, captured when a pair of sizes has been used `CAPTURE_AFTER` times. decode: the eager
-    pass, from input_3B on the device: token ids, positions, and the row of each sequence. It must read nothing else
-    that changes between passes."""
+    """Decoding passes by graphs, captured when a pair of sizes has been used `CAPTURE_AFTER` times.
+
+    decode: the eager pass, from input_3B on the device: token ids, positions, and the row of each sequence. It must
+    read nothing else that changes between passes.
+    """
 
     def __init__(self, model: Transformer, decode: Decode, max_rows: int) -> None:
         self._model, self._decode = model, decode

@@ -49,8 +49,10 @@ Result = TypeVar("Result")
 
 class Engine:
     """Answers requests. `submit` and `cancel` may be called from any thread, all other methods from one thread.
+
     prefill_chunk: prompt tokens of one step. recover: when a pass runs out of memory, use fewer slots for a while;
-    without it the error is raised."""
+    without it the error is raised.
+    """
 
     def __init__(self, forward: Forward, *, prefill_chunk: int = 256, recover: bool = True) -> None:
         self.forward, self.recover = forward, recover

@@ -13,9 +13,11 @@ OnEvents = Callable[[str, list[Event]], None]
 
 
 class EngineThread:
-    """Runs engines by name until it is closed. on_events: called in the engine thread after each step with events; gets
-    the engine's name and the events. before_step: called in the engine thread before each step. All methods may be
-    called from any thread."""
+    """Runs engines by name until it is closed.
+
+    on_events: called in the engine thread after each step with events; gets the engine's name and the events.
+    before_step: called in the engine thread before each step. All methods may be called from any thread.
+    """
 
     def __init__(
         self, engines: Mapping[str, Engine], on_events: OnEvents, before_step: Callable[[], object] = lambda: None

@@ -36,9 +36,11 @@ class Forward(Protocol):
         self, slot_N: Ints, position_N: Ints, id_N: Ints, logits_index_R: Ints, adapter_N: Ints | None = None
     ) -> Tensor:
         """logits_RV in float32 of the rows `logits_index_R`, on the device; valid until the next call.
+
         A row's token is cached at its position of its slot and attends to the positions before it. Rows of one slot
         are contiguous; their positions ascend from the first one that is not cached yet. adapter_N: index in
-        `adapters`, -1 = base model; None: `active_adapter` for all."""
+        `adapters`, -1 = base model; None: `active_adapter` for all.
+        """
 
     def copy_prefix(self, source: int, target: int, tokens: int) -> None:
         """Copy the KV cache of the first `tokens` positions to another slot."""

@@ -28,9 +28,11 @@ def make_forward(model: Transformer, *, num_slots: int, max_tokens: int, weights
 def make_engine(
     model: Transformer, *, slots: int = 0, max_tokens: int = 0, weights: Weights = "auto", recover: bool = True
 ) -> Engine:
-    """An engine for the model's current weights, on its device. Close it after use. slots: answers generated at once; 0
-    = `default_slots`. max_tokens: of prompt and answer together; 0 = `default_tokens`. weights: see `make_forward`.
-    recover: see `Engine`."""
+    """An engine for the model's current weights, on its device. Close it after use.
+
+    slots: answers generated at once; 0 = `default_slots`. max_tokens: of prompt and answer together; 0 =
+    `default_tokens`. weights: see `make_forward`. recover: see `Engine`.
+    """
     max_tokens = min(max_tokens or default_tokens(model), model.config.max_position_embeddings)
     forward = make_forward(
         model, num_slots=slots or default_slots(model, max_tokens), max_tokens=max_tokens, weights=weights

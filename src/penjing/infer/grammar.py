@@ -1,5 +1,7 @@
-"""Constrained decoding to a JSON schema (a `TokenMask` of infer/requests.py). The grammar library is llguidance (extra
-`serve`), chosen over xgrammar and outlines-core by trial: docs/serve.md."""
+"""Constrained decoding to a JSON schema (a `TokenMask` of infer/requests.py).
+
+The grammar library is llguidance (extra `serve`), chosen over xgrammar and outlines-core by trial: docs/serve.md.
+"""
 
 from __future__ import annotations
 

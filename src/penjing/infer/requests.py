@@ -53,9 +53,11 @@ OnTurnEnd = Callable[[Sequence[Turn]], Sequence[InjectedTokens | None]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A prompt, the number of answers, and the sampling settings.
+
     Token t of an answer uses random number t of its seed, whatever else the engine does at the same time. An answer
     ends with an id of `stop`, when `should_stop` returns true, when its grammar has finished, after `max_new_tokens`,
-    or when prompt and answer fill the engine's `max_tokens`."""
+    or when prompt and answer fill the engine's `max_tokens`.
+    """
 
     prompt: Sequence[int]
     seeds: Sequence[int] = (0,)  # one for each answer
@@ -73,9 +75,11 @@ class Request:
 
 
 class Token(NamedTuple):
-    """A token and its log-probabilities. logp, top_logprobs: under the model's own softmax at `score_temperature`,
-    before penalties and masks. sampling_logp: under the distribution it was sampled from (0 for greedy). logp of a
-    prompt's first token is NaN."""
+    """A token and its log-probabilities.
+
+    logp, top_logprobs: under the model's own softmax at `score_temperature`, before penalties and masks.
+    sampling_logp: under the distribution it was sampled from (0 for greedy). logp of a prompt's first token is NaN.
+    """
 
     id: int
     logp: float

@@ -88,8 +88,10 @@ def sample_tokens(
     logits_RV: Tensor, uniform_R: NDArray[np.float32], rows: Rows, processed: ProcessedLogits | None = None
 ) -> SampledTokens:
     """Inverse transform sampling: the token at `uniform_R` (0 to 1, 24 bits) of the cumulative distribution over ids.
+
     processed: logits to sample from instead. No row's result depends on the others, as long as torch has one thread:
-    several threads split the sums of a single row of 32,768 values or more."""
+    several threads split the sums of a single row of 32,768 values or more.
+    """
     source_RV = logits_RV if processed is None else processed.logits_RV
     greedy_R = rows.temperature_R < GREEDY_BELOW
     if greedy_R.all():
@@ -158,9 +160,11 @@ def _scale(logits_RV: Tensor, temperature_R: NDArray[np.float32]) -> Tensor:
 
 
 def warp_logits(logits_RV: Tensor, rows: Rows) -> Tensor:
-    """The logits to sample from: divided by the temperature, and -inf where top_k, top_p or min_p filter a token. top_p
-    applies to the tokens that top_k kept. Greedy rows are unchanged. Each of the three filters has a threshold; a row's
-    threshold is the highest of them."""
+    """The logits to sample from: divided by the temperature, and -inf where top_k, top_p or min_p filter a token.
+
+    top_p applies to the tokens that top_k kept. Greedy rows are unchanged. Each of the three filters has a threshold;
+    a row's threshold is the highest of them.
+    """
     logits_RV = _scale(logits_RV, np.where(rows.temperature_R < GREEDY_BELOW, np.float32(1), rows.temperature_R))
     is_cut_R = (rows.top_k_R > 0) | (rows.top_p_R < 1) | (rows.min_p_R > 0)
     if not is_cut_R.any():

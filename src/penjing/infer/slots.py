@@ -18,9 +18,11 @@ class Prefix(NamedTuple):
 
 
 class Slots:
-    """The sequences in the slots, as arrays: a step's bookkeeping takes a few operations for any number of slots. A
-    slot has `num_tokens` known tokens; the first `num_computed` of them are in the KV cache. Both stay after its answer
-    has ended."""
+    """The sequences in the slots, as arrays: a step's bookkeeping takes a few operations for any number of slots.
+
+    A slot has `num_tokens` known tokens; the first `num_computed` of them are in the KV cache. Both stay after its
+    answer has ended.
+    """
 
     def __init__(self, num_slots: int, max_tokens: int) -> None:
         self.answers: list[Answer | None] = [None] * num_slots

@@ -12,9 +12,11 @@ _MAX_PENDING = 8  # ids: two characters of 4 bytes, each a token
 
 
 class TextStream:
-    """Ids in, text out. All deltas joined are `tokenizer.decode` of all ids, up to the first stop string. One
-    exception: of a damaged run of byte tokens (`<0xF0>`), `decode` loses all characters, a stream only those that are
-    damaged."""
+    """Ids in, text out. All deltas joined are `tokenizer.decode` of all ids, up to the first stop string.
+
+    One exception: of a damaged run of byte tokens (`<0xF0>`), `decode` loses all characters, a stream only those that
+    are damaged.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = ()) -> None:
         self.tokenizer, self.stop_strings = tokenizer, [text for text in stop_strings if text]
@@ -102,9 +104,11 @@ class SpanDelta(NamedTuple):
 
 
 class TurnStream:
-    """Ids in; reasoning, content and tool calls out, as a stream. The deltas joined are what `turn_parser.parse`
-    returns for the full turn: the reasoning and content of its message, and the text of each call. thinking: as for
-    `parse`. A stop string must lie between two marks."""
+    """Ids in; reasoning, content and tool calls out, as a stream.
+
+    The deltas joined are what `turn_parser.parse` returns for the full turn: the reasoning and content of its message,
+    and the text of each call. thinking: as for `parse`. A stop string must lie between two marks.
+    """
 
     def __init__(self, tokenizer: Tokenizer, thinking: bool | None = None, stop_strings: Sequence[str] = ()) -> None:
         self._marks = {tokenizer.control(mark): mark for mark in tokens.VISIBLE_TOKENS if tokenizer.has(mark)}

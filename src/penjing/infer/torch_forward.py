@@ -20,9 +20,11 @@ SPAN_MULTIPLE = 32  # the number of keys is rounded up to it, so that there are 
 
 
 class TorchForward:
-    """`Forward` by `Transformer.hidden`. Sequences of one token each are batched as the first rows of the cache. So
-    slots are permuted over the rows of the cache, with decoding slots first. graphs: decode with CUDA graphs where
-    possible."""
+    """`Forward` by `Transformer.hidden`.
+
+    Sequences of one token each are batched as the first rows of the cache. So slots are permuted over the rows of the
+    cache, with decoding slots first. graphs: decode with CUDA graphs where possible.
+    """
 
     batch_invariant = False
 

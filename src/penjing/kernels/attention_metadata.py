@@ -20,9 +20,11 @@ def document_mask(document_BT: Tensor, window: int = 0) -> Tensor:
 
 
 def branch_mask(document_BT: Tensor | None, branch_BT: Tensor, position_BT: Tensor, window: int = 0) -> Tensor:
-    """mask_B1TS for documents that branch after a shared prefix, which is branch 0. document_BT None: one per row. A
-    query attends to the prefix and its own branch, up to itself. Windows are measured in positions: branches are one
-    after another in the row, but the positions of each continue from the end of the prefix."""
+    """mask_B1TS for documents that branch after a shared prefix, which is branch 0. document_BT None: one per row.
+
+    A query attends to the prefix and its own branch, up to itself. Windows are measured in positions: branches are one
+    after another in the row, but the positions of each continue from the end of the prefix.
+    """
     same_BTS = (branch_BT[:, None, :] == 0) | (branch_BT[:, :, None] == branch_BT[:, None, :])
     if document_BT is not None:
         same_BTS &= document_BT[:, :, None] == document_BT[:, None, :]

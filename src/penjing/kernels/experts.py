@@ -1,6 +1,8 @@
-"""The routed experts of a layer: each token goes through k of E small SwiGLU experts; outputs are summed by weight. The
-(token, expert) pairs are sorted by expert. Then a GPU computes all experts in grouped matmuls, and a CPU one expert per
-thread at a time. `reference.experts` computes all experts on all tokens."""
+"""The routed experts of a layer: each token goes through k of E small SwiGLU experts; outputs are summed by weight.
+
+The (token, expert) pairs are sorted by expert. Then a GPU computes all experts in grouped matmuls, and a CPU one expert
+per thread at a time. `reference.experts` computes all experts on all tokens.
+"""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -33,9 +35,11 @@ def experts(
 
 
 class ExpertDispatch(NamedTuple):
-    """(token, expert) pairs sorted by expert, one per row; each expert's rows are padded to full tiles. token_R: the
-    token of each row; padding rows have token 0 and weight 0. row_Nk: the rows of each token's experts; end_E: where
-    each expert's rows end; ends: the same on the host, None where that would wait for the device."""
+    """(token, expert) pairs sorted by expert, one per row; each expert's rows are padded to full tiles.
+
+    token_R: the token of each row; padding rows have token 0 and weight 0. row_Nk: the rows of each token's experts;
+    end_E: where each expert's rows end; ends: the same on the host, None where that would wait for the device.
+    """
 
     token_R: Tensor
     row_Nk: Tensor
@@ -76,9 +80,11 @@ def dispatch_to_experts(expert_Nk: Tensor, num_experts: int, *, on_host: bool) -
 
 class _SequentialExperts(torch.autograd.Function):
     """sum over a token's experts of weight * down(silu(gate x) * up x), on a CPU, one core per expert.
+
     Each expert's rows, matrices and gradients are used while they are in cache: its matrices are cast on use and never
     stored in `dtype`; each gradient is rounded into one small block and copied from there. It is one autograd function,
-    as recording a hundred small matmuls per layer would cost as much as computing them."""
+    as recording a hundred small matmuls per layer would cost as much as computing them.
+    """
 
     @staticmethod
     def forward(

@@ -1,6 +1,8 @@
 """A student's output head with its teacher's: divergence, cross-entropy and their gradients, in blocks of positions.
-Neither model's logits exist for all positions at once: with 32 rows of 512 positions and 6,400 ids they would be 420 MB
-each in float32, and as much again for every distribution made of them."""
+
+Neither model's logits exist for all positions at once: with 32 rows of 512 positions and 6,400 ids they would be
+420 MB each in float32, and as much again for every distribution made of them.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -58,9 +60,11 @@ Teacher = LiveTeacher | StoredTeacher
 
 
 class DistillationSums(NamedTuple):
-    """Weighted sums over positions, each a scalar. total: the loss; the only one with a gradient. nats: cross-entropy
-    with the data. kl: KL(p || q), also if another divergence is minimised. divergence: the minimised one. agreement:
-    positions where both models' top ids are equal."""
+    """Weighted sums over positions, each a scalar.
+
+    total: the loss; the only one with a gradient. nats: cross-entropy with the data. kl: KL(p || q), also if another
+    divergence is minimised. divergence: the minimised one. agreement: positions where both models' top ids are equal.
+    """
 
     total: Tensor
     nats: Tensor
@@ -124,9 +128,11 @@ def _compare_live(teacher: LiveTeacher, part: slice, q: Distribution, measure: D
 def _compare_stored(
     teacher: StoredTeacher, part: slice, q: Distribution, measure: DivergenceConfig
 ) -> tuple[Tensor, ...]:
-    """As `_compare_live`, over k + 1 outcomes: each of the k ids, and "another one". Of the other ids only their total
-    probability is compared. So the divergence is a lower bound of the full one (data processing inequality), and the
-    student keeps its own ranking of them."""
+    """As `_compare_live`, over k + 1 outcomes: each of the k ids, and "another one".
+
+    Of the other ids only their total probability is compared. So the divergence is a lower bound of the full one (data
+    processing inequality), and the student keeps its own ranking of them.
+    """
     id_CK = teacher.id_NK[part].long()
     logq_C1 = q.log_CJ.scatter(1, id_CK, -torch.inf).logsumexp(dim=-1, keepdim=True)
     logq_CJ = torch.cat((q.log_CJ.gather(1, id_CK), logq_C1), dim=-1)

@@ -1,5 +1,7 @@
 """The entry point of all ops with several backends (select.py): on tensors and numbers, never on modules.
-`report(device, dtype)` says which backend computes each op on this machine, and why others do not."""
+
+`report(device, dtype)` says which backend computes each op on this machine, and why others do not.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -101,8 +103,10 @@ def fused_attention(
     metadata: AttentionMetadata,
 ) -> Tensor | None:
     """out_BTHK of `attention`, and what is before it: RMSNorm of query and key heads, and `apply_rope`. None: the
-    selected backend has no kernel for all of them. qkv: q, k and v, [B, T, heads x K] each, or all in one
-    (`takes_packed`)."""
+    selected backend has no kernel for all of them.
+
+    qkv: q, k and v, [B, T, heads x K] each, or all in one (`takes_packed`).
+    """
     fused = getattr(select.load()[metadata.backend], "fused_attention", None)
     out_BTHK: Tensor | None = fused and fused(qkv, num_heads, num_key_value_heads, norm, rotary, metadata)
     return out_BTHK

@@ -124,8 +124,10 @@ def masked_attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: 
 
 def cached_attention(q_BTHK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, mask_B1TS: Tensor | None) -> Tensor:
     """The same over a cache on a GPU. torch's kernels with a mask do not take grouped heads: of one token, the query
-    heads that share a key head become queries of one head; of more, keys and values are repeated. Without cuDNN, which
-    builds a plan for every new shape (40 ms on an H200), and nearly every prompt has a new one."""
+    heads that share a key head become queries of one head; of more, keys and values are repeated.
+
+    Without cuDNN, which builds a plan for every new shape (40 ms on an H200), and nearly every prompt has a new one.
+    """
     num_rows, num_tokens, num_heads, size = q_BTHK.shape
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         if num_tokens > 1:

@@ -56,8 +56,10 @@ class TileGroup:
 
 def group_tiles(document_BT: Tensor, mask_B1TS: Tensor | None, window: int, dtype: torch.dtype) -> list[TileGroup]:
     """Group query tiles by the number of key tiles that they need. Equal neighbours in document_BT are one document.
+
     mask_B1TS: True where a query attends to a key, for branching documents; None: to its document's past, or the last
-    `window` positions of it, its own included (0: all)."""
+    `window` positions of it, its own included (0: all).
+    """
     document_BT = functional.pad(document_BT, (0, -document_BT.shape[1] % TILE), value=-2)
     rows, num_tokens = document_BT.shape
     position_T, num_tiles = torch.arange(num_tokens), num_tokens // TILE
@@ -278,9 +280,12 @@ def _forward(q_NGQK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, groups: list[TileGr
 def _backward(
     grad_out_NGQK: Tensor, q_NGQK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, groups: list[TileGroup], probs_P: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v, those of k and v in float32. With P the probabilities and U the upstream gradient:
-    dv = P^T U; dS = P (dP - sum P dP) with dP = U v^T, which is torch's softmax backward; dq = dS k / sqrt(K); dk =
-    dS^T q / sqrt(K). dk and dv of a tile are summed over the query tiles that attend to it, in float32."""
+    """The gradients of q, k and v, those of k and v in float32.
+
+    With P the probabilities and U the upstream gradient: dv = P^T U; dS = P (dP - sum P dP) with dP = U v^T, which
+    is torch's softmax backward; dq = dS k / sqrt(K); dk = dS^T q / sqrt(K). dk and dv of a tile are summed over
+    the query tiles that attend to it, in float32.
+    """
     scale = 1 / math.sqrt(q_NGQK.shape[-1])
     grad_q_NGQK, wide = arena.empty_like(q_NGQK), torch.promote_types(k_NGTK.dtype, torch.float32)
     grad_k_NGTK, grad_v_NGTK = (arena.empty(k_NGTK, k_NGTK.shape, wide).zero_() for _ in range(2))

@@ -44,9 +44,12 @@ def attention(q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, metadata: Attentio
 def varlen_attention(
     q_BTHK: Tensor, k_BTGK: Tensor, v_BTGK: Tensor, cu_seqlens_S: Tensor, longest: int, window: int = 0
 ) -> Tensor:
-    """out_BTHK by torch's variable-length kernel. cu_seqlens_S: where each document starts in the concatenated rows,
-    then their end, int32; repeats of the end are empty documents. longest: an upper bound of document lengths. window:
-    as in `tiled_attention`; the kernel's left window does not count the query's own position."""
+    """out_BTHK by torch's variable-length kernel.
+
+    cu_seqlens_S: where each document starts in the concatenated rows, then their end, int32; repeats of the end are
+    empty documents. longest: an upper bound of document lengths. window: as in `tiled_attention`; the kernel's left
+    window does not count the query's own position.
+    """
     kernel, has_gqa = _kernel()
     repeats = q_BTHK.shape[2] // k_BTGK.shape[2]
     gqa: dict[str, Any] = {"enable_gqa": True} if repeats > 1 and has_gqa else {}

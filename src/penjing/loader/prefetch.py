@@ -13,9 +13,11 @@ from penjing.loader.batch_source import Source, WrappedSource
 
 
 class Prefetch(WrappedSource):
-    """Wraps a source and keeps up to `depth` batches ready on `device`. `state()` is the position after the last
-    returned batch, so a resume neither repeats nor loses a batch. An error in the thread is raised by the call that
-    would have returned that batch; the next call tries again."""
+    """Wraps a source and keeps up to `depth` batches ready on `device`.
+
+    `state()` is the position after the last returned batch, so a resume neither repeats nor loses a batch. An error in
+    the thread is raised by the call that would have returned that batch; the next call tries again.
+    """
 
     def __init__(self, source: Source, device: torch.device, depth: int = 2) -> None:
         super().__init__(source)

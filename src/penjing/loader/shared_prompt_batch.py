@@ -1,6 +1,9 @@
-"""Packed prompts with several answers each: the prompt is computed once, and the answers branch off it. Preference
-pairs, sampled groups (reinforcement learning) and distillation use this form. A prompt of p tokens with answers of a
-and b tokens takes p + a + b positions instead of 2 p + a + b. Each answer attends to the prompt and to itself."""
+"""Packed prompts with several answers each: the prompt is computed once, and the answers branch off it.
+
+Preference pairs, sampled groups (reinforcement learning) and distillation use this form. A prompt of p tokens with
+answers of a and b tokens takes p + a + b positions instead of 2 p + a + b. Each answer attends to the prompt and to
+itself.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,12 @@ ROW_MULTIPLE = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One continuation of a prompt. ids: its tokens, with the end of turn. weights: 1 for tokens that the model
-    generated, 0 for others (the result of a tool); None: 1 everywhere. values: further values of each token by name, as
-    long as ids (`behaviour`: log-probability when it was sampled, `reference`, `advantage`...)."""
+    """One continuation of a prompt.
+
+    ids: its tokens, with the end of turn. weights: 1 for tokens that the model generated, 0 for others (the result of a
+    tool); None: 1 everywhere. values: further values of each token by name, as long as ids (`behaviour`:
+    log-probability when it was sampled, `reference`, `advantage`...).
+    """
 
     ids: Sequence[int]
     weights: Sequence[float] | None = None

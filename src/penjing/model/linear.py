@@ -1,5 +1,7 @@
-"""Linear layers with explicit precision: float32 master weights; inputs and weights are cast at the matmul. No
-autocast: the dtype of each matmul is visible in the code and the same on every device, without look-ups."""
+"""Linear layers with explicit precision: float32 master weights; inputs and weights are cast at the matmul.
+
+No autocast: the dtype of each matmul is visible in the code and the same on every device, without look-ups.
+"""
 
 import torch
 import torch.nn.functional as functional
@@ -69,9 +71,11 @@ def set_compute_dtype(model: nn.Module, dtype: torch.dtype | None) -> None:
 
 
 def use_float8(model: nn.Module) -> None:
-    """Run the linear layers of a decoder's blocks in float8 (kernels/fp8.py) when gradients are taken. Not in float8:
-    embedding, head, routers, routed experts, and layers with a side that is not a multiple of 16. `compute_dtype` must
-    be bfloat16."""
+    """Run the linear layers of a decoder's blocks in float8 (kernels/fp8.py) when gradients are taken.
+
+    Not in float8: embedding, head, routers, routed experts, and layers with a side that is not a multiple of 16.
+    `compute_dtype` must be bfloat16.
+    """
     for name, module in model.named_modules():
         if isinstance(module, Linear) and name.startswith("blocks."):
             module.float8 = fits_float8(module.in_features, module.out_features)

@@ -292,9 +292,11 @@ def names(model: nn.Module) -> tuple[str, ...]:
 
 
 def attach(model: nn.Module, name: str, sizes: Mapping[str, AdapterSize], *, seed: int = 0) -> None:
-    """Add a new adapter `name` to the layers of `sizes`, and freeze all existing weights. A is drawn from `seed` layer
-    by layer, in the model's order; the global random state is not used. The adapter is inactive until `set_adapter`.
-    Raises UserError for an invalid name or one that exists already."""
+    """Add a new adapter `name` to the layers of `sizes`, and freeze all existing weights.
+
+    A is drawn from `seed` layer by layer, in the model's order; the global random state is not used. The adapter
+    is inactive until `set_adapter`. Raises UserError for an invalid name or one that exists already.
+    """
     if not _ADAPTER_NAME.fullmatch(name) or hasattr(nn.ModuleDict(), name):
         raise UserError("invalid adapter name", where=name, wanted="letters, digits, - and _")
     if name in names(model):
@@ -387,9 +389,11 @@ def adapter_scope(model: nn.Module, selected: str | Sequence[str | None] | None)
 
 @torch.no_grad()
 def merge(model: nn.Module, name: str) -> None:
-    """Merge an adapter into the weights, summed in float64 and rounded once to float32, and remove all adapters. The
-    model then computes the same at the base's speed. The weights must be float32: rounding (see `cast_frozen_base`)
-    would lose what was trained."""
+    """Merge an adapter into the weights, summed in float64 and rounded once to float32, and remove all adapters.
+
+    The model then computes the same at the base's speed. The weights must be float32: rounding (see `cast_frozen_base`)
+    would lose what was trained.
+    """
     set_adapter(model, name)
     for layer in adapted(model).values():
         if name in layer.adapters:

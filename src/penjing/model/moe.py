@@ -41,9 +41,11 @@ def mean_of_layers(layers: list[RouterStats]) -> RouterStats:
 
 
 class Router(nn.Module):
-    """x W^T in float32, then the top-k experts and their weights. Softmax over all experts, or, in glm4_moe, a sigmoid
-    each. There `correction` is added for the selection only; it is not trained but updated to balance the load
-    (arXiv:2408.15664)."""
+    """x W^T in float32, then the top-k experts and their weights.
+
+    Softmax over all experts, or, in glm4_moe, a sigmoid each. There `correction` is added for the selection only; it is
+    not trained but updated to balance the load (arXiv:2408.15664).
+    """
 
     correction: Tensor | None
 

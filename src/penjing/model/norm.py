@@ -7,9 +7,11 @@ from penjing.kernels import ops
 
 
 class RMSNorm(nn.Module):
-    """Normalise the last dimension to unit root mean square, then scale by a learned gain. The statistics are in
-    float32 whatever the input. The output comes in `compute_dtype` (None: the input's dtype, as in `transformers`), so
-    that all matmuls that follow share it."""
+    """Normalise the last dimension to unit root mean square, then scale by a learned gain.
+
+    The statistics are in float32 whatever the input. The output comes in `compute_dtype` (None: the input's dtype, as
+    in `transformers`), so that all matmuls that follow share it.
+    """
 
     compute_dtype: torch.dtype | None = None
 

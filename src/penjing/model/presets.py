@@ -95,9 +95,11 @@ def read_size(text: str) -> float:
 
 @lru_cache(maxsize=64)
 def ladder(num_parameters: float) -> dict[str, object]:
-    """The shape of a model of about this total number of parameters. Width is 64 times depth, with at least 4 layers;
-    the MLP is 8/3 times the width; heads have 128 dimensions (64 in narrow models), and up to four share a key/value
-    head. The nearest such shape is within 8 % of the requested size."""
+    """The shape of a model of about this total number of parameters.
+
+    Width is 64 times depth, with at least 4 layers; the MLP is 8/3 times the width; heads have 128 dimensions (64 in
+    narrow models), and up to four share a key/value head. The nearest such shape is within 8 % of the requested size.
+    """
     vocabulary = next(size for limit, size in _VOCABULARIES if num_parameters <= limit)
 
     def shape(layers: int, width: int) -> dict[str, object]:

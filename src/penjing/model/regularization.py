@@ -74,8 +74,10 @@ def masked_inputs(settings: Regularization, noise_B: Tensor, num_tokens: int) ->
 
 
 def _bits(noise: Tensor, purpose: Tensor | int, index: Tensor | int) -> Tensor:
-    """Random int32 for each combination of the three, broadcast against each other. The seeds come first: torch.compile
-    would compute a product of positions in exact integers, without overflow."""
+    """Random int32 for each combination of the three, broadcast against each other.
+
+    The seeds come first: torch.compile would compute a product of positions in exact integers, without overflow.
+    """
     value = noise
     for more in (0, purpose, index):
         value = (value + more) * _MIX_64[0]

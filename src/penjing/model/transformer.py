@@ -51,11 +51,13 @@ class Transformer(nn.Module):
         position_BT: Tensor | None = None,
     ) -> Tensor:
         """hidden_BTD after the last norm.
+
         ids_BT: token ids. document_BT: the document of each position (None: each row is one document).
         cache: keys and values of earlier positions; these tokens are appended to every row, each of which is one
         document, and must fit.
         branch_BT, position_BT: for documents that branch after a shared prefix (see `branch_mask`); the position of
-        each token in its own branch."""
+        each token in its own branch.
+        """
         return self._hidden(ids_BT, document_BT, cache, branch_BT, position_BT)[0]
 
     def _hidden(
@@ -134,9 +136,11 @@ class Transformer(nn.Module):
         **more: Tensor,
     ) -> Tensor | tuple[Tensor, RouterStats]:
         """logits_BTV in float32; with a `score` (model/score.py), its result instead.
+
         scored_N: flat indices (row * T + position) of the scored positions, repeated where branches start; None: all.
         more: `noise_B` (model/regularization.py) and further inputs of `ops.make_attention_metadata`. With gradients, a
-        mixture of experts returns (score, router statistics)."""
+        mixture of experts returns (score, router statistics).
+        """
         hidden_BTD, routers = self._hidden(ids_BT, document_BT, cache, branch_BT, position_BT, **more)
         if score is None:
             return self.logits(hidden_BTD)

@@ -29,9 +29,11 @@ class ScalarHead(nn.Module):
         **branches: Tensor | None,
     ) -> Any:
         """value_N in float32 of the positions scalar_N; with a score too, (the score, value_N), in one pass.
+
         scalar_N, scored_N: flat indices (row * T + position); without scalar_N only the decoder runs. branches:
         `branch_BT` and `position_BT` of the decoder. With gradients, a mixture of experts also returns its router
-        statistics, at the end."""
+        statistics, at the end.
+        """
         if scalar_N is None:
             return self.model(ids_BT, document_BT, score=score, scored_N=scored_N, **branches)
 

@@ -114,9 +114,11 @@ class ObjectiveSettings(Settings):
 
 
 class Objective(Protocol):
-    """Returns sums over units (tokens, pairs, answers), never means. The loop sums `weight` over micro-batches and
-    ranks and divides once, so gradient accumulation, ragged masks, packing and data parallelism are exact for every
-    objective."""
+    """Returns sums over units (tokens, pairs, answers), never means.
+
+    The loop sums `weight` over micro-batches and ranks and divides once, so gradient accumulation, ragged masks,
+    packing and data parallelism are exact for every objective.
+    """
 
     unit: str
 

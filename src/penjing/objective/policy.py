@@ -211,9 +211,11 @@ class Policy(ObjectiveSettings):
 
     @property
     def strictly_on_policy(self) -> bool:
-        """Whether each answer is used in one step only, so that the policy that sampled it also learns from it. The
-        ratio is then 1 by definition, whatever the rounding difference between sampling and scoring. In bfloat16 that
-        difference is larger than gspo's clip of 3e-4 and would clip answers at random."""
+        """Whether each answer is used in one step only, so that the policy that sampled it also learns from it.
+
+        The ratio is then 1 by definition, whatever the rounding difference between sampling and scoring. In bfloat16
+        that difference is larger than gspo's clip of 3e-4 and would clip answers at random.
+        """
         return self.rollout.steps_per_round == 1
 
     @property

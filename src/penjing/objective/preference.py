@@ -186,9 +186,11 @@ def _log_one_minus_exp(x: Tensor) -> Tensor:
 
 
 def kto_losses(settings: Preference, ratio_A: Tensor, desirable_A: Tensor, kl_A: Tensor) -> Tensor:
-    """loss_A of single answers, arXiv:2402.01306 eq. 8: weight (1 - sigma(+-(beta (log-ratio - z))). ratio_A:
-    log-probability minus the reference's; desirable_A: which are labelled good; kl_A: z of each, the estimate of the
-    divergence from the reference, without a gradient."""
+    """loss_A of single answers, arXiv:2402.01306 eq. 8: weight (1 - sigma(+-(beta (log-ratio - z))).
+
+    ratio_A: log-probability minus the reference's; desirable_A: which are labelled good; kl_A: z of each, the estimate
+    of the divergence from the reference, without a gradient.
+    """
     sign_A = torch.where(desirable_A, 1.0, -1.0)
     weight_A = torch.where(desirable_A, settings.desirable_weight, settings.undesirable_weight)
     return weight_A * torch.sigmoid(-sign_A * settings.resolved_beta * (ratio_A - kl_A))

@@ -27,8 +27,10 @@ class NoDynamoOptimizer(torch.optim.Optimizer):
 
 
 class FusedAdamW(NoDynamoOptimizer, torch.optim.AdamW):
-    """`torch.optim.AdamW(fused=True)` (arXiv:1711.05101), bit-identical. params: groups, each with its own
-    `weight_decay`. Raises ValueError for what torch refuses."""
+    """`torch.optim.AdamW(fused=True)` (arXiv:1711.05101), bit-identical.
+
+    params: groups, each with its own `weight_decay`. Raises ValueError for what torch refuses.
+    """
 
     def __init__(
         self, params: list[dict[str, Any]], learning_rate: float, betas: tuple[float, float], epsilon: float

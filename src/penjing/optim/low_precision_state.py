@@ -1,6 +1,8 @@
-"""Formats of optimizer state between steps: float32, bfloat16, or int8 with a scale for each block. State is read into
-float32, changed and written back chunk by chunk, so that the float32 copy does not grow with the model. bfloat16 uses
-stochastic rounding, which is unbiased."""
+"""Formats of optimizer state between steps: float32, bfloat16, or int8 with a scale for each block.
+
+State is read into float32, changed and written back chunk by chunk, so that the float32 copy does not grow with the
+model. bfloat16 uses stochastic rounding, which is unbiased.
+"""
 
 from collections.abc import Iterator
 from itertools import chain, pairwise
@@ -25,8 +27,11 @@ _LOW_BITS = 1 << 16  # range of the float32 mantissa bits that bfloat16 lacks
 
 
 def uses_low_precision(parameter: Tensor, state_dtype: StateDtype, *, embedding: bool) -> bool:
-    """Whether this parameter's state is stored in fewer bits than float32. int8 excludes embeddings: their rows are
-    updated rarely and at very different rates, and need 32 bits (arXiv:2110.02861, section 2.3)."""
+    """Whether this parameter's state is stored in fewer bits than float32.
+
+    int8 excludes embeddings: their rows are updated rarely and at very different rates, and need 32 bits
+    (arXiv:2110.02861, section 2.3).
+    """
     return state_dtype != "float32" and parameter.numel() >= MIN_ELEMENTS and not (state_dtype == "int8" and embedding)
 
 
@@ -36,8 +41,10 @@ def chunks(count: int) -> Iterator[slice]:
 
 
 def stochastic_round(value: Tensor, generator: torch.Generator) -> Tensor:
-    """Stochastic rounding of float32 to bfloat16, unbiased (arXiv:1502.02551, section 3.1). With rounding to nearest, a
-    running mean of weight 0.05 would stop once its changes are below 1/256 of it."""
+    """Stochastic rounding of float32 to bfloat16, unbiased (arXiv:1502.02551, section 3.1).
+
+    With rounding to nearest, a running mean of weight 0.05 would stop once its changes are below 1/256 of it.
+    """
     bits = value.float().contiguous().view(torch.int32)
     noise = torch.randint(_LOW_BITS, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
     # The sum carries into the high half with the required probability; the mask then drops the low half.
@@ -46,9 +53,11 @@ def stochastic_round(value: Tensor, generator: torch.Generator) -> Tensor:
 
 class QuantCodebook:
     """256 levels from -1 (unsigned: 0) to 1, dense near zero: seven decades, each twice as fine as the one below.
+
     arXiv:2110.02861, section 1.3 (dynamic tree quantisation) and 2.2 (unsigned, for second moments). Unlike in the
     paper, the unsigned codebook has 1e-7 instead of zero: a second moment rounded to zero would make a step of size
-    m / epsilon (arXiv:2309.01507)."""
+    m / epsilon (arXiv:2309.01507).
+    """
 
     def __init__(self, device: torch.device, *, signed: bool) -> None:
         positive: list[float] = []

@@ -1,6 +1,9 @@
 """Muon for block matrices, AdamW for other parameters (K. Jordan, 2024, "Muon: an optimizer for hidden layers";
-arXiv:2502.16982). Each matrix's momentum is replaced by the nearest orthogonal matrix, computed in three Newton-Schulz
-iterations, so that all its directions are learned at the same speed."""
+arXiv:2502.16982).
+
+Each matrix's momentum is replaced by the nearest orthogonal matrix, computed in three Newton-Schulz iterations, so that
+all its directions are learned at the same speed.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass

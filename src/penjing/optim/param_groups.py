@@ -7,8 +7,10 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class ParamGroups:
-    """A model's trainable parameters: block matrices, tables (embedding and head), and norm gains. Adapters' A and B
-    count as block matrices, and DoRA's magnitudes as gains."""
+    """A model's trainable parameters: block matrices, tables (embedding and head), and norm gains.
+
+    Adapters' A and B count as block matrices, and DoRA's magnitudes as gains.
+    """
 
     matrices: list[nn.Parameter]
     tables: list[nn.Parameter]

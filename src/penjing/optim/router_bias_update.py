@@ -11,9 +11,11 @@ from penjing.model.moe import moe_layers
 
 
 class RouterBalance:
-    """One of a run's optimizers. Each step reads and clears every router's load, and changes the router's bias. bias_e
-    += rate sign(mean load - load_e), over the tokens of all ranks. Of routers without a bias only the load is measured.
-    If `found_inf` is 1, which torch's grad scalers set, a step changes nothing."""
+    """One of a run's optimizers. Each step reads and clears every router's load, and changes the router's bias.
+
+    bias_e += rate sign(mean load - load_e), over the tokens of all ranks. Of routers without a bias only the load is
+    measured. If `found_inf` is 1, which torch's grad scalers set, a step changes nothing.
+    """
 
     _step_supports_amp_scaling = True
     found_inf: Tensor | None = None

@@ -9,8 +9,10 @@ from torch.distributed.tensor import DTensor
 
 
 class RowExchange:
-    """The ranks that together hold a parameter like `like`, each a run of its rows as torch's `chunk` cuts them. With
-    several copies of the model (HSDP) those of one copy."""
+    """The ranks that together hold a parameter like `like`, each a run of its rows as torch's `chunk` cuts them.
+
+    With several copies of the model (HSDP) those of one copy.
+    """
 
     def __init__(self, like: Tensor) -> None:
         assert isinstance(like, DTensor)
@@ -19,9 +21,11 @@ class RowExchange:
         self.device = mesh.device_type
 
     def map(self, function: Callable[[Tensor], Tensor], parts: Sequence[Tensor], rows: Sequence[int]) -> list[Tensor]:
-        """This rank's rows of `function` of each stack; rank i computes that of stack i. parts: this rank's rows of the
-        stacks, [E, m, N] in float32, E=0 for none; they may lie on the host, beside a device that computes. rows: M of
-        each."""
+        """This rank's rows of `function` of each stack; rank i computes that of stack i.
+
+        parts: this rank's rows of the stacks, [E, m, N] in float32, E=0 for none; they may lie on the host, beside a
+        device that computes. rows: M of each.
+        """
         num_matrices, _, width = parts[self.rank].shape
         heights = self._heights(rows[self.rank])
         ours = self._all_to_all(parts, [torch.Size((num_matrices, height, width)) for height in heights])

@@ -1,5 +1,7 @@
-"""Compute-optimal tokens for a model size, the value of repeated data, batch size and learning rate. The losses of
-these laws hold for their authors' tokenizers and texts only. Ratios and differences carry over."""
+"""Compute-optimal tokens for a model size, the value of repeated data, batch size and learning rate.
+
+The losses of these laws hold for their authors' tokenizers and texts only. Ratios and differences carry over.
+"""
 
 import math
 from dataclasses import dataclass

@@ -25,8 +25,10 @@ def fitting_candidates(candidates: Sequence[Candidate], available_bytes: int) ->
 
 
 def pareto(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates that no other of the same seq_len beats in both memory and speed; smallest memory first. Of two
-    equal ones the first stays."""
+    """The candidates that no other of the same seq_len beats in both memory and speed; smallest memory first.
+
+    Of two equal ones the first stays.
+    """
     front: list[Candidate] = []
     for point in sorted(candidates, key=lambda item: (item.seq_len, item.peak_bytes, -item.tokens_per_second)):
         if not front or front[-1].seq_len != point.seq_len or front[-1].tokens_per_second < point.tokens_per_second:

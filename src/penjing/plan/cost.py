@@ -103,8 +103,10 @@ _EXAMPLES = "such as 3h, 90min, 24GB, 20CNY or $5"
 
 
 def read_budget(text: str, where: str = "--budget") -> Budget:
-    """`3h`, `90min`, `24GB`, `24GiB`, `20CNY`, `$5`; several with commas. where: the option it came from. Raises
-    UserError for a value that is not above zero, and for an unknown unit (names the nearest)."""
+    """`3h`, `90min`, `24GB`, `24GiB`, `20CNY`, `$5`; several with commas. where: the option it came from.
+
+    Raises UserError for a value that is not above zero, and for an unknown unit (names the nearest).
+    """
     budget: dict[str, object] = {}
     for word in text.split(","):
         match = re.fullmatch(r"\s*(-?[0-9]*\.?[0-9]+)\s*([^\W\d_]+)\s*", word)

@@ -82,9 +82,11 @@ def mean_keys(length_D: npt.NDArray[np.int64], seq_len: int) -> float:
 
 
 def windowed_keys(num_keys: float, window: int) -> float:
-    """Mean keys per query in a layer with this window (0: none), given the mean `num_keys` without one. Exact if all
-    documents have one length, which is then 2 num_keys - 1 (as with one document per row). Otherwise it is an upper
-    bound: the mean is a concave function of the length."""
+    """Mean keys per query in a layer with this window (0: none), given the mean `num_keys` without one.
+
+    Exact if all documents have one length, which is then 2 num_keys - 1 (as with one document per row). Otherwise it
+    is an upper bound: the mean is a concave function of the length.
+    """
     length = 2 * num_keys - 1
     return num_keys if not window or length <= window else window - window * (window - 1) / (2 * length)
 

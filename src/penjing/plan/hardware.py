@@ -39,8 +39,10 @@ def data_sheet_peak(name: str, dtype: str = "bfloat16") -> float | None:
 
 
 def cpu_matmul_rate(dtype: torch.dtype) -> float:
-    """FLOPs per second of concurrent 1024 x 512 x 1024 matmuls, one on each thread in use. Measured in CPU time, unlike
-    plan/microbenchmarks.py: load of other processes does not count, and no thread waits."""
+    """FLOPs per second of concurrent 1024 x 512 x 1024 matmuls, one on each thread in use.
+
+    Measured in CPU time, unlike plan/microbenchmarks.py: load of other processes does not count, and no thread waits.
+    """
     threads, rates = torch.get_num_threads(), list[float]()
 
     def measure() -> None:

@@ -1,5 +1,7 @@
-"""Measure a device: matmuls, attention, copies, kernel launches, context memory, all-reduce between devices. GPUs are
-timed with CUDA events, CPUs with the wall clock. Every figure is the median of several tries, with a spread."""
+"""Measure a device: matmuls, attention, copies, kernel launches, context memory, all-reduce between devices.
+
+GPUs are timed with CUDA events, CPUs with the wall clock. Every figure is the median of several tries, with a spread.
+"""
 
 import os
 import tempfile
@@ -110,8 +112,10 @@ def squares(
 
 
 def attention_rate(dtype: str, device: torch.device, cpu_tokens: int = CPU_LENGTHS[0]) -> float:
-    """FLOPs per second of causal attention, forward and backward, as executed: 7 matmuls of T x T / 2 x width. On a
-    CPU: of the kernel that a run would use, with one document per row."""
+    """FLOPs per second of causal attention, forward and backward, as executed: 7 matmuls of T x T / 2 x width.
+
+    On a CPU: of the kernel that a run would use, with one document per row.
+    """
     on_gpu = not devices.of(device).is_host
     rows, heads, tokens, size = (4, 8, 1024, 64) if on_gpu else (4, 4, cpu_tokens, 64)
     torch_dtype = getattr(torch, dtype)

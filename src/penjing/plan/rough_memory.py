@@ -1,6 +1,8 @@
-"""Memory of a step by formula, in microseconds: what a trace (train/memory_trace) would find, to about a fifth. The
-coefficients are what the trace counts, per token and block, in units of the sizes of the model: what the forward pass
-saves, with the kernels of the device. tests/plan/test_rough_memory.py compares the two."""
+"""Memory of a step by formula, in microseconds: what a trace (train/memory_trace) would find, to about a fifth.
+
+The coefficients are what the trace counts, per token and block, in units of the sizes of the model: what the forward
+pass saves, with the kernels of the device. tests/plan/test_rough_memory.py compares the two.
+"""
 
 from penjing.kernels.fused_linear_cross_entropy import BLOCK_LOGITS, HOST_BLOCK_LOGITS
 from penjing.plan.memory.sharded_memory import COMMUNICATION_BYTES
@@ -14,8 +16,10 @@ FLASH_COPIES = 10  # values of a query head that fused attention keeps, without 
 
 
 def rough_memory(work: Workload, *, state_bytes: float, context_bytes: int, on_host: bool = False) -> dict[str, int]:
-    """Bytes by component, as the trace names them, at the peak of a step on one device. state_bytes: of the optimizer,
-    per trainable parameter. context_bytes: of a card, besides tensors."""
+    """Bytes by component, as the trace names them, at the peak of a step on one device.
+
+    state_bytes: of the optimizer, per trainable parameter. context_bytes: of a card, besides tensors.
+    """
     shape, tokens, layout, fused = work.shape, work.tokens, work.layout, work.triton_kernels or on_host
     size, value = shape.parameters, VALUE_BYTES[work.dtype]
     embedding = shape.vocabulary * shape.width

@@ -95,8 +95,10 @@ def _solve_linear(first_P: Array, second_P: Array, loss_PR: Array) -> tuple[Arra
 
 
 def forecast(points: Sequence[LossPoint], parameters: float, tokens: float) -> Forecast:
-    """The loss of a larger run, with the interval of refits with noise in the losses and in the prior's exponents. Each
-    noise has its mirror image, so that refits lie around the estimate. One residual more is that of the run."""
+    """The loss of a larger run, with the interval of refits with noise in the losses and in the prior's exponents.
+
+    Each noise has its mirror image, so that refits lie around the estimate. One residual more is that of the run.
+    """
     law = fit(points)
     error_P = np.array([point.loss - law.loss(point.parameters, point.tokens) for point in points])
     degrees = max(1, len(points) - 3)

@@ -84,7 +84,9 @@ _PLAIN_MLP = ("gpt2", "gpt_neox", "gpt_neo", "opt", "bloom", "falcon", "mpt", "p
 
 def shape_from_hf(config: Mapping[str, Any], where: object) -> Shape:
     """The shape in a Hugging Face `config.json`, including classes we cannot train. Raises UserError if it has none.
-    Only fields that affect time and memory are read. Parameters include matrices, norms and learned positions."""
+
+    Only fields that affect time and memory are read. Parameters include matrices, norms and learned positions.
+    """
 
     def first(*names: str, default: int | None = None) -> int:
         for name in names:

@@ -102,9 +102,11 @@ class LinearFit:
 
 
 def fit_two_points(first: tuple[float, float], second: tuple[float, float]) -> LinearFit:
-    """The line through two probes (size, seconds). Size: rows of a pass, or passes of a step. The larger probe counts
-    where they contradict each other: a negative intercept becomes a line through the origin, a negative slope a
-    constant."""
+    """The line through two probes (size, seconds). Size: rows of a pass, or passes of a step.
+
+    The larger probe counts where they contradict each other: a negative intercept becomes a line through the origin, a
+    negative slope a constant.
+    """
     (small, quick), (large, slow) = sorted((first, second))
     if large == small:
         return LinearFit(0.0, slow / large)
@@ -127,9 +129,11 @@ class DecodeWorkload:
 
 
 def decode_time(decode: DecodeWorkload, work: Workload, machine: Machine) -> float:
-    """Seconds to sample all answers: prefill at the matmul rate, then one decode step per token. A step takes the
-    maximum of reading weights (in a MoE model those of all chosen experts) and KV cache, its matmuls, and its launches
-    (a third of a training pass's). On a CPU the launches are added."""
+    """Seconds to sample all answers: prefill at the matmul rate, then one decode step per token.
+
+    A step takes the maximum of reading weights (in a MoE model those of all chosen experts) and KV cache, its matmuls,
+    and its launches (a third of a training pass's). On a CPU the launches are added.
+    """
     shape = work.shape
     concurrent = min(decode.slots, decode.answers)
     weights = shape.matrices_read(concurrent) * VALUE_BYTES[work.dtype]

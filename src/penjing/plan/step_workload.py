@@ -1,6 +1,8 @@
-"""The workload of one training step: matmuls, attention, bytes moved, kernel launches. plan/step_time.py turns it into
-time. Bytes and launches are those of an eager step; a compiled one moves about half of the elementwise bytes and
-launches a quarter as often."""
+"""The workload of one training step: matmuls, attention, bytes moved, kernel launches.
+
+plan/step_time.py turns it into time. Bytes and launches are those of an eager step; a compiled one moves about half
+of the elementwise bytes and launches a quarter as often.
+"""
 
 from __future__ import annotations
 

@@ -60,9 +60,11 @@ class ProbeNoise:
 
 
 def slowdown(steps: Iterable[Mapping[str, tuple[float, float]]]) -> float:
-    """Slowdown of the slowest thread by waiting for a core; 1 = none waited. steps: for each step, seconds that every
-    thread ran, and that it waited for a core. Threads that are runnable for less than half as long as the busiest one,
-    such as data loaders, do not count."""
+    """Slowdown of the slowest thread by waiting for a core; 1 = none waited.
+
+    steps: for each step, seconds that every thread ran, and that it waited for a core. Threads that are runnable for
+    less than half as long as the busiest one, such as data loaders, do not count.
+    """
     totals: dict[str, tuple[float, float]] = {}
     for threads in steps:
         for name, (ran, waited) in threads.items():
@@ -81,9 +83,11 @@ def crowding(load_averages: Sequence[float], threads: int, cores: int) -> float:
 
 
 def time_interval(seconds: float, noise: ProbeNoise, errors: Sequence[float]) -> tuple[float, float]:
-    """The 80 % interval around a prediction of `seconds`. errors: log(actual / predicted) of earlier runs on this
-    machine, oldest first. If plans were always too short, the interval extends further up. It always contains the
-    prediction."""
+    """The 80 % interval around a prediction of `seconds`.
+
+    errors: log(actual / predicted) of earlier runs on this machine, oldest first. If plans were always too short, the
+    interval extends further up. It always contains the prediction.
+    """
     newest = sorted(errors[-MAX_RUNS:])
     count = len(newest)
     degrees = PROBE_WEIGHT + count

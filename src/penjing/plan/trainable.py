@@ -1,6 +1,8 @@
-"""The trainable part of a model, and the backward pass it needs: one rule for LoRA and for frozen parameters. Forward,
-every matrix costs 2 FLOPs per parameter. Backward, a trainable matrix costs 2 for its weight gradient, and every matrix
-above the lowest trainable parameter costs 2 for its input gradient. Below it there is no backward pass."""
+"""The trainable part of a model, and the backward pass it needs: one rule for LoRA and for frozen parameters.
+
+Forward, every matrix costs 2 FLOPs per parameter. Backward, a trainable matrix costs 2 for its weight gradient, and
+every matrix above the lowest trainable parameter costs 2 for its input gradient. Below it there is no backward pass.
+"""
 
 import re
 from collections.abc import Iterable

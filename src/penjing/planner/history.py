@@ -14,8 +14,10 @@ from penjing.track.run_record import RunRecord, find_runs
 
 
 def verify(path: Path, console: Console) -> list[history.Comparison]:
-    """Print predicted and actual, from plan.json and outcome.json alone; returns the comparisons. Raises UserError if
-    there is no plan, or the run has not ended."""
+    """Print predicted and actual, from plan.json and outcome.json alone; returns the comparisons.
+
+    Raises UserError if there is no plan, or the run has not ended.
+    """
     records = [record for record in find_runs(path) if record.folder.plan.is_file()]
     if not records:
         raise UserError("no plan.json", where=path, wanted="a run of `penjing train` or `penjing quickstart`")

@@ -239,8 +239,10 @@ def _tokens_in(settings: DataSettings) -> int:
 def workload_of(
     run: Run, machine: Machine, options: PlanOptions, micro_size: int, *, steps: int = 0, external: Shape | None = None
 ) -> Workload:
-    """The run's step on one device. steps: of the full run, which determine whether compiling pays. Raises UserError if
-    training cannot compile as the settings request."""
+    """The run's step on one device. steps: of the full run, which determine whether compiling pays.
+
+    Raises UserError if training cannot compile as the settings request.
+    """
     dtype, lengths = dtype_of(run, machine), lengths_of(run)
     eager = Workload(
         shape=external or shape_of(run.model),
@@ -326,8 +328,11 @@ def checkpoint_bytes(run: Run, shape: Shape) -> int:
 
 
 def checkpoint_seconds(run: Run, saved: int, machine: Machine, step_seconds: float, steps: int) -> float:
-    """Seconds that training waits for all checkpoints of a run. An asynchronous checkpoint blocks for its copy, and for
-    the rest of the previous write if that is not finished. The last one is synchronous."""
+    """Seconds that training waits for all checkpoints of a run.
+
+    An asynchronous checkpoint blocks for its copy, and for the rest of the previous write if that is not finished. The
+    last one is synchronous.
+    """
     checkpoints = math.ceil(steps / run.checkpoint.every)
     write = saved / WRITE_RATE
     copy = saved / (machine.bytes_per_second if machine.on_host else COPY_RATE)

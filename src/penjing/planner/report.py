@@ -137,7 +137,8 @@ def make_report(
     what: str, run: Run, options: PlanOptions, external: Shape | None = None, *, trace: bool = True
 ) -> PlanReport:
     """The full report, from settings alone. external: shape of a model we cannot train. Its memory is by formula, as is
-    that of every model without `trace`: in milliseconds instead of seconds. Raises UserError for bad input."""
+    that of every model without `trace`: in milliseconds instead of seconds. Raises UserError for bad input.
+    """
     budget = cost.read_budget(options.budget) if options.budget else cost.Budget()
     machine, target, warnings = find_machine(options, run)
     if budget.memory_bytes:
@@ -342,8 +343,10 @@ def _over(budget: cost.Budget, seconds: float, spent: cost.Money | None, memory:
 
 
 def read_external(path: Path, settings: Mapping[str, Any]) -> tuple[Run, Shape | None]:
-    """A Hugging Face `config.json` or its folder, as a pretraining run of that shape. For an architecture that penjing
-    cannot train, its shape is returned as well; the run then has default settings."""
+    """A Hugging Face `config.json` or its folder, as a pretraining run of that shape.
+
+    For an architecture that penjing cannot train, its shape is returned as well; the run then has default settings.
+    """
     file = path / "config.json" if path.is_dir() else path
     hf_config = read_json(file)
     if not isinstance(hf_config, dict):

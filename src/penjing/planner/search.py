@@ -53,8 +53,11 @@ def print_memory(run: Run, options: PlanOptions, console: Console, *, waterfall:
 def search(
     run: Run, options: PlanOptions, fit: str, lengths: tuple[int, ...], console: Console, *, every: bool = False
 ) -> int:
-    """Print the Pareto table of traced configurations of a step; returns how many fit. Several devices share a step as
-    in training. Raises UserError for a bad memory size, and if the batch size does not divide among the devices."""
+    """Print the Pareto table of traced configurations of a step; returns how many fit.
+
+    Several devices share a step as in training. Raises UserError for a bad memory size, and if
+    the batch size does not divide among the devices.
+    """
     from penjing.train.memory_trace.trace import predict_memory
 
     budget = cost.read_budget(fit, "--fit") if fit else cost.Budget()

@@ -38,8 +38,10 @@ class StrategyPlan:
 def compare_strategies(
     run: Run, machine: Machine, target: Target, options: PlanOptions, steps: int
 ) -> list[StrategyPlan]:
-    """Each strategy of the table that can share this run; none on one device, or if the settings name one. steps: of
-    the full run, which determine whether compiling pays."""
+    """Each strategy of the table that can share this run; none on one device, or if the settings name one.
+
+    steps: of the full run, which determine whether compiling pays.
+    """
     rows = []
     for name in STRATEGIES if options.gpus > 1 and run.parallel.strategy == "auto" else ():
         kind = look_up(STRATEGIES, name, what="parallel.strategy")

@@ -44,8 +44,10 @@ def read(
     bad_records: BadRecords | None = None,
 ) -> Prompts:
     """Prompts of at most `max_prompt_tokens` tokens. Raises UserError if none is left, and for broken records; these
-    are collected in `bad_records` instead if it is given. default_tools: the tools of prompts whose records name none.
-    thinking: see `render`."""
+    are collected in `bad_records` instead if it is given.
+
+    default_tools: the tools of prompts whose records name none. thinking: see `render`.
+    """
     parsed: list[tuple[Prompt, float]] = []
     tool_names: set[str] = set()
     for chat, place in corpus.placed(bad_records or NoBadRecords()):

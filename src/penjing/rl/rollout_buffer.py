@@ -194,9 +194,12 @@ def select(buffer: RolloutBuffer, indices: Sequence[int]) -> RolloutBuffer:
 
 
 def advantages(reward_PA: FloatArray, kind: AdvantageKind) -> FloatArray:
-    """advantage_PA of P prompts with A answers each. normalised: (r - mean) / (std + 1e-4), with the group's sample
-    standard deviation (arXiv:2402.03300, sec. 4.1.2). centred: r - mean (arXiv:2503.20783). leave_one_out: r minus the
-    mean of the other answers (arXiv:2402.14740), which is A / (A - 1) times the centred advantage."""
+    """advantage_PA of P prompts with A answers each.
+
+    normalised: (r - mean) / (std + 1e-4), with the group's sample standard deviation (arXiv:2402.03300, sec. 4.1.2).
+    centred: r - mean (arXiv:2503.20783). leave_one_out: r minus the mean of the other answers
+    (arXiv:2402.14740), which is A / (A - 1) times the centred advantage.
+    """
     centred_PA: FloatArray = reward_PA - reward_PA.mean(axis=1, keepdims=True)
     answers = reward_PA.shape[1]
     if kind == "centred" or answers < 2:

@@ -233,9 +233,11 @@ class RolloutSampler:
     def _score(
         self, buffer: RolloutBuffer, indices: Sequence[int], prompts: Sequence[Prompt], name: str, score_fn: LogProbs
     ) -> None:
-        """Fill in the scores (log-probabilities or values) of this rank's answers, a few rows at a time. On a CPU each
-        prompt has a pass of its own: there rounding depends on the size of a pass, and a score must not depend on which
-        other prompts the rank has."""
+        """Fill in the scores (log-probabilities or values) of this rank's answers, a few rows at a time.
+
+        On a CPU each prompt has a pass of its own: there rounding depends on the size of a pass, and a score must not
+        depend on which other prompts the rank has.
+        """
         array = {"reference": buffer.reference_PAM, "behaviour": buffer.behaviour_PAM, "value": buffer.value_PAM}[name]
         for pending in self._scoring_passes(buffer, indices, prompts):
             batch = pack([group for _, _, group in pending], self.seq_len)

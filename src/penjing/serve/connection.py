@@ -30,8 +30,10 @@ def request_id() -> tuple[bytes, bytes]:
 class TimedProtocol(HttpToolsProtocol):
     """Closes a connection if headers or body take longer than READ_SECONDS to arrive, if the headers are too large, or
     if the client reads nothing for SEND_SECONDS.
+
     Between requests uvicorn's own timer runs; the first byte stops it and starts ours. A disconnect is reported to
-    every unanswered request of the connection; uvicorn reports it to the newest only."""
+    every unanswered request of the connection; uvicorn reports it to the newest only.
+    """
 
     _read_timer: asyncio.TimerHandle | None = None
     _awaited = ""  # what the timer waits for: "headers" or "body"

@@ -19,8 +19,10 @@ PARTIAL_CALL = re.compile(r'{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)', re
 
 class TurnDeltas:
     """`SpanDelta`s of one turn in, OpenAI's deltas out. A call is sent when complete, an invalid one as content.
+
     is_forced: the turn must be a call. It is a tool call, with the beginning of its arguments, even if it was cut.
-    max_calls: later calls are left out."""
+    max_calls: later calls are left out.
+    """
 
     def __init__(self, is_forced: bool = False, max_calls: int | None = None) -> None:
         self.is_forced, self.max_calls = is_forced, max_calls

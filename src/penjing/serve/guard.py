@@ -29,8 +29,11 @@ class Admitted(NamedTuple):
 
 
 class Guard:
-    """Rejects requests before any route handles them. key: required on all paths but `open_paths`; empty: no key.
-    loopback_only: the server listens on this machine only. on_response: called with each response's status."""
+    """Rejects requests before any route handles them.
+
+    key: required on all paths but `open_paths`; empty: no key. loopback_only: the server listens on this machine only.
+    on_response: called with each response's status.
+    """
 
     def __init__(
         self,

@@ -53,9 +53,11 @@ class Job:
 
 
 class Hub:
-    """Passes requests to the engines, and events back to their jobs. Used from the event loop only. Events are
-    delivered at once if an answer begins or ends, or if nothing was delivered recently. Other events are batched and
-    delivered for all streams together, so that all streams write CHUNKS_PER_SECOND in total."""
+    """Passes requests to the engines, and events back to their jobs. Used from the event loop only.
+
+    Events are delivered at once if an answer begins or ends, or if nothing was delivered recently. Other events are
+    batched and delivered for all streams together, so that all streams write CHUNKS_PER_SECOND in total.
+    """
 
     def __init__(self, engines: Mapping[str, Engine]) -> None:
         self._loop = asyncio.get_running_loop()

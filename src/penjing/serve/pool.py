@@ -14,8 +14,10 @@ Result = TypeVar("Result")
 
 class FairPool:
     """Runs one function of a client at a time, and so many of all clients; others wait in order. Used from the event
-    loop only. places: what may run and wait; places_of_client: of these, for one client. The threads are its own, so
-    that slow work delays no tokenization."""
+    loop only. places: what may run and wait; places_of_client: of these, for one client.
+
+    The threads are its own, so that slow work delays no tokenization.
+    """
 
     def __init__(self, name: str, threads: int, places: int, places_of_client: int) -> None:
         self._name, self._places, self._places_of_client = name, places, places_of_client

@@ -38,8 +38,10 @@ def parse_body(body: bytes, model_type: type[Body]) -> Body:
 
 async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
     """The complete body. Raises ApiError as soon as it is invalid, and ConnectionError if the client disconnects.
+
     Content-Type must be JSON: a form on another site cannot send it, and a script there needs our permission (CORS).
-    The connection limits the time (serve/connection.py)."""
+    The connection limits the time (serve/connection.py).
+    """
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(400, "send Content-Type: application/json", code="wrong_content_type")
     if headers.get("content-encoding", "identity").lower() != "identity":

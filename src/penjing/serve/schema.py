@@ -1,6 +1,8 @@
-"""The request fields. Unknown fields are ignored; an error names the wrong field. Numbers must not be strings, and must
-be finite. null means that the field is absent. Names and meanings are OpenAI's; `top_k`, `min_p`, `repetition_penalty`,
-`enable_thinking` and `continue_ids` are extensions."""
+"""The request fields. Unknown fields are ignored; an error names the wrong field.
+
+Numbers must not be strings, and must be finite. null means that the field is absent. Names and meanings are OpenAI's;
+`top_k`, `min_p`, `repetition_penalty`, `enable_thinking` and `continue_ids` are extensions.
+"""
 
 import json
 from typing import Annotated, Any, Literal

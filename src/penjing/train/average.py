@@ -26,8 +26,11 @@ Input = tuple[str, Callable[[], Mapping[str, Tensor]]]  # one model of an averag
 
 def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float] = (), last: int = 0) -> list[str]:
     """Write the average as a run's folder, which chat, eval, export and `init_from=` accept; return the inputs' names.
+
     paths: runs, checkpoints, or external models. weights: one per input; empty: equal. last: average this many newest
-    checkpoints of one run. Raises UserError if shapes or tokenizers differ, or `out` exists."""
+    checkpoints of one run.
+    Raises UserError if shapes or tokenizers differ, or `out` exists.
+    """
     if out.exists():
         raise UserError("exists already", where=out, next_step="Choose another --out.")
     if last and len(paths) != 1:
@@ -56,9 +59,11 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
 
 
 def mean(inputs: Sequence[Input], weights: Sequence[float] = ()) -> dict[str, Tensor]:
-    """The mean of the inputs' weights, summed in float64, in the dtype of the first. Only one input is in memory at a
-    time, besides the sum. weights: one per input, in any scale; empty: equal. Raises UserError for a wrong number of
-    weights, a negative weight, or a sum of 0."""
+    """The mean of the inputs' weights, summed in float64, in the dtype of the first.
+
+    Only one input is in memory at a time, besides the sum. weights: one per input, in any scale; empty: equal.
+    Raises UserError for a wrong number of weights, a negative weight, or a sum of 0.
+    """
     if weights and len(weights) != len(inputs):
         raise UserError("not one weight each", where="--weights", got=len(weights), wanted=len(inputs))
     counts = list(weights) or [1.0] * len(inputs)

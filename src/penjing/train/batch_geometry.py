@@ -27,9 +27,11 @@ class BatchGeometry:
 
 def batch_geometry(run: Run, world: int, device: torch.device) -> BatchGeometry:
     """The step of a run on `world` devices like `device`. Raises UserError if its units do not divide evenly.
+
     Unless batch.micro_size is set, a pass is a device's full share; on one CPU half of it, if even. In bfloat16 every
     pass rounds its gradients, so equal bits need equal passes: with this rule two processes on CPUs learn exactly what
-    one does."""
+    one does.
+    """
     size, micro = run.batch.size, run.batch.micro_size
     if not micro:
         passes = devices.of(device).min_passes
@@ -54,7 +56,9 @@ def batch_geometry(run: Run, world: int, device: torch.device) -> BatchGeometry:
 
 
 def micro_sizes(share: int, indivisible: int = 1) -> list[int]:
-    """The possible micro-batch sizes of a device's `share` of a step, largest first: its divisors in whole blocks. All
-    passes of a step are equal: a source's position, a compiled graph and a plan then depend on one number. A remainder
-    pass would need a source that knows where a step ends, on any number of ranks."""
+    """The possible micro-batch sizes of a device's `share` of a step, largest first: its divisors in whole blocks.
+
+    All passes of a step are equal: a source's position, a compiled graph and a plan then depend on one number. A
+    remainder pass would need a source that knows where a step ends, on any number of ranks.
+    """
     return [size for size in range(share, 0, -1) if share % size == 0 and size % indivisible == 0]

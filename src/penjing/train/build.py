@@ -58,7 +58,9 @@ def prepare_run(
     run: Run, strategy: Strategy, hooks: RunHooks = RunHooks(), allow_change: Sequence[str] = ()
 ) -> PreparedRun:
     """Build every part of a run, or restore it from its newest checkpoint; write run.toml and plan.json before step 1.
-    allow_change: fields that may change when the run is resumed."""
+
+    allow_change: fields that may change when the run is resumed.
+    """
     strategy.check(run)
     folder = RunDir(Path(run.out))
     checkpoint = newest(folder.checkpoints)
@@ -104,8 +106,10 @@ def prepare_run(
 
 
 class TrainingFacts(Facts):
-    """The facts of a training run: of its checkpoint, its device, its data and the free memory. To answer, it decides
-    the precision and prepares the stage."""
+    """The facts of a training run: of its checkpoint, its device, its data and the free memory.
+
+    To answer, it decides the precision and prepares the stage.
+    """
 
     stage: Stage[Any]
     precision: Precision

@@ -56,9 +56,11 @@ class BuiltRun(BuiltModel):
 def build_run(
     stage: Stage[Any], strategy: Strategy, precision: Precision, checkpoint: Checkpoint | None = None
 ) -> BuiltRun:
-    """Model, objective and optimizers of `stage.run`, ready for a first step. checkpoint: to resume from; its weights
-    are loaded here, other state by the Checkpointer. The order of operations here and in the two parts fixes the random
-    draws and the order of the state dict: do not change it."""
+    """Model, objective and optimizers of `stage.run`, ready for a first step.
+
+    checkpoint: to resume from; its weights are loaded here, other state by the Checkpointer. The order of operations
+    here and in the two parts fixes the random draws and the order of the state dict: do not change it.
+    """
     device, run = strategy.device, stage.run
     if strategy.is_sharded and not run.objective.needs_start_weights:
         if strategy.wraps_shapes and not run.lora.rank:
@@ -150,8 +152,10 @@ def _shape_only(run: Run) -> tuple[Transformer, dict[str, str]]:
 
 
 def _with_weights(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, dict[str, str]]:
-    """A model with the run's start weights, of `init_from` or newly initialised; and the base of its adapters. A
-    resumed run reads its start weights again only if its objective needs them."""
+    """A model with the run's start weights, of `init_from` or newly initialised; and the base of its adapters.
+
+    A resumed run reads its start weights again only if its objective needs them.
+    """
     if run.lora.rank:
         return build_adapted(run, checkpoint)
     if run.init_from and (checkpoint is None or run.objective.needs_start_weights):

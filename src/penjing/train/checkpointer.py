@@ -49,9 +49,11 @@ class Label:
 
 
 class Checkpointer:
-    """Writes a run's checkpoints, and restores one. stateful: by name, every part with state besides weights and
-    optimizers. To save further state, add it here only: every new checkpoint then contains it and restores it. A
-    checkpoint without it leaves the part unchanged."""
+    """Writes a run's checkpoints, and restores one.
+
+    stateful: by name, every part with state besides weights and optimizers. To save further state, add it here only:
+    every new checkpoint then contains it and restores it. A checkpoint without it leaves the part unchanged.
+    """
 
     def __init__(
         self,
@@ -76,8 +78,10 @@ class Checkpointer:
 
     def save(self, progress: dict[str, Any], wait: bool) -> bool:
         """Save the run's current state; False if the disk refused, which gives a warning and keeps older checkpoints.
+
         progress: the loop's state. wait: return once it is on the disk; else a thread writes a copy, and the next save
-        reports a failure. Rank 0 writes; with `wait` the others wait for it."""
+        reports a failure. Rank 0 writes; with `wait` the others wait for it.
+        """
         self.wait()  # before copying: two copies at once would take twice the memory
         with averaged(self.optimizers, self.strategy.loading):
             self._start(progress)
@@ -168,7 +172,9 @@ class Checkpointer:
 
     def roll_back(self) -> dict[str, Any] | None:
         """Load the newest checkpoint's weights and optimizers into the run; return its progress, or None without one.
-        All other state stays: the position in the data, the meter, and optimizers of another kind."""
+
+        All other state stays: the position in the data, the meter, and optimizers of another kind.
+        """
         self.wait()
         self.strategy.any(False)  # a barrier: the other ranks read what rank 0 has written
         checkpoint = newest(self.folder)

@@ -1,6 +1,8 @@
-"""Decides whether a run's model is compiled, and compiles it: `torch.compile` pays only in long runs. By default each
-block is compiled separately. The blocks of a model are alike, so they share one compiled graph. Their shapes do not
-depend on the head's inputs, so nothing is recompiled after the first training and validation passes."""
+"""Decides whether a run's model is compiled, and compiles it: `torch.compile` pays only in long runs.
+
+By default each block is compiled separately. The blocks of a model are alike, so they share one compiled graph. Their
+shapes do not depend on the head's inputs, so nothing is recompiled after the first training and validation passes.
+"""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +34,10 @@ class Decision:
 
 def decide(run: Run, device: torch.device, eager_seconds: float, *, bfloat16: bool, sharded: bool = False) -> Decision:
     """eager_seconds: predicted duration of the run without compiling. bfloat16: whether its matmuls are in bfloat16.
-    sharded: whether weights are. Raises UserError if the setting asks for compiling and it is impossible."""
+    sharded: whether weights are.
+
+    Raises UserError if the setting asks for compiling and it is impossible.
+    """
     kind = devices.of(device)
     lacking = obstacle(run, kind, bfloat16=bfloat16) or kind.missing_compiler()
     if sharded:
@@ -90,9 +95,11 @@ def compile_run(built: BuiltRun, flops: float, peak_flops_per_second: float | No
 
 
 def compile_model(model: nn.Module, how: Literal["blocks", "graphs"]) -> None:
-    """Compile in place: parameter names and the model's class stay. Compiling happens at the first call. Full graph: a
-    graph break is an error. `graphs` compiles the model with its loss, and replays each pass as one CUDA graph, for
-    passes so short that kernel launches dominate."""
+    """Compile in place: parameter names and the model's class stay. Compiling happens at the first call.
+
+    Full graph: a graph break is an error. `graphs` compiles the model with its loss, and replays each pass as one CUDA
+    graph, for passes so short that kernel launches dominate.
+    """
     if how == "blocks":
         for block in _decoder(model).blocks:
             block.compile(fullgraph=True, dynamic=False)
@@ -101,9 +108,11 @@ def compile_model(model: nn.Module, how: Literal["blocks", "graphs"]) -> None:
 
 
 def compile_optimizers(optimizers: Sequence[Any], device: torch.device) -> None:
-    """Compile Muon's orthogonalization, in a run whose model is compiled too. Not on a CPU: on a GPU every operation
-    between its matmuls is a kernel launch. On a CPU nearly all of its time is in matmuls, which compiling does not
-    change."""
+    """Compile Muon's orthogonalization, in a run whose model is compiled too.
+
+    Not on a CPU: on a GPU every operation between its matmuls is a kernel launch. On a CPU nearly all of its time is in
+    matmuls, which compiling does not change.
+    """
     for optimizer in () if devices.of(device).is_host else optimizers:
         getattr(optimizer, "compile_update", lambda: None)()
 

@@ -57,8 +57,10 @@ class LoadedModel:
 
 
 def checkpoint_at(path: Path) -> Checkpoint | None:
-    """The checkpoint at `path`, if that is the folder of one (RUN/checkpoints/step-00000500), else None. Raises
-    UserError if it is damaged or not inside a run's folder."""
+    """The checkpoint at `path`, if that is the folder of one (RUN/checkpoints/step-00000500), else None.
+
+    Raises UserError if it is damaged or not inside a run's folder.
+    """
     path = path.resolve()
     if not (path / MANIFEST).is_file():
         return None
@@ -77,9 +79,11 @@ def read_settings(path: Path) -> Run:
 
 def starts(folder: Path, run: Run, recorded: str = "") -> Iterator[tuple[Path, Run | None]]:
     """What the run in `folder` started from, and what that started from: each path as of now, and its settings.
+
     A start is looked for where it lies if it was moved together with the run, then at `init_from`, then at `recorded`.
     The last one has no settings if it is an external model or missing; if runs were renamed so that only one that was
-    there already has the name, that is the last."""
+    there already has the name, that is the last.
+    """
     seen = [folder.resolve()]
     while run.init_from:
         moved = seen[-1] / os.path.relpath(run.init_from, run.out)
@@ -113,9 +117,11 @@ def load_trained(
 ) -> LoadedModel:
     """Read a model: of a run the newest or the best checkpoint (checkpoint/delivered.py), that of one checkpoint's
     folder, or an external one.
+
     adapters: a run's adapters stay active beside the base, or are merged into its weights. hints, tokenizer_folder: for
     MiniMind's weights, settings that they do not determine, and the folder of their tokenizer.
-    Raises UserError if there is no model, or it does not fit its settings."""
+    Raises UserError if there is no model, or it does not fit its settings.
+    """
     spinning.control(torch.get_num_threads())  # who loads a model computes, and not every command sets the threads
     chosen, external = _find(path, hints)
     if external is not None:
@@ -158,8 +164,10 @@ def no_tokenizer(where: object) -> UserError:
 
 
 def read_external_model(name: str | Path, hints: Mapping[str, Any] | None = None) -> ExternalModel | None:
-    """The model called `name` if it is in another project's format, else None; a hub name is downloaded. hints:
-    requested settings of `model.*`, for weights that do not determine their full shape."""
+    """The model called `name` if it is in another project's format, else None; a hub name is downloaded.
+
+    hints: requested settings of `model.*`, for weights that do not determine their full shape.
+    """
     path = Path(name)
     if path.is_file():
         if path.suffix not in minimind.SUFFIXES:
@@ -192,9 +200,11 @@ DTYPES = ("auto", "bfloat16", "float16", "float32")
 
 
 def use_device(model: torch.nn.Module, device: str = "auto", dtype: str = "auto") -> tuple[torch.device, torch.dtype]:
-    """Move a model to the device of inference, and set the dtype of its matmuls; one rule for all callers. device: as
-    `compute.device` (auto: a GPU if available). dtype: as `compute.dtype`, but `auto` is float32 on a CPU, so that
-    metrics do not depend on the processor. Raises UserError if the device or dtype is not available."""
+    """Move a model to the device of inference, and set the dtype of its matmuls; one rule for all callers.
+
+    device: as `compute.device` (auto: a GPU if available). dtype: as `compute.dtype`, but `auto` is float32 on a CPU,
+    so that metrics do not depend on the processor. Raises UserError if the device or dtype is not available.
+    """
     target = local_device(device)
     if dtype not in DTYPES:
         raise UserError("no such dtype", where="--dtype", got=repr(dtype), wanted=", ".join(DTYPES))
@@ -209,7 +219,9 @@ def use_device(model: torch.nn.Module, device: str = "auto", dtype: str = "auto"
 
 def check_size(config: ModelConfig, num_bytes: int, where: object) -> None:
     """Raise UserError for a shape with more parameters than the file has bytes, before memory is allocated for it.
-    Lower bound of the parameters: the embedding, and each layer's query matrix and norm gains."""
+
+    Lower bound of the parameters: the embedding, and each layer's query matrix and norm gains.
+    """
     width = config.hidden_size
     min_parameters = config.vocab_size * width + config.num_hidden_layers * width * (
         2 + config.num_attention_heads * config.head_dim
@@ -241,8 +253,10 @@ def _load_external(external: ExternalModel, tokenizer_folder: Path | None) -> Lo
 
 
 def start_shape(start: str, hints: Mapping[str, Any] | None = None) -> ModelConfig:
-    """The shape of a run's start model: another run, one of its checkpoints, or an external model. hints: requested
-    settings of `model.*`, for weights that do not determine their full shape."""
+    """The shape of a run's start model: another run, one of its checkpoints, or an external model.
+
+    hints: requested settings of `model.*`, for weights that do not determine their full shape.
+    """
     _, external = _find(start, hints)
     return external.config if external else read_settings(stage_folder(Path(start))).model
 
@@ -268,8 +282,10 @@ def added_pieces(run: Run, tokenizer: Tokenizer, start: Path | None = None) -> d
 
 
 def start_tokenizer(run: Run) -> Tokenizer | None:
-    """The tokenizer of a new run: the named one, or that of `init_from`; None if the run trains one. If the run learns
-    conversations, a tokenizer without a chat template gets ChatML and its control tokens."""
+    """The tokenizer of a new run: the named one, or that of `init_from`; None if the run trains one.
+
+    If the run learns conversations, a tokenizer without a chat template gets ChatML and its control tokens.
+    """
     if run.tokenizer.path:
         tokenizer = Tokenizer.load(Path(run.tokenizer.path))
     elif not run.init_from:
@@ -288,9 +304,11 @@ def start_tokenizer(run: Run) -> Tokenizer | None:
 
 
 def load_start(run: Run, start: Path | None = None, own_folder: Path | None = None) -> Transformer:
-    """The model of `init_from` (where it lies now: `start`) with merged adapters, in the run's shape. Rows are added to
-    embedding and head if the run's vocabulary is larger; those of tokens that the run's tokenizer (in `own_folder`, by
-    default run.out) has beyond that of `init_from` begin as the mean of their pieces."""
+    """The model of `init_from` (where it lies now: `start`) with merged adapters, in the run's shape.
+
+    Rows are added to embedding and head if the run's vocabulary is larger; those of tokens that the run's tokenizer (in
+    `own_folder`, by default run.out) has beyond that of `init_from` begin as the mean of their pieces.
+    """
     own = RunDir(own_folder or Path(run.out)).tokenizer
     folders = [own, *([Path(run.tokenizer.path)] if run.tokenizer.path else [])]
     folder = next((path for path in folders if (path / "tokenizer.json").is_file()), None)
@@ -306,8 +324,11 @@ def load_start(run: Run, start: Path | None = None, own_folder: Path | None = No
 
 def build_adapted(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, dict[str, str]]:
     """The base model of `init_from` with a new, active adapter, and the base's identity for checkpoints (`init_from`,
-    `sha256`). checkpoint: to resume from. Raises UserError if there is no base, or it is not the one that the adapter
-    was trained on."""
+    `sha256`).
+
+    checkpoint: to resume from. Raises UserError if there is no base, or it is not the one that the adapter was trained
+    on.
+    """
     if not run.init_from:
         wanted = "a run, or a Hugging Face directory"
         hint = "Give init_from=RUN, or lora.rank=0 to train all weights."
@@ -337,8 +358,10 @@ def build_adapted(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer,
 
 
 def _base_of(run: Run, folder: Path, recorded: str) -> Path:
-    """The present path of the base of the run in `folder`, which has an adapter; a hub name stays. Raises UserError if
-    runs were renamed, so that the adapter would be its own base."""
+    """The present path of the base of the run in `folder`, which has an adapter; a hub name stays.
+
+    Raises UserError if runs were renamed, so that the adapter would be its own base.
+    """
     chain = list(starts(folder, run, recorded))
     bases = [folder.resolve()]
     for path, start in chain:
@@ -386,9 +409,12 @@ def _fill(
 
 
 def set_threads(setting: int, world: int) -> int:
-    """Set torch's CPU threads for this process; return their number. 0: OMP_NUM_THREADS if set (torchrun sets it to 1),
-    else the physical cores divided by the local ranks. More threads than free cores would be much slower, if
-    `kernels/cpu/spinning.py` did not watch them. Raises UserError if OMP_NUM_THREADS is not a number."""
+    """Set torch's CPU threads for this process; return their number.
+
+    0: OMP_NUM_THREADS if set (torchrun sets it to 1), else the physical cores divided by the local ranks. More threads
+    than free cores would be much slower, if `kernels/cpu/spinning.py` did not watch them.
+    Raises UserError if OMP_NUM_THREADS is not a number.
+    """
     count = setting or _openmp_threads() or max(1, physical_cores() // world)
     torch.set_num_threads(count)
     spinning.control(count)

@@ -1,6 +1,7 @@
 """The training loop. It knows a model callable, a source of batches, an objective, optimizers, a strategy and trackers.
-It has no branch for a stage, a model or a strategy. `step` is one optimizer step; `train` does the work between
-steps."""
+
+It has no branch for a stage, a model or a strategy. `step` is one optimizer step; `train` does the work between steps.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +77,10 @@ class TrainState:
         add_sums(self.sums, {name: torch.where(good, sum, torch.zeros_like(sum)) for name, sum in taken.sums.items()})
 
     def means(self, strategy: Strategy) -> dict[str, float]:
-        """The sums since the last call over all ranks, each divided by the units. The host waits for the device. Empty
-        if all steps since then were bad."""
+        """The sums since the last call over all ranks, each divided by the units. The host waits for the device.
+
+        Empty if all steps since then were bad.
+        """
         totals, units = self._totals(strategy), float(self.units)
         self.sums, self.units = {}, 0.0
         return {name: total / max(1.0, units) for name, total in totals.items()} if units else {}
@@ -158,8 +161,10 @@ def _gradients(context: TrainingContext) -> tuple[dict[str, Tensor], Tensor, int
 
 
 def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
-    """Take the remaining steps; log, validate, sample and save when due. Returns the last validation's metrics. Raises
-    Stopped after a signal, with everything saved; UserError if the loss is not finite after rolling back."""
+    """Take the remaining steps; log, validate, sample and save when due. Returns the last validation's metrics.
+
+    Raises Stopped after a signal, with everything saved; UserError if the loss is not finite after rolling back.
+    """
     metrics: dict[str, float] = {}
     alone = context.strategy.world == 1
     save_deferred, saved = False, True  # a save was due at a bad step; the last save succeeded

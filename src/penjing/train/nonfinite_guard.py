@@ -126,8 +126,10 @@ class NonFiniteGuard:
 
 def is_spike(loss: float, recent: Sequence[float] | deque[float]) -> bool:
     """Whether a loss is above the recent median by more than 10 times their spread and by more than half the median.
+
     Spread: 1.4826 times the median absolute deviation, which for normal values is the standard deviation. Unlike that,
-    it is robust against one earlier spike."""
+    it is robust against one earlier spike.
+    """
     if len(recent) < MIN_LOSSES or not math.isfinite(loss):
         return False
     middle = statistics.median(recent)

@@ -35,8 +35,10 @@ class ResizableBatchSource(WrappedSource):
     def __init__(
         self, make: Callable[[int], Source], micro_size: int, *, sizes: Sequence[int] = (), exact: bool = True
     ) -> None:
-        """make: returns the source at its beginning, with this many units (rows, pairs, prompts) in a batch. sizes:
-        those that it may shrink to, largest first; none: the divisors of `micro_size`."""
+        """make: returns the source at its beginning, with this many units (rows, pairs, prompts) in a batch.
+
+        sizes: those that it may shrink to, largest first; none: the divisors of `micro_size`.
+        """
         super().__init__(make(micro_size))
         self._make, self.micro_size = make, micro_size
         self.sizes, self.exact = sizes or micro_sizes(micro_size), exact
@@ -123,8 +125,10 @@ def empty_cache() -> None:
 
 
 def halve_micro_batch(source: Source, position: dict[str, Any], message: str, world: int) -> None:
-    """Make the passes of a step smaller and set its source back to the step's start. Raises SmallerPasses with several
-    ranks, and UserError if the passes cannot become smaller."""
+    """Make the passes of a step smaller and set its source back to the step's start.
+
+    Raises SmallerPasses with several ranks, and UserError if the passes cannot become smaller.
+    """
     if source.micro_size is None:
         raise UserError(f"out of memory: {message}", where="batch.micro_size", next_step="Halve it.")
     if not source.shrink(position):

@@ -39,9 +39,11 @@ class Precision:
         resumed_dtype: str = "",
         agree: Callable[[str], str] = str,
     ) -> Precision:
-        """Resolve the settings on `device`. capability: of a CUDA device that is only planned for; None = query the
-        device. resumed_dtype: what `auto` means for a resumed run; empty = the fastest. agree: returns rank 0's choice
-        for `auto`."""
+        """Resolve the settings on `device`.
+
+        capability: of a CUDA device that is only planned for; None = query the device. resumed_dtype: what `auto` means
+        for a resumed run; empty = the fastest. agree: returns rank 0's choice for `auto`.
+        """
         setting = str(compute.dtype)
         if setting == "auto":
             kind = devices.of(device)

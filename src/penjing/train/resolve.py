@@ -141,8 +141,10 @@ def _row_length(run: Run, facts: Facts) -> Run:
 
 
 def fit_rows(run: Run, num_tokens: int, longest: int) -> Run:
-    """Rows so short that few conversations fill several of them. num_tokens: of all training conversations. longest:
-    tokens of the longest conversation, including held-out ones."""
+    """Rows so short that few conversations fill several of them.
+
+    num_tokens: of all training conversations. longest: tokens of the longest conversation, including held-out ones.
+    """
     data = run.data
     if not data.min_seq_len:
         return run
@@ -161,9 +163,11 @@ def _batch_size(run: Run, facts: Facts) -> Run:
 
 
 def fit_batch(run: Run, units_per_epoch: int, world: int = 1) -> Run:
-    """As many rows per step as the data allow. units_per_epoch: rows (pairs, prompts) to learn from. world: devices;
-    the batch size does not depend on it, except that each device gets a row. A run with `max_steps` keeps its batch
-    size."""
+    """As many rows per step as the data allow.
+
+    units_per_epoch: rows (pairs, prompts) to learn from. world: devices; the batch size does not depend on it, except
+    that each device gets a row. A run with `max_steps` keeps its batch size.
+    """
     batch = run.batch
     if batch.min_steps and not run.max_steps:
         rows = step_rows(
@@ -237,8 +241,10 @@ RULES: tuple[Callable[[Run, Facts], Run], ...] = (
 
 
 def start_run(base: Layer, layers: Sequence[Layer]) -> Run:
-    """The settings of a recipe with the requested ones; with `init_from`, the shape is that of the initial model. base:
-    the recipe; layers: the requested settings, of which the last has priority."""
+    """The settings of a recipe with the requested ones; with `init_from`, the shape is that of the initial model.
+
+    base: the recipe; layers: the requested settings, of which the last has priority.
+    """
     start = str(next((layer["init_from"] for layer in reversed(layers) if layer.get("init_from")), ""))
     requested = {f"{group}.{name}" for layer in layers for group in layer for name in _table(layer, group)}
     run = _from_pretrained(start, base, layers) if start else config.resolve(Run, base, *layers)
@@ -256,7 +262,10 @@ def start_run(base: Layer, layers: Sequence[Layer]) -> Run:
 
 def _from_pretrained(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
     """The settings of a run that starts from the model `start`: that model's shape, a vocabulary of at least its
-    tokenizer's size, and its questions. Raises UserError naming a setting that contradicts the weights."""
+    tokenizer's size, and its questions.
+
+    Raises UserError naming a setting that contradicts the weights.
+    """
     requested = _requested(layers)
     shape = start_shape(start, requested)
     all_layers = [base, {"model": config.to_dict(shape)}, *layers]
@@ -277,8 +286,11 @@ def _from_pretrained(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
 
 def _rate(run: Run, base: Layer, layers: Sequence[Layer]) -> Run:
     """The learning rate of the requested loss and of adapters, if the layers request one of these and no optimizer or
-    rate. For adapters it is unchanged if the recipe itself has them. It never changes Muon's, whose step size does not
-    depend on the gradient's."""
+    rate.
+
+    For adapters it is unchanged if the recipe itself has them. It never changes Muon's, whose step size does not depend
+    on the gradient's.
+    """
     named = any({"name", "learning_rate", ""} & _table(layer, "optimizer").keys() for layer in layers)
     if named or base["optimizer"]["name"] != "adamw":
         return run

@@ -67,8 +67,10 @@ def run_fingerprints(stage: Stage[Any], precision: Precision) -> dict[str, str]:
 def check_same_run(
     run: Run, fingerprints: Mapping[str, str], checkpoint: Checkpoint, allowed: Sequence[str]
 ) -> list[ConfigDifference]:
-    """The allowed differences. Raises UserError that lists the others. allowed: names of fields, or of groups of fields
-    such as `optimizer`."""
+    """The allowed differences. Raises UserError that lists the others.
+
+    allowed: names of fields, or of groups of fields such as `optimizer`.
+    """
     changes = differences(run, fingerprints, checkpoint)
     choices = {*flat_settings(run), *FINGERPRINTS}
     for name in allowed:

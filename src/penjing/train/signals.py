@@ -66,8 +66,10 @@ class Signals:
 
     @contextmanager
     def interruptible(self, allowed: bool) -> Iterator[None]:
-        """A signal interrupts the work inside, which must not change anything, such as a validation. allowed: False if
-        other ranks take part in the work."""
+        """A signal interrupts the work inside, which must not change anything, such as a validation.
+
+        allowed: False if other ranks take part in the work.
+        """
         self._interruptible = allowed
         try:
             try:

@@ -156,8 +156,10 @@ class ProbeSteps:
 def probe(
     stage: Stage[Any], size: DatasetSize, model: nn.Module, context: TrainingContext, hooks: ProbeHooks
 ) -> ProbeTimings:
-    """Time a step, a validation, a checkpoint and a sample of this run on this machine, and measure peak memory. The
-    steps run at rate 0, so no copy of the weights is needed and peak memory is the run's. Full rounds are timed."""
+    """Time a step, a validation, a checkpoint and a sample of this run on this machine, and measure peak memory.
+
+    The steps run at rate 0, so no copy of the weights is needed and peak memory is the run's. Full rounds are timed.
+    """
     probe_start, start, run, strategy = time.time(), time.perf_counter(), stage.run, context.strategy
     geometry = batch_geometry(run, strategy.world, strategy.device)
     units = small = geometry.micro_size
@@ -240,8 +242,11 @@ def _time_passes(stage: Stage[Any], size: DatasetSize, context: TrainingContext)
 
 
 def _time_steps(steps: ProbeSteps, size: DatasetSize) -> tuple[list[StepTiming], list[int]]:
-    """Steps whose batches need no sampling. Quick steps run twice on the same batches: the first time compiles new GEMM
-    shapes, which a run soon stops doing; the second time is used."""
+    """Steps whose batches need no sampling.
+
+    Quick steps run twice on the same batches: the first time compiles new GEMM shapes, which a run soon stops doing;
+    the second time is used.
+    """
     context, strategy, start = steps.context, steps.context.strategy, steps.source.position()
     first = steps.take()
     max_steps = max(LEAST_STEPS, round(SHORT_RUN_SHARE * context.num_steps))
@@ -307,8 +312,10 @@ def _time_small_passes(
     stage: Stage[Any], context: TrainingContext, geometry: BatchGeometry, small: int
 ) -> tuple[list[StepTiming], list[int], int]:
     """A timed step with small passes, the predicted peak memory of the run's passes, and the units of a small pass.
+
     small: first guess of these units; the first step corrects it. Peak memory is extrapolated linearly from passes of
-    that size and twice that size. The timing is the last step's, when memory is allocated and code compiled."""
+    that size and twice that size. The timing is the last step's, when memory is allocated and code compiled.
+    """
     device, units, passes = context.strategy.device, geometry.micro_size, min(context.accumulate, MAX_PASSES)
 
     def take(units: int) -> tuple[StepTiming, int]:
@@ -326,9 +333,11 @@ def _time_small_passes(
 
 
 def extrapolate_growth(peaks: list[int]) -> int:
-    """Predicted growth of memory after the probe, in bytes, from its growth within the probe. On a CPU each new GEMM
-    shape is compiled and cached, so memory grows with every new document length, ever more slowly. The growth is
-    extrapolated as a geometric series, whose ratio is the second half's growth over the first's."""
+    """Predicted growth of memory after the probe, in bytes, from its growth within the probe.
+
+    On a CPU each new GEMM shape is compiled and cached, so memory grows with every new document length, ever more
+    slowly. The growth is extrapolated as a geometric series, whose ratio is the second half's growth over the first's.
+    """
     if len(peaks) < 4:
         return 0
     middle = len(peaks) // 2
@@ -349,9 +358,11 @@ def _mean(seconds: list[float]) -> float:
 
 @contextmanager
 def _state_restored(model: nn.Module, context: TrainingContext) -> Iterator[None]:
-    """On exit, restore what a step at rate 0 changes: buffers, optimizer state, random state. This includes the
-    modules' own counters, such as the masks that an adapter has drawn: the number of timed steps depends on the clock,
-    and the result of a run must not."""
+    """On exit, restore what a step at rate 0 changes: buffers, optimizer state, random state.
+
+    This includes the modules' own counters, such as the masks that an adapter has drawn: the number of timed steps
+    depends on the clock, and the result of a run must not.
+    """
     saved = model.state_dict().keys()
     buffers: dict[str, Tensor] = {name: value.clone() for name, value in model.named_buffers() if name in saved}
     counting = [module for module in model.modules() if type(module).get_extra_state is not nn.Module.get_extra_state]
@@ -417,7 +428,9 @@ def _time_save_and_sample(
 
 def _with_growth(run: Run, size: DatasetSize, context: TrainingContext, peaks: list[int], *, late_shapes: bool) -> int:
     """Peak memory so far, which covers all work of a run; on a CPU plus later growth and the pages of token files.
-    peaks: measured or estimated in the probe's steps. late_shapes: whether many further GEMM shapes are expected."""
+
+    peaks: measured or estimated in the probe's steps. late_shapes: whether many further GEMM shapes are expected.
+    """
     peak = max([devices.of(context.strategy.device).peak_memory_bytes(context.strategy.device), *peaks])
     if not devices.of(context.strategy.device).is_host:
         return peak

@@ -94,8 +94,9 @@ class Meter:
     @property
     def longest_seconds(self) -> float:
         """The slowest step so far, but at least the planned time; 0 before this process has taken (compiled) a step.
-        The planned time matters on a GPU, where the host finishes the first steps of an interval before the GPU
-        does."""
+
+        The planned time matters on a GPU, where the host finishes the first steps of an interval before the GPU does.
+        """
         planned = self.expected.step_seconds if self.expected else 0.0
         return max(self.slowest_seconds, planned) if self._world else 0.0
 

@@ -214,8 +214,10 @@ class Watchdog:
         self._end(failed["line"], wait=failed["code"] != EXIT_INTERRUPTED, code=failed["code"])
 
     def _end(self, why: str, *, wait: bool = False, stacks: bool = False, code: int = EXIT_FOLLOWED) -> None:
-        """End this process. One rank of the machine says why; with `stacks` this one writes those of its threads. wait:
-        the other rank ends first, so that the launcher names it, unless it hangs."""
+        """End this process. One rank of the machine says why; with `stacks` this one writes those of its threads.
+
+        wait: the other rank ends first, so that the launcher names it, unless it hangs.
+        """
         if self._stop.is_set():
             return
         if why:

@@ -132,7 +132,9 @@ def ablate(
     console: Console,
 ) -> Ablation:
     """Train all arms for each seed within about the budget. What was trained before for the same request is read.
-    Raises UserError for missing data, too short a budget, and if there is nothing to compare."""
+
+    Raises UserError for missing data, too short a budget, and if there is nothing to compare.
+    """
     seconds = cost.read_budget(budget).seconds
     if not seconds:
         raise UserError("not a time", where="--budget", got=repr(budget), wanted="such as 10min or 2h")

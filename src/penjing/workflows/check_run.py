@@ -1,5 +1,7 @@
-"""penjing doctor RUN: check a run's folder, and find the step from which it resumes. It reads every byte that a resumed
-run would read, and changes nothing."""
+"""penjing doctor RUN: check a run's folder, and find the step from which it resumes.
+
+It reads every byte that a resumed run would read, and changes nothing.
+"""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -39,8 +39,10 @@ def clean_corpus(
     cluster: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Clean files into `out`, each kind of records into a folder of its own if there are several; print the counts.
+
     out: None writes nothing. pipeline: as data.clean. columns: as data.columns. cluster: a TOML file. For the rest see
-    `data.clean.engine`."""
+    `data.clean.engine`.
+    """
     named = parse_columns(columns)
     settings: dict[str, Any] = {"pipeline": Pipeline.load(pipeline), "columns": named, "workers": workers}
     settings |= {"memory_gb": memory_gb, "cluster": None if cluster is None else Cluster.load(cluster)}

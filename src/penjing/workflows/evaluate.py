@@ -1,5 +1,7 @@
-"""penjing eval: scores on tasks, bits per byte of text. Training skips broken records; evaluation stops at the first
-one, so that every figure covers the full file."""
+"""penjing eval: scores on tasks, bits per byte of text.
+
+Training skips broken records; evaluation stops at the first one, so that every figure covers the full file.
+"""
 
 import json
 import time

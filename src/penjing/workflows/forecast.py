@@ -137,8 +137,10 @@ def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyR
 
 def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
     """Train the proxy runs, fit a scaling law, and save the predicted held-out loss of the run, for `plan verify`.
+
     Raises UserError for missing data, a bad budget, a stage whose validation figure is not that loss, a run that
-    continues another model, or a model too small to scale down."""
+    continues another model, or a model too small to scale down.
+    """
     if not run.objective.is_language_modelling or run.data.format == "prompts":
         stage = f"{run.objective.name} on {run.data.format}"
         raise UserError("a forecast is for next-token losses only", where=run.stage, got=stage)

@@ -1,5 +1,8 @@
-"""penjing generate: answer a file of prompts. The output is a file of conversations. Training on it (penjing train sft
-data.train=ANSWERS.jsonl) distils the model into another one, with any vocabulary."""
+"""penjing generate: answer a file of prompts.
+
+The output is a file of conversations. Training on it (penjing train sft data.train=ANSWERS.jsonl) distils the model
+into another one, with any vocabulary.
+"""
 
 import json
 import os

@@ -167,8 +167,10 @@ _exit_code = 1  # of the rank that ended first
 
 
 def launch(words: Sequence[str], options: LaunchOptions) -> None:
-    """Run `penjing WORDS` in the processes of `options`, and return when all have succeeded. Exits with the code of the
-    rank that failed first, which has printed its error."""
+    """Run `penjing WORDS` in the processes of `options`, and return when all have succeeded.
+
+    Exits with the code of the rank that failed first, which has printed its error.
+    """
     handlers = {number: signal.getsignal(number) for number in NUMBERS}
     logging.disable()  # the agent's words, about tracebacks that it does not have
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else each lost connection is a page of frames

@@ -55,8 +55,10 @@ class StageLog:
 
 
 def open_log(out: Path, command: str, request: Mapping[str, Any], console: Console, *, fresh: bool) -> StageLog:
-    """The log of the folder. fresh: delete what it holds. Raises UserError for a pipeline with other options. request:
-    the options that decide what the stages make."""
+    """The log of the folder. fresh: delete what it holds. Raises UserError for a pipeline with other options.
+
+    request: the options that decide what the stages make.
+    """
     path = out / QUICKSTART
     make_folder(out)
     if fresh:

@@ -13,8 +13,10 @@ from penjing.track.run_record import find_runs
 
 
 def watch(folders: Sequence[Path], console: Console, *, seconds: float = 1.0) -> None:
-    """Show the runs, and what is new every so many seconds, until none of them runs or Ctrl-C is pressed. Without a
-    terminal, and if nothing runs, they are shown once. Raises UserError for a folder that is no run."""
+    """Show the runs, and what is new every so many seconds, until none of them runs or Ctrl-C is pressed.
+
+    Without a terminal, and if nothing runs, they are shown once. Raises UserError for a folder that is no run.
+    """
     runs = _found(folders, {})
 
     def view() -> object:

@@ -60,9 +60,11 @@ CATALOGUE = {row["name"]: _dataset(row) for row in read_toml(Path(__file__).with
 
 
 def get(name: str, folder: Path, *, progress: Report | None = None) -> Path:
-    """The folder `folder/name` with the corpus, downloaded unless it exists and every hash is right. progress: called
-    with status messages. Raises `UserError`: an unknown name, no network, a wrong hash, a version that is gone, a full
-    disk, a folder of that name that is not ours."""
+    """The folder `folder/name` with the corpus, downloaded unless it exists and every hash is right.
+
+    progress: called with status messages. Raises `UserError`: an unknown name, no network, a wrong hash, a version
+    that is gone, a full disk, a folder of that name that is not ours.
+    """
     if name not in CATALOGUE:
         raise UserError(f"no text is called {name!r}", next_step=suggest(name, CATALOGUE))
     entry = CATALOGUE[name]

@@ -266,8 +266,10 @@ def _extract_reasoning(messages: Sequence[Message]) -> list[Message]:
 def _prompt(
     messages: Sequence[Message], tools: Sequence[dict[str, Any]], write: Write, index: int
 ) -> tuple[int, str] | None:
-    """Of the prompt for answer `index`: its last mark (-1: none) and what follows it, such as ` [/INST]`. None where
-    the template refuses: it wants a whole exchange."""
+    """Of the prompt for answer `index`: its last mark (-1: none) and what follows it, such as ` [/INST]`.
+
+    None where the template refuses: it wants a whole exchange.
+    """
     try:
         parts = _MARK.split(write(messages[:index], tools, True))
     except UserError:
@@ -282,8 +284,10 @@ def _answers(
     prompt: Callable[[int], tuple[int, str] | None],
     message_end: str,
 ) -> Iterator[tuple[int, int]]:
-    """(first, last) character of each answer, from the end of the prompt for it to the end of its turn. All that the
-    model has to produce is learned, the template's own text too, like the blank after `[/INST]`."""
+    """(first, last) character of each answer, from the end of the prompt for it to the end of its turn.
+
+    All that the model has to produce is learned, the template's own text too, like the blank after `[/INST]`.
+    """
     starts, position = [], 0
     for text, _ in pieces:
         starts.append(position)
@@ -309,8 +313,10 @@ def _answers(
 
 
 def _common_prompt_length(prompt: str, written: str) -> int:
-    """How much of the prompt's end stands before the answer too: all of it, or as many whole tokens and lines. Where a
-    conversation goes on, some templates leave out a part of the prompt, such as an empty thought."""
+    """How much of the prompt's end stands before the answer too: all of it, or as many whole tokens and lines.
+
+    Where a conversation goes on, some templates leave out a part of the prompt, such as an empty thought.
+    """
     common = _common_prefix(prompt, written)
     if common == prompt:
         return len(common)
@@ -341,7 +347,9 @@ def _by_prefix(
     ask: bool,
 ) -> list[TemplateSpan]:
     """For templates that change what was said: an answer is what one more message adds to the conversation before it.
-    Only where nobody said a control token, since here the template's text and the words cannot be told apart."""
+
+    Only where nobody said a control token, since here the template's text and the words cannot be told apart.
+    """
     problem = None
     if _renders_control_tokens(real, messages, tools, write, control, ask):
         problem = "it changes what was said, and a message holds a control token"
@@ -371,8 +379,10 @@ def _renders_control_tokens(
     control: re.Pattern[str],
     ask: bool,
 ) -> bool:
-    """Whether words hold a control token, or the template makes one of them (`<|IM_END|>` in small letters). The
-    template's own are those that it writes where the words have lost their punctuation."""
+    """Whether words hold a control token, or the template makes one of them (`<|IM_END|>` in small letters).
+
+    The template's own are those that it writes where the words have lost their punctuation.
+    """
     matches: list[str] = []
 
     def strip_punctuation(text: str) -> str:

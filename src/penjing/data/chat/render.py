@@ -142,9 +142,11 @@ def _write_tool_results(writer: _Writer, contents: Iterable[str]) -> None:
 
 
 def _spans_to_ids(tokenizer: Tokenizer, spans: Sequence[TemplateSpan]) -> EncodedChat:
-    """Ids of a conversation rendered by an external template, equal to `transformers`' ids of the whole string. Plain
-    text between control tokens is encoded at once, across the borders of spans. A token is a target if any of its
-    characters is."""
+    """Ids of a conversation rendered by an external template, equal to `transformers`' ids of the whole string.
+
+    Plain text between control tokens is encoded at once, across the borders of spans. A token is a target if any of
+    its characters is.
+    """
     ids: list[int] = []
     weights: list[int] = []
     text, targets = "", list[bool]()
@@ -203,9 +205,12 @@ def render(
     ask: bool = False,
     thinking: bool | None = None,
 ) -> EncodedChat:
-    """Ids and weights of a conversation. ask: end with an open assistant turn, for the model to fill. thinking: see the
-    file's docstring. A tokenizer with an external template uses that (data/chat/external_templates.py). Raises
-    UserError if the template is not supported."""
+    """Ids and weights of a conversation.
+
+    ask: end with an open assistant turn, for the model to fill. thinking: see the file's docstring.
+    A tokenizer with an external template uses that (data/chat/external_templates.py). Raises UserError if the template
+    is not supported.
+    """
     if not tokenizer.is_ours:
         return _render_external(tokenizer, messages, tools, ask, thinking)
     writer = _Writer(tokenizer)
@@ -231,9 +236,11 @@ def render(
 def after_calls(
     tokenizer: Tokenizer, turn: Message, results: Sequence[str], *, thinking: bool | None = None
 ) -> list[int]:
-    """The ids that follow a model turn with tool calls: the results, and the opening of the next turn. They follow the
-    turn's end token, and equal those that `render` writes there. turn: the turn, for templates that look back at it.
-    Raises UserError if the template does not support it."""
+    """The ids that follow a model turn with tool calls: the results, and the opening of the next turn.
+
+    They follow the turn's end token, and equal those that `render` writes there. turn: the turn, for
+    templates that look back at it. Raises UserError if the template does not support it.
+    """
     if tokenizer.is_ours:
         writer = _Writer(tokenizer)
         writer.text("\n", 0)  # ends the model's turn

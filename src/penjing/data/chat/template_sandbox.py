@@ -1,6 +1,8 @@
-"""Run a stranger's chat template: no way out, and neither for ever nor into all of memory. Jinja's sandbox keeps a
-template from Python's internals, not from looping a billion times or multiplying a text until memory is full. Here
-every loop, call and operation is counted against a second of processor time and a few megabytes."""
+"""Run a stranger's chat template: no way out, and neither for ever nor into all of memory.
+
+Jinja's sandbox keeps a template from Python's internals, not from looping a billion times or multiplying a text until
+memory is full. Here every loop, call and operation is counted against a second of processor time and a few megabytes.
+"""
 
 import re
 import threading

@@ -1,6 +1,9 @@
-"""Parse a model's turn into reasoning, content and tool calls. Structure is read from control ids if the vocabulary has
-them. So marks as ordinary text, copied from a user or from a tool's result, call nothing. In a vocabulary without these
-ids the marks are found in the text. No output of a model is an error here: an invalid call carries its problem."""
+"""Parse a model's turn into reasoning, content and tool calls.
+
+Structure is read from control ids if the vocabulary has them. So marks as ordinary text, copied from a user or from a
+tool's result, call nothing. In a vocabulary without these ids the marks are found in the text. No output of a model is
+an error here: an invalid call carries its problem.
+"""
 
 import json
 import math
@@ -68,8 +71,10 @@ class TurnSpan:
 
 
 def parse(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = None) -> ParsedTurn:
-    """Parse a model's turn from its ids, with or without the stop token. thinking: as given to `render` for the prompt:
-    True, the turn begins inside reasoning; False, after an empty one."""
+    """Parse a model's turn from its ids, with or without the stop token.
+
+    thinking: as given to `render` for the prompt: True, the turn begins inside reasoning; False, after an empty one.
+    """
     return _parsed_turn(split_spans(tokenizer, ids, thinking=thinking))
 
 

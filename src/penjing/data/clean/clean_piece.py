@@ -266,8 +266,10 @@ def _write_columns(rows: Path, columns: Path, rule: Rule) -> None:
 
 
 def finish_piece(rules: Mapping[str, Rule], folder: Path, dropped: Mapping[int, Dropped], shard: Path) -> None:
-    """Write the shard of a piece, without the records that comparing left out, and its whole trace and counts. dropped:
-    by number in the facts, why comparing leaves a record out, with the rule's name."""
+    """Write the shard of a piece, without the records that comparing left out, and its whole trace and counts.
+
+    dropped: by number in the facts, why comparing leaves a record out, with the rule's name.
+    """
     facts = dict(np.load(folder / "facts.npz"))
     counts, after = read_json(folder / "counts.json"), Histogram()
     totals, examples = Counter[str](), list[dict[str, Any]]()

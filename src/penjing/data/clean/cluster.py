@@ -1,5 +1,7 @@
-"""Clean the pieces of a corpus on many machines: datatrove's executors schedule the tasks, the rules are ours. All
-machines see the same folders. Slurm was not tried on a real cluster."""
+"""Clean the pieces of a corpus on many machines: datatrove's executors schedule the tasks, the rules are ours.
+
+All machines see the same folders. Slurm was not tried on a real cluster.
+"""
 
 import shutil
 import subprocess
@@ -32,8 +34,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Cluster:
-    """An executor of datatrove. where: the file that names it. settings: those of datatrove's executor, such as
-    `workers`, or `partition` and `time` for Slurm."""
+    """An executor of datatrove. where: the file that names it.
+
+    settings: those of datatrove's executor, such as `workers`, or `partition` and `time` for Slurm.
+    """
 
     where: Path
     executor: str
@@ -50,8 +54,10 @@ class Cluster:
         return cls(path, name, tables[name])
 
     def run(self, task: Task, logs: Path) -> Iterator[int]:
-        """Run the tasks, and yield the number of each that is done. logs: a folder of datatrove's. Raises UserError if
-        datatrove is not installed, does not know a setting, or a task failed."""
+        """Run the tasks, and yield the number of each that is done. logs: a folder of datatrove's.
+
+        Raises UserError if datatrove is not installed, does not know a setting, or a task failed.
+        """
         try:
             import datatrove.executor as executors
         except ImportError:

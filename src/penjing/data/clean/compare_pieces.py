@@ -1,6 +1,8 @@
-"""Which records of all pieces a rule leaves out because they repeat earlier ones, in bounded memory. Only records that
-share a key can be alike. Sorting one key of all records at a time finds groups of records that sharing connects; the
-rule then decides within each group, in the order of the records, and forgets it."""
+"""Which records of all pieces a rule leaves out because they repeat earlier ones, in bounded memory.
+
+Only records that share a key can be alike. Sorting one key of all records at a time finds groups of records that
+sharing connects; the rule then decides within each group, in the order of the records, and forgets it.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,6 +1,8 @@
-"""Remove lines of web pages that belong to no text, and leave out documents that are lists of links. C4's rule of
-terminal punctuation for each line (arXiv:1910.10683) is not here: it costs 30 % of English tokens, and harms other
-languages (arXiv:2506.20920)."""
+"""Remove lines of web pages that belong to no text, and leave out documents that are lists of links.
+
+C4's rule of terminal punctuation for each line (arXiv:1910.10683) is not here: it costs 30 % of English tokens, and
+harms other languages (arXiv:2506.20920).
+"""
 
 import re
 from dataclasses import dataclass, replace

@@ -47,8 +47,10 @@ class NearDuplicates(CorpusRule):
         return self.sketches([record])[0]
 
     def sketches(self, records: Sequence[Record]) -> list[bytes]:
-        """Of each record the keys of its bands, then its distinct shingles in ascending order, shortened to 32 bits. Of
-        a record without words nothing: it equals no other."""
+        """Of each record the keys of its bands, then its distinct shingles in ascending order, shortened to 32 bits.
+
+        Of a record without words nothing: it equals no other.
+        """
         if not records:
             return []
         found, bounds = shingles([compared_text(record) for record in records], self.settings.shingle)

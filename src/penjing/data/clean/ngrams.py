@@ -45,8 +45,10 @@ def mix(hashes: Hashes) -> Hashes:
 
 
 def word_hashes(texts: Sequence[str], *, marks: bool) -> tuple[Hashes, NDArray[np.int64]]:
-    """(hashes of the words of all texts, where each text begins and ends among them). Case does not count. Spaces
-    separate words; without marks all else but letters and digits does too."""
+    """(hashes of the words of all texts, where each text begins and ends among them). Case does not count.
+
+    Spaces separate words; without marks all else but letters and digits does too.
+    """
     lowered: Sequence[str] = texts
     joined = "\n".join(texts)
     if len(joined.lower()) == len(joined):

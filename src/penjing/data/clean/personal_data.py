@@ -1,5 +1,7 @@
-"""Mask personal data: addresses of mail and computers, numbers of phones, cards and identities, keys of services. A
-number counts only in the form, and with the check digit, of its kind."""
+"""Mask personal data: addresses of mail and computers, numbers of phones, cards and identities, keys of services.
+
+A number counts only in the form, and with the check digit, of its kind.
+"""
 
 import ipaddress
 import re

@@ -35,8 +35,10 @@ class Piece:
 def make_pieces(files: Sequence[tuple[Path, int]], folder: Path, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
     """Large files of JSON lines are cut; small files share a piece. Other large files, as they can be read only from
     their beginning, are a piece each. The pieces depend on nothing but the files.
+
     folder: of the results of pieces, by number. Of a compressed file that is cut, the content of the next piece is
-    written there, unless its result is there."""
+    written there, unless its result is there.
+    """
     parts: list[Part] = []
     size = number = 0
     for path, source in files:
@@ -69,9 +71,11 @@ def piece_folder(folder: Path, number: int) -> Path:
 
 
 def _ranges(path: Path, piece_bytes: int) -> Iterator[tuple[LineRange | None, int, bytes]]:
-    """(lines, bytes of the file, their content if the file is compressed) of each part of a file. Each begins with a
-    line that is an object: no reader takes it for a file of another kind. The last one has no content if there is
-    damage in it, or no such line for long: its reader tells."""
+    """(lines, bytes of the file, their content if the file is compressed) of each part of a file.
+
+    Each begins with a line that is an object: no reader takes it for a file of another kind. The last one has no
+    content if there is damage in it, or no such line for long: its reader tells.
+    """
     size, is_packed = size_of(path), path.suffix.lower() in PACKED
     if size * (_PACKED_RATIO if is_packed else 1) <= piece_bytes or not _is_cuttable(path):
         yield None, size, b""

@@ -18,9 +18,11 @@ _SHIPPED = Path(__file__).parent / "pipelines"
 
 
 class Outcome(NamedTuple):
-    """What the rules make of one record, all that can be known from it alone. steps: in order, the rules that changed
-    the record (with None), and those that compare it with others (with the record as it reaches them). result: the
-    record, or why it is left out, if no comparison leaves it out before."""
+    """What the rules make of one record, all that can be known from it alone.
+
+    steps: in order, the rules that changed the record (with None), and those that compare it with others (with the
+    record as it reaches them). result: the record, or why it is left out, if no comparison leaves it out before.
+    """
 
     steps: list[tuple[str, Record | None]]
     result: Record | Dropped
@@ -42,8 +44,10 @@ class Pipeline:
 
     @classmethod
     def load(cls, names: Sequence[str]) -> "Pipeline":
-        """The rules that `data.clean` names: each a rule, a shipped pipeline (`default`), or a TOML file of rules. A
-        rule that is named again keeps its place; its later settings win. Raises UserError."""
+        """The rules that `data.clean` names: each a rule, a shipped pipeline (`default`), or a TOML file of rules.
+
+        A rule that is named again keeps its place; its later settings win. Raises UserError.
+        """
         rules: dict[str, dict[str, Any]] = {}
         for name in names:
             more: dict[str, dict[str, Any]] = {name: {}} if name in RULES else _read(name)

@@ -1,6 +1,8 @@
-"""Leave out documents that repeat themselves, by Gopher's measures (arXiv:2112.11446, table A1). An n-gram has n words,
-and each Chinese character is a word here. So FineWeb-2's limits for Chinese words (arXiv:2506.20920, cmn_Hani), of 1.6
-characters on average, hold for n-grams of so many characters more."""
+"""Leave out documents that repeat themselves, by Gopher's measures (arXiv:2112.11446, table A1).
+
+An n-gram has n words, and each Chinese character is a word here. So FineWeb-2's limits for Chinese words
+(arXiv:2506.20920, cmn_Hani), of 1.6 characters on average, hold for n-grams of so many characters more.
+"""
 
 from dataclasses import dataclass
 from itertools import repeat

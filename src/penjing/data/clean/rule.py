@@ -33,9 +33,11 @@ class RuleSettings(Settings):
 
 
 class Rule(ABC):
-    """A cleaning rule. Each pass over the records makes a new one, so it may remember what it has read from a file. A
-    rule decides from the record alone, so records may pass it in any order and in several processes. One that compares
-    records is a `CorpusRule`."""
+    """A cleaning rule. Each pass over the records makes a new one, so it may remember what it has read from a file.
+
+    A rule decides from the record alone, so records may pass it in any order and in several processes. One that
+    compares records is a `CorpusRule`.
+    """
 
     settings_type: ClassVar[type[RuleSettings]] = RuleSettings
     settings: Any

@@ -102,7 +102,8 @@ class BadRecords:
 
     def check(self) -> None:
         """Called at the end: warns of what was ignored. Raises UserError if too many records were broken, or none was
-        good."""
+        good.
+        """
         self._close()
         if self.ignored:
             most_common = sorted(self.ignored.items(), key=lambda item: -item[1][0])

@@ -86,9 +86,11 @@ def _record(row: Sequence[str], names: Sequence[str], path: Path, line: int) -> 
 
 
 def tsv_records(path: Path) -> Iterator[tuple[int, Record]]:
-    """(line, record); a broken row is an error in its place. Most TSV has no quoting: a quotation mark is an ordinary
-    character. Spreadsheets and Python's csv quote a field that contains a tab, a line end or a quotation mark; these
-    quotes are removed."""
+    """(line, record); a broken row is an error in its place.
+
+    Most TSV has no quoting: a quotation mark is an ordinary character. Spreadsheets and Python's csv quote a field that
+    contains a tab, a line end or a quotation mark; these quotes are removed.
+    """
     csv.field_size_limit(_LARGEST_FIELD_CHARACTERS)
     (line_items,) = tee(lines(path), 1)  # a second tee of it reads ahead without consuming lines
     columns: list[str] | None = None
@@ -109,9 +111,11 @@ def tsv_records(path: Path) -> Iterator[tuple[int, Record]]:
 
 def _unquoted(text: str, line_items: Iterator[Line], width: int | None) -> tuple[list[str], UserError | None] | None:
     """(fields of a row with quoted fields, error of one of its later lines); None if the row has no quoted field.
+
     width: the number of fields; None for the first row, which is one line. A quoted field may continue over further
     lines, which are then taken from `line_items`. A complete line with a stray quotation mark must not consume the
-    rows after it: therefore none of its continuation lines may be a complete row."""
+    rows after it: therefore none of its continuation lines may be a complete row.
+    """
     next_lines = tee(line_items)[1] if width is not None else iter(())
     is_complete = width is not None and text.count("\t") == width - 1
     num_taken, characters_left = 0, _LARGEST_TSV_ROW_CHARACTERS

@@ -35,8 +35,10 @@ _READERS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
 
 
 def rows_of(path: Path) -> Iterator[tuple[int, Any]]:
-    """(line, text or record) of a file; a broken one is yielded as an error. Raises UserError if the file cannot be
-    opened at all."""
+    """(line, text or record) of a file; a broken one is yielded as an error.
+
+    Raises UserError if the file cannot be opened at all.
+    """
     return _READERS[format_of(path)](path)
 
 

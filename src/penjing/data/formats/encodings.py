@@ -26,8 +26,10 @@ codecs.register_error(_BAD_BYTE, lambda error: ("\udcff", error.end))  # type: i
 
 def guess_encoding(head: bytes) -> str | None:
     """The likely encoding, other than UTF-8, of `head` (a file's first bytes), as named by iconv; None: none is likely.
+
     Byte order marks and zero bytes reveal UTF-16 and UTF-32; a Chinese encoding is likely if at least one Han character
-    in twenty is decoded as one of the most common."""
+    in twenty is decoded as one of the most common.
+    """
     if marked := marked_encoding(head):
         return marked
     if b"\0" not in head and decodes([head], "UTF-8", final=False):
@@ -47,9 +49,11 @@ def marked_encoding(head: bytes) -> str | None:
 
 
 def is_sure(head: bytes, name: str) -> bool:
-    """Whether the first bytes of a text are surely in the encoding that was guessed. Sure is a byte order mark; else
-    all must decode and read as text: nothing but printable characters, in UTF-16 nine in ten of Latin, or in any
-    encoding Chinese with its usual share of common characters."""
+    """Whether the first bytes of a text are surely in the encoding that was guessed.
+
+    Sure is a byte order mark; else all must decode and read as text: nothing but printable characters, in UTF-16 nine
+    in ten of Latin, or in any encoding Chinese with its usual share of common characters.
+    """
     if name == marked_encoding(head):
         return True
     try:

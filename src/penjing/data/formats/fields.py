@@ -1,5 +1,7 @@
-"""The fields of a record by their standard names: as `data.columns` says, or whatever the capitals of a name are. A
-conversation may be text inside a field: JSON, a list as Python writes it, or a transcript (transcripts.py)."""
+"""The fields of a record by their standard names: as `data.columns` says, or whatever the capitals of a name are.
+
+A conversation may be text inside a field: JSON, a list as Python writes it, or a transcript (transcripts.py).
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

@@ -161,8 +161,10 @@ def _suffix(path: Path) -> str:
 
 
 class DataFile:
-    """A data file, decompressed. Reads are bounded; a suspicious compression ratio is refused. encoding: of a text that
-    is converted to UTF-8."""
+    """A data file, decompressed. Reads are bounded; a suspicious compression ratio is refused.
+
+    encoding: of a text that is converted to UTF-8.
+    """
 
     def __init__(self, path: Path, raw: IO[bytes], encoding: str | None = None) -> None:
         self.path, self._raw = path, raw
@@ -211,9 +213,11 @@ def check_ratio(path: Path, num_unpacked: int, num_packed: int) -> None:
 
 @dataclass(frozen=True)
 class LineRange:
-    """Whole lines of a file in UTF-8: its bytes from start to end, of which the first is in line `first_line`. Of a
-    compressed file they are bytes of its content. content: a file that holds them; without it they are all to the end,
-    and what comes before is unpacked in vain."""
+    """Whole lines of a file in UTF-8: its bytes from start to end, of which the first is in line `first_line`.
+
+    Of a compressed file they are bytes of its content. content: a file that holds them; without it they are all to the
+    end, and what comes before is unpacked in vain.
+    """
 
     path: Path
     start: int
@@ -251,8 +255,10 @@ def only(lines: LineRange) -> Iterator[None]:
 
 @contextmanager
 def open_data(path: Path, *, convert: bool = True) -> Iterator[DataFile]:
-    """Open a data file. Damage found while it is open, or a special file, is a UserError that names it. convert: to
-    UTF-8, a text that is surely in another encoding."""
+    """Open a data file. Damage found while it is open, or a special file, is a UserError that names it.
+
+    convert: to UTF-8, a text that is surely in another encoding.
+    """
     part = _range.get()
     part = part if part and part.path == path else None
     encoding = encoding_of(path) if convert and not part else None
@@ -278,9 +284,11 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 
 def raw_lines(path: Path, cut_at: int = 0) -> Iterator[tuple[int, int, bytes | None]]:
-    """(number, offset, bytes) of each line, its end included; None for one of more than LARGEST_LINE_BYTES. cut_at: a
-    longer line, of any length, comes in parts of at most so many bytes. Raises UserError if the rest of the file cannot
-    be read."""
+    """(number, offset, bytes) of each line, its end included; None for one of more than LARGEST_LINE_BYTES.
+
+    cut_at: a longer line, of any length, comes in parts of at most so many bytes.
+    Raises UserError if the rest of the file cannot be read.
+    """
     part = _range.get()
     number, offset, rest = part.first_line if part and part.path == path else 1, 0, b""
     limit = cut_at or LARGEST_LINE_BYTES + 1
@@ -308,8 +316,9 @@ def _cut(raw: bytes) -> int:
 
 def lines(path: Path, cut_at: int = 0) -> Iterator[tuple[int, str | UserError]]:
     """(number, line), decoded one by one so that a bad byte is located exactly. Only LF ends a line; cut_at: see above.
-    A line that is not UTF-8 is yielded as an error; if the rest of the file cannot be read, an error is the last
-    item."""
+
+    A line that is not UTF-8 is yielded as an error; if the rest of the file cannot be read, an error is the last item.
+    """
     number = 0
     try:
         for number, offset, raw in raw_lines(path, cut_at):

@@ -47,9 +47,11 @@ def html_documents(path: Path) -> Iterator[tuple[int, str | UserError]]:
 def html_text(
     page: bytes | str, *, charset: str = "", keep: Literal["main", "main, fast", "all"] = "main", where: object = None
 ) -> str:
-    """The text of a page, a paragraph a line; empty if there is none. charset: of the HTTP header. keep: the main text,
-    found by trafilatura; or six times as fast by resiliparse, which leaves more boilerplate (F1 0.92, not 0.97); or all
-    text, of a chapter of a book. where: the place, for errors."""
+    """The text of a page, a paragraph a line; empty if there is none.
+
+    charset: of the HTTP header. keep: the main text, found by trafilatura; or six times as fast by resiliparse, which
+    leaves more boilerplate (F1 0.92, not 0.97); or all text, of a chapter of a book. where: the place, for errors.
+    """
     if len(page) > LARGEST_PAGE_BYTES:
         raise UserError(f"a page of more than {LARGEST_PAGE_BYTES >> 20} MiB", where=where)
     text = page if isinstance(page, str) else decode_html(page, charset)

@@ -19,8 +19,10 @@ def is_hub(path: Path) -> bool:
 
 
 def hub_files(path: Path) -> list[Path]:
-    """The files below hf://[datasets/]owner/name[@revision][/folder or file, or a name with wildcards]. Their names
-    hold the commit, so that all passes read the same bytes."""
+    """The files below hf://[datasets/]owner/name[@revision][/folder or file, or a name with wildcards].
+
+    Their names hold the commit, so that all passes read the same bytes.
+    """
     if path in _contents:
         return [path]
     with _hub_errors(path) as filesystem:

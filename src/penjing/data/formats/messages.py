@@ -48,7 +48,8 @@ def assistant_turn(
 ) -> Message:
     """An assistant message. A thought at the start of the content becomes its `reasoning_content`, since content is
     never encoded as control tokens, which inference expects. The <think> before a thought may be missing, as in answers
-    of models whose prompt ends with it. Marks elsewhere stay in the content."""
+    of models whose prompt ends with it. Marks elsewhere stay in the content.
+    """
     thought, answer = _split_thought(content)
     if thought is not None and (not reasoning.strip() or thought in ("", reasoning.strip())):
         reasoning, content = reasoning if reasoning.strip() else thought, answer
@@ -175,7 +176,9 @@ def conversation(
     messages: Sequence[Message], tools: tuple[dict[str, Any], ...], where: SourceLocation, *, keeps_end: bool = False
 ) -> Chat:
     """The chat of these messages, repaired where a rule says how (`data/formats/repair.py`). keeps_end: as there.
-    Raises UserError for other orders of roles: a system message must be first, and a tool result must follow a call."""
+
+    Raises UserError for other orders of roles: a system message must be first, and a tool result must follow a call.
+    """
     messages, tools = repaired(messages, tools, where, keeps_end=keeps_end)
     previous = ""
     for message in messages:

@@ -56,7 +56,9 @@ def choices_field(record: Mapping[str, Any]) -> str | None:
 
 def question_of(record: Mapping[str, Any], where: SourceLocation) -> tuple[list[Message], tuple[dict[str, Any], ...]]:
     """The question of a record without its system message, and the tools: from a text, messages or Alpaca's fields.
-    Empty if there is no such field, or if it is blank."""
+
+    Empty if there is no such field, or if it is blank.
+    """
     tools = tools_of(record, where)
     name = present(record, schema.QUESTION_FIELDS[:2]) or chat_field(record)
     if name is not None and (name in schema.CHAT_FIELDS or isinstance(record[name], list)):

@@ -59,9 +59,11 @@ def _has_separator(path: Path) -> bool:
 
 
 class _DocumentLines:
-    """The lines of the current document, and the first error among them. Indents of Chinese paragraphs are dropped:
-    every full-width one; spaces and tabs before Chinese if most indented lines of the document begin so. All others
-    stay, as code, verse and lists need them."""
+    """The lines of the current document, and the first error among them.
+
+    Indents of Chinese paragraphs are dropped: every full-width one; spaces and tabs before Chinese if most indented
+    lines of the document begin so. All others stay, as code, verse and lists need them.
+    """
 
     def __init__(self, start: int) -> None:
         self.start, self.lines, self.num_characters = start, list[str](), 0

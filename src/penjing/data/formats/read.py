@@ -158,7 +158,8 @@ READERS: dict[Kind, Callable[..., Iterator[Any]]] = {
 
 def sniff(path: Path, columns: Columns | None = None) -> Kind:
     """The kind of data in a file (or the first file of a folder), from its first valid record. If that is a prompt, one
-    chat record makes it chats. Raises `UserError` for an unknown kind."""
+    chat record makes it chats. Raises `UserError` for an unknown kind.
+    """
     first = list_files([path])[0]
     if format_of(first) in schema.TEXT_FORMATS:
         return "documents"

@@ -100,8 +100,10 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    """One turn. `role` is system, user, assistant or tool; a tool call is {"name": str, "arguments": dict}. is_target:
-    False for an answer that the loss leaves out."""
+    """One turn. `role` is system, user, assistant or tool; a tool call is {"name": str, "arguments": dict}.
+
+    is_target: False for an answer that the loss leaves out.
+    """
 
     role: str
     content: str
@@ -113,7 +115,9 @@ class Message:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chat:
     """One conversation with at least one answer, or a prompt. `tools` are the functions on offer, each with a `name`.
-    fields: of a prompt, its whole record, which may hold reference answers."""
+
+    fields: of a prompt, its whole record, which may hold reference answers.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
@@ -124,8 +128,10 @@ class Chat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreferenceRecord:
-    """A pair (chosen, rejected) of conversations, with is_chosen (True, False), or one labelled conversation. margin:
-    by how much the first is better, in units of reward; 0 if unknown."""
+    """A pair (chosen, rejected) of conversations, with is_chosen (True, False), or one labelled conversation.
+
+    margin: by how much the first is better, in units of reward; 0 if unknown.
+    """
 
     chats: tuple[Chat, ...]
     is_chosen: tuple[bool, ...]

@@ -11,9 +11,11 @@ from penjing.data.formats.schema import TEXT_MARK, is_harmless
 
 class SourceLocation:
     """A file and a line, and what its reader makes of the record there.
+
     used: the fields of the record that were read, and as what; empty if they are blank. ignored: fields and marks that
     change what should be learned, and that nothing uses. names: of fields in the file, if `data.columns` or their
-    capitals differ. unread: fields that `data.columns` does not name. repairs: what was changed, in words."""
+    capitals differ. unread: fields that `data.columns` does not name. repairs: what was changed, in words.
+    """
 
     __slots__ = ("ignored", "line", "names", "path", "repairs", "unread", "used")
 

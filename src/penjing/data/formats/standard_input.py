@@ -19,8 +19,10 @@ _JSON = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\{\s*[\"}]|\[\s*\{)")
 
 @lru_cache(maxsize=1)
 def standard_input() -> Path:
-    """The file with all of standard input: JSON if it begins as records do, else text. Raises UserError for a terminal,
-    and for more than 4 GiB or half of the space left for temporary files."""
+    """The file with all of standard input: JSON if it begins as records do, else text.
+
+    Raises UserError for a terminal, and for more than 4 GiB or half of the space left for temporary files.
+    """
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
         wanted = "a pipe, as in `zcat a.jsonl.gz | penjing ... -`"
         raise UserError("standard input is no data", where="-", wanted=wanted)

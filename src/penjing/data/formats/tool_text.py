@@ -32,8 +32,11 @@ _SENTENCE = re.compile(r"(?<=[.!?:。！？：])\s|\n|#+ ")
 
 
 def parts_of(content: str, names: Collection[str], where: SourceLocation) -> list[Part] | None:
-    """An answer in parts: text, calls and results; None if no call or result in it is valid. names: of the tools on
-    offer. Text may follow a call of one of them; a call of another that is not at the end is an example in a text."""
+    """An answer in parts: text, calls and results; None if no call or result in it is valid.
+
+    names: of the tools on offer. Text may follow a call of one of them; a call of another that is not at the end is an
+    example in a text.
+    """
     if "<" not in content and "[" not in content:
         return None
     if names and content.lstrip().startswith("[") and (calls := _python_calls(content.strip(), names)):

@@ -34,8 +34,10 @@ class _Stream:
 
 
 def warc_documents(path: Path) -> Iterator[tuple[int, str | UserError]]:
-    """(number of the record in the file, text) of each page, and of each plain text (of a WET file). Records of other
-    kinds (requests, pictures, errors of servers) hold no document and are passed over."""
+    """(number of the record in the file, text) of each page, and of each plain text (of a WET file).
+
+    Records of other kinds (requests, pictures, errors of servers) hold no document and are passed over.
+    """
     try:
         from fastwarc.warc import ArchiveIterator
     except ImportError:

@@ -1,6 +1,8 @@
-"""Rows of whole documents and no padding: the layout for pretraining (best-fit packing, arXiv:2404.10830). A stream cut
-every T tokens splits many documents, and the text after a cut has lost its context. Here a document of at most T
-positions stays in one row if possible. Pieces of a few documents fill the gaps at the ends of rows."""
+"""Rows of whole documents and no padding: the layout for pretraining (best-fit packing, arXiv:2404.10830).
+
+A stream cut every T tokens splits many documents, and the text after a cut has lost its context. Here a document of at
+most T positions stays in one row if possible. Pieces of a few documents fill the gaps at the ends of rows.
+"""
 
 from itertools import chain
 

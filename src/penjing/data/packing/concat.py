@@ -1,6 +1,8 @@
-"""Pack documents into rows of T tokens with document ids, without padding. Packers are pure functions of (shards, row
-length, seed): any process can build row `index` of the endless stream of epochs at any time. A row has T inputs and T
-targets; a target is the token after its input."""
+"""Pack documents into rows of T tokens with document ids, without padding.
+
+Packers are pure functions of (shards, row length, seed): any process can build row `index` of the endless stream of
+epochs at any time. A row has T inputs and T targets; a target is the token after its input.
+"""
 
 import copy
 from abc import ABC, abstractmethod
@@ -33,9 +35,11 @@ class Row:
 
 
 class Rows(ABC):
-    """Rows of an endless stream; epoch = index // rows_per_epoch. order: `shuffled` draws a new order each epoch.
-    `as_given` keeps the files' order, for a curriculum, and shuffles only within blocks of 256 rows. `fixed` does not
-    shuffle."""
+    """Rows of an endless stream; epoch = index // rows_per_epoch.
+
+    order: `shuffled` draws a new order each epoch. `as_given` keeps the files' order, for a curriculum, and shuffles
+    only within blocks of 256 rows. `fixed` does not shuffle.
+    """
 
     rows_per_epoch: int
     padding_per_epoch = 0  # positions without a token, in one epoch
@@ -152,8 +156,10 @@ class FixedRows(Rows):
 
 
 class PackedRows(FixedRows):
-    """Chats: each in one row, placed where it leaves the least free space (best fit, longest first). The free positions
-    at the ends of rows are padding of weight 0. The layout is built once."""
+    """Chats: each in one row, placed where it leaves the least free space (best fit, longest first).
+
+    The free positions at the ends of rows are padding of weight 0. The layout is built once.
+    """
 
     def _build_layout(self) -> None:
         shards, seq_len = self.shards, self.seq_len
@@ -191,8 +197,10 @@ class PackedRows(FixedRows):
 
 
 def best_fit(length_D: IntArray, capacity: int) -> list[list[int]]:
-    """Best-fit decreasing bin packing: the documents of each row. Every length must be at most `capacity`. Rows are
-    looked up by their number of free positions, which has few values: O(documents x log capacity) comparisons."""
+    """Best-fit decreasing bin packing: the documents of each row. Every length must be at most `capacity`.
+
+    Rows are looked up by their number of free positions, which has few values: O(documents x log capacity) comparisons.
+    """
     assert int(length_D.max(initial=0)) <= capacity
     bins: list[list[int]] = []
     rows_by_free: dict[int, list[int]] = {}  # rows by number of free positions

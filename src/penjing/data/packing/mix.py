@@ -33,8 +33,11 @@ class MixedSource:
 
 
 class MixedRows(Rows):
-    """Rows of each source in their own endless stream, mixed by shares of tokens. An epoch has as many rows as an epoch
-    of each source together; a source with a larger share than its part of the data repeats within it."""
+    """Rows of each source in their own endless stream, mixed by shares of tokens.
+
+    An epoch has as many rows as an epoch of each source together; a source with a larger share than its part of the
+    data repeats within it.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,9 @@ class MixedRows(Rows):
         max_epochs: Sequence[float] = (),
     ) -> None:
         """shares: of the tokens. final_shares: those of the row `final_row` and all later ones; empty: no change.
-        max_epochs: of each source, after which it gives no more rows, while another with a share may; 0: no limit."""
+
+        max_epochs: of each source, after which it gives no more rows, while another with a share may; 0: no limit.
+        """
         self.sources, self.final_row = list(sources), final_row
         first = self.sources[0].rows
         self.shards, self.seq_len, self.end_of_text = first.shards, first.seq_len, first.end_of_text

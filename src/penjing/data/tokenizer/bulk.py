@@ -25,8 +25,10 @@ _ODD = (
 
 
 class BulkEncoder:
-    """Encodes the texts of one corpus as `Tokenizer.encode` does. Samples of them are encoded by `tokenizers` too. At
-    the first difference `tokenizers` encodes this text and all that follow, and a warning says so."""
+    """Encodes the texts of one corpus as `Tokenizer.encode` does. Samples of them are encoded by `tokenizers` too.
+
+    At the first difference `tokenizers` encodes this text and all that follow, and a warning says so.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

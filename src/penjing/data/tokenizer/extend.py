@@ -42,8 +42,10 @@ def learn_merges(
     max_han_per_token: int,
     sampled: Callable[[], None] = lambda: None,
 ) -> Tokenizer:
-    """With the merges, up to `vocab_size` ids, that BPE finds in the texts after all of its own. sampled: called when
-    all texts are read. Raises UserError if it is no BPE, or there is nothing to add."""
+    """With the merges, up to `vocab_size` ids, that BPE finds in the texts after all of its own.
+
+    sampled: called when all texts are read. Raises UserError if it is no BPE, or there is nothing to add.
+    """
     definition = json.loads(tokenizer.definition)
     model = definition["model"]
     if model["type"] != "BPE":
@@ -162,7 +164,9 @@ def _merged(word: list[str], pair: Pair) -> list[str]:
 
 def new_pieces(old: Tokenizer, new: Tokenizer) -> dict[int, list[int]]:
     """The ids that only `new` has, each with the ids of `old` that its text consists of; none for control tokens.
-    Raises UserError if `new` does not extend `old`: all tokens of `old` must have the same ids."""
+
+    Raises UserError if `new` does not extend `old`: all tokens of `old` must have the same ids.
+    """
     before, after = old.vocabulary, new.vocabulary
     moved = next((token for token, index in before.items() if after.get(token) != index), None)
     if moved is not None:

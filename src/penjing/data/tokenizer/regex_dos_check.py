@@ -43,9 +43,11 @@ def patterns(value: Any) -> Iterator[str]:
 
 
 def risk(pattern: str) -> str | None:
-    """Why a pattern could cause exponential backtracking, in a few words; None if it cannot. The cause is a group with
-    an unbounded repeat that can match one text in several ways, through any alternation or repeat inside. No pattern in
-    common use has one."""
+    """Why a pattern could cause exponential backtracking, in a few words; None if it cannot.
+
+    The cause is a group with an unbounded repeat that can match one text in several ways, through any alternation or
+    repeat inside. No pattern in common use has one.
+    """
     if len(pattern) > LONGEST_PATTERN:
         return f"it has more than {LONGEST_PATTERN:,} characters"
     if _BACKREFERENCE.search(pattern):

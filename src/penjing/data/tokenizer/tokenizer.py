@@ -68,9 +68,12 @@ _CHATML_TOKENS = SpecialTokens(
 
 
 class Tokenizer:
-    """Text to ids and back. `encode` never returns a control id, whatever the text; `control` returns control ids by
-    name. template: the chat template; empty if there is none. roles: None for our own tokenizers. settings: the
-    tokenizer_config.json that `save` writes; None for our own."""
+    """Text to ids and back.
+
+    `encode` never returns a control id, whatever the text; `control` returns control ids by name.
+    template: the chat template; empty if there is none. roles: None for our own tokenizers. settings: the
+    tokenizer_config.json that `save` writes; None for our own.
+    """
 
     def __init__(
         self,
@@ -113,8 +116,10 @@ class Tokenizer:
         self.control_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
     def _writes(self, token: str) -> bool:
-        """Whether the text of a control token can be encoded as text, at the start of a word and inside it. Not if it
-        is a byte token, which encodes characters without a token of their own."""
+        """Whether the text of a control token can be encoded as text, at the start of a word and inside it.
+
+        Not if it is a byte token, which encodes characters without a token of their own.
+        """
         encoded = [self.encode(token), self.encode(token * 2)]
         is_text = all(self.decode(ids) and self.added_ids.isdisjoint(ids) for ids in encoded)
         return is_text and not _BYTE_TOKEN.fullmatch(token)
@@ -174,8 +179,10 @@ class Tokenizer:
         return bool(self._flags[token]["lstrip"]), bool(self._flags[token]["rstrip"])
 
     def encode(self, text: str, *, after_control: bool = False) -> list[int]:
-        """Ids of plain text. `decode` gives the NFC form of the text back. after_control: the text follows a control
-        token; this matters if the vocabulary marks the start of a text."""
+        """Ids of plain text. `decode` gives the NFC form of the text back.
+
+        after_control: the text follows a control token; this matters if the vocabulary marks the start of a text.
+        """
         return self.encode_with_ends(text, after_control=after_control)[0]
 
     def encode_with_ends(self, text: str, *, after_control: bool = False) -> tuple[list[int], list[tuple[int, int]]]:
@@ -225,9 +232,11 @@ class Tokenizer:
         return bytes_by_id
 
     def with_chatml(self, *, visible: bool = True) -> "Tokenizer":
-        """A copy with our chat template and the control tokens that it needs, for base models without a template. New
-        tokens get the ids after the last one: the model needs rows for them (model/resize_embeddings.py). visible: also
-        add the tokens for thoughts and tool calls, which are plain text otherwise."""
+        """A copy with our chat template and the control tokens that it needs, for base models without a template.
+
+        New tokens get the ids after the last one: the model needs rows for them (model/resize_embeddings.py). visible:
+        also add the tokens for thoughts and tool calls, which are plain text otherwise.
+        """
         full = tokenizers.Tokenizer.from_str(self.definition)
         for names, special in ((self.missing_chatml, True), (VISIBLE_TOKENS if visible else (), False)):
             missing = [name for name in names if name not in self._control]
@@ -270,8 +279,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
-        """Read a tokenizer folder, ours or that of any Hugging Face model. Raises UserError if a file is missing or
-        broken, or if no token that ends a text can be inferred."""
+        """Read a tokenizer folder, ours or that of any Hugging Face model.
+
+        Raises UserError if a file is missing or broken, or if no token that ends a text can be inferred.
+        """
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -374,7 +385,9 @@ def infer_special_tokens(
     full: tokenizers.Tokenizer, folder: Path, template: str, settings: Mapping[str, Any]
 ) -> SpecialTokens:
     """Infer the tokens that start and end texts and turns from the folder's files and the output of its template.
-    Raises UserError if no token ends a text."""
+
+    Raises UserError if no token ends a text.
+    """
     token_map = read_object(folder / "special_tokens_map.json")
     names = {
         name: token for name in NAMES if (token := token_text(settings.get(name)) or token_text(token_map.get(name)))
@@ -418,8 +431,10 @@ def infer_special_tokens(
 
 
 def _generation_end_tokens(full: tokenizers.Tokenizer, folder: Path) -> list[str]:
-    """The tokens that end generation, from generation_config.json or config.json. Only added tokens: configs of other
-    models keep a library's default id, which may be any word here."""
+    """The tokens that end generation, from generation_config.json or config.json.
+
+    Only added tokens: configs of other models keep a library's default id, which may be any word here.
+    """
     added = full.get_added_tokens_decoder()
     for name in ("generation_config.json", "config.json"):
         value = read_object(folder / name).get("eos_token_id")

@@ -156,9 +156,11 @@ class DecoderWeights:
 
 
 class Decoder:
-    """A packed decoder with a key/value cache for `num_slots` sequences of up to `max_tokens` tokens. precision: of the
-    packed weights, float32, bfloat16 or int8; cache_dtype: of keys and values. threads: the most of a pass; initially
-    torch's number. Embedding and gains share the tensors' memory where their layout allows it."""
+    """A packed decoder with a key/value cache for `num_slots` sequences of up to `max_tokens` tokens.
+
+    precision: of the packed weights, float32, bfloat16 or int8; cache_dtype: of keys and values. threads: the most
+    of a pass; initially torch's number. Embedding and gains share the tensors' memory where their layout allows it.
+    """
 
     def __init__(
         self,
@@ -230,9 +232,11 @@ class Decoder:
         logit_row_R: np.ndarray,
         adapter_N: np.ndarray | None = None,
     ) -> Tensor:
-        """logits_RV in float32 of the rows `logit_row_R`; writes every row's key and value to its slot. Rows of one
-        slot must be adjacent, with ascending positions; earlier positions must be in the cache. adapter_N: number in
-        `Matrix.adapters`, -1 for none. Raises IndexError for a number out of range."""
+        """logits_RV in float32 of the rows `logit_row_R`; writes every row's key and value to its slot.
+
+        Rows of one slot must be adjacent, with ascending positions; earlier positions must be in the cache. adapter_N:
+        number in `Matrix.adapters`, -1 for none. Raises IndexError for a number out of range.
+        """
         arrays = [np.ascontiguousarray(array, dtype=np.int32) for array in (slot_N, position_N, id_N, logit_row_R)]
         adapters = None if adapter_N is None else np.ascontiguousarray(adapter_N, dtype=np.int32)
         outputs = self._decoder.head.outputs

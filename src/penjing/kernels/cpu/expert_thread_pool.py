@@ -1,6 +1,8 @@
-"""Runs independent items of work on a CPU: a thread per core, each with one torch thread. Many small operations in a
-row are slow on many threads: each operation waits for its slowest thread, and on a busy machine each waits long.
-Independent items wait once, at the end."""
+"""Runs independent items of work on a CPU: a thread per core, each with one torch thread.
+
+Many small operations in a row are slow on many threads: each operation waits for its slowest thread, and on a busy
+machine each waits long. Independent items wait once, at the end.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -36,9 +38,11 @@ def _pool(num_threads: int) -> ThreadPoolExecutor:
 
 def run_in_threads(work: Callable[[Iterator[Item]], None], items: Sequence[Item]) -> None:
     """Call `work` in as many threads as torch has, with one iterator that gives each item to one of them.
+
     The assignment of items to threads varies, so an item's result must not depend on its thread. No gradients are
     recorded. With one torch thread or few items, this is `work(iter(items))`: with a few large items some threads would
-    idle at the end. The same for fake tensors, as other threads are not in fake mode."""
+    idle at the end. The same for fake tensors, as other threads are not in fake mode.
+    """
     iterator = iter(items)
     num_threads = torch.get_num_threads()
     if num_threads == 1 or len(items) < MIN_ITEMS * num_threads or arena.is_disabled():

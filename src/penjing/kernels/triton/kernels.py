@@ -1,5 +1,7 @@
-"""Triton's side of kernels/triton/ops.py: attention over packed documents, and the softmax of the output head. Imported
-only where they are called. On a CPU `TRITON_INTERPRET=1`, set before the first import, runs them for tests."""
+"""Triton's side of kernels/triton/ops.py: attention over packed documents, and the softmax of the output head.
+
+Imported only where they are called. On a CPU `TRITON_INTERPRET=1`, set before the first import, runs them for tests.
+"""
 
 import triton
 import triton.language as tl

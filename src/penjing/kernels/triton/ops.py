@@ -193,9 +193,11 @@ def fused_qk_norm_rope_attention(
     num_attention_heads: int,
     num_groups: int,
 ) -> Tensor:
-    """out_BTHK of the heads of queries, keys and values that stand one after another in each position's row. gains: of
-    RMSNorm over each query and key head, with `epsilon`; None: they are not normalised. rotary: cosines and sines as
-    `rotary_table` makes them. All but the matmuls' inputs in float32."""
+    """out_BTHK of the heads of queries, keys and values that stand one after another in each position's row.
+
+    gains: of RMSNorm over each query and key head, with `epsilon`; None: they are not normalised. rotary: cosines and
+    sines as `rotary_table` makes them. All but the matmuls' inputs in float32.
+    """
     tables = [each.flatten(1) for each in rotary]
     found = _fused_attention(
         packed_BTJ, list(gains or ()), tables, list(ranges), epsilon, num_attention_heads, num_groups

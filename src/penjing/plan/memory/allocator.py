@@ -51,8 +51,10 @@ class MemoryBlock:
 
 
 class CachingAllocator:
-    """Bytes in blocks (`allocated`) and in segments (`reserved`), with their peaks. capacity: bytes available for
-    segments; 0 = no limit."""
+    """Bytes in blocks (`allocated`) and in segments (`reserved`), with their peaks.
+
+    capacity: bytes available for segments; 0 = no limit.
+    """
 
     def __init__(self, capacity: int = 0) -> None:
         self.capacity = capacity

@@ -25,9 +25,11 @@ def safe_bytes(available_bytes: int) -> int:
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """A device's memory properties.
+
     context_bytes: used by driver and runtime, outside PyTorch's count, from the first operation on. 0.47 GiB was
     measured with lazily loaded modules on an A100 with torch 2.1 (S. Bekman, "Machine Learning Engineering"); for
-    every other card it is an estimate unless a profile measured it. On a CPU: the process without its tensors."""
+    every other card it is an estimate unless a profile measured it. On a CPU: the process without its tensors.
+    """
 
     kind: str = DEVICE_TYPE  # type of the device, as torch calls it
     name: str = "A100"

@@ -161,9 +161,11 @@ class FakeDeviceMode(TorchFunctionMode):
 
 def attention_kernel(target: Target, query: Tensor, key: Tensor, mask: Tensor | None) -> str:
     """The CUDA kernel that torch selects for an attention: flash, cudnn, efficient or math.
+
     These are the checks in `sdp_utils.cpp` that apply to our shapes. flash needs half precision, sm_80 and no mask.
     cuDNN comes first on sm_90 and sm_10x and accepts masks. efficient needs as many key heads as query heads (newer
-    releases lift that) and accepts masks and float32. Otherwise math materialises all attention maps."""
+    releases lift that) and accepts masks and float32. Otherwise math materialises all attention maps.
+    """
     half = query.dtype in (torch.float16, torch.bfloat16)
     major, width = target.capability[0], query.shape[-1]
     if major in (9, 10) and half and width <= 128 and width % 8 == 0:
@@ -188,8 +190,10 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`scaled_dot_product_attention`, by calling the operation of the target's kernel. CPUs have a flash kernel too,
-    which accepts masks and grouped heads but no dropout."""
+    """`scaled_dot_product_attention`, by calling the operation of the target's kernel.
+
+    CPUs have a flash kernel too, which accepts masks and grouped heads but no dropout.
+    """
     aten = torch.ops.aten
     if target.device.is_host:
         kernel = "math" if dropout_p else "host flash"

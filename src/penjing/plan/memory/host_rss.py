@@ -21,8 +21,11 @@ def process_plan(
     event: int | None = None,
     notes: tuple[str, ...] = (),
 ) -> MemoryPlan:
-    """The plan of a step traced for a CPU. process_bytes: the process without tensors. saved_bytes: the copy from which
-    an asynchronous checkpoint is written while training continues. event: the event to report instead of the peak."""
+    """The plan of a step traced for a CPU.
+
+    process_bytes: the process without tensors. saved_bytes: the copy from which an asynchronous checkpoint is written
+    while training continues. event: the event to report instead of the peak.
+    """
     plan = plan_from(trace, replace(target, memory_bytes=0, context_bytes=process_bytes), event=event, notes=notes)
     heap = int(HEAP_SHARE * plan.peak_allocated_bytes) + HEAP_BYTES
     total = plan.total_bytes + saved_bytes + heap
@@ -32,9 +35,11 @@ def process_plan(
 
 
 def extrapolate_peak(few: Trace, more: Trace, rows: tuple[int, int], target_rows: int) -> tuple[int, int]:
-    """The events, in the traces of `rows`, where the peak for `target_rows` will be. Memory at each point of the step
-    is linear in the rows; the highest line at `target_rows` counts. With few rows the peak may be in the optimizer,
-    with many in the model."""
+    """The events, in the traces of `rows`, where the peak for `target_rows` will be.
+
+    Memory at each point of the step is linear in the rows; the highest line at `target_rows` counts. With few rows the
+    peak may be in the optimizer, with many in the model.
+    """
     low, high = rows
     first, second = peak_events(few), peak_events(more)
     few_bytes, more_bytes = few.live_bytes(), more.live_bytes()

@@ -1,5 +1,7 @@
-"""Temporary memory of CUDA kernels, which torch's meta functions do not show. Sources: pytorch's
-`flash_attn/flash_api.cpp` (mha_bwd), `attention_backward.cu`, `Embedding.cu`, `CUDABlas.cpp`."""
+"""Temporary memory of CUDA kernels, which torch's meta functions do not show.
+
+Sources: pytorch's `flash_attn/flash_api.cpp` (mha_bwd), `attention_backward.cu`, `Embedding.cu`, `CUDABlas.cpp`.
+"""
 
 from collections.abc import Iterator
 from typing import Any

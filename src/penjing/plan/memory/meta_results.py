@@ -1,5 +1,7 @@
-"""Results of operations on meta tensors, remembered: most operations of a step repeat those of the first block. torch
-computes the layout of a result in Python, which takes longer than all else in a trace."""
+"""Results of operations on meta tensors, remembered: most operations of a step repeat those of the first block.
+
+torch computes the layout of a result in Python, which takes longer than all else in a trace.
+"""
 
 from functools import cache
 from typing import Any
@@ -13,8 +15,10 @@ _layouts: dict[Any, list[tuple[Any, ...]]] = {}  # (shape, stride, dtype) of eac
 
 
 def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`func(*args, **kwargs)` below autograd; the result is made from its layout if that is known. Remembered are only
-    operations of which every result is a new tensor: nothing is written, nothing is a view."""
+    """`func(*args, **kwargs)` below autograd; the result is made from its layout if that is known.
+
+    Remembered are only operations of which every result is a new tensor: nothing is written, nothing is a view.
+    """
     if not _makes_new_tensors(func):
         return func(*args, **kwargs)
     try:

@@ -45,8 +45,10 @@ class Replay:
 
 
 def replay(trace: Trace, target: Target, *, capacity: int = 0) -> Replay:
-    """Run a trace's events through the target's allocator. capacity: bytes for segments, 0 = no limit. On a CPU nothing
-    is rounded or cached."""
+    """Run a trace's events through the target's allocator.
+
+    capacity: bytes for segments, 0 = no limit. On a CPU nothing is rounded or cached.
+    """
     if target.device.is_host:
         curve = trace.live_bytes()
         peak = max(curve, default=0)
@@ -70,8 +72,11 @@ def replay(trace: Trace, target: Target, *, capacity: int = 0) -> Replay:
 def plan_from(
     trace: Trace, target: Target, *, communication_bytes: int = 0, event: int | None = None, notes: tuple[str, ...] = ()
 ) -> MemoryPlan:
-    """The plan of a traced step. communication_bytes: buffers of a communication library, outside PyTorch's count.
-    event: CPU only; the event to report instead of the peak."""
+    """The plan of a traced step.
+
+    communication_bytes: buffers of a communication library, outside PyTorch's count. event: CPU only; the event to
+    report instead of the peak.
+    """
     replayed = replay(trace, target)
     if event is not None:
         live = trace.live_bytes()[event]

@@ -1,6 +1,8 @@
-"""Memory per rank when several devices share a step. What a strategy holds besides the model is traced: DDP's buckets,
-the whole weights and gradients of a block that FSDP2 gathers and reduces, ZeRO's flat copies and buckets. What a rank
-holds a part of is traced whole, and divided later."""
+"""Memory per rank when several devices share a step.
+
+What a strategy holds besides the model is traced: DDP's buckets, the whole weights and gradients of a block that FSDP2
+gathers and reduces, ZeRO's flat copies and buckets. What a rank holds a part of is traced whole, and divided later.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +24,9 @@ COMMUNICATION_NOTE = "communication buffers are an estimate: 1.45 GiB, as NCCL t
 
 class GradientBuckets:
     """DDP's gradient buckets: full copies of all gradients in the order of the backward pass, last layers first.
-    Gradients become views of the buckets when they are reduced (`gradient_as_bucket_view`)."""
+
+    Gradients become views of the buckets when they are reduced (`gradient_as_bucket_view`).
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.requires_sync = True
@@ -53,9 +57,11 @@ class GradientBuckets:
 
 class GatheredUnits:
     """FSDP2's blocks: each is gathered before its forward and its backward pass, and the next one beside it.
+
     The root (embedding, head, last norm) stays gathered from its first use to the end of the backward pass. A unit's
     gradients are whole until all of them are there, and then reduced.
-    keeps_whole: until the last backward pass of a step, the only one that frees and reduces them."""
+    keeps_whole: until the last backward pass of a step, the only one that frees and reduces them.
+    """
 
     def __init__(self, model: nn.Module, tracer: Tracer, *, keeps_whole: bool) -> None:
         self._tracer, self._keeps_whole, self.frees = tracer, keeps_whole, True

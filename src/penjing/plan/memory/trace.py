@@ -44,8 +44,10 @@ _PACKAGE = Path(__file__).parents[2]
 
 @dataclass(slots=True)
 class Storage:
-    """One storage: its size, origin and component. num_bytes: WORKSPACE stands for a cuBLAS workspace; the replay fills
-    in its size."""
+    """One storage: its size, origin and component.
+
+    num_bytes: WORKSPACE stands for a cuBLAS workspace; the replay fills in its size.
+    """
 
     num_bytes: int
     operation: str
@@ -72,8 +74,10 @@ class Trace:
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records every storage on `device` while active; `phase` and `tag` assign their purpose. vocabulary: V of the
-    model. Tensors V wide, and those made in `loss_files`, count as logits and loss."""
+    """Records every storage on `device` while active; `phase` and `tag` assign their purpose.
+
+    vocabulary: V of the model. Tensors V wide, and those made in `loss_files`, count as logits and loss.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,8 @@
-"""The score that a reward model gives the conversation with its answer, without thoughts. Either a run of
-`penjing train reward`, or a Hugging Face directory or hub name of a sequence classifier with one output, whose own
-tokenizer and chat template are used."""
+"""The score that a reward model gives the conversation with its answer, without thoughts.
+
+Either a run of `penjing train reward`, or a Hugging Face directory or hub name of a sequence classifier with one
+output, whose own tokenizer and chat template are used.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -71,9 +71,11 @@ class TracedPasses:
 
     def largest(self) -> int:
         """About how many rows fit in one pass; 0 if no traced number does.
+
         Memory is the maximum of several linear functions of the rows: the optimizer's peak is constant, that of
         activations grows. So it is convex: between two traced points it is at most the chord, beyond them it may be far
-        above it. The point where the extrapolated line meets the limit is therefore traced too."""
+        above it. The point where the extrapolated line meets the limit is therefore traced too.
+        """
         fitting = max((rows for rows in self._plans if self.fits(rows)), default=0)
         if not fitting:
             return 0
@@ -161,9 +163,11 @@ def automatic_strategy(run: Run, target: Target, ranks: int, nodes: int = 1) -> 
 
 
 def fit_memory(run: Run, strategy: Strategy) -> tuple[int, str]:
-    """On a CPU, the micro-batch that the run's plan has, and why; 0 if it is that of the settings. A GPU raises an
-    error when its memory is full, after which passes become smaller; on a CPU the system ends the process. Raises
-    UserError if the run does not fit."""
+    """On a CPU, the micro-batch that the run's plan has, and why; 0 if it is that of the settings.
+
+    A GPU raises an error when its memory is full, after which passes become smaller; on a CPU the system ends the
+    process. Raises UserError if the run does not fit.
+    """
     if not devices.of(strategy.device).is_host:
         return 0, ""
     target, nodes = room(strategy)

@@ -1,6 +1,8 @@
-"""Predicts the memory of a run's step by running the real step on the meta device. The model, the objective, the
-optimizers and the step (`loop.py`) are the run's. The batches have the largest shape (`Stage.example_batch`), and the
-device is fake (`penjing/plan/memory/fake_device_mode.py`)."""
+"""Predicts the memory of a run's step by running the real step on the meta device.
+
+The model, the objective, the optimizers and the step (`loop.py`) are the run's. The batches have the largest shape
+(`Stage.example_batch`), and the device is fake (`penjing/plan/memory/fake_device_mode.py`).
+"""
 
 import subprocess
 import sys
@@ -80,9 +82,11 @@ def predict_memory(
     process_bytes: int | None = None,
 ) -> MemoryPlan:
     """The memory of the run's step on `target`, per rank. Needs no device, no data and no weights.
+
     micro_size: rows of one forward pass; None = from the run's settings.
     process_bytes: on a CPU, memory of the process without tensors; None = measured in a separate process.
-    Raises UserError for a run that cannot be traced, or if the rows do not divide evenly."""
+    Raises UserError for a run that cannot be traced, or if the rows do not divide evenly.
+    """
     rows = micro_size or batch_geometry(run, layout.ranks, torch.device(target.kind)).micro_size
     shape = TraceShape(
         micro_size=rows, accumulate=min(2, max(1, run.batch.size // (rows * layout.ranks))), layout=layout

@@ -46,9 +46,11 @@ class DatasetSize:
 
 class Stage(ABC, Generic[S]):
     """Data, source, objective and validation of one kind of training.
+
     A run calls, in this order: the constructor, which is cheap; `prepare_data`, `conversations` and `prepare_rows`, or
     `assume_data` on the meta device; `trainable`; `setup`; then the other methods. Properties that follow from the
-    settings alone are in `penjing.objective.base.ObjectiveSettings`."""
+    settings alone are in `penjing.objective.base.ObjectiveSettings`.
+    """
 
     runs_ahead = True  # whether batches may be prefetched; False if they depend on the current weights
     tokenizer: Tokenizer  # set by prepare_data

@@ -81,7 +81,10 @@ class DistillStage(TeacherStage):
 
     def _make_store(self, rows: FixedRows, folder: Path, key: CacheKey) -> None:
         """Run the teacher on every row once and store its predictions; each rank takes its share. Progress is stored,
-        so that an interruption loses little. rows: in a fixed order."""
+        so that an interruption loses little.
+
+        rows: in a fixed order.
+        """
         strategy, micro_size, teacher, slots = self.strategy, self.micro_size, self.teacher, PositionSlots(rows.shards)
         assert teacher is not None
         writer = TeacherLogitsWriter(folder, key, slots.count)

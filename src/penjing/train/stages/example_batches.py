@@ -1,5 +1,8 @@
-"""Batches without values, of the largest possible shape, for tracing. A plan may not have the data that determine a
-batch's size. So every position holds a token and every token is a target, the largest possible number."""
+"""Batches without values, of the largest possible shape, for tracing.
+
+A plan may not have the data that determine a batch's size. So every position holds a token and every token is a target,
+the largest possible number.
+"""
 
 from collections.abc import Sequence
 from functools import partial

@@ -26,8 +26,10 @@ def held_out_means(
     strategy: Strategy,
     names: Sequence[str] | None = None,
 ) -> dict[str, float]:
-    """Means of an objective's parts over the batches of all ranks, named `val_...`. batches: each on one rank only.
-    names: of the parts; None: all."""
+    """Means of an objective's parts over the batches of all ranks, named `val_...`.
+
+    batches: each on one rank only. names: of the parts; None: all.
+    """
     sums: dict[str, float] = {}
     units = 0.0
     with torch.no_grad():

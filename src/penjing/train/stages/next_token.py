@@ -170,8 +170,10 @@ def source_labels(names: Sequence[str]) -> list[str]:
 
 
 def make_rows(run: Run, shards: TokenShards, tokenizer: Tokenizer, *, validation: bool = False) -> Rows:
-    """Pack shards by the run's settings, with `data.weights` each source by itself. Held-out rows have a fixed order.
-    They are mixed alike, or evenly if data.validation names several sources."""
+    """Pack shards by the run's settings, with `data.weights` each source by itself.
+
+    Held-out rows have a fixed order. They are mixed alike, or evenly if data.validation names several sources.
+    """
     data = run.data
     if shards.kind != data.format:
         raise UserError("token shards of another kind", where="data.train", got=shards.kind, wanted=data.format)

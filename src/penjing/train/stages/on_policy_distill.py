@@ -43,7 +43,9 @@ def encode_prompts(
     run: Run, settings: Distill, tokenizer: Tokenizer, bad_records: BadRecords
 ) -> tuple[list[StudentPrompt], list[StudentPrompt], int]:
     """(training prompts, held-out prompts, number too long). A conversation is cut before its last answer that fits.
-    bad_records: receives conversations that are broken, or that the template refuses."""
+
+    bad_records: receives conversations that are broken, or that the template refuses.
+    """
     answered = run.data.format == "chats"
     corpus = Corpus(run.data)
     fitting: list[tuple[StudentPrompt, float]] = []
@@ -100,8 +102,10 @@ def _prompts(chat: Chat, tokenizer: Tokenizer, *, answered: bool) -> Iterator[St
 
 
 class OnPolicyStage(TeacherStage):
-    """Prompts that the student answers with its current weights, and that the teacher scores token by token. Samples
-    depend only on the run's seed and the prompt's index in the order, for any number of ranks."""
+    """Prompts that the student answers with its current weights, and that the teacher scores token by token.
+
+    Samples depend only on the run's seed and the prompt's index in the order, for any number of ranks.
+    """
 
     runs_ahead = False
 

@@ -29,9 +29,11 @@ def on_rank_0(strategy: Strategy, make: Callable[[], T]) -> T:
 
 
 def run_tokenizer(run: Run, report: Report) -> Tokenizer:
-    """The run's tokenizer: its existing one, the named one, that of `init_from`, or a new one trained on the text. If
-    the run has no checkpoint yet, a named tokenizer or that of `init_from` replaces an existing one, which may be that
-    of an earlier attempt with other settings."""
+    """The run's tokenizer: its existing one, the named one, that of `init_from`, or a new one trained on the text.
+
+    If the run has no checkpoint yet, a named tokenizer or that of `init_from` replaces an existing one, which may be
+    that of an earlier attempt with other settings.
+    """
     folder = RunDir(Path(run.out))
     existing = Tokenizer.load(folder.tokenizer) if (folder.tokenizer / "tokenizer.json").is_file() else None
     if existing is not None and steps(folder.checkpoints):
@@ -76,9 +78,12 @@ def tokenized(
     report: Report,
     **options: Any,
 ) -> tuple[Path, list[str]]:
-    """The folder with the tokens of both splits, and notes for the user. It is that of data.train if this holds tokens;
-    else `folder`, which is made unless it was made from the same data. meta_file: names the tokens in a split's folder.
-    prepare: such as `prepare_documents`, which gets `options`. `folder/done.json` is written last."""
+    """The folder with the tokens of both splits, and notes for the user.
+
+    It is that of data.train if this holds tokens; else `folder`, which is made unless it was made from the same data.
+    meta_file: names the tokens in a split's folder. prepare: such as `prepare_documents`, which gets `options`.
+    `folder/done.json` is written last.
+    """
     corpus = Corpus(run.data, ProgressLines(report, "tokenizing"))
     if ready := corpus.ready_tokens(meta_file):
         return ready, []

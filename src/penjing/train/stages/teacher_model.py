@@ -28,8 +28,10 @@ class TeacherStage(Stage[Distill]):
     teacher_sha256 = ""  # of its weights on disk; set by read_teacher
 
     def read_teacher(self) -> LoadedModel:
-        """The teacher on the CPU with merged adapters; a student without a tokenizer gets the teacher's. Raises
-        UserError if there is no teacher, or the student's rows are too long for it."""
+        """The teacher on the CPU with merged adapters; a student without a tokenizer gets the teacher's.
+
+        Raises UserError if there is no teacher, or the student's rows are too long for it.
+        """
         if not self.settings.teacher:
             wanted = "a run, a Hugging Face directory or a hub name"
             raise UserError("no teacher", where="objective.teacher", wanted=wanted)
@@ -55,8 +57,10 @@ class TeacherStage(Stage[Distill]):
         tokenizer.save(folder)
 
     def set_teacher(self, teacher: LoadedModel) -> None:
-        """Record the teacher's identity, and move it to the run's device. Raises UserError if student and teacher have
-        different vocabularies."""
+        """Record the teacher's identity, and move it to the run's device.
+
+        Raises UserError if student and teacher have different vocabularies.
+        """
         if self.tokenizer.vocabulary_hash != teacher.tokenizer.vocabulary_hash:
             name = self.settings.teacher
             raise UserError(

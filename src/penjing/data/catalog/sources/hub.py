@@ -1,6 +1,8 @@
 """Data sets of the Hugging Face hub, through `huggingface_hub`: resumable downloads, checked against a SHA-256.
-`huggingface_hub` is the optional extra `hub`. It reads HF_ENDPOINT (a mirror), HF_TOKEN and proxy settings. Files are
-not converted: our readers accept `.txt`, `.jsonl`, `.json` and `.parquet`."""
+
+`huggingface_hub` is the optional extra `hub`. It reads HF_ENDPOINT (a mirror), HF_TOKEN and proxy settings. Files
+are not converted: our readers accept `.txt`, `.jsonl`, `.json` and `.parquet`.
+"""
 
 import shutil
 from dataclasses import dataclass

@@ -137,9 +137,11 @@ def sanguo(wheel: zipfile.ZipFile, dropped: Counter[str]) -> Iterator[dict[str, 
 
 
 def chitchat(wheel: zipfile.ZipFile, dropped: Counter[str]) -> Iterator[dict[str, Any]]:
-    """chitchat-dataset: {id: {"messages": [[{"text", "sender"}]]}}. Consecutive messages of one sender become the lines
-    of one turn; the first sender is the user; an unanswered last turn is dropped. More than half of the conversations
-    are empty or very short."""
+    """chitchat-dataset: {id: {"messages": [[{"text", "sender"}]]}}.
+
+    Consecutive messages of one sender become the lines of one turn; the first sender is the user; an unanswered last
+    turn is dropped. More than half of the conversations are empty or very short.
+    """
     for conversation in json.loads(wheel.read("chitchat_dataset/dataset.json")).values():
         turns = _merged(conversation["messages"])
         if len({sender for sender, _ in turns}) > 2:
