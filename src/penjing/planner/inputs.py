@@ -206,9 +206,13 @@ class TokenBudget:
 def amount_of(run: Run, options: PlanOptions, shape: Shape) -> TokenBudget:
     """Steps and tokens: from the command line, else from the settings, else compute-optimal."""
     tokens_per_step = lengths_of(run).tokens * run.batch.size
-    unique, source = cost.read_count(options.unique, "--unique") if options.unique else 0, "--unique"
-    if not unique and run.data.format == "documents" and run.data.train:
-        unique, source = _tokens_in(run.data), "data.train, read here"
+    unique, source, unknown = 0, "", "no data given"
+    if options.unique:
+        unique, source = cost.read_count(options.unique, "--unique"), "--unique"
+    elif run.data.train and run.data.format == "documents":
+        unique, source = _tokens_in(run.data), "data.train (estimate)"
+    elif run.data.train:
+        unknown = "of data.train only texts are counted"
     if options.tokens and options.tokens != "auto":
         total, reason = cost.read_count(options.tokens, "--tokens"), "--tokens"
     elif run.max_steps:
@@ -217,22 +221,24 @@ def amount_of(run: Run, options: PlanOptions, shape: Shape) -> TokenBudget:
         total, reason = round(run.epochs * unique), f"{run.epochs:g} epochs of {source}"
     elif run.data.format == "documents":
         advice = tokens.advise(shape.parameters, shape.matrices)
-        total, reason = round(advice.tokens), "no data given: compute-optimal for this size"
+        total, reason = round(advice.tokens), f"{unknown}: compute-optimal for this size"
     else:
-        total, reason = round(DEFAULT_STEPS * tokens_per_step), f"no data given: {DEFAULT_STEPS} steps assumed"
+        total, reason = round(DEFAULT_STEPS * tokens_per_step), f"{unknown}: {DEFAULT_STEPS} steps assumed"
     return TokenBudget(steps=max(1, math.ceil(total / tokens_per_step)), tokens=total, unique=unique, reason=reason)
 
 
 @lru_cache(maxsize=8)
 def _tokens_in(settings: DataSettings) -> int:
-    """Tokens of the texts to learn from, estimated from their beginning. Raises UserError for a missing file."""
+    """Tokens of the texts to learn from, estimated from their beginning. Raises UserError for a missing file, and for
+    more broken records than data.max_bad_fraction."""
     part, num_bytes, stats = 1.0, 0, STATS["documents"]()
 
     def show(fraction: float, so_far: int) -> None:
         nonlocal part, num_bytes
         part, num_bytes = fraction or part, so_far
 
-    stats.count(takewhile(lambda _: num_bytes < READ_BYTES, Corpus(settings, show).records()))
+    corpus = Corpus(settings, show)
+    stats.count(takewhile(lambda _: num_bytes < READ_BYTES, corpus.records(corpus.counts())))
     return round(stats.estimated_tokens / (part if num_bytes >= READ_BYTES else 1.0))
 
 

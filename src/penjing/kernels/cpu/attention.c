@@ -239,8 +239,9 @@ INLINE void finish_row(const float *mixed, void *out, float share, long size, in
 
 /* mixed = softmax(scale q k^T) v, and norm[n, h, t], the logsumexp of each query's scores. end: of trees, one past the
    last query that attends to each key; or NULL. Returns 1 if out of memory. */
-int penjing_attention(const void *q, const void *k, const void *v, const int32_t *first, const int32_t *end, void *mixed,
-                      float *norm, long rows, long tiles, long heads, long groups, long size, float scale, int type, int threads) {
+int penjing_attention(const void *q, const void *k, const void *v, const int32_t *first, const int32_t *end,
+                      void *mixed, float *norm, long rows, long tiles, long heads, long groups, long size, float scale,
+                      int type, int threads) {
     long repeats = heads / groups, tile = TILE * size;
     long need = 2 * bytes(tile, type) + bytes(TILE * TILE, type) + 4 * TILE * TILE + repeats * (tile * 4 + TILE * 8);
     int failed = 0;

@@ -349,7 +349,7 @@ INLINE double exponential_double(double x) {
     x = x < -700.0 ? -700.0 : x;
     double shifted = x * 1.4426950408889634 + 6755399441055744.0; /* 1.5 x 2^52 */
     double n = shifted - 6755399441055744.0, power, sum = 1.0 / 6227020800;
-    double r = (x - n * 0.69314718036912382) - n * 1.9082149292705877e-10; /* the first product is exact */
+    double r = (x - n * 0.69314718036912382) - n * 1.9082149292705877e-10; /* n * the first constant is without rounding */
     for (int i = 0; i < 13; i++) sum = sum * r + series[i];
     int64_t whole;
     memcpy(&whole, &shifted, 8);
