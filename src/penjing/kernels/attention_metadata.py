@@ -107,9 +107,12 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionInputs:
-    """What decides on the backend of attention. position_BT, document_BT, branch_BT: of each token (see `branch_mask`).
-    subtree_end_BT: of rows without documents (see `tree_mask`). heads: number of key heads, and the dimensions of each.
-    dtype: of queries and keys. cu_seqlens_S: see loader/batch.py. cache_tokens: length of the cache; 0: none."""
+    """What decides on the backend of attention.
+
+    position_BT, document_BT, branch_BT: of each token (see `branch_mask`). subtree_end_BT: of rows without documents
+    (see `tree_mask`). heads: number of key heads, and the dimensions of each. dtype: of queries and keys.
+    cu_seqlens_S: see loader/batch.py. cache_tokens: length of the key/value cache; 0: none.
+    """
 
     position_BT: Tensor
     document_BT: Tensor | None = None
