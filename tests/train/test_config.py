@@ -80,13 +80,6 @@ def test_nothing_to_do_is_said():
     assert resolve("epochs=0", "max_steps=3").max_steps == 3
 
 
-def test_a_loss_that_hangs_under_a_strategy_is_refused():
-    words = ("objective=preference", "parallel.strategy=zero3", "optimizer.name=adamw")
-    assert resolve(*words).parallel.strategy == "zero3"
-    with raises_user_error(where="parallel.strategy", got="zero3"):
-        resolve(*words, "objective.loss=kto")
-
-
 @pytest.mark.parametrize("objective", ["policy", "preference"])
 def test_where_two_passes_are_compared_nothing_is_left_out_of_one(objective):
     words = ("lora.rank=4", f"objective={objective}")

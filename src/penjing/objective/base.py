@@ -84,11 +84,6 @@ class ObjectiveSettings(Settings):
         return False
 
     @property
-    def runs_under_zero3(self) -> bool:
-        """Whether DeepSpeed's ZeRO-3 makes a step of it."""
-        return True
-
-    @property
     def takes_noise(self) -> bool:
         """Whether its passes take the noise of `regularization.*`, which is drawn for packed rows."""
         return False

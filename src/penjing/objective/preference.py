@@ -105,10 +105,6 @@ class Preference(ObjectiveSettings):
         return self.needs_reference
 
     @property
-    def runs_under_zero3(self) -> bool:
-        return self.loss != "kto"  # it hangs before the first step; why is not known
-
-    @property
     def needs_start_weights(self) -> bool:
         return self.needs_reference
 

@@ -136,12 +136,15 @@ class Zero3(_Zero):
         if self._gathered:
             yield
             return
+        coordinator = self._adamw.zero.parameter_offload.get_param_coordinator()
+        coordinator.reset_step = lambda: None  # before a pass it compares the passes of all ranks, which differ here
         self._gathered = True
         try:
             with self._deepspeed.runtime.zero.stage3.unwrap_model_for_generation(self._engine):
                 yield
         finally:
             self._gathered = False
+            del coordinator.reset_step
 
     @contextmanager
     def loading(self) -> Iterator[None]:

@@ -224,8 +224,6 @@ class Run(Settings):
             what = f"parallel.strategy={parallel.strategy} gives the optimizer a flat vector of float32, no matrices"
             wanted = "adamw with float32, or parallel.strategy=fsdp2, which takes both in the same memory"
             raise self.error("optimizer.name", what, got=got, wanted=wanted)
-        if parallel.strategy == "zero3" and not self.objective.runs_under_zero3:
-            raise parallel.error("strategy", "does not work with this loss", got="zero3", wanted="fsdp2, or zero2")
         if self.eval.patience and not self.objective.best_metric:
             what = "the held-out loss of this objective is no measure of its quality"
             raise self.error("eval.patience", what, got=f"objective.name={self.objective.name}", wanted="0")
