@@ -105,7 +105,7 @@ def test_nothing_is_traced_where_it_does_not_matter(machine, free, device):
 def test_the_rough_formula_decides_by_four_times_its_bytes(machine, monkeypatch):
     traced = machine(8, lambda rows: 1)
     for bytes_, times in ((2 * GIB - 1, 0), (2 * GIB, 1)):
-        monkeypatch.setattr(fit, "rough_memory_bytes", lambda work, state, bytes_=bytes_: bytes_)
+        monkeypatch.setattr(fit, "rough_memory", lambda work, bytes_=bytes_, **_: {"weights": bytes_})
         fit.fit_memory(run_of(48), Single(torch.device("cpu")))
         assert len(traced) == times
 

@@ -9,12 +9,12 @@ Z_95 = 1.959964  # two-sided 95 % quantile of the normal distribution
 BEFORE, AFTER = "before", "after"
 
 
-def wilson(correct: float, total: int, z: float = Z_95) -> tuple[float, float]:
-    """The Wilson score interval of a fraction (Wilson 1927); [0, 1] without questions. centre = (p + z^2/2n) / (1 +
+def wilson(correct: float, total: int) -> tuple[float, float]:
+    """The 95 % Wilson score interval of a fraction (Wilson 1927); [0, 1] without questions. centre = (p + z^2/2n) / (1 +
     z^2/n), half width = z/(1 + z^2/n) * sqrt(p(1-p)/n + z^2/4n^2)."""
     if total <= 0:
         return 0.0, 1.0
-    fraction = correct / total
+    fraction, z = correct / total, Z_95
     shrink = 1 + z * z / total
     centre = (fraction + z * z / (2 * total)) / shrink
     half = z / shrink * math.sqrt(fraction * (1 - fraction) / total + z * z / (4 * total * total))

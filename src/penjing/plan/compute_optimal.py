@@ -22,13 +22,8 @@ class LossLaw:
     def loss(self, parameters: float, tokens: float) -> float:
         return float(self.limit + self.a / parameters**self.alpha + self.b / tokens**self.beta)
 
-    def optimum(self, flops: float) -> tuple[float, float]:
-        """N and D of minimal loss for C = 6 N D: N = G (C/6)^(beta/(alpha+beta)), G = (alpha a / beta b)^(1/(...))."""
-        parameters = self._ratio * (flops / 6) ** (self.beta / (self.alpha + self.beta))
-        return parameters, flops / (6 * parameters)
-
     def optimal_tokens(self, parameters: float) -> float:
-        """Compute-optimal D for N."""
+        """D of minimal loss for N at C = 6 N D: N = G (C/6)^(beta/(alpha+beta)), G = (alpha a / beta b)^(1/(...))."""
         flops = 6 * (parameters / self._ratio) ** ((self.alpha + self.beta) / self.beta)
         return float(flops / (6 * parameters))
 

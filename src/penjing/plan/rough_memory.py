@@ -74,8 +74,3 @@ def _block_bytes(work: Workload, fused: bool) -> float:
     maps = 4.0 * shape.heads * work.seq_len if is_grouped else 0.0
     widths = (9 + 2 * value) * shape.width + 4 * value * _inner_size(work)
     return widths + FLASH_COPIES * value / 2 * shape.query_size + maps + routed
-
-
-def rough_memory_bytes(work: Workload, state_bytes: float) -> int:
-    """The sum on a CPU."""
-    return sum(rough_memory(work, state_bytes=state_bytes, context_bytes=0, on_host=True).values())

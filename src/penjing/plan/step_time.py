@@ -22,7 +22,6 @@ class StepTime:
     launch: float = 0.0
     optimizer: float = 0.0
     communication: float = 0.0
-    data_wait: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -35,8 +34,8 @@ class StepTime:
         return max(terms, key=lambda name: terms[name])
 
 
-def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: float = 0.0) -> StepTime:
-    """Each term of the step at the machine's rate. loader_tokens_per_second: of the data loader; 0 = no wait."""
+def step_time(work: Workload, machine: Machine) -> StepTime:
+    """Each term of the step at the machine's rate. The data are there when they are needed."""
     dtype, bandwidth = work.dtype, machine.bytes_per_second
     matmuls = sum(
         count * machine.matmul_seconds(rows, inner, outputs, dtype) for rows, inner, outputs, count in work.matmuls()
@@ -56,8 +55,6 @@ def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: flo
     exposed = exposed_seconds(work, machine, busy) + work.shared_weight_bytes(sharing) / machine.bus_bytes_per_second
     # On a CPU the call overhead adds up; a GPU computes while its host launches.
     exposed_launch = host if machine.on_host else max(0.0, host - busy)
-    seconds = passes * (busy + exposed_launch)
-    loader_seconds = passes * work.tokens / loader_tokens_per_second if loader_tokens_per_second else 0.0
     return StepTime(
         matmuls=passes * matmuls,
         attention=passes * attention,
@@ -66,7 +63,6 @@ def step_time(work: Workload, machine: Machine, *, loader_tokens_per_second: flo
         launch=passes * exposed_launch,
         optimizer=optimizer,
         communication=exposed if work.ranks > 1 else 0.0,
-        data_wait=max(0.0, loader_seconds - seconds - optimizer),
     )
 
 

@@ -18,7 +18,7 @@ from penjing.parallel.base import Strategy, strategy_for
 from penjing.parallel.single import Single
 from penjing.plan.layout import ONE_RANK, Layout
 from penjing.plan.memory import MemoryPlan, Target, safe_bytes
-from penjing.plan.rough_memory import rough_memory_bytes
+from penjing.plan.rough_memory import rough_memory
 from penjing.plan.shape import shape_of
 from penjing.plan.step_workload import Workload
 from penjing.train.batch_geometry import batch_geometry
@@ -132,7 +132,8 @@ def room(strategy: Strategy) -> tuple[Target, int]:
 def _surely_fits(run: Run, rows: int, available_bytes: int) -> bool:
     tokens = round(rows * run.objective.unit_lengths(run.data.seq_len).tokens)
     work = Workload(shape=shape_of(run.model), tokens=tokens, seq_len=run.data.seq_len, keys=1.0, dtype="float32")
-    return ROUGH_FACTOR * rough_memory_bytes(work, run.state_bytes) < available_bytes
+    rough = rough_memory(work, state_bytes=run.state_bytes, context_bytes=0, on_host=True)
+    return ROUGH_FACTOR * sum(rough.values()) < available_bytes
 
 
 def automatic_strategy(run: Run, target: Target, ranks: int, nodes: int = 1) -> tuple[str, str]:
