@@ -192,7 +192,8 @@ def test_what_is_shown_bit_by_bit_is_what_the_whole_turn_holds(tokenizer):
         screen = Screen(Console(file=io.StringIO(), width=200))
         stream = TurnStream(tokenizer, thinking)
         for index in ids:
-            screen.write(stream.add(index))
+            stream.extend([index])
+            screen.write(stream.take())
         screen.write(stream.finish())
         screen.end()
         shown = screen.console.file.getvalue()

@@ -19,9 +19,14 @@ def tokenizer(request):
     return request.getfixturevalue(request.param)
 
 
+def add(stream, index):
+    stream.extend([index])
+    return stream.take()
+
+
 def pieces(tokenizer, ids, stop_strings=()):
     stream = TextStream(tokenizer, stop_strings)
-    return [*(stream.add(index) for index in ids), stream.finish()], stream
+    return [*(add(stream, index) for index in ids), stream.finish()], stream
 
 
 def test_text_comes_in_whole_characters_and_as_soon_as_it_is_sure(tokenizer):
@@ -62,7 +67,7 @@ def test_invalid_bytes_are_shown_soon_and_are_what_decoding_gives(byte_level):
         ids = [one_byte[bytes([octet])] for octet in octets]
         stream, shown = TextStream(byte_level), ""
         for count, index in enumerate(ids, 1):
-            shown += stream.add(index)
+            shown += add(stream, index)
             assert byte_level.decode(ids[:count]).startswith(shown)
             assert len(bytes(octets[:count]).decode(errors="replace")) - len(shown) <= 8
             assert len(stream._ids) <= 16
@@ -78,8 +83,8 @@ def test_invalid_bytes_are_shown_soon_and_are_what_decoding_gives(byte_level):
 def test_ids_without_a_text_are_not_kept(byte_level):
     stream = TextStream(byte_level)
     for index in [*byte_level.encode("the cat"), *[byte_level.control("<|im_start|>")] * 50]:
-        stream.add(index)
-    assert len(stream._ids) <= 16 and stream.add(byte_level.encode("the")[0])
+        add(stream, index)
+    assert len(stream._ids) <= 16 and add(stream, byte_level.encode("the")[0])
 
 
 @pytest.mark.parametrize(
@@ -115,7 +120,7 @@ def test_of_several_stop_strings_the_earliest_in_the_text_ends_it(byte_level):
 
 def test_watching_tells_the_moment(byte_level):
     stream, ids = TextStream(byte_level, ["cat"]), byte_level.encode("the cat sat")
-    told = [stream.append(index) for index in ids]
+    told = [stream.extend([index]) for index in ids]
     before = byte_level.decode(ids[: told.index(True)])
     assert "cat" not in before and "cat" in byte_level.decode(ids[: told.index(True) + 1])
     assert stream.take() == "the " and stream.take() == "" and stream.finish() == ""
@@ -131,7 +136,7 @@ def test_a_turn_in_pieces_is_the_turn_that_is_parsed(tokenizer):
         ids = [index for word in chosen for index in _ids(tokenizer, word)]
         thinking = (None, True, False)[number % 3]
         stream = TurnStream(tokenizer, thinking)
-        found = [*(piece for index in ids for piece in stream.add(index)), *stream.finish()]
+        found = [*(piece for index in ids for piece in add(stream, index)), *stream.finish()]
         said = parse(tokenizer, ids, thinking=thinking)
         assert "".join(piece.text for piece in found if piece.kind == "reasoning") == said.message.reasoning_content
         assert "".join(piece.text for piece in found if piece.kind == "content") == said.content
@@ -152,7 +157,7 @@ def _ids(tokenizer, word):
 def test_a_stop_string_ends_a_turn_among_its_words(byte_level):
     ids = [*byte_level.encode("the cat"), byte_level.control("<tool_call>"), *byte_level.encode("the cat sat")]
     stream = TurnStream(byte_level, stop_strings=["t sa"])
-    told = [stream.append(index) for index in ids]
+    told = [stream.extend([index]) for index in ids]
     assert told.count(True) >= 1 and stream.stopped
     assert [(piece.kind, piece.text) for piece in _joined(stream)] == [("content", "the cat"), ("tool_call", "the ca")]
 

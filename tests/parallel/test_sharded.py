@@ -106,7 +106,7 @@ GIB = 1 << 30
 def predict(run, target, *, micro_size, layout):
     total = {"ddp": 8, "fsdp2": 3}[layout.strategy] * GIB
     peak = {"peak_allocated_bytes": total, "peak_reserved_bytes": total, "total_bytes": total}
-    return MemoryPlan(**peak, waterfall={}, peak_at="", peak_line="", peak_phase="", fits=None)
+    return MemoryPlan(**peak, waterfall={}, peak_at="", peak_line="", peak_phase="")
 
 
 fit.trace.predict_memory, fit.ROUGH_FACTOR = predict, 1e9

@@ -59,7 +59,7 @@ def test_every_stage_is_traced_and_adds_up(recipe: str, changes: Layer) -> None:
     plan = predict_memory(run, CARD)
     assert sum(plan.waterfall.values()) == plan.total_bytes
     assert plan.peak_allocated_bytes <= plan.peak_reserved_bytes < plan.total_bytes
-    assert plan.fits and plan.peak_at and ".py:" in plan.peak_line
+    assert plan.peak_at and ".py:" in plan.peak_line
     held = plan.waterfall.get("weights", 0) + plan.waterfall.get("master weights", 0)
     assert held >= 2 * sum(p.numel() for p in meta_model(run).parameters())
 

@@ -46,7 +46,6 @@ def test_the_optimizer_s_line_of_one_billion_parameters(plans: dict[tuple[str, s
 @pytest.mark.nightly
 def test_one_billion_parameters_on_a_24_gb_card(plans: dict[tuple[str, str], MemoryPlan]) -> None:
     """4 passes of 1 x 2048 in a step, activations of blocks made again; with the state in 8 bits on a 16 GB card."""
-    assert all(plan.fits for plan in plans.values())
     assert plans["adamw", "float32"].total_bytes < 24e9
     assert plans["adamw", "int8"].total_bytes < 16e9 < plans["adamw", "float32"].total_bytes
     assert plans["muon", "int8"].total_bytes < plans["adamw", "int8"].total_bytes

@@ -111,9 +111,6 @@ def test_a_plan_adds_up() -> None:
     plan = plan_from(trace, A100)
     assert sum(plan.waterfall.values()) == plan.total_bytes == plan.peak_reserved_bytes + A100.context_bytes
     assert plan.peak_allocated_bytes <= plan.peak_reserved_bytes
-    assert plan.fits
-    crowded = plan_from(trace, Target(memory_bytes=A100.context_bytes + (1 << 20)))
-    assert crowded.fits is False
 
 
 def test_workspaces_are_made_once_for_each_direction() -> None:

@@ -38,7 +38,7 @@ def machine(monkeypatch):
             traced.append(micro_size)
             total = round(step_gib(micro_size) * GIB)
             peak = {"peak_allocated_bytes": total, "peak_reserved_bytes": total, "total_bytes": total}
-            return MemoryPlan(**peak, waterfall={}, peak_at="", peak_line="", peak_phase="", fits=None)
+            return MemoryPlan(**peak, waterfall={}, peak_at="", peak_line="", peak_phase="")
 
         monkeypatch.setattr(fit.trace, "predict_memory", predict)
         monkeypatch.setattr(host, "available_bytes", lambda processes: free * GIB)
@@ -134,7 +134,7 @@ def needs(monkeypatch):
             traced.append(layout.strategy)
             total = gib[layout.strategy] * GIB
             peak = {"peak_allocated_bytes": total, "peak_reserved_bytes": total, "total_bytes": total}
-            return MemoryPlan(**peak, waterfall={}, peak_at="", peak_line="", peak_phase="", fits=None)
+            return MemoryPlan(**peak, waterfall={}, peak_at="", peak_line="", peak_phase="")
 
         monkeypatch.setattr(fit.trace, "predict_memory", predict)
         return traced

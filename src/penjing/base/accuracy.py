@@ -10,7 +10,7 @@ BEFORE, AFTER = "before", "after"
 
 
 def wilson(correct: float, total: int) -> tuple[float, float]:
-    """The 95 % Wilson score interval of a fraction (Wilson 1927); [0, 1] without questions. centre = (p + z^2/2n) / (1 +
+    """The 95 % score interval of a fraction (Wilson 1927); [0, 1] without questions. centre = (p + z^2/2n) / (1 +
     z^2/n), half width = z/(1 + z^2/n) * sqrt(p(1-p)/n + z^2/4n^2)."""
     if total <= 0:
         return 0.0, 1.0

@@ -242,19 +242,6 @@ class _UnknownKey(Exception):
     """The dotted path of a key that is no setting, and the settings of its group."""
 
 
-def _paths(kind: Any, prefix: str = "", choice: str = "") -> dict[str, str]:
-    """The dotted path of every setting below `kind`, and the choice that it needs, such as optimizer.name=muon."""
-    paths: dict[str, str] = {}
-    for name, annotation in _annotations(kind).items():
-        members = _members(annotation)
-        for member in members:
-            needs = f"{prefix}{name}.name={_default(member, 'name')}" if len(members) > 1 else choice
-            paths = {**_paths(member, f"{prefix}{name}.", needs), **paths}
-        if not members:
-            paths[prefix + name] = choice
-    return paths
-
-
 class Setting(NamedTuple):
     """A setting below a dataclass. needs: a choice, such as optimizer.name=muon, or empty. bounds: (sign, limit)."""
 
@@ -286,14 +273,14 @@ def _leaf(path: str) -> str:
 def settings_named(root: Any, path: str) -> list[str]:
     """The settings that have this name, here, in another group, or in other programs; the most similar path first."""
     name = _leaf(path).lower().replace("-", "_")
-    same = [key for key in _paths(root) if _leaf(key) == name]
+    same = [setting.path for setting in walk(root) if _leaf(setting.path) == name]
     return [*getattr(root, "foreign", {}).get(name, ())] or difflib.get_close_matches(path, same, 3, 0)
 
 
 def _unknown_setting(root: Any, path: str, group: list[str]) -> UserError:
     """The error for a key that is no setting. It names the one that was meant: by its name in other programs, by the
     same name in another group, or by a similar name. group: the settings where the key stands."""
-    paths = _paths(root)
+    paths = {setting.path: setting.needs for setting in reversed([*walk(root)])}  # of choices, the first counts
     if path in paths:
         return UserError("unknown setting", where=path, next_step=f"It needs a choice such as {paths[path]}.")
     if reason := getattr(root, "absent", {}).get(_leaf(path)):

@@ -209,9 +209,8 @@ def _check_config(config: Any, where: Path) -> None:
 
 
 def _adapter_size(config: Mapping[str, Any], layer: str, rank: int) -> AdapterSize:
-    patterns = (
-        config.get("alpha_pattern") or {}
-    ).items()  # of the end of a layer's name; the first counts, as in `peft`
+    # Patterns of the end of a layer's name; the first counts, as in `peft`.
+    patterns = (config.get("alpha_pattern") or {}).items()
     matching = (value for pattern, value in patterns if re.match(rf"(.*\.)?({pattern})$", layer))
     alpha = float(next(matching, config.get("lora_alpha", 8)))
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)

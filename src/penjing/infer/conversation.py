@@ -193,7 +193,8 @@ class Conversation:
                         generated_ids.append(event.token.id)
                         last_at = time.perf_counter() - started
                         first_at = first_at or last_at
-                        yield TextDelta(stream.add(event.token.id))
+                        stream.extend([event.token.id])
+                        yield TextDelta(stream.take())
         except BaseException:  # also when the caller closes the generator
             engine.cancel(request_id)
             engine.step()
@@ -216,8 +217,11 @@ class _Continuation:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._stream = TextStream(tokenizer)
 
-    def add(self, index: int) -> list[SpanDelta]:
-        return [SpanDelta("content", 0, self._stream.add(index))]
+    def extend(self, ids: Sequence[int]) -> None:
+        self._stream.extend(ids)
+
+    def take(self) -> list[SpanDelta]:
+        return [SpanDelta("content", 0, self._stream.take())]
 
     def finish(self) -> list[SpanDelta]:
         return [SpanDelta("content", 0, self._stream.finish())]

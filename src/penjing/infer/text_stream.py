@@ -26,12 +26,9 @@ class TextStream:
         self._pending = ""  # text that may become a stop string
         self._ready = ""
 
-    def append(self, token_id: int) -> bool:
-        """Add an id; returns whether a stop string is complete (see `Request.should_stop`). `take` returns the text."""
-        return self.extend((token_id,))
-
     def extend(self, ids: Sequence[int]) -> bool:
-        """`append` for several ids, decoded at once."""
+        """Add ids, decoded at once; returns whether a stop string is complete (see `Request.should_stop`). `take`
+        returns the text."""
         if not self.stopped:
             self._hold_back(self._decode(ids))
         return self.stopped
@@ -40,11 +37,6 @@ class TextStream:
         """The new text since the last call."""
         ready, self._ready = self._ready, ""
         return ready
-
-    def add(self, token_id: int) -> str:
-        """Add an id; returns the new text."""
-        self.append(token_id)
-        return self.take()
 
     def finish(self) -> str:
         """The text that was held back; call it after the last id."""
@@ -120,12 +112,9 @@ class TurnStream:
         self.reasoning_tokens = 0  # without marks
         self.stopped = False
 
-    def append(self, token_id: int) -> bool:
-        """Add an id; returns whether a stop string is complete. `take` returns the deltas."""
-        return self.extend((token_id,))
-
     def extend(self, ids: Sequence[int]) -> bool:
-        """`append` for several ids: the text between two marks is decoded at once."""
+        """Add ids: the text between two marks is decoded at once. Returns whether a stop string is complete. `take`
+        returns the deltas."""
         plain: list[int] = []
         for token_id in ids:
             if token_id in self._marks:
@@ -156,11 +145,6 @@ class TurnStream:
         """The deltas since the last call."""
         deltas, self._turn.deltas = self._turn.deltas, []
         return deltas
-
-    def add(self, token_id: int) -> list[SpanDelta]:
-        """Add an id; returns the new deltas."""
-        self.append(token_id)
-        return self.take()
 
     def finish(self) -> list[SpanDelta]:
         """The deltas that were held back; call it after the last id."""

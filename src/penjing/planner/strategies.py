@@ -48,9 +48,7 @@ def compare_strategies(
         try:
             variant = with_settings(run, {"parallel.strategy": name})
             workload_of(variant, machine, options, 1)
-        except (
-            UserError
-        ):  # the settings do not go with it, such as ZeRO with Muon, or FSDP2 with compute.compile=blocks
+        except UserError:  # the settings do not go with it: ZeRO with Muon, FSDP2 with compute.compile=blocks
             continue
         if issubclass(kind, Single):
             continue

@@ -50,7 +50,7 @@ class ChatChoice:
         has_one_call = self.is_legacy or body.parallel_tool_calls is False
         self.deltas = TurnDeltas(is_forced=bool(turn.suffix_ids), max_calls=1 if has_one_call else None)
         for index in turn.prefix_ids:  # one by one: together, half a character at the end would hold back all of them
-            self.stream.append(index)
+            self.stream.extend([index])
         self.stream.reasoning_tokens = 0
         if not turn.suffix_ids:
             self.deltas.add(self.stream.take())  # the client has this text

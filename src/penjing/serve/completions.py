@@ -39,7 +39,7 @@ class CompletionChoice:
         self._echo = bool(body.echo)
         self._entries = bool(body.stream)  # for the chat page: tokens in the format of chats, with ids
         for index in body.continue_ids or ():  # one by one: together, half a character at the end would hold back all
-            self.text.append(index)
+            self.text.extend([index])
         self.text.take()  # the client has this text
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # characters before the next token

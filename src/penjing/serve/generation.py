@@ -152,7 +152,7 @@ def stop_watch(tokenizer: Tokenizer, body: SamplingFields) -> Callable[[int, int
     if not body.stop_texts:
         return None
     streams = [TextStream(tokenizer, body.stop_texts) for _ in range(body.n or 1)]
-    return lambda answer, index: streams[answer].append(index)
+    return lambda answer, index: streams[answer].extend([index])
 
 
 class Choice(Protocol):

@@ -29,7 +29,7 @@ from penjing.train.memory_trace.fit import automatic_strategy, fit_memory, room
 from penjing.train.oom_recovery import kept_micro_size
 from penjing.train.precision import Precision
 from penjing.train.resolve import AS_STARTED, Facts, record, resolve
-from penjing.train.resume import ConfigDifference, check_same_run, run_fingerprints, saved_dtype, settings_of
+from penjing.train.resume import check_same_run, run_fingerprints, saved_dtype, settings_of
 from penjing.train.stages.base import DatasetSize, Report, Stage, make_stage
 from penjing.train.step_probe import expected, plan
 from penjing.train.step_timing import ProbeHooks
@@ -73,7 +73,10 @@ def prepare_run(
     changes = [] if checkpoint is None else check_same_run(run, fingerprints, checkpoint, allow_change)
     instruments = make_instruments(built, size, folder, checkpoint, fingerprints)
     if checkpoint is not None:
-        _restore(instruments, checkpoint, changes, strategy)
+        # Optimizers of another kind start with empty state.
+        same_kind = not any(change.field in ("optimizer.name", "optimizer.state_dtype") for change in changes)
+        instruments.checkpointer.restore(checkpoint, optimizers=same_kind)
+        instruments.state.restore(checkpoint.state()["progress"], strategy)
     context = make_context(built, instruments, hooks, num_steps(run, size))
     skipped = [] if checkpoint is None else [f"damaged checkpoint skipped: {name}" for name in checkpoint.skipped]
     notes = [*skipped, *(f"allowed to change: {change}" for change in changes)]
@@ -192,15 +195,6 @@ def _start_notes(run: Run, size: DatasetSize, checkpoint: Checkpoint | None) -> 
         f"the learning rate jumps from {before:.2g} to {now:.2g}, as the run had decayed it for its earlier end: to "
         "train a finished run longer, start a new one with init_from= and a small optimizer.learning_rate"
     ]
-
-
-def _restore(
-    instruments: Instruments, checkpoint: Checkpoint, changes: Sequence[ConfigDifference], strategy: Strategy
-) -> None:
-    """Restore everything but the weights; optimizers of another kind start with empty state."""
-    same_kind = not any(change.field in ("optimizer.name", "optimizer.state_dtype") for change in changes)
-    instruments.checkpointer.restore(checkpoint, optimizers=same_kind)
-    instruments.state.restore(checkpoint.state()["progress"], strategy)
 
 
 def _choose_kernels(built: BuiltRun) -> list[str]:

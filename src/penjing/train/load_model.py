@@ -232,13 +232,10 @@ def check_size(config: ModelConfig, num_bytes: int, where: object) -> None:
         raise UserError(what, where=where, got=f"a shape of at least {min_parameters:,} parameters", wanted=wanted)
 
 
-def _bytes_of_weights(path: Path) -> int:
-    files = [path] if path.is_file() else [*path.glob("*.safetensors")]
-    return sum(file.stat().st_size for file in files)
-
-
 def _load_external(external: ExternalModel, tokenizer_folder: Path | None) -> LoadedModel:
-    check_size(external.config, _bytes_of_weights(external.path), external.path)
+    path = external.path
+    files = [path] if path.is_file() else path.glob("*.safetensors")
+    check_size(external.config, sum(file.stat().st_size for file in files), path)
     model = Transformer(external.config)
     _fill(model, external.read_weights(), external.path)
     tokenizer = Tokenizer.load(tokenizer_folder) if tokenizer_folder else external.tokenizer()

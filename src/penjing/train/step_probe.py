@@ -15,10 +15,8 @@ from penjing.parallel.base import Strategy
 from penjing.plan import prediction_history as history
 from penjing.plan.flops import training_flops_per_token
 from penjing.plan.run_estimate import RunEstimate, RunSize, estimate_run
-from penjing.plan.trainable import Trainable
 from penjing.track.run_record import RunRecord
 from penjing.train.build_model import BuiltRun
-from penjing.train.config import Run
 from penjing.train.loop import TrainingContext
 from penjing.train.stages.base import DatasetSize
 from penjing.train.step_timing import ProbeHooks, probe
@@ -46,7 +44,13 @@ def plan(
         run.model,
         trainable=built.counts.num_trainable,
         flops_per_token=context.meter.flops_per_token,
-        flops_per_token_full_square=_full_square(run, size, built.counts),
+        flops_per_token_full_square=training_flops_per_token(
+            run.model,
+            size.seq_len,
+            window_keys=size.seq_len,
+            trainable=built.counts,
+            extra_forwards=size.extra_forwards,
+        ),
         size=RunSize(
             units_per_epoch=size.units_per_epoch,
             tokens_per_unit=size.tokens_per_unit,
@@ -128,12 +132,6 @@ def expected(estimate: RunEstimate) -> Expected:
         step_seconds=estimate.step_seconds,
         wait_seconds=wait,
         other_seconds=estimate.predicted_seconds - estimate.parts_seconds.get("training", estimate.predicted_seconds),
-    )
-
-
-def _full_square(run: Run, size: DatasetSize, trainable: Trainable) -> float:
-    return training_flops_per_token(
-        run.model, size.seq_len, window_keys=size.seq_len, trainable=trainable, extra_forwards=size.extra_forwards
     )
 
 

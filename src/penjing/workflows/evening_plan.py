@@ -235,7 +235,8 @@ def make_plan(
             step = "Give more --hours, or a smaller --size."
             raise UserError("not enough time", where="--hours", got=got, next_step=step)
     device, data = here or budget, amounts_here or amounts
-    stages = [_data_stage(data, device)]
+    fetched, files = (sum(getattr(amount, name) for amount in data.values()) for name in ("download_bytes", "files"))
+    stages = [PlannedStage(name="data", seconds=_data_seconds(data, device), num_bytes=fetched, files=files)]
     for name in (name for name in names if STAGES[name] in data):
         stages.append(_training(name, size, device.share * tokens[name], data[STAGES[name]], device))
     report = report_of("pretrain", size, stages[1].settings, data["documents"], device)
@@ -276,12 +277,6 @@ def _best_size(amounts: Mapping[str, Amount], seconds: float, budget: Budget) ->
             losses[size] = compute_optimal.LAWS["corrected"].loss(report.parameters, worth)
     near = [size for size, loss in losses.items() if loss <= min(losses.values()) + ENOUGH_NATS]
     return near[0] if near else SIZES[0]
-
-
-def _data_stage(amounts: Mapping[str, Amount], budget: Budget) -> PlannedStage:
-    fetched = sum(amount.download_bytes for amount in amounts.values())
-    files = sum(amount.files for amount in amounts.values())
-    return PlannedStage(name="data", seconds=_data_seconds(amounts, budget), num_bytes=fetched, files=files)
 
 
 def _training(name: str, size: str, tokens: float, amount: Amount, budget: Budget) -> PlannedStage:

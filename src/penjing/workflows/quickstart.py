@@ -110,7 +110,7 @@ def quickstart(options: QuickstartOptions, console: Console) -> None:
     """Data, tokenizer, pretraining, SFT, evaluation, export and report under `options.out`."""
     set_threads(0, 1)
     source_of(options)  # find errors in the options before creating a folder
-    _pretraining_settings(options)
+    resolve_run("tiny", parse_overrides(_overrides(options, "pretrain")))
     command = f"penjing quickstart --data {options.data}"
     log = open_log(options.out, command, options.request(), console, fresh=options.fresh)
     trainings: Trainings = {
@@ -267,11 +267,6 @@ def _overrides(options: QuickstartOptions, stage: str) -> list[str]:
         intervals = [f"{name}.every=4" for name in ("eval", "sample", "checkpoint", "log")]
         overrides = [f"max_steps={SHORT_STEPS[stage]}", *intervals, *overrides]
     return overrides
-
-
-def _pretraining_settings(options: QuickstartOptions) -> Run:
-    """Settings of the pretraining that are known before the data. Raises UserError for an invalid one."""
-    return resolve_run("tiny", parse_overrides(_overrides(options, "pretrain")))
 
 
 def _pretraining(options: QuickstartOptions, files: DataFiles, log: StageLog) -> Run:

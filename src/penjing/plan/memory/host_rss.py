@@ -26,12 +26,11 @@ def process_plan(
     process_bytes: the process without tensors. saved_bytes: the copy from which an asynchronous checkpoint is written
     while training continues. event: the event to report instead of the peak.
     """
-    plan = plan_from(trace, replace(target, memory_bytes=0, context_bytes=process_bytes), event=event, notes=notes)
+    plan = plan_from(trace, replace(target, context_bytes=process_bytes), event=event, notes=notes)
     heap = int(HEAP_SHARE * plan.peak_allocated_bytes) + HEAP_BYTES
     total = plan.total_bytes + saved_bytes + heap
     waterfall = {**plan.waterfall, "heap": heap, **({"checkpoint copy": saved_bytes} if saved_bytes else {})}
-    fits = total <= target.memory_bytes if target.memory_bytes else None
-    return replace(plan, total_bytes=total, waterfall=waterfall, fits=fits)
+    return replace(plan, total_bytes=total, waterfall=waterfall)
 
 
 def extrapolate_peak(few: Trace, more: Trace, rows: tuple[int, int], target_rows: int) -> tuple[int, int]:

@@ -30,7 +30,6 @@ class MemoryPlan:
     peak_at: str
     peak_line: str
     peak_phase: str
-    fits: bool | None  # None if the device's memory is unknown
     notes: tuple[str, ...] = ()
 
 
@@ -88,10 +87,6 @@ def plan_from(
     waterfall["context"] = target.context_bytes
     total = replayed.reserved + communication_bytes + target.context_bytes
     assert sum(waterfall.values()) == total
-    fits = None
-    if target.memory_bytes:
-        available = target.memory_bytes - target.context_bytes - communication_bytes
-        fits = replay(trace, target, capacity=available).fits if available > 0 else False
     peak = trace.storages[abs(trace.events[replayed.event_index]) - 1] if trace.events else None
     return MemoryPlan(
         peak_allocated_bytes=replayed.allocated,
@@ -101,7 +96,6 @@ def plan_from(
         peak_at=peak.operation if peak else "",
         peak_line=peak.line if peak else "",
         peak_phase=peak.phase if peak else "",
-        fits=fits,
         notes=notes,
     )
 

@@ -129,9 +129,7 @@ def _on_cpu(run: Run, target: Target, shape: TraceShape, process_bytes: int) -> 
         return plan(*traced(shape.micro_size))
     at_low, at_high = traced(low), traced(high)
     first, second = extrapolate_peak(at_low[0], at_high[0], CPU_ROWS, shape.micro_size)
-    extrapolated = extrapolate_plan(plan(*at_low, first), plan(*at_high, second), CPU_ROWS, shape.micro_size)
-    fits = extrapolated.total_bytes <= target.memory_bytes if target.memory_bytes else None
-    return replace(extrapolated, fits=fits)
+    return extrapolate_plan(plan(*at_low, first), plan(*at_high, second), CPU_ROWS, shape.micro_size)
 
 
 def _copied_bytes(run: Run, trace: Trace) -> int:

@@ -53,7 +53,9 @@ def encode_prompts(
     for chat, place in corpus.placed(bad_records):
         try:
             candidates = _prompts(chat, tokenizer, answered=answered)
-            fits = next((one for one in candidates if _longest_row(one, settings) <= run.data.seq_len), None)
+            # with the longest answer
+            lengths = ((one, max(len(one.ids) + settings.max_new_tokens - 1, one.num_tokens)) for one in candidates)
+            fits = next((one for one, length in lengths if length <= run.data.seq_len), None)
         except UserError as error:
             bad_records.reject(error, chat.source, chat.line)
             continue
@@ -74,11 +76,6 @@ def encode_prompts(
                 next_step="Give more prompts, longer rows or shorter answers.",
             )
     return *halves, skipped
-
-
-def _longest_row(prompt: StudentPrompt, settings: Distill) -> int:
-    """Positions of a prompt with the longest answer."""
-    return max(len(prompt.ids) + settings.max_new_tokens - 1, prompt.num_tokens)
 
 
 def _prompts(chat: Chat, tokenizer: Tokenizer, *, answered: bool) -> Iterator[StudentPrompt]:

@@ -92,7 +92,8 @@ def tokenized(
     if done.is_file() and (saved := read_json(done))["made_from"] == made_from:
         return folder, saved.get("notes", [])
     kept = None if meta_file != META else _kept(corpus, folder, made_from)
-    report(_tokenizing(len(corpus.hashes), len(kept or ())))
+    files = f"{len(corpus.hashes)} file{'s' if len(corpus.hashes) > 1 else ''}"
+    report(f"tokenizing {files}" + (f", {len(kept)} of them from the tokens made before" if kept else ""))
     done.unlink(missing_ok=True)  # not valid while some files are new and others old
     counts = corpus.counts(RunDir(Path(run.out)).bad_records)
     made = prepare(
@@ -114,11 +115,6 @@ def tokenized(
         notes.append(f"{made.shortened:,} conversations lost their last turns: longer than data.seq_len")
     write_json(done, {"made_from": made_from, "notes": notes})
     return folder, notes
-
-
-def _tokenizing(num_files: int, num_kept: int) -> str:
-    kept = f", {num_kept} of them from the tokens made before" if num_kept else ""
-    return f"tokenizing {num_files} file{'s' if num_files > 1 else ''}{kept}"
 
 
 def _kept(corpus: Corpus, folder: Path, made_from: Mapping[str, Any]) -> Kept | None:
