@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from small_models import small_model
 
-from penjing.infer.sampler_factory import Sampling, make_sampler
+from penjing.infer.generate import sample_answers
+from penjing.infer.sample import Sampling
 from penjing.model.lora import Lora, add_adapter, trainable_state_dict
 from penjing.parallel.single import Single
 from penjing.train.stages.preference import BaseModelView, kl_to_reference
 
 PROMPTS = [[3 + number, 7, 9 + number % 3] for number in range(40)]  # more than a chunk
 SEEDS = list(range(40))
-STOP = (1, 2)
-WRITE = make_sampler(6, Sampling(temperature=1.0))
+WRITE = partial(sample_answers, max_new_tokens=6, stop=(1, 2), sampling=Sampling(temperature=1.0))
 
 
 def made(seed):
@@ -30,7 +31,7 @@ def made(seed):
 
 def twin(model, reference):
     nats = tokens = 0.0
-    for prompt, said in zip(PROMPTS, WRITE(model, PROMPTS, SEEDS, STOP), strict=True):
+    for prompt, said in zip(PROMPTS, WRITE(model, PROMPTS, SEEDS), strict=True):
         ids = torch.tensor([[*prompt, *said]])
         with torch.no_grad():
             logq_TV, logp_TV = (each(ids)[0].log_softmax(-1) for each in (model, reference))
@@ -43,7 +44,7 @@ def twin(model, reference):
 def test_it_is_the_divergence_summed_over_what_the_model_says():
     model, reference = made(1), made(2)
     nats, tokens = twin(model, reference)
-    found = kl_to_reference(model, reference, PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
+    found = kl_to_reference(model, reference, PROMPTS, SEEDS, WRITE, Single(torch.device("cpu")), 32)
     assert found["val_kl"] == pytest.approx(nats / tokens, rel=1e-4)
     assert found["val_kl_per_answer"] == pytest.approx(nats / len(PROMPTS), rel=1e-4)
     assert found["val_own_answer_tokens"] == tokens / len(PROMPTS)
@@ -51,7 +52,7 @@ def test_it_is_the_divergence_summed_over_what_the_model_says():
 
 def test_of_a_model_from_itself_it_is_nothing():
     model = made(1)
-    found = kl_to_reference(model, copy.deepcopy(model), PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
+    found = kl_to_reference(model, copy.deepcopy(model), PROMPTS, SEEDS, WRITE, Single(torch.device("cpu")), 32)
     assert found["val_kl"] == pytest.approx(0, abs=1e-6)
 
 
@@ -62,7 +63,7 @@ def test_an_adapter_is_compared_with_the_model_beneath_it():
         for name, value in trainable_state_dict(model).items():
             if name.endswith(".B"):
                 value.normal_(0, 0.3, generator=torch.Generator().manual_seed(3))
-    found = kl_to_reference(model, BaseModelView(model), PROMPTS, SEEDS, WRITE, STOP, Single(torch.device("cpu")), 32)
+    found = kl_to_reference(model, BaseModelView(model), PROMPTS, SEEDS, WRITE, Single(torch.device("cpu")), 32)
     nats, _ = twin(model, base)
     assert nats > 0.1
     assert found["val_kl_per_answer"] == pytest.approx(nats / len(PROMPTS), rel=1e-4)
@@ -86,7 +87,7 @@ def test_ranks_share_the_answers():
     parts = []
     for rank in (0, 1):
         strategy = TwoRanks(rank)
-        kl_to_reference(model, reference, PROMPTS, SEEDS, WRITE, STOP, strategy, 32)
+        kl_to_reference(model, reference, PROMPTS, SEEDS, WRITE, strategy, 32)
         parts.append(strategy.seen)
     nats, tokens, answers = (parts[0] + parts[1]).tolist()
     assert (nats, tokens, answers) == pytest.approx((*whole, len(PROMPTS)), rel=1e-4)

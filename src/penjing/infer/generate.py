@@ -84,6 +84,21 @@ def sample_batch(
     return list(answers.values())
 
 
+def sample_answers(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    seeds: Sequence[int],
+    *,
+    max_new_tokens: int,
+    stop: Collection[int],
+    sampling: Sampling,
+) -> list[list[int]]:
+    """The ids of one answer to each prompt, with the stop id, sampled with the prompt's own seed."""
+    requests = [Request(prompt=prompt, seeds=[seed]) for prompt, seed in zip(prompts, seeds, strict=True)]
+    completions = sample_batch(model, requests, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling)
+    return [answers[0].ids for answers in completions]
+
+
 def generate(
     model: Transformer,
     prompts: Sequence[Sequence[int]],
@@ -93,22 +108,15 @@ def generate(
     sampling: Sampling = Sampling(),
     seed: int = 0,
     rows: int = 0,
-    adapters: Sequence[str | None] | None = None,
 ) -> list[list[int]]:
     """The continuation of each prompt, without the stop id.
 
     A text ends with a stop id, after `max_new_tokens`, or when it and its prompt fill `max_position_embeddings`. Each
-    prompt has its own random numbers, derived from `seed` and its index. rows: texts generated at once. adapters: the
-    adapter of each prompt (None: the base model); by default the one set by `lora.set_adapter`.
+    prompt has its own random numbers, derived from `seed` and its index. rows: texts generated at once.
     Raises UserError if a prompt is empty, or leaves no space in the model's longest sequence for one more token.
     """
     requests = [
-        Request(
-            prompt=prompt,
-            seeds=(derive(seed, "generate", index),),
-            adapter=None if adapters is None else adapters[index] or "",
-        )
-        for index, prompt in enumerate(prompts)
+        Request(prompt=prompt, seeds=(derive(seed, "generate", index),)) for index, prompt in enumerate(prompts)
     ]
     completions = sample_batch(
         model, requests, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling, slots=rows, recover=True

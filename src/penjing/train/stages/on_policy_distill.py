@@ -12,8 +12,8 @@ from penjing.data.chat.render import render
 from penjing.data.corpus import Corpus, threshold
 from penjing.data.formats import BadRecords, Chat
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.infer.generate import sample_answers
 from penjing.infer.sample import Sampling
-from penjing.infer.sampler_factory import make_sampler
 from penjing.loader.batch_source import OrderedSource, Source
 from penjing.loader.group_sampler import EpochOrder
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group, pack
@@ -184,9 +184,10 @@ class OnPolicyStage(TeacherStage):
         return pack(groups, self.run.data.seq_len)
 
     def _sample(self, temperature: float, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
-        sample = make_sampler(self.settings.max_new_tokens, Sampling(temperature=temperature))
+        length, stop = self.settings.max_new_tokens, self.tokenizer.stop
+        sampling = Sampling(temperature=temperature)
         with self.strategy.gathered(self.model):
-            return sample(self.model, prompts, seeds, self.tokenizer.stop)
+            return sample_answers(self.model, prompts, seeds, max_new_tokens=length, stop=stop, sampling=sampling)
 
     def validate(self) -> dict[str, float]:
         """KL and agreement on held-out prompts: with the data's answers, and their cross-entropy; without such answers,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -18,8 +18,8 @@ from penjing.base.errors import UserError
 from penjing.base.seeds import derive
 from penjing.checkpoint.tensors import write_tensors
 from penjing.data.preference_shards import PreferenceShards
+from penjing.infer.generate import sample_answers
 from penjing.infer.sample import Sampling
-from penjing.infer.sampler_factory import SampleFn, make_sampler
 from penjing.loader.group_sampler import pack_tight
 from penjing.loader.shared_prompt_batch import Answer, AnswerBatch, Group
 from penjing.model.linear import set_compute_dtype
@@ -167,9 +167,9 @@ class PreferenceStage(PreferenceDataStage[Preference]):
             return {}
         prompts = [self.tokens["validation"][index].prompt for index in range(number)]
         seeds = [derive(self.run.seed, "own", index) for index in range(number)]
-        write = make_sampler(self.settings.own_answer_tokens, Sampling(temperature=1.0))
-        stop, size = self.tokenizer.stop, self.no_grad_size
-        return kl_to_reference(self.model, self._start_model(), prompts, seeds, write, stop, self.strategy, size)
+        length, stop, sampling = self.settings.own_answer_tokens, self.tokenizer.stop, Sampling(temperature=1.0)
+        write = partial(sample_answers, max_new_tokens=length, stop=stop, sampling=sampling)
+        return kl_to_reference(self.model, self._start_model(), prompts, seeds, write, self.strategy, self.no_grad_size)
 
     def _start_model(self) -> Transformer | BaseModelView:
         """The model before step 1. Without a copy it is read again for each validation, so that it takes no memory
@@ -277,8 +277,7 @@ def kl_to_reference(
     reference: Transformer | BaseModelView,
     prompts: Sequence[Sequence[int]],
     seeds: Sequence[int],
-    write: SampleFn,
-    stop: Collection[int],
+    write: Callable[[Transformer, Sequence[Sequence[int]], Sequence[int]], list[list[int]]],
     strategy: Strategy,
     size: int,
 ) -> dict[str, float]:
@@ -293,7 +292,7 @@ def kl_to_reference(
     with strategy.gathered(model):
         for first in range(strategy.rank * size, len(prompts), strategy.world * size):
             chunk = slice(first, min(first + size, len(prompts)))
-            answers = write(model, prompts[chunk], seeds[chunk], stop)
+            answers = write(model, prompts[chunk], seeds[chunk])
             groups = [
                 Group(prompt=prompt, answers=[Answer(ids=answer, values={"from_data": [0.0] * len(answer)})])
                 for prompt, answer in zip(prompts[chunk], answers, strict=True)
