@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from penjing.base.errors import UserError
+from penjing.data.clean import ngrams
 from penjing.data.clean.decontamination import Decontamination, DecontaminationSettings
 from penjing.data.clean.exact_duplicates import ExactDuplicates
 from penjing.data.clean.near_duplicates import NearDuplicates, NearDuplicatesSettings
@@ -53,8 +53,7 @@ def test_recall_and_precision(vocabulary: Sequence[str], joined: str) -> None:
     made = pairs(vocabulary, 200, 600)
     rule = NearDuplicates()
     texts = [joined.join(words) for pair in made for words in pair]
-    sketches = rule.sketches([document(text) for text in texts])
-    found = [rule.first_seen(sketch, ("", number)) for number, sketch in enumerate(sketches)]
+    found = [rule.first_seen(rule.sketch(document(text)), ("", number)) for number, text in enumerate(texts)]
     similar = {2 * number + 1 for number, pair in enumerate(made) if jaccard(*pair, joined) >= 0.8}
     said = {number for number, place in enumerate(found) if place}
     assert all(found[number] == ("", number - 1) for number in said), "they repeat their own original"
@@ -63,12 +62,20 @@ def test_recall_and_precision(vocabulary: Sequence[str], joined: str) -> None:
     assert len(said & similar) / len(said) >= 0.97
 
 
-def test_a_sketch_does_not_depend_on_the_other_records() -> None:
-    texts = [" ".join(words) for pair in pairs(ENGLISH, 3000, 20) for words in pair] + ["", "。", "two words", "你好"]
-    records = [document(text) for text in texts]
-    assert NearDuplicates().sketches(records) == [NearDuplicates().sketch(record) for record in records]
-    assert NearDuplicates().sketches([]) == []
-    assert NearDuplicates().sketches(records[::-1]) == NearDuplicates().sketches(records)[::-1]
+def test_sketches_in_c_and_in_python_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [" ".join(words) for pair in pairs(ENGLISH, 100, 5) for words in pair] + [
+        "",
+        "。",
+        "two words",
+        "你好 a中b",
+    ]
+    texts += ["".join(map(chr, range(start, start + 400))) for start in range(0, 0x11000, 397)] + [
+        " \udcff\U0010ffff x"
+    ]
+    made = [(ngrams.sketch(text, n), ngrams.word_hashes(text, marks=False).tolist()) for text in texts for n in (1, 5)]
+    monkeypatch.setattr(ngrams, "c_library", lambda: None)
+    again = [(ngrams.sketch(text, n), ngrams.word_hashes(text, marks=False).tolist()) for text in texts for n in (1, 5)]
+    assert made == again
 
 
 def test_short_and_empty_texts() -> None:
@@ -100,10 +107,9 @@ def test_system_messages_do_not_make_conversations_alike() -> None:
         return Chat(messages=(system, *turns), tools=(), source="", line=1)
 
     rule = NearDuplicates()
-    sketches = rule.sketches(
-        [chat("A red apple of last year"), chat("A green pear from this week"), chat("a red apple of last YEAR")]
-    )
-    assert [rule.first_seen(sketch, ("", line)) for line, sketch in enumerate(sketches)] == [None, None, ("", 0)]
+    chats = [chat("A red apple of last year"), chat("A green pear from this week"), chat("a red apple of last YEAR")]
+    found = [rule.first_seen(rule.sketch(each), ("", line)) for line, each in enumerate(chats)]
+    assert found == [None, None, ("", 0)]
 
 
 def test_the_threshold_is_a_setting() -> None:
@@ -115,12 +121,6 @@ def test_the_threshold_is_a_setting() -> None:
         assert isinstance(rule(document(" ".join(other))), str) == is_dropped
     with pytest.raises(UserError):
         NearDuplicatesSettings(similarity=0.2)
-
-
-def test_without_rensa(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rensa", None)
-    with pytest.raises(UserError, match=r"penjing\[data\]"):
-        NearDuplicates().sketch(document("a text"))
 
 
 def test_exact_duplicates_are_equal_to_the_letter() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penjing.data.clean import text_scan
 from penjing.data.clean.text_scan import Flag, Scan, scan, scan_in_python
 
-pytestmark = pytest.mark.skipif(text_scan._library() is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(text_scan.c_library() is None, reason="no C compiler")
 
 # Characters at the borders of all classes and flags.
 CODES = """
@@ -111,13 +111,13 @@ def test_what_nfc_may_change_is_marked():
 
 def test_without_a_compiler_python_does_it_and_it_is_said_once(monkeypatch):
     monkeypatch.setenv("PENJING_KERNELS", "off")
-    text_scan._library.cache_clear()
+    text_scan.c_library.cache_clear()
     try:
         with pytest.warns(UserWarning, match="off") as said:
             got = [scan(f"some text, number {number}\n") for number in range(3)]
     finally:
         monkeypatch.undo()
-        text_scan._library.cache_clear()
+        text_scan.c_library.cache_clear()
         scan.cache_clear()
     assert len(said) == 1 and got == [scan(f"some text, number {number}\n") for number in range(3)]
 

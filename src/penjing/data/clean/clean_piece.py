@@ -39,18 +39,19 @@ NUM_SAMPLES = 5  # of each rule in a piece: so many trace lines show the text
 SAMPLE_CHARACTERS = 300
 LANGUAGES = ("English and other Latin", "Chinese", "other")
 _OF_SCRIPT = {"Latin": 0, "Chinese": 1}
+_SCRIPT_CHARACTERS = 256  # by which the script of a text is told
 _BUFFER_BYTES = 1 << 20
-_BATCH_CHARACTERS = 1 << 19  # of texts that are sketched at once
 _NUMBER = re.compile(r"\d[\d,]*")  # in an error, such as a column: kinds of errors are counted
 _CONTROLS = bytes({*range(32)} - {*b"\n\t"})
 _encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
 def measures(text: str) -> tuple[int, int, int]:
-    """Language (an index of LANGUAGES, by the script), length and bytes."""
-    is_ascii = text.isascii()
-    language = 0 if is_ascii else _OF_SCRIPT.get(script_of(scan(text)), 2)
-    return language, len(text), len(text) if is_ascii else len(text.encode("utf-8", "surrogatepass"))
+    """Language (an index of LANGUAGES, by the script of the beginning), length and bytes."""
+    length, num_bytes = len(text), len(text if text.isascii() else text.encode("utf-8", "surrogatepass"))
+    if 16 * (num_bytes - length) <= length:  # almost all of it is ASCII
+        return 0, length, num_bytes
+    return _OF_SCRIPT.get(script_of(scan(text[:_SCRIPT_CHARACTERS])), 2), length, num_bytes
 
 
 def write_line(stream: IO[bytes], row: Mapping[str, Any]) -> None:
@@ -115,11 +116,9 @@ class PieceWriter(BadRecords):
 
         self.output, self.trace = new("records.jsonl"), new("trace.jsonl")
         self.facts = array("q")  # FACTS of each record
-        self.compared = [name for name, rule in rules.items() if isinstance(rule, CorpusRule)]
+        self.compared = {name: rule for name, rule in rules.items() if isinstance(rule, CorpusRule)}
         self.sketch_files = {name: (new(f"{name}.sketches"), new(f"{name}.rows")) for name in self.compared}
         self.sketched = {name: (array("q"), array("q", [0])) for name in self.compared}  # numbers, ends of sketches
-        self.waiting: dict[str, list[tuple[int, Record]]] = {name: [] for name in self.compared}
-        self.waiting_characters = 0
         self.cleaned: deque[tuple[int, Record, str, list[str]]] = deque()  # and not yet yielded
         self.samples: Counter[tuple[str, str]] = Counter()
         self.before = Histogram()
@@ -128,8 +127,6 @@ class PieceWriter(BadRecords):
 
     def clean(self, record: Record) -> Record | str:
         """Called by the reader with each record that it could read."""
-        if self.waiting_characters > _BATCH_CHARACTERS:
-            self.write_sketches()
         text = compared_text(record)
         language, length, num_bytes = measured = measures(text)
         self.before.add((self.part.source, language, length.bit_length()), 1, num_bytes)
@@ -140,8 +137,7 @@ class PieceWriter(BadRecords):
             number = len(self.facts) // len(FACTS)
             self.facts.extend((self.file, place_of(record)[1], self.part.source, *measured, 0))
         for name, each in compared:
-            self.waiting[name].append((number, each))
-            self.waiting_characters += len(text)
+            self._write_sketch(name, number, each)
         if isinstance(result, Dropped):
             reason = _Traced(result, result.detail)
             reason.number, reason.text = number, text
@@ -181,19 +177,13 @@ class PieceWriter(BadRecords):
         for name in changed_by:
             self._write_trace("changed", place_of(record)[1], f"{name}: ", number, **changed_part(text, cleaned))
 
-    def write_sketches(self) -> None:
-        for name, waiting in self.waiting.items():
-            rule = self.rules[name]
-            assert isinstance(rule, CorpusRule)
+    def _write_sketch(self, name: str, number: int, record: Record) -> None:
+        if sketch := self.compared[name].sketch(record):
             (numbers, ends), (sketches, rows) = self.sketched[name], self.sketch_files[name]
-            for (number, _), sketch in zip(waiting, rule.sketches([record for _, record in waiting]), strict=True):
-                if sketch:
-                    sketches.write(sketch)
-                    rows.write(sketch[: 8 * rule.num_keys])
-                    numbers.append(number)
-                    ends.append(ends[-1] + len(sketch))
-            waiting.clear()
-        self.waiting_characters = 0
+            sketches.write(sketch)
+            rows.write(sketch[: 8 * self.compared[name].num_keys])
+            numbers.append(number)
+            ends.append(ends[-1] + len(sketch))
 
     def _drop(self, where: SourceLocation, reasons: Sequence[str]) -> None:
         self.num_records += len(reasons)
@@ -229,7 +219,6 @@ def clean_piece(rules: Mapping[str, Rule], piece: Piece, kind: Kind, folder: Pat
                     read = READERS[kind]([part.path], bad_records=writer, clean=writer.clean, columns=columns)
                     for record in read:
                         writer.write(record)
-        writer.write_sketches()
         counts = {
             "files": [printable(part.path) for part in piece.parts],
             "records": writer.num_records,
@@ -244,23 +233,20 @@ def clean_piece(rules: Mapping[str, Rule], piece: Piece, kind: Kind, folder: Pat
         for name in writer.compared:
             numbers, ends = map(np.array, writer.sketched[name])
             np.savez(unfinished / f"{name}.npz", numbers=numbers, ends=ends)
-    for name in writer.compared:
-        _write_columns(unfinished / f"{name}.rows", unfinished / f"{name}.keys.npy", rules[name])
+    for name, rule in writer.compared.items():
+        _write_columns(unfinished / f"{name}.rows", unfinished / f"{name}.keys.npy", rule.num_keys)
     unfinished.rename(folder)
     for part in piece.parts:
         if part.lines and part.lines.content:
             part.lines.content.unlink(missing_ok=True)
 
 
-def _write_columns(rows: Path, columns: Path, rule: Rule) -> None:
+def _write_columns(rows: Path, columns: Path, num_keys: int) -> None:
     """From (records, keys) to (keys, records), as the comparison reads one key of all records at a time."""
-    assert isinstance(rule, CorpusRule)
-    num_records = rows.stat().st_size // (8 * rule.num_keys)
-    written = np.lib.format.open_memmap(columns, "w+", np.uint64, (rule.num_keys, num_records))
+    num_records = rows.stat().st_size // (8 * num_keys)
+    written = np.lib.format.open_memmap(columns, "w+", np.uint64, (num_keys, num_records))
     if num_records:
-        keys = np.memmap(rows, np.uint64, "r", shape=(num_records, rule.num_keys))
-        for number in range(rule.num_keys):
-            written[number] = keys[:, number]
+        written[:] = np.memmap(rows, np.uint64, "r", shape=(num_records, num_keys)).T
         written.flush()
     rows.unlink()
 

@@ -43,7 +43,7 @@ class Decontamination(Rule):
         found: dict[int, list[tuple[Hashes, int]]] = {}
         for file in self.settings.files():
             for line, text in _evaluation_texts(Path(file)):
-                words, _ = word_hashes([text], marks=False)
+                words = word_hashes(text, marks=False)
                 if n := self._length(text, len(words)):
                     found.setdefault(n, []).append((ngram_hashes(words, n), len(self._places)))
                     self._places.append((file, line))
@@ -57,7 +57,7 @@ class Decontamination(Rule):
         return n if num_words >= n else short if num_words >= short else 0
 
     def __call__(self, record: Record) -> Record | str:
-        words, _ = word_hashes(["\n".join(texts_of(record))], marks=False)
+        words = word_hashes("\n".join(texts_of(record)), marks=False)
         for n, table in self._tables.items():
             if (owner := table.first_hit(ngram_hashes(words, n))) is not None:
                 file, line = self._places[owner]

@@ -200,7 +200,7 @@ class _Cleaning:
                 work(self.rules, *each)
                 yield number
             return
-        context = multiprocessing.get_context("spawn")  # a fork hangs if rensa has started its threads before
+        context = multiprocessing.get_context("spawn")  # a fork hangs if a thread of this process holds a lock
         pool = ProcessPoolExecutor(workers, context, _start_worker, (spec, os.getpid()))
         try:
             pending: dict[Future[None], int] = {}

@@ -1,4 +1,7 @@
-"""Leave out a record that is nearly an earlier one: MinHash finds candidates, their shingles are compared exactly."""
+"""Leave out a record that is nearly an earlier one: MinHash finds candidates, their shingles are compared exactly.
+
+A pair of similarity s has one of 32 bands of 8 in common with probability 1 - (1 - s^8)^32: 0.997 at 0.8, 0.12 at 0.5.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,14 +14,10 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from penjing.base.config import PositiveInt
-from penjing.base.errors import missing_extra
-from penjing.data.clean.ngrams import Hashes, mix, shingles
+from penjing.data.clean.ngrams import NUM_BANDS, sketch
 from penjing.data.clean.rule import CorpusRule, Place, Record, RuleSettings
 from penjing.data.formats.schema import Chat, Document
 
-# A pair of similarity s has a band in common with probability 1 - (1 - s^8)^32: 0.997 at 0.8, 0.12 at 0.5.
-NUM_PERMUTATIONS, NUM_BANDS = 256, 32
-_SEED = 42
 _KEY_BYTES = 8 * NUM_BANDS
 _MOST_OF_KEY = 32  # records that are remembered for a key: of a template that a million records share, the first ones
 
@@ -44,23 +43,8 @@ class NearDuplicates(CorpusRule):
         self._kept: list[tuple[Place, NDArray[np.uint32]]] = []
 
     def sketch(self, record: Record) -> bytes:
-        return self.sketches([record])[0]
-
-    def sketches(self, records: Sequence[Record]) -> list[bytes]:
-        """Of each record the keys of its bands, then its distinct shingles in ascending order, shortened to 32 bits.
-
-        Of a record without words nothing: it equals no other.
-        """
-        if not records:
-            return []
-        found, bounds = shingles([compared_text(record) for record in records], self.settings.shingle)
-        keys = _band_keys(found, bounds)
-        row = np.repeat(np.arange(len(records), dtype=np.uint64), np.diff(bounds))
-        distinct = np.sort(row << np.uint64(32) | found >> np.uint64(32))
-        distinct = distinct[np.append(True, distinct[1:] != distinct[:-1])[: len(distinct)]]
-        ends = np.searchsorted(distinct, np.arange(1, len(records) + 1, dtype=np.uint64) << np.uint64(32))
-        parts = np.split(distinct.astype(np.uint32), ends[:-1])
-        return [key.tobytes() + part.tobytes() if len(part) else b"" for key, part in zip(keys, parts, strict=True)]
+        """The keys of its bands, then its distinct shingles. Of a record without words nothing: it equals no other."""
+        return sketch(compared_text(record), self.settings.shingle)
 
     def first_seen(self, sketch: bytes, place: Place) -> Place | None:
         if not sketch:
@@ -89,23 +73,7 @@ def compared_text(record: Record) -> str:
 
 
 def similarity(one: NDArray[np.uint32], other: NDArray[np.uint32]) -> float:
-    """Jaccard similarity of two sets, as sorted arrays."""
+    """Jaccard similarity of two sets, as arrays."""
     both = np.sort(np.concatenate((one, other)))
     shared = int(np.count_nonzero(both[1:] == both[:-1]))
     return shared / (len(both) - shared)
-
-
-def _band_keys(found: Hashes, bounds: NDArray[np.int64]) -> Hashes:
-    """(records, bands): equal keys in a band for records whose MinHash is equal there."""
-    try:
-        from rensa import RMinHash
-    except ImportError:
-        raise missing_extra("rensa") from None
-    digests = RMinHash.digest_matrix_from_flat_token_hashes(found, bounds.astype(np.uint64), NUM_PERMUTATIONS, _SEED)
-    size = (len(bounds) - 1) * NUM_PERMUTATIONS
-    flat = np.fromiter(chain.from_iterable(digests.to_rows()), np.uint64, size)
-    factors = mix(np.arange(1, NUM_PERMUTATIONS + 1, dtype=np.uint64)) | np.uint64(1)  # differ between bands too
-    flat = flat.reshape(-1, NUM_PERMUTATIONS) + np.uint64(1)
-    flat *= factors
-    keys: Hashes = mix(flat.reshape(-1, NUM_BANDS, NUM_PERMUTATIONS // NUM_BANDS).sum(axis=2))
-    return keys

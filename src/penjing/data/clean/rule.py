@@ -1,7 +1,7 @@
 """The interface of a cleaning rule."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -59,10 +59,6 @@ class CorpusRule(Rule):
     @abstractmethod
     def sketch(self, record: Record) -> bytes:
         """What of the record the rule compares. A pure function. Empty: the record is like no other."""
-
-    def sketches(self, records: Sequence[Record]) -> list[bytes]:
-        """The sketch of each; a rule may compute many of them faster than one by one."""
-        return [self.sketch(record) for record in records]
 
     @abstractmethod
     def first_seen(self, sketch: bytes, place: Place) -> Place | None:

@@ -350,3 +350,58 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
     free(table), free(hash), free(chars), free(line_hashes), free(lengths);
     return failed;
 }
+
+// The words of a text as hashes, and the sketch of them for near duplicates. ngrams.py has both in Python.
+// table: of each character of the basic plane its lower case, and in the highest byte 0 if it separates words, 1 if it is
+// part of one, 2 if it is one. words: room for bytes / 2 + 1. Returns their number.
+long penjing_words(const uint8_t *text, long bytes, const uint32_t *table, uint64_t *words) {
+    const uint8_t *at = text, *end = text + bytes;
+    uint64_t hash = 0;
+    uint32_t open = 0;
+    long count = 0;
+    while (at < end) {
+        uint32_t c = decode(&at), entry = c < 65536 ? table[c] : 2u << 24 | c, kind = entry >> 24;
+        if (open && kind != 1) words[count++] = mix(hash), open = 0;
+        if (!kind) continue;
+        hash = next_hash(open ? hash : 0, entry & 0xFFFFFF), open = kind == 1;
+        if (kind == 2) words[count++] = mix(hash);
+    }
+    if (open) words[count++] = mix(hash);
+    return count;
+}
+
+enum { PERMUTATIONS = 256, BANDS = 32 };
+
+// functions: factors, then offsets, of the permutations. out: the keys of the bands, then the distinct shingles of n words,
+// 32 bits of each, in order; room for bytes / 2 + 1 of them. Returns the number of shingles, or -1 without memory.
+long penjing_sketch(const uint8_t *text, long bytes, const uint32_t *classes, long n, const uint32_t *functions, uint64_t *out) {
+    uint64_t *words = malloc((bytes / 2 + 1) * sizeof *words), hash = 0, power = 1;  // of the factor, for the word that leaves
+    long count = words ? penjing_words(text, bytes, classes, words) : 0, found = 0;
+    uint32_t least[PERMUTATIONS], size = table_size(count), *distinct = (uint32_t *)(out + BANDS);
+    uint32_t *table = calloc(size, sizeof *table);
+    if (!words || !table) return free(words), free(table), -1;
+    memset(least, 0xFF, sizeof least);
+    if (n > count) n = count;
+    for (long i = 0; i < n; i++) power *= 0x9E3779B97F4A7C15u;
+    for (long i = 0; i < count; i++) {
+        hash = hash * 0x9E3779B97F4A7C15u + words[i] - (i < n ? 0 : words[i - n] * power);
+        if (i + 1 < n) continue;
+        uint32_t shingle = mix(hash) >> 32, at = shingle & (size - 1);
+        shingle |= !shingle;
+        while (table[at] && table[at] != shingle) at = (at + 1) & (size - 1);
+        if (table[at]) continue;
+        table[at] = distinct[found++] = shingle;
+        for (int p = 0; p < PERMUTATIONS; p++) {
+            uint32_t value = shingle * functions[p] + functions[PERMUTATIONS + p];
+            least[p] = value < least[p] ? value : least[p];
+        }
+    }
+    free(words), free(table);
+    for (int band = 0; band < BANDS; band++) {
+        out[band] = band;
+        for (int i = band * (PERMUTATIONS / BANDS); i < (band + 1) * (PERMUTATIONS / BANDS); i++)
+            out[band] = next_hash(out[band], least[i]);
+        out[band] = mix(out[band]);
+    }
+    return found;
+}

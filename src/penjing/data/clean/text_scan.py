@@ -8,7 +8,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
-from ctypes import c_char_p, c_long, c_void_p
+from ctypes import c_char_p, c_int, c_long, c_void_p
 from enum import IntEnum
 from functools import cache, lru_cache
 from pathlib import Path
@@ -77,12 +77,16 @@ class _Library(CLibrary):
     FOLDER = Path(__file__).parent
     SOURCES = ("text_scan.c",)
     FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
-    SIGNATURES: ClassVar = {"scan": (c_char_p, c_long, c_void_p)}
-    RETURNS: ClassVar = {"scan": ctypes.c_int}
+    SIGNATURES: ClassVar = {
+        "scan": (c_char_p, c_long, c_void_p),
+        "words": (c_char_p, c_long, c_void_p, c_void_p),
+        "sketch": (c_char_p, c_long, c_void_p, c_long, c_void_p, c_void_p),
+    }
+    RETURNS: ClassVar = {"scan": c_int, "words": c_long, "sketch": c_long}
 
 
 @cache
-def _library() -> _Library | None:
+def c_library() -> _Library | None:
     built = "PENJING_KERNELS=off" if os.environ.get("PENJING_KERNELS") == "off" else build(_Library)
     if isinstance(built, str):
         warnings.warn(f"cleaning rules run in Python, some thirty times as slow as in C: {built}", stacklevel=4)
@@ -92,7 +96,7 @@ def _library() -> _Library | None:
 
 @lru_cache(maxsize=2)  # several rules ask for one text; it may have megabytes
 def scan(text: str) -> Scan:
-    library = _library()
+    library = c_library()
     if library is None:
         return scan_in_python(text)
     content = text.encode("utf-8", "surrogatepass")
