@@ -225,8 +225,10 @@ def whole_copy(state):
 
 make = lambda: small_model(noise=0, vocab_size=64, hidden_size=64, head_dim=16, intermediate_size=128)
 expected, _, norms = train(Single(torch.device("cpu")), make(), bad=2)
-for name in sys.argv[1].split(","):
+for word in sys.argv[1].split(","):
+    name, _, reshard = word.partition(":")
     strategy, model = make_strategy("cpu", name), make()
+    strategy.reshard = reshard or "pass"
     numbers = sum(parameter.numel() for parameter in model.parameters())
     weights, optimizers, theirs = train(strategy, model, bad=2)
     if strategy.rank == 0:
@@ -274,8 +276,8 @@ def test_steps_states_and_bytes_of_each_stage(tmp_path, offload):
     """Two ranks step as one process does, skip a step whose loss is NaN, keep half, save and load whole tensors."""
     script = tmp_path / "steps.py"
     script.write_text(STEPS)
-    stages = "zero2" if offload else "zero1,zero2,zero3"
-    words = [stages, f"parallel.strategy={stages.split(',')[0]}", f"parallel.offload={str(offload).lower()}"]
+    stages = "zero2,zero2:step" if offload else "zero1,zero2,zero2:step,zero3"
+    words = [stages, f"parallel.strategy={stages[:5]}", f"parallel.offload={str(offload).lower()}"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [*TWO_RANKS, script, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)

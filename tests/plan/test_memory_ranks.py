@@ -31,6 +31,8 @@ WIDE = ["model.hidden_size=256", "model.intermediate_size=704", "data.seq_len=64
         pytest.param("fsdp2", ["batch.micro_size=2"], marks=pytest.mark.nightly),
         pytest.param("fsdp2", [*SMALL, "parallel.reshard=step"], marks=pytest.mark.nightly),
         pytest.param("fsdp2", [*WIDE, "optimizer=adamw", "parallel.reshard=step"], marks=pytest.mark.nightly),
+        pytest.param("zero2", [*SMALL, "parallel.reshard=step"], marks=pytest.mark.nightly),
+        pytest.param("zero2", [*WIDE, "optimizer=adamw", "parallel.reshard=step"], marks=pytest.mark.nightly),
         pytest.param("ddp", SMALL, marks=pytest.mark.nightly),
         *(
             pytest.param(stage, words, marks=pytest.mark.nightly)

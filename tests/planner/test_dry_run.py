@@ -46,10 +46,13 @@ def test_a_rank_holds_and_sends_what_is_planned(figures, strategy, options):
     assert not torch.distributed.is_initialized(), "the next run would find its group"
 
 
-def test_gradients_that_stay_until_a_step_ends_are_sent_once(figures):
-    often, once = (figures("fsdp2", "optimizer=adamw", f"parallel.reshard={how}") for how in ("pass", "step"))
-    assert once["sent in a step"][0] < 0.6 * often["sent in a step"][0]
-    assert once["peak of tensors"][0] > often["peak of tensors"][0]
+@pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero2", marks=pytest.mark.nightly)])
+def test_gradients_that_stay_until_a_step_ends_are_sent_once(figures, strategy):
+    often, once = (figures(strategy, "optimizer=adamw", f"parallel.reshard={how}") for how in ("pass", "step"))
+    assert once["sent in a step"][0] < 0.7 * often["sent in a step"][0]
+    if strategy == "fsdp2":  # of ZeRO it is not counted
+        assert once["peak of tensors"][0] > often["peak of tensors"][0]
+    assert once["sent in a step"][0] == pytest.approx(once["sent in a step"][1], rel=0.05)
 
 
 def test_what_no_rank_shares_is_refused(figures):

@@ -9,4 +9,4 @@ STRATEGIES = {
     "zero2": "penjing.parallel.deepspeed:Zero2",
     "zero3": "penjing.parallel.deepspeed:Zero3",
 }
-GATHERING = ("fsdp2", "hsdp")  # those that `parallel.reshard` is for
+RESHARDING = ("fsdp2", "hsdp", "zero2")  # those that `parallel.reshard` is for

@@ -34,7 +34,7 @@ class Strategy(ABC):
     shards_within_node = False  # the ranks of a machine hold everything together, instead of all ranks
     writers = 1  # ranks that hold all rows of all tensors together: the first ones; `first_row` says which
     wraps_shapes = False  # `wrap` also takes a model on the meta device, and makes room for a rank's parts
-    reshard = "pass"  # as `parallel.reshard`, for those that gather weights
+    reshard = "pass"  # as `parallel.reshard`, for those that exchange gradients in each pass
     offload = False  # what a rank holds lies in the host's memory, and the optimizers step there
     _model: nn.Module  # the wrapped model
 

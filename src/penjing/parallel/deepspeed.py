@@ -54,7 +54,11 @@ class _Zero(MultiProcess):
         return [self._adamw, *(optimizer for optimizer in optimizers if optimizer is not ours)]
 
     def micro_step(self, *, last: bool) -> AbstractContextManager[Any]:
+        """With `reshard` at the end of a step, gradients add up whole until its last pass. The engine's own context for
+        that, `coalesce_grad_reduction`, exchanges them at its end also after an error, and the rank would hang."""
         self._engine.set_gradient_accumulation_boundary(last)
+        keeps_whole = self.reshard == "step" and not last
+        self._adamw.zero._coalesce_grad_reduction = self._engine.inside_no_sync_ctxt = keeps_whole
         return nullcontext()
 
     def backward(self, total: Tensor) -> None:

@@ -52,6 +52,7 @@ def engine_config(run: Any, geometry: Any, stage: int) -> dict[str, Any]:
     zero = {
         "reduce_bucket_size": BUCKET,
         "allgather_bucket_size": BUCKET,
+        "use_multi_rank_bucket_allreduce": False,  # gradients are reduced to the rank that keeps them: half the bytes
         "stage3_param_persistence_threshold": 0,  # small weights are sharded too
         **theirs_zero,
         "stage": stage,

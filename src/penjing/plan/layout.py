@@ -22,7 +22,7 @@ class Layout:
     @property
     def keeps_whole(self) -> bool:
         """Whether gathered weights and whole gradients stay until a step ends."""
-        return self.reshard == "step" and "weights" in self.shards
+        return self.reshard == "step" and "gradients" in self.shards
 
     @property
     def group(self) -> int:

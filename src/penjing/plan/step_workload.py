@@ -213,8 +213,9 @@ class Workload:
             again = 0 if once else self.shape.parameters - self.shape.vocabulary * self.shape.width
             exchanges = 1 if self.layout.keeps_whole else self.passes
             sharded = (4.0 * (self.shape.parameters + again) + gradients) * exchanges
-        else:  # ZeRO: gradients all-reduced, in each pass if only parts are kept; updated weights gathered
-            sharded = gradients * (1 + 2 * (self.passes if "gradients" in self.layout.shards else 1))
+        else:  # ZeRO: gradients reduced, in each pass if only parts are kept; updated weights gathered
+            each_pass = "gradients" in self.layout.shards and not self.layout.keeps_whole
+            sharded = gradients * (1 + (self.passes if each_pass else 1))
         copies = self.ranks // group
         return sharded * share, 2 * gradients / group * (copies - 1) / copies
 

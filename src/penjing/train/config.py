@@ -80,8 +80,8 @@ class ParallelSettings(Settings):
     # single, ddp, fsdp2, hsdp, or zero1, zero2 and zero3 (DeepSpeed); auto: single for one process, else ddp, or fsdp2
     # where only that fits
     strategy: str = "auto"
-    # fsdp2 and hsdp: free gathered weights and exchange gradients after each pass, or once a step, which is faster with
-    # several passes and needs room for all weights and gradients. auto: step if they take a tenth of a device's memory.
+    # fsdp2, hsdp and zero2: free gathered weights and exchange gradients after each pass, or once a step: faster with
+    # several passes, with room for all weights and gradients. auto: step if they take a tenth of a device's memory.
     reshard: Literal["auto", "pass", "step"] = "auto"
     offload: bool = False  # keep weights (but of zero1 to zero3), gradients and optimizer state on the host; step there
     ds_config: str = ""  # a ds_config.json, for what penjing does not decide of DeepSpeed

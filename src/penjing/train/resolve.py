@@ -20,7 +20,7 @@ from penjing.base.config import Decision, Layer
 from penjing.base.errors import UserError
 from penjing.base.formatting import gibibytes
 from penjing.model.config import ModelConfig
-from penjing.parallel import GATHERING
+from penjing.parallel import RESHARDING
 from penjing.plan.shape import shape_of
 from penjing.track.run_dir import is_run_or_checkpoint, stage_folder
 from penjing.train.config import Run
@@ -207,11 +207,11 @@ def _reshard(run: Run, facts: Facts) -> Run:
     """fsdp2 that `auto` chose has little memory, and so has a run with offload."""
     parallel = run.parallel
     if parallel.reshard != "auto":
-        if parallel.strategy not in ("auto", *GATHERING):
-            got, wanted = f"parallel.strategy={parallel.strategy}", ", ".join(GATHERING)
-            raise parallel.error("reshard", "has an effect where weights are gathered", got=got, wanted=wanted)
+        if parallel.strategy not in ("auto", *RESHARDING):
+            got, wanted = f"parallel.strategy={parallel.strategy}", ", ".join(RESHARDING)
+            raise parallel.error("reshard", "has an effect where passes exchange gradients", got=got, wanted=wanted)
         return run
-    if parallel.strategy not in GATHERING or parallel.offload or facts.world == 1:
+    if parallel.strategy not in RESHARDING or parallel.offload or facts.world == 1:
         return run
     whole, free = 8 * shape_of(run.model).parameters, facts.memory_bytes()
     if whole > WHOLE_SHARE * free:

@@ -184,15 +184,16 @@ class ZeroBuffers:
     backward pass a bucket that gradients are moved into, and at its end all of them again for the exchange, with stage
     3 twice. It keeps gathered weights, up to ZERO_LIVE numbers, until the backward pass has used them."""
 
-    def __init__(self, model: nn.Module, tracer: Tracer, shards: frozenset[str], bucket: int) -> None:
+    def __init__(self, model: nn.Module, tracer: Tracer, layout: Layout, bucket: int) -> None:
         """bucket: numbers of reduce_bucket_size."""
-        self._model, self._tracer, self._shards, self._bucket_size = model, tracer, shards, bucket
+        self._model, self._tracer, self._bucket_size = model, tracer, bucket
+        self._shards, self._keeps_whole = layout.shards, layout.keeps_whole
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._count = sum(parameter.numel() for parameter in self._trained)
         self._copy = self._flat(self._count, "optimizer state")
-        self._parts: list[Tensor] = self._new_parts() if "weights" in shards else []
+        self._parts: list[Tensor] = self._new_parts() if "weights" in layout.shards else []
         self._gathered: Tensor | None = None
-        for parameter in self._trained if "gradients" in shards else ():
+        for parameter in self._trained if "gradients" in layout.shards else ():
             parameter.register_post_accumulate_grad_hook(self._move)  # type: ignore[no-untyped-call]
 
     def _flat(self, count: int, component: Component) -> Tensor:
@@ -205,24 +206,29 @@ class ZeroBuffers:
         self._tracer.tag(parts, "gradients")
         return parts
 
-    @staticmethod
-    def _move(parameter: Tensor) -> None:
-        parameter.grad = None  # it is in the bucket
+    def _move(self, parameter: Tensor) -> None:
+        if self._exchanges:
+            parameter.grad = None  # it is in the bucket
+        else:
+            self._tracer.tag([parameter.grad], SENT)
 
-    def before_pass(self) -> None:
+    def before_pass(self, *, last: bool) -> None:
+        """last: of the step."""
+        self._exchanges = last or not self._keeps_whole
         if "gradients" in self._shards:
             if "weights" not in self._shards and self._trained[0].grad is None:  # the first pass of a step
                 self._parts = []
-            for one in self._trained:
+            for one in () if self._keeps_whole else self._trained:
                 one.grad = None
         if "weights" in self._shards:
             self._gathered = self._flat(min(ZERO_LIVE, sum(one.numel() for one in self._model.parameters())), SENT)
 
     def backward(self, total: Tensor) -> None:
-        bucket = self._flat(self._bucket_size, SENT)
+        bucket = self._flat(self._bucket_size if self._exchanges else 0, SENT)
         total.backward()  # type: ignore[no-untyped-call]
         if "gradients" not in self._shards:
             self._tracer.tag_gradients(self._model)
+        if "gradients" not in self._shards or not self._exchanges:
             return
         self._gathered = None
         sent = self._flat(self._count * (2 if "weights" in self._shards else 1), SENT)

@@ -128,7 +128,7 @@ class TraceStrategy(Single):
             self._buckets = GradientBuckets(model)
             self._tracer.tag(self._buckets.tensors, "communication")
         elif self.world > 1 and self._layout.strategy.startswith("zero"):
-            self._zero = ZeroBuffers(model, self._tracer, self._layout.shards, BUCKET)
+            self._zero = ZeroBuffers(model, self._tracer, self._layout, BUCKET)
         elif self.world > 1 and "weights" in self._layout.shards:
             self._units = GatheredUnits(model, self._tracer, keeps_whole=self._layout.keeps_whole)
         return model
@@ -141,7 +141,7 @@ class TraceStrategy(Single):
         if self._units is not None:
             self._units.before_pass(last=last)
         if self._zero is not None:
-            self._zero.before_pass()
+            self._zero.before_pass(last=last)
         return nullcontext()
 
     def backward(self, total: Tensor) -> None:
