@@ -102,7 +102,7 @@ def sample_tokens(
     warped_RV = warp_logits(source_RV, rows)
     max_R1, argmax_R1 = warped_RV.max(dim=-1, keepdim=True)
     # Filtered tokens add nothing, so the first sum above the target is never theirs; and u x total < total. A parallel
-    # cumsum, as on CUDA, may decrease by a rounding error, so that neither is certain: then take the most likely token.
+    # cumsum, as on GPUs, may decrease by a rounding error, so that neither is certain: then take the most likely token.
     cumsum_RV = (warped_RV - max_R1).exp_().cumsum(dim=-1)
     total_R1 = cumsum_RV[:, -1:]
     uniform_R1 = on_device(uniform_R, logits_RV.device)[:, None]

@@ -21,7 +21,7 @@ class Batch:
     ids_BT, document_BT: input ids, and each one's document. scored_N: flat indices of the positions that reach the
     output head (None: all positions); target_N, weight_N: their target ids and loss weights.
     num_tokens: positions without padding, for throughput metrics.
-    cu_seqlens_S: first position of each document in the concatenated rows; set on the way to CUDA (see `to_device`).
+    cu_seqlens_S: first position of each document in the concatenated rows; set on the way to a GPU (see `to_device`).
     noise_B: a seed for each row's noise in training (model/regularization.py); None: no noise.
     """
 
@@ -69,7 +69,7 @@ def collate(rows: Sequence[Row]) -> Batch:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """A batch's fields by name, or one field, on `device`; on CUDA `cu_seqlens_S` is filled in if it is there. Copies
+    """A batch's fields by name, or one field, on `device`; on a GPU `cu_seqlens_S` is filled in if it is there. Copies
     from pinned memory do not wait for the device."""
     if isinstance(value, dict):
         if devices.of(device).uses_cu_seqlens and "cu_seqlens_S" in value:

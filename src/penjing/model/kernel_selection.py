@@ -26,7 +26,7 @@ MAX_DIFFERENCE = 0.05  # in bfloat16, of values and gradients of size 1
 
 
 def check_expert_sizes(model: Transformer, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise UserError if grouped matmuls do not support the expert sizes: on CUDA rows are multiples of 16 bytes."""
+    """Raise UserError if grouped matmuls do not support the expert sizes: on a GPU rows are multiples of 16 bytes."""
     multiple = 16 // dtype.itemsize
     for layer in () if devices.of(device).is_host else moe_layers(model):
         _, inner, width = layer.gate_proj.shape

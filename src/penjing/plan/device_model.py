@@ -80,7 +80,7 @@ class Machine:
     triton_kernels: bool = True  # whether kernels/triton can run, on cards that support it
     watts: float = 0.0  # at full load; 0 = unknown
     peak_flops: dict[str, float] = field(default_factory=dict)  # data sheet, for MFU; on a CPU measured
-    context_bytes: int = 0  # used besides tensors: the CUDA context, or the interpreter
+    context_bytes: int = 0  # used besides tensors: the context of a GPU, or the interpreter
     matmuls: tuple[Gemm, ...] = ()  # measured shapes
     attentions: tuple[AttentionRate, ...] = ()  # the same; a dtype without one falls back to attention_share
 

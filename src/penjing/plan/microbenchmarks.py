@@ -1,6 +1,6 @@
 """Measure a device: matmuls, attention, copies, kernel launches, context memory, all-reduce between devices.
 
-GPUs are timed with CUDA events, CPUs with the wall clock. Every figure is the median of several tries, with a spread.
+GPUs are timed with events, CPUs with the wall clock. Every figure is the median of several tries, with a spread.
 """
 
 import os
@@ -41,7 +41,7 @@ def profile_key(device: torch.device) -> ProfileKey:
 
 
 def time_call(function: Callable[[], object], device: torch.device, tries: int = TRIES) -> tuple[float, float]:
-    """Median seconds of one call, and (slowest - fastest) / median. CUDA events on GPUs, else the wall clock."""
+    """Median seconds of one call, and (slowest - fastest) / median. Events on GPUs, else the wall clock."""
     time_calls = devices.of(device).time_calls
     function()
     times = 1

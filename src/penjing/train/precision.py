@@ -41,7 +41,7 @@ class Precision:
     ) -> Precision:
         """Resolve the settings on `device`.
 
-        capability: of a CUDA device that is only planned for; None = query the device. resumed_dtype: what `auto` means
+        capability: of a device that is only planned for; None = query the device. resumed_dtype: what `auto` means
         for a resumed run; empty = the fastest. agree: returns rank 0's choice for `auto`.
         """
         setting = str(compute.dtype)

@@ -1,4 +1,4 @@
-"""A model of PyTorch's CUDA caching allocator: the segments it would reserve for a sequence of requests.
+"""A model of PyTorch's caching allocator: the segments it would reserve for a sequence of requests.
 
 The rules are those of `c10/cuda/CUDACachingAllocator.cpp` (torch 2.6 to 2.13, default settings): sizes are rounded up
 to 512 bytes; requests up to 1 MiB share segments of 2 MiB, larger ones below 10 MiB segments of 20 MiB, and each other

@@ -33,7 +33,7 @@ class Target:
 
     kind: str = DEVICE_TYPE  # type of the device, as torch calls it
     name: str = "A100"
-    capability: tuple[int, int] = (8, 0)  # CUDA compute capability
+    capability: tuple[int, int] = (8, 0)  # compute capability, as NVIDIA counts it
     memory_bytes: int = 0  # total reported by the driver; 0 = unknown
     context_bytes: int = int(0.47 * GIB)
     triton_kernels: bool = True  # whether kernels/triton can run, on cards that support it

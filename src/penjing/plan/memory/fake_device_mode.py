@@ -160,7 +160,7 @@ class FakeDeviceMode(TorchFunctionMode):
 
 
 def attention_kernel(target: Target, query: Tensor, key: Tensor, mask: Tensor | None) -> str:
-    """The CUDA kernel that torch selects for an attention: flash, cudnn, efficient or math.
+    """The GPU kernel that torch selects for an attention: flash, cudnn, efficient or math.
 
     These are the checks in `sdp_utils.cpp` that apply to our shapes. flash needs half precision, sm_80 and no mask.
     cuDNN comes first on sm_90 and sm_10x and accepts masks. efficient needs as many key heads as query heads (newer
@@ -243,7 +243,7 @@ def _as_bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """CUDA's dropout saves a one-byte mask; the composite one saves a mask in the input's dtype."""
+    """A GPU's dropout saves a one-byte mask; the composite one saves a mask in the input's dtype."""
     if not training or not 0 < p < 1:
         return functional.dropout(input, p, training, inplace)
     out: Tensor = torch.native_dropout(input, p, True)[0]
@@ -259,7 +259,7 @@ def _rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None
 
 
 def _grouped_mm_shape(left: Tensor, right: Tensor, offs: Tensor, **options: None) -> Tensor:
-    """CUDA runs grouped matmuls in every dtype, but the meta function accepts only bfloat16."""
+    """A GPU runs grouped matmuls in every dtype, but the meta function accepts only bfloat16."""
     rows, outputs = left.shape[0], right.shape[-1]
     return left.new_empty((rows, outputs) if right.ndim == 3 else (len(offs), rows, outputs))
 

@@ -1,4 +1,4 @@
-"""Temporary memory of CUDA kernels, which torch's meta functions do not show.
+"""Temporary memory of GPU kernels, which torch's meta functions do not show.
 
 Sources: pytorch's `flash_attn/flash_api.cpp` (mha_bwd), `attention_backward.cu`, `Embedding.cu`, `CUDABlas.cpp`.
 """
@@ -21,7 +21,7 @@ def is_matmul(name: str) -> bool:
 
 
 def temporaries(name: str, args: tuple[Any, ...], out: Any) -> Iterator[int]:
-    """Sizes in bytes of the temporaries that an operation's CUDA kernel allocates while it runs."""
+    """Sizes in bytes of the temporaries that an operation's GPU kernel allocates while it runs."""
     name = name.split(".")[0]
     if name in (
         "aten::_scaled_dot_product_flash_attention_backward",

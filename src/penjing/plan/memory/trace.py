@@ -119,7 +119,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._workspaces.add(backward)
             self._record_alloc(WORKSPACE, name, "workspaces")
         out = meta_results.call(func, args, kwargs)
-        if self._with_temporaries:  # allocated and freed within a CUDA kernel
+        if self._with_temporaries:  # allocated and freed within a kernel
             numbers = [self._record_alloc(size, name, "temporaries") for size in temporaries(name, args, out)]
             self.trace.events += [-number - 1 for number in numbers]
         for value in tree_leaves(out):

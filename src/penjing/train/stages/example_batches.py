@@ -15,7 +15,7 @@ from penjing.loader.shared_prompt_batch import AnswerBatch
 
 
 def example_rows(rows: int, seq_len: int, device: torch.device, *, with_edges: bool = False) -> Batch:
-    """Packed rows. with_edges: with what is made for CUDA's kernels on the way there."""
+    """Packed rows. with_edges: with what is made for a GPU's kernels on the way there."""
     empty = partial(torch.empty, dtype=torch.long, device=device)
     edges = max(64, rows * seq_len // POSITIONS_PER_EDGE) + 1
     return Batch(
