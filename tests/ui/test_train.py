@@ -28,6 +28,8 @@ from penjing.base.lock import locked
 words = sys.argv[1:]
 recipe = words[1]
 out = next((word[4:] for word in words if word.startswith("out=")), str(Path(recipe).parent))
+if words[0] == "quickstart":
+    out = words[2]
 if "fail=1" in words:
     print("penjing: it fails", file=sys.stderr)
     sys.exit(2)
@@ -89,6 +91,14 @@ def test_start_stop_and_continue(client, folder, program):
     wait_for(lambda: not is_locked(run))
     log = client.get("/api/run", params={"run": "runs/x"}).json()["log"]
     assert log.startswith("$ penjing train tiny out=runs/x 'data.train=my data.txt' max_steps=5\n")
+
+
+def test_the_first_model_of_an_empty_folder(client, folder, program):
+    assert client.post("/api/quickstart", json={}).json() == {"run": "runs/quickstart"}
+    assert told(folder / "runs/quickstart")[:2] == [["quickstart", "--out", "runs/quickstart"], str(folder)]
+    assert code(client.post("/api/quickstart", json={})) == (409, "running")
+    client.post("/api/stop", json={"run": "runs/quickstart"})
+    wait_for(lambda: not is_locked(folder / "runs/quickstart"))
 
 
 def test_a_start_that_fails_is_shown_with_what_it_said(client, program, monkeypatch):

@@ -7,8 +7,8 @@ from penjing.base.config import Layer
 
 
 def pretrain() -> Layer:
-    """Muon for the blocks' matrices, and a constant then linearly decaying rate (WSD): reaches the bits per byte of
-    AdamW with cosine in half of the tokens or less, at 0.5M and 2M parameters (docs/speed.md)."""
+    """Pretrain a model on text, from nothing. Muon and a constant, then linearly decaying rate (WSD) reach the bits per
+    byte of AdamW with cosine in half of the tokens or less, at 0.5M and 2M parameters (docs/speed.md)."""
     return {
         "stage": "pretrain",
         "out": "runs/pretrain",

@@ -16,6 +16,7 @@ from penjing.data.formats.files import CLEANING, format_of
 from penjing.serve.errors import ApiError
 from penjing.track.run_record import RunRecord
 from penjing.ui.background import penjing_json
+from penjing.ui.blind import VOTES
 from penjing.ui.site import Site, read_json, text_field
 
 DEPTH, MOST_FILES, MOST_ENTRIES = 6, 500, 20_000  # folders below the app's that are searched; listed; looked at
@@ -61,8 +62,9 @@ def files_below(folder: Path) -> dict[str, Any]:
 
 def _is_data(path: Path) -> bool:
     """Whether a corpus may be in this format. Programs and pages may be data, but are rarely meant."""
+    name = path.name.lower()
     try:
-        return format_of(path) not in ("py", "html", "md") and not path.name.lower().startswith(("readme", "license"))
+        return format_of(path) not in ("py", "html", "md") and not name.startswith(("readme", "license", VOTES))
     except UserError:
         return False
 

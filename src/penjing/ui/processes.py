@@ -106,7 +106,8 @@ class Trainings:
         return "starting" if code is None else "failed" if 0 < code < 128 else ""
 
     def names(self) -> list[str]:
-        return list(self._started)
+        """Of those that run, or failed."""
+        return [name for name, process in self._started.items() if process.poll() != 0]
 
     def _is_alive(self, name: str) -> bool:
         return name in self._started and self._started[name].poll() is None

@@ -14,6 +14,7 @@ from penjing.ui import settings_form
 from penjing.ui.processes import Chats, Trainings, command
 from penjing.ui.site import Site, read_json, run_in_thread, text_field
 
+QUICKSTART = ("quickstart", "--out", "runs/quickstart")
 # Texts that may look like paths; any other value is taken for one.
 NO_PATHS = ("sample.prompts", "freeze", "objective.reward.pattern", "objective.reward.format_pattern")
 
@@ -37,6 +38,12 @@ def add_routes(app: FastAPI, site: Site, trainings: Trainings, chats: Chats) -> 
         words = ["train", recipe, *(f"{name}={value}" for name, value in values.items())]
         await run_in_thread(trainings.start, words, out)
         return {"run": site.name(out)}
+
+    @app.post("/api/quickstart")
+    async def quickstart(request: Request) -> dict[str, str]:
+        await read_json(request)  # which no form of another site can send
+        await run_in_thread(trainings.start, QUICKSTART, site.path(QUICKSTART[-1]))
+        return {"run": QUICKSTART[-1]}
 
     @app.post("/api/resume")
     async def resume(request: Request) -> dict[str, str]:

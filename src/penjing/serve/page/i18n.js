@@ -41,10 +41,10 @@ const integer = (value) => Math.round(value).toLocaleString(language === "zh" ? 
 /** 12345 -> 12,345 */
 export const count = integer;
 
-/** Parameters in the field's short form: 1.07M. */
+/** The shortest form that loses less than a hundredth: 2000000000 -> 2B. */
 export function short(value) {
-  for (const [size, letter] of [[1e9, "B"], [1e6, "M"], [1e3, "k"]]) {
-    if (value >= size) return `${(value / size).toPrecision(3)}${letter}`;
+  for (const [size, letter] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]]) {
+    if (value >= size) return `${Number((value / size).toPrecision(3))}${letter}`;
   }
   return String(value);
 }

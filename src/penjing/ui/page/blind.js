@@ -2,6 +2,7 @@
 
 import { el, fill } from "./dom.js";
 import { t } from "./i18n.js";
+import { table } from "./table.js";
 
 const VOTES = ["a", "b", "tie", "bad"]; // by the keys 1 to 4
 
@@ -16,8 +17,8 @@ export function blindCard({ api, fail }) {
   const answers = el("div", { class: "samples", role: "status" });
   const buttons = VOTES.map((choice, at) => el("button", { type: "button", class: "plain", text: t(`chatVote_${choice}`), "aria-keyshortcuts": at + 1, on: { click: () => vote(choice) } }));
   const votes = el("div", { class: "row gap", hidden: true }, buttons, el("span", { class: "hint", text: t("chatKeys") }));
-  const table = el("div", { class: "gap" });
-  const node = el("section", { class: "card gap", on: { keydown: keys } }, el("h2", { text: t("chatBlind") }), el("p", { class: "hint", text: t("chatBlindHint") }), needs, form, answers, votes, table);
+  const strengths = el("div", { class: "gap" });
+  const node = el("section", { class: "card gap", on: { keydown: keys } }, el("h2", { text: t("chatBlind") }), el("p", { class: "hint", text: t("chatBlindHint") }), needs, form, answers, votes, strengths);
   let open = null; // the answers that wait for a vote
 
   const drawn = (names = {}) => fill(answers, open && ["a", "b"].map((side) => el("div", {},
@@ -62,11 +63,10 @@ export function blindCard({ api, fail }) {
   }
 
   function standing({ groups }) {
-    const head = ["chatCheckpoint", "chatStrength", "chatInterval", "chatWon", "chatTied", "chatLost"].map((key) => el("th", { scope: "col", text: t(key) }));
-    const row = ({ model, strength, low, high, won, tied, lost }) =>
-      el("tr", {}, [model, strength.toFixed(2), `${low.toFixed(2)} … ${high.toFixed(2)}`, won, tied, lost].map((value) => el("td", { text: value })));
-    fill(table, groups.length ? [el("h3", { text: t("chatStanding") }), el("p", { class: "hint", text: t("chatStandingHint") })] : null,
-      groups.map((group) => el("div", { class: "scroll-x" }, el("table", { class: "figures" }, el("thead", {}, el("tr", {}, head.map((cell) => cell.cloneNode(true)))), el("tbody", {}, group.map(row))))));
+    const heads = ["chatCheckpoint", "chatStrength", "chatInterval", "chatWon", "chatTied", "chatLost"].map((key) => t(key));
+    const row = ({ model, strength, low, high, won, tied, lost }) => [model, strength.toFixed(2), `${low.toFixed(2)} … ${high.toFixed(2)}`, won, tied, lost];
+    fill(strengths, groups.length ? [el("h3", { text: t("chatStanding") }), el("p", { class: "hint", text: t("chatStandingHint") })] : null,
+      groups.map((group) => table(heads, group.map(row))));
   }
 
   function show(names) {

@@ -4,7 +4,7 @@ import { addWords } from "./i18n.js";
 
 addWords({
   chatHint: ["Each checkpoint gets a chat page of its own, on this machine only. It ends with the server of this page.", "每个检查点有自己的对话页面，只在本机可用，随本页面的服务器一起结束。"],
-  chatNone: ["No run here has a checkpoint yet. Start one in the tab Train.", "这里还没有带检查点的运行。请在“训练”页启动一个。"],
+  chatNone: ["No run here has a checkpoint yet. Train a first model in the tab Runs, or your own in the tab Train.", "这里还没有带检查点的运行。请在“运行”页训练第一个模型，或在“训练”页训练自己的。"],
   chatRun: ["Run", "运行"],
   chatCheckpoint: ["Checkpoint", "检查点"],
   chatStep: ["step {step}", "第 {step} 步"],

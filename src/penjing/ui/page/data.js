@@ -4,6 +4,7 @@ import { $, el, fill } from "./dom.js";
 import { count, t } from "./i18n.js";
 import "./data_words.js";
 import { known } from "./plot.js";
+import { table } from "./table.js";
 
 const MOST_SHOWN = 300; // files of the list
 
@@ -141,10 +142,6 @@ async function openReport(path) {
 }
 
 // --- showing ---------------------------------------------------------------------------------------------------------
-
-const table = (heads, rows) => el("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": heads[0] }, el("table", { class: "figures" },
-  el("thead", {}, el("tr", {}, heads.map((text) => el("th", { scope: "col", text })))),
-  el("tbody", {}, rows.map((cells) => el("tr", {}, cells.map((text) => el("td", { text })))))));
 
 const facts = (pairs) => el("dl", { class: "data-facts" }, pairs.filter(([, value]) => value !== "").map(([key, value]) =>
   el("div", {}, el("dt", { text: t(key) }), el("dd", { text: String(value) }))));

@@ -1,10 +1,11 @@
 // The tab plan: what a training costs, while one drags. The newest request counts; older ones are ended.
 
 import { $, el, fill } from "./dom.js";
-import { count, t } from "./i18n.js";
+import { count, short, t } from "./i18n.js";
 import "./plan_words.js";
 import { choiceField, numberField, textField } from "./plan_fields.js";
-import { compact, duration, gibibytes, power, readNumber } from "./plan_numbers.js";
+import { duration, gibibytes, power, readNumber } from "./plan_numbers.js";
+import { known } from "./plot.js";
 import { drawWaterfall, waterfall } from "./waterfall.js";
 
 const DEFAULTS = { recipe: "pretrain", model: "26m", gpu: "RTX 3090" };
@@ -75,7 +76,7 @@ function build(choices) {
 }
 
 const cleared = (names) => Object.fromEntries(names.map((name) => [name, ""]));
-const ladder = (size) => `ladder-${compact(Math.min(Math.max(size, 5e5), 3e9)).toLowerCase()}`;
+const ladder = (size) => `ladder-${short(Math.min(Math.max(size, 5e5), 3e9)).toLowerCase()}`;
 
 const sentence = (name) => (NOTED.includes(name) ? t(`planNote_${name}`) : "");
 
@@ -212,17 +213,17 @@ const fitting = (plan) => t(`planMark_${verdictOf(plan)}`);
 function figures(plan) {
   const [low, high] = [plan.predicted_seconds_low, plan.predicted_seconds_high].map(duration);
   return {
-    time: [duration(plan.predicted_seconds), t("planBetween", { low, high, level: plan.level })],
+    time: [duration(plan.predicted_seconds), t("planBetween", { low, high, level: known("planLevel", plan.level) })],
     cost: plan.cost ? [plan.cost, t("planPerHour", { price: plan.price.split(" an hour")[0] })] : ["–"],
     memory: [gibibytes(plan.peak_memory_bytes), `${fitting(plan)} · ${t("planCardHas", { memory: plan.memory_bytes ? gibibytes(plan.memory_bytes) : "?" })}`],
     energy: [`${Number(plan.kilowatt_hours.toPrecision(2))} kWh`],
-    speed: [t("planPerSecond", { tokens: compact(plan.tokens_per_second) }),
-      plan.mfu_causal ? t("planMfu", { mfu: Math.round(plan.mfu_causal * 100), bottleneck: plan.bottleneck.replaceAll("_", " ") }) : null],
-    tokens: [compact(plan.tokens), t("planSteps", { steps: count(plan.steps), each: count(plan.tokens_per_step), ratio: Number((plan.tokens / plan.parameters).toPrecision(2)) })],
-    epochs: plan.unique_tokens ? [Number(plan.epochs.toPrecision(3)), t("planOfUnique", { tokens: compact(plan.unique_tokens) })] : ["–"],
+    speed: [t("planPerSecond", { tokens: short(plan.tokens_per_second) }),
+      plan.mfu_causal ? t("planMfu", { mfu: Math.round(plan.mfu_causal * 100), bottleneck: known("planPart", plan.bottleneck) }) : null],
+    tokens: [short(plan.tokens), t("planSteps", { steps: count(plan.steps), each: count(plan.tokens_per_step), ratio: Number((plan.tokens / plan.parameters).toPrecision(2)) })],
+    epochs: plan.unique_tokens ? [Number(plan.epochs.toPrecision(3)), t("planOfUnique", { tokens: short(plan.unique_tokens) })] : ["–"],
     flops: [power(plan.flops_per_token * plan.tokens)],
     loss: plan.expected_loss ? [plan.expected_loss.toFixed(2)] : ["–"],
-    parameters: [compact(plan.parameters), plan.active_parameters === plan.parameters ? null : t("planActive", { count: compact(plan.active_parameters) })],
+    parameters: [short(plan.parameters), plan.active_parameters === plan.parameters ? null : t("planActive", { count: short(plan.active_parameters) })],
   };
 }
 

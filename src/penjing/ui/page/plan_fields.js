@@ -1,8 +1,8 @@
 // The fields of the tab plan: sliders over lists of round values with a number to type beside them, and choices.
 
 import { el } from "./dom.js";
-import { t } from "./i18n.js";
-import { compact, readNumber } from "./plan_numbers.js";
+import { short, t } from "./i18n.js";
+import { readNumber } from "./plan_numbers.js";
 
 /** Round values from low to high: steps in each power of ten. */
 function rounds(low, high, steps) {
@@ -42,7 +42,7 @@ const nearest = (values, wanted) =>
  */
 export function numberField(name, read, change) {
   const { values, found, unit } = NUMBERS[name];
-  const written = (value) => (value === "" ? "" : unit ? compact(value) : String(value));
+  const written = (value) => (value === "" ? "" : unit ? short(value) : String(value));
   const hint = `plan-${name}-hint`;
   const slider = el("input", { type: "range", min: 0, max: values.length - 1, step: 1, id: `plan-${name}`, "aria-describedby": hint });
   const text = el("input", { type: "text", class: "plain-input", inputmode: "decimal", "aria-label": t(`planField_${name}`), autocomplete: "off" });

@@ -12,14 +12,6 @@ export function readNumber(text) {
   return Number.isFinite(value) ? value : null;
 }
 
-/** The shortest form that loses less than a hundredth: 2000000000 -> 2B. */
-export function compact(value) {
-  for (const [letter, size] of [["T", 1e12], ["B", 1e9], ["M", 1e6], ["k", 1e3]]) {
-    if (value >= size) return `${Number((value / size).toPrecision(3))}${letter}`;
-  }
-  return String(value);
-}
-
 /** 95 s -> 1 min 35 s */
 export function duration(value) {
   const seconds = Math.round(value);

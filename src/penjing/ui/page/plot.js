@@ -31,11 +31,11 @@ export function figure(value, percent = false) {
   return size !== 0 && size < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(4)));
 }
 
-/** A word of the server in the page's language, where it has one. */
-export function known(prefix, word) {
+/** A word of the server in the page's language, where it has one; else `other`. */
+export function known(prefix, word, other = word) {
   const key = `${prefix}_${word.trim().replace(/\W+/g, "_")}`;
   const own = t(key);
-  return own === key ? word : own;
+  return own === key ? other : own;
 }
 
 /** One chart in a card. show(chart, view) draws; view: {x, logX, logY, colours, zoom}. */
@@ -44,7 +44,8 @@ export class Plot {
     this.title = el("h2");
     this.canvas = el("div", { class: "plot", role: "img" });
     this.legend = el("ul", { class: "legend" });
-    this.node = el("section", { class: "card chart" }, this.title, this.canvas, this.legend);
+    this.about = el("p", { class: "hint" });
+    this.node = el("section", { class: "card chart" }, this.title, this.about, this.canvas, this.legend);
     this.plot = null;
     this.watcher = new ResizeObserver(() => this.plot && this.canvas.clientWidth && this.plot.setSize(this.size()));
     this.watcher.observe(this.canvas);
@@ -60,6 +61,7 @@ export class Plot {
     const data = tables.length ? uPlot.join(tables) : [[]];
     const name = current() === "zh" && chart.chinese ? chart.chinese : chart.title;
     this.title.textContent = name;
+    this.about.textContent = known("runsAbout", chart.metric, "");
     this.unit = ` ${known("runsUnit", chart.unit)}`;
     this.title.append(el("span", { class: "unit", text: this.unit }));
     this.canvas.setAttribute("aria-label", t("runsChart", { name, values: lines.map((line) => `${line.run} ${line.label} ${figure(line.y.at(-1), chart.percent)}`).join("; ") }));

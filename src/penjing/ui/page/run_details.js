@@ -3,7 +3,8 @@
 import { arrange, el } from "./dom.js";
 import { count, short, t } from "./i18n.js";
 import { figure, known } from "./plot.js";
-import { duration } from "./plan_numbers.js";
+import { duration, gibibytes } from "./plan_numbers.js";
+import { table } from "./table.js";
 
 const opened = new Set(); // sections that a person has opened or closed
 const made = new WeakMap(); // by container: the parts that are shown, and of what they were made
@@ -17,7 +18,7 @@ export function showDetails(container, run, context) {
     plan: [[run.terms, run.warnings], () => section("plan", t("runsPlan"), terms(run), true)],
     incidents: [run.incidents, () => section("incidents", t("runsIncidents", { count: run.incidents.length }), incidents(run), run.incidents.length > 0)],
     log: [[run.log, run.state], () => section("log", t("runsLog"), run.log ? el("pre", { class: "log", tabindex: "0", text: run.log }) : null, ["failed", "starting"].includes(run.state))],
-    settings: [run.settings, () => section("settings", t("runsSettings"), settings(run), false)],
+    settings: [run.settings, () => section("settings", t("runsSettings"), table([], Object.entries(run.settings), t("runsSettings")), false)],
   };
   const before = made.get(container) ?? {};
   const now = Object.fromEntries(Object.entries(parts).map(([id, [data, make]]) => {
@@ -60,16 +61,14 @@ function actions(run, context) {
     active ? null : el("div", { class: "gap" }, context.commandLine(run.command)));
 }
 
-const UNITS = { seconds: duration, bytes: (value) => `${(value / 2 ** 30).toFixed(2)} GiB` };
+const UNITS = { seconds: duration, bytes: gibibytes, "tokens per second": (value) => t("planPerSecond", { tokens: short(value) }) };
 
 function terms(run) {
   if (!run.terms.length) return null;
   const show = (value, unit) => (UNITS[unit] ?? ((one) => (one >= 1e4 ? short(one) : figure(one))))(value);
-  return el("div", { class: "scroll-x", tabindex: "0" }, el("table", { class: "figures" },
-    el("thead", {}, el("tr", {}, ["runsTerm", "runsPredicted", "runsActual", "runsError"].map((key) => el("th", { scope: "col", text: t(key) })))),
-    el("tbody", {}, run.terms.map(([name, unit, predicted, actual, error]) => el("tr", {},
-      el("th", { scope: "row", text: known("runsTerm", name) }), el("td", { text: show(predicted, unit) }), el("td", { text: show(actual, unit) }),
-      el("td", { text: error === null ? "–" : `${["−", "", "+"][Math.sign(Math.round(error * 100)) + 1]}${Math.abs(error * 100).toFixed(0)} %` }))))),
+  const percent = (error) => (error === null ? "–" : `${["−", "", "+"][Math.sign(Math.round(error * 100)) + 1]}${Math.abs(error * 100).toFixed(0)}\u00a0%`);
+  return el("div", {}, table(["runsTerm", "runsPredicted", "runsActual", "runsError"].map((key) => t(key)),
+    run.terms.map(([name, unit, predicted, actual, error]) => [known("runsTerm", name), show(predicted, unit), show(actual, unit), percent(error)])),
   run.warnings.map((text) => el("p", { class: "hint", text })));
 }
 
@@ -88,7 +87,3 @@ function incidents(run) {
     el("strong", { text: `${t("runsStep", { step: count(incident.step) })}: ${incident.kind ?? ""}` }), el("span", { class: "hint", text: ` ${rest(incident).slice(0, 300)}` }))));
 }
 
-function settings(run) {
-  return el("div", { class: "scroll-x", tabindex: "0" }, el("table", { class: "figures" }, el("tbody", {},
-    Object.entries(run.settings).map(([name, value]) => el("tr", {}, el("th", { scope: "row", text: name }), el("td", { text: value }))))));
-}

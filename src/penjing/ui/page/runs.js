@@ -54,9 +54,17 @@ function build(now) {
       el("div", { class: "row tools" }, select, el("label", { class: "check" }, t("runsSmooth"), smooth), box("runsLogX", "logX"), box("runsLogY", "logY"),
         el("span", { class: "spring" }), edge("low"), edge("high"), button("close", t("runsWhole"), () => change(now, { low: null, high: null }))),
       el("p", { class: "panel-error", id: "runs-gone", role: "alert", hidden: true }),
+      first(now),
       el("div", { class: "charts", id: "runs-charts" }),
       more,
       el("div", { id: "runs-details" })));
+}
+
+/** What a newcomer does first. */
+function first({ context }) {
+  const start = el("button", { type: "button", class: "primary", text: t("runsFirstStart"), on: { click: () => context.api.post("api/quickstart", {}).catch(context.fail) } });
+  return el("section", { class: "card", id: "runs-first", hidden: true }, el("h2", { text: t("runsFirst") }), el("p", { text: t("runsFirstHint") }),
+    el("div", { class: "row" }, start), el("div", { class: "gap" }, context.commandLine("penjing quickstart")));
 }
 
 /** Another view of the same runs. */
@@ -97,6 +105,7 @@ function update(now, { folder, runs }) {
   now.rows = runs;
   if (!now.chosen.some((id) => runs.some((row) => row.id === id)) && runs.length) now.chosen = [runs[0].id];
   for (const one of [".tools", ".more"]) $(one).hidden = !runs.length;
+  $("#runs-first").hidden = Boolean(runs.length);
   $("#runs-folder").textContent = runs.length ? folder : t("runsNone", { folder });
   list(now);
   if (versions(now) !== before) draw(now);

@@ -3,7 +3,13 @@
 import { addWords } from "./i18n.js";
 
 addWords({
-  runsNone: ["No runs in {folder} yet. Start one in the tab Train.", "{folder} 中还没有运行。请在“训练”页启动一个。"],
+  runsNone: ["No runs in {folder} yet. Your own data is trained on in the tab Train.", "{folder} 中还没有运行。用自己的数据训练请到“训练”页。"],
+  runsFirst: ["Your first model", "第一个模型"],
+  runsFirstHint: ["A model of a million parameters learns short stories in English and Chinese, then to answer questions. It takes about five minutes on two cores, and no internet. Watch it learn here, then chat with it.", "一个一百万参数的模型先学习中英文小故事，再学习回答问题。两个 CPU 核心约五分钟，无需联网。可在这里看它学习，然后与它对话。"],
+  runsFirstStart: ["Train it now", "现在就训练"],
+  runsAbout_loss: ["How badly the model guesses the next token. Lower is better; training far below held out means memorizing.", "模型猜下一个词元有多不准，越低越好；训练损失远低于验证损失说明在死记硬背。"],
+  runsAbout_bits_per_byte: ["The same for texts it has not seen, comparable between tokenizers: 8 is no knowledge at all.", "对没见过的文本的同一度量，不同分词器之间可比：8 表示一无所知。"],
+  runsAbout_reward: ["The score of the model’s own answers. Higher is better.", "模型自己的回答得分，越高越好。"],
   runsAxis: ["Horizontal axis", "横轴"],
   runsBy_step: ["by step", "按步数"],
   runsBy_tokens: ["by tokens", "按词元数"],

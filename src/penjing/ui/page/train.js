@@ -8,7 +8,7 @@ import "./train_words.js";
 const KEPT = "penjing.train"; // in this browser: the recipe and what was changed
 const PAUSE = 250; // ms after a key, until the server is asked
 // What most people set, shown first.
-const OFTEN = ["out", "data.train", "init_from", "model.preset", "max_steps", "epochs", "batch.size", "data.seq_len", "optimizer.learning_rate", "seed"];
+const OFTEN = ["data.train", "model.preset", "init_from", "out", "max_steps", "epochs", "batch.size", "data.seq_len", "optimizer.learning_rate", "seed"];
 
 let state = null;
 
