@@ -9,10 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from penjing.base import formatting as units
-from penjing.base.untrusted import Fields, text
+from penjing.base.untrusted import text
 from penjing.report.metrics import HELD_OUT
 from penjing.report.text_chart import text_chart
-from penjing.track.run_record import GrowingFigures, RunRecord, continuation
+from penjing.track.run_record import GrowingFigures, RunRecord
 
 COLUMN_WIDTH = 60  # of a run, at least, beside another one
 CURVES = ("loss", "preference_loss", "reward_loss", "policy_loss", "kl", "bits_per_byte")  # the first that there is
@@ -29,33 +29,19 @@ MOST_SAMPLES, MOST_INCIDENTS = 3, 3
 
 
 class LiveRun:
-    """Follows a run's files as they grow; `update` reads what is new."""
+    """A run's files as they grow; `update` reads them again, of the metrics what is new."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, text(path.resolve().name)
         self._growing = GrowingFigures()
-        self.samples: dict[str, tuple[int, str]] = {}
-        self.incidents: list[Fields] = []
-        self._positions: dict[Path, str] = {}
         self._new_at = time.monotonic()  # when the newest line came
         self.update()
 
     def update(self) -> None:
-        self.record = record = RunRecord(self.path, problems=[])  # plan, outcome and lock are read again
-        self.is_running = record.is_running
-        if self._growing.read(record):
+        self.record = RunRecord(self.path, problems=[])
+        self.is_running = self.record.is_running
+        if self._growing.read(self.record):
             self._new_at = time.monotonic()
-        rows, restarted = self._new_rows(record.folder.samples)
-        if restarted:
-            self.samples = {}
-        for row in rows:
-            self.samples[row.text("prompt")] = (row.raw["step"], continuation(row))
-        rows, restarted = self._new_rows(record.folder.incidents)
-        self.incidents = [*([] if restarted else self.incidents), *rows]
-
-    def _new_rows(self, path: Path) -> tuple[list[Fields], bool]:
-        rows, self._positions[path], restarted = self.record.tail(path, self._positions.get(path, ""))
-        return rows, restarted
 
     @property
     def figures(self) -> dict[str, dict[int, float]]:
@@ -143,9 +129,9 @@ def _figure_lines(run: LiveRun) -> list[str]:
 
 def _sample_lines(run: LiveRun) -> list[Text]:
     """The newest text of each prompt, one line each. Model text is never markup and has no control characters."""
-    newest = sorted(run.samples.items(), key=lambda sample: -sample[1][0])[:MOST_SAMPLES]
+    last = ((prompt, *list(texts.items())[-1]) for (prompt, _), texts in run.record.samples.items())
     lines = []
-    for prompt, (step, written) in newest:
+    for prompt, step, written in sorted(last, key=lambda sample: -sample[1])[:MOST_SAMPLES]:
         line = Text(f"step {step:,}: ", style="dim", no_wrap=True, overflow="ellipsis")
         lines.append(line.append(f"{' '.join(prompt.split())} ", "bold").append(" ".join(written.split()), "not dim"))
     return lines
@@ -154,9 +140,10 @@ def _sample_lines(run: LiveRun) -> list[Text]:
 def _incident_lines(run: LiveRun) -> list[Text]:
     """The last incidents, and how many there are."""
     lines = []
-    for incident in run.incidents[-MOST_INCIDENTS:]:
+    incidents = run.record.incidents
+    for incident in incidents[-MOST_INCIDENTS:]:
         line = f"step {incident.raw['step']:,}: {incident.text('kind')}"
         lines.append(Text(line, style="yellow", no_wrap=True, overflow="ellipsis"))
-    if len(run.incidents) > MOST_INCIDENTS:
-        lines.append(Text(f"{len(run.incidents)} incidents, in incidents.jsonl", style="yellow"))
+    if len(incidents) > MOST_INCIDENTS:
+        lines.append(Text(f"{len(incidents)} incidents, in incidents.jsonl", style="yellow"))
     return lines
