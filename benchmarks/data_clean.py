@@ -15,6 +15,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -140,19 +141,24 @@ def main(words: list[str] | None = None) -> None:
             jobs = {"all": default}
             if is_part:
                 jobs = {"reading and writing": COMPARING[:1], "default rules": own, "near duplicates": COMPARING[1:]}
-            for what, rules in jobs.items() if megabytes else ():
-                with tempfile.TemporaryDirectory(dir=asked.work) as name:
-                    corpus, out = Path(name) / "corpus.jsonl", Path(name) / "clean"
-                    write_corpus(corpus, texts, joined, megabytes * 1e6)
+            if not megabytes:
+                continue
+            with tempfile.TemporaryDirectory(dir=asked.work) as name:
+                corpus = Path(name) / "corpus.jsonl"
+                write_corpus(corpus, texts, joined, megabytes * 1e6)
+                for number, (what, rules) in enumerate(jobs.items()):
+                    out = Path(name) / f"{number}" / "clean"
+                    out.parent.mkdir()
                     found = {"language": language, "what": what}
                     found |= clean(corpus, rules, out, 1 if is_part else asked.workers, asked.memory_gb)
                     if not is_part:
                         corpus.unlink()
                         found["encoding"] = encode(out, asked.tokenizer, Path(name) / "run")
-                record["parts" if is_part else "curve"].append(found)
-                print(json.dumps(found), flush=True)
-                if asked.out:
-                    write(record, asked.out, ["python", "benchmarks/data_clean.py", *(words or sys.argv[1:])])
+                    shutil.rmtree(out.parent)
+                    record["parts" if is_part else "curve"].append(found)
+                    print(json.dumps(found), flush=True)
+                    if asked.out:
+                        write(record, asked.out, ["python", "benchmarks/data_clean.py", *(words or sys.argv[1:])])
 
 
 if __name__ == "__main__":
