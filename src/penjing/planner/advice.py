@@ -73,7 +73,8 @@ def expected_loss(run: Run, shape: Shape, amount: TokenBudget) -> float | None:
         return None
     worth = tokens.repeated_tokens(amount.unique, amount.epochs) if amount.unique else amount.tokens
     loss = tokens.LAWS["corrected"].loss(shape.parameters, worth)
-    return loss if loss < math.log(shape.vocabulary) else None  # above the loss of guessing it does not hold
+    holds = worth >= tokens.LAW_FROM_TOKENS and loss < math.log(shape.vocabulary)  # the second: less than by guessing
+    return loss if holds else None
 
 
 @dataclass(frozen=True, kw_only=True)
