@@ -7,7 +7,7 @@ import torch
 
 from penjing.kernels import tiled_attention as tiled
 from penjing.kernels import varlen_attention as varlen
-from penjing.kernels.attention_metadata import AttentionInputs, branch_mask, document_mask
+from penjing.kernels.attention_metadata import AttentionInputs, document_mask, tree_mask
 from penjing.kernels.reference import masked_attention
 from penjing.kernels.tiled_attention import tiled_attention
 from penjing.kernels.varlen_attention import varlen_attention
@@ -67,11 +67,11 @@ def test_probabilities_made_again_are_those_that_were_kept(monkeypatch):
 def test_branches(window):
     """A prompt of 30, then two answers of 25 that each go on where it ends; a second document; padding."""
     document_T = torch.tensor([0] * 80 + [1] * 20 + [-1] * 10)
-    branch_T = torch.tensor([0] * 30 + [1] * 25 + [2] * 25 + [0] * 20 + [0] * 10)
+    end_T = torch.tensor([80] * 30 + [55] * 25 + [80] * 25 + [100] * 20 + [110] * 10)
     parts = (range(30), range(30, 55), range(30, 55), range(20), [0] * 10)
     position_T = torch.tensor([place for part in parts for place in part])
-    document_BT, branch_BT, position_BT = document_T[None], branch_T[None], position_T[None]
-    mask_B1TS, tensors = branch_mask(document_BT, branch_BT, position_BT, window), inputs(1, 110)
+    document_BT, position_BT = document_T[None], position_T[None]
+    mask_B1TS, tensors = tree_mask(end_T[None], position_BT, window), inputs(1, 110)
     same(lambda: tiled_attention(*tensors, document_BT, mask_B1TS), lambda: reference(*tensors, mask_B1TS), tensors)
 
 
@@ -165,7 +165,12 @@ def test_the_kernel_is_for_half_precision_on_cuda():
     with FakeDeviceMode(Target(capability=(9, 0))):
         there = replace(asked, position_BT=number_BT.to("cuda"))
         assert not varlen.supports("attention_metadata", there)
-        for more in ({"dtype": torch.float32}, {"heads": (2, 300)}, {"cu_seqlens_S": None}, {"branch_BT": number_BT}):
+        for more in (
+            {"dtype": torch.float32},
+            {"heads": (2, 300)},
+            {"cu_seqlens_S": None},
+            {"subtree_end_BT": number_BT},
+        ):
             assert varlen.supports("attention_metadata", replace(there, **more))
 
 

@@ -197,7 +197,9 @@ def test_figures_are_means_over_units():
 
 def test_temperature_divides_the_logits():
     model, batch = make_model(), make_batch()
-    logits_BTV = model(batch.ids_BT, batch.document_BT, branch_BT=batch.branch_BT, position_BT=batch.position_BT)
+    logits_BTV = model(
+        batch.ids_BT, batch.document_BT, subtree_end_BT=batch.subtree_end_BT, position_BT=batch.position_BT
+    )
     expected = (logits_BTV.flatten(0, 1)[batch.scored_N] / 0.7).log_softmax(-1)
     logp_2N = run_model(model, batch, temperature=0.7)
     torch.testing.assert_close(logp_2N[0], expected.gather(1, batch.target_N[:, None])[:, 0], rtol=1e-5, atol=1e-5)

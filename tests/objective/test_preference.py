@@ -238,7 +238,7 @@ def test_log_probabilities_and_values_come_from_one_pass(model):
     head = ScalarHead(model)
     head.scalar.data.normal_(generator=torch.Generator().manual_seed(2))
     batch = pack(groups("pairs"), 64)
-    shown = {"branch_BT": batch.branch_BT, "position_BT": batch.position_BT}
+    shown = {"subtree_end_BT": batch.subtree_end_BT, "position_BT": batch.position_BT}
     asked = {"scored_N": batch.scored_N, "score": LogProbs(batch.target_N)}
     places = last_token_indices(batch.scored_N, batch.answer_N, batch.num_answers)
     logp_2N, value_N = head(batch.ids_BT, batch.document_BT, scalar_N=places, **asked, **shown)

@@ -19,23 +19,11 @@ def document_mask(document_BT: Tensor, window: int = 0) -> Tensor:
     return (same_BTS & _causal(document_BT.shape[1], window, document_BT.device))[:, None]
 
 
-def branch_mask(document_BT: Tensor | None, branch_BT: Tensor, position_BT: Tensor, window: int = 0) -> Tensor:
-    """mask_B1TS for documents that branch after a shared prefix, which is branch 0. document_BT None: one per row.
-
-    A query attends to the prefix and its own branch, up to itself. Windows are measured in positions: branches are one
-    after another in the row, but the positions of each continue from the end of the prefix.
-    """
-    same_BTS = (branch_BT[:, None, :] == 0) | (branch_BT[:, :, None] == branch_BT[:, None, :])
-    if document_BT is not None:
-        same_BTS &= document_BT[:, :, None] == document_BT[:, None, :]
-    if window:
-        same_BTS &= position_BT[:, :, None] - position_BT[:, None, :] < window
-    return (same_BTS & _causal(branch_BT.shape[1], 0, branch_BT.device))[:, None]
-
-
 def tree_mask(subtree_end_BT: Tensor, position_BT: Tensor, window: int = 0) -> Tensor:
     """mask_B1TS for rows that hold trees in depth-first order: a query attends to its ancestors and itself.
-    subtree_end_BT: one past the last descendant of each token."""
+
+    subtree_end_BT: one past the last descendant of each token. Windows are measured in positions, the depths in a tree.
+    """
     query_T = torch.arange(subtree_end_BT.shape[1], device=subtree_end_BT.device)
     mask_BTS = query_T[:, None] < subtree_end_BT[:, None, :]
     if window:
@@ -95,7 +83,7 @@ class AttentionMetadata:
     set: each row is one document, and attention is causal (torch's attention)."""
 
     backend: str = "torch"  # its row in BACKENDS
-    mask_B1TS: Tensor | None = None  # for torch's attention (also additive), and for branching documents
+    mask_B1TS: Tensor | None = None  # for torch's attention (also additive), and for trees
     document_BT: Tensor | None = None  # for tiles
     groups: list[Any] | None = None
     first_BT: Tensor | None = None  # for the C kernel
@@ -109,9 +97,9 @@ class AttentionMetadata:
 class AttentionInputs:
     """What decides on the backend of attention.
 
-    position_BT, document_BT, branch_BT: of each token (see `branch_mask`). subtree_end_BT: of rows without documents
-    (see `tree_mask`). heads: number of key heads, and the dimensions of each. dtype: of queries and keys.
-    cu_seqlens_S: see loader/batch.py. cache_tokens: length of the key/value cache; 0: none.
+    position_BT, document_BT, subtree_end_BT: of each token (see `tree_mask`). heads: number of key heads, and the
+    dimensions of each. dtype: of queries and keys. cu_seqlens_S: see loader/batch.py. cache_tokens: length of the
+    key/value cache; 0: none.
     """
 
     position_BT: Tensor
@@ -119,7 +107,6 @@ class AttentionInputs:
     heads: tuple[int, int]
     dtype: torch.dtype
     window: int = 0
-    branch_BT: Tensor | None = None
     subtree_end_BT: Tensor | None = None
     cu_seqlens_S: Tensor | None = None
     cache_tokens: int = 0
@@ -129,8 +116,8 @@ class AttentionInputs:
         return self.position_BT.device
 
     def plain_documents(self) -> Tensor | None:
-        """document_BT of packed rows, without cache and branches, for kernels that take nothing else."""
-        others = self.cache_tokens or self.branch_BT is not None or torch.compiler.is_exporting()
+        """document_BT of packed rows, without cache and trees, for kernels that take nothing else."""
+        others = self.cache_tokens or self.subtree_end_BT is not None or torch.compiler.is_exporting()
         return None if others else self.document_BT
 
 

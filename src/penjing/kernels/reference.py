@@ -13,7 +13,6 @@ from penjing.kernels.attention_metadata import (
     AttentionInputs,
     AttentionMetadata,
     additive_mask,
-    branch_mask,
     cache_mask,
     causal_mask,
     document_mask,
@@ -95,11 +94,9 @@ def attention_metadata(asked: AttentionInputs) -> AttentionMetadata:
         if asked.device.type == "cuda":
             mask_B1TS = additive_mask(mask_B1TS, asked.dtype)
         return AttentionMetadata(mask_B1TS=mask_B1TS)
-    if asked.branch_BT is not None:
-        return AttentionMetadata(mask_B1TS=branch_mask(documents, asked.branch_BT, asked.position_BT, window))
     if asked.subtree_end_BT is not None:
         mask_B1TS = tree_mask(asked.subtree_end_BT, asked.position_BT, window)
-        return AttentionMetadata(mask_B1TS=additive_mask(mask_B1TS, asked.dtype))
+        return AttentionMetadata(mask_B1TS=additive_mask(mask_B1TS, asked.dtype) if documents is None else mask_B1TS)
     if documents is None:
         return AttentionMetadata(mask_B1TS=causal_mask(asked.position_BT, window) if 0 < window < tokens else None)
     return AttentionMetadata(mask_B1TS=document_mask(documents, window))

@@ -22,8 +22,8 @@ from penjing.kernels.attention_metadata import (
     AttentionMetadata,
     QKNorm,
     Rotary,
-    branch_mask,
     normalised_heads,
+    tree_mask,
 )
 from penjing.kernels.autograd_functions import apply_rope
 from penjing.kernels.cpu import tensor_arena as arena
@@ -57,7 +57,7 @@ class TileGroup:
 def group_tiles(document_BT: Tensor, mask_B1TS: Tensor | None, window: int, dtype: torch.dtype) -> list[TileGroup]:
     """Group query tiles by the number of key tiles that they need. Equal neighbours in document_BT are one document.
 
-    mask_B1TS: True where a query attends to a key, for branching documents; None: to its document's past, or the last
+    mask_B1TS: True where a query attends to a key, for trees; None: to its document's past, or the last
     `window` positions of it, its own included (0: all).
     """
     document_BT = functional.pad(document_BT, (0, -document_BT.shape[1] % TILE), value=-2)
@@ -107,8 +107,8 @@ def supports(op: str, asked: AttentionInputs | Any, *_: Any) -> str:
 def attention_metadata(asked: AttentionInputs) -> AttentionMetadata:
     assert asked.document_BT is not None
     mask_B1TS, window = None, asked.window
-    if asked.branch_BT is not None:
-        mask_B1TS, window = branch_mask(asked.document_BT, asked.branch_BT, asked.position_BT, window), 0
+    if asked.subtree_end_BT is not None:
+        mask_B1TS, window = tree_mask(asked.subtree_end_BT, asked.position_BT, window), 0
     compiling = torch.compiler.is_compiling()
     groups = None if compiling else group_tiles(asked.document_BT, mask_B1TS, window, asked.dtype)
     return AttentionMetadata(

@@ -23,7 +23,7 @@ def supports(op: str, asked: AttentionInputs) -> str:
     """Why the kernel does not take these documents; empty: half precision on a GPU that FlashAttention supports."""
     if asked.device.type != "cuda":
         return "for GPUs only"
-    if asked.cu_seqlens_S is None or asked.branch_BT is not None:
+    if asked.cu_seqlens_S is None or asked.subtree_end_BT is not None:
         return "for packed documents of known lengths only"
     head_dim = asked.heads[1]
     if asked.dtype not in (torch.bfloat16, torch.float16) or head_dim > 256 or head_dim % 8:

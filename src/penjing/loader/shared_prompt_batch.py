@@ -54,16 +54,16 @@ class Group:
 class AnswerBatch:
     """Groups as tensors.
 
-    ids_BT, document_BT (the group; -1: padding), branch_BT (0: the prompt, then one number for each answer),
-    position_BT: inputs of the model. scored_N: flat index (row * T + position) of the position that predicts each
-    answer token; target_N: the token; weight_N: 1 if the model generated it, else 0; answer_N: its answer, 0..A-1,
-    non-decreasing. group_A: the group of each answer, non-decreasing. figures: values of each answer, [A] by name.
-    values: values of each answer token, [N] by name. num_tokens: positions without padding.
+    ids_BT, document_BT (the group; -1: padding), subtree_end_BT (see `tree_mask`: where the group ends, or the answer,
+    or the row), position_BT: inputs of the model. scored_N: flat index (row * T + position) of the position that
+    predicts each answer token; target_N: the token; weight_N: 1 if the model generated it, else 0; answer_N: its
+    answer, 0..A-1, non-decreasing. group_A: the group of each answer, non-decreasing. figures: values of each answer,
+    [A] by name. values: values of each answer token, [N] by name. num_tokens: positions without padding.
     """
 
     ids_BT: Tensor
     document_BT: Tensor
-    branch_BT: Tensor
+    subtree_end_BT: Tensor
     position_BT: Tensor
     scored_N: Tensor
     target_N: Tensor
@@ -131,7 +131,7 @@ def pack(groups: Sequence[Group], seq_len: int) -> AnswerBatch:
     num_tokens = min(seq_len, -(-longest // ROW_MULTIPLE) * ROW_MULTIPLE)
     ids_BT = np.zeros((len(rows), num_tokens), dtype=np.int64)
     document_BT = np.full_like(ids_BT, -1)
-    branch_BT, position_BT = np.zeros_like(ids_BT), np.zeros_like(ids_BT)
+    subtree_end_BT, position_BT = np.full_like(ids_BT, num_tokens), np.zeros_like(ids_BT)
     scored: dict[int, list[np.ndarray[Any, Any]]] = {}
     for row, members in enumerate(rows):
         start = 0
@@ -141,12 +141,13 @@ def pack(groups: Sequence[Group], seq_len: int) -> AnswerBatch:
             ids_BT[row, start : start + length] = group.prompt
             position_BT[row, start : start + length] = np.arange(length)
             document_BT[row, start : start + sizes[index]] = index
+            subtree_end_BT[row, start : start + length] = start + sizes[index]
             last, start = start + length - 1, start + length
             scored[index] = []
-            for branch, answer in enumerate(group.answers, start=1):
+            for answer in group.answers:
                 read = len(answer.ids) - 1
                 ids_BT[row, start : start + read] = answer.ids[:-1]
-                branch_BT[row, start : start + read] = branch
+                subtree_end_BT[row, start : start + read] = start + read
                 position_BT[row, start : start + read] = length + np.arange(read)
                 predicting = np.concatenate(([last], np.arange(start, start + read)))
                 scored[index].append(row * num_tokens + predicting)
@@ -161,7 +162,7 @@ def pack(groups: Sequence[Group], seq_len: int) -> AnswerBatch:
     return AnswerBatch(
         ids_BT=torch.from_numpy(ids_BT),
         document_BT=torch.from_numpy(document_BT),
-        branch_BT=torch.from_numpy(branch_BT),
+        subtree_end_BT=torch.from_numpy(subtree_end_BT),
         position_BT=torch.from_numpy(position_BT),
         scored_N=torch.from_numpy(np.concatenate([part for index in range(len(groups)) for part in scored[index]])),
         target_N=torch.from_numpy(np.concatenate([np.asarray(answer.ids, dtype=np.int64) for answer in answers])),

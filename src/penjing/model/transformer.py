@@ -47,7 +47,7 @@ class Transformer(nn.Module):
         document_BT: Tensor | None = None,
         cache: Cache | None = None,
         *,
-        branch_BT: Tensor | None = None,
+        subtree_end_BT: Tensor | None = None,
         position_BT: Tensor | None = None,
     ) -> Tensor:
         """hidden_BTD after the last norm.
@@ -55,25 +55,23 @@ class Transformer(nn.Module):
         ids_BT: token ids. document_BT: the document of each position (None: each row is one document).
         cache: keys and values of earlier positions; these tokens are appended to every row, each of which is one
         document, and must fit.
-        branch_BT, position_BT: for documents that branch after a shared prefix (see `branch_mask`); the position of
-        each token in its own branch.
+        subtree_end_BT, position_BT: for rows that hold trees (see `tree_mask`); the depth of each token in its tree.
         """
-        return self._hidden(ids_BT, document_BT, cache, branch_BT, position_BT)[0]
+        return self._hidden(ids_BT, document_BT, cache, subtree_end_BT, position_BT)[0]
 
     def _hidden(
         self,
         ids_BT: Tensor,
         document_BT: Tensor | None,
         cache: Cache | None,
-        branch_BT: Tensor | None,
+        subtree_end_BT: Tensor | None,
         position_BT: Tensor | None,
         noise_B: Tensor | None = None,
         **more: Tensor,
     ) -> tuple[Tensor, RouterStats | None]:
         """hidden_BTD, and the router statistics of all layers."""
         assert cache is None or document_BT is None, "a cached row is one document"
-        is_tree = branch_BT is not None or "subtree_end_BT" in more
-        assert is_tree == (position_BT is not None), "branches have positions of their own"
+        assert (subtree_end_BT is None) == (position_BT is None), "trees have positions of their own"
         num_tokens = ids_BT.shape[1]
         if position_BT is None:
             position_BT = (
@@ -88,7 +86,7 @@ class Transformer(nn.Module):
                 heads=(config.num_key_value_heads, config.head_dim),
                 dtype=self.compute_dtype or self.embed.weight.dtype,
                 window=window,
-                branch_BT=branch_BT,
+                subtree_end_BT=subtree_end_BT,
                 cache_tokens=0 if cache is None else cache.max_tokens,
                 **more,
             )
@@ -131,7 +129,7 @@ class Transformer(nn.Module):
         score: Score | None = None,
         scored_N: Tensor | None = None,
         cache: Cache | None = None,
-        branch_BT: Tensor | None = None,
+        subtree_end_BT: Tensor | None = None,
         position_BT: Tensor | None = None,
         **more: Tensor,
     ) -> Tensor | tuple[Tensor, RouterStats]:
@@ -141,7 +139,7 @@ class Transformer(nn.Module):
         more: `noise_B` (model/regularization.py) and further inputs of `ops.make_attention_metadata`. With gradients, a
         mixture of experts returns (score, router statistics).
         """
-        hidden_BTD, routers = self._hidden(ids_BT, document_BT, cache, branch_BT, position_BT, **more)
+        hidden_BTD, routers = self._hidden(ids_BT, document_BT, cache, subtree_end_BT, position_BT, **more)
         if score is None:
             return self.logits(hidden_BTD)
         hidden_ND = hidden_BTD.flatten(0, 1)

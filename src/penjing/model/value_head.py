@@ -26,16 +26,16 @@ class ScalarHead(nn.Module):
         scalar_N: Tensor | None = None,
         score: Score | None = None,
         scored_N: Tensor | None = None,
-        **branches: Tensor | None,
+        **places: Tensor | None,
     ) -> Any:
         """value_N in float32 of the positions scalar_N; with a score too, (the score, value_N), in one pass.
 
-        scalar_N, scored_N: flat indices (row * T + position); without scalar_N only the decoder runs. branches:
-        `branch_BT` and `position_BT` of the decoder. With gradients, a mixture of experts also returns its router
+        scalar_N, scored_N: flat indices (row * T + position); without scalar_N only the decoder runs. places:
+        `subtree_end_BT` and `position_BT` of the decoder. With gradients, a mixture of experts also returns its router
         statistics, at the end.
         """
         if scalar_N is None:
-            return self.model(ids_BT, document_BT, score=score, scored_N=scored_N, **branches)
+            return self.model(ids_BT, document_BT, score=score, scored_N=scored_N, **places)
 
         def values(hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Any:
             # In float32 whatever the matmuls' dtype: one vector costs nothing, and rewards differ in their last digits.
@@ -44,7 +44,7 @@ class ScalarHead(nn.Module):
                 return value_N
             return score(hidden_ND if scored_N is None else hidden_ND[scored_N], weight_VD, dtype), value_N
 
-        output = self.model(ids_BT, document_BT, score=values, **branches)
+        output = self.model(ids_BT, document_BT, score=values, **places)
         if score is not None and isinstance(output[0], tuple):  # with router statistics
             return (*output[0], output[1])
         return output

@@ -130,7 +130,7 @@ class Distillation:
     def __call__(self, model: Callable[..., Any], batch: Batch | AnswerBatch) -> Loss:
         ce_weight_N, branches = batch.weight_N, dict[str, Any]()
         if isinstance(batch, AnswerBatch):
-            branches = {"branch_BT": batch.branch_BT, "position_BT": batch.position_BT}
+            branches = {"subtree_end_BT": batch.subtree_end_BT, "position_BT": batch.position_BT}
             ce_weight_N = batch.weight_N * batch.values["from_data"]
         score = partial(
             _score,

@@ -17,5 +17,5 @@ def run_model(model: Any, batch: AnswerBatch, *, temperature: float = 1.0, scala
 
 def run_rows(model: Any, batch: AnswerBatch, **outputs: Any) -> Any:
     """The model on rows of a prompt with several answers. outputs: what it returns, by arguments of its `forward`."""
-    places = {"branch_BT": batch.branch_BT, "position_BT": batch.position_BT}
+    places = {"subtree_end_BT": batch.subtree_end_BT, "position_BT": batch.position_BT}
     return model(batch.ids_BT, batch.document_BT, **places, **outputs)

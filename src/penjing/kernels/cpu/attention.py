@@ -24,8 +24,8 @@ def supports(op: str, asked: AttentionInputs) -> str:
     if asked.device.type != "cpu":
         return "for CPUs only"
     if asked.subtree_end_BT is not None:
-        if asked.window or torch.is_grad_enabled():
-            return "for trees without a window and without gradients"
+        if asked.window or asked.document_BT is not None or torch.is_grad_enabled():
+            return "for trees without documents, a window and gradients"
     elif asked.plain_documents() is None:
         return "for packed documents only"
     num_key_value_heads, head_dim = asked.heads

@@ -40,7 +40,7 @@ def example_answers(
     return AnswerBatch(
         ids_BT=empty(prompts, seq_len),
         document_BT=empty(prompts, seq_len),
-        branch_BT=empty(prompts, seq_len),
+        subtree_end_BT=empty(prompts, seq_len),
         position_BT=empty(prompts, seq_len),
         scored_N=empty(num_scored),
         target_N=empty(num_scored),
