@@ -133,6 +133,14 @@ def read_budget(text: str, where: str = "--budget") -> Budget:
     return Budget(**budget)  # type: ignore[arg-type]  # by name
 
 
+def read_seconds(text: str, where: str, unit: str = "") -> float:
+    """`8h` or `90min` as seconds. unit: of a number alone. Raises UserError for what is no time."""
+    seconds = read_budget(f"{text}{unit}" if text.replace(".", "").isdigit() else text, where).seconds
+    if not seconds:
+        raise UserError("not a time", where=where, got=repr(text), wanted="such as 2h or 90min")
+    return seconds
+
+
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
 

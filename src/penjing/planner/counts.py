@@ -63,16 +63,14 @@ def print_tokens(size: str, unique: str, hours: str, gpu: str, gpus: int, consol
 
 def _print_tokens_in(hours: str, count: int, shape: Shape, gpu: str, gpus: int, console: Console) -> None:
     """Print the tokens that a time allows on the GPUs, or on this machine."""
-    budget = cost.read_budget(hours if not hours.replace(".", "").isdigit() else f"{hours}h", "--hours")
-    if not budget.seconds:
-        raise UserError("not a time", where="--hours", got=repr(hours), wanted="such as 2, 2h or 90min")
+    seconds = cost.read_seconds(hours, "--hours", "h")
     machine, notes = (gpu_machine(gpu), []) if gpu else _this_machine()
     work = _usual_work(shape, machine)
     rate = work.tokens * gpus / step_time(work, machine).seconds
-    trained_tokens = rate * budget.seconds * shape.parameters / count
+    trained_tokens = rate * seconds * shape.parameters / count
     low, high = interval(trained_tokens, MARGINS[machine.level])
     console.print(
-        f"  {units.duration(budget.seconds)} on {gpus} x {machine.name} ({machine.level}, "
+        f"  {units.duration(seconds)} on {gpus} x {machine.name} ({machine.level}, "
         f"{LEVELS[machine.level]}) is {units.count(round(trained_tokens))} tokens ({units.count(round(low))} to "
         f"{units.count(round(high))}), {trained_tokens / count:.0f} a parameter"
     )

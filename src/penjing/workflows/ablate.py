@@ -135,9 +135,7 @@ def ablate(
 
     Raises UserError for missing data, too short a budget, and if there is nothing to compare.
     """
-    seconds = cost.read_budget(budget).seconds
-    if not seconds:
-        raise UserError("not a time", where="--budget", got=repr(budget), wanted="such as 10min or 2h")
+    seconds = cost.read_seconds(budget, "--budget")
     if len(sources) < 2 and not rules:
         raise UserError("nothing to compare", wanted="two sources or more, or --rules")
     data: dict[str, Any] = {"train": list(sources), "validation": list(held_out), "format": "documents"}

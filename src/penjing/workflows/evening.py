@@ -131,10 +131,11 @@ def _budget(options: EveningOptions) -> Budget:
 
 def _seconds(options: EveningOptions) -> float:
     """The time of --hours and of what --price buys: the less of the two."""
-    hours = f"{options.hours}h" if options.hours.replace(".", "").isdigit() else options.hours
-    limits = [cost.read_budget(hours, "--hours").seconds] if hours else []
+    limits = [cost.read_seconds(options.hours, "--hours", "h")] if options.hours else []
     if options.price:
         money = cost.read_money(options.price, "--price")
+        if not money.amount:
+            raise UserError("not above zero", where="--price", got=repr(options.price))
         machine = gpu_machine(options.gpu) if options.gpu else find_machine(PlanOptions(), Run())[0]
         hourly = cost.price_of(machine.name, options.hourly)
         if hourly is None or hourly.hour.currency != money.currency:
@@ -142,8 +143,6 @@ def _seconds(options: EveningOptions) -> float:
             step = f"Give what an hour costs, in {money.currency}: --hourly 2{money.currency}"
             raise UserError("no price an hour in this currency", where="--price", got=got, next_step=step)
         limits.append(3600 * money.amount / hourly.hour.amount)
-    if limits and not all(limits):
-        raise UserError("not a time", where="--hours", got=repr(options.hours), wanted="such as 8, 8h or 90min")
     return min(limits, default=DEFAULT_SECONDS)
 
 

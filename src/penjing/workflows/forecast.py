@@ -151,11 +151,9 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
     if not run.data.holds_out:
         raise run.data.error("validation", "a forecast needs held-out texts", wanted="files, or it left out")
     Corpus(run.data).files  # noqa: B018 (an error comes before a proxy run)
-    limit = cost.read_budget(budget)
-    if not limit.seconds:
-        raise UserError("not a time", where="--budget", got=repr(budget), wanted="such as 30min or 2h")
+    seconds = cost.read_seconds(budget, "--budget")
     folder = Path(run.out) / "scale"
-    runs = _ladder(run, limit.seconds, folder / LADDER)
+    runs = _ladder(run, seconds, folder / LADDER)
     console.print(f"  {len(runs)} proxy runs, about {units.duration(sum(proxy.seconds for proxy in runs))}")
     points, first = [], ""
     for proxy in runs:
