@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from penjing.base import formatting as units
 from penjing.base.errors import UserError
@@ -95,8 +95,7 @@ def _by_kind(files: Sequence[Path], columns: Columns) -> dict[Kind, list[Path]]:
 @contextmanager
 def _bar(console: Console) -> Iterator[Callable[[float, str], None]]:
     """A function that shows the fraction that is done, and what is being done; on a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("cleaning", total=1.0)
         yield lambda fraction, what: bar.update(task, completed=fraction, description=what)
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress, TimeElapsedColumn
 
 from penjing.base.errors import UserError
 from penjing.base.files import make_folder, read_parsed
@@ -24,8 +24,8 @@ from penjing.track.run_dir import RunDir, is_run_or_checkpoint, stage_folder
 @contextmanager
 def _reading(console: Console, files: list[Path]) -> Iterator[tuple[Corpus, Callable[[], None]]]:
     """The corpus of some files, with a bar on a terminal while it is read; and what to call when it is read."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
+    columns = (*Progress.get_default_columns(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading", total=1.0)
 
         def end() -> None:
