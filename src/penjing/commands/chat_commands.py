@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penjing.base.config import convert
 from penjing.base.errors import UserError, nearest
-from penjing.base.files import disk_error
+from penjing.base.files import disk_errors
 from penjing.infer.conversation import ChatEvent, Conversation
 
 Answer = Iterator[ChatEvent]
@@ -80,11 +80,8 @@ def _save(talk: Conversation, text: str) -> str:
     if not text:
         raise UserError("no file given", where="/save", wanted="/save chats.jsonl")
     line, path = json.dumps(talk.record(), ensure_ascii=False), Path(text).expanduser()
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
-    except OSError as error:
-        raise disk_error(error, path) from None
+    with disk_errors(path), open(path, "a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
     return f"{path}: {len(talk.messages)} messages added"
 
 

@@ -146,7 +146,8 @@ class DecodeGraphs:
     def _check(self, graph: _Graph, key: Key, eager: Decoded) -> Decoded:
         """Compare a graph's first replay with the eager pass on the same inputs, which are not those of its capture.
         The eager pass comes second, so that the cache holds its keys and values."""
-        graph.is_checked = all(map(_agree, self._static_output(key), eager))
+        pairs = zip(self._static_output(key), eager, strict=True)
+        graph.is_checked = all(bool((a - b).abs().max() <= TOLERANCE * b.abs().max()) for a, b in pairs)
         if not graph.is_checked:
             self._give_up("a replay differed from the eager pass")
         return eager
@@ -155,7 +156,3 @@ class DecodeGraphs:
         self._graphs.clear()
         self.is_off = True
         warnings.warn(f"decoding uses no graphs: {reason}", stacklevel=2)
-
-
-def _agree(replayed: Tensor, eager: Tensor) -> bool:
-    return bool((replayed - eager).abs().max() <= TOLERANCE * eager.abs().max())

@@ -1,5 +1,6 @@
 """Counters and histograms in Prometheus' text format."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -48,9 +49,5 @@ class Metrics:
         for name in sorted({name for numbers in engines.values() for name in numbers}):
             lines.append(f"# TYPE penjing_{name} {'counter' if name.endswith('_total') else 'gauge'}")
             for model, numbers in engines.items():
-                lines.append(f'penjing_{name}{{model="{_escaped(model)}"}} {numbers[name]:g}')
+                lines.append(f"penjing_{name}{{model={json.dumps(model, ensure_ascii=False)}}} {numbers[name]:g}")
         return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from penjing.base.errors import UserError
+from penjing.checkpoint.manifest import folder_name, steps
 from penjing.data import formats as records
 from penjing.data.corpus import Corpus, DataSettings
 from penjing.export.adapter import attach_adapters
@@ -81,12 +82,10 @@ def _named(word: str) -> list[tuple[str, Path]]:
     path = Path(text)
     name = called or (path.resolve().name if path.exists() else text)
     if step is not None:
-        folder = RunDir(stage_folder(path)).checkpoints / f"step-{int(step):08d}"
+        folder = RunDir(stage_folder(path)).checkpoints / folder_name(int(step))
         if not folder.is_dir():
-            steps = ", ".join(
-                str(int(each.name.removeprefix("step-"))) for each in sorted(folder.parent.glob("step-*"))
-            )
-            raise UserError("the run has no such checkpoint", where=word, got=step, wanted=steps or "none is there")
+            known = ", ".join(map(str, sorted(steps(folder.parent))))
+            raise UserError("the run has no such checkpoint", where=word, got=step, wanted=known or "none is there")
         return [(f"{name}@{int(step)}", folder)]
     stages = [stage for stage in STAGES if is_run(path / stage)]
     if RunDir(path).settings.is_file() or not stages:
