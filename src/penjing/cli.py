@@ -13,17 +13,7 @@ from penjing import __version__
 from penjing.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from penjing.base.markup import Terminal, escape_markup
 from penjing.base.process_info import run_once_per_launch
-from penjing.commands import (
-    benchmarks,
-    datasets,
-    exporting,
-    inference,
-    inspection,
-    launching,
-    pipeline,
-    planning,
-    watch,
-)
+from penjing.commands import benchmarks, datasets, exporting, inference, inspection, launching, pipeline, planning
 
 # In the order of `penjing --help`. These modules import torch only when a verb runs.
 VERBS: dict[str, typer.Typer | Callable[..., None]] = {
@@ -43,7 +33,7 @@ VERBS: dict[str, typer.Typer | Callable[..., None]] = {
     "data": datasets.data_app,
     "tokenizer": datasets.tokenizer_app,
     "bench": benchmarks.app,
-    "watch": watch.watch,
+    "watch": inspection.watch,
     "report": inspection.report,
     "show": inspection.show,
     "doctor": inspection.doctor,
