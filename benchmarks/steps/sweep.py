@@ -7,6 +7,7 @@ get a row of the table too.
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import repeat
@@ -22,7 +23,7 @@ from penjing.plan.device_model import Machine
 from penjing.plan.flops import training_flops_per_token
 from penjing.plan.memory import Target
 from penjing.plan.shape import shape_of
-from penjing.plan.step_time import quantile, step_time
+from penjing.plan.step_time import step_time
 from penjing.plan.step_workload import Workload
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.build_model import build_run
@@ -144,7 +145,7 @@ def sweep(
                 raise
             step_seconds = []
         if step_seconds:
-            median = quantile(step_seconds, 0.5)
+            median = statistics.median(step_seconds)
             row = replace(
                 row,
                 point=replace(point, dtype=precision.name),

@@ -4,6 +4,7 @@ GPUs are timed with events, CPUs with the wall clock. Every figure is the median
 """
 
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +24,6 @@ from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
 from penjing.plan.profile import Profile, ProfileKey
 from penjing.plan.shape import shape_of
-from penjing.plan.step_time import quantile
 from penjing.plan.step_workload import Workload
 
 SIZES = (1024, 2048, 4096, 8192, 16384)
@@ -51,7 +51,7 @@ def time_call(function: Callable[[], object], device: torch.device, tries: int =
             break
         times = max(2 * times, min(1 << 14, int(times * TRY_SECONDS / max(elapsed, 1e-7)) + 1))
     seconds = sorted(time_calls(function, device, times) / times for _ in range(tries))
-    median = quantile(seconds, 0.5)
+    median = statistics.median(seconds)
     return median, (seconds[-1] - seconds[0]) / median
 
 
@@ -216,7 +216,7 @@ def _call_seconds(device: torch.device) -> float:
         calls.append(Workload(shape=shape_of(config), tokens=16, seq_len=8, keys=4.5, dtype=name).kernels())
     # In turns: on a busy machine, the time of one could otherwise exceed that of the other.
     rounds = [[time_call(function, device, 1)[0] for function in passes] for _ in range(3)]
-    seconds = quantile(sorted(five_layers - one_layer for one_layer, five_layers in rounds), 0.5)
+    seconds = statistics.median(five_layers - one_layer for one_layer, five_layers in rounds)
     return max(0.0, seconds) / (calls[1] - calls[0])
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 from penjing.base.untrusted import Fields
 from penjing.base.user_dir import user_dir
 from penjing.plan.run_estimate import PARTS
-from penjing.plan.step_time import quantile
 
 DRIFT_RUNS = 5  # number of newest runs on a machine to check
 DRIFT_SHARE = 0.05  # median error of their time above which the profile is out of date
@@ -155,10 +155,10 @@ def recent_bias(entries: Sequence[HistoryRecord], machine: str) -> str:
     if len(newest) < DRIFT_RUNS:
         return ""
     errors = [record.time_error or 0.0 for record in newest]
-    median = quantile([abs(error) for error in errors], 0.5)
+    median = statistics.median(map(abs, errors))
     if median <= DRIFT_SHARE:
         return ""
-    direction = "too short" if quantile(errors, 0.5) < 0 else "too long"
+    direction = "too short" if statistics.median(errors) < 0 else "too long"
     versions = sorted({record.torch for record in completed})
     changed = f" (torch went through {', '.join(versions)})" if len(versions) > 1 else ""
     return (

@@ -1,6 +1,5 @@
 """Time of a step: the sum of its terms on a machine (L0, L1), or a line through two probes (L2)."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from penjing.plan.device_model import Machine
@@ -150,12 +149,3 @@ def decode_time(decode: DecodeWorkload, work: Workload, machine: Machine) -> flo
 def interval(seconds: float, margin: float) -> tuple[float, float]:
     """The 80 % interval."""
     return seconds * (1 - margin), seconds * (1 + margin)
-
-
-def quantile(values: Sequence[float], fraction: float) -> float:
-    """The value below which `fraction` of the values lie, with linear interpolation."""
-    ordered = sorted(values)
-    position = fraction * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)

@@ -1,7 +1,9 @@
 """penjing plan verify and plan history: plans compared with results."""
 
 from pathlib import Path
+from statistics import median
 
+import numpy as np
 from rich.console import Console
 
 from penjing.base import formatting as units
@@ -9,7 +11,6 @@ from penjing.base.errors import UserError
 from penjing.base.markup import escape_markup, print_table
 from penjing.plan import prediction_history as history
 from penjing.plan.device_model import LEVELS
-from penjing.plan.step_time import quantile
 from penjing.track.run_record import RunRecord, find_runs
 
 
@@ -85,10 +86,11 @@ def print_history(console: Console, last: int = 20) -> None:
         done = [record for record in records if record.level == level and record.ended == "done"]
         errors = [abs(record.time_error) for record in done if record.time_error is not None]
         if errors:
+            p90 = np.quantile(errors, 0.9)
             inside = sum(record.in_interval for record in done)
             console.print(
-                f"{level}: {len(errors)} runs, error of time {quantile(errors, 0.5):.1%} (median), "
-                f"{quantile(errors, 0.9):.1%} (p90), {max(errors):.1%} (max); {inside} of {len(done)} in their interval"
+                f"{level}: {len(errors)} runs, error of time {median(errors):.1%} (median), "
+                f"{p90:.1%} (p90), {max(errors):.1%} (max); {inside} of {len(done)} in their interval"
             )
     for machine in sorted({record.machine for record in records}):
         if note := history.recent_bias(records, machine):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +28,7 @@ from penjing.parallel.base import Strategy
 from penjing.plan.compute_optimal import token_bytes
 from penjing.plan.flops import parameters
 from penjing.plan.run_estimate import ProbeTimings
-from penjing.plan.step_time import LinearFit, fit_two_points, quantile
+from penjing.plan.step_time import LinearFit, fit_two_points
 from penjing.plan.time_interval import ProbeNoise, crowding, slowdown
 from penjing.plan.trainable import trainable_from_settings
 from penjing.train.batch_geometry import BatchGeometry, batch_geometry
@@ -202,7 +203,8 @@ def probe(
 def _noise(strategy: Strategy, timings: list[StepTiming]) -> ProbeNoise:
     """The spread of the timings, and the load of the machine."""
     timed = [seconds for timing in timings for seconds in timing.passes] or [timing.seconds for timing in timings]
-    spread = (quantile(timed, 0.9) - quantile(timed, 0.1)) / 2 * len(timed) / sum(timed)
+    low, high = np.quantile(timed, (0.1, 0.9)).tolist()
+    spread = (high - low) / 2 * len(timed) / sum(timed)
     noise = ProbeNoise(spread=spread, num_timed=len(timed))
     if not devices.of(strategy.device).is_host:
         return noise
