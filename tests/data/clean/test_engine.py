@@ -23,10 +23,12 @@ from rich.console import Console
 
 import penjing
 from penjing.base.errors import UserError
-from penjing.data.clean import engine
+from penjing.data.clean import clean_piece, engine
 from penjing.data.clean.engine import clean
+from penjing.data.clean.language import script_of
 from penjing.data.clean.pieces import make_pieces
 from penjing.data.clean.pipeline import Pipeline
+from penjing.data.clean.text_scan import scan
 from penjing.data.corpus import Corpus, DataSettings
 from penjing.data.formats import READERS, Chat, Document, Message, PreferenceRecord
 from penjing.data.formats.write import record_row
@@ -367,3 +369,21 @@ def test_the_command_to_train_on_it_can_be_copied(tmp_path, capsys):
     source.write_text(json.dumps({"text": "The mill stands by the river, and nobody works there."}) + "\n")
     clean_corpus([source], out, Console(width=500), pipeline=["unicode"])
     assert f"data.train={shlex.quote(str(out))}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "中国的 abc，" * 9,
+        "カナと漢字の文" * 9,
+        "plain “text” with marks",
+        "слова и words",
+        "한국어 문장",
+        "a 中 b 国 c",
+        "十" * 999,
+    ],
+)
+def test_the_language_of_a_record_is_that_of_its_scan(text):
+    language = clean_piece.LANGUAGES[clean_piece.measures(text)[0]]
+    wanted = {"Latin": clean_piece.LANGUAGES[0], "Chinese": "Chinese"}.get(script_of(scan(text)), "other")
+    assert language == wanted
