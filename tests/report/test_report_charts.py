@@ -211,14 +211,6 @@ def test_an_axis_from_zero_has_nothing_below() -> None:
     assert charts.bounds([0.0, 0.0], Axis("y", from_zero=True)) == (0.0, 1.0)
 
 
-def test_thin_keeps_ends_and_spikes() -> None:
-    points = [(float(index), 0.0) for index in range(10_000)]
-    points[4321] = (4321.0, 99.0)
-    kept = charts.downsample(points, 100)
-    assert len(kept) <= 100 and kept[0] == points[0] and kept[-1] == points[-1] and points[4321] in kept
-    assert kept == sorted(kept)
-
-
 def test_shorten_counts_chinese_as_wide() -> None:
     assert charts.shorten("abc", 100) == "abc"
     assert charts.text_width("松树") == charts.text_width("abcd")

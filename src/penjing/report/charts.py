@@ -12,12 +12,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from markupsafe import Markup, escape
 from rich.cells import cell_len
 
 from penjing.base.accuracy import AccuracyLine, Score
 from penjing.base.formatting import count
 from penjing.base.untrusted import number
+from penjing.report.metrics import thinned
 
 CHARACTER_WIDTH = 6.3  # of the 11.5 px figures on the axes
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -74,19 +76,6 @@ class Scale:
         transform: Callable[[float], float] = math.log10 if self.log else float
         low, high = transform(self.low), transform(self.high)
         return self.start + (transform(value) - low) / (high - low) * (self.end - self.start)
-
-
-def downsample(points: Sequence[Point], limit: int) -> list[Point]:
-    """At most `limit` points: the first, the last, and the minimum and maximum of each bucket, which keeps spikes."""
-    if len(points) <= limit or limit < 4:
-        return list(points[:limit])
-    buckets = (limit - 2) // 2
-    inner = len(points) - 2
-    chosen = [points[0]]
-    for index in range(buckets):
-        bucket = points[1 + inner * index // buckets : 1 + inner * (index + 1) // buckets]
-        chosen += sorted({min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])}) if bucket else []
-    return [*chosen, points[-1]]
 
 
 def linear_ticks(low: float, high: float, num_ticks: int = 5) -> list[float]:
@@ -205,7 +194,8 @@ def _drawable(series: Series, x: Axis, y: Axis, limit: int) -> list[Point]:
     points = [
         (a, b) for a, b in known if a is not None and b is not None and (a > 0 or not x.log) and (b > 0 or not y.log)
     ]
-    return downsample(sorted(points, key=lambda point: point[0]), limit)
+    points.sort(key=lambda point: point[0])
+    return [points[index] for index in thinned(np.array([y for _, y in points]), limit)]
 
 
 def _grid(x_scale: Scale, y_scale: Scale, y_ticks: Sequence[float], y_labels: Sequence[str]) -> list[str]:

@@ -1,11 +1,15 @@
-"""Charts of a run's metrics: the table of names in metrics.jsonl."""
+"""Charts of a run's metrics: the table of names in metrics.jsonl, and which points are drawn."""
 
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 HELD_OUT = "val_"  # prefix of the same metric on held-out data
 TOKENS = "tokens"  # trained on so far
 SKIPPED_STEPS = "skipped_steps"
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -88,3 +92,16 @@ def default_charts(names: set[str]) -> list[Chart]:
     }
     unknown = {name.removeprefix(HELD_OUT) for name in names} - known
     return [Chart(name, name.replace("_", " ").capitalize(), "", name) for name in sorted(unknown)]
+
+
+def thinned(y: Floats, most: int) -> NDArray[np.intp]:
+    """At most about `most` indices: first, last, and the minimum and maximum of each bucket, which keeps spikes."""
+    if len(y) <= most:
+        return np.arange(len(y))
+    size = -(-2 * len(y) // most)
+    whole = len(y) // size * size
+    grid, start = y[:whole].reshape(-1, size), np.arange(0, whole, size)
+    kept = [start + grid.argmin(axis=1), start + grid.argmax(axis=1), np.array([0, len(y) - 1])]
+    if whole < len(y):
+        kept.append(whole + np.array([y[whole:].argmin(), y[whole:].argmax()]))
+    return np.unique(np.concatenate(kept))

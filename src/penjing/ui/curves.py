@@ -5,14 +5,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from penjing.report.metrics import CHARTS, HELD_OUT, SMALL_CHARTS, TOKENS, Chart, default_charts
+from penjing.report.metrics import CHARTS, HELD_OUT, SMALL_CHARTS, TOKENS, Chart, Floats, default_charts, thinned
 from penjing.ui.live_runs import LiveRun
 
 POINTS = 12_000  # of one chart, over all of its lines
 MOST, LEAST = 1_000, 100  # points of one line
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,16 +77,3 @@ def smoothed(y: Floats, weight: float) -> Floats:
         mean, total = weight * mean + (1 - weight) * value, weight * total + (1 - weight)
         means.append(mean / total)
     return np.array(means)
-
-
-def thinned(y: Floats, most: int) -> NDArray[np.intp]:
-    """At most about `most` indices: first, last, and the minimum and maximum of each bucket, which keeps spikes."""
-    if len(y) <= most:
-        return np.arange(len(y))
-    size = -(-2 * len(y) // most)
-    whole = len(y) // size * size
-    grid, start = y[:whole].reshape(-1, size), np.arange(0, whole, size)
-    kept = [start + grid.argmin(axis=1), start + grid.argmax(axis=1), np.array([0, len(y) - 1])]
-    if whole < len(y):
-        kept.append(whole + np.array([y[whole:].argmin(), y[whole:].argmax()]))
-    return np.unique(np.concatenate(kept))
