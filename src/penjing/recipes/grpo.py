@@ -5,7 +5,7 @@ PROMPTS holds conversations without the last answer, and reference answers: {"co
 Changes from sft: the model samples eight answers per prompt, rewards score them (`objective.rewards`, default exact
 match), and the policy moves towards the better ones. No weight decay. A tenth of the prompts is held out and answered
 before and after. The learning rate is for a model of about a million parameters: in 250 steps the mean reward of
-sampled answers rose from 0.64 to 0.76 on a thousand of the quickstart's 6,000 prompts, much of it by memorizing
+sampled answers rose from 0.64 to 0.76 on a thousand of the quickstart's prompts, much of it by memorizing
 (docs/methods/grpo.md). A larger model needs a smaller rate.
 Variants: objective.loss=dr_grpo, dapo, gspo, cispo. Adapters only: lora.rank=16.
 """

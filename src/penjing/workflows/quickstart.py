@@ -178,7 +178,7 @@ def data_names(options: QuickstartOptions) -> tuple[str, ...]:
     return names
 
 
-TOYWORLD_SIZES = {"documents": 16_000, "conversations": 24_000, "preferences": 1_000, "prompts": 6_000}
+TOYWORLD_SIZES = {"documents": 16_000, "conversations": 19_000, "preferences": 1_000, "prompts": 20_000}
 TOYWORLD_FILES = ("pretrain", "sft", "dpo", "rl")
 TOYWORLD_SEED = 1
 QUESTIONS_PER_KIND = 20

@@ -286,7 +286,7 @@ def test_roll_calls_in_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
         story, first = messages[0]["content"].split("\n")
         language = "en" if story.isascii() else "zh"
         asked = [first, *(message["content"] for message in messages[2::2])]
-        assert 6 <= len(asked) <= 9 and len(set(asked)) == len(asked)
+        assert 5 <= len(asked) <= 7 and len(set(asked)) == len(asked)
         for question, reply in zip(asked, messages[1::2], strict=True):
             check_answer(story, question, reply["content"], language)
         for line in read_roll_call(story, language):

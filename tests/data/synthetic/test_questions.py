@@ -11,7 +11,7 @@ import pytest
 
 from penjing.data.synthetic import dataset_rows as rows
 from penjing.data.synthetic.lexicon import PEOPLE, THINGS
-from penjing.data.synthetic.questions import Reading, SyntheticQuestion, count_to_answer
+from penjing.data.synthetic.questions import QUOTING_KINDS, Reading, SyntheticQuestion, count_to_answer
 from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.tasks.drills import drill, story_request
 
@@ -119,8 +119,25 @@ def test_thoughts_count_to_the_answer() -> None:
             assert all(a + sign * b == answer for a, b in steps)
     for language in LANGUAGES:
         for question in all_questions(language):
-            assert bool(question.thought) == (question.kind == "how_many_after")
-            assert question.thought.endswith(f",{question.answer} 0" if question.thought else "")
+            if question.kind == "how_many_after":
+                assert question.thought.endswith(f",{question.answer} 0")
+            elif question.kind in (*QUOTING_KINDS, "absent"):
+                check_quote(question)
+            else:
+                assert not question.thought
+
+
+def check_quote(question: SyntheticQuestion) -> None:
+    """Words of the question, then a sentence of the story, with the answer in it unless the wind blew something away;
+    or that the story lacks the last word."""
+    keys, found = re.split("[:：] ?", question.thought.removeprefix("So "), maxsplit=1)
+    words = re.split("[ ，]", keys)
+    assert all(word in question.question for word in words)
+    if question.kind == "absent":
+        assert found in ("no", "没有") and f" {words[-1]}" not in f" {question.story}"
+    else:
+        assert found[1:] in question.story and all(word in question.story for word in words)
+        assert question.answer.split(" ")[-1] in found or "wind" in found or "风" in found
 
 
 def test_translations_turn_around() -> None:

@@ -108,9 +108,9 @@ def conversations(seed: int, count: int) -> Iterator[Row]:
             case "drill":
                 questions = _drills(seed, story_index, language, rng.randint(4, 8), rng)
             case "roll_call":
-                questions = roll_call(rng, language, rng.randint(6, 9))[1]
+                questions = roll_call(rng, language, rng.randint(5, 7))[1]
             case _:
-                questions = Reading(seed, story_index, language, "train").draw(rng.randint(7, 10), _ABSENT_FRACTION)
+                questions = Reading(seed, story_index, language, "train").draw(rng.randint(5, 7), _ABSENT_FRACTION)
         messages = [*_opening(questions[0]), _reply(questions[0])]
         for question in questions[1:]:
             messages += [{"role": "user", "content": question.question}, _reply(question)]

@@ -5,14 +5,15 @@ the story's candidates (its people for `who`, its places for `where`, and so on)
 as one more candidate; a model that always refuses scores 1 there and 0 elsewhere, so read the kinds together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penjing.data.synthetic.lexicon import COLOURS, FEELINGS, PEOPLE, PLACES, THINGS, Being, Thing
+from penjing.data.synthetic.lexicon import COLOURS, FEELINGS, OPENINGS, PEOPLE, PLACES, THINGS, Being, Thing
 from penjing.data.synthetic.rng import Rng, held_out
 from penjing.data.synthetic.surface_realization import (
     LANGUAGES,
+    bare_word,
     first_phrases,
     tell,
     word_answer,
@@ -24,6 +25,7 @@ from penjing.data.synthetic.world import Fact, Pair, Reason, is_reserved, pair_o
 
 # how_many_after: a sum or a difference of two numbers of the story. absent: asked like who, what or where, about
 # something that is not in the story.
+QUOTING_KINDS = ("who", "what", "where", "colour")
 STORY_KINDS = ("who", "what", "where", "how_many", "how_many_after", "colour", "feeling", "why", "absent")
 
 
@@ -72,6 +74,16 @@ def count_to_answer(x: int, y: int, answer: int) -> str:
     return ",".join(steps)
 
 
+def quote(language: str, keys: Iterable[Any], question: str, sentence: str = "") -> str:
+    """The thought before the answer to a look-up: `So Tom kite: Tom found the kite by the river.`, or `So kite: no`.
+
+    keys: what the question may name, up to a word that the story lacks. sentence: the one that decides; empty: none.
+    """
+    table, words = LANGUAGES[language], [bare_word(key, language) for key in keys]
+    named = table.key_space.join(word for word in words if word in question)
+    return table.looking.format(keys=named, found=sentence or table.lacking)
+
+
 _POOLS: dict[str, tuple[Any, ...]] = {
     "who": PEOPLE,
     "what": THINGS,
@@ -106,21 +118,25 @@ class Reading:
         self.plan = simulate(seed, split, index)
         self.language, self.split = language, split
         self.rng = Rng(seed, split, "telling", index, language)
-        self.text = tell(self.plan, language, self.rng)
+        self.sentences = tell(self.plan, language, self.rng)
+        opening = OPENINGS[self.plan.opening][language == "zh"]
+        self.text = f"{opening}{'，' if language == 'zh' else ', '}{self.table.sentence_space.join(self.sentences)}"
 
     def ask(self, fact: Fact) -> SyntheticQuestion:
         """The question about one fact of the plan."""
-        answer = self._answer(fact.answer, fact)
+        answer, question = self._answer(fact.answer, fact), self._phrase(fact, self.table.asks[fact.ask])
         if fact.kind == "how_many_after":
             possible: Sequence[Any] = _sums(fact)
             thought = count_to_answer(int(fact.pair[1]), int(fact.pair[2]), int(answer))
         else:
-            possible, thought = self.plan.candidates[fact.kind], ""
+            possible = self.plan.candidates[fact.kind]
+            quotes, sentence = fact.kind in QUOTING_KINDS, self.sentences[fact.told]
+            thought = quote(self.language, fact.roles.values(), question, sentence) if quotes else ""
         return SyntheticQuestion(
             kind=fact.kind,
             language=self.language,
             story=self.text,
-            question=self._phrase(fact, self.table.asks[fact.ask]),
+            question=question,
             answer=answer,
             wrong=self._wrong(fact, answer),
             chance=1 / len(possible),  # 1.0 where the story has only one: evaluation leaves such questions out
@@ -144,17 +160,19 @@ class Reading:
         if (found := self._absent_entry(fact, replaced)) is None:
             return None
         entry, pair = found
-        present = self.plan.candidates[fact.kind]
+        present, keys = self.plan.candidates[fact.kind], [*fact.roles.values()]
         values = [self._answer(value, fact) for value in (*present, *_sample_pool(fact.kind, rng))]
+        question = self._phrase(replace(fact, roles={**fact.roles, role: entry}), phrases)
         return SyntheticQuestion(
             kind="absent",
             language=self.language,
             story=self.text,
-            question=self._phrase(replace(fact, roles={**fact.roles, role: entry}), phrases),
+            question=question,
             answer=self.table.refusal,
             wrong=tuple(dict.fromkeys(values))[:3],
             chance=1 / (len(present) + 1),
             pairs=(pair,),
+            thought=quote(self.language, [*keys[: keys.index(replaced)], entry], question),
         )
 
     def _answer(self, value: Any, fact: Fact) -> str:

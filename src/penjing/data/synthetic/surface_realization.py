@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.config import read_toml
-from penjing.data.synthetic.lexicon import OPENINGS, PlaceWord, Thing
+from penjing.data.synthetic.lexicon import PlaceWord, Thing
 from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.world import Reason, Roles, World
 
@@ -18,6 +18,10 @@ class Phrases:
     """The phrases of a language, from its TOML file."""
 
     refusal: str
+    sentence_space: str
+    looking: str
+    lacking: str
+    key_space: str
     because: str
     word_space: str
     echo_space: str
@@ -71,8 +75,8 @@ def bare_word(entry: Any, language: str) -> str:
 _THEN = ("Then ", "后来，")  # not twice in a row
 
 
-def tell(plan: World, language: str, rng: Rng) -> str:
-    """The whole story in one language; which phrasings are used is up to the rng."""
+def tell(plan: World, language: str, rng: Rng) -> list[str]:
+    """The sentences of the story, one for each event, in one language; which phrasings are used is up to the rng."""
     table = LANGUAGES[language]
     sentences: list[str] = []
     for event in plan.events:
@@ -82,10 +86,7 @@ def tell(plan: World, language: str, rng: Rng) -> str:
             phrase = next((other for other in phrases if not other.startswith(_THEN)), phrase)
         sentence = phrase.format(**word_roles(event.roles, language))
         sentences.append(sentence[0].upper() + sentence[1:])
-    opening = OPENINGS[plan.opening][language == "zh"]
-    if language == "zh":
-        return f"{opening}，{''.join(sentences)}"
-    return f"{opening}, {' '.join(sentences)}"
+    return sentences
 
 
 @cache

@@ -51,7 +51,7 @@ class Reason:
 class Fact:
     """Something that can be asked: `kind` of answer, `ask` (key of the question phrases), and the true answer.
 
-    `pair` is the combination that the question is about, for the split rule.
+    `pair` is the combination that the question is about, for the split rule. `told`: index of the event that decides.
     """
 
     kind: str
@@ -59,6 +59,7 @@ class Fact:
     roles: Roles
     answer: Any
     pair: Pair
+    told: int
 
 
 class NoCast(Exception):
@@ -143,6 +144,7 @@ class World:
         self.first_owner: dict[Thing, Being] = {}
         self.spot: dict[Thing, PlaceWord] = {}
         self.colour: dict[Thing, Word] = {}
+        self.told: dict[tuple[str, Thing], int] = {}  # index of the event that last changed a state of a thing
         self.events: list[Event] = []
         self.facts: list[Fact] = []
         self.feelings: list[Word] = []
@@ -210,17 +212,21 @@ class World:
         if name in _DESCRIBED:
             roles["d"] = self._describe(roles["t"])
         self.events.append(Event(name, roles))
+        now = len(self.events) - 1
+        if name in _DESCRIBED:
+            self.told["colour", roles["t"]] = now
         if name in ("lose", "blow", "take"):
             del self.owner[roles["t"]]
         if name in _NEW_OWNER:
-            self.owner[roles["t"]] = roles[_NEW_OWNER[name]]
+            self.owner[roles["t"]], self.told["has", roles["t"]] = roles[_NEW_OWNER[name]], now
             self.spot.pop(roles["t"], None)
         if name in ("own", "with"):
-            self.first_owner[roles["t"]] = roles["a"]
+            self.first_owner[roles["t"]], self.told["had", roles["t"]] = roles["a"], now
         if name in ("leave", "hide", "move"):
-            self.spot[roles["t"]] = roles["p"]
+            self.spot[roles["t"]], self.told["spot", roles["t"]] = roles["p"], now
         if name == "trade":
             self.owner |= {roles["t"]: roles["b"], roles["u"]: roles["a"]}
+            self.told["has", roles["t"]] = self.told["has", roles["u"]] = now
         for asked in _ASKED.get(name, ()):
             self.ask(asked, roles)
 
@@ -229,7 +235,8 @@ class World:
         kind, ask, answer, pair, named = _parse(asked)
         value = roles[answer].number if answer == "n" else roles[answer]
         about = known_pair(roles[pair[0]], roles[pair[1]])
-        self._add_fact(kind, ask, value, about, **{name: roles[role] for name, role in named})
+        told = len(self.events) - 1 - (ask == "where_raced")  # the race is told before the prize
+        self._add_fact(kind, ask, value, about, told, **{name: roles[role] for name, role in named})
 
     def ask_result(self, ask: str, result: int, operands: tuple[int, int], **roles: Any) -> None:
         """A fact that is the result of a sum or a difference."""
@@ -245,23 +252,23 @@ class World:
         self._add_fact("feeling", "feeling", feeling, known_pair(*pair), a=a, why=why)
         self._add_fact("why", "why", why, known_pair(*pair), a=a, f=feeling)
 
-    def _add_fact(self, kind: str, ask: str, answer: Any, pair: Pair, **roles: Any) -> None:
-        self.facts.append(Fact(kind, ask, roles, answer, pair))
+    def _add_fact(self, kind: str, ask: str, answer: Any, pair: Pair, told: int = -1, /, **roles: Any) -> None:
+        self.facts.append(Fact(kind, ask, roles, answer, pair, len(self.events) - 1 if told < 0 else told))
 
     def finish(self) -> "World":
         """Reads the remaining facts, and the candidates for answers of each kind, from what happened."""
         for thing, colour in self.colour.items():
-            self._add_fact("colour", "colour", colour, known_pair(colour, thing), t=thing)
+            self._add_fact("colour", "colour", colour, known_pair(colour, thing), self.told["colour", thing], t=thing)
         for when, owners in (("had", self.first_owner), ("has", self.owner)):
             for thing, being in owners.items():
                 if when == "has" and thing in self.spot:
                     continue
-                pair = known_pair(being, thing)
-                self._add_fact("who", f"who_{when}", being, pair, t=thing)
+                pair, told = known_pair(being, thing), self.told[when, thing]
+                self._add_fact("who", f"who_{when}", being, pair, told, t=thing)
                 if sum(owner is being for owner in owners.values()) == 1:
-                    self._add_fact("what", f"what_{when}", thing, pair, a=being)
+                    self._add_fact("what", f"what_{when}", thing, pair, told, a=being)
         for thing, place in self.spot.items():
-            self._add_fact("where", "where_is", place, known_pair(thing, place), t=thing)
+            self._add_fact("where", "where_is", place, known_pair(thing, place), self.told["spot", thing], t=thing)
         mentioned = dict.fromkeys(value for event in self.events for value in event.roles.values())
         numbers = (value.number for value in mentioned if isinstance(value, NumberWord))
         self.candidates: dict[str, tuple[Any, ...]] = {

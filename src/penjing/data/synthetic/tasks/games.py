@@ -18,19 +18,19 @@ from penjing.data.synthetic.lexicon import (
     Word,
     described,
 )
-from penjing.data.synthetic.questions import SyntheticQuestion
+from penjing.data.synthetic.questions import SyntheticQuestion, quote
 from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import LANGUAGES, bare_word, word_answer
 from penjing.data.synthetic.world import is_reserved
 
-# Questions about a roll call: their kind, and the field of the answer.
+# Questions about a roll call: their kind, the field that they name, and the field of the answer.
 _ASKS = {
-    "who_had": ("who", "who"),
-    "who_was": ("who", "who"),
-    "what": ("what", "thing"),
-    "where": ("where", "place"),
-    "where_thing": ("where", "place"),
-    "colour": ("colour", "colour"),
+    "who_had": ("who", "thing", "who"),
+    "who_was": ("who", "place", "who"),
+    "what": ("what", "who", "thing"),
+    "where": ("where", "who", "place"),
+    "where_thing": ("where", "thing", "place"),
+    "colour": ("colour", "thing", "colour"),
 }
 _ECHO_WORDS = (*PEOPLE, *ANIMALS, *THINGS, *THINGS, *PLACES, *COLOURS)
 
@@ -81,27 +81,30 @@ def roll_call(rng: Rng, language: str, num_questions: int) -> tuple[str, list[Sy
     """A line on each of 3 to 5 people, and questions about them."""
     table = LANGUAGES[language]
     present = _call(rng, rng.randint(3, 5))
-    space = "" if language == "zh" else " "
-    text = space.join(
+    lines = [
         rng.choice(table.roll_call).format(a=entry.who, p=entry.place, t=described(entry.thing, entry.colour, None))
         for entry in present
-    )
+    ]
     questions = [(entry, kind) for entry in present for kind in _ASKS]
-    return text, [
-        _ask(text, entry, kind, present, language, rng) for entry, kind in rng.sample(questions, num_questions)
+    return table.sentence_space.join(lines), [
+        _ask(lines, entry, kind, present, language, rng) for entry, kind in rng.sample(questions, num_questions)
     ]
 
 
-def _ask(text: str, entry: _Entry, kind: str, present: list[_Entry], language: str, rng: Rng) -> SyntheticQuestion:
+def _ask(
+    lines: list[str], entry: _Entry, kind: str, present: list[_Entry], language: str, rng: Rng
+) -> SyntheticQuestion:
     table = LANGUAGES[language]
-    subject, value = _ASKS[kind]
+    subject, key, value = _ASKS[kind]
     answers = {other: word_answer(getattr(other, value), language) for other in present}
+    question = rng.choice(table.roll_call_asks[kind]).format(a=entry.who, p=entry.place, t=entry.thing)
     return SyntheticQuestion(
         kind=subject,
         language=language,
-        story=text,
-        question=rng.choice(table.roll_call_asks[kind]).format(a=entry.who, p=entry.place, t=entry.thing),
+        story=table.sentence_space.join(lines),
+        question=question,
         answer=answers[entry],
         wrong=tuple(dict.fromkeys(answer for other, answer in answers.items() if answer != answers[entry]))[:3],
         chance=1 / len(set(answers.values())),
+        thought=quote(language, [getattr(entry, key)], question, lines[present.index(entry)]),
     )
