@@ -32,7 +32,7 @@ def last_step(folder):
 
 
 @pytest.mark.timeout(20000)
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "hsdp", "zero1", "zero2", "zero3"])
 @pytest.mark.nightly
 @pytest.mark.parametrize("times", [40])
 def test_a_rank_killed_at_random(tmp_path, penjing, stages, count, strategy, times):
@@ -42,13 +42,14 @@ def test_a_rank_killed_at_random(tmp_path, penjing, stages, count, strategy, tim
             pytest.skip('needs pip install "penjing[deepspeed]"')
         words = [*words, "optimizer.name=adamw"]
     words = [recipe, *words, "max_steps=40", "checkpoint.every=1", f"parallel.strategy={strategy}"]
-    penjing("train", *words, f"out={tmp_path / 'whole'}", ranks=2)
+    ranks = 4 if strategy == "hsdp" else 2  # two groups of two
+    penjing("train", *words, f"out={tmp_path / 'whole'}", ranks=ranks)
     whole = json.loads((tmp_path / "whole/outcome.json").read_text())
     dice, seconds = random.Random(strategy), []
     for number in range(times):
         folder = tmp_path / str(number)
         command = [sys.executable, "-m", "penjing", "train", *map(str, words), f"out={folder}"]
-        command += ["--nproc-per-node", "2", "--max-restarts", "1"]
+        command += ["--nproc-per-node", str(ranks), "--max-restarts", "1"]
         launcher = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
         at = dice.randrange(1, 36)
         while last_step(folder) < at:
