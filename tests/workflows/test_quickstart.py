@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,9 @@ def test_the_export_says_what_chat_says(finished, penjing):
         [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     written = model.generate(**ids, max_new_tokens=40, do_sample=False)[0, ids["input_ids"].shape[1] :]
-    assert tokenizer.decode(written, skip_special_tokens=True) == said.removesuffix("\n")
+    text = tokenizer.decode(written).partition("<|im_end|>")[0]
+    # The chat shows no thoughts; after eight steps the model may begin one that it does not end.
+    assert re.sub(r"<think>.*?(</think>|\Z)", "", text, flags=re.DOTALL).strip() == said.strip()
 
 
 def test_real_text_skips_what_it_has_no_data_for(tmp_path, toy, penjing):
