@@ -102,7 +102,7 @@ def test_flags(text, flag):
 
 
 def test_what_nfc_may_change_is_marked():
-    unmarked = [char for char in map(chr, range(0x30000)) if not text_scan._MARK.match(char)]
+    unmarked = [char for char in map(chr, range(0x30000)) if not scan(char).flags & Flag.MARK]
     parts = [unicodedata.decomposition(chr(code)).split() for code in range(0x30000)]
     second = {chr(int(part[1], 16)) for part in parts if len(part) == 2 and part[0][0] != "<"}  # of a pair that is one
     assert not any(unicodedata.combining(char) or char in second for char in unmarked)

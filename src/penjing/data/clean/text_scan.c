@@ -14,38 +14,29 @@ typedef struct { uint64_t key; uint32_t count; uint32_t done; } Slot;
 
 static int in(uint32_t c, uint32_t low, uint32_t high) { return c - low <= high - low; }
 
-static int class_above_ascii(uint32_t c) {
-    if (in(c, 0x4E00, 0x9FFF) || in(c, 0x3400, 0x4DBF) || in(c, 0xF900, 0xFAFF) || in(c, 0x20000, 0x3FFFF) || c == 0x3007 || c == 0x25A1)
-        return HAN;  // also the mark of editors for a lost character
+// What text_scan.py hands over: of each character its class in the lowest four bits, these bits, and in the high byte the
+// flags that it sets alone; and words (the last eight letters) and pairs of Chinese characters with what they are.
+enum { CLOSING = 16, STOP = 32, LEAD = 64, ANY_LEAD = 1024, GBK_MARK = 4096 };  // the bit after LEAD: what may follow it
+enum { STOP_WORD = 1, HINT, WEAK_HINT, KNOWN = 4096 };
+static const uint16_t *characters;
+static uint64_t known[KNOWN];
+static uint8_t known_kind[KNOWN];  // 0 = a free place
 
-    if (c == 0x85 || c == 0xA0 || c == 0x1680 || in(c, 0x2000, 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
-        c == 0x205F || c == 0x3000)
-        return SPACE;
-    if (c == 0xA1 || c == 0xAB || c == 0xB7 || c == 0xBB || c == 0xBF || in(c, 0x2010, 0x205E) || in(c, 0x3001, 0x3003) ||
-        in(c, 0x3008, 0x3011) || in(c, 0x3014, 0x301F) || c == 0x30FB || in(c, 0xFE30, 0xFE4F) || in(c, 0xFF01, 0xFF0F) ||
-        in(c, 0xFF1A, 0xFF20) || in(c, 0xFF3B, 0xFF40) || in(c, 0xFF5B, 0xFF65))
-        return PUNCTUATION;
-    if (in(c, 0xFF10, 0xFF19)) return DIGIT;
-    if ((in(c, 0xC0, 0x24F) && c != 0xD7 && c != 0xF7) || in(c, 0x1E00, 0x1EFF) || in(c, 0xFF21, 0xFF3A) ||
-        in(c, 0xFF41, 0xFF5A))
-        return LATIN;
-    if (in(c, 0x3041, 0x3096) || in(c, 0x30A1, 0x30FA) || in(c, 0x30FC, 0x30FF) || in(c, 0x31F0, 0x31FF) ||
-        in(c, 0xFF66, 0xFF9D))
-        return KANA;
-    if (in(c, 0xAC00, 0xD7A3) || in(c, 0x1100, 0x11FF) || in(c, 0x3130, 0x318F)) return HANGUL;
-    if (in(c, 0x250, 0x1FFF) || in(c, 0x2C00, 0x2DFF) || in(c, 0xA000, 0xABFF) || in(c, 0xFB00, 0xFDFF) ||
-        in(c, 0xFE70, 0xFEFC) || in(c, 0x10000, 0x1CFFF) || in(c, 0x1D400, 0x1D7FF))
-        return OTHER;
-    return SYMBOL;
+static unsigned place_of(uint64_t key) {
+    unsigned at = key * 0x9E3779B97F4A7C15u >> 52;
+    while (known_kind[at] && known[at] != key) at = (at + 1) % KNOWN;
+    return at;
 }
 
-static uint8_t ascii_class[128];
-static uint8_t is_han_stop[0x5200];  // from 0x4E00: function words of modern and of classical Chinese
-static const uint16_t HAN_STOPS[] = {
-    0x7684, 0x4E86, 0x662F, 0x5728, 0x4E0D, 0x6709, 0x548C, 0x6211, 0x4ED6, 0x8FD9, 0x5C31, 0x4E5F, 0x90FD, 0x800C, 0x4EE5, 0x4E4B,
-    0x5176, 0x4E0E, 0x4E3A, 0x4E8E, 0x4E43, 0x66F0, 0x8005, 0x9019, 0x8207, 0x70BA, 0x65BC, 0x4F60, 0x4EEC, 0x4E00};
+void penjing_tables(const uint16_t *of_characters, const uint64_t *keys, const uint8_t *kinds, long count) {
+    characters = of_characters;
+    for (long i = 0; i < count; i++) {
+        unsigned at = place_of(keys[i]);
+        known[at] = keys[i], known_kind[at] = kinds[i];
+    }
+}
 
-static int class_of(uint32_t c) { return c < 128 ? ascii_class[c] : class_above_ascii(c); }
+static int is_letter(uint8_t c) { return in(c | 32, 'a', 'z'); }
 
 static uint32_t decode(const uint8_t **at) {
     const uint8_t *p = *at;
@@ -69,87 +60,6 @@ static int has_equal_run(const uint8_t *run, uint32_t n) {
     for (uint32_t i = 8; i < n; i++)
         if (run[i] == run[i - 8] && run[i] == run[i - 4]) return 1;
     return 0;
-}
-
-static int is_stop_word(uint64_t letters) {  // at most four, lower case, the first in the highest byte used
-    switch (letters) {
-        case 'a' << 16 | 'n' << 8 | 'd': case 't' << 16 | 'h' << 8 | 'e': case 'y' << 16 | 'o' << 8 | 'u':
-        case 'h' << 16 | 'i' << 8 | 's': case 's' << 16 | 'h' << 8 | 'e':
-        case 't' << 24 | 'h' << 16 | 'a' << 8 | 't': case 't' << 24 | 'h' << 16 | 'i' << 8 | 's':
-        case 'w' << 24 | 'i' << 16 | 't' << 8 | 'h': case 'h' << 24 | 'a' << 16 | 'v' << 8 | 'e':
-        case 't' << 24 | 'h' << 16 | 'e' << 8 | 'y': case 'f' << 24 | 'r' << 16 | 'o' << 8 | 'm':
-        case 'w' << 24 | 'h' << 16 | 'a' << 8 | 't':
-            return 1;
-    }
-    return 0;
-}
-
-// What lines of web pages have: the last eight letters of English words, and pairs of Chinese characters, both sorted.
-// text_scan.py has them as text.
-static const uint64_t HINTS[] = {
-    0x636C69636B, 0x697073756D, 0x6C6F67696E, 0x636F6F6B6965, 0x636F6F6B696573, 0x70726976616379, 0x736974656D6170,
-    0x6F70797269676874, 0x7265736572766564, 0x746973656D656E74, 0x7562736372696265, 0x7661736372697074,
-    0x77736C6574746572};
-static const uint64_t WEAK_HINTS[] = {  // in a short line without punctuation at its end
-    0x6C6F67, 0x746F70, 0x6261636B, 0x626C6F67, 0x686F6D65, 0x6C6F6164, 0x6D656E75, 0x6D6F7265, 0x72656164,
-    0x7369676E, 0x736B6970, 0x61626F7574, 0x706F737473, 0x7265706C79, 0x7368617265, 0x7465726D73, 0x63617265657273,
-    0x636F6D6D656E74, 0x636F6E74616374, 0x636F6E74656E74, 0x72656C61746564, 0x737570706F7274, 0x74776974746572,
-    0x61727469636C6573, 0x66616365626F6F6B, 0x7265676973746572};
-static const uint64_t HAN_HINTS[] = {
-    0x4E8C7EF4, 0x516C4F17, 0x516C7F51, 0x626B7801, 0x70B951FB, 0x72486743, 0x767B5F55, 0x767B9646};
-static const uint64_t WEAK_HAN_HINTS[] = {
-    0x4E0A4E00, 0x4E0B4E00, 0x4F1A5458, 0x514D8D23, 0x51686587, 0x51734E8E, 0x52064EAB, 0x52A05165, 0x53CB60C5,
-    0x542F7528, 0x559C6B22, 0x573056FE, 0x5F00542F, 0x63A88350, 0x66F4591A, 0x672C6587, 0x672C7AD9, 0x672C7F51,
-    0x67616B3E, 0x6CE8518C, 0x75286237, 0x76F85173, 0x80547CFB, 0x8BC48BBA, 0x8D234EFB, 0x8FD456DE, 0x96058BFB,
-    0x969079C1, 0x99969875};
-
-static uint8_t may_be_hint[4096];  // most words are told from all hints by this
-static unsigned short_hash(uint64_t key) { return key * 0x9E3779B97F4A7C15u >> 52; }
-static void remember(const uint64_t *table, unsigned bytes) {
-    for (unsigned i = 0; i < bytes / sizeof *table; i++) may_be_hint[short_hash(table[i])] = 1;
-}
-
-__attribute__((constructor)) static void fill_tables(void) {
-    for (unsigned i = 0; i < sizeof HAN_STOPS / sizeof *HAN_STOPS; i++) is_han_stop[HAN_STOPS[i] - 0x4E00] = 1;
-    for (int c = 0; c < 128; c++)
-        ascii_class[c] = in(c, 9, 13) || c == ' ' ? SPACE
-                         : in(c, '0', '9')        ? DIGIT
-                         : in(c | 32, 'a', 'z')   ? LATIN
-                         : c && strchr(".,;:!?'\"()-", c) ? PUNCTUATION
-                                                  : SYMBOL;
-    remember(HINTS, sizeof HINTS), remember(WEAK_HINTS, sizeof WEAK_HINTS);
-    remember(HAN_HINTS, sizeof HAN_HINTS), remember(WEAK_HAN_HINTS, sizeof WEAK_HAN_HINTS);
-}
-
-static int is_hint(const uint64_t *table, int size, uint64_t key) {
-    int low = 0;
-    if (!may_be_hint[short_hash(key)]) return 0;
-    for (; size > 1; size -= size / 2) low += table[low + size / 2 - 1] < key ? size / 2 : 0;
-    return table[low] == key;
-}
-
-static int is_closing(uint32_t c) {
-    return (c < 128 && c && strchr(".,;:!?'\")]}>", c)) || c == 0x2019 || c == 0x201D || c == 0x2014 || c == 0x2026 ||
-           in(c, 0x3001, 0x3002) || in(c, 0x300A, 0x3011) || c == 0xFF01 || c == 0xFF09 || c == 0xFF0C || c == 0xFF1A ||
-           c == 0xFF1B || c == 0xFF1F;
-}
-
-// A byte of UTF-8 that starts a character of several bytes, and one that continues it, as they look in cp1252, Mac
-// Roman, cp437, cp1250, cp1251 and cp1257.
-static int is_lead(uint32_t c) {
-    return in(c, 0xC2, 0xF4) || c == 0x102 || c == 0x139 || c == 0x192 || c == 0x221A || c == 0xAC || c == 0x201A ||
-           c == 0x393 || c == 0x413 || in(c, 0x420, 0x421) || c == 0x432 || in(c, 0x2502, 0x257F) || c == 0x25CA;
-}
-static int is_trail(uint32_t lead, uint32_t c) {
-    if (lead == 0xC3 && c == ' ') return 1;  // a no-break space that became a space
-    if (lead == 0x192 || lead == 0x221A || lead > 0x2500) return c > 127 && !in(c, 0x2500, 0x2501) && c != 0x2550;
-    return in(c, 0x80, 0xBF) || in(c, 0x100, 0x17F) || c == 0x192 || c == 0x2C6 || c == 0x2DC || in(c, 0x2013, 0x203A) ||
-           c == 0x20AC || c == 0x2122 || in(c, 0x402, 0x40F) || in(c, 0x452, 0x45F) || c == 0xC7 || c == 0xC4 ||
-           c == 0xEE || c == 0x2310 || c == 0x2206 || c == 0x2211 || c == 0x222B || c == 0xF1;
-}
-// UTF-8 read as GBK: the first bytes of Chinese punctuation and of the most frequent characters.
-static int is_gbk_mark(uint32_t c) {
-    return c == 0x7D1D || c == 0x951B || c == 0x9286 || c == 0x6D5C || c == 0x9428 || c == 0x93C4 || c == 0x951F || c == 0x9225;
 }
 
 static uint32_t table_size(uint32_t entries) {
@@ -217,11 +127,11 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
     const uint8_t *at = text, *end = text + bytes;
     uint32_t limit = bytes < MAX_WORDS ? bytes : MAX_WORDS, line_slots = table_size(limit / 2 + 1), words = 0, lines = 0;
     uint64_t *hash = malloc(limit * sizeof *hash + 1);
-    uint32_t *chars = malloc(limit * sizeof *chars + 1), gbk_marks = 0, previous = '\n', same = 0, named = 0;
+    uint32_t *chars = malloc(limit * sizeof *chars + 1), gbk_marks = 0, previous = '\n', before = 0, same = 0, named = 0;
     uint64_t line_hash = 0, word_hash = 0, *line_hashes = malloc(limit * sizeof *line_hashes / 2 + 8);
     uint32_t *lengths = malloc(limit * sizeof *lengths / 2 + 8);
     if (!hash || !chars || !line_hashes || !lengths) return free(hash), free(chars), free(line_hashes), free(lengths), 1;
-    // Of the open line: characters to the last that is not a space, that one, and whether it starts with a space.
+    // Of the open line: characters to the last that is not a space, the entry of that one, and whether it starts with a space.
     uint64_t line_length = 0, trimmed_length = 0, trimmed_hash = 0;
     uint32_t line_last = 0, indented = 0, weak_hint = 0;
     uint64_t word_letters = 0;  // of the open word, the last eight, in lower case
@@ -232,10 +142,10 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
     memset(out, 0, NUMBERS * sizeof *out);
     for (;;) {
         // a word in ASCII letters at once: most of an English text. What needs each letter goes on below.
-        if (!word_length && !colons && at < end && ascii_class[*at & 127] == LATIN && *at < 128) {
+        if (!word_length && !colons && at < end && is_letter(*at)) {
             const uint8_t *run = at;
             uint64_t letters = 0, h = 0;
-            for (; at < end && *at < 128 && ascii_class[*at] == LATIN; at++) {
+            for (; at < end && is_letter(*at); at++) {
                 h = next_hash(h, *at);
                 letters = letters << 8 | *at | 32;
             }
@@ -247,34 +157,30 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
                 number_digits = number_dots = 0, gap = 9, key_length += n, key_kinds |= 2;
                 if (key_length >= 20 || (key_length >= 16 && key_kinds == 3)) flags |= KEY;
                 for (hex_length = 0; hex_length < n && in(at[-1 - (int)hex_length] | 32, 'a', 'f');) hex_length++;
-                previous = line_last = at[-1], same = 0;
+                previous = at[-1], before = line_last = characters[previous], same = 0;
                 continue;
             }
             at = run;
         }
         int is_end = at >= end;
         uint32_t c = is_end ? '\n' : decode(&at);
-        int kind = class_of(c);
+        uint32_t entry = characters[c], kind = entry & 15;
         if (!is_end) out[kind]++;
         // words: runs of letters and digits; each character of Chinese and Japanese is one
         if (word_length && (kind < DIGIT || kind == HAN || kind == KANA)) {
             out[WORDS]++, out[WORD_CHARS] += word_length, out[ALPHA_WORDS] += has_letter > 0;
-            out[STOP_WORDS] += word_length <= 4 && is_stop_word(word_letters);
-            if (word_length > 2) {
-                if (is_hint(HINTS, sizeof HINTS / sizeof *HINTS, word_letters)) flags |= BOILERPLATE;
-                weak_hint |= is_hint(WEAK_HINTS, sizeof WEAK_HINTS / sizeof *WEAK_HINTS, word_letters);
-            }
+            uint8_t known_as = known_kind[place_of(word_letters)];
+            out[STOP_WORDS] += known_as == STOP_WORD, flags |= known_as == HINT ? BOILERPLATE : 0;
+            weak_hint |= known_as == WEAK_HINT;
             if (word_length > 40 && has_letter < 2) out[LONG_CHARS] += word_length;
             if (words < MAX_WORDS) hash[words] = word_hash, chars[words++] = word_length;
             trimmed_hash = line_hash = next_hash(line_hash, word_hash), trimmed_length = line_length, word_length = 0;
         }
         if (kind == HAN || kind == KANA) {
             out[WORDS]++, out[WORD_CHARS]++, out[ALPHA_WORDS]++;
-            out[STOP_WORDS] += in(c, 0x4E00, 0x9FFF) && is_han_stop[c - 0x4E00];
-            gbk_marks += is_gbk_mark(c);
-            uint64_t pair = (uint64_t)previous << 16 | c;
-            if (is_hint(HAN_HINTS, sizeof HAN_HINTS / sizeof *HAN_HINTS, pair)) flags |= BOILERPLATE;
-            weak_hint |= is_hint(WEAK_HAN_HINTS, sizeof WEAK_HAN_HINTS / sizeof *WEAK_HAN_HINTS, pair);
+            out[STOP_WORDS] += (entry & STOP) > 0, gbk_marks += (entry & GBK_MARK) > 0;
+            uint8_t known_as = known_kind[place_of(1ull << 63 | (uint64_t)previous << 16 | c)];
+            flags |= known_as == HINT ? BOILERPLATE : 0, weak_hint |= known_as == WEAK_HINT;
             // a lost character is like no other
             if (words < MAX_WORDS) hash[words] = mix(c == 0x25A1 ? (uint64_t)words << 32 | c : c), chars[words++] = 1;
         } else if (kind >= DIGIT) {
@@ -287,13 +193,13 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
         if (c == '\n') {
             if (trimmed_length) {
                 out[LINES]++, out[LINE_CHARS] += trimmed_length;
-                out[CLOSED_LINES] += indented || is_closing(line_last);
-                if (weak_hint && trimmed_length <= 60 && !is_closing(line_last)) flags |= BOILERPLATE;
+                out[CLOSED_LINES] += indented || line_last & CLOSING;
+                if (weak_hint && trimmed_length <= 60 && !(line_last & CLOSING)) flags |= BOILERPLATE;
                 if (lines < limit / 2 + 1) line_hashes[lines] = trimmed_hash, lengths[lines++] = trimmed_length;
             }
             line_length = trimmed_length = line_hash = indented = weak_hint = 0;
         } else if (kind != SPACE) {
-            line_length++, line_last = c;
+            line_length++, line_last = entry;
             if (!word_length) trimmed_hash = line_hash = next_hash(line_hash, c), trimmed_length = line_length;
         } else if (line_length) {
             line_hash = next_hash(line_hash, c), line_length++;
@@ -318,27 +224,18 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
             if (hex_length && (colons >= 7 || (doubled && colons >= 2))) flags |= IPV6;
         } else
             colons = hex_length = doubled = 0;
-        if (previous > 127 && is_lead(previous) && is_trail(previous, c)) flags |= MOJIBAKE;
-        if (c >= 0x300 && !in(c, 0x4E00, 0x9FFF) && !in(c, 0x2002, 0x20CF) && !in(c, 0x3000, 0x3029) &&
-            !in(c, 0x309B, 0x33FF) && !in(c, 0xFF00, 0xFF9D))
-            flags |= MARK;
-        if (c > 127) {
-            if (in(c, 0x80, 0x9F) && c != 0x85) flags |= MOJIBAKE;
-            if (in(c, 0x80, 0x9F) || c == 0xAD || c == 0x200B || c == 0x2060 || c == 0xFEFF || c == 0x2028 || c == 0x2029)
-                flags |= INVISIBLE;
-            out[REPLACED] += c == 0xFFFD;
-            if (c == 0xA9) flags |= BOILERPLATE;
-        } else if ((c < 32 && c != '\n' && c != '\t') || c == 127)
-            flags |= INVISIBLE;
+        if (before & entry >> 1 & (LEAD | ANY_LEAD) || (previous == 0xC3 && c == ' ')) flags |= MOJIBAKE;
+        flags |= entry >> 8 & (INVISIBLE | MOJIBAKE | BOILERPLATE | MARK);
+        out[REPLACED] += c == 0xFFFD;
         if (c == '@' || c == 0xFF20)
-            named = class_of(previous) >= DIGIT || (previous && previous < 128 && strchr("._%+-", previous));
+            named = (before & 15) >= DIGIT || (previous && previous < 128 && strchr("._%+-", previous));
         else if (named && (previous == '@' || previous == 0xFF20) && kind >= DIGIT)
             flags |= MAIL;
         if (previous == '<' && (c == '/' || c == '!' || in(c | 32, 'a', 'z'))) out[TAGS]++;
         same = c == previous && kind != SPACE && kind != HAN ? same + 1 : 0;
         out[SAME_CHAR] += same >= 8;
         if (is_end) break;
-        previous = c;
+        previous = c, before = entry;
     }
     for (int kind = LATIN; kind < CLASSES; kind++) out[LETTERS] += out[kind];
     out[VISIBLE] = out[LETTERS] + out[DIGIT] + out[PUNCTUATION] + out[SYMBOL];

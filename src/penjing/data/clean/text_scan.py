@@ -2,17 +2,21 @@
 repetition. In C (text_scan.c); without a compiler the same in Python, some thirty times as slow."""
 
 import ctypes
-import itertools
 import os
 import re
+import sys
 import warnings
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import c_char_p, c_int, c_long, c_void_p
 from enum import IntEnum
 from functools import cache, lru_cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penjing.base.c_library import CLibrary, build
 
@@ -78,6 +82,7 @@ class _Library(CLibrary):
     SOURCES = ("text_scan.c",)
     FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
     SIGNATURES: ClassVar = {
+        "tables": (c_void_p, c_void_p, c_char_p, c_long),
         "scan": (c_char_p, c_long, c_void_p),
         "words": (c_char_p, c_long, c_void_p, c_void_p),
         "sketch": (c_char_p, c_long, c_void_p, c_long, c_void_p, c_void_p),
@@ -91,6 +96,8 @@ def c_library() -> _Library | None:
     if isinstance(built, str):
         warnings.warn(f"cleaning rules run in Python, some thirty times as slow as in C: {built}", stacklevel=4)
         return None
+    keys = np.array(list(map(_number_of, _KNOWN)), np.uint64)
+    built.tables(_characters().ctypes.data, keys.ctypes.data, bytes(_KNOWN.values()), len(keys))
     return built
 
 
@@ -106,53 +113,81 @@ def scan(text: str) -> Scan:
     return Scan._make(numbers[:])  # a list at once: four times as fast as number by number
 
 
-# --- the same in Python -----------------------------------------------------------------------------------------------
+# --- the tables of both -----------------------------------------------------------------------------------------------
 
-# Ranges of code points of each class but symbols, the first that has a character counts.
+# Ranges of code points of each class but symbols, in the order of Scan; the first that has a character counts.
 _CLASSES = {
-    "han": "\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\U00020000-\U0003ffff\u3007\u25a1",
     "spaces": "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000",
-    "punctuation": r".,;:!?'\"()\-" + "\xa1\xab\xb7\xbb\xbf\u2010-\u205e\u3001-\u3003\u3008-\u3011\u3014-\u301f\u30fb"
+    "punctuation": "-.,;:!?'\"()\xa1\xab\xb7\xbb\xbf\u2010-\u205e\u3001-\u3003\u3008-\u3011\u3014-\u301f\u30fb"
     "\ufe30-\ufe4f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65",
+    "symbols": "",
     "digits": "0-9\uff10-\uff19",
     "latin": "A-Za-z\xc0-\xd6\xd8-\xf6\xf8-\u024f\u1e00-\u1eff\uff21-\uff3a\uff41-\uff5a",
+    "han": "\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\U00020000-\U0003ffff\u3007□",  # editors write □ for a lost one
     "kana": "\u3041-\u3096\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9d",
     "hangul": "\uac00-\ud7a3\u1100-\u11ff\u3130-\u318f",
     "other": "\u0250-\u167f\u1681-\u1fff\u2c00-\u2dff\ua000-\uabff\ufb00-\ufdff\ufe70-\ufefc"
     "\U00010000-\U0001cfff\U0001d400-\U0001d7ff",
 }
-_CLASS = re.compile("|".join(f"(?P<{name}>[{ranges}])" for name, ranges in _CLASSES.items()))
+GBK_MARKS = "紝锛銆浜鐨鏄锟鈥"  # UTF-8 read as GBK: parts of punctuation and of frequent characters
+# A byte of UTF-8 that starts a character of several bytes (LEAD), and one that continues it (TRAIL), as they look in
+# cp1252, Mac Roman, cp437, cp1250, cp1251 and cp1257. After ANY_LEAD comes any character but those of tables.
+_CLOSING, _STOP, _LEAD, _TRAIL, _ANY_LEAD, _ANY_TRAIL, _GBK_MARK = 16, 32, 64, 128, 1024, 2048, 4096
+_BITS = {
+    _CLOSING: ".,;:!?'\")]}>’”—…、。！），：；？\u300a-\u3011",
+    _STOP: "的了是在不有和我他这就也都而以之其与为于乃曰者這與為於你们一",  # of modern and of classical Chinese
+    _LEAD: "\xc2-\xf4\u0102\u0139\xac\u201a\u0393\u0413\u0420\u0421\u0432",
+    _TRAIL: "\x80-\xbf\u0100-\u017f\u0192\u02c6\u02dc\u2013-\u203a\u20ac\u2122\u0402-\u040f\u0452-\u045f"
+    "\xc7\xc4\xee\u2310\u2206\u2211\u222b\xf1",
+    _ANY_LEAD: "\u0192\u221a\u2502-\u257f\u25ca",
+    _ANY_TRAIL: "\x80-\u24ff\u2502-\u254f\u2551-\U0010ffff",
+    _GBK_MARK: GBK_MARKS,
+    Flag.INVISIBLE << 8: "\0-\x08\x0b-\x1f\x7f-\x9f\xad\u200b\u2060\ufeff\u2028\u2029",
+    Flag.MOJIBAKE << 8: "\x80-\x84\x86-\x9f",
+    Flag.BOILERPLATE << 8: "©",
+    Flag.MARK << 8: "\u0300-\u2001\u20d0-\u2fff\u302a-\u309a\u3400-\u4dff\ua000-\ufeff\uff9e-\U0010ffff",
+}
+_STOP_WORD, _HINT, _WEAK_HINT = 1, 2, 3  # the last: in a short line without punctuation at its end
+_WORDS = {  # of English the last eight letters count, of Chinese pairs of characters
+    _STOP_WORD: "and the you his she that this with have they from what",
+    _HINT: "cookie cookies javascript reserved privacy login subscribe newsletter copyright click ipsum sitemap "
+    "advertisement 二维 公众 公网 扫码 点击 版权 登录 登陆",
+    _WEAK_HINT: "facebook twitter menu contact about sign log top content posts articles comment reply terms "
+    "share read more home skip related load register careers back blog support 上一 下一 会员 免责 全文 关于 分享 "
+    "加入 友情 启用 喜欢 地图 开启 推荐 更多 本文 本站 本网 条款 注册 用户 相关 联系 评论 责任 返回 阅读 隐私 首页",
+}
+_KNOWN = {word[-8:]: kind for kind, words in _WORDS.items() for word in words.split()}
+
+
+@cache
+def _characters() -> NDArray[np.uint16]:
+    """Of each character the number of its class, and its bits."""
+    table = np.full(sys.maxunicode + 1, list(_CLASSES).index("symbols"), np.uint16)
+    for number, ranges in reversed(list(enumerate(_CLASSES.values()))):
+        for codes in _slices(ranges):
+            table[codes] = number
+    for bit, ranges in _BITS.items():
+        for codes in _slices(ranges):
+            table[codes] |= bit
+    return table
+
+
+def _slices(ranges: str) -> Iterator[slice]:
+    for first, last in re.findall("(.)(?:-(.))?", ranges, re.DOTALL):
+        yield slice(ord(first), ord(last or first) + 1)
+
+
+def _number_of(known: str) -> int:
+    """A word or a pair as a number."""
+    return int.from_bytes(known.encode()) if known.isascii() else 1 << 63 | ord(known[0]) << 16 | ord(known[1])
+
+
+# --- the same in Python -----------------------------------------------------------------------------------------------
+
 _LETTER = "".join(ranges for name, ranges in _CLASSES.items() if name not in ("spaces", "punctuation"))  # or digit
 _WORD = re.compile("[{han}{kana}]|[{digits}{latin}{hangul}{other}]+".format(**_CLASSES))
-_STOP_WORDS = frozenset(["and", "the", "you", "his", "she", "that", "this", "with", "have", "they", "from", "what"])
-_STOP_HAN = frozenset("的了是在不有和我他这就也都而以之其与为于乃曰者這與為於你们一")
+_LONG_WORD, _NUMERAL = (re.compile(each.format(**_CLASSES)) for each in ("[{digits}{latin}]{{41,}}", "[{digits}]+"))
 _SPACES = "".join(filter(str.isspace, map(chr, [*range(9, 14), 32, *range(127, 0x3001)])))
-_CLOSING = frozenset(".,;:!?'\")]}>’”—…、。！），：；？" + "".join(map(chr, range(0x300A, 0x3012))))
-_LEAD = "\xc2-\xf4\u0102\u0139\xac\u201a\u0393\u0413\u0420\u0421\u0432"
-_ANY_LEAD = "\u0192\u221a\u2502-\u257f\u25ca"  # any character above ASCII follows, but those of tables
-_TRAIL = (
-    "\x80-\xbf\u0100-\u017f\u0192\u02c6\u02dc\u2013-\u203a\u20ac\u2122\u0402-\u040f\u0452-\u045f"
-    "\xc7\xc4\xee\u2310\u2206\u2211\u222b\xf1"
-)
-_HINTS = (
-    "cookie cookies javascript reserved privacy login subscribe newsletter copyright click ipsum sitemap advertisement"
-)
-_WEAK_HINTS = (
-    "facebook twitter menu contact about sign log top content posts articles comment reply terms "
-    "share read more home skip related load register careers back blog support"
-)  # in a short line without punctuation at its end
-_HINT_ENDS, _WEAK_ENDS = (frozenset(word[-8:] for word in words.split()) for words in (_HINTS, _WEAK_HINTS))
-_HAN_HINTS = re.compile("二维|公众|公网|扫码|点击|版权|登录|登陆|©")
-_WEAK_HAN_HINTS = re.compile(
-    "上一|下一|会员|免责|全文|关于|分享|加入|友情|启用|喜欢|地图|开启|推荐|更多|本文|本站|本网|条款|注册|用户|相关|联系|评论|责任|返回|阅读|隐私|首页"
-)
-GBK_MARKS = "紝锛銆浜鐨鏄锟鈥"  # UTF-8 read as GBK: parts of punctuation and of frequent characters
-_PAIR = re.compile(
-    f"[\x80-\x84\x86-\x9f]|\xc3 |[{_LEAD}][{_TRAIL}]|[{_ANY_LEAD}][^\0-\x7f\u2500\u2501\u2550]"
-    f"|[{GBK_MARKS}][^{GBK_MARKS}]*[{GBK_MARKS}]"
-)
-_INVISIBLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u200b\u2060\ufeff\u2028\u2029]")
-_MARK = re.compile("[^\0-\u02ff\u2002-\u20cf\u3000-\u3029\u309b-\u33ff\u4e00-\u9fff\uff00-\uff9d]")
 _MAIL = re.compile(f"[{_LETTER}._%+-][@\uff20][{_LETTER}]")
 _KEY = re.compile("[A-Za-z0-9_-]{20}|(?=[A-Za-z_-]*[0-9])(?=[0-9_-]*[A-Za-z])[A-Za-z0-9_-]{16}")
 _NUMBER = re.compile(r"[0-9\uff10-\uff19](?:[-. ()/+]{0,2}[0-9\uff10-\uff19])*")
@@ -161,8 +196,9 @@ _ADDRESS = re.compile("[0-9A-Fa-f:]+")
 
 def scan_in_python(text: str) -> Scan:
     """`scan` without a compiler."""
-    counts: Counter[str] = Counter()
-    counts.update(map(_kind, text))
+    entries = _characters()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)]
+    of_class = np.bincount(entries & 15, minlength=len(_CLASSES)).tolist()
+    counts = Counter[str](dict(zip(_CLASSES, of_class, strict=True)))
     counts["letters"] = sum(counts[name] for name in ("latin", "han", "kana", "hangul", "other"))
     counts["visible"] = len(text) - counts["spaces"]
     words, lines = _WORD.findall(text), [line.strip(_SPACES) for line in text.split("\n")]
@@ -170,20 +206,20 @@ def scan_in_python(text: str) -> Scan:
     counts.update(
         words=len(words),
         word_chars=sum(map(len, words)),
-        long_chars=sum(len(word) for word in words if len(word) > 40 and {*map(_kind, word)} <= {"latin", "digits"}),
-        alpha_words=sum(any(_kind(char) != "digits" for char in word) for word in words),
+        long_chars=sum(len(word) for word in words if _LONG_WORD.fullmatch(word)),
+        alpha_words=sum(not _NUMERAL.fullmatch(word) for word in words),
         capital_words=sum("A" <= word[0] <= "Z" for word in words),
-        stop_words=sum(word in _STOP_HAN or _lower(word) in _STOP_WORDS for word in words),
+        stop_words=sum(word in _BITS[_STOP] or _KNOWN.get(_end(word)) == _STOP_WORD for word in words),
         lines=len(stripped),
-        closed_lines=sum(indented or line[-1] in _CLOSING for line, indented in stripped),
+        closed_lines=sum(indented or _is_closed(line) for line, indented in stripped),
         line_chars=sum(len(line) for line, _ in stripped),
         replaced=text.count("\ufffd"),
         tags=len(re.findall("<(?=[A-Za-z/!])", text)),
-        flags=_flags(text, words, [line for line, _ in stripped]),
+        flags=_flags(text, entries, [line for line, _ in stripped]),
         same_char=sum(
             max(0, len(run[0]) - 8)
             for run in re.finditer(r"(.)\1{8,}", text, re.DOTALL)
-            if _kind(run[1]) not in ("spaces", "han")
+            if not re.match("[{spaces}{han}]".format(**_CLASSES), run[1])
         ),
     )
     seen: set[str] = set()
@@ -195,26 +231,28 @@ def scan_in_python(text: str) -> Scan:
     return Scan._make(counts[name] for name in Scan._fields)
 
 
-def _kind(char: str) -> str:
-    found = _CLASS.match(char)
-    return str(found.lastgroup) if found else "symbols"
+def _is_closed(line: str) -> bool:
+    return bool(_characters()[ord(line[-1])] & _CLOSING)
 
 
-def _lower(word: str) -> str:
-    return word.lower() if word.isascii() else word
+def _end(word: str) -> str:
+    return word[-8:].lower() if word[-8:].isascii() else word
 
 
-def _has(ends: Collection[str], words: Sequence[str]) -> bool:
-    return any(_lower(word[-8:]) in ends and len(word) > 2 for word in words)
+def _known_in(text: str) -> set[int]:
+    return {_KNOWN.get(each, 0) for each in (*map(_end, _WORD.findall(text)), *map("".join, pairwise(text)))}
 
 
-def _flags(text: str, words: Sequence[str], lines: Sequence[str]) -> int:
-    patterns = {Flag.MAIL: _MAIL, Flag.INVISIBLE: _INVISIBLE, Flag.MOJIBAKE: _PAIR, Flag.KEY: _KEY, Flag.MARK: _MARK}
-    flags: int = sum(flag for flag, pattern in patterns.items() if pattern.search(text))
-    short = [line for line in lines if len(line) <= 60 and line[-1] not in _CLOSING]
-    weak = any(_WEAK_HAN_HINTS.search(line) or _has(_WEAK_ENDS, _WORD.findall(line)) for line in short)
-    if _HAN_HINTS.search(text) or weak or _has(_HINT_ENDS, words):
+def _flags(text: str, entries: NDArray[np.uint16], lines: Sequence[str]) -> int:
+    flags = int(np.bitwise_or.reduce(entries)) >> 8 & (Flag.INVISIBLE | Flag.MOJIBAKE | Flag.BOILERPLATE | Flag.MARK)
+    lead, trail = entries[:-1] & (_LEAD | _ANY_LEAD), entries[1:] & (_TRAIL | _ANY_TRAIL)
+    is_pair = (lead & trail >> 1).any() or "\xc3 " in text  # a no-break space that became a space
+    if is_pair or np.count_nonzero(entries & _GBK_MARK) > 1:
+        flags |= Flag.MOJIBAKE
+    short = [line for line in lines if len(line) <= 60 and not _is_closed(line)]
+    if _HINT in _known_in(text) or any(_WEAK_HINT in _known_in(line) for line in short):
         flags |= Flag.BOILERPLATE
+    flags |= (Flag.MAIL if _MAIL.search(text) else 0) | (Flag.KEY if _KEY.search(text) else 0)
     for run in _NUMBER.findall(text):
         digits = sum(char not in "-. ()/+" for char in run)
         if digits >= 7 or (digits >= 4 and run.count(".") >= 3):
@@ -228,7 +266,7 @@ def _flags(text: str, words: Sequence[str], lines: Sequence[str]) -> int:
 
 def _repetition(words: Sequence[str]) -> dict[str, int]:
     keys = [(at if word == "□" else -1, word) for at, word in enumerate(words)]  # a lost character is like no other
-    before = [0, *itertools.accumulate(map(len, words))]
+    before = [0, *accumulate(map(len, words))]
     found = {"ngram_chars": before[-1]}
     for n in range(2, 11):
         grams = [tuple(keys[i : i + n]) for i in range(len(words) - n + 1)]
