@@ -23,7 +23,7 @@ SIZES = (
     (448, 6, 4, 4, 128, 1216),
     (576, 8, 5, 5, 128, 1536),
 )
-TOKENS_PER_PARAMETER = 0.8  # least tokens of a training, repeated ones included
+TOKENS_PER_PARAMETER = 0.75  # least tokens of a training, repeated ones included
 PARAMETERS_PER_BYTE = 3.5  # of the text
 MOST_EPOCHS = 16.0  # more teach hardly anything, and the decay of the rate has to come before overfitting
 TRAINING_SHARE = 0.85  # of the seconds; the rest goes to tokenizer, probe, validations and checkpoints

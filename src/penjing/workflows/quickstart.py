@@ -4,7 +4,6 @@ Every stage writes its result to the folder and is not repeated: a killed quicks
 results.
 """
 
-import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -343,7 +342,11 @@ def _train(options: QuickstartOptions, run: Run, console: Console) -> str:
     text = f"{units.count(outcome['tokens'])} tokens at {units.count(outcome['tokens_per_second'])}/s"
     if "val_bits_per_byte" in outcome:
         return f"{text}, held-out {outcome['val_bits_per_byte']:.3f} bits per byte"
-    return f"{text}, held-out loss {outcome.get('val_loss', math.nan):.3f} nats per token"
+    if "val_reward_accuracy" in outcome:
+        return f"{text}, {outcome['val_reward_accuracy']:.0%} of held-out pairs in their order"
+    if "val_reward" in outcome:
+        return f"{text}, mean reward of held-out prompts {outcome['val_reward']:.3f}"
+    return f"{text}, held-out loss {outcome['val_loss']:.3f} nats per token"
 
 
 def _record_tokens(log: StageLog, run: Run) -> None:

@@ -65,7 +65,7 @@ from penjing.train.build_context import RunHooks
 from penjing.train.config import Run
 from penjing.train.load_model import load_weights, set_threads
 from penjing.train.loop import train
-from penjing.train.oom_recovery import smaller_passes_kept
+from penjing.train.oom_recovery import empty_cache, smaller_passes_kept
 from penjing.train.resolve import start_run, with_settings
 from penjing.train.resume import flat_settings
 from penjing.train.signals import Stopped
@@ -96,6 +96,14 @@ def named_run(recipe: str, overrides: Layer) -> Run:
     return resolve_run(recipe, overrides)
 
 
+def _free_earlier_memory(device: torch.device) -> None:
+    """What earlier trainings of this process, such as stages of a quickstart, cached on a device is not this run's."""
+    kind = devices.of(device)
+    if not kind.is_host:
+        empty_cache()
+        kind.reset_peak_memory(device)
+
+
 def _last_length_wins(layer: Layer) -> Layer:
     """Of `epochs` and `max_steps` the later layer wins. Raises UserError for both in one layer."""
     if "epochs" in layer and "max_steps" in layer:
@@ -110,6 +118,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     _check_trackers(run)
     _share_cores(run)
     strategy = make_strategy(run.compute.device, run.parallel.strategy, offload=run.parallel.offload)
+    _free_earlier_memory(strategy.device)
     quiet = console if strategy.rank == 0 else Console(quiet=True)
     _name_idle(strategy.device, run.compute.device)
     spinning.report_busy_cores(lambda text: quiet.print(Text(f"  {text}", style="yellow")))
