@@ -35,7 +35,7 @@ from penjing.planner import profile as planner_profile
 from penjing.planner import report as planning
 from penjing.planner import search as plan_tools
 from penjing.planner.inputs import PlanOptions
-from penjing.planner.page import print_page, verdict_of
+from penjing.planner.page import SHOWN_SOURCES, print_page, source_rows, verdict_of
 from penjing.planner.report import make_report, read_external
 from penjing.train import step_timing
 from penjing.train.build import prepare_run
@@ -615,3 +615,10 @@ def test_a_plan_for_another_card_counts_the_tokens_of_the_data(tmp_path, monkeyp
     plan_run._tokens_in.cache_clear()
     part = make_report("pretrain", run, PlanOptions(gpu="RTX 3090"), trace=False)
     assert part.unique_tokens == pytest.approx(page.unique_tokens, rel=0.1)
+
+
+def test_of_many_sources_the_largest_are_shown():
+    sources = [{"name": f"{n}.html", "tokens": n, "share": 0.01, "epochs": 2.0} for n in range(100)]
+    rows = list(source_rows(sources))
+    assert [name for name, _ in rows[:-1]] == [f"source {number}" for number in range(101 - SHOWN_SOURCES, 101)]
+    assert rows[-1][1].startswith(f"{100 - SHOWN_SOURCES}, ") and len(list(source_rows(sources[:SHOWN_SOURCES]))) == 8

@@ -145,6 +145,16 @@ def test_a_folder_of_saved_pages_is_cleaned_and_the_report_says_so(begin):
     assert data["records"] == 31 and data["left_out"].startswith("1 (exact_duplicates")
 
 
+def test_the_setting_that_an_error_names_may_be_given_in_the_same_folder(begin):
+    jsonl("my.jsonl", *texts(40), "{broken}\n")
+    with raises_user_error(next_step="data.max_bad_fraction"):
+        begin("my.jsonl")
+    assert "40 texts" in begin("my.jsonl", "data.max_bad_fraction=0.1")[2]
+    (OUT / "pretrain").mkdir()  # the pretraining, which is left out here
+    with raises_user_error(next_step="--fresh"):
+        begin("my.jsonl")
+
+
 def test_only_files_of_the_users_own_are_cleaned(begin):
     assert [module.cleaning(QuickstartOptions(data=data)) for data in ("toyworld", "sanguo")] == [(), ()]
     jsonl("my.jsonl", *texts(40))

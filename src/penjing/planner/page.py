@@ -1,6 +1,6 @@
 """Print plans: the report of `penjing plan`, and the summary of `penjing train` before step 1."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -25,6 +25,7 @@ from penjing.train.build import PreparedRun
 from penjing.train.precision import SLOW_FLOAT16
 
 SHOWN_PARTS = 4
+SHOWN_SOURCES = 8  # the largest; a folder of saved pages has hundreds
 STYLES = {"note": "yellow", "over budget": "red"}
 
 
@@ -189,8 +190,7 @@ def print_plan(prepared: PreparedRun, console: Console, further: Sequence[tuple[
         ("step", _step_line(estimate)),
         *_money_lines(estimate, strategy),
     ]
-    rows += [(f"source {number}", source_line(one)) for number, one in enumerate(estimate.sources, start=1)]
-    rows += [*prepared.stage.describe(), *further]
+    rows += [*source_rows(estimate.sources), *prepared.stage.describe(), *further]
     print_table(console, (), [(f"  {name}", value) for name, value in rows], title=f"{run.stage} -> {run.out}")
     print_decisions(run.decisions, console)
     for note in prepared.stage.notes:
@@ -205,10 +205,14 @@ def print_plan(prepared: PreparedRun, console: Console, further: Sequence[tuple[
         console.print(f"  continues after step {prepared.resumed_from} of {estimate.steps}")
 
 
-def source_line(one: Mapping[str, Any]) -> str:
-    """A source of the data: its tokens, its share of the training, and how often it repeats."""
-    tokens = units.count(one["tokens"])
-    return f"{one['name']}: {tokens} tokens, {one['share']:.1%} of training, {one['epochs']:.2f} epochs"
+def source_rows(sources: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Of the largest sources their tokens, their share of the training, and how often they repeat."""
+    by_size = sorted(enumerate(sources, start=1), key=lambda one: -one[1]["tokens"])
+    for number, one in sorted(by_size[:SHOWN_SOURCES], key=lambda one: one[0]):
+        of_training = f"{one['share']:.1%} of training, {one['epochs']:.2f} epochs"
+        yield f"source {number}", f"{one['name']}: {units.count(one['tokens'])} tokens, {of_training}"
+    if rest := [one["tokens"] for _, one in by_size[SHOWN_SOURCES:]]:
+        yield "other sources", f"{len(rest):,}, with {units.count(sum(rest))} tokens"
 
 
 def _step_line(estimate: RunEstimate) -> str:

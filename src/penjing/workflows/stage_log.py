@@ -71,8 +71,9 @@ def open_log(out: Path, command: str, request: Mapping[str, Any], console: Conso
         except OSError as error:
             raise UserError(f"cannot be removed: {error.strerror or error}", where=error.filename or out) from None
         make_folder(out)
-    if path.is_file():
-        facts = read_json(path)
+    facts = read_json(path) if path.is_file() else {}
+    has_begun = is_locked(out) or any(file.name not in (QUICKSTART, LOCK) for file in out.iterdir())
+    if facts and (has_begun or facts["asked"] == request):  # after an error in the data, options may be corrected
         if facts["asked"] != request:
             raise UserError(
                 "this folder holds a quickstart with other options",
