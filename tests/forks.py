@@ -30,7 +30,7 @@ class Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, **ENVIRONMENT, "TORCH_CPP_LOG_LEVEL": "ERROR"},
         )
         assert self.process.stdout.readline().strip() == "ready"
 

@@ -73,6 +73,15 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, one, penjing, smal
     assert state_of(tmp_path / "again") == state_of(one)
 
 
+@pytest.mark.nightly
+def test_four_ranks_go_on_with_the_same_bits(tmp_path, penjing, small_run, outcome):
+    """The order in which more than two gradients are added is that of DDP's buckets, which a new process makes anew."""
+    penjing("train", "pretrain", *small_run, f"out={tmp_path / 'whole'}", ranks=4)
+    cut_back(tmp_path / "whole", tmp_path / "again", 9)
+    penjing("train", "pretrain", *small_run, f"out={tmp_path / 'again'}", ranks=4)
+    assert outcome(tmp_path / "again")["weights_sha256"] == outcome(tmp_path / "whole")["weights_sha256"]
+
+
 def test_an_error_on_the_way_ends_both_ranks_with_one_line(tmp_path, penjing, small_run):
     done = penjing("train", "pretrain", *small_run, "batch.size=7", f"out={tmp_path / 'x'}", ranks=2, check=False)
     assert done.returncode != 0

@@ -173,7 +173,6 @@ def launch(words: Sequence[str], options: LaunchOptions) -> None:
     """
     handlers = {number: signal.getsignal(number) for number in NUMBERS}
     logging.disable()  # the agent's words, about tracebacks that it does not have
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else each lost connection is a page of frames
     # A store for each attempt: with the agent's own, the ranks of a restart find what the dead ones left.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     vars(api)["LocalElasticAgent"] = Agent
