@@ -70,7 +70,7 @@ def main(program: typer.Typer = app) -> None:
     # The launcher of DeepSpeed adds it to the command; it also sets LOCAL_RANK.
     sys.argv[1:] = [word for word in sys.argv[1:] if not word.startswith(("--local_rank=", "--local-rank="))]
     warnings.showwarning = lambda message, *place: _show_warning(" ".join(str(message).split()))
-    # Before torch is there. Else each lost connection of a rank is a page of frames, and DDP warns of what it is set to.
+    # Before torch is there. Else each lost connection of a rank is a page of frames, and DDP warns of its settings.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if sys.platform == "win32":
         _fail("penjing: needs Linux or macOS; on Windows run it in WSL 2", EXIT_USER_ERROR)

@@ -23,7 +23,7 @@ class DataParallel(MultiProcess):
         # The code that changes a buffer (a router's load or bias) keeps ranks equal; a broadcast would lose the loads.
         options = inspect.signature(DistributedDataParallel).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in options else "broadcast_buffers"  # before torch 2.13
-        # With find_unused_parameters DDP keeps its first buckets. Else it orders them anew after a process's first step,
+        # With find_unused_parameters DDP keeps its buckets. Else it orders them anew after a process's first step,
         # and of more than two ranks the gradients of that step, also of a resumed run, would be added in another order.
         kwargs: dict[str, Any] = {name: False, "gradient_as_bucket_view": True, "find_unused_parameters": True}
         self._model = DistributedDataParallel(model, device_ids=ids, **kwargs)
