@@ -117,15 +117,14 @@ def test_dropout_has_the_bits_of_torch(dtype, share):
     generator = torch.Generator().manual_seed(1)
     x_BTD, grad_BTD = torch.randn(2, 3, 40, 33, generator=generator).to(dtype)
     seed_BT1 = torch.randint(-(2**31), 2**31, (3, 40, 1), generator=generator).int()
-    scale_B11 = torch.tensor([1.0, 0.0, 1.7])[:, None, None]
     results = []
     for dropout in (autograd_functions.dropout, reference.dropout):
         leaf = x_BTD.clone().requires_grad_()
-        out = dropout(leaf, seed_BT1, scale_B11, share)
+        out = dropout(leaf, seed_BT1, share)
         results.append((out.detach(), *torch.autograd.grad(out, leaf, grad_BTD)))
-    assert torch.equal(cpu.dropout_forward(x_BTD, seed_BT1, scale_B11, share), results[0][0])
+    assert torch.equal(cpu.dropout_forward(x_BTD, seed_BT1, share), results[0][0])
     assert all(map(torch.equal, *results)) and results[0][0].dtype == dtype
-    assert not results[0][0][1].any() and results[0][0][0].eq(0).double().mean() == pytest.approx(share, abs=0.05)
+    assert results[0][0].eq(0).double().mean() == pytest.approx(share, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -174,9 +173,6 @@ def test_what_an_optimizer_adds(dtype, threads):
     x, y = drawn(3, 10001), drawn(3, 10001, dtype=dtype, seed=1)
     expected = 0.99 * x - 0.02 * y.float()
     cpu.add_scaled(x, y, 0.99, -0.02)
-    torch.testing.assert_close(x, expected, rtol=1e-6, atol=1e-6)
-    expected = torch.where(x * y > 0, 0.5 * x, x) - 0.02 * y.float()
-    cpu.add_scaled(x, y, 0.5, -0.02, 1.0)
     torch.testing.assert_close(x, expected, rtol=1e-6, atol=1e-6)
     gradient, mean, out = drawn(3, 10001, seed=2), drawn(3, 10001, seed=3), torch.empty(3, 10001)
     wanted = torch.lerp(mean, gradient, 0.05)

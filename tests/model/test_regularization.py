@@ -6,12 +6,11 @@ import pytest
 import torch
 from small_models import small_model
 
-from penjing.model.regularization import BranchNoise, Regularization, branch_noise, masked_inputs
+from penjing.model.regularization import BranchNoise, Regularization, branch_noise
 from penjing.model.score import CrossEntropy
 from penjing.model.transformer import recompute_activations
 from penjing.train.compile_policy import compile_model
 
-ALL = Regularization(dropout=0.2, stochastic_depth=0.5, masked_inputs=0.4)
 ROWS, TOKENS = 4, 24
 NOISE_B = torch.tensor([5, 2**62, 7, 1])
 
@@ -19,7 +18,7 @@ NOISE_B = torch.tensor([5, 2**62, 7, 1])
 @pytest.fixture
 def model():
     model = small_model()
-    model.regularization = ALL
+    model.regularization = Regularization(dropout=0.2)
     return model
 
 
@@ -63,7 +62,7 @@ def test_compiled_passes_have_the_same_noise(model):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_has_its_rate_and_keeps_the_mean(dtype):
     noise_B = torch.arange(16)  # neighbouring seeds are independent too
-    blocks = branch_noise(Regularization(dropout=0.3), noise_B, 3, 32)
+    blocks = branch_noise(0.3, noise_B, 3, 32)
     dropped = torch.stack([noise.drop(torch.ones(16, 32, 64, dtype=dtype), n) for noise in blocks for n in (0, 1)])
     assert dropped.unique().tolist() == pytest.approx([0, 1 / 0.7], rel=0.01)
     kept = (dropped > 0).double()
@@ -73,22 +72,6 @@ def test_dropout_has_its_rate_and_keeps_the_mean(dtype):
         assert (kept.mean(others) - 0.7).abs().max() < 4.5 * spread
         first, second = kept.narrow(axis, 0, kept.shape[axis] - 1), kept.narrow(axis, 1, kept.shape[axis] - 1)
         assert abs(float((first * second).mean()) - 0.49) < 4.5 * (0.25 / first.numel()) ** 0.5
-
-
-def test_later_blocks_are_skipped_more_often():
-    blocks = branch_noise(Regularization(stochastic_depth=0.4), torch.arange(4000), 3, 1)
-    for layer, noise in enumerate(blocks):
-        for branch in (0, 1):
-            out_B = noise.drop(torch.ones(4000, 1, 1), branch).flatten()
-            assert float((out_B == 0).double().mean()) == pytest.approx(0.2 * layer, abs=0.03)
-            assert float(out_B.mean()) == pytest.approx(1, abs=0.05)
-
-
-def test_each_row_draws_its_share_of_masked_inputs():
-    masked_BT = masked_inputs(Regularization(masked_inputs=0.6), torch.arange(2000), 200)
-    share_B = masked_BT.double().mean(1)
-    assert float(share_B.mean()) == pytest.approx(0.3, abs=0.02)
-    assert share_B.max() < 0.72 and float((share_B < 0.15).double().mean()) == pytest.approx(0.25, abs=0.04)
 
 
 def test_no_noise_changes_nothing():

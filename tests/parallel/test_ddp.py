@@ -30,7 +30,6 @@ def test_ragged_chats_with_noise_on_two_ranks_equal_one(tmp_path, one, toy, penj
         "max_steps=6",
         "batch.micro_size=2",
         "regularization.dropout=0.1",
-        "regularization.masked_inputs=0.2",
     ]
     words = [word for word in small_run if not word.startswith(("model", "data.seq_len", "data.train", "max_steps"))]
     penjing("train", "sft", *words, *chats, f"out={tmp_path / 'single'}")

@@ -4,17 +4,21 @@ import json
 
 import pytest
 import torch
-from short_runs import cut_back, train, weights_of
+from short_runs import cut_back, newest, train, weights_of
 from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
+from penjing.base.files import sha256_file
+from penjing.checkpoint.manifest import MANIFEST, manifest_text, read_manifest
 from penjing.loader.batch_source import PackedSource
 from penjing.optim.schedule import Constant
+from penjing.train.load_model import load_trained
 from penjing.train.stages.example_batches import example_rows
 from penjing.workflows.train import resolve_run
 
-NOISE = ["regularization.dropout=0.2", "regularization.stochastic_depth=0.3", "regularization.masked_inputs=0.3"]
+NOISE = "regularization.dropout=0.2"
 EMPTY = example_rows(2, 4, torch.device("cpu"))
+OFF = "cautious_decay = false"
 DECAY = ["optimizer.weight_decay=0.5", "schedule.weight_decay_factors=1,0.1"]
 
 
@@ -23,11 +27,27 @@ def metrics(folder, name):
     return {line["step"]: line[name] for line in lines if name in line}
 
 
+def as_of_an_older_version(folder):
+    """Write settings that exist no longer to a run and its checkpoint, with the values that had no effect."""
+    path = newest(folder) / "run.toml"
+    text = path.read_text()
+    for group, more in (("regularization", "stochastic_depth = 0.0\nmasked_inputs = 0"), ("optimizer", OFF)):
+        text = text.replace(f"[{group}]\n", f"[{group}]\n{more}\n")
+    assert OFF in text and "masked_inputs" in text
+    path.write_text(text)
+    (folder / "run.toml").write_text(text)
+    manifest = read_manifest(path.parent)
+    manifest["files"]["run.toml"] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    (path.parent / MANIFEST).write_text(manifest_text({"step": manifest["step"]}, manifest["files"]))
+
+
 def test_a_run_resumes_exactly_and_splits_alike(small_run, tmp_path):
-    words = [*small_run, *NOISE, *DECAY, "max_steps=6"]
+    words = [*small_run, NOISE, *DECAY, "max_steps=6"]
     whole, resumed, split = tmp_path / "whole", tmp_path / "resumed", tmp_path / "split"
     train("pretrain", *words, f"out={whole}")
     cut_back(whole, resumed, 3)
+    as_of_an_older_version(resumed)
+    assert load_trained(resumed).checkpoint.step == 3
     train("pretrain", *words, f"out={resumed}")
     expected, found = weights_of(whole), weights_of(resumed)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
@@ -46,6 +66,15 @@ def test_each_row_of_the_order_has_a_seed_of_its_own():
     assert [*seeds(0, 2), *seeds(1, 2)] == [*seeds(0, 1), *seeds(0, 1, 2)]
 
 
+def test_a_removed_setting_is_accepted_only_where_it_is_off():
+    off = ["regularization.stochastic_depth=0", "regularization.masked_inputs=0.0", "optimizer.cautious_decay=false"]
+    assert resolve_run("pretrain", parse_overrides(off)) == resolve_run("pretrain")
+    for setting in off:
+        name = setting.split("=")[0]
+        with raises_user_error(where=name):
+            resolve_run("pretrain", parse_overrides([f"{name}={'true' if 'cautious' in name else 0.1}"]))
+
+
 def test_weight_decay_follows_its_factors():
     schedule = Constant(weight_decay_factors=(1.0, 1.0, 0.2))
     assert [schedule.decay_factor(step, 5) for step in range(5)] == pytest.approx([1, 1, 1, 0.6, 0.2])
@@ -55,6 +84,6 @@ def test_weight_decay_follows_its_factors():
 @pytest.mark.parametrize("objective", ["policy", "preference", "reward"])
 def test_noise_is_refused_where_rows_have_no_seeds(objective):
     with raises_user_error(where="regularization", got=f"objective.name={objective}"):
-        resolve_run("pretrain", parse_overrides([f"objective={objective}", NOISE[0]]))
+        resolve_run("pretrain", parse_overrides([f"objective={objective}", NOISE]))
     with raises_user_error(where="schedule.weight_decay_factors", got="optimizer.weight_decay=0"):
         resolve_run("pretrain", parse_overrides(["optimizer=muon", DECAY[1]]))

@@ -62,6 +62,8 @@ class Settings:
     """Base of settings classes: a value outside its field's declared range is a UserError that names key and range."""
 
     section: ClassVar[str] = ""  # path of the class in the tree, such as `objective.rollout`
+    # Settings of older versions, with the value that had no effect: files of old runs may hold it.
+    removed: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:
         for name, bounds in _bounds(type(self)).items():  # type: ignore[arg-type]  # a class can be hashed
@@ -196,7 +198,9 @@ def _merge(kind: Any, base: dict[str, Any], layer: Layer, prefix: str) -> dict[s
     annotations = _annotations(kind)
     for name, value in layer.items():
         if name not in annotations:
-            path = prefix + name
+            path, off = prefix + name, getattr(kind, "removed", {}).get(name)
+            if off is not None and convert(type(off), value, path) == off:
+                continue
             while isinstance(value, Mapping) and value:  # the first setting of an unknown group
                 name, value = next(iter(value.items()))
                 path = f"{path}.{name}".rstrip(".")

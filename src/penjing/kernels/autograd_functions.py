@@ -318,15 +318,15 @@ class DropoutFunction(torch.autograd.Function):
     """Saves the seeds, not the mask."""
 
     @staticmethod
-    def forward(ctx: Any, x_BTD: Tensor, seed_BT1: Tensor, scale_B11: Tensor, share: float) -> Tensor:
+    def forward(ctx: Any, x_BTD: Tensor, seed_BT1: Tensor, share: float) -> Tensor:
         ctx.share = share
-        ctx.save_for_backward(seed_BT1, scale_B11)
-        return find("dropout_forward", x_BTD)(x_BTD, seed_BT1, scale_B11, share)
+        ctx.save_for_backward(seed_BT1)
+        return find("dropout_forward", x_BTD)(x_BTD, seed_BT1, share)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return find("dropout_forward", upstream[0])(upstream[0], *ctx.saved_tensors, ctx.share), None, None, None
+        return find("dropout_forward", upstream[0])(upstream[0], *ctx.saved_tensors, ctx.share), None, None
 
 
 dropout = DropoutFunction.apply

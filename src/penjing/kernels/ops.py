@@ -53,9 +53,9 @@ def residual_add(x: Tensor, y: Tensor) -> Tensor:
     return find("residual_add", x)(x, y)
 
 
-def dropout(x_BTD: Tensor, seed_BT1: Tensor, scale_B11: Tensor, share: float) -> Tensor:
-    """x with a share of its values 0, times each row's scale; what is 0 is a hash of the positions' seeds."""
-    return find("dropout", x_BTD)(x_BTD, seed_BT1, scale_B11, share)
+def dropout(x_BTD: Tensor, seed_BT1: Tensor, share: float) -> Tensor:
+    """x with a share of its values 0, the others scaled up; what is 0 is a hash of the positions' seeds."""
+    return find("dropout", x_BTD)(x_BTD, seed_BT1, share)
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, dtype: torch.dtype, *, fp8: bool = False) -> Tensor:
@@ -149,12 +149,11 @@ def decayed_update(
     rate: float,
     scale: float,
     bad: Tensor | None = None,
-    cautious: bool = False,
 ) -> None:
     """w <- decay w - rate scale update, for each parameter and its matrix of a stack of updates in any dtype. bad: 1 on
-    the device if the update must be skipped; None: never skip. cautious: decay only weights of the update's sign."""
+    the device if the update must be skipped; None: never skip."""
     update = find("decayed_update", update_EMN, *parameters) if bad is None else reference.decayed_update
-    update(update_EMN, parameters, decay, scale, rate, bad, cautious)
+    update(update_EMN, parameters, decay, scale, rate, bad)
 
 
 class Choice(NamedTuple):

@@ -1,6 +1,7 @@
 """Every op in plain torch: what a backend must compute, and the fallback for tensors that no backend supports."""
 
 from collections.abc import Sequence
+from ctypes import c_float
 from typing import Any
 
 import torch
@@ -38,17 +39,17 @@ def residual_add(x: Tensor, y: Tensor) -> Tensor:
     return x + y
 
 
-def dropout(x_BTD: Tensor, seed_BT1: Tensor, scale_B11: Tensor, share: float) -> Tensor:
-    """x with this share of its values 0, each times its row's scale. seed_BT1: int32, of each position's mask, which is
-    a hash of it and the channel, in few operations: 100 times as many values as seeds."""
-    if share:
-        bits_BTD = seed_BT1 + torch.arange(x_BTD.shape[-1], dtype=torch.int32, device=x_BTD.device)
-        bits_BTD *= 0x2C1B3C6D
-        bits_BTD ^= bits_BTD >> 15
-        bits_BTD *= 0x297A2D39
-        # A product: torch's masked_fill takes 10 times as long on a CPU.
-        x_BTD = x_BTD * (bits_BTD >= dropout_threshold(share)).to(x_BTD.dtype)
-    return (x_BTD * scale_B11).to(x_BTD.dtype)
+def dropout(x_BTD: Tensor, seed_BT1: Tensor, share: float) -> Tensor:
+    """x with this share of its values 0, the others scaled up. seed_BT1: int32, of each position's mask, which is a
+    hash of it and the channel, in few operations: 100 times as many values as seeds."""
+    bits_BTD = seed_BT1 + torch.arange(x_BTD.shape[-1], dtype=torch.int32, device=x_BTD.device)
+    bits_BTD *= 0x2C1B3C6D
+    bits_BTD ^= bits_BTD >> 15
+    bits_BTD *= 0x297A2D39
+    # A product: torch's masked_fill takes 10 times as long on a CPU.
+    x_BTD = x_BTD * (bits_BTD >= dropout_threshold(share)).to(x_BTD.dtype)
+    scale: float = dropout_scale(share)
+    return x_BTD * scale
 
 
 dropout_forward = dropout
@@ -57,6 +58,12 @@ dropout_forward = dropout
 def dropout_threshold(share: float) -> int:
     """This share of all int32 is below it."""
     return round(share * 2**32) - 2**31
+
+
+@torch.compiler.assume_constant_result  # type: ignore[misc]
+def dropout_scale(share: float) -> float:
+    """What keeps the mean: the inverse of what is left, as float32 rounds it."""
+    return 1 / c_float(1 - share).value
 
 
 def linears(
@@ -216,10 +223,8 @@ def decayed_update(
     scale: float,
     rate: float,
     bad: Tensor | None = None,
-    cautious: bool = False,
 ) -> None:
-    """w <- decay w - rate scale update for each parameter, unless `bad` is 1 on the device. cautious: decay only
-    weights of the update's sign, which move towards zero anyway (arXiv:2510.12402)."""
+    """w <- decay w - rate scale update for each parameter, unless `bad` is 1 on the device."""
     update_EMN = update_EMN.to(parameters[0].dtype)  # in two steps: the stack in half precision is freed between them
     update_EMN = update_EMN * scale
     decay_factor: float | Tensor = decay
@@ -227,5 +232,4 @@ def decayed_update(
         update_EMN = torch.where(bad > 0, torch.zeros_like(update_EMN), update_EMN)
         decay_factor = torch.where(bad > 0, 1.0, decay)
     for parameter, update_MN in zip(parameters, update_EMN, strict=True):
-        factor = torch.where(parameter * update_MN > 0, decay_factor, 1.0) if cautious else decay_factor
-        parameter.mul_(factor).sub_(update_MN, alpha=rate)
+        parameter.mul_(decay_factor).sub_(update_MN, alpha=rate)

@@ -14,7 +14,7 @@ from penjing.model.config import ModelConfig
 from penjing.model.linear import Linear
 from penjing.model.moe import RouterStats, mean_of_layers
 from penjing.model.norm import RMSNorm
-from penjing.model.regularization import BranchNoise, Regularization, branch_noise, masked_inputs
+from penjing.model.regularization import Regularization, branch_noise
 from penjing.model.rope import rotary_table
 from penjing.model.score import Score
 
@@ -94,11 +94,7 @@ class Transformer(nn.Module):
         }
         rotary = rotary_table(position_BT, config)
         x_BTD = self.embed(ids_BT)
-        noises = [BranchNoise()] * len(windows)
-        if noise_B is not None:
-            noises = branch_noise(self.regularization, noise_B, len(windows), num_tokens)
-            if self.regularization.masked_inputs:
-                x_BTD = x_BTD * ~masked_inputs(self.regularization, noise_B, num_tokens)[..., None]
+        noises = branch_noise(self.regularization.dropout, noise_B, len(windows), num_tokens)
         routers: list[RouterStats] = []
         for window, block, noise in zip(windows, self.blocks, noises, strict=True):
             inputs = (x_BTD, rotary, metadata[window], cache, position_BT, document_BT, noise)

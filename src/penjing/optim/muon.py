@@ -26,8 +26,8 @@ MAX_ADAMW_RATE = 2e-3  # a learning rate up to this was probably meant for AdamW
 
 
 class _MuonOptimizer(LowPrecisionOptimizer):
-    """w -= rate (s orthogonal(nesterov momentum) + decay w), with s = sqrt(max(1, rows / columns)). In a group
-    `cautious`: decay only weights of the update's sign; `row_beta2`: see `_balance_rows`."""
+    """w -= rate (s orthogonal(nesterov momentum) + decay w), with s = sqrt(max(1, rows / columns)). A group's
+    `row_beta2`: see `_balance_rows`."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class _MuonOptimizer(LowPrecisionOptimizer):
         scale = max(1.0, like.shape[-2] / like.shape[-1]) ** 0.5
         decay = 1 - group["lr"] * group["weight_decay"]
         here = [local_part(parameter) for parameter in parameters]
-        ops.decayed_update(here, update_EMN, decay, group["lr"], scale, self.bad, group.get("cautious", False))
+        ops.decayed_update(here, update_EMN, decay, group["lr"], scale, self.bad)
 
     def _row_squares(self, group: dict[str, Any], parameters: list[nn.Parameter]) -> list[Tensor]:
         """Each matrix's running mean squares of its update's rows, [M, 1] of the rows here: at first those of an
@@ -175,12 +175,12 @@ class Muon(Settings):
     """Muon for the blocks' matrices, AdamW for embedding, head and norm gains."""
 
     section: ClassVar = "optimizer"
+    removed: ClassVar = {"cautious_decay": False}
 
     name: Literal["muon"] = "muon"
     learning_rate: PositiveFloat = 0.02  # peak, of the matrices
     momentum: BelowOne = 0.95  # decay of the mean of gradients
     weight_decay: NonNegativeFloat = 0.0  # of the matrices
-    cautious_decay: bool = False  # decay only weights of the update's sign, which move towards 0 (arXiv:2510.12402)
     # NorMuon (arXiv:2510.05491): decay of the mean square of each row of the update, which it is divided by; such as
     # 0.95. 0 = plain Muon.
     normuon_beta2: BelowOne = 0.0
@@ -196,11 +196,6 @@ class Muon(Settings):
         """Bytes of state per parameter of the matrices, approximately."""
         return BYTES[self.state_dtype]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cautious_decay and not self.weight_decay:
-            raise self.error("cautious_decay", "has no effect without optimizer.weight_decay")
-
     def warnings(self) -> list[str]:
         """Warnings about settings that are probably mistakes."""
         if self.learning_rate > MAX_ADAMW_RATE:
@@ -215,8 +210,8 @@ class Muon(Settings):
         groups = group_parameters(model)
         dtype = getattr(model, "compute_dtype", None)  # the dtype of the model's matmuls
         optimizers: list[torch.optim.Optimizer] = []
-        options = {"cautious": self.cautious_decay, "row_beta2": self.normuon_beta2}
-        matrices: list[dict[str, Any]] = [{"params": groups.matrices, "peak": self.learning_rate, **options}]
+        options = {"peak": self.learning_rate, "row_beta2": self.normuon_beta2}
+        matrices: list[dict[str, Any]] = [{"params": groups.matrices, **options}]
         full, low = split_groups(matrices, self.state_dtype, set())
         settings = (self.learning_rate, self.momentum, self.weight_decay, dtype)
         variants: tuple[tuple[list[dict[str, Any]], StateDtype], ...] = ((full, "float32"), (low, self.state_dtype))

@@ -211,7 +211,7 @@ class Run(Settings):
             if attrgetter(setting)(self) != off and self.objective.compares_passes:
                 what = f"the loss compares two forward passes, of which only one would {difference}"
                 raise self.error(setting, what, got=f"objective.name={self.objective.name}", wanted=off)
-        if self.regularization.drops and not self.objective.takes_noise:
+        if self.regularization.dropout and not self.objective.takes_noise:
             what, got = "noise is for rows of text or conversations", f"objective.name={self.objective.name}"
             raise UserError(what, where="regularization", got=got, wanted="next_token or distill with rows")
         if self.schedule.weight_decay_factors and not self.optimizer.weight_decay:

@@ -57,8 +57,6 @@ _FOREIGN = {
     "lora.dropout": "lora_dropout",
     "lora.target_modules": "lora_target lora_target_modules",
     "regularization.dropout": "dropout resid_pdrop resid_dropout hidden_dropout residual_dropout",
-    "regularization.stochastic_depth": "drop_path drop_path_rate stochastic_depth layer_drop layerdrop",
-    "regularization.masked_inputs": "mask_ratio token_dropout word_dropout input_mask",
     "objective.loss": "loss_type pref_loss",
     "objective.beta": "pref_beta dpo_beta",
     "objective.rollout.num_generations": "num_return_sequences group_size",
@@ -77,6 +75,10 @@ _ABSENT = {
     ),
     "The fastest kernel is chosen by itself; `penjing doctor` shows it.": (
         "attn_implementation flash_attn use_flash_attention use_flash_attn flash_attention"
+    ),
+    "It gained nothing in trials. regularization.dropout and optimizer.weight_decay act against overfitting.": (
+        "drop_path drop_path_rate stochastic_depth layer_drop layerdrop mask_ratio token_dropout word_dropout "
+        "input_mask masked_inputs cautious_decay"
     ),
     "The template comes with the tokenizer.": "template chat_template prompt_template",
     "Upload an export with your own account.": "push_to_hub hub_model_id hub_token",

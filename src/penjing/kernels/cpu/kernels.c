@@ -67,12 +67,12 @@ INLINE void dropout_row(const void *x, void *out, uint32_t seed, int threshold, 
     }
 }
 
-/* As `dropout` in reference.py. seed: of each row of `width` values; scale: of each run of `tokens` rows. */
-void penjing_dropout(const void *x, const int32_t *seed, const float *scale, void *out, long rows, long tokens,
-                     long width, int threshold, int type, int threads) {
+/* As `dropout` in reference.py. seed: of each row of `width` values. */
+void penjing_dropout(const void *x, const int32_t *seed, void *out, long rows, long width, int threshold, float scale,
+                     int type, int threads) {
     ROWS(threads) for (long n = 0; n < rows; n++)
         WITH_TYPE(dropout_row, type, row_of(x, n * width, type), out_row_of(out, n * width, type), (uint32_t)seed[n],
-                  threshold, scale[n / tokens], width);
+                  threshold, scale, width);
 }
 
 /* --- sums of two types ---------------------------------------------------------------------------------------------*/
@@ -90,18 +90,14 @@ void penjing_add(const float *x, const void *y, float *out, long count, int type
                   count - start < RUN ? count - start : RUN);
 }
 
-INLINE void add_scaled_run(float *x, const void *y, float keep, float other, float scale, long count, int type) {
-    SIMD for (long i = 0; i < count; i++) {
-        float value = get(y, i, type);
-        x[i] = x[i] * (x[i] * value > 0.0f ? keep : other) + value * scale;
-    }
+INLINE void add_scaled_run(float *x, const void *y, float keep, float scale, long count, int type) {
+    SIMD for (long i = 0; i < count; i++) x[i] = x[i] * keep + get(y, i, type) * scale;
 }
 
-/* x = keep x + scale y; where x and y have not the same sign, other x + scale y. */
-void penjing_add_scaled(float *x, const void *y, float keep, float other, float scale, long count, int type,
-                        int threads) {
+/* x = keep x + scale y */
+void penjing_add_scaled(float *x, const void *y, float keep, float scale, long count, int type, int threads) {
     ROWS(threads) for (long start = 0; start < count; start += RUN)
-        WITH_TYPE(add_scaled_run, type, x + start, row_of(y, start, type), keep, other, scale,
+        WITH_TYPE(add_scaled_run, type, x + start, row_of(y, start, type), keep, scale,
                   count - start < RUN ? count - start : RUN);
 }
 

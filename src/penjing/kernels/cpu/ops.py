@@ -8,7 +8,7 @@ from torch import Tensor
 from penjing.kernels.attention_metadata import TILE
 from penjing.kernels.cpu import library
 from penjing.kernels.cpu import tensor_arena as arena
-from penjing.kernels.reference import dropout_threshold
+from penjing.kernels.reference import dropout_scale, dropout_threshold
 
 GAIN_SUMS = 32  # partial sums of a gain's gradient, for any number of threads: results are deterministic
 RUN = 4096  # values of one work item, as in kernels.c
@@ -101,10 +101,9 @@ def add(x: Tensor, y: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def add_scaled(x: Tensor, y: Tensor, keep: float, scale: float, other: float | None = None) -> None:
-    """x <- keep x + scale y, with x in float32. other: in place of `keep` where x and y have not the same sign."""
-    factors = keep, keep if other is None else other, scale
-    _run("add_scaled", (x, y), *factors, x.numel(), TYPES[y.dtype], _threads(x.numel()))
+def add_scaled(x: Tensor, y: Tensor, keep: float, scale: float) -> None:
+    """x <- keep x + scale y, with x in float32."""
+    _run("add_scaled", (x, y), keep, scale, x.numel(), TYPES[y.dtype], _threads(x.numel()))
 
 
 def supports_weight_grad_in(dtype: torch.dtype) -> bool:
@@ -158,11 +157,10 @@ def decayed_update(
     scale: float,
     rate: float,
     bad: None = None,
-    cautious: bool = False,
 ) -> None:
     """w <- decay w - rate scale update for each parameter, in float32."""
     for parameter, update_MN in zip(parameters, update_EMN, strict=True):
-        add_scaled(parameter, update_MN, float(decay), -rate * scale, 1.0 if cautious else None)
+        add_scaled(parameter, update_MN, float(decay), -rate * scale)
 
 
 def global_norm(*tensors: Tensor) -> Tensor:
@@ -177,11 +175,11 @@ def sum_squares(x: Tensor) -> Tensor:
     return sums
 
 
-def dropout_forward(x_BTD: Tensor, seed_BT1: Tensor, scale_B11: Tensor, share: float) -> Tensor:
+def dropout_forward(x_BTD: Tensor, seed_BT1: Tensor, share: float) -> Tensor:
     """As `dropout` of reference.py, with the same bits."""
-    (rows, num_tokens, width), out_BTD = x_BTD.shape, arena.empty_like(x_BTD)
-    shape = rows * num_tokens, num_tokens, width, dropout_threshold(share), TYPES[x_BTD.dtype]
-    _run("dropout", (x_BTD, seed_BT1.contiguous(), scale_B11.contiguous(), out_BTD), *shape, _threads(x_BTD.numel()))
+    out_BTD, width, factors = arena.empty_like(x_BTD), x_BTD.shape[-1], (dropout_threshold(share), dropout_scale(share))
+    shape = x_BTD.numel() // width, width, *factors, TYPES[x_BTD.dtype], _threads(x_BTD.numel())
+    _run("dropout", (x_BTD, seed_BT1.contiguous(), out_BTD), *shape)
     return out_BTD
 
 

@@ -81,7 +81,7 @@ class Stage(ABC, Generic[S]):
     @property
     def noise_seed(self) -> int | None:
         """Seed of the training rows' noise (model/regularization.py); None: no noise."""
-        return derive(self.run.seed, "noise") if self.run.regularization.drops else None
+        return derive(self.run.seed, "noise") if self.run.regularization.dropout else None
 
     @property
     def router(self) -> RouterSettings:
