@@ -247,8 +247,8 @@ def data_files(options: QuickstartOptions) -> DataFiles:
 # --- training --------------------------------------------------------------------------------------------------------
 
 SHORT_STEPS = {"pretrain": 12, "sft": 8}
-# Of both stages, so that all fits in 8 minutes. Questions right after 4,000 steps with seed 1: 82 %. Without thoughts
-# before sums 57, 64, 70 and 70 % after 1,200, 2,600, 4,000 and 6,000 (docs/log.md).
+# Of both stages, so that all fits in 8 minutes. Questions right after 4,000 steps: 85 %. Without thoughts
+# 57, 64, 70 and 70 % after 1,200, 2,600, 4,000 and 6,000 (docs/log.md).
 TRAINING_SECONDS, MIN_SFT_STEPS = 60 * QuickstartOptions.minutes, 1600
 PRETRAIN_SHARE = 0.4  # of the time, for data of one's own with conversations
 
