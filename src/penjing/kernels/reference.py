@@ -1,7 +1,7 @@
 """Every op in plain torch: what a backend must compute, and the fallback for tensors that no backend supports."""
 
+import math
 from collections.abc import Sequence
-from ctypes import c_float
 from typing import Any
 
 import torch
@@ -48,8 +48,7 @@ def dropout(x_BTD: Tensor, seed_BT1: Tensor, share: float) -> Tensor:
     bits_BTD *= 0x297A2D39
     # A product: torch's masked_fill takes 10 times as long on a CPU.
     x_BTD = x_BTD * (bits_BTD >= dropout_threshold(share)).to(x_BTD.dtype)
-    scale: float = dropout_scale(share)
-    return x_BTD * scale
+    return x_BTD * dropout_scale(share)
 
 
 dropout_forward = dropout
@@ -60,10 +59,10 @@ def dropout_threshold(share: float) -> int:
     return round(share * 2**32) - 2**31
 
 
-@torch.compiler.assume_constant_result  # type: ignore[misc]
 def dropout_scale(share: float) -> float:
-    """What keeps the mean: the inverse of what is left, as float32 rounds it."""
-    return 1 / c_float(1 - share).value
+    """What keeps the mean: the inverse of what is left, as float32 rounds it, in arithmetic that compiles."""
+    mantissa, exponent = math.frexp(1 - share)
+    return 1 / (round(mantissa * 2**24) * 2.0 ** (exponent - 24))
 
 
 def linears(
