@@ -88,6 +88,7 @@ def test_more_tokens_take_longer_and_a_larger_batch_more_memory():
     small, long, wide = (estimate({**base, **more})["plan"] for more in ({}, {"tokens": "4B"}, {"batch": "128"}))
     assert 3.5 < long["predicted_seconds"] / small["predicted_seconds"] < 4.0
     assert long["expected_loss"] < small["expected_loss"]
+    assert estimate({**base, "tokens": "20M"})["plan"]["expected_loss"] is None  # too few for the law
     assert 1.6 < wide["peak_memory_bytes"] / small["peak_memory_bytes"] < 2.0
     assert sum(wide["waterfall"].values()) == wide["peak_memory_bytes"]
 

@@ -4,6 +4,7 @@ import io
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -108,3 +109,18 @@ def check(plan, out: Path):
     assert {name: error for name, error in errors.items() if name != "seconds" and abs(error) > 0.02} == {}
     last = [stage.name for stage in plan.stages][-3]
     assert RunRecord(out / last).outcome.number("tokens") and (out / "export/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"val_bits_per_byte": 1.5, "val_loss": 3.0}, "held-out 1.500 bits per byte"),
+        ({"val_loss": 3.0}, "held-out loss 3.000 nats per token"),
+        ({"val_reward_accuracy": 0.75}, "75% of held-out pairs in their order"),
+        ({"val_reward": 0.5}, "mean reward of held-out prompts 0.500"),
+    ],
+)
+def test_a_stage_says_the_figure_it_has(monkeypatch, figures, said):
+    outcome = {"tokens": 1000, "tokens_per_second": 10.0, **figures}
+    monkeypatch.setattr(stages, "train_in", lambda *asked: outcome)
+    assert stages._train(SimpleNamespace(launch=None), None, None).endswith(said)

@@ -46,7 +46,7 @@ def dropout(x_BTD: Tensor, seed_BT1: Tensor, share: float) -> Tensor:
     bits_BTD *= 0x2C1B3C6D
     bits_BTD ^= bits_BTD >> 15
     bits_BTD *= 0x297A2D39
-    # A product: torch's masked_fill takes 10 times as long on a CPU.
+    # Multiplied: torch's masked_fill takes 10 times as long on a CPU.
     x_BTD = x_BTD * (bits_BTD >= dropout_threshold(share)).to(x_BTD.dtype)
     return x_BTD * dropout_scale(share)
 

@@ -46,7 +46,7 @@ def branch_noise(dropout: float, noise_B: Tensor | None, num_layers: int, num_to
     branch_L2BT = torch.arange(2 * num_layers, device=noise_B.device).view(num_layers, 2, 1, 1)
     position_T = torch.arange(num_tokens, device=noise_B.device)
     value = noise_B[:, None]
-    # The seeds come first: torch.compile would compute a product of positions in exact integers, without overflow.
+    # The seeds come first: torch.compile would multiply positions as exact integers, without overflow.
     for more in (0, branch_L2BT, position_T):
         value = (value + more) * _MIX_64[0]
         value = value ^ (value >> 32)

@@ -31,7 +31,7 @@ ROWS, LEAST_STEPS = (16, 8, 4), 200  # rows of a step: as many as leave so many 
 VALIDATIONS, VALIDATION_SHARE = 12, 0.05  # of a run, and the share of its training time that they may take
 PATIENCE = 3  # validations without a new lowest loss
 # The noise below pays from so many parameters per token of the text and so many epochs on. Measured: 2.8 to 11 of them,
-# 9 to 12 epochs, where held-out loss without it rises after 4 to 7. At 7 epochs it costs 0.4 to 2 %.
+# 9 to 12 epochs, where held-out loss without it rises after 4 to 7. At 7 epochs it costs 0.4 to 2 % (one seed).
 NOISE_FROM, NOISE_EPOCHS = 2.5, 9.0
 NOISE = {"regularization.dropout": 0.2, "optimizer.weight_decay": 0.4}
 EMA_DECAY = 0.99  # an early end comes before the rate has decayed; the mean of the weights then stands in for that

@@ -73,7 +73,7 @@ def expected_loss(run: Run, shape: Shape, amount: TokenBudget) -> float | None:
         return None
     worth = tokens.repeated_tokens(amount.unique, amount.epochs) if amount.unique else amount.tokens
     loss = tokens.LAWS["corrected"].loss(shape.parameters, worth)
-    holds = worth >= tokens.LAW_FROM_TOKENS and loss < math.log(shape.vocabulary)  # the second: less than by guessing
+    holds = worth >= tokens.LAW_FROM_TOKENS and loss < math.log(shape.vocabulary)  # the loss of guessing
     return loss if holds else None
 
 

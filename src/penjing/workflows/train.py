@@ -97,7 +97,8 @@ def named_run(recipe: str, overrides: Layer) -> Run:
 
 
 def _free_earlier_memory(device: torch.device) -> None:
-    """What earlier trainings of this process, such as stages of a quickstart, cached on a device is not this run's."""
+    """What earlier trainings of this process, such as stages of a quickstart, cached on a device is not this run's.
+    Nobody has run this on a card yet."""
     kind = devices.of(device)
     if not kind.is_host:
         empty_cache()
