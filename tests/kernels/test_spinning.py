@@ -38,7 +38,7 @@ print("ok")
 def control_with(monkeypatch: pytest.MonkeyPatch, waits: list[float]) -> tuple[spinning.SpinControl, list[int]]:
     """A control that sees these waits, one per look, and the sizes of the teams that it starts."""
     teams: list[int] = []
-    monkeypatch.setattr(spinning, "_waiting", lambda: waits.pop(0) if waits else None)
+    monkeypatch.setattr(spinning, "_look", lambda: (waits.pop(0), []) if waits else None)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     return spinning.SpinControl(lambda work, data, threads, flags: teams.append(threads)), teams
 
@@ -81,11 +81,32 @@ def test_waiting_is_measured():
     time.sleep(0.5)
     thread = threading.Thread(target=spin)
     thread.start()
-    waits = [spinning._waiting() for _ in range(4)]
+    looks = [look for _ in range(4) if (look := spinning._look())]
     thread.join()
     for other in others:
         other.wait()
-    assert max(waits) > spinning.BUSY  # type: ignore[type-var]
+    waiting, computing = max(looks)
+    assert waiting > spinning.BUSY
+    assert computing == [thread.native_id]
+
+
+def test_two_threads_share_a_cpu_from_the_second_busy_look_on_and_leave_no_thread_bound(monkeypatch):
+    cpus, stop = os.sched_getaffinity(0), threading.Event()
+    threads = [threading.Thread(target=stop.wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    first, second = (thread.native_id for thread in threads)
+    looks = [(1.0, [first, second])] * 2
+    monkeypatch.setattr(spinning, "_look", lambda: looks.pop() if looks else None)
+    seen: list[list[set[int]]] = []
+    control = spinning.SpinControl(lambda *team: None)
+    hold = lambda seconds: seen.append([os.sched_getaffinity(thread) for thread in (first, second)])  # noqa: E731
+    monkeypatch.setattr(control, "_hold", lambda seconds: (time.sleep(0.2), hold(seconds)))
+    control.run()
+    assert seen[0] == [cpus, cpus]
+    assert seen[1][0] == seen[1][1] and len(seen[1][0]) == 1 and seen[1][0] <= cpus
+    assert [os.sched_getaffinity(thread) for thread in (first, second)] == [cpus, cpus]
+    stop.set()
 
 
 def test_a_real_second_team_starts_ends_and_changes_no_result():

@@ -3,6 +3,7 @@
 import os
 import platform
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 PROCESSOR = "cpu"  # the field of the processor's name in records
@@ -13,8 +14,10 @@ def physical_cores() -> int:
     return len(_cores()) or os.cpu_count() or 1
 
 
+@cache
 def _cores() -> list[set[int]]:
-    """The cores that this process may use, in order, each with its CPUs (hyper-threads); empty where unknown."""
+    """The cores that this process may use, in order, each with its CPUs (hyper-threads); empty where unknown. Those of
+    the first call: on busy cores `kernels/cpu/spinning.py` binds threads for some seconds."""
     cores: dict[tuple[int, ...], set[int]] = {}
     for cpu in sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ():
         folder = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
@@ -32,6 +35,7 @@ def pin_to_share(rank: int, world: int) -> bool:
         return False
     share = cores[rank * len(cores) // world : (rank + 1) * len(cores) // world]
     os.sched_setaffinity(0, set().union(*share))
+    _cores.cache_clear()
     return True
 
 

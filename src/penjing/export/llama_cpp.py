@@ -51,6 +51,8 @@ def run_llama_cpp(
         return None
     import torch
 
+    from penjing.kernels.cpu import spinning
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         request = {
@@ -65,6 +67,7 @@ def run_llama_cpp(
         }
         (folder / "question.json").write_text(json.dumps(request), encoding="utf-8")
         command = [sys.executable, "-m", "penjing.export.llama_cpp", str(folder)]
+        spinning.use_every_cpu()
         child = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if child.returncode == CANNOT_LOAD:
             return None

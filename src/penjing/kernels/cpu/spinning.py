@@ -4,8 +4,10 @@ At the end of a parallel region each thread spins until the last one arrives. On
 spinning, a small model trained at 0.64 of its speed. On busy cores the spinning threads use the time slices that the
 last one needs: beside three busy loops on two cores the same training ran at 0.07 of its speed, with short spinning at
 0.24 to 0.33, of at most 0.4. libgomp spins shortly while it manages more threads than the process has CPUs. So this
-module holds a second team of sleeping threads while the cores are busy. The number of threads that compute stays the
-same, and so do all results.
+module holds a second team of sleeping threads while the cores are busy.
+
+Two threads also share one core then. There the one goes on as soon as the other waits for it; on two cores it may be
+the other's core that is taken. The number of threads that compute stays the same, and so do all results.
 """
 
 import ctypes
@@ -13,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from penjing.base.process_info import thread_seconds
@@ -34,16 +37,21 @@ class SpinControl(threading.Thread):
         super().__init__(name="penjing-spinning", daemon=True)
         self.gomp_parallel = gomp_parallel
         self.report: Callable[[str], None] | None = None
+        self.cpus, self.bound = os.sched_getaffinity(0), set[int]()
 
     def run(self) -> None:
         busy_seconds, hold_seconds = 0.0, FIRST_SECONDS
-        while (waiting := _waiting()) is not None:
+        while look := _look():
+            waiting, computing = look
             if waiting < BUSY:
                 busy_seconds, hold_seconds = 0.0, FIRST_SECONDS
                 continue
             team = threading.Thread(target=self._hold, args=(hold_seconds,), daemon=True)
             team.start()
+            if busy_seconds and len(computing) == 2:  # a short disturbance changes nothing else
+                self._bind(computing)
             team.join()
+            self.unbind()
             busy_seconds, hold_seconds = busy_seconds + hold_seconds, min(2 * hold_seconds, MAX_SECONDS)
             if self.report is not None and busy_seconds >= REPORT_SECONDS:
                 self.report(REPORT)
@@ -52,17 +60,35 @@ class SpinControl(threading.Thread):
     def _hold(self, seconds: float) -> None:
         """A team of more threads than there are CPUs, which do nothing and sleep. It ends with this thread."""
         no_work = ctypes.CDLL(None).free  # free(NULL) does nothing
-        self.gomp_parallel(no_work, None, len(os.sched_getaffinity(0)) + 1, 0)
+        self.gomp_parallel(no_work, None, len(self.cpus) + 1, 0)
         time.sleep(seconds)
 
+    def _bind(self, threads: list[int]) -> None:
+        """Bind these threads to the CPU that the first of them ran on last."""
+        with suppress(OSError):  # a thread that has ended; a system that does not tell
+            stat = Path(f"/proc/self/task/{threads[0]}/stat").read_text()
+            self.bound = {int(stat.rpartition(")")[2].split()[36])}
+            for thread in threads:
+                os.sched_setaffinity(thread, self.bound)
 
-def _waiting() -> float | None:
-    """How many threads of this process could run but had no core, on average over the next INTERVAL_SECONDS. None if
-    the system does not tell. Meaningless while the threads spin shortly: then they wait for each other's cores."""
+    def unbind(self) -> None:
+        """Let the bound threads, and those that they have started since, run on all CPUs again."""
+        for thread in map(int, os.listdir("/proc/self/task") if self.bound else ()):
+            with suppress(OSError):
+                if os.sched_getaffinity(thread) == self.bound:
+                    os.sched_setaffinity(thread, self.cpus)
+
+
+def _look() -> tuple[float, list[int]] | None:
+    """How many threads of this process could run but had no core, on average over the next INTERVAL_SECONDS, and the
+    threads that could run for most of it. None if the system does not tell. Meaningless while the threads spin shortly:
+    then they wait for each other's cores."""
     start, before = time.monotonic(), thread_seconds()
     time.sleep(INTERVAL_SECONDS)
-    waited = sum(waited for _, waited in thread_seconds(since=before).values())
-    return waited / (time.monotonic() - start) if before else None
+    passed, seconds = thread_seconds(since=before), time.monotonic() - start
+    waiting = sum(waited for _, waited in passed.values()) / seconds
+    computing = [int(thread) for thread, times in passed.items() if sum(times) > seconds / 2]
+    return (waiting, computing) if before else None
 
 
 _control: SpinControl | None = None
@@ -82,3 +108,9 @@ def report_busy_cores(report: Callable[[str], None]) -> None:
     """Pass one line to `report`, once, when other programs had the cores for REPORT_SECONDS."""
     if _control is not None:
         _control.report = report
+
+
+def use_every_cpu() -> None:
+    """For a program that the caller is about to start, which would be bound to its one CPU."""
+    if _control is not None:
+        _control.unbind()
