@@ -30,6 +30,13 @@ SHAPE = {
 }  # fmt: skip
 
 
+def write_text(path: Path) -> None:
+    """Four hundred short documents of eleven words."""
+    words = ["a", "small", "dog", "found", "the", "red", "kite", "under", "an", "old", "tree"]
+    lines = (" ".join(words[(line + place * (line % 5 + 1)) % 11] for place in range(60)) for line in range(400))
+    path.write_text("\n\n".join(lines))
+
+
 def start(folder: Path, out: str, *options: str) -> subprocess.Popen[bytes]:
     words = [f"{name}={value}" for name, value in SHAPE.items()]
     command = [sys.executable, "-m", "penjing", "train", "pretrain", *words]
@@ -66,9 +73,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 400) -> 
 
 def rehearse(folder: Path, *, kill_store: bool = False) -> dict[str, float | int | str]:
     """Returns how the disturbed run ended, beside an undisturbed one."""
-    words = ["a", "small", "dog", "found", "the", "red", "kite", "under", "an", "old", "tree"]
-    lines = (" ".join(words[(line + place * (line % 5 + 1)) % 11] for place in range(60)) for line in range(400))
-    (folder / "text.txt").write_text("\n\n".join(lines))
+    write_text(folder / "text.txt")
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         meet = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{found.getsockname()[1]}", "--nproc-per-node", "1"]

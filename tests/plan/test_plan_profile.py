@@ -22,7 +22,6 @@ KEY = ProfileKey(
     kind="cuda",
     driver="550.1",
     torch="2.13.0",
-    cuda="12.6",
     power_limit_watts=350.0,
     threads=0,
 )
@@ -48,6 +47,11 @@ def own_home(tmp_path, monkeypatch):
     monkeypatch.setenv("PENJING_HOME", str(tmp_path))
     monkeypatch.setattr(measure, "TRY_SECONDS", 1e-4)
     monkeypatch.setattr(measure, "COPY_BYTES", 1 << 20)
+
+
+def test_a_file_with_a_field_of_an_earlier_version_is_read():
+    data = asdict(PROFILE)
+    assert Profile.from_dict({**data, "key": {**data["key"], "cuda": "12.6"}}) == PROFILE
 
 
 def test_a_profile_is_saved_and_found_again():

@@ -140,6 +140,29 @@ def test_a_rank_that_says_nothing_is_found_also_in_a_save(ranks, capsys):
     assert "rank 1 is silent since 20 s, after step 7" in capsys.readouterr().err
 
 
+def test_ranks_that_were_stopped_and_go_on_are_no_hang(ranks, monkeypatch):
+    """Ctrl-Z stops all ranks, and `fg` lets them go on: each finds its own beat late by that time."""
+    ranks.edge(7, 1.0)
+    ranks.wait(10)
+    began = ranks.now
+    monkeypatch.setattr(watchdog, "BEAT_SECONDS", 1.0)
+    for each in ranks.living:
+        beats = iter([600.0, 0.0])  # seconds that the beat is late
+
+        def wait(seconds, beats=beats):
+            late = next(beats, None)
+            ranks.now += 0.0 if late is None else late + seconds
+            return late is None
+
+        monkeypatch.setattr(each, "_stop", SimpleNamespace(wait=wait, set=each._stop.set, is_set=bool))
+        ranks.looks = each.rank
+        ranks.now = began  # both were stopped at the same time
+        each._watch()
+    ranks.wait(30)
+    with pytest.raises(Ended):
+        ranks.wait(10)
+
+
 def test_the_rank_that_began_fewer_collectives_is_slow_and_then_stuck(ranks, capsys):
     """Rank 0 waits in a collective that rank 1 does not begin. Named with its stack in time, it may still go on."""
     ranks.collectives = {0: 8, 1: 7}

@@ -55,7 +55,6 @@ class Cuda(Device):
         driver, watts = _driver(device)
         return {
             "driver": driver,
-            "cuda": str(torch.version.hip or torch.version.cuda),
             "power_limit_watts": watts,
             "devices": torch.cuda.device_count(),
         }

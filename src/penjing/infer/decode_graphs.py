@@ -1,4 +1,4 @@
-"""CUDA graphs of decoding: a pass of one token per sequence is recorded once, and then replayed in one launch.
+"""Device graphs of decoding: a pass of one token per sequence is recorded once, and then replayed in one launch.
 
 Eagerly the CPU launches hundreds of small kernels for each token, which takes it longer than the GPU computes. A graph
 has static shapes and static memory. So the numbers of rows and of keys are rounded up to a few sizes, with a graph for
@@ -53,7 +53,7 @@ Decode = Callable[[Tensor, Key], Decoded]
 
 
 def unavailable_reason(model: Transformer) -> str:
-    """Why decoding of this model cannot use CUDA graphs; empty: it can."""
+    """Why decoding of this model cannot use device graphs; empty: it can."""
     if not devices.of(model.embed.weight.device).has_graphs:
         return "the model's device records no graphs"
     return unsupported_reason(model)

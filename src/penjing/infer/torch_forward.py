@@ -23,7 +23,7 @@ class TorchForward:
     """`Forward` by `Transformer.hidden`.
 
     Sequences of one token each are batched as the first rows of the cache. So slots are permuted over the rows of the
-    cache, with decoding slots first. graphs: decode with CUDA graphs where possible.
+    cache, with decoding slots first. graphs: decode with device graphs where possible.
     """
 
     batch_invariant = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ class ProfileKey:
     kind: str  # its type, as torch calls it
     driver: str = ""
     torch: str
-    cuda: str = ""
     power_limit_watts: float = 0.0  # 0 = unknown
     threads: int = 0  # of a CPU; 0 for others
     devices: int = 1
@@ -70,7 +69,8 @@ class Profile:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Profile:
-        return cls(**{**data, "key": ProfileKey(**data["key"])})
+        known = {field.name for field in fields(ProfileKey)}  # files of earlier versions have more
+        return cls(**{**data, "key": ProfileKey(**{name: data["key"][name] for name in known & data["key"].keys()})})
 
     def machine(self) -> Machine:
         """The rates in the form that a plan uses: the fastest squares as the general rate, plus measured shapes."""

@@ -97,8 +97,8 @@ def compile_run(built: BuiltRun, flops: float, peak_flops_per_second: float | No
 def compile_model(model: nn.Module, how: Literal["blocks", "graphs"]) -> None:
     """Compile in place: parameter names and the model's class stay. Compiling happens at the first call.
 
-    Full graph: a graph break is an error. `graphs` compiles the model with its loss, and replays each pass as one CUDA
-    graph, for passes so short that kernel launches dominate.
+    Full graph: a graph break is an error. `graphs` compiles the model with its loss, and replays each pass as one
+    device graph, for passes so short that kernel launches dominate.
     """
     if how == "blocks":
         for block in _decoder(model).blocks:

@@ -63,7 +63,7 @@ class ComputeSettings(Settings):
     # 8.9 or later; faster for models from about 700M parameters on, slower for smaller ones.
     fp8: Float8 = "off"
     # torch.compile. auto: each block, in runs long enough to pay for it (train/compile_policy.py); `graphs`: model and
-    # loss as one CUDA graph, for very short passes.
+    # loss as one device graph, for very short passes.
     compile: Literal["auto", "off", "blocks", "graphs"] = "auto"
     # Activations to recompute in the backward pass instead of storing them: of MLPs, or of blocks. Takes less memory
     # and more time; the result is the same.

@@ -115,7 +115,7 @@ class Step:
 
 
 def add_sums(totals: dict[str, Tensor], more: dict[str, Tensor]) -> None:
-    """Add `more` to `totals`, which holds copies: the next replay of a CUDA graph may overwrite a pass's metrics."""
+    """Add `more` to `totals`, which holds copies: the next replay of a device graph may overwrite a pass's metrics."""
     for name, value in more.items():
         totals[name] = totals[name] + value if name in totals else value.clone()
 

@@ -29,6 +29,7 @@ from penjing.parallel.base import Strategy
 from penjing.train.signals import Ended, Stopped
 
 BEAT_SECONDS = 1.0
+LATE_SECONDS = 3.0  # a beat that is later than this says that the whole process was stopped, as by Ctrl-Z
 SILENT_SECONDS = 20.0  # a rank without a message for this long is dead or stopped
 STUCK_SECONDS = 45.0  # a run is stuck if a step takes this long, unless SLOWDOWN_FACTOR allows more
 SLOW_FRACTION = 1 / 3  # of the time after which a rank is stuck: then it is called slow
@@ -138,11 +139,21 @@ class Watchdog:
         self._thread.join(2 * BEAT_SECONDS)
 
     def _watch(self) -> None:
+        began = time.monotonic()
         while not self._stop.wait(BEAT_SECONDS):
+            if (late := time.monotonic() - began - BEAT_SECONDS) > LATE_SECONDS:
+                self._excuse(late)
             if os.getppid() != self._launcher and "TORCHELASTIC_RUN_ID" in os.environ:
                 self._launcher = os.getppid()
                 os.kill(os.getpid(), signal.SIGTERM)  # the launcher was killed: save and stop
             self._check()
+            began = time.monotonic()
+
+    def _excuse(self, seconds: float) -> None:
+        """Forget a time in which this process was stopped, and perhaps all: Ctrl-Z and `fg` do not end a run."""
+        self._last_progress += seconds
+        self._last_unlimited += seconds
+        self._last_messages = {rank: (text, since + seconds) for rank, (text, since) in self._last_messages.items()}
 
     def _check(self) -> None:
         """Report this rank's progress and read the others'; end the process if something is wrong."""

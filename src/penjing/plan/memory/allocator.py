@@ -1,6 +1,6 @@
 """A model of PyTorch's caching allocator: the segments it would reserve for a sequence of requests.
 
-The rules are those of `c10/cuda/CUDACachingAllocator.cpp` (torch 2.6 to 2.13, default settings): sizes are rounded up
+The rules are those of its `CachingAllocator.cpp` in c10 (torch 2.6 to 2.13, default settings): sizes are rounded up
 to 512 bytes; requests up to 1 MiB share segments of 2 MiB, larger ones below 10 MiB segments of 20 MiB, and each other
 request gets a dedicated segment, rounded up to 2 MiB. The smallest free block that fits is taken, and split if the
 remainder is large enough. A freed block merges with its free neighbours in the segment. Segments stay reserved; only

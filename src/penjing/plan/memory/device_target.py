@@ -45,7 +45,7 @@ class Target:
 
     @property
     def workspace_bytes(self) -> int:
-        """cuBLAS workspace per handle and stream (`getChosenWorkspaceSize` in CUDABlas.cpp)."""
+        """cuBLAS workspace per handle and stream (`getChosenWorkspaceSize`)."""
         if self.device.is_host:
             return 0
         return 32 << 20 if self.capability[0] in (9, 10, 12) else 4096 * 1024 * 2 + 16 * 1024 * 8

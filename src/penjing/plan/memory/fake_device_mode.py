@@ -45,7 +45,7 @@ _VALUES: dict[Any, Callable[[Tensor], Any]] = {
     torch.Tensor.__index__: lambda x: 0,
     torch.Tensor.tolist: lambda x: _zeros(x.shape),
 }
-_NO_TRANSFER = (torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.pin_memory)
+_NO_TRANSFER = tuple(getattr(torch.Tensor, name, None) for name in (*devices.DEVICES, "pin_memory"))
 
 
 def _zeros(shape: Any) -> Any:

@@ -1,6 +1,6 @@
 """Temporary memory of GPU kernels, which torch's meta functions do not show.
 
-Sources: pytorch's `flash_attn/flash_api.cpp` (mha_bwd), `attention_backward.cu`, `Embedding.cu`, `CUDABlas.cpp`.
+Sources: pytorch's `flash_attn/flash_api.cpp` (mha_bwd), `attention_backward.cu`, `Embedding.cu`, and calls of cuBLAS.
 """
 
 from collections.abc import Iterator
