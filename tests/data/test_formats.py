@@ -245,6 +245,27 @@ def test_list_files(tmp_path: Path) -> None:
         list_files([])
 
 
+def test_an_empty_file_among_others_is_left_out_and_counted(tmp_path: Path) -> None:
+    write(tmp_path / "a.md", "A diary.")
+    write(tmp_path / "b.md", "")
+    write(tmp_path / "c.jsonl", "\n")
+    bad_records = BadRecords()
+    assert [document.text for document in read_documents([tmp_path], bad_records=bad_records)] == ["A diary."]
+    assert (bad_records.bad, bad_records.left_out) == (0, 2)
+    assert bad_records.reasons == {"the file is empty": 1, "the file has only blank lines": 1}
+    with raises_user_error(where="b.md"):
+        list(read_documents([tmp_path]))
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_tables_of_spreadsheets_without_commas_between_fields(tmp_path: Path, mark: str) -> None:
+    rows = [["question", "answer"], ["One, two; and?", "three"]]
+    with (tmp_path / "a.csv").open("w", encoding="utf-8-sig", newline="") as stream:
+        csv.writer(stream, delimiter=mark, quoting=csv.QUOTE_ALL).writerows(rows)
+    (chat,) = read_chats([tmp_path / "a.csv"])
+    assert [message.content for message in chat.messages] == ["One, two; and?", "three"]
+
+
 def test_what_a_folder_holds_beside_data_is_told_by_its_endings(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.jsonl.xz", "c.jsonl.xz", "d.parquet.gz", "e.text", "sums", ".f.xz", "README.rst"):
         write(tmp_path / name, "{}")

@@ -5,8 +5,10 @@ import torch
 
 from penjing.base import config
 from penjing.base.errors import UserError
+from penjing.plan.memory import Target
 from penjing.train.batch_geometry import batch_geometry, micro_sizes
 from penjing.train.config import Run
+from penjing.train.memory_trace.fit import TracedPasses
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -64,3 +66,11 @@ def test_gradients_of_cut_steps_are_the_same_but_for_the_balance_of_softmax_rout
     assert not batch_geometry(config.resolve(Run, {"model": "198m-moe"}), 1, CPU).exact
     for balance in ("sequence", "none"):
         assert batch_geometry(config.resolve(Run, {"model": "198m-moe", "router": {"balance": balance}}), 1, CPU).exact
+
+
+def test_a_batch_that_no_device_holds_is_planned_in_seconds():
+    assert micro_sizes(96, 4) == [96, 48, 32, 24, 16, 12, 8, 4]
+    assert len(micro_sizes(10**9)) == 100
+    run = run_of(10**9, model={"preset": "26m"})
+    passes = TracedPasses(run, Target(capability=(9, 0), memory_bytes=80 << 30))
+    assert passes.full == 20_000  # larger ones are not traced

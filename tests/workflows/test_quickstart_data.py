@@ -155,6 +155,15 @@ def test_the_setting_that_an_error_names_may_be_given_in_the_same_folder(begin):
         begin("my.jsonl")
 
 
+def test_a_file_that_changed_since_is_refused(begin):
+    jsonl("my.jsonl", *texts(40))
+    begin("my.jsonl")
+    assert "(from before)" in begin("my.jsonl")[2]
+    jsonl("my.jsonl", *texts(41))
+    with raises_user_error(where="my.jsonl", next_step="--fresh"):
+        begin("my.jsonl")
+
+
 def test_only_files_of_the_users_own_are_cleaned(begin):
     assert [module.cleaning(QuickstartOptions(data=data)) for data in ("toyworld", "sanguo")] == [(), ()]
     jsonl("my.jsonl", *texts(40))

@@ -28,6 +28,7 @@ SUGGESTED_GPUS = ("RTX 4090", "A100", "H100")
 LARGE_GPUS = (*SUGGESTED_GPUS, "H200", "B200")  # for what fits no other
 MIN_SEQ_LEN = 128  # of what is suggested to save memory
 NEARBY, MAX_NEARBY_TRACES = 1 / 8, 3  # fraction by which an advised batch may differ; sizes that are traced for it
+MAX_NEARBY_SHARES = 1024  # batches of a wider range are tried in steps
 Suggestion = tuple[float, str]  # gain for sorting, and text
 
 
@@ -142,7 +143,8 @@ def _nearby_batch(current: _CurrentPlan, fitted: Fitted) -> Iterator[Suggestion]
     if fitted.micro_size >= geometry.micro_size:
         return
     candidates = []
-    for share in range(math.ceil(batch.size * (1 - NEARBY) / ranks), int(batch.size * (1 + NEARBY) / ranks) + 1):
+    low, high = math.ceil(batch.size * (1 - NEARBY) / ranks), int(batch.size * (1 + NEARBY) / ranks)
+    for share in range(low, high + 1, max(1, (high - low) // MAX_NEARBY_SHARES)):
         rows = next((size for size in micro_sizes(share, geometry.indivisible) if size <= fitted.largest), 0)
         if rows > fitted.micro_size:
             gain = current.gain(*current.with_rows(rows, share * ranks), steps=share * ranks / batch.size)
@@ -158,7 +160,7 @@ def _nearby_batch(current: _CurrentPlan, fitted: Fitted) -> Iterator[Suggestion]
 def what_fits(current: _CurrentPlan, fitted: Fitted) -> list[str]:
     """For a run that does not fit: a micro-batch with which it does, or that there is none, and what else would fit."""
     run, passes = current.run, fitted.passes
-    sizes = [size for size in passes.geometry.micro_sizes if size <= passes.geometry.micro_size]
+    sizes = [size for size in passes.geometry.micro_sizes if size <= passes.full]
     smallest = sizes[-1]
     least = passes.plan(smallest).total_bytes
     if least <= passes.limit:

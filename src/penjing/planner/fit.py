@@ -29,7 +29,7 @@ def fit(run: Run, target: Target, options: PlanOptions) -> Fitted:
     """Trace the step of the settings. If it does not fit and micro_size is not set, trace a smaller one that fits."""
     passes = TracedPasses(run, target, options.layout(run))
     requested, rows = passes.geometry.micro_size, passes.fitting_size()
-    notes = [note for note in passes.plan(requested).notes if "every position" not in note]
+    notes = [note for note in passes.plan(passes.full).notes if "every position" not in note]
     if rows < requested:
         notes.append(passes.reduced(rows))
     return Fitted(

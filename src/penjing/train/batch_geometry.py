@@ -1,5 +1,6 @@
 """How an optimizer step is split into forward passes. One pure function for training, plans and benchmarks."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -61,4 +62,5 @@ def micro_sizes(share: int, indivisible: int = 1) -> list[int]:
     All passes of a step are equal: a source's position, a compiled graph and a plan then depend on one number. A
     remainder pass would need a source that knows where a step ends, on any number of ranks.
     """
-    return [size for size in range(share, 0, -1) if share % size == 0 and size % indivisible == 0]
+    small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
+    return sorted({size for each in small for size in (each, share // each) if size % indivisible == 0}, reverse=True)

@@ -43,7 +43,7 @@ from penjing.train.resolve import decide
 from penjing.workflows.launch import LaunchOptions, train_in
 from penjing.workflows.little_data import compare_choice, fit_to_text
 from penjing.workflows.report import write_page
-from penjing.workflows.stage_log import StageLog, open_log
+from penjing.workflows.stage_log import START_ANEW, StageLog, open_log
 from penjing.workflows.train import resolve_run
 
 TOYWORLD = "toyworld"
@@ -123,6 +123,7 @@ def quickstart(options: QuickstartOptions, console: Console) -> None:
 def run_stages(options: QuickstartOptions, log: StageLog, trainings: Trainings) -> None:
     """The data, each training, evaluation, export and report. Each training begins where the one before it ended."""
     out, runs = options.out, dict[str, Run]()
+    _check_unchanged(options, log)
     log.stage("data", lambda: make_data(options, log))
     files = data_files(options)
     for name, settings in trainings.items():
@@ -140,6 +141,23 @@ def run_stages(options: QuickstartOptions, log: StageLog, trainings: Trainings) 
     print_summary(record, log.console)
     talk = f"or talk here: penjing chat {shlex.quote(str(out))}"
     log.console.print(Text(f"      then open {ADDRESS} in a browser; {talk}"))
+
+
+def _check_unchanged(options: QuickstartOptions, log: StageLog) -> None:
+    """Raises UserError if the user's files are not those of the data stage: size and time were chosen for these."""
+    if log.facts.get("own_files", content := _own_files(options)) == content:
+        return
+    raise UserError(
+        "the data have changed since this folder was begun",
+        where=options.data,
+        next_step=START_ANEW,
+    )
+
+
+def _own_files(options: QuickstartOptions) -> dict[str, list[Any]]:
+    """Size and hash of each file of the user's own."""
+    own = [Path(name) for name in data_names(options) if name not in (TOYWORLD, *catalogue.CATALOGUE)]
+    return {str(file): content_of(file) for file in (records.list_files(own) if own else ())}
 
 
 def _skipped(name: str) -> str:
@@ -203,6 +221,7 @@ def make_data(options: QuickstartOptions, log: StageLog) -> str:
     bad_records = corpus.counts()
     facts = survey.DocumentStats(bad_records).count(corpus.records(bad_records))
     log.record(
+        own_files=_own_files(options),
         data={
             "source": source,
             "documents": facts.num_records,
@@ -211,7 +230,7 @@ def make_data(options: QuickstartOptions, log: StageLog) -> str:
             "warnings": facts.warnings,
             **bad_records.summary(),
             "files_sha256": {path.name: content_of(path)[1] for path in corpus.files[:20]},
-        }
+        },
     )
     note = f"{facts.num_records:,} texts, {units.megabytes(facts.num_bytes)}, from {source}"
     if cleaned := bad_records.note():

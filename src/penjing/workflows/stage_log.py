@@ -23,6 +23,8 @@ from penjing.devices.choose import local_device
 from penjing.plan import hardware
 from penjing.report.load_runs import QUICKSTART
 
+START_ANEW = "Start anew with --fresh (make: FRESH=1), or give another --out (make: OUT=...)."
+
 
 @dataclass
 class StageLog:
@@ -80,7 +82,7 @@ def open_log(out: Path, command: str, request: Mapping[str, Any], console: Conso
                 where=out,
                 got=json.dumps(request, ensure_ascii=False),
                 wanted=json.dumps(facts["asked"], ensure_ascii=False),
-                next_step="Start anew with --fresh (make: FRESH=1), or give another --out (make: OUT=...).",
+                next_step=START_ANEW,
             )
         return StageLog(path, facts, console)
     device = local_device("auto")

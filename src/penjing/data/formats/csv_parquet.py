@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.errors import UserError
-from penjing.data.formats.files import format_of, lines
+from penjing.data.formats.files import format_of, head, lines
 from penjing.data.formats.hub import is_hub, open_hub
 from penjing.data.formats.source_location import NotTextError, UnrecoverableFileError, unrecoverable
 
@@ -41,7 +41,7 @@ def csv_records(path: Path) -> Iterator[tuple[int, Record]]:
             yield _readable(line) + "\n"
         ended = True
 
-    rows = csv.reader(csv_lines(), strict=True)
+    rows = csv.reader(csv_lines(), strict=True, delimiter=_delimiter(path))
     columns: list[str] | None = None
     while True:
         line = rows.line_num + 1
@@ -65,6 +65,13 @@ def csv_records(path: Path) -> Iterator[tuple[int, Record]]:
                 yield line, _record(row, columns or _names(row), path, line)
             if row and columns is None:
                 columns = _names(row)
+
+
+def _delimiter(path: Path) -> str:
+    """A comma; of a first line without one the semicolon or tab that spreadsheets write in many countries."""
+    names = head(path).split(b"\n", 1)[0].decode("utf-8", "replace")
+    other = (mark for mark in ";\t" if mark in names and "," not in names and not _holds_text(names.split(mark)))
+    return next(other, ",")
 
 
 def _holds_text(row: Sequence[str]) -> bool:

@@ -28,7 +28,8 @@ def _read(
     clean: Callable[[Any], Any] | None = None,
     columns: Columns | None = None,
 ) -> Iterator[Any]:
-    """The records of `paths`, in order, one at a time. Every row is counted; a file without a record is an error.
+    """The records of `paths`, in order, one at a time. Every row is counted. A file without a record is left out, or
+    an error if there is no other.
 
     text_holds: why a text has no such records; empty if it has. parse: the records of a row; raises UserError for a
     broken one. lacks: why there is nothing to learn from a record; empty if there is.
@@ -36,7 +37,8 @@ def _read(
     record, a changed one, or why it is left out. columns: standard names of fields.
     """
     bad_records = bad_records or NoBadRecords()
-    for path in list_files(paths):
+    files = list_files(paths)
+    for path in files:
         num_before, left_out_before, first_empty = bad_records.records, bad_records.left_out, ""
         for line, value in _rows(path, text_holds):
             where = SourceLocation(path, line)
@@ -64,7 +66,9 @@ def _read(
                 first_empty = first_empty or f"line {line}: {left_out[0]}"
                 bad_records.leave_out(where, left_out)
         num_read, num_left_out = bad_records.records - num_before, bad_records.left_out - left_out_before
-        if not num_read:
+        if not num_read and len(files) > 1 and not isinstance(bad_records, NoBadRecords):
+            bad_records.leave_out(SourceLocation(path, 1), [no_record_error(path).what])
+        elif not num_read:
             bad_records.add(no_record_error(path), path, 1)
         elif isinstance(bad_records, NoBadRecords) and num_left_out == num_read:
             raise UserError(f"no usable record: all {num_left_out} are left out, {first_empty}", where=path)

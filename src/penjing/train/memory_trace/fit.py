@@ -26,7 +26,7 @@ from penjing.train.config import ParallelSettings, Run
 from penjing.train.memory_trace import trace
 from penjing.train.resolve import with_settings
 
-MAX_LOGITS = 1 << 36  # of the largest pass that is searched: 512 blocks of the head, a second of tracing
+MAX_LOGITS = 1 << 36  # of the largest pass that is searched: 512 blocks of the head, a second of tracing; over 100 GiB
 # A run is traced before step 1, which takes seconds, if the rough formula times this does not fit. The formula counts
 # mean lengths, and no reference model.
 ROUGH_FACTOR = 4
@@ -39,6 +39,11 @@ class TracedPasses:
         self.run, self.target, self.layout = run, target, layout
         self.geometry = batch_geometry(run, layout.ranks, torch.device(target.kind))
         self.limit = safe_bytes(target.memory_bytes)  # 0 = unknown
+        self.cap = MAX_LOGITS // (run.data.seq_len * run.model.vocab_size)  # rows of a pass
+        self.full = self.geometry.micro_size  # of the settings; fewer where tracing them would take minutes
+        if self.limit and not run.batch.micro_size and self.full > self.cap and not target.device.is_host:
+            sizes = self.geometry.micro_sizes
+            self.full = next((size for size in sizes if size <= self.cap), sizes[-1])
         self._plans: dict[int, MemoryPlan] = {}
 
     def plan(self, rows: int) -> MemoryPlan:
@@ -56,13 +61,13 @@ class TracedPasses:
 
     def bytes_per_row(self) -> float:
         """The slope up to the settings' micro-batch; 0 if there is no smaller one."""
-        full = self.geometry.micro_size
+        full = self.full
         fewer = next((size for size in self.geometry.micro_sizes if size < full), 0)
         return (self.plan(full).total_bytes - self.plan(fewer).total_bytes) / (full - fewer) if fewer else 0.0
 
     def fitting_size(self) -> int:
         """The settings' micro-batch, or the largest smaller one that fits; the smallest if none does."""
-        full = self.geometry.micro_size
+        full = self.full
         if not self.limit or self.run.batch.micro_size or self.fits(full):
             return full
         line = full - (self.plan(full).total_bytes - self.limit) / max(1.0, self.bytes_per_row())
@@ -80,9 +85,8 @@ class TracedPasses:
         if not fitting:
             return 0
         if fitting == max(self._plans):
-            cap = MAX_LOGITS // (self.run.data.seq_len * self.run.model.vocab_size)
             further = (self.limit - self.plan(fitting).total_bytes) / max(1.0, self.bytes_per_row())
-            beyond = min(fitting + math.floor(further), max(fitting, cap))
+            beyond = min(fitting + math.floor(further), max(fitting, self.cap))
             if self.fits(beyond):
                 return beyond
         over = min(rows for rows in self._plans if rows > fitting)
@@ -94,9 +98,9 @@ class TracedPasses:
         geometry = self.geometry
         effect = "the same gradients" if geometry.exact else "the router's auxiliary loss is computed per micro-batch"
         accumulation = geometry.micro_size * geometry.accumulation // rows
-        full = units.gibibytes(self.plan(geometry.micro_size).total_bytes)
+        full = units.gibibytes(self.plan(self.full).total_bytes)
         return (
-            f"a micro-batch of {geometry.micro_size} takes {full}; "
+            f"a micro-batch of {self.full} takes {full}; "
             f"planned with batch.micro_size={rows} and accumulation {accumulation}: {effect}"
         )
 
