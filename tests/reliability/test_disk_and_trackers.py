@@ -16,7 +16,7 @@ from penjing.base.files import DiskError
 from penjing.base.untrusted import read_lines
 from penjing.checkpoint.background import Background, snapshot
 from penjing.checkpoint.load import newest
-from penjing.track.background import BackgroundTrackers
+from penjing.track.background import BackgroundTrackers, Delays
 from penjing.track.base import Tracker, Trackers
 from penjing.track.jsonl import JsonLines
 from penjing.train import checkpointer as saving
@@ -220,7 +220,7 @@ def test_a_roll_back_reaches_a_tracker_that_has_fallen_behind():
 @pytest.mark.parametrize("how", ["raises", "exits", "hangs"])
 def test_a_bad_tracker_is_a_warning(how):
     remote = Remote(how)
-    tracker = BackgroundTrackers({"remote": lambda: remote}, end_seconds=0.2)
+    tracker = BackgroundTrackers({"remote": lambda: remote}, Delays(end=0.2))
     trackers = Trackers([tracker])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -243,7 +243,7 @@ def test_trackers_that_never_begin_hold_up_the_run_for_one_wait_at_each_end():
 
     before = time.monotonic()
     tracker = BackgroundTrackers(
-        {**{f"dead {number}": make for number in range(30)}, "good": lambda: good}, start_seconds=1, end_seconds=1
+        {**{f"dead {number}": make for number in range(30)}, "good": lambda: good}, Delays(start=1, end=1)
     )
     tracker.log(1, {})
     with pytest.warns(UserWarning, match="abandoned") as said:

@@ -1,15 +1,14 @@
 """CONTRIBUTING.md's tracker is one file and one line; and what a tracker hears of a run."""
 
 import json
-from typing import ClassVar
 
 import contributing
 from typer.testing import CliRunner
 
 import penjing.track
 from penjing.base.errors import UserError
+from penjing.base.registry import look_up
 from penjing.cli import app
-from penjing.track.base import Tracker
 
 
 def train(*words):
@@ -18,6 +17,9 @@ def train(*words):
 
 def test_its_row_logs_a_run_by_its_name(tmp_path, small_run, losses, monkeypatch):
     name = contributing.add("Add a tracker", penjing.track, penjing.track.TRACKERS, tmp_path, monkeypatch)
+    assert look_up(penjing.track.TRACKERS, name, what="tracker").__module__ == f"penjing.track.{name}"
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(penjing.track.TRACKERS, name, "table:Table")  # where another process finds it too
     run = tmp_path / "run"
     done = train(*small_run, "max_steps=2", f"log.trackers={name}", f"out={run}")
     assert done.exit_code == 0, done.output
@@ -25,29 +27,10 @@ def test_its_row_logs_a_run_by_its_name(tmp_path, small_run, losses, monkeypatch
     assert {int(step): float(loss) for step, loss in rows} == losses(run) and len(rows) == 2
 
 
-class Listener(Tracker):
-    """Keeps every call."""
-
-    heard: ClassVar[list] = []
-
-    def start(self, folder, **settings):
-        self.heard.append(("start", folder.name, settings["config"]["max_steps"]))
-
-    def sample(self, step, samples):
-        self.heard.append(("sample", step, [one["prompt"] for one in samples]))
-
-    def incident(self, incident):
-        self.heard.append(("incident", incident["step"], incident["kind"]))
-
-    def end(self):
-        self.heard.append(("end",))
-
-
 def test_it_hears_of_samples_and_incidents_as_the_folder_does(tmp_path, small_run, monkeypatch):
     from penjing.train import loop
 
-    monkeypatch.setitem(penjing.track.TRACKERS, "listener", f"{__name__}:Listener")
-    monkeypatch.setattr(Listener, "heard", heard := [])
+    monkeypatch.setitem(penjing.track.TRACKERS, "listener", "bad_trackers:Listener")
     real = loop.step
 
     def told(context, index):
@@ -58,10 +41,11 @@ def test_it_hears_of_samples_and_incidents_as_the_folder_does(tmp_path, small_ru
     words = ["max_steps=2", "sample.every=2", "sample.prompts=Once", "log.trackers=listener"]
     done = train(*small_run, *words, f"out={tmp_path / 'run'}")
     assert done.exit_code == 0, done.output
-    assert heard[0] == ("start", "run", 2) and heard[-1] == ("end",)
-    assert ("sample", 2, ["Once"]) in heard
+    heard = [json.loads(line) for line in (tmp_path / "heard.jsonl").read_text().splitlines()]
+    assert heard[0] == ["start", "run", 2] and heard[-1] == ["end"]
+    assert ["sample", 2, ["Once"]] in heard
     lines = [json.loads(line) for line in (tmp_path / "run/incidents.jsonl").read_text().splitlines()]
-    incidents = [("incident", line["step"], line["kind"]) for line in lines]
+    incidents = [["incident", line["step"], line["kind"]] for line in lines]
     assert [one for one in heard if one[0] == "incident"][-len(incidents) :] == incidents
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import sys
 import time
 import warnings
 
@@ -16,8 +15,9 @@ from short_runs import train, weights_of
 
 import penjing.track
 from penjing.base.untrusted import read_lines
-from penjing.track import background
-from penjing.track.base import Tracker, Trackers
+from penjing.track import process
+from penjing.track.background import Delays
+from penjing.track.base import Trackers
 from penjing.track.console import ConsoleTracker, describe
 from penjing.track.jsonl import JsonLines
 
@@ -182,10 +182,9 @@ def test_what_is_absent_is_left_out():
 
 def test_trackers_that_hang_or_raise_change_no_weight(tmp_path, small_run, monkeypatch):
     """One hangs for a minute at its start, one at its metrics, one raises: the weights are those without trackers."""
-    monkeypatch.setattr(background, "END_SECONDS", 0.2)
-    monkeypatch.setattr(background, "START_SECONDS", 0.2)
+    monkeypatch.setattr(process, "DELAYS", Delays(start=0.2, end=0.2))
     for how in ("hang_at_start", "hang_at_log", "raise_at_log", "raise_at_summary"):
-        monkeypatch.setitem(penjing.track.TRACKERS, how, f"{__name__}:Bad{how.title().replace('_', '')}")
+        monkeypatch.setitem(penjing.track.TRACKERS, how, f"bad_trackers:{how.title().replace('_', '')}")
     words = [*small_run, "max_steps=4", "eval.every=0"]
     train("pretrain", *words, f"out={tmp_path / 'alone'}")
     names = "hang_at_start,hang_at_log,raise_at_log,raise_at_summary"
@@ -197,23 +196,3 @@ def test_trackers_that_hang_or_raise_change_no_weight(tmp_path, small_run, monke
     assert all(name in said for name in names.split(","))
     alone, tracked = (weights_of(tmp_path / name) for name in ("alone", "tracked"))
     assert alone.keys() == tracked.keys() and all(torch.equal(alone[name], tracked[name]) for name in alone)
-
-
-class BadHangAtStart(Tracker):
-    def start(self, folder, **settings):
-        time.sleep(60)
-
-
-class BadHangAtLog(Tracker):
-    def log(self, step, metrics):
-        time.sleep(60)
-
-
-class BadRaiseAtLog(Tracker):
-    def log(self, step, metrics):
-        raise RuntimeError("500 from the server")
-
-
-class BadRaiseAtSummary(Tracker):
-    def summary(self, name, figures):
-        sys.exit(3)

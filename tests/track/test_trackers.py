@@ -27,11 +27,12 @@ import os, sys, time
 from pathlib import Path
 from rich.console import Console
 from penjing.base.config import parse_overrides
-from penjing.track import TRACKERS, background, resumable
+from penjing.track import TRACKERS, process
+from penjing.track.background import Delays
 from penjing.train import loop
 from penjing.workflows.train import execute, resolve_run
 
-resumable.DELIVERY_SECONDS, resumable.SAVE_SECONDS, background.PAUSE_SECONDS = 0.7, 0.0, 0.0
+process.DELAYS = Delays(stored=0.7, save=0.0, pause=0.0, longest_pause=0.0)
 real, folder = loop.step, Path(sys.argv[1])
 def wait_for_trackers():
     while not all((folder / f"{name}.json").exists() for name in NAMES):

@@ -8,7 +8,7 @@ import pytest
 import wandb
 from read_trackers import wandb_records
 
-from penjing.track.background import BackgroundTrackers
+from penjing.track.background import BackgroundTrackers, Delays
 from penjing.track.jsonl import JsonLines
 from penjing.track.resumable import ResumableTracker
 from penjing.track.wandb import Wandb
@@ -66,7 +66,7 @@ def test_the_part_of_a_resumed_run_has_the_whole_run_under_its_id(tmp_path):
     for resumed, steps in ((0, (5, 10)), (10, (15, 20))):
         lines = JsonLines(folder / "metrics.jsonl", resume_step=resumed)
         make_wandb = partial(make, folder, resumed, seed=7)
-        tracker = BackgroundTrackers({"wandb": make_wandb}, end_seconds=300)
+        tracker = BackgroundTrackers({"wandb": make_wandb}, Delays(end=300))
         log(tracker, lines, steps, 1.0)
         tracker.end()
         wandb.teardown()  # as at the end of the process

@@ -1,7 +1,8 @@
 """The contract of a tracker, and a group of trackers whose failures do not stop training."""
 
+import importlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,6 +11,11 @@ class Tracker:
     """Hears of a run, in rank 0. A tracker overrides what it wants to know."""
 
     package: ClassVar[str] = ""  # that it imports; the extra of penjing that installs it has the tracker's name
+
+    def load(self, folder: Path) -> None:
+        """Import the package, in the tracker's own process while the run's data are prepared. folder: of the run."""
+        if self.package:
+            importlib.import_module(self.package)
 
     def start(self, folder: Path, *, project: str, name: str, config: dict[str, Any], run_id: str) -> None:
         """Before the first step, also of a resumed run. project, name: of `log`. config: the run's settings. run_id:
@@ -52,30 +58,30 @@ class Trackers(Tracker):
         self._active += trackers
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._call_all(lambda tracker: tracker.log(step, metrics))
+        self._call_all("log", step, metrics)
 
     def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        self._call_all(lambda tracker: tracker.sample(step, samples))
+        self._call_all("sample", step, samples)
 
     def incident(self, incident: Mapping[str, Any]) -> None:
-        self._call_all(lambda tracker: tracker.incident(incident))
+        self._call_all("incident", incident)
 
     def summary(self, name: str, figures: Mapping[str, Any]) -> None:
-        self._call_all(lambda tracker: tracker.summary(name, figures))
+        self._call_all("summary", name, figures)
 
     def attach(self, path: Path) -> None:
-        self._call_all(lambda tracker: tracker.attach(path))
+        self._call_all("attach", path)
 
     def rewind(self, step: int) -> None:
-        self._call_all(lambda tracker: tracker.rewind(step))
+        self._call_all("rewind", step)
 
     def end(self) -> None:
-        self._call_all(lambda tracker: tracker.end())
+        self._call_all("end")
 
-    def _call_all(self, call: Callable[[Tracker], None]) -> None:
+    def _call_all(self, method: str, *arguments: Any) -> None:
         for tracker in list(self._active):
             try:
-                call(tracker)
+                getattr(tracker, method)(*arguments)
             except Exception as error:  # whatever a tracker's library raises, training goes on
                 self._active.remove(tracker)
                 name = type(tracker).__name__

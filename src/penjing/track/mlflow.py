@@ -23,10 +23,13 @@ class MLflow(Tracker):
 
     package: ClassVar = "mlflow"
 
-    def start(self, folder: Path, *, project: str, name: str, config: dict[str, Any], run_id: str) -> None:
+    def load(self, folder: Path) -> None:
         # Files need no database and no server; MLflow asks for a word that one means them. And it reports its use.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        super().load(folder)
+
+    def start(self, folder: Path, *, project: str, name: str, config: dict[str, Any], run_id: str) -> None:
         from mlflow import MlflowClient, entities
 
         address = os.environ.get("MLFLOW_TRACKING_URI")

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.files import write_json
+from penjing.track.background import Delays
 from penjing.track.base import Tracker
 from penjing.track.run_record import RunRecord
-
-DELIVERY_SECONDS = 5.0  # a library that is killed later than this after a call has stored what it was told
-SAVE_SECONDS = 10.0  # between two writes of the file
 
 
 class ResumableTracker(Tracker):
@@ -23,10 +21,10 @@ class ResumableTracker(Tracker):
     So a run that was killed, or had another tracker before, has the same curve everywhere: no gap and no step twice.
     """
 
-    def __init__(self, name: str, tracker: Tracker, folder: Path, step: int) -> None:
+    def __init__(self, name: str, tracker: Tracker, folder: Path, step: int, delays: Delays | None = None) -> None:
         """name: in the table. folder: of the run. step: of the checkpoint that it goes on from, else 0."""
         self.tracker, self.step = tracker, step
-        self._folder = folder
+        self._folder, self._delays = folder, delays or Delays()
         self._file = folder / f"{name}.json"
         # All calls for steps up to `_complete` are stored, those up to `_last` were made.
         self._complete = self._last = self._held = -1
@@ -76,9 +74,9 @@ class ResumableTracker(Tracker):
             self._last, self._names = step, set()
         self.tracker.log(step, {name: value for name, value in metrics.items() if name not in self._names})
         self._names |= metrics.keys()
-        while self._begun and self._begun[0][0] < now - DELIVERY_SECONDS:
+        while self._begun and self._begun[0][0] < now - self._delays.stored:
             self._complete = self._begun.popleft()[1] - 1
-        if now - self._saved > SAVE_SECONDS:
+        if now - self._saved > self._delays.save:
             self._save(ended=False)
 
     def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:

@@ -17,9 +17,11 @@ class Trackio(MarkdownTracker):
 
     package: ClassVar = "trackio"
 
+    def load(self, folder: Path) -> None:
+        os.environ.setdefault("TRACKIO_DIR", str(folder.resolve() / "trackio"))  # read when trackio is imported
+        super().load(folder)
+
     def start(self, folder: Path, *, project: str, name: str, config: dict[str, Any], run_id: str) -> None:
-        # Read when trackio is imported: the stages of a quickstart share the first one's.
-        os.environ.setdefault("TRACKIO_DIR", str(folder.resolve() / "trackio"))
         import trackio
 
         self._trackio, self._project = trackio, project

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +52,9 @@ from penjing.recipes import RECIPES, WITH_SIZE
 from penjing.report.html import FILE_NAME, write_report
 from penjing.report.load_runs import read_record
 from penjing.track import TRACKERS
-from penjing.track.background import BackgroundTrackers
 from penjing.track.base import Tracker
 from penjing.track.console import ConsoleTracker
-from penjing.track.resumable import ResumableTracker
+from penjing.track.process import TrackerProcess
 from penjing.track.run_dir import RunDir
 from penjing.track.run_record import RunRecord
 from penjing.track.system_metrics import SystemSampler
@@ -116,7 +114,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     """Train; returns the outcome, which is also written to outcome.json. On ranks other than 0 the console is silent.
     allow_change: fields in which a resumed run may differ from the original one."""
     began = time.time()
-    _check_trackers(run)
+    places = _tracker_places(run)
     _share_cores(run)
     strategy = make_strategy(run.compute.device, run.parallel.strategy, offload=run.parallel.offload)
     _free_earlier_memory(strategy.device)
@@ -127,6 +125,9 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
         questions, tasks = RegressionQuestions(run, quiet), TrainingTasks(run)
         about = _identity(run, allow_change) if strategy.world > 1 else {}
         with (
+            TrackerProcess(places, Path(run.out))
+            if strategy.rank == 0 and places
+            else nullcontext() as tracker_process,
             watched(strategy, about) as report_progress,
             locked(Path(run.out)) if strategy.rank == 0 else nullcontext(),
             smaller_passes_kept(RunDir(Path(run.out))),
@@ -152,7 +153,8 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
             with SystemSampler(strategy.device) if strategy.rank == 0 else nullcontext() as sampler:
                 if sampler is not None:
                     context = replace(context, extra_metrics=[*context.extra_metrics, sampler.metrics])
-                return _train_prepared(run, replace(prepared, context=context), questions, quiet, began)
+                prepared = replace(prepared, context=context)
+                return _train_prepared(run, prepared, tracker_process, questions, quiet, began)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -189,13 +191,17 @@ def _identity(run: Run, allow_change: Sequence[str]) -> dict[str, Any]:
 
 
 def _train_prepared(
-    run: Run, prepared: PreparedRun, questions: RegressionQuestions, console: Console, began: float
+    run: Run,
+    prepared: PreparedRun,
+    tracker_process: TrackerProcess | None,
+    questions: RegressionQuestions,
+    console: Console,
+    began: float,
 ) -> dict[str, Any]:
     strategy, trackers = prepared.context.strategy, prepared.context.trackers
     try:
-        if strategy.rank == 0 and run.log.trackers:
-            trackers.add([_background(prepared)])
-            trackers.summary("plan", RunRecord(prepared.folder.path).plan.raw)
+        if tracker_process is not None:
+            trackers.add([_begin(tracker_process, prepared)])
         if run.eval.at_start and prepared.state.step == 0:
             trackers.log(0, {"tokens": 0, **prepared.context.validate()})
             with strategy.gathered(prepared.model):
@@ -262,24 +268,21 @@ def plan_only(run: Run, console: Console) -> RunEstimate:
         return prepared.estimate
 
 
-def _check_trackers(run: Run) -> None:
-    """Raise UserError for a tracker that is unknown or not installed."""
+def _tracker_places(run: Run) -> dict[str, str]:
+    """Of the run's trackers. Raises UserError for one that is unknown or not installed."""
     for name in run.log.trackers:
         package = look_up(TRACKERS, name, what="tracker").package
         if package and importlib.util.find_spec(package) is None:
             raise missing_extra(package, name, f"log.trackers={name}")
+    return {name: TRACKERS[name] for name in run.log.trackers}
 
 
-def _background(prepared: PreparedRun) -> BackgroundTrackers:
-    return BackgroundTrackers({name: partial(_started, name, prepared) for name in prepared.run.log.trackers})
-
-
-def _started(name: str, prepared: PreparedRun) -> Tracker:
-    run, step = prepared.run, prepared.resumed_from or 0
-    tracker = ResumableTracker(name, look_up(TRACKERS, name, what="tracker")(), prepared.folder.path, step)
-    settings = config.to_dict(run)
-    tracker.start(prepared.folder.path, project=run.log.project, name=run.log.run_name, config=settings)
-    return tracker
+def _begin(process: TrackerProcess, prepared: PreparedRun) -> Tracker:
+    run, folder = prepared.run, prepared.folder.path
+    names = {"project": run.log.project, "name": run.log.run_name}
+    trackers = process.begin(prepared.resumed_from or 0, config=config.to_dict(run), **names)
+    trackers.summary("plan", RunRecord(folder).plan.raw)
+    return trackers
 
 
 def _send_report(prepared: PreparedRun) -> None:

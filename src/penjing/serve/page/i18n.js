@@ -36,10 +36,8 @@ export function setLanguage(next) {
   }
 }
 
-const integer = (value) => Math.round(value).toLocaleString(language === "zh" ? "zh-CN" : "en-US");
-
 /** 12345 -> 12,345 */
-export const count = integer;
+export const count = (value) => Math.round(value).toLocaleString(language === "zh" ? "zh-CN" : "en-US");
 
 /** The shortest form that loses less than a hundredth: 2000000000 -> 2B. */
 export function short(value) {
