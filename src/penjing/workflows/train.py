@@ -121,6 +121,7 @@ def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dic
     quiet = console if strategy.rank == 0 else Console(quiet=True)
     _name_idle(strategy.device, run.compute.device)
     spinning.report_busy_cores(lambda text: quiet.print(Text(f"  {text}", style="yellow")))
+    spinning.use_every_cpu()  # so that the process of the trackers is not bound to one
     try:
         questions, tasks = RegressionQuestions(run, quiet), TrainingTasks(run)
         about = _identity(run, allow_change) if strategy.world > 1 else {}
