@@ -52,7 +52,7 @@ ENCODED = {
         lambda good: lines(*[inside(good, "这是我们的国家，他来了。".encode("gbk"))] * 9, inside(good, "好".encode())),
         (1, 9, 0),
     ),
-    "bom_alone.jsonl": (lambda good: b"\xef\xbb\xbf", (0, 1, 0)),
+    "bom_alone.jsonl": (lambda good: b"\xef\xbb\xbf", (0, 0, 1)),
     "bom_first.jsonl": (lambda good: b"\xef\xbb\xbf" + lines(good, good), (2, 0, 0)),
     "bom_twice.jsonl": (lambda good: b"\xef\xbb\xbf\xef\xbb\xbf" + lines(good, good), (1, 1, 0)),
     "bom_later.jsonl": (lambda good: lines(good, b"\xef\xbb\xbf" + good, good), (2, 1, 0)),
@@ -72,8 +72,8 @@ ENCODED = {
 }  # fmt: skip
 
 LINES = {
-    "empty.jsonl": (lambda good: b"", (0, 1, 0)),
-    "blank.jsonl": (lambda good: b"\n \n\t\n", (0, 1, 0)),
+    "empty.jsonl": (lambda good: b"", (0, 0, 1)),
+    "blank.jsonl": (lambda good: b"\n \n\t\n", (0, 0, 1)),
     "blank_between.jsonl": (lambda good: lines(good, b"", b" \t", good), (2, 0, 0)),
     "windows.jsonl": (lambda good: lines(good + b"\r", good + b"\r"), (2, 0, 0)),
     "old_mac.jsonl": (lambda good: good + b"\r" + good + b"\r", (0, 1, 0)),
@@ -122,8 +122,8 @@ LINES = {
 }  # fmt: skip
 
 VALUES = {
-    "empty.json": (lambda good: b"", (0, 1, 0)),
-    "nothing.json": (lambda good: b"[]", (0, 1, 0)),
+    "empty.json": (lambda good: b"", (0, 0, 1)),
+    "nothing.json": (lambda good: b"[]", (0, 0, 1)),
     "unclosed.json": (lambda good: b"[" + good + b", " + good, (2, 1, 0)),
     "half.json": (lambda good: b"[" + good + b", " + good[:-4], (1, 1, 0)),
     "text_after.json": (lambda good: b"[" + good + b"] x", (1, 1, 0)),
@@ -146,8 +146,8 @@ VALUES = {
 }
 
 PACKED = {
-    "empty.jsonl.gz": (lambda good: b"", (0, 1, 0)),
-    "of_nothing.jsonl.gz": (lambda good: packed(b""), (0, 1, 0)),
+    "empty.jsonl.gz": (lambda good: b"", (0, 0, 1)),
+    "of_nothing.jsonl.gz": (lambda good: packed(b""), (0, 0, 1)),
     "not.jsonl.gz": (lambda good: lines(good), (0, 1, 0)),
     "cut_head.jsonl.gz": (lambda good: packed(lines(good))[:8], (0, 1, 0)),
     "text_after.jsonl.gz": (lambda good: packed(lines(*[good] * 5)) + b"rubbish after it", (5, 1, 0)),
@@ -156,7 +156,7 @@ PACKED = {
     "no_sum.jsonl.gz": (lambda good: packed(lines(*[good] * 500))[:-8], (500, 1, 0)),
     "two_members.jsonl.gz": (lambda good: packed(lines(good)) + packed(lines(good)), (2, 0, 0)),
     "a_line_in_two_members.jsonl.gz": (lambda good: packed(good[:9]) + packed(good[9:]), (1, 0, 0)),
-    "empty.jsonl.zst": (lambda good: b"", (0, 1, 0)),
+    "empty.jsonl.zst": (lambda good: b"", (0, 0, 1)),
     "not.jsonl.zst": (lambda good: lines(good), (0, 1, 0)),
     "cut_head.jsonl.zst": (lambda good: zst(lines(good))[:5], (0, 1, 0)),
     "cut.jsonl.zst": (lambda good: zst(lines(good)) + zst(lines(good))[:-3], (1, 1, 0)),
@@ -213,8 +213,8 @@ def epub(chapters, spine=None, **others):
 
 
 PLAIN = texts({
-    "empty.txt": (b"", (0, 1, 0)),
-    "blank.txt": (b"\n \n\n", (0, 1, 0)),
+    "empty.txt": (b"", (0, 0, 1)),
+    "blank.txt": (b"\n \n\n", (0, 0, 1)),
     "zeros.txt": (bytes(3000), (0, 1, 0)),
     "gbk.txt": (("话说天下大势，分久必合，合久必分。\n" * 50).encode("gbk"), (1, 0, 0)),
     "gbk_cut.txt": (("话说天下大势，分久必合，合久必分。\n" * 50).encode("gbk")[:-2], (0, 1, 0)),
@@ -229,8 +229,8 @@ PLAIN = texts({
 PAGES = texts({
     "page.html": (PAGE, (1, 0, 0)),
     "no_tags.htm": (b"only words", (1, 0, 0)),
-    "empty.html": (b"", (0, 1, 0)),
-    "blank.html": (b" \n\n", (0, 1, 0)),
+    "empty.html": (b"", (0, 0, 1)),
+    "blank.html": (b" \n\n", (0, 0, 1)),
     "no_text.html": (b"<html><body><img src=a></body></html>", (0, 0, 1)),
     "cut.html": (PAGE[:-20], (1, 0, 0)),
     "zeros.html": (bytes(3000), (0, 1, 0)),
@@ -251,8 +251,8 @@ ARCHIVES = texts({
     "two.warc": (warc(PAGE, PAGE), (2, 0, 0)),
     "two.warc.gz": (packed(warc(PAGE)) + packed(warc(PAGE)), (2, 0, 0)),
     "two.warc.zst": (zst(warc(PAGE, PAGE)), (2, 0, 0)),
-    "empty.warc": (b"", (0, 1, 0)),
-    "requests.warc": (warc(PAGE, kind="request"), (0, 1, 0)),
+    "empty.warc": (b"", (0, 0, 1)),
+    "requests.warc": (warc(PAGE, kind="request"), (0, 0, 1)),
     "cut.warc": (warc(PAGE, PAGE)[:-40], (1, 1, 0)),
     "cut.warc.gz": (packed(warc(PAGE)) + packed(warc(PAGE))[:-9], (1, 1, 0)),
     "cut_head.warc": (warc(PAGE, PAGE)[: len(warc(PAGE)) + 30], (1, 1, 0)),
@@ -292,9 +292,9 @@ BOOKS = texts({
 })  # fmt: skip
 
 TABLES = {
-    "names_only.csv": (lambda good: b"text\n", (0, 1, 0)),
+    "names_only.csv": (lambda good: b"text\n", (0, 0, 1)),
     "other_names.csv": (lambda good: b"a,b\n1,2\n3,4\n", (0, 2, 0)),
-    "semicolons.csv": (lambda good: b"id;text\n1;a\n2;b\n", (0, 2, 0)),
+    "semicolons.csv": (lambda good: b"id;text\n1;a\n2;b\n", {DOCUMENTS: (2, 0, 0), ALL: (0, 2, 0)}),
     "open_quote.csv": (lambda good: b'text\na\n"never closed\nb\n', {DOCUMENTS: (1, 1, 0), ALL: (0, 2, 0)}),
     "ragged.csv": (lambda good: b"id,text\n1,x\n2\n3,y,z\n4,w\n", {DOCUMENTS: (2, 2, 0), ALL: (0, 4, 0)}),
     "latin1.csv": (lambda good: b"text\ncaf\xe9\nplain\n", {DOCUMENTS: (1, 1, 0), ALL: (0, 2, 0)}),
