@@ -154,10 +154,10 @@ def _check_unchanged(options: QuickstartOptions, log: StageLog) -> None:
     )
 
 
-def _own_files(options: QuickstartOptions) -> dict[str, list[Any]]:
+def _own_files(options: QuickstartOptions) -> list[list[Any]]:
     """Size and hash of each file of the user's own."""
     own = [Path(name) for name in data_names(options) if name not in (TOYWORLD, *catalogue.CATALOGUE)]
-    return {str(file): content_of(file) for file in (records.list_files(own) if own else ())}
+    return [content_of(file) for file in (records.list_files(own) if own else ())]
 
 
 def _skipped(name: str) -> str:
