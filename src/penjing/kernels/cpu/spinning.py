@@ -77,6 +77,7 @@ class SpinControl(threading.Thread):
             with suppress(OSError):
                 if os.sched_getaffinity(thread) == self.bound:
                     os.sched_setaffinity(thread, self.cpus)
+        self.bound = set()
 
 
 def _look() -> tuple[float, list[int]] | None:
@@ -99,6 +100,8 @@ def control(threads: int) -> None:
     global _control
     library = openmp_library()
     if threads == 1 or library is None or not Path(library).name.startswith("libgomp") or _control is not None:
+        return
+    if not hasattr(os, "sched_getaffinity"):  # not Linux
         return
     _control = SpinControl(ctypes.CDLL(library).GOMP_parallel)
     _control.start()
