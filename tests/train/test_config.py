@@ -212,7 +212,7 @@ def known_settings():
 @pytest.mark.parametrize(
     ("word", "meant"),
     [
-        ("learning_rate=1", "optimizer.learning_rate?"),
+        ("learning_rate=1", "Did you mean optimizer.learning_rate?"),
         ("dtype=bf16", "compute.dtype?"),
         ("packing=true", "data.packing?"),
         ("save_steps=5", "checkpoint.every?"),

@@ -277,8 +277,8 @@ def _leaf(path: str) -> str:
 def settings_named(root: Any, path: str) -> list[str]:
     """The settings that have this name, here, in another group, or in other programs; the most similar path first."""
     name = _leaf(path).lower().replace("-", "_")
-    same = [setting.path for setting in walk(root) if _leaf(setting.path) == name]
-    return [*getattr(root, "foreign", {}).get(name, ())] or difflib.get_close_matches(path, same, 3, 0)
+    same = {setting.path for setting in walk(root) if _leaf(setting.path) == name}  # choices may share one
+    return [*getattr(root, "foreign", {}).get(name, ())] or difflib.get_close_matches(path, sorted(same), 3, 0)
 
 
 def _unknown_setting(root: Any, path: str, group: list[str]) -> UserError:
