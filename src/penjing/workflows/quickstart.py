@@ -40,6 +40,7 @@ from penjing.track.run_record import RunRecord
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained, set_threads
 from penjing.train.resolve import decide
+from penjing.train.shape_timing import StepTimer
 from penjing.workflows.launch import LaunchOptions, train_in
 from penjing.workflows.little_data import compare_choice, fit_to_text
 from penjing.workflows.report import write_page
@@ -269,6 +270,9 @@ SHORT_STEPS = {"pretrain": 12, "sft": 8}
 # Of both stages, so that all fits in 8 minutes. Questions right after 4,000 steps: 85 %. Without thoughts
 # 57, 64, 70 and 70 % after 1,200, 2,600, 4,000 and 6,000 (docs/log.md).
 TRAINING_SECONDS, MIN_SFT_STEPS = 60 * QuickstartOptions.minutes, 1600
+# Pretraining on the toy world, and its fewest steps. Right after 900 of them and 1,600 of SFT: 76 %; 1,300 and 1,600:
+# 77 %; 1,300 and 1,000: 62 %; 900 and 4,000: 80 %; 1,300 and 4,000: 85 % (one seed; docs/log.md).
+PRETRAIN_SECONDS, MIN_PRETRAIN_STEPS = 220.0, 900
 PRETRAIN_SHARE = 0.4  # of the time, for data of one's own with conversations
 
 
@@ -302,7 +306,20 @@ def _pretraining(options: QuickstartOptions, files: DataFiles, log: StageLog) ->
     if not toy:
         share = PRETRAIN_SHARE if files.chats else 1.0
         run = fit_to_text(run, requested, share * options.seconds, log)
+    elif not requested.keys() & {"max_steps", "epochs"}:
+        why = f"this machine is slow or busy; for all of them: max_steps={run.max_steps}"
+        run = decide(run, "max_steps", _pretrain_steps(run, log), why)
     return _in_one_pass(run, requested, options)
+
+
+def _pretrain_steps(run: Run, log: StageLog) -> int:
+    """Steps of pretraining on the toy world: as many as fit PRETRAIN_SECONDS at the pace of a few steps here, within
+    limits. A quickstart that continues keeps its number."""
+    if "pretrain_steps" not in log.facts:
+        row_seconds, update_seconds = StepTimer().time_step(run)
+        fitting = PRETRAIN_SECONDS / (row_seconds * run.batch.size + update_seconds)
+        log.record(pretrain_steps=min(run.max_steps, max(MIN_PRETRAIN_STEPS, int(fitting) // 100 * 100)))
+    return int(log.facts["pretrain_steps"])
 
 
 def _in_one_pass(run: Run, requested: Layer, options: QuickstartOptions) -> Run:
