@@ -5,6 +5,7 @@ parameters for the text. A larger one ends too early, a smaller one has learned 
 has the trials behind the numbers.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,10 @@ SIZES = (
 )
 TOKENS_PER_PARAMETER = 0.75  # least tokens of a training, repeated ones included
 PARAMETERS_PER_BYTE = 3.5  # of the text
-MOST_EPOCHS = 16.0  # more teach hardly anything, and the decay of the rate has to come before overfitting
+BYTES_PER_ID = 400  # of the text, for each id of the tokenizer
+# More teach hardly anything, and the decay of the rate has to come before overfitting. Twice as many are for models
+# with noise (see below) and fewer parameters per token than this.
+MOST_EPOCHS, TWICE_BELOW = 16.0, 5.0
 TRAINING_SHARE = 0.85  # of the seconds; the rest goes to tokenizer, probe, validations and checkpoints
 ROWS, LEAST_STEPS = (16, 8, 4), 200  # rows of a step: as many as leave so many steps
 VALIDATIONS, VALIDATION_SHARE = 12, 0.05  # of a run, and the share of its training time that they may take
@@ -49,16 +53,18 @@ class Text:
     """What there is to learn from."""
 
     num_bytes: int
+    han_fraction: float = 0.0  # of its characters
 
     @property
     def vocab_size(self) -> int:
-        """Few ids for a diary, whose words are rare."""
-        return 2048 if self.num_bytes < 400_000 else 4096
+        """A power of two: few ids for a diary, whose words are rare. Chinese needs one for each common character."""
+        fewest = 11 if self.han_fraction > 0.3 else 9  # powers
+        return 1 << min(12, max(fewest, round(math.log2(max(1, self.num_bytes) / BYTES_PER_ID))))
 
     @property
     def tokens(self) -> float:
-        """An estimate, within a tenth of 三国演义 and of novels by Charlotte Brontë."""
-        return self.num_bytes / {2048: 3.1, 4096: 3.6}[self.vocab_size]
+        """An estimate, within a tenth of 水浒传 and of novels by Charlotte Brontë."""
+        return self.num_bytes / {512: 2.1, 1024: 2.65, 2048: 3.3, 4096: 3.6}[self.vocab_size]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +97,17 @@ def candidate(
 ) -> Candidate:
     """The training of a model in `seconds`. row_and_step: see `TimeStep`."""
     row_seconds, optimizer_seconds = row_and_step
-    rows = steps = 0
+    size, rows, steps = parameters(model).total, 0, 0
+    most_tokens = MOST_EPOCHS * text.tokens * (2 if NOISE_FROM <= size / text.tokens < TWICE_BELOW else 1)
     for rows in ROWS:
         step_seconds = rows * row_seconds + optimizer_seconds
         steps = max(1, int(TRAINING_SHARE * seconds / step_seconds))
         if steps >= LEAST_STEPS:
             break
-    steps = max(1, min(steps, round(MOST_EPOCHS * text.tokens / (rows * seq_len))))
-    tokens, size = steps * rows * seq_len, parameters(model).total
+    steps = max(1, min(steps, round(most_tokens / (rows * seq_len))))
+    tokens = steps * rows * seq_len
     against = ""
-    if tokens < TOKENS_PER_PARAMETER * size and tokens < MOST_EPOCHS * text.tokens * 0.95:
+    if tokens < TOKENS_PER_PARAMETER * size and tokens < 0.95 * most_tokens:
         against = f"sees {tokens / size:.1f} tokens per parameter in the time, and needs {TOKENS_PER_PARAMETER:g}"
     elif size > PARAMETERS_PER_BYTE * text.num_bytes:
         against = f"{size / text.num_bytes:.1f} parameters per byte would memorize the text"

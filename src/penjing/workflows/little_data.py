@@ -21,7 +21,7 @@ def fit_to_text(run: Run, requested: Layer, seconds: float, log: StageLog) -> Ru
     otherwise. A quickstart that goes on keeps what it chose."""
     if "choice" not in log.facts:
         data, timer = log.facts["data"], StepTimer()
-        text = Text(num_bytes=data["bytes"])
+        text = Text(num_bytes=data["bytes"], han_fraction=data["han_fraction"])
 
         def time_step(model: ModelConfig) -> tuple[float, float]:
             return timer.time_step(with_settings(run, {"model": model}))
