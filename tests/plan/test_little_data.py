@@ -58,9 +58,9 @@ def test_noise_is_for_a_text_that_the_model_could_learn_by_heart():
     assert "regularization.dropout" not in corpus
 
 
-def test_little_text_has_few_ids_and_chinese_one_for_each_common_character():
+def test_little_text_has_few_ids_and_chinese_enough_for_its_characters():
     sizes_MB = (0.0, 0.05, 0.2, 0.8, 1.5, 2.5, 20.0)
     english = [Text(num_bytes=int(size * 1e6)).vocab_size for size in sizes_MB]
     assert english == [512, 512, 512, 2048, 4096, 4096, 4096]
-    chinese = [Text(num_bytes=int(size * 1e6), han_fraction=0.8).vocab_size for size in sizes_MB]
+    chinese = [Text(num_bytes=int(size * 1e6), fewest_ids=2048).vocab_size for size in sizes_MB]
     assert chinese == [2048, 2048, 2048, 2048, 4096, 4096, 4096]

@@ -53,13 +53,13 @@ class Text:
     """What there is to learn from."""
 
     num_bytes: int
-    han_fraction: float = 0.0  # of its characters
+    fewest_ids: int = 512  # of the tokenizer
 
     @property
     def vocab_size(self) -> int:
-        """A power of two: few ids for a diary, whose words are rare. Chinese needs one for each common character."""
-        fewest = 11 if self.han_fraction > 0.3 else 9  # powers
-        return 1 << min(12, max(fewest, round(math.log2(max(1, self.num_bytes) / BYTES_PER_ID))))
+        """A power of two: few ids for a diary, whose words are rare."""
+        wanted = 1 << max(0, round(math.log2(max(1, self.num_bytes) / BYTES_PER_ID)))
+        return min(4096, max(self.fewest_ids, wanted))
 
     @property
     def tokens(self) -> float:

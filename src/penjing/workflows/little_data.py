@@ -16,12 +16,14 @@ from penjing.train.shape_timing import StepTimer
 from penjing.workflows.stage_log import StageLog
 
 
-def fit_to_text(run: Run, requested: Layer, seconds: float, log: StageLog) -> Run:
+def fit_to_text(run: Run, requested: Layer, seconds: float, log: StageLog, *, has_chats: bool) -> Run:
     """The run with the size and length for the bytes of the data stage and `seconds`, where `requested` does not say
-    otherwise. A quickstart that goes on keeps what it chose."""
+    otherwise. has_chats: SFT follows. A quickstart that goes on keeps what it chose."""
     if "choice" not in log.facts:
         data, timer = log.facts["data"], StepTimer()
-        text = Text(num_bytes=data["bytes"], han_fraction=data["han_fraction"])
+        # Chinese needs an id for each common character; conversations have to fit in the context.
+        fewest_ids = 2048 if has_chats or data["han_fraction"] > 0.3 else Text.fewest_ids
+        text = Text(num_bytes=data["bytes"], fewest_ids=fewest_ids)
 
         def time_step(model: ModelConfig) -> tuple[float, float]:
             return timer.time_step(with_settings(run, {"model": model}))

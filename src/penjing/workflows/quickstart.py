@@ -305,7 +305,7 @@ def _pretraining(options: QuickstartOptions, files: DataFiles, log: StageLog) ->
     run = resolve_run("tiny", layer, requested)
     if not toy:
         share = PRETRAIN_SHARE if files.chats else 1.0
-        run = fit_to_text(run, requested, share * options.seconds, log)
+        run = fit_to_text(run, requested, share * options.seconds, log, has_chats=bool(files.chats))
     elif not requested.keys() & {"max_steps", "epochs"}:
         why = f"this machine is slow or busy; for all of them: max_steps={run.max_steps}"
         run = decide(run, "max_steps", _pretrain_steps(run, log), why)
