@@ -211,7 +211,7 @@ def test_a_folder_that_was_moved_brings_its_questions_along(tmp_path, base, aske
 def test_the_quickstarts_sft_is_known_by_its_questions(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(quickstart, "resolve_run", lambda recipe, *layers: kept.extend(layers) or Run(max_steps=4000))
-    monkeypatch.setattr(quickstart, "_sft_steps", lambda *_: 1900)
+    monkeypatch.setattr(quickstart, "sft_steps", lambda *_: 1900)
     settings = quickstart.QuickstartOptions(out=tmp_path)
     run = quickstart._finetuning(settings, quickstart.data_files(settings))
     assert kept[0]["eval"]["questions"] == str(tmp_path / "data/eval.jsonl")

@@ -16,6 +16,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
 from penjing.train.stages.run_data import tokenized
 from penjing.workflows import quickstart as module
+from penjing.workflows import stage_steps
 from penjing.workflows.quickstart import QuickstartOptions, quickstart
 from penjing.workflows.stage_log import StageLog
 from penjing.workflows.train import resolve_run
@@ -223,7 +224,7 @@ def test_a_slow_machine_takes_fewer_steps_of_sft(tmp_path, step_seconds, other_s
     training = 1300 * step_seconds
     seconds = {"training_seconds": training, "seconds": training + other_seconds}
     write_json(tmp_path / "outcome.json", {**seconds, "tokens": 1300 * 4 * 256})
-    assert module._sft_steps(tmp_path) == steps
+    assert stage_steps.sft_steps(tmp_path, 345.0, stage_steps.MIN_SFT_STEPS) == steps
 
 
 @pytest.mark.parametrize(("step_seconds", "steps"), [(0.05, 1300), (0.2, 1100), (0.5, 900)])  # 220 s, in hundreds
@@ -232,7 +233,7 @@ def test_a_slow_machine_takes_fewer_steps_of_pretraining_and_keeps_its_number(
 ):
     log = StageLog(tmp_path / "quickstart.json", {"stages": []}, Console(quiet=True))
     run = resolve_run("tiny")
-    monkeypatch.setattr(module.StepTimer, "time_step", lambda timer, run: (step_seconds / 8, step_seconds / 2))
-    assert module._pretrain_steps(run, log) == steps
-    monkeypatch.setattr(module.StepTimer, "time_step", lambda timer, run: (1.0, 1.0))
-    assert module._pretrain_steps(run, log) == steps == read_json(log.path)["pretrain_steps"]
+    monkeypatch.setattr(stage_steps.StepTimer, "time_step", lambda timer, run: (step_seconds / 8, step_seconds / 2))
+    assert stage_steps.pretrain_steps(run, log) == steps
+    monkeypatch.setattr(stage_steps.StepTimer, "time_step", lambda timer, run: (1.0, 1.0))
+    assert stage_steps.pretrain_steps(run, log) == steps == read_json(log.path)["pretrain_steps"]

@@ -53,13 +53,13 @@ class Text:
     """What there is to learn from."""
 
     num_bytes: int
-    fewest_ids: int = 512  # of the tokenizer
+    min_vocab_size: int = 512
 
     @property
     def vocab_size(self) -> int:
         """A power of two: few ids for a diary, whose words are rare."""
         wanted = 1 << max(0, round(math.log2(max(1, self.num_bytes) / BYTES_PER_ID)))
-        return min(4096, max(self.fewest_ids, wanted))
+        return min(4096, max(self.min_vocab_size, wanted))
 
     @property
     def tokens(self) -> float:

@@ -22,8 +22,8 @@ def fit_to_text(run: Run, requested: Layer, seconds: float, log: StageLog, *, ha
     if "choice" not in log.facts:
         data, timer = log.facts["data"], StepTimer()
         # Chinese needs an id for each common character; conversations have to fit in the context.
-        fewest_ids = 2048 if has_chats or data["han_fraction"] > 0.3 else Text.fewest_ids
-        text = Text(num_bytes=data["bytes"], fewest_ids=fewest_ids)
+        min_vocab_size = 2048 if has_chats or data["han_fraction"] > 0.3 else Text.min_vocab_size
+        text = Text(num_bytes=data["bytes"], min_vocab_size=min_vocab_size)
 
         def time_step(model: ModelConfig) -> tuple[float, float]:
             return timer.time_step(with_settings(run, {"model": model}))

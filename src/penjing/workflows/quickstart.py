@@ -40,11 +40,11 @@ from penjing.track.run_record import RunRecord
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained, set_threads
 from penjing.train.resolve import decide
-from penjing.train.shape_timing import StepTimer
 from penjing.workflows.launch import LaunchOptions, train_in
 from penjing.workflows.little_data import compare_choice, fit_to_text
 from penjing.workflows.report import write_page
 from penjing.workflows.stage_log import START_ANEW, StageLog, open_log
+from penjing.workflows.stage_steps import MIN_SFT_STEPS, pretrain_steps, sft_steps
 from penjing.workflows.train import resolve_run
 
 TOYWORLD = "toyworld"
@@ -70,7 +70,7 @@ class QuickstartOptions:
     fresh: bool = False  # delete the folder's content
     short: bool = False  # a hundredth of the training: a check that everything works
     settings: Sequence[str] = ()  # further a.b=c for the pretraining, or sft.a.b=c for the SFT stage
-    minutes: float = 5.75  # for all training
+    minutes: float = 5.75  # for all training, so that installation and the rest fit in 8
     launch: LaunchOptions = field(default_factory=LaunchOptions)  # the processes that train
     uses: ClassVar[tuple[str, ...]] = ("documents", "chats")  # kinds of records
     prefixes: ClassVar[tuple[str, ...]] = ("sft",)  # stages whose settings begin with their name
@@ -267,12 +267,6 @@ def data_files(options: QuickstartOptions) -> DataFiles:
 # --- training --------------------------------------------------------------------------------------------------------
 
 SHORT_STEPS = {"pretrain": 12, "sft": 8}
-# Of both stages, so that all fits in 8 minutes. Questions right after 4,000 steps: 85 %. Without thoughts
-# 57, 64, 70 and 70 % after 1,200, 2,600, 4,000 and 6,000 (docs/log.md).
-TRAINING_SECONDS, MIN_SFT_STEPS = 60 * QuickstartOptions.minutes, 1600
-# Pretraining on the toy world, and its fewest steps. Right after 900 of them and 1,600 of SFT: 76 %; 1,300 and 1,600:
-# 77 %; 1,300 and 1,000: 62 %; 900 and 4,000: 80 %; 1,300 and 4,000: 85 % (one seed; docs/log.md).
-PRETRAIN_SECONDS, MIN_PRETRAIN_STEPS = 220.0, 900
 PRETRAIN_SHARE = 0.4  # of the time, for data of one's own with conversations
 
 
@@ -308,18 +302,8 @@ def _pretraining(options: QuickstartOptions, files: DataFiles, log: StageLog) ->
         run = fit_to_text(run, requested, share * options.seconds, log, has_chats=bool(files.chats))
     elif not requested.keys() & {"max_steps", "epochs"}:
         why = f"this machine is slow or busy; for all of them: max_steps={run.max_steps}"
-        run = decide(run, "max_steps", _pretrain_steps(run, log), why)
+        run = decide(run, "max_steps", pretrain_steps(run, log), why)
     return _in_one_pass(run, requested, options)
-
-
-def _pretrain_steps(run: Run, log: StageLog) -> int:
-    """Steps of pretraining on the toy world: as many as fit PRETRAIN_SECONDS at the pace of a few steps here, within
-    limits. A quickstart that continues keeps its number."""
-    if "pretrain_steps" not in log.facts:
-        row_seconds, update_seconds = StepTimer().time_step(run)
-        fitting = PRETRAIN_SECONDS / (row_seconds * run.batch.size + update_seconds)
-        log.record(pretrain_steps=min(run.max_steps, max(MIN_PRETRAIN_STEPS, int(fitting) // 100 * 100)))
-    return int(log.facts["pretrain_steps"])
 
 
 def _in_one_pass(run: Run, requested: Layer, options: QuickstartOptions) -> Run:
@@ -327,15 +311,6 @@ def _in_one_pass(run: Run, requested: Layer, options: QuickstartOptions) -> Run:
     if "batch" in requested or options.launch != LaunchOptions():
         return run
     return decide(run, "batch.micro_size", run.batch.size, "one process trains: a step is quicker in one pass")
-
-
-def _sft_steps(pretrained: Path, seconds: float = TRAINING_SECONDS, least: int = MIN_SFT_STEPS) -> int:
-    """Steps of SFT: as many as fit what is left of `seconds` at the pace of the finished pretraining, within limits. A
-    killed quickstart that continues gets the same number, as it follows from outcome.json."""
-    outcome, run = RunRecord(pretrained).outcome.raw, resolve_run("tiny_sft")
-    step_seconds = outcome["training_seconds"] / outcome["tokens"] * run.batch.size * run.data.seq_len
-    fitting = (seconds - outcome["seconds"]) / step_seconds
-    return min(SFT_STEPS, max(least, int(fitting) // 100 * 100))
 
 
 def _finetuning(options: QuickstartOptions, files: DataFiles) -> Run | None:
@@ -354,7 +329,7 @@ def _finetuning(options: QuickstartOptions, files: DataFiles) -> Run | None:
         return run
     why = f"this machine is slow or busy; for all of them: sft.max_steps={SFT_STEPS}"
     least = MIN_SFT_STEPS if options.data == TOYWORLD else 100
-    return decide(run, "max_steps", _sft_steps(options.out / "pretrain", options.seconds, least), why)
+    return decide(run, "max_steps", sft_steps(options.out / "pretrain", options.seconds, least), why)
 
 
 def _document_settings(options: QuickstartOptions, files: DataFiles) -> DataSettings:
