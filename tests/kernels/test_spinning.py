@@ -50,14 +50,28 @@ def test_threads_that_have_their_cores_spin_for_long(monkeypatch):
 
 
 def test_threads_that_wait_spin_shortly_and_long_again_when_the_cores_are_free(monkeypatch):
-    control, teams = control_with(monkeypatch, [0.0, 1.2, 0.7, 0.0, 0.0, 0.7])
+    control, teams = control_with(monkeypatch, [0.0, 1.2, 0.7, 0.9, 0.0, 0.0, 0.7, 0.9])
     control.run()
     assert len(teams) == 3 and min(teams) > len(os.sched_getaffinity(0))
 
 
+def test_one_busy_look_alone_changes_nothing(monkeypatch):
+    control, teams = control_with(monkeypatch, [0.7, 0.0, 0.9, 0.1, 0.3])
+    control.run()
+    assert teams == []
+
+
+def test_one_quiet_look_alone_changes_nothing(monkeypatch):
+    control, _ = control_with(monkeypatch, [0.7, 0.9, 0.1, 0.9, 0.1, 0.0, 0.9])
+    holds: list[float] = []
+    monkeypatch.setattr(control, "_hold", holds.append)
+    control.run()
+    assert holds == [spinning.FIRST_SECONDS, 2 * spinning.FIRST_SECONDS]
+
+
 def test_the_user_is_told_once_and_only_of_lasting_load(monkeypatch):
     lines: list[str] = []
-    control, _ = control_with(monkeypatch, [1.0, 1.0, 0.0] * 4)
+    control, _ = control_with(monkeypatch, [1.0, 1.0, 0.0, 0.0] * 4)
     control.report = lines.append
     control.run()
     assert lines == []
@@ -103,8 +117,7 @@ def test_two_threads_share_a_cpu_from_the_second_busy_look_on_and_leave_no_threa
     hold = lambda seconds: seen.append([os.sched_getaffinity(thread) for thread in (first, second)])  # noqa: E731
     monkeypatch.setattr(control, "_hold", lambda seconds: (time.sleep(0.2), hold(seconds)))
     control.run()
-    assert seen[0] == [cpus, cpus]
-    assert seen[1][0] == seen[1][1] and len(seen[1][0]) == 1 and seen[1][0] <= cpus
+    assert len(seen) == 1 and seen[0][0] == seen[0][1] and len(seen[0][0]) == 1 and seen[0][0] <= cpus
     assert [os.sched_getaffinity(thread) for thread in (first, second)] == [cpus, cpus]
     stop.set()
 

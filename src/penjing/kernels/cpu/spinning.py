@@ -40,15 +40,19 @@ class SpinControl(threading.Thread):
         self.cpus, self.bound = os.sched_getaffinity(0), set[int]()
 
     def run(self) -> None:
-        busy_seconds, hold_seconds = 0.0, FIRST_SECONDS
+        is_busy, was_busy, busy_seconds, hold_seconds = False, False, 0.0, FIRST_SECONDS
         while look := _look():
             waiting, computing = look
-            if waiting < BUSY:
+            if (waiting >= BUSY) == was_busy:  # two looks alike: a disturbance of a moment changes nothing
+                is_busy = was_busy
+            was_busy = waiting >= BUSY
+            if not is_busy:
                 busy_seconds, hold_seconds = 0.0, FIRST_SECONDS
+            if not (is_busy and was_busy):
                 continue
             team = threading.Thread(target=self._hold, args=(hold_seconds,), daemon=True)
             team.start()
-            if busy_seconds and len(computing) == 2:  # a short disturbance changes nothing else
+            if len(computing) == 2:
                 self._bind(computing)
             team.join()
             self.unbind()
