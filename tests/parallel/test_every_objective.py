@@ -83,6 +83,8 @@ def check(trained, case, strategy, ranks, steps):
     name = f"{case}-{steps}-{strategy}-{ranks}"
     many = trained(case, *words, more, f"parallel.strategy={strategy}", ranks=ranks, name=name)
     expected, got = learned(one), learned(many)
+    if case == "kto":  # before its first update a policy is its reference: the last bit decides what is right
+        del expected[1, "reward_accuracy"]
     assert sum(name == "grad_norm" for _, name in expected) == steps
     later = {
         key
