@@ -89,12 +89,12 @@ def check(trained, case, strategy, ranks, steps):
     later = {
         key
         for key in expected
-        if key[0] > 1 and key[1].startswith(("grad_norm", "router", "max_expert", "mean_", "kto_z"))
+        if key[0] > 1 and key[1].startswith(("grad_norm", "router", "max_expert", "mean_", "kto_z", "reward_margin"))
     }
     for keys, tolerance in (
         (expected.keys() - later, 1e-6),
         (later, 1e-5),
-    ):  # rounding grows, where routers choose most
+    ):  # rounding grows, where routers choose most; a margin is between four sums of tens of nats, in float32
         close = pytest.approx({key: expected[key] for key in keys}, rel=tolerance, abs=tolerance)
         assert {key: got[key] for key in keys} == close
     assert (many / "adapter").exists() == (one / "adapter").exists()
