@@ -145,7 +145,7 @@ def test_betas_that_are_not_given_are_the_papers():
     length_P2 = torch.tensor([[2.0, 4.0]])
 
     def loss(**settings):
-        return pair_losses(Preference(**settings), logp_P2, reference_P2, length_P2)[0].item()
+        return pair_losses(Preference(**settings), logp_P2, logp_P2 - reference_P2, length_P2)[0].item()
 
     # c - c0 = 1, r - r0 = -2; means over tokens: c = -1, r = -1.5
     assert loss() == pytest.approx(math.log1p(math.exp(-0.1 * 3)))

@@ -23,6 +23,7 @@ from penjing.objective.preference import (
 )
 from penjing.objective.reward_model import MARGIN, RewardModel, RewardObjective, ranking_losses, score_answers
 from penjing.objective.router import RouterSettings
+from penjing.objective.run_model import run_model
 
 SHAPE = {"vocab_size": 40, "max_position_embeddings": 128}
 MIXTURE = {
@@ -163,9 +164,23 @@ def test_at_the_start_nothing_is_preferred():
     logp_P2 = torch.tensor([[-3.0, -5.0], [-2.0, -1.0]])
     length_P2 = torch.tensor([[2.0, 4.0], [1.0, 1.0]])
     for settings in PAIR_SETTINGS[:1] + PAIR_SETTINGS[2:4]:
-        loss_P, reward_P2 = pair_losses(settings, logp_P2, logp_P2, length_P2)
+        loss_P, reward_P2 = pair_losses(settings, logp_P2, torch.zeros(2, 2), length_P2)
         assert loss_P.tolist() == pytest.approx([math.log(2)] * 2)
         assert not reward_P2.any()
+
+
+@pytest.mark.parametrize("settings", [Preference(), KTO], ids=lambda settings: settings.loss)
+def test_what_differs_by_rounding_alone_is_tied(model, settings):
+    batch = pack(groups("kto" if settings is KTO else "pairs"), 64)
+    with torch.no_grad():
+        known_N = run_model(model, batch)[0]
+    for change, tied in ((2e-7, True), (1e-3, False)):
+        batch.values[REFERENCE] = known_N + change * torch.randn(
+            known_N.shape, generator=torch.Generator().manual_seed(3)
+        )
+        objective = PreferenceObjective(settings)
+        share = objective(model, batch).parts["reward_accuracy"] / objective.weight(batch)
+        assert (share.item() == 0.5) is tied
 
 
 def test_losses_at_points_worked_out_by_hand():
@@ -173,7 +188,7 @@ def test_losses_at_points_worked_out_by_hand():
     length_P2 = torch.tensor([[2.0, 4.0]])
 
     def loss(**settings):
-        return pair_losses(Preference(**settings), logp_P2, reference_P2, length_P2)[0].item()
+        return pair_losses(Preference(**settings), logp_P2, logp_P2 - reference_P2, length_P2)[0].item()
 
     # c - c0 = 1, r - r0 = -2: h = 3 beta
     assert loss(beta=0.5) == pytest.approx(math.log1p(math.exp(-1.5)))

@@ -27,6 +27,9 @@ WITHOUT_REFERENCE = ("simpo", "orpo")
 PER_TOKEN = ("ipo", "simpo", "orpo")  # losses of means over tokens, as published or in the authors' code
 DEFAULT_BETA = {"simpo": 2.0}
 REFERENCE = "reference"  # key in a batch's values: the reference's log-probability of each answer token
+# Rewards or log-probabilities that differ by less are tied: computed in batches of another size, the rewards of equal
+# weights differed by up to 2e-7 (float32, answers of some tens of tokens).
+TIE = 1e-6
 DESIRABLE, MISMATCHED = "desirable", "mismatched"  # keys in a batch's figures
 
 
@@ -125,11 +128,12 @@ class Preference(ObjectiveSettings):
 
 
 def pair_losses(
-    settings: Preference, logp_P2: Tensor, reference_P2: Tensor, length_P2: Tensor
+    settings: Preference, logp_P2: Tensor, log_ratio_P2: Tensor, length_P2: Tensor
 ) -> tuple[Tensor, Tensor]:
     """loss_P of each pair, and the implicit rewards of its two answers, reward_P2 (detached).
 
-    logp_P2, reference_P2: summed log-probabilities of (chosen, rejected); losses without a reference ignore the second.
+    logp_P2: summed log-probabilities of (chosen, rejected); log_ratio_P2: those minus the reference's; losses without a
+    reference ignore it.
     length_P2: tokens of each answer.
 
     - dpo, arXiv:2305.18290 eq. 7: -log sigma(h)
@@ -142,7 +146,7 @@ def pair_losses(
     """
     beta, smoothing = settings.resolved_beta, settings.label_smoothing
     mean_P2 = logp_P2 / length_P2
-    ratio_P2 = logp_P2 - reference_P2 if settings.needs_reference else logp_P2
+    ratio_P2 = log_ratio_P2 if settings.needs_reference else logp_P2
     if settings.per_token:
         ratio_P2 = ratio_P2 / length_P2
     gap_P = ratio_P2[:, 0] - ratio_P2[:, 1]
@@ -232,15 +236,16 @@ class PreferenceObjective:
             return self.reference(batch)
 
     def _pairs(self, batch: AnswerBatch, logp_N: Tensor, reference_N: Tensor) -> Loss:
-        logp_P2, reference_P2 = batch.sum_A(logp_N).view(-1, 2), batch.sum_A(reference_N).view(-1, 2)
+        # Tokens are subtracted before they are summed: float32 rounds a sum of small numbers less.
+        logp_P2, log_ratio_P2 = batch.sum_A(logp_N).view(-1, 2), batch.sum_A(logp_N - reference_N).view(-1, 2)
         length_P2 = batch.length_A().view(-1, 2).clamp(min=1)
-        loss_P, reward_P2 = pair_losses(self.settings, logp_P2, reference_P2, length_P2)
+        loss_P, reward_P2 = pair_losses(self.settings, logp_P2, log_ratio_P2, length_P2)
         total = loss_P.sum()
         compared_P2 = logp_P2.detach() / (length_P2 if self.settings.per_token else 1)
         parts = {
             "preference_loss": total.detach(),
-            "reward_accuracy": _count_first_higher(reward_P2),
-            "logp_accuracy": _count_first_higher(compared_P2),
+            "reward_accuracy": _wins(reward_P2[:, 0] - reward_P2[:, 1]).sum(),
+            "logp_accuracy": _wins(compared_P2[:, 0] - compared_P2[:, 1]).sum(),
             "reward_margin": (reward_P2[:, 0] - reward_P2[:, 1]).sum(),
             "chosen_reward": reward_P2[:, 0].sum(),
             "rejected_reward": reward_P2[:, 1].sum(),
@@ -256,7 +261,7 @@ class PreferenceObjective:
     def _kto(self, batch: AnswerBatch, logp_N: Tensor, reference_N: Tensor) -> Loss:
         matched_A = batch.figures[MISMATCHED] == 0
         desirable_A = batch.figures[DESIRABLE] > 0
-        ratio_A = batch.sum_A(logp_N) - batch.sum_A(reference_N)
+        ratio_A = batch.sum_A(logp_N - reference_N)
         # z: the mean log-ratio of answers to other questions, over a block of groups, clamped to at least 0.
         block_A = batch.group_A // self.settings.kl_groups
         zeros_K = ratio_A.new_zeros(int(block_A[-1]) + 1)
@@ -268,7 +273,7 @@ class PreferenceObjective:
         total = loss_A.sum()
         reward_A = self.settings.resolved_beta * ratio_A.detach()
         signed_A = torch.where(desirable_A, 1.0, -1.0) * (reward_A - self.settings.resolved_beta * z_A) * matched_A
-        correct_A = (signed_A > 0).float() + 0.5 * ((signed_A == 0) & matched_A).float()
+        correct_A = _wins(signed_A) * matched_A
         kl_A = batch.sum_A(_kl_to_reference(logp_N, reference_N)) / batch.length_A().clamp(min=1)
         parts = {
             "preference_loss": total.detach(),
@@ -281,9 +286,9 @@ class PreferenceObjective:
         return Loss(total, parts)
 
 
-def _count_first_higher(value_P2: Tensor) -> Tensor:
-    """The number of pairs whose first value is higher; a tie counts half."""
-    return (value_P2[:, 0] > value_P2[:, 1]).float().sum() + 0.5 * (value_P2[:, 0] == value_P2[:, 1]).float().sum()
+def _wins(lead: Tensor) -> Tensor:
+    """1 where the lead is positive, 0 where it is negative, a half where it is a tie."""
+    return (lead >= TIE).float() + 0.5 * (lead.abs() < TIE).float()
 
 
 def _kl_to_reference(logp_N: Tensor, reference_N: Tensor) -> Tensor:
