@@ -251,6 +251,35 @@ def test_ceval_and_mmlu_as_published(tmp_path):
     assert by_authors.text.endswith("about high school biology.\n\nWhat, then?\nA. a\nB. b\nC. c\nD. d\nAnswer:")
 
 
+@pytest.mark.parametrize(
+    ("text", "line"), [("Why?,a,b,c,d,A\nWhy?,a\n", 2), ("Why?,a,b,c,d,Z\n", 1), ("Gr\xfc\xdf?,a,b,c,d,A\n", 1)]
+)
+def test_a_broken_row_of_mmlu_is_named(tmp_path, text, line):
+    (tmp_path / "mmlu/data/test").mkdir(parents=True)
+    (tmp_path / "mmlu/data/test/law_test.csv").write_text(text, encoding="latin-1")
+    with raises_user_error(where=f"law_test.csv:{line}"):
+        list(Mmlu(tmp_path).requests())
+
+
+def test_an_archive_is_unpacked_only_where_files_are_missing(tmp_path):
+    (tmp_path / "cmmlu.zip").write_bytes(b"no archive")
+    with raises_user_error(where="cmmlu.zip"):
+        Cmmlu(tmp_path)
+    (tmp_path / "cmmlu/test").mkdir(parents=True)
+    (tmp_path / "cmmlu/test/arts.csv").write_text(CSV, encoding="utf-8")
+    assert len(list(Cmmlu(tmp_path).requests())) == 2
+
+
+def test_an_archive_that_was_cut_is_named(tmp_path):
+    (tmp_path / "law_test.csv").write_text("".join(f"{random.random()}?,a,b,c,d,A\n" for _ in range(2000)))
+    with tarfile.open(tmp_path / "whole.tgz", "w:gz") as archive:
+        archive.add(tmp_path / "law_test.csv", arcname="data/test/law_test.csv")
+    whole = (tmp_path / "whole.tgz").read_bytes()
+    (tmp_path / "data.tar").write_bytes(whole[: len(whole) // 2])
+    with raises_user_error(where="data.tar"):
+        Mmlu(tmp_path)
+
+
 # --- words and numbers ------------------------------------------------------------------------------------------------
 
 

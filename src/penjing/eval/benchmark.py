@@ -1,11 +1,12 @@
 """Tasks whose examples are in published files: find and read them, and put solved examples before each."""
 
-import tarfile
+import shutil
 import tempfile
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
@@ -54,7 +55,7 @@ class Benchmark(Task):
     def find(self, patterns: Sequence[str]) -> list[Path]:
         """The files of the first pattern that has any."""
         archives = (path for pattern in self.archives for path in _matches(self.data, pattern))
-        for folder in (self.data, *(_unpacked(path, self.name) for path in archives)):
+        for folder in chain([self.data], (Path(_unpacked(path, self.name).name) for path in archives)):
             for pattern in patterns:
                 if found := _matches(folder, pattern):
                     return found
@@ -63,10 +64,6 @@ class Benchmark(Task):
     def request(self, row: Row, where: str) -> Any:
         """The request of a row, without solved examples. May raise what a row without its fields does."""
         raise NotImplementedError
-
-    def describe(self, request: Any) -> str:
-        """What stands before the examples of a request."""
-        return ""
 
     def rows(self, path: Path) -> Iterator[tuple[str, Row]]:
         """(file and line, row) of a file. Raises UserError for the first broken one."""
@@ -79,18 +76,13 @@ class Benchmark(Task):
         """The requests of files. Raises UserError for the first row that is none."""
         for path in paths:
             for where, row in self.rows(path):
-                try:
-                    yield self.request(row, where)
-                except (LookupError, TypeError, ValueError, AttributeError) as error:
-                    got = f"{type(error).__name__}: {error}"
-                    raise UserError(f"not a record of {self.name}", where=where, got=got) from error
+                with row_errors(self.name, where):
+                    request = self.request(row, where)
+                yield request
 
     def requests(self) -> Iterable[Any]:
         requests = self.read(self.paths)
-        shown = self.with_shots(list(requests)) if self.shots else requests
-        for request in shown:
-            description = self.describe(request)
-            yield shown_before(description, request) if description else request
+        return self.with_shots(list(requests)) if self.shots else requests
 
     def with_shots(self, requests: Sequence[Any]) -> Iterator[Any]:
         """For each request in turn, one generator draws `shots` others: lm-evaluation-harness's rule."""
@@ -105,6 +97,24 @@ class Benchmark(Task):
     def shot_pool(self) -> list[Any]:
         """The examples of files of their own, if there are any."""
         return list(self.read(self.find(self.shot_patterns)))
+
+
+@contextmanager
+def row_errors(name: str, where: str) -> Iterator[None]:
+    """Raises UserError for what a row without the fields of its task does."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise UserError(f"not a record of {name}", where=where, got=got) from error
+
+
+def name_of_file(where: str) -> str:
+    """The subject or paradigm after which its file is named, or as a configuration of the hub its folder."""
+    path = Path(where.rpartition(":")[0])
+    if path.suffix == ".parquet":
+        return path.parent.name
+    return path.name.partition(".")[0].removesuffix("_" + path.parent.name)
 
 
 def solved(examples: Iterable[Any]) -> str:
@@ -132,21 +142,11 @@ def _matches(folder: Path, pattern: str) -> list[Path]:
 
 
 @cache
-def _unpacked(path: Path, name: str) -> Path:
+def _unpacked(path: Path, name: str) -> tempfile.TemporaryDirectory[str]:
     """A folder in which an archive's files are in a folder of this name; it lasts as long as the process."""
     parent = tempfile.TemporaryDirectory(prefix="penjing-eval-")
-    _FOLDERS.append(parent)
-    folder = Path(parent.name, name)
     try:
-        if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as zipped:
-                zipped.extractall(folder)
-        else:
-            with tarfile.open(path) as archive:
-                archive.extractall(folder, filter="data")
-    except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
+        shutil.unpack_archive(path, Path(parent.name, name), filter=None if path.suffix == ".zip" else "data")
+    except Exception as error:  # each format and compression has errors of its own
         raise UserError(f"broken archive: {error}", where=path) from error
-    return Path(parent.name)
-
-
-_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
+    return parent

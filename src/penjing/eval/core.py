@@ -12,8 +12,7 @@ from random import Random
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from penjing.base.errors import UserError
-from penjing.eval.benchmark import Benchmark, Row
+from penjing.eval.benchmark import Benchmark, Row, row_errors
 from penjing.eval.task import LogLikelihood, Result
 
 ANSWER = "\nAnswer: "
@@ -71,11 +70,9 @@ class Core(Benchmark):
             rows = list(self.rows(path))
             Random(1337).shuffle(rows)
             for index, (where, _) in enumerate(rows):
-                try:
-                    yield self._request(name, index, rows)
-                except (LookupError, TypeError, ValueError, AttributeError) as error:
-                    got = f"{type(error).__name__}: {error}"
-                    raise UserError(f"not a record of {name}", where=where, got=got) from error
+                with row_errors(name, where):
+                    request = self._request(name, index, rows)
+                yield request
 
     def _request(self, name: str, index: int, rows: Sequence[tuple[str, Row]]) -> LogLikelihood:
         task = CORE[name]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from penjing.base.errors import UserError
-from penjing.eval.benchmark import Benchmark, Row, shown_before, solved
+from penjing.eval.benchmark import Benchmark, Row, name_of_file, shown_before, solved
 from penjing.eval.exam_subjects import CEVAL, CMMLU
 from penjing.eval.task import LogLikelihood
 
@@ -33,15 +33,16 @@ class Exam(Benchmark):
             text=f"{question.strip()}\n{''.join(options)}{self.ask}",
             choices=[f" {letter}" for letter in LETTERS],
             answer=answer if isinstance(answer, int) else LETTERS.index(answer),
-            kind=row.get("subject") or _subject(where),
+            kind=row.get("subject") or name_of_file(where),
             language=self.language,
             where=where,
             begins=False,
         )
 
-    def describe(self, request: LogLikelihood) -> str:
-        subject = self.subjects.get(request.kind, request.kind.replace("_", " "))
-        return self.description.format(subject) + "\n\n"
+    def requests(self) -> Iterator[LogLikelihood]:
+        for request in super().requests():
+            subject = self.subjects.get(request.kind, request.kind.replace("_", " "))
+            yield shown_before(self.description.format(subject) + "\n\n", request)
 
     def with_shots(self, requests: Sequence[Any]) -> Iterator[Any]:
         by_subject: dict[str, list[Any]] = {}
@@ -88,13 +89,10 @@ class Mmlu(Exam):
             yield from super().rows(path)
             return
         with path.open(encoding="utf-8-sig", newline="") as file:
-            for line, row in enumerate(csv.reader(file), start=1):
-                yield f"{path}:{line}", dict(zip(("question", *LETTERS, "answer"), row, strict=True))
-
-
-def _subject(where: str) -> str:
-    """Named by its file, or as a configuration of the hub by its folder."""
-    path = Path(where.rpartition(":")[0])
-    if path.suffix == ".parquet":
-        return path.parent.name
-    return path.stem.removesuffix("_" + path.parent.name)
+            reader = csv.reader(file)
+            try:
+                for row in reader:
+                    yield f"{path}:{reader.line_num}", dict(zip(("question", *LETTERS, "answer"), row, strict=True))
+            except (csv.Error, ValueError) as error:  # another number of columns; not UTF-8
+                where = f"{path}:{max(1, reader.line_num)}"
+                raise UserError(f"not a row of {self.name}: {error}", where=where) from error

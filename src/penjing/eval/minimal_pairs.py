@@ -4,10 +4,9 @@ BLiMP (arXiv:1912.00582): 67 paradigms of English grammar, 1,000 pairs each. Zho
 of Chinese. The probability of a sentence is that of all its tokens.
 """
 
-from pathlib import Path
 from typing import ClassVar
 
-from penjing.eval.benchmark import Benchmark, Row
+from penjing.eval.benchmark import Benchmark, Row, name_of_file
 from penjing.eval.task import LogLikelihood
 
 
@@ -25,7 +24,7 @@ class Blimp(Benchmark):
             text="",
             choices=(self.before + good, self.before + bad),
             answer=0,
-            kind=next((row[name] for name in names if row.get(name)), "") or _paradigm(where),
+            kind=next((row[name] for name in names if row.get(name)), "") or name_of_file(where),
             group=row.get("field") or row.get("phenomenon") or "",
             language=self.language,
             where=where,
@@ -37,9 +36,3 @@ class ZhoBlimp(Blimp):
     patterns = ("zhoblimp*.jsonl", "zhoblimp/**/*.json*", "zhoblimp/**/*.parquet")
     language = "zh"
     before = ""
-
-
-def _paradigm(where: str) -> str:
-    """Named by its file, or as a configuration of the hub by its folder."""
-    path = Path(where.rpartition(":")[0])
-    return path.parent.name if path.suffix == ".parquet" else path.name.partition(".")[0]
