@@ -67,7 +67,7 @@ def test_less_memory_means_smaller_passes(data, monkeypatch):
             raise torch.OutOfMemoryError("no memory")
         return []
 
-    monkeypatch.setattr("penjing.eval.training_tasks.grade", ask)
+    monkeypatch.setattr("penjing.eval.scorer.grade", ask)
     tasks = tasks_of(data)
     for _ in range(2):
         tasks(None, None, Single(torch.device("cpu")))

@@ -4,7 +4,7 @@
 what training made the model forget.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,17 @@ from rich.console import Console
 from rich.text import Text
 
 from penjing.base.accuracy import change_lines, scores_from_rows
-from penjing.base.errors import UserError
 from penjing.base.files import sha256_file, write_json
 from penjing.base.markup import escape_markup, print_table
 from penjing.data.chat.render import parse_switch
 from penjing.eval import scorer
-from penjing.eval.questions import Question, Questions
+from penjing.eval.questions import Questions
 from penjing.track.run_record import RunRecord
 from penjing.train.build import PreparedRun
 from penjing.train.config import Run
-from penjing.train.oom_recovery import retry_on_oom
 from penjing.train.resolve import NONE
 
-BATCH_SIZE = 64  # prompts answered together
-QUESTIONS_PER_SYNC = BATCH_SIZE  # questions that rank 0 answers while the other ranks wait
+QUESTIONS_PER_SYNC = 64  # questions that rank 0 answers while the other ranks wait
 
 
 class RegressionQuestions:
@@ -33,7 +30,7 @@ class RegressionQuestions:
 
     def __init__(self, run: Run, console: Console) -> None:
         """Raises UserError if the file is missing or is not a file of questions."""
-        self.run, self._console, self._batch_size = run, console, BATCH_SIZE
+        self.run, self._console = run, console
         questions_file = run.eval.questions
         generates_chat = run.data.format != "documents" and run.objective.generates_text
         is_enabled = generates_chat and run.eval.at_start and questions_file not in ("", NONE)
@@ -41,6 +38,7 @@ class RegressionQuestions:
         # A story has no single right answer, and takes as long to generate as many short answers.
         self._task = Questions(self.path) if is_enabled else None
         self.questions = [one for one in self._task.requests() if one.is_counted] if self._task else []
+        self._grade = scorer.ShrinkingGrader("eval.questions", "Ask no questions: eval.questions=none.")
 
     def describe(self) -> list[tuple[str, str]]:
         if not self.questions:
@@ -51,14 +49,17 @@ class RegressionQuestions:
 
     def ask(self, prepared: PreparedRun, when: str) -> None:
         """Answer all questions on rank 0 and save the answers in the run's folder. when: `before` or `after`."""
-        strategy = prepared.context.strategy
-        if not self.questions:
+        strategy, sampling = prepared.context.strategy, self.run.objective.sampling
+        if self._task is None or not self.questions:
             return
+        model, tokenizer = prepared.model, prepared.stage.tokenizer
+        thinking = parse_switch(sampling.thinking) if sampling else None
         self._console.print(f"  asking {len(self.questions):,} questions ({when}) ...")
         graded_answers: list[scorer.Graded] = []
         for first in range(0, len(self.questions), QUESTIONS_PER_SYNC):
+            part = self.questions[first : first + QUESTIONS_PER_SYNC]
             if strategy.rank == 0:
-                graded_answers += self._answers(prepared, self.questions[first : first + QUESTIONS_PER_SYNC])
+                graded_answers += self._grade(self._task, part, model, tokenizer, thinking=thinking)
             strategy.any(False)  # the other ranks wait here; waiting longer would exceed the collective timeout
         if strategy.rank == 0:
             answers = [
@@ -72,29 +73,6 @@ class RegressionQuestions:
             ]
             result = {"rows": scorer.score_rows(when, graded_answers), "answers": answers}
             write_json(prepared.folder.questions, {**self._saved(prepared), when: result})
-
-    def _answers(self, prepared: PreparedRun, questions: Sequence[Question]) -> list[scorer.Graded]:
-        """Halves the batch when memory runs out."""
-        sampling = self.run.objective.sampling
-        thinking = parse_switch(sampling.thinking) if sampling else None
-        tokenizer, task = prepared.stage.tokenizer, self._task
-        assert task is not None  # there are questions
-
-        def halve_batch(message: str) -> None:
-            if self._batch_size == 1:
-                raise UserError(
-                    f"out of memory: {message}",
-                    where="eval.questions",
-                    next_step="Ask no questions: eval.questions=none.",
-                )
-            self._batch_size //= 2
-
-        return retry_on_oom(
-            lambda: scorer.grade(
-                task, questions, prepared.model, tokenizer, thinking=thinking, batch_size=self._batch_size
-            ),
-            halve_batch,
-        )
 
     def _saved(self, prepared: PreparedRun) -> dict[str, Any]:
         file_info = {"file": str(self.path), "sha256": sha256_file(self.path)}

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
 
 from penjing.base.errors import UserError
 from penjing.data.chat.render import render
@@ -17,6 +17,7 @@ from penjing.infer import requests as engine_requests
 from penjing.infer.generate import generate, sample_batch
 from penjing.infer.sample import Sampling
 from penjing.model.transformer import Transformer
+from penjing.train.oom_recovery import retry_on_oom
 
 MAX_THINKING_TOKENS = 192  # added to an answer's limit when thinking is on
 
@@ -73,6 +74,22 @@ def grade(
     return [
         Graded(request, results[index], task.score(request, results[index])) for index, request in enumerate(requests)
     ]
+
+
+class ShrinkingGrader:
+    """`grade` beside training: after an out-of-memory error fewer requests are answered together, from then on."""
+
+    def __init__(self, setting: str, hint: str) -> None:
+        """setting, hint: of the UserError if memory does not suffice for one."""
+        self._setting, self._hint, self._batch_size = setting, hint, 64
+
+    def __call__(self, task: Task, asked: Sequence[Any], *model: Any, **how: Any) -> list[Graded]:
+        return retry_on_oom(lambda: grade(task, asked, *model, **how, batch_size=self._batch_size), self._halve)
+
+    def _halve(self, message: str) -> None:
+        if self._batch_size == 1:
+            raise UserError(f"out of memory: {message}", where=self._setting, next_step=self._hint)
+        self._batch_size //= 2
 
 
 def _too_long(request: Any, num_tokens: int, limit: int) -> UserError:
@@ -188,12 +205,12 @@ def _num_common(sequences: Sequence[Sequence[int]]) -> int:
     return next((place for place, ids in columns if len(set(ids)) > 1), min(map(len, sequences)))
 
 
-def groups(graded: Sequence[Graded]) -> dict[tuple[str, str], list[Graded]]:
-    """What counts, by kind and language."""
+def groups(graded: Sequence[Graded], by: Literal["kind", "group"] = "kind") -> dict[tuple[str, str], list[Graded]]:
+    """What counts, by kind (or group) and language."""
     found: dict[tuple[str, str], list[Graded]] = defaultdict(list)
     for one in graded:
         if one.request.is_counted:
-            found[one.request.kind, one.request.language].append(one)
+            found[getattr(one.request, by), one.request.language].append(one)
     return found
 
 

@@ -1,13 +1,12 @@
 """The scores of a task, over all requests and over kinds of them, as plain values."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from penjing.base.accuracy import wilson
-from penjing.eval.scorer import Graded, standard_error
+from penjing.eval.scorer import Graded, groups, standard_error
 from penjing.eval.task import METRICS, LogLikelihood, Metric, Task, best, normalised, share_of_best
 
 
@@ -23,8 +22,8 @@ def summary(name: str, task: Task, graded: Sequence[Graded]) -> dict[str, Any]:
         "truncated": sum(one.result.is_truncated for one in graded),
         **({"figures": figures} if (figures := task.figures(counted) if counted else {}) else {}),
         "notes": [*task.notes()],
-        "groups": _parts(task, counted, lambda one: (one.request.group, one.request.language)),
-        "kinds": _parts(task, counted, lambda one: (one.request.kind, one.request.language)),
+        "groups": _parts(task, graded, "group"),
+        "kinds": _parts(task, graded, "kind"),
     }
 
 
@@ -56,13 +55,12 @@ def _uniform(one: Graded, metric: Metric) -> list[float]:
     return normalised(one.request, replace(one.result, logps=logps), metric)
 
 
-def _parts(task: Task, graded: Sequence[Graded], name_of: Callable[[Graded], tuple[str, str]]) -> list[dict[str, Any]]:
+def _parts(task: Task, graded: Sequence[Graded], by: Literal["kind", "group"]) -> list[dict[str, Any]]:
     """The scores of each part that has a name."""
-    parts: dict[tuple[str, str], list[Graded]] = defaultdict(list)
-    for one in graded:
-        parts[name_of(one)].append(one)
     return [
-        {"name": name, "language": language, **_scores(task, part)} for (name, language), part in parts.items() if name
+        {"name": name, "language": language, **_scores(task, part)}
+        for (name, language), part in groups(graded, by).items()
+        if name
     ]
 
 

@@ -2,19 +2,15 @@
 
 import warnings
 from pathlib import Path
-from typing import Any
 
-from penjing.base.errors import UserError
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.eval.scorer import Graded, accuracy, grade
+from penjing.eval.scorer import Graded, ShrinkingGrader, accuracy
 from penjing.eval.suite import Suite
 from penjing.infer.requests import NotFiniteError
 from penjing.model.transformer import Transformer
 from penjing.parallel.base import Strategy
 from penjing.train.config import Run
-from penjing.train.oom_recovery import retry_on_oom
 
-BATCH_SIZE = 64
 REQUESTS_PER_SYNC = 512  # that rank 0 answers while the other ranks wait
 
 
@@ -26,7 +22,7 @@ class TrainingTasks:
         data, questions = (Path(name) if name else None for name in (settings.data, settings.questions))
         self.suite = Suite(names=settings.tasks, data=data, questions=questions, limit=settings.limit)
         self._requests = {name: self.suite.requests(name) for name in self.suite.tasks}
-        self._batch_size = BATCH_SIZE
+        self._grade = ShrinkingGrader("eval.tasks", "Leave out eval.tasks.")
 
     def describe(self) -> list[tuple[str, str]]:
         asked = ", ".join(f"{name} ({len(requests):,})" for name, requests in self._requests.items())
@@ -39,25 +35,12 @@ class TrainingTasks:
             requests, graded = self._requests[name], list[Graded]()
             for first in range(0, len(requests), REQUESTS_PER_SYNC):
                 if strategy.rank == 0 and len(graded) == first:
-                    graded += self._grade(name, requests[first : first + REQUESTS_PER_SYNC], model, tokenizer)
+                    try:
+                        graded += self._grade(task, requests[first : first + REQUESTS_PER_SYNC], model, tokenizer)
+                    except NotFiniteError as error:  # training decides what becomes of it
+                        warnings.warn(f"{name} has no score: {error.line()}", stacklevel=2)
                 strategy.any(False)  # waiting longer would exceed the collective timeout
             if len(graded) == len(requests):
                 metrics[f"val_acc_{name}"] = accuracy(graded)
                 metrics |= {f"val_{name}_{figure}": value for figure, value in task.figures(graded).items()}
         return dict(strategy.broadcast(metrics))
-
-    def _grade(self, name: str, requests: list[Any], model: Transformer, tokenizer: Tokenizer) -> list[Graded]:
-        """With smaller passes after an out-of-memory error. Raises UserError if no pass is small enough."""
-        task = self.suite.tasks[name]
-
-        def halve(message: str) -> None:
-            if self._batch_size == 1:
-                hint = "Leave out eval.tasks."
-                raise UserError(f"out of memory: {message}", where="eval.tasks", next_step=hint)
-            self._batch_size //= 2
-
-        try:
-            return retry_on_oom(lambda: grade(task, requests, model, tokenizer, batch_size=self._batch_size), halve)
-        except NotFiniteError as error:  # training decides what becomes of it
-            warnings.warn(f"{name} has no score: {error.line()}", stacklevel=2)
-            return []
