@@ -52,6 +52,13 @@ def test_damaged_files_hide_no_run(client, folder, write_run):
     assert curves(client, "bad", "good", x="time").keys() == curves(client, "good").keys()
 
 
+def test_an_incident_that_cannot_be_sent_hides_no_run(client, folder, write_run):
+    run = write_run(folder / "a")
+    (run / "incidents.jsonl").write_text('{"step": 30, "kind": "\\ud800", "more": [NaN]}\n')
+    incidents = client.get("/api/run", params={"run": "a"}).json()["incidents"]
+    assert incidents == [{"step": 30, "kind": "?", "more": ["NaN"]}]
+
+
 def test_curves_by_step_tokens_and_time_at_one_scale(client, folder, write_run):
     write_run(folder / "a", level=3)
     write_run(folder / "b", level=2)

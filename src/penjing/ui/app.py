@@ -25,10 +25,9 @@ from penjing.ui.site import Site, run_in_thread
 PAGE = Path(__file__).parent / "page"
 # Of the chat page, and used here as they are.
 SHARED = (
-    *("api.js", "dialogs.js", "dom.js", "i18n.js", "sentences.js", "sse.js", "theme.js"),
+    *("api.js", "dom.js", "i18n.js", "sentences.js", "sse.js", "theme.js"),
     *("page.css", "tree.svg", "chevron.svg"),
 )
-PARTS = (plan, data)  # each has `add_routes(app, site)`
 
 
 def make_app(site: Site, token: str, *, loopback_only: bool = True) -> FastAPI:
@@ -48,8 +47,8 @@ def make_app(site: Site, token: str, *, loopback_only: bool = True) -> FastAPI:
     runs.add_routes(app, site, trainings)
     train.add_routes(app, site, trainings, chats)
     blind.add_routes(app, site, chats)
-    for part in PARTS:
-        part.add_routes(app, site)
+    plan.add_routes(app, site)
+    data.add_routes(app, site)
     files = [*(CHAT_PAGE / name for name in SHARED), *sorted(PAGE.iterdir()), *sorted((PAGE / "vendor").iterdir())]
     open_paths = add_page(app, (file for file in files if file.is_file()))
     paths: ChainMap[str, Any] = ChainMap(site.open_once, dict.fromkeys(open_paths))

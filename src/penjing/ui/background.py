@@ -18,8 +18,8 @@ _POLL_SECONDS = 0.2
 
 async def penjing_json(
     request: Request, words: Sequence[str], folder: Path, seconds: float, *, ok: Sequence[int] = (0,)
-) -> Any:
-    """What `penjing WORDS` prints as JSON, run in `folder`. ok: exit codes that have a result.
+) -> dict[str, Any]:
+    """The JSON object that `penjing WORDS` prints, run in `folder`. ok: exit codes that have a result.
 
     Raises ApiError with the last line of its messages if it fails, and if it takes longer than `seconds`.
     """
@@ -44,4 +44,5 @@ async def penjing_json(
     if program.returncode not in ok:
         lines = [line.strip() for line in messages.decode("utf-8", "replace").splitlines() if line.strip()]
         raise ApiError(400, lines[-1] if lines else f"it ended with exit code {program.returncode}")
-    return json.loads(out)
+    printed: dict[str, Any] = json.loads(out)
+    return printed

@@ -25,8 +25,8 @@ MOST_BYTES = 64 << 20  # of the counts of a cleaning, and of its report
 REPORT_HEADERS = {"Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"}
 
 
-def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Folders with their inner folders and files, sorted; hidden ones, links and the folders of runs are left out."""
+def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Folders with the names of their files, sorted; hidden ones, links and the folders of runs are left out."""
     for found, folders, files in os.walk(folder):
         depth = len(Path(found).relative_to(folder).parts)
         folders[:] = sorted(
@@ -34,7 +34,7 @@ def _walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
             for name in folders
             if depth < DEPTH and name[0] not in "._" and not RunRecord(Path(found, name)).exists
         )
-        yield found, folders, sorted(files)
+        yield found, sorted(files)
 
 
 def files_below(folder: Path) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def files_below(folder: Path) -> dict[str, Any]:
     files: list[dict[str, Any]] = []
     cleaned: list[str] = []
     entries, is_cut = 0, False
-    for found, _, names in _walk(folder):
+    for found, names in _walk(folder):
         if Path(found, CLEANING, "counts.json").is_file():
             cleaned.append(Path(found).relative_to(folder).as_posix())
         entries += len(names)
@@ -109,14 +109,12 @@ def add_routes(app: FastAPI, site: Site) -> None:
     @app.post("/api/data/look")
     async def look(request: Request) -> dict[str, Any]:
         words = look_words(site, await read_json(request))
-        found: dict[str, Any] = await penjing_json(request, words, site.folder, LOOK_SECONDS)
-        return found
+        return await penjing_json(request, words, site.folder, LOOK_SECONDS)
 
     @app.post("/api/data/clean")
     async def clean(request: Request) -> dict[str, Any]:
         words = clean_words(site, await read_json(request))
-        found: dict[str, Any] = await penjing_json(request, words, site.folder, CLEAN_SECONDS)
-        return found
+        return await penjing_json(request, words, site.folder, CLEAN_SECONDS)
 
     @app.get("/api/data/cleaning")
     def finished(folder: str) -> dict[str, Any]:

@@ -63,12 +63,9 @@ class LiveRun:
         read: else what is new in the metrics is left for another time, and `version` is empty."""
         record = RunRecord(self.path, problems=[])
         folder = record.folder
-        files = (folder.settings, folder.plan, folder.outcome, folder.ended, folder.metrics, folder.samples)
-        seen = [
-            *map(_signature, (*files, folder.incidents, folder.checkpoints)),
-            record.is_running,
-            begun,
-        ]
+        files = [folder.settings, folder.plan, folder.outcome, folder.ended]
+        files += [folder.metrics, folder.samples, folder.incidents, folder.checkpoints]
+        seen = [*map(_signature, files), record.is_running, begun]
         if seen != self._seen:
             record = self.read() if read else record
             self._row = self._make_row(record, begun) | {"version": f"{time.time_ns()}" if read else ""}

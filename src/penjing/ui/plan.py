@@ -5,10 +5,9 @@ Memory comes from the formula (`--rough`), so that an answer takes milliseconds;
 
 import asyncio
 import math
-import shlex
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -21,6 +20,7 @@ from penjing.parallel import STRATEGIES
 from penjing.plan import cost
 from penjing.plan.gpu_specs import GPU_SPECS
 from penjing.ui.background import penjing_json
+from penjing.ui.processes import command
 from penjing.ui.site import Site, read_json
 
 RECIPES = ("pretrain", "sft", "dpo", "grpo")
@@ -39,7 +39,7 @@ SIZES = (
 )
 REFINE_SECONDS = 180.0
 _LOAD_AFTER_SECONDS = 1.0  # so that the page is there first
-_OPTIONS = ("gpu", "gpus", "tokens", "unique", "price", "budget")  # of `penjing plan`, with the page's names
+_OPTIONS = ("gpu", "gpus", "tokens", "unique", "price")  # of `penjing plan`, with the page's names
 _SETTINGS = {
     "layers": "model.num_hidden_layers",
     "seq_len": "data.seq_len",
@@ -58,7 +58,7 @@ class Asked:
 
     recipe: str
     settings: list[str]
-    options: dict[str, str] = field(default_factory=dict)
+    options: dict[str, str]
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> "Asked":
@@ -116,36 +116,39 @@ def estimate(body: Mapping[str, Any]) -> dict[str, Any]:
 
     {"refused": {"where", "message"}} for settings that the command line refuses.
     """
+    from penjing.planner.inputs import PlanOptions
     from penjing.planner.report import make_report
+    from penjing.workflows.train import resolve_run
 
     try:
         asked = Asked.read(body)
-        run, options = _run_of(asked), _options_of(asked)
-        report = make_report(asked.recipe, run, options, trace=False)
+        run = resolve_run(asked.recipe, config.parse_overrides(asked.settings))
+        gpus = cost.read_count(asked.options.get("gpus", "1"), "--gpus")
+        options: dict[str, Any] = {**asked.options, "gpus": gpus}
+        report = make_report(asked.recipe, run, PlanOptions(**options), trace=False)
     except UserError as error:
         return {"refused": {"where": str(error.where or ""), "message": error.line()}}
     model = run.model
     shape = {"layers": model.num_hidden_layers, "width": model.hidden_size, "experts": model.num_experts}
-    shape |= {"active_experts": model.num_experts_per_tok, "vocabulary": model.vocab_size}
+    shape |= {"active_experts": model.num_experts_per_tok}
     figures = asdict(report)
-    lines = commands(asked, figures)
-    words = shlex.split(lines["train"])[3:]
-    pairs = (word.split("=", 1) for word in words if "=" in word and word != "data.train=FILES")
+    pairs = (setting.split("=", 1) for setting in _to_train(asked, figures))
     settings = {_LONG.get(key, key): value for key, value in pairs}  # as the tab train names them
-    return {"plan": figures, "shape": shape, "commands": lines, "settings": settings}
+    return {"plan": figures, "shape": shape, "commands": commands(asked, figures), "settings": settings}
+
+
+def _to_train(asked: Asked, plan: Mapping[str, Any]) -> list[str]:
+    """The settings that train by this plan."""
+    micro = [f"batch.micro_size={plan['micro_size']}"] if plan["passes"] > 1 else []
+    return [*asked.settings, f"max_steps={plan['steps']}", *micro]
 
 
 def commands(asked: Asked, plan: Mapping[str, Any]) -> dict[str, str]:
     """The command lines that print this plan, and that train by it."""
     words = asked.words() if plan["traced"] else asked.words("--rough")
-    train = ["penjing", "train", asked.recipe, *asked.settings, f"max_steps={plan['steps']}"]
-    if plan["passes"] > 1 and not any(word.startswith("batch.micro_size=") for word in asked.settings):
-        train.append(f"batch.micro_size={plan['micro_size']}")
     gpus = ["--gpus", str(plan["devices"])] if plan["devices"] > 1 else []
-    return {
-        "plan": shlex.join(["penjing", *words]),
-        "train": f"{shlex.join(train)} data.train=FILES {' '.join(gpus)}".strip(),
-    }
+    train = ["train", asked.recipe, *_to_train(asked, plan), "data.train=FILES", *gpus]
+    return {"plan": command(words), "train": command(train)}
 
 
 def cards(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,9 +158,8 @@ def cards(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def sizes(body: Mapping[str, Any]) -> dict[str, Any]:
     """The same plan with models of other sizes."""
-    whole = {
-        name: value for name, value in body.items() if name not in ("layers", "width", "experts", "active_experts")
-    }
+    shape = ("layers", "width", "experts", "active_experts")
+    whole = {name: value for name, value in body.items() if name not in shape}
     return {"rows": [_row(name, {**whole, "model": name}) for name in SIZES]}
 
 
@@ -165,7 +167,7 @@ def _row(name: str, body: Mapping[str, Any]) -> dict[str, Any]:
     found = estimate(body)
     if "refused" in found:
         return {"name": name, **found}
-    wanted = ("parameters", "fits", "tight", "peak_memory_bytes", "memory_bytes", "predicted_seconds", "cost", "tokens")
+    wanted = ("fits", "tight", "peak_memory_bytes", "predicted_seconds", "cost")
     return {"name": name, **{key: found["plan"][key] for key in wanted}}
 
 
@@ -175,27 +177,12 @@ def load() -> None:
     estimate({"gpu": next(iter(GPU_SPECS))})
 
 
-def _run_of(asked: Asked) -> Any:
-    from penjing.workflows.train import resolve_run
-
-    return resolve_run(asked.recipe, config.parse_overrides(asked.settings))
-
-
-def _options_of(asked: Asked) -> Any:
-    from penjing.planner.inputs import PlanOptions
-
-    options: dict[str, Any] = dict(asked.options)
-    if "gpus" in options:
-        options["gpus"] = cost.read_count(options["gpus"], "--gpus")
-    return PlanOptions(**options)
-
-
 def add_routes(app: FastAPI, site: Site) -> None:
     """Routes below /api/plan."""
 
     @app.get("/api/plan/choices")
     def choices() -> dict[str, Any]:
-        known = [{"name": card.name, "memory_gib": card.memory_gib, "tflops": card.half} for card in GPU_SPECS.values()]
+        known = [{"name": card.name, "memory_gib": card.memory_gib} for card in GPU_SPECS.values()]
         strategies = ["auto", *(name for name in STRATEGIES if name != "single")]
         return {"recipes": RECIPES, "models": presets.names(), "cards": known, "strategies": strategies}
 

@@ -9,13 +9,14 @@ from fastapi import FastAPI, Query
 from starlette.responses import Response
 
 from penjing.base.errors import UserError
+from penjing.base.untrusted import text
 from penjing.plan.prediction_history import compare
 from penjing.serve.streams import DONE, EventStream, dumps, sse_event
 from penjing.ui.curves import View, charts
 from penjing.ui.live_runs import LiveRun, LiveRuns
-from penjing.ui.processes import Trainings, log_tail
+from penjing.ui.processes import Trainings, command, log_tail
 from penjing.ui.site import Site
-from penjing.ui.train import resume_command
+from penjing.ui.train import resuming
 
 TICK_SECONDS = 0.5  # between two looks at the files
 ALIVE_TICKS = 30  # between two events of an idle stream, so that a client that is gone is noticed
@@ -37,7 +38,8 @@ def add_routes(app: FastAPI, site: Site, trainings: Trainings) -> None:
     @app.get("/api/run")
     def show_run(run: str) -> dict[str, Any]:
         one = live.run(run)
-        return {**_details(one, trainings.state(one.name)), "command": resume_command(one.path, site.folder)}
+        words, _ = resuming(one.path, site.folder)
+        return {**_details(one, trainings.state(one.name)), "command": command(words)}
 
     @app.get("/api/curves")
     def draw(
@@ -90,12 +92,15 @@ def _details(run: LiveRun, begun: str) -> dict[str, Any]:
         "why": record.ended.text("why") if row["state"] not in ("running", "finished") else "",
         "terms": [[term.name, term.unit, term.predicted, term.actual, term.error] for term in terms],
         "warnings": record.plan.texts("warnings"),
-        "incidents": [
-            json.loads(json.dumps(incident.raw), parse_constant=str) for incident in record.incidents[-MOST_ROWS:]
-        ],
+        "incidents": [_printable(incident.raw) for incident in record.incidents[-MOST_ROWS:]],
         "samples": [
             {"prompt": prompt, "language": language, "texts": list(texts.items())[-MOST_ROWS:]}
             for (prompt, language), texts in record.samples.items()
         ],
         "log": log_tail(run.path),
     }
+
+
+def _printable(value: Any) -> Any:
+    """JSON with NaN as text, and without lone surrogates: neither can be sent."""
+    return json.loads(text(json.dumps(value, ensure_ascii=False)), parse_constant=str)

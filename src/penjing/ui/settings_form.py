@@ -7,7 +7,7 @@ import textwrap
 import tokenize
 import tomllib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -115,10 +115,15 @@ def _about(thing: object) -> str:
     return said.partition("\n\n")[0].replace("\n", " ")
 
 
+def words(recipe: str, settings: Mapping[str, str]) -> list[str]:
+    """The arguments of `penjing` that train with these settings."""
+    return ["train", recipe, *(f"{name}={value}" for name, value in settings.items())]
+
+
 def check(recipe: str, settings: Mapping[str, str]) -> dict[str, Any]:
     """The command line of these settings, and what it would do: `values` of all settings, or its `error`."""
-    words = ["train", recipe, *(f"{name}={value}" for name, value in settings.items())]
-    answer: dict[str, Any] = {"words": words, "command": command(words), "error": None, "values": {}, "decisions": []}
+    line = command(words(recipe, settings))
+    answer: dict[str, Any] = {"command": line, "error": None, "values": {}, "decisions": []}
     try:
         run = resolved(recipe, settings)
         decisions = [[decision.field, *decision.values, decision.why] for decision in run.decisions]
@@ -135,12 +140,4 @@ def resolved(recipe: str, settings: Mapping[str, str]) -> Any:
     """The run that the command line would start. Raises UserError, as it would."""
     from penjing.workflows.train import named_run
 
-    return named_run(recipe, config.parse_overrides(f"{name}={value}" for name, value in settings.items()))
-
-
-def setting_texts(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The settings of a request: names and texts, without what is not text."""
-    settings = body.get("settings")
-    for name, value in settings.items() if isinstance(settings, dict) else ():
-        if isinstance(value, str):
-            yield name, value
+    return named_run(recipe, config.parse_overrides(words(recipe, settings)[2:]))

@@ -11,7 +11,7 @@ from penjing.checkpoint.manifest import folder_name
 from penjing.serve.errors import ApiError
 from penjing.track.run_record import RunRecord, flatten
 from penjing.ui import settings_form
-from penjing.ui.processes import Chats, Trainings, command
+from penjing.ui.processes import Chats, Trainings
 from penjing.ui.site import Site, read_json, run_in_thread, text_field
 
 QUICKSTART = ("quickstart", "--out", "runs/quickstart")
@@ -35,8 +35,7 @@ def add_routes(app: FastAPI, site: Site, trainings: Trainings, chats: Chats) -> 
         run = await run_in_thread(settings_form.resolved, recipe, values)
         _check_paths(site, flatten(config.to_dict(run)))  # those of a TOML file too
         out = site.path(run.out)
-        words = ["train", recipe, *(f"{name}={value}" for name, value in values.items())]
-        await run_in_thread(trainings.start, words, out)
+        await run_in_thread(trainings.start, settings_form.words(recipe, values), out)
         return {"run": site.name(out)}
 
     @app.post("/api/quickstart")
@@ -79,9 +78,11 @@ def add_routes(app: FastAPI, site: Site, trainings: Trainings, chats: Chats) -> 
         return {"chats": chats.list()}
 
 
-def _asked(site: Site, body: Any) -> tuple[str, dict[str, str]]:
+def _asked(site: Site, body: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     """The recipe and the settings of a request. Raises ApiError (403) for paths outside the folder."""
-    recipe, values = text_field(body, "recipe"), dict(settings_form.setting_texts(body))
+    recipe, settings = text_field(body, "recipe"), body.get("settings")
+    given = settings.items() if isinstance(settings, dict) else ()
+    values = {name: value for name, value in given if isinstance(value, str)}
     if recipe.startswith("-"):
         raise ApiError(400, "recipe: not a recipe", param="recipe")
     _check_paths(site, {"recipe": recipe, **values})
@@ -113,7 +114,3 @@ def resuming(run: Path, folder: Path) -> tuple[list[str], Path]:
         return ["train", f"{out}/run.toml"], Path(*run.parts[: -len(parts)])
     name = run.relative_to(folder).as_posix()
     return ["train", f"{name}/run.toml", f"out={name}"], folder
-
-
-def resume_command(run: Path, folder: Path) -> str:
-    return command(resuming(run, folder)[0])
