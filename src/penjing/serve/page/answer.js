@@ -1,7 +1,7 @@
 // One answer: asks the server, takes its chunks apart, runs the tools it calls, and asks again.
 
 import * as api from "./api.js";
-import { answerOf, messagesBefore, messagesOf, newStep, path } from "./conversation.js";
+import { answerOf, messagesOf, messagesOfNodes, newStep, pathBefore } from "./conversation.js";
 import { fromApi, textOf } from "./tokens.js";
 
 const MOST_STEPS = 8; // turns of the model in one answer, as `penjing chat` has it
@@ -55,7 +55,7 @@ export async function writeAnswer(answer, context, hooks) {
 }
 
 /** Stopped, or failed and why; what was written stays. */
-export function endWith(answer, error) {
+function endWith(answer, error) {
   answer.state = error.name === "AbortError" ? "stopped" : "failed";
   answer.error = error.message || String(error);
   Object.assign(answer, { status: error.status ?? -1, code: error.code ?? "", param: error.param ?? "" });
@@ -72,25 +72,26 @@ function parsed(text) {
 async function writeStep(answer, goOn, { conversation, node, lane, settings, tools, model }, hooks) {
   const step = answer.steps.at(-1);
   const thinking = thinkingOf(settings);
+  const before = pathBefore(conversation, node);
   const request = {
     model: answer.model,
     ...sampling(settings, answer.seed),
     logprobs: true,
     top_logprobs: ALTERNATIVES,
-    messages: [...messagesBefore(conversation, node, lane, answer.system), ...messagesOf(answer.steps.slice(0, -1))],
+    messages: [...messagesOfNodes(before, lane, answer.system), ...messagesOf(answer.steps.slice(0, -1))],
   };
   if (tools.length) request.tools = tools;
   if (model.thinking && thinking !== null) request.enable_thinking = thinking;
   if (goOn.length) request.continue_ids = goOn;
   step.began = performance.now();
   let kind = lastKind(step.tokens, thinking === true && model.thinking);
-  fit(request, answer, perCharacterBefore(conversation, node, lane), model.context);
+  fit(request, answer, perCharacterOf(before, lane), model.context);
   for await (const chunk of fittingStream(request, answer, hooks)) {
     takeUsage(answer, chunk);
     const choice = chunk.choices?.[0];
-    const before = step.tokens.length;
+    const count = step.tokens.length;
     if (choice) kind = takeChoice(answer, step, choice, kind);
-    hooks.onUpdate(step.tokens.length - before);
+    hooks.onUpdate(step.tokens.length - count);
   }
   const { stats } = answer;
   if (stats?.used) stats.perCharacter = stats.used / characters([...request.messages, ...messagesOf([step])]);
@@ -101,9 +102,8 @@ const ROOM = 64; // tokens that an answer should find
 const characters = (messages) => messages.reduce((sum, message) => sum + JSON.stringify(message).length, 0);
 
 /** Tokens a character of what was read and written for the last answer of a lane; 0 before the first. */
-function perCharacterBefore(conversation, node, lane) {
-  const shown = path(conversation);
-  const last = shown.slice(0, shown.indexOf(node)).findLast((other) => other.answers);
+function perCharacterOf(nodes, lane) {
+  const last = nodes.findLast((node) => node.answers);
   return (last && answerOf(last, lane).stats?.perCharacter) || 0;
 }
 
@@ -177,16 +177,10 @@ function takeCall(step, { index = 0, id, function: called = {} }) {
 }
 
 /** The figures of the last chunk. */
-export function takeUsage(answer, { usage, penjing }) {
-  if (!usage && !penjing) return;
-  answer.stats = {
-    speed: penjing?.tokens_per_second ?? null,
-    first: penjing?.time_to_first_token_s ?? null,
-    used: penjing?.context_used ?? (usage ? usage.prompt_tokens + usage.completion_tokens : null),
-    context: penjing?.context ?? null,
-    written: usage?.completion_tokens ?? null,
-    shared: usage?.prompt_tokens_details?.cached_tokens ?? 0,
-  };
+function takeUsage(answer, { usage, penjing }) {
+  if (!penjing) return;
+  const { tokens_per_second: speed, time_to_first_token_s: first, context_used: used, context } = penjing;
+  answer.stats = { speed, first, used, context, written: usage.completion_tokens };
 }
 
 /** Whether a token ends the answer: a control token that opens or closes no part of it. */
@@ -206,33 +200,26 @@ export function branch(answer, stepPlace, tokenPlace, chosen) {
   return [...steps, step];
 }
 
-/** A model that was only pretrained goes on from what was last written, in the place of an answer. */
-export async function writeContinuation(answer, prompt, settings, hooks) {
-  answer.steps = answer.steps.length ? answer.steps : [newStep()];
-  const step = answer.steps[0];
-  const goOn = step.tokens.map((token) => token.id);
+/**
+ * A model that was only pretrained goes on behind a prompt. part: {tokens}, with those that are there already, and its
+ * text as part[name]; what is written is added to both. Never throws, like writeAnswer.
+ */
+export async function continueText(answer, prompt, part, name, settings, hooks) {
+  const request = { model: answer.model, prompt, ...sampling(settings, answer.seed), logprobs: ALTERNATIVES };
+  if (part.tokens.length) request.continue_ids = part.tokens.map((token) => token.id);
   try {
-    await continueText(answer, prompt, goOn, settings, hooks, (text, tokens, finish) => {
-      step.content += text;
-      step.tokens.push(...tokens);
-      if (finish) answer.finish = finish;
-    });
+    for await (const chunk of api.stream("v1/completions", request, hooks)) {
+      takeUsage(answer, chunk);
+      const choice = chunk.choices?.[0];
+      const tokens = entriesOf(choice?.logprobs).map((entry) => fromApi(entry, entry.bytes ? "content" : "mark"));
+      part.tokens.push(...tokens);
+      part[name] += choice?.text ?? "";
+      if (choice?.finish_reason) answer.finish = choice.finish_reason;
+      hooks.onUpdate(tokens.length);
+    }
     answer.state = "done";
   } catch (error) {
     endWith(answer, error);
   }
   hooks.onUpdate();
-}
-
-/** Stream a continuation of `prompt`. take(text, tokens, finish) is called for every chunk. Throws as api.stream does. */
-export async function continueText(answer, prompt, goOn, settings, hooks, take) {
-  const request = { model: answer.model, prompt, ...sampling(settings, answer.seed), logprobs: ALTERNATIVES };
-  if (goOn.length) request.continue_ids = goOn;
-  for await (const chunk of api.stream("v1/completions", request, hooks)) {
-    takeUsage(answer, chunk);
-    const choice = chunk.choices?.[0];
-    const tokens = entriesOf(choice?.logprobs).map((entry) => fromApi(entry, entry.bytes ? "content" : "mark"));
-    if (choice) take(choice.text ?? "", tokens, choice.finish_reason);
-    hooks.onUpdate(tokens.length);
-  }
 }

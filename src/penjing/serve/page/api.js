@@ -6,7 +6,7 @@ const KEY = "penjing.key";
 const MOST_TRIES = 6; // of a request that the server is too busy for
 
 /** What the server said. status 0: it did not answer. */
-export class ApiError extends Error {
+class ApiError extends Error {
   constructor(status, message, { retryAfter = 0, code = "", param = "" } = {}) {
     super(message);
     Object.assign(this, { status, retryAfter, code, param });
@@ -77,17 +77,12 @@ export async function request(path, { body, signal, onBusy, mostTries = MOST_TRI
 /** The models, each {id, answers, thinking, context, step, parameters}; an adapter is one more, named MODEL:ADAPTER. */
 export async function models() {
   const { data } = await (await request("v1/models")).json();
-  return data.map(({ id, penjing = {} }) => ({ id, answers: true, context: 0, ...penjing }));
+  return data.map(({ id, penjing }) => ({ id, ...penjing }));
 }
 
 /** The tools that the server was started with, as OpenAI writes them. */
 export async function tools() {
-  try {
-    return (await (await request("api/tools")).json()).tools || [];
-  } catch (error) {
-    if (error.status === 404) return [];
-    throw error;
-  }
+  return (await (await request("api/tools")).json()).tools;
 }
 
 /** What a tool answered: {text, is_answer}; is_answer: nothing is to be said after it. */

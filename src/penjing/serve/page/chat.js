@@ -1,7 +1,7 @@
 // The conversation that is open: what is asked, answered, stopped, repeated and branched.
 
-import { branch, drawSeed, isEnd, writeAnswer, writeContinuation } from "./answer.js";
-import { addNode, newAnswer, newConversation, path, showSibling } from "./conversation.js";
+import { branch, continueText, drawSeed, isEnd, writeAnswer } from "./answer.js";
+import { addNode, newAnswer, newConversation, newStep, path, showSibling } from "./conversation.js";
 import { toolsOn } from "./settings.js";
 import { titleOf } from "./sidebar.js";
 import * as store from "./store.js";
@@ -203,8 +203,8 @@ class Chat extends TextChat {
     answer.seed = drawSeed(settings);
     const hooks = this.hooks(answer, signal);
     if (answer.continued) {
-      const prompt = conversation.nodes[node.parent].text;
-      return writeContinuation(answer, prompt, settings, hooks);
+      if (!answer.steps.length) answer.steps.push(newStep());
+      return continueText(answer, conversation.nodes[node.parent].text, answer.steps[0], "content", settings, hooks);
     }
     const model = models.find((one) => one.id === answer.model) ?? {};
     return writeAnswer(answer, { conversation, node, lane, settings, model, tools: toolsOn(tools) }, hooks);

@@ -5,7 +5,7 @@
 // "failed". A step is one turn of the model, {reasoning, content, calls, tokens}: after one that calls tools, each call
 // {id, name, arguments, result}, the next step follows. A conversation that continues a text has `pieces` instead.
 
-export function newId() {
+function newId() {
   return Array.from(crypto.getRandomValues(new Uint32Array(2)), (part) => part.toString(36)).join("");
 }
 
@@ -34,6 +34,12 @@ export function path(conversation) {
   return shown;
 }
 
+/** The nodes that are shown before one. */
+export function pathBefore(conversation, node) {
+  const shown = path(conversation);
+  return shown.slice(0, shown.indexOf(node));
+}
+
 /** {place, of}: which of its siblings a node is. */
 export function siblings(conversation, node) {
   const over = holder(conversation, node.parent);
@@ -57,8 +63,11 @@ export function answerOf(node, lane) {
   return node.answers[lane] ?? node.answers[0];
 }
 
-/** What the model said and was told in one answer, as messages of OpenAI's. */
-function spoken(steps) {
+/** The text of a conversation that continues one. */
+export const textOfPieces = (pieces) => pieces.map((piece) => piece.text).join("");
+
+/** What the model said and was told in steps of one answer, as messages of OpenAI's. */
+export function messagesOf(steps) {
   return steps.flatMap((step) => {
     const said = { role: "assistant", content: step.content };
     if (step.reasoning) said.reasoning_content = step.reasoning;
@@ -72,30 +81,13 @@ function spoken(steps) {
   });
 }
 
-/** Questions and answers as messages, without questions that were not answered at all. */
-export function messagesOfNodes(nodes, lane) {
+/** Questions and answers as messages, without questions that were not answered at all; the system prompt before them. */
+export function messagesOfNodes(nodes, lane, system) {
   const silent = (node) => node?.answers && answerOf(node, lane).steps.every((step) => !step.content && !step.calls.length);
-  return nodes.flatMap((node, place) => {
+  const said = nodes.flatMap((node, place) => {
     if (silent(node) || silent(nodes[place + 1])) return [];
-    return node.answers ? spoken(answerOf(node, lane).steps) : [{ role: "user", content: node.text }];
+    return node.answers ? messagesOf(answerOf(node, lane).steps) : [{ role: "user", content: node.text }];
   });
-}
-
-/** The messages that stand before a node, in one lane. */
-export function messagesBefore(conversation, node, lane, system) {
-  const shown = path(conversation);
-  const said = messagesOfNodes(shown.slice(0, shown.indexOf(node)), lane);
-  return system.trim() ? [{ role: "system", content: system }, ...said] : said;
-}
-
-/** The messages of the last steps of an answer that goes on behind tools. */
-export function messagesOf(steps) {
-  return spoken(steps);
-}
-
-/** All that was said so far, in one lane. */
-export function messagesSoFar(conversation, lane, system) {
-  const said = messagesOfNodes(path(conversation), lane);
   return system.trim() ? [{ role: "system", content: system }, ...said] : said;
 }
 

@@ -1,8 +1,7 @@
 // Counts, before it is sent, how many tokens a question would be with everything that stands before it.
 
 import { countTokens } from "./api.js";
-import { messagesSoFar } from "./conversation.js";
-import { textOfPieces } from "./document.js";
+import { messagesOfNodes, path, textOfPieces } from "./conversation.js";
 import { $ } from "./dom.js";
 import { count, t } from "./i18n.js";
 import { thinkingOf } from "./answer.js";
@@ -14,7 +13,6 @@ const PAUSE = 350; // ms after the last key
 let timer = 0;
 let controller = null;
 let counted = ""; // the request that the shown figure is of
-let isMissing = false; // a server without /tokenize
 
 /** What is counted now; null where nothing is written. */
 function bodyOf(chat) {
@@ -26,7 +24,7 @@ function bodyOf(chat) {
   const text = $("#text").value;
   if (!text.trim()) return null;
   if (model.answers === false) return { model: model.id, prompt: text };
-  const body = { model: model.id, messages: [...messagesSoFar(chat.conversation, 0, settings.system), { role: "user", content: text }] };
+  const body = { model: model.id, messages: [...messagesOfNodes(path(chat.conversation), 0, settings.system), { role: "user", content: text }] };
   const tools = toolsOn(chat.tools);
   if (tools.length) body.tools = tools;
   const thinking = thinkingOf(settings);
@@ -36,7 +34,7 @@ function bodyOf(chat) {
 
 /** Count soon; called whenever anything has changed. A figure that is no longer true is not shown. */
 export function countSoon(chat) {
-  if (isMissing || chat.running) return;
+  if (chat.running) return;
   const body = chat.models.length ? bodyOf(chat) : null;
   const key = JSON.stringify([body, document.documentElement.lang]);
   if (key === counted) return;
@@ -55,7 +53,6 @@ async function show(body) {
     $("#count").classList.toggle("bad", tokens >= context);
   } catch (error) {
     if (error.name === "AbortError") return;
-    isMissing = error.status === 404;
     $("#count").textContent = error.code === "context_length_exceeded" ? t("tooLong") : "";
     $("#count").classList.add("bad");
   }

@@ -1,12 +1,11 @@
 // A model that was only pretrained continues a text: one sheet to write on, and to look into.
 
 import { showFigures, problemOf } from "./answer_view.js";
+import { textOfPieces } from "./conversation.js";
 import { el, grow } from "./dom.js";
 import { t } from "./i18n.js";
 import { tokenView } from "./look.js";
 import { textOf } from "./tokens.js";
-
-export const textOfPieces = (pieces) => pieces.map((piece) => piece.text).join("");
 
 /**
  * The pieces of a text after somebody edited it: those at its beginning that still stand there stay as they are, with
@@ -40,14 +39,15 @@ export function branched(pieces, piecePlace, tokenPlace, other) {
 
 /**
  * Show the sheet. Returns {update}. conversation.pieces: [{text, tokens?}]; conversation.run: how the last
- * continuation went. actions: {change(text), choose(piece, token, other)}.
+ * continuation went. chat: what is done with the text.
  */
-export function showDocument(container, conversation, { look, running, actions }) {
+export function showDocument(container, chat, look) {
+  const { conversation, running } = chat;
   const figures = el("div", { class: "figures" });
   const note = el("p", { class: "note", role: "status" });
   const sheet = look && conversation.pieces.some((piece) => piece.tokens)
-    ? sheetOfTokens(conversation, actions)
-    : sheetOfText(conversation, actions);
+    ? sheetOfTokens(conversation, chat)
+    : sheetOfText(conversation, chat);
   container.replaceChildren(el("div", { class: "document" }, sheet.node, note, figures));
   const update = (isRunning) => {
     sheet.update(isRunning);
@@ -61,14 +61,14 @@ export function showDocument(container, conversation, { look, running, actions }
   return { update };
 }
 
-function sheetOfText(conversation, actions) {
+function sheetOfText(conversation, chat) {
   const area = el("textarea", {
     class: "sheet", id: "sheet", "aria-label": t("document"), placeholder: t("documentHint"), spellcheck: "false",
   });
   area.value = textOfPieces(conversation.pieces);
   area.addEventListener("input", () => {
     grow(area);
-    actions.change(area.value);
+    chat.changeText(area.value);
   });
   requestAnimationFrame(() => grow(area));
   return {
@@ -83,7 +83,7 @@ function sheetOfText(conversation, actions) {
   };
 }
 
-function sheetOfTokens(conversation, actions) {
+function sheetOfTokens(conversation, chat) {
   const node = el("div", { class: "sheet", role: "group", "aria-label": t("document") });
   const views = [];
   return {
@@ -94,7 +94,7 @@ function sheetOfTokens(conversation, actions) {
           const part = el("span", { class: piece.tokens ? "" : "typed" });
           node.append(part);
           views[place] = piece.tokens
-            ? tokenView(part, ["content", "mark"], (token, other) => actions.choose(place, token, other))
+            ? tokenView(part, ["content", "mark"], (token, other) => chat.choosePiece(place, token, other))
             : { update: () => {} };
           if (!piece.tokens) part.textContent = piece.text;
         }

@@ -59,10 +59,7 @@ function refresh() {
   $("#legend").hidden = !lookOn;
   $("#compare").setAttribute("aria-pressed", String(chat.lanes.length > 1));
   $("#compare").hidden = models.length < 2 || document_ && conversation.pieces.length > 0;
-  showWelcome($("#welcome"), chat, {
-    send: (text) => (chat.send(text), focusText()),
-    begin: (text) => chat.begin(text),
-  });
+  showWelcome($("#welcome"), chat, (text) => (document_ ? chat.begin(text) : (chat.send(text), focusText())));
   $("#composer .box").hidden = document_;
   $(".document-row").hidden = !document_;
   $("#hint").textContent = t(document_ ? "hintDocument" : "hint");

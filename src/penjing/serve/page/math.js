@@ -24,8 +24,8 @@ const FUNCTIONS = new Set(`sin cos tan cot sec csc arcsin arccos arctan sinh cos
   lim max min sup inf argmax argmin softmax`.split(/\s+/));
 const LIMITS = new Set("lim max min sup inf det gcd Pr argmax argmin ∑ ∏ ∐ ⋃ ⋂ ⨁ ⨂".split(" "));
 const UPRIGHT = new Set("text textrm textbf textit texttt mathrm mathsf mathtt operatorname mbox".split(" "));
-const SILENT = new Set(`displaystyle textstyle limits nolimits left right big Big bigg Bigg bigl bigr Bigl Bigr middle hline
-  nonumber notag mathit boldsymbol cal rm bf`.split(/\s+/));
+const SILENT = new Set(`displaystyle textstyle limits nolimits big Big bigg Bigg bigl bigr Bigl Bigr middle hline
+  nonumber notag mathit cal rm bf`.split(/\s+/));
 const FENCES = { pmatrix: "()", bmatrix: "[]", Bmatrix: "{}", vmatrix: "||", Vmatrix: "‖‖", cases: "{" };
 
 function node(tag, children = [], attributes = {}) {

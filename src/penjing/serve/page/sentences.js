@@ -31,7 +31,6 @@ export const SENTENCES = {
   emptyTitle: ["What shall we try?", "试试看？"],
   emptyContinues: ["This model was only pretrained: it does not answer, it continues what you write.", "这个模型只做过预训练：它不会回答问题，只会接着你的文字往下写。"],
   facts: ["{parameters} parameters · step {step} · reads {context} tokens", "{parameters} 参数 · 第 {step} 步 · 上下文 {context} 词元"],
-  factsShort: ["reads {context} tokens", "上下文 {context} 词元"],
   writeTo: ["Write to {model}…", "对 {model} 说点什么…"],
   writeToTwo: ["Ask both…", "同时问两个模型…"],
   send: ["Send", "发送"],

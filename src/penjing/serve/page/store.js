@@ -1,6 +1,6 @@
 // What the browser keeps: settings, and the conversations. All of it stays in this browser.
 
-import { join } from "./conversation.js";
+import { join, textOfPieces } from "./conversation.js";
 import { pack, unpack } from "./tokens.js";
 
 const SETTINGS = "penjing.settings";
@@ -47,32 +47,22 @@ export function change(part) {
 /** All of them, the newest first. */
 export let conversations = [];
 
-const mapTokens = (conversation, one) => ({
-  ...conversation,
-  pieces: conversation.pieces?.map((piece) => (piece.tokens ? { ...piece, tokens: piece.tokens.map(one) } : piece)),
-  nodes: Object.fromEntries(
-    Object.entries(conversation.nodes).map(([id, node]) => [id, node.answers ? withTokens(node, one) : node]),
-  ),
-});
-
-const withTokens = (node, one) => ({
-  ...node,
-  answers: node.answers.map((answer) => ({
-    ...answer,
-    steps: answer.steps.map((step) => ({ ...step, tokens: step.tokens.map(one) })),
-  })),
-});
+/** A conversation with other tokens: change(tokens) gives those of a step or a piece. */
+function mapTokens(conversation, change) {
+  const changed = (one) => ({ ...one, tokens: change(one.tokens) });
+  const inAnswer = (answer) => ({ ...answer, steps: answer.steps.map(changed) });
+  const inNode = (node) => (node.answers ? { ...node, answers: node.answers.map(inAnswer) } : node);
+  return {
+    ...conversation,
+    pieces: conversation.pieces?.map((piece) => (piece.tokens ? changed(piece) : piece)),
+    nodes: Object.fromEntries(Object.entries(conversation.nodes).map(([id, node]) => [id, inNode(node)])),
+  };
+}
 
 /** Without what can be looked into: a tenth of the size. */
 const plain = (conversation) => ({
-  ...conversation,
-  pieces: conversation.pieces && [{ text: conversation.pieces.map((piece) => piece.text).join("") }],
-  nodes: Object.fromEntries(
-    Object.entries(conversation.nodes).map(([id, node]) => {
-      const cut = (answer) => ({ ...answer, steps: answer.steps.map((step) => ({ ...step, tokens: [] })) });
-      return [id, node.answers ? { ...node, answers: node.answers.map(cut) } : node];
-    }),
-  ),
+  ...mapTokens(conversation, () => []),
+  pieces: conversation.pieces && [{ text: textOfPieces(conversation.pieces) }],
 });
 
 const keyOf = (conversation) => PREFIX + conversation.id;
@@ -81,7 +71,7 @@ const storedKeys = () => Object.keys(localStorage).filter((key) => key.startsWit
 /** A conversation as it was kept; null if it is none. written: what a text says that is being written elsewhere. */
 function restored(kept, written) {
   try {
-    const conversation = mapTokens(kept, unpack);
+    const conversation = mapTokens(kept, (tokens) => tokens.map(unpack));
     const all = Object.values(conversation.nodes).flatMap((node) => node.answers ?? []);
     for (const one of [...all, conversation.run ?? {}]) if (["running", "elsewhere"].includes(one.state)) one.state = written;
     return Array.isArray(conversation.children) && conversation.id ? conversation : null;
@@ -168,7 +158,7 @@ function keep(conversation) {
 }
 
 function put(conversation, shown) {
-  const text = JSON.stringify(mapTokens(shown, pack));
+  const text = JSON.stringify(mapTokens(shown, (tokens) => tokens.map(pack)));
   try {
     localStorage.setItem(keyOf(conversation), text);
   } catch {

@@ -21,14 +21,11 @@ export function showModels(models, lanes) {
 }
 
 /** A model in one line: its size, how long it was trained, how much it reads. */
-export function factsOf({ parameters, step, context }) {
-  if (!context) return "";
-  if (!parameters) return t("factsShort", { context: count(context) });
-  return t("facts", { parameters: short(parameters), step: count(step ?? 0), context: count(context) });
-}
+const factsOf = ({ parameters, step, context }) =>
+  t("facts", { parameters: short(parameters), step: count(step), context: count(context) });
 
-/** The page before the first word. */
-export function showWelcome(container, chat, { send, begin }) {
+/** The page before the first word. send(text): an example was chosen. */
+export function showWelcome(container, chat, send) {
   container.hidden = !chat.isEmpty || !chat.models.length;
   if (container.hidden) return container.replaceChildren();
   const model = chat.modelOf(0);
@@ -38,7 +35,7 @@ export function showWelcome(container, chat, { send, begin }) {
   const offered = [...(model.examples ?? [])].sort((one, other) => isOwn(other) - isOwn(one));
   const cards = offered.map((text) =>
     el("button", { type: "button", class: "example", lang: languageOf(text) === "zh" ? "zh-Hans" : "en",
-      on: { click: () => (chat.isDocument ? begin : send)(text) } }, el("span", { class: "example-text", text })));
+      on: { click: () => send(text) } }, el("span", { class: "example-text", text })));
   return fill(
     container,
     chat.isDocument ? null : el("img", { src: "tree.svg", alt: "", width: "84", height: "84", class: "tree" }),

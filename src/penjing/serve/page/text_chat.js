@@ -1,7 +1,8 @@
 // What is done with a text that a model continues. The other half of the open conversation: see chat.js.
 
-import { continueText, drawSeed, endWith, isEnd } from "./answer.js";
-import { branched, edited, textOfPieces } from "./document.js";
+import { continueText, drawSeed, isEnd } from "./answer.js";
+import { textOfPieces } from "./conversation.js";
+import { branched, edited } from "./document.js";
 import { titleOf } from "./sidebar.js";
 import * as store from "./store.js";
 
@@ -59,7 +60,6 @@ export class TextChat {
     this.stop();
     this.remember(pieces);
     const { conversation } = this;
-    const piece = pieces.at(-1);
     const prompt = textOfPieces(pieces.slice(0, -1));
     conversation.pieces = pieces;
     conversation.title ||= titleOf(textOfPieces(pieces).slice(0, 200));
@@ -70,17 +70,7 @@ export class TextChat {
     this.keep();
     this.draw();
     this.view.toEnd();
-    const goOn = piece.tokens.map((token) => token.id);
-    try {
-      await continueText(run, prompt, goOn, store.settings, this.hooks(run, controller.signal), (text, tokens, finish) => {
-        piece.text += text;
-        piece.tokens.push(...tokens);
-        if (finish) run.finish = finish;
-      });
-      run.state = "done";
-    } catch (error) {
-      endWith(run, error);
-    }
+    await continueText(run, prompt, pieces.at(-1), "text", store.settings, this.hooks(run, controller.signal));
     if (this.controller === controller) this.controller = null;
     store.saveSoon(conversation);
     if (this.conversation === conversation) this.draw();

@@ -5,56 +5,51 @@ import { answerOf, longerVersion, path, siblings } from "./conversation.js";
 import { button, copyButton, el, grow } from "./dom.js";
 import { t } from "./i18n.js";
 
-/**
- * Show a conversation in a container. actions: {edit(node, text), retry(node, lane), choose(node, lane, step, token,
- * other), show(node, place), goOn(node, lane)}. Returns the views of its answers: Map(answer -> {update}).
- */
-export function showThread(container, conversation, { look, actions }) {
+/** Show the open conversation in a container. Returns the views of its answers: Map(answer -> {update}). */
+export function showThread(container, chat, look) {
   const views = new Map();
-  const items = path(conversation).map((node) =>
-    node.answers ? answers(conversation, node, look, actions, views) : question(conversation, node, actions),
-  );
+  const items = path(chat.conversation).map((node) => (node.answers ? answers(chat, node, look, views) : question(chat, node)));
   container.replaceChildren(...items);
   return views;
 }
 
-function versions(conversation, node, show) {
-  const { place, of } = siblings(conversation, node);
+function versions(chat, node) {
+  const { place, of } = siblings(chat.conversation, node);
   if (of < 2) return null;
-  const back = button("left", t("before"), () => show(node, place - 1));
-  const on = button("right", t("after"), () => show(node, place + 1));
+  const back = button("left", t("before"), () => chat.show(node, place - 1));
+  const on = button("right", t("after"), () => chat.show(node, place + 1));
   back.disabled = place === 0;
   on.disabled = place === of - 1;
   return el("span", { class: "versions" }, back, el("span", { text: `${place + 1} / ${of}` }), on);
 }
 
 /** Says that the conversation goes on under another version of this node, and leads there. */
-function later(conversation, node, show) {
-  const place = longerVersion(conversation, node);
+function later(chat, node) {
+  const place = longerVersion(chat.conversation, node);
   if (place < 0) return null;
   return el("p", { class: "later", role: "status" }, el("span", { text: t("laterTurns", { place: place + 1 }) }),
-    el("button", { type: "button", class: "plain", text: t("showLater"), on: { click: () => show(node, place) } }));
+    el("button", { type: "button", class: "plain", text: t("showLater"), on: { click: () => chat.show(node, place) } }));
 }
 
-function question(conversation, node, actions) {
+function question(chat, node) {
   const bubble = el("div", { class: "bubble", text: node.text });
-  const edit = button("edit", t("edit"), () => item.replaceChildren(editor(node, actions, () => item.replaceChildren(...usual))));
+  const edit = button("edit", t("edit"), () => item.replaceChildren(editor(node, chat, () => item.replaceChildren(...usual))));
   const tools = el(
     "div",
     { class: "actions" },
-    versions(conversation, node, actions.show),
+    versions(chat, node),
     edit,
     copyButton(t("copy"), t("copied"), () => node.text),
   );
-  const usual = [el("h2", { class: "visually-hidden", text: t("you") }), bubble, tools, later(conversation, node, actions.show)].filter(Boolean);
+  const usual = [el("h2", { class: "visually-hidden", text: t("you") }), bubble, tools, later(chat, node)].filter(Boolean);
   const item = el("article", { class: "question" }, usual);
   return item;
 }
 
-function editor(node, actions, cancel) {
+function editor(node, chat, cancel) {
   const area = el("textarea", { class: "edit", "aria-label": t("editLabel"), rows: "1" });
   area.value = node.text;
-  const done = () => area.value.trim() && actions.edit(node, area.value);
+  const done = () => area.value.trim() && chat.edit(node, area.value);
   area.addEventListener("input", () => grow(area));
   area.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -79,10 +74,10 @@ function editor(node, actions, cancel) {
   return el("div", { class: "editor" }, area, row);
 }
 
-function answers(conversation, node, look, actions, views) {
+function answers(chat, node, look, views) {
   const lanes = node.answers.map((answer, lane) => {
-    const onChoose = (step, token, other) => actions.choose(node, lane, step, token, other);
-    const onGoOn = node.children.length ? null : () => actions.goOn(node, lane);
+    const onChoose = (step, token, other) => chat.chooseToken(node, lane, step, token, other);
+    const onGoOn = node.children.length ? null : () => chat.writeOn(node, lane);
     const view = answerView(answer, { look, onChoose, onGoOn });
     views.set(answer, view);
     return el(
@@ -93,13 +88,13 @@ function answers(conversation, node, look, actions, views) {
       el(
         "div",
         { class: "actions" },
-        lane === 0 ? versions(conversation, node, actions.show) : null,
+        lane === 0 ? versions(chat, node) : null,
         copyButton(t("copy"), t("copied"), () => said(answerOf(node, lane))),
-        button("retry", t("retry"), () => actions.retry(node, lane)),
+        button("retry", t("retry"), () => chat.retry(node, lane)),
       ),
     );
   });
-  return el("article", { class: `answers lanes-${lanes.length}`, tabindex: "-1" }, lanes, later(conversation, node, actions.show));
+  return el("article", { class: `answers lanes-${lanes.length}`, tabindex: "-1" }, lanes, later(chat, node));
 }
 
 const said = ({ steps }) => steps.map((step) => step.content).join("\n\n").trim() || steps.map((step) => step.reasoning).join("\n\n");

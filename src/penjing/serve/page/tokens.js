@@ -34,7 +34,7 @@ export function unpack([id, logp, text, bytes, kind, top]) {
 }
 
 /** How many bytes at the end begin a character that they do not finish. */
-export function unfinished(bytes) {
+function unfinished(bytes) {
   for (let back = 1; back <= Math.min(3, bytes.length); back += 1) {
     const byte = bytes[bytes.length - back];
     if (byte >= 0xc0) return back < (byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : 2) ? back : 0;
@@ -49,7 +49,7 @@ const MOST_JOINED = 6; // tokens: bytes that never make a character are shown as
  * Tokens joined where a character is spread over several: [{tokens, text, logp, first}], first being the place of the
  * first of them; logp is that of all together. Only the last group can still be unfinished.
  */
-export function groups(tokens, from = 0) {
+export function groups(tokens, from) {
   const found = [];
   let open = null;
   for (let place = from; place < tokens.length; place += 1) {
@@ -68,7 +68,7 @@ export function groups(tokens, from = 0) {
   return found;
 }
 
-export function decode(bytes) {
+function decode(bytes) {
   return new TextDecoder().decode(new Uint8Array(bytes));
 }
 
@@ -79,7 +79,7 @@ export function textOf(tokens, kind) {
 }
 
 /** What an alternative would read as, behind the bytes of the same character that stand before it. */
-export function reading(token, before = []) {
+export function reading(token, before) {
   if (token.bytes === null) return token.text;
   const bytes = [...before, ...token.bytes];
   const rest = unfinished(bytes);

@@ -1,20 +1,18 @@
 // Conversations as lines of JSON, out and in: what `penjing train sft` reads.
 
-import { addNode, answerOf, messagesOfNodes, newAnswer, newConversation, newStep, path } from "./conversation.js";
+import { addNode, answerOf, messagesOfNodes, newAnswer, newConversation, newStep, path, textOfPieces } from "./conversation.js";
 import { t } from "./i18n.js";
 import { titleOf } from "./sidebar.js";
 
 /** One line a conversation, as `penjing train sft` reads them; a text that was continued is {"text": ...}. */
 export function toJsonl(conversations, tools) {
   const lines = conversations.map((conversation) => {
-    if (conversation.pieces) return { text: conversation.pieces.map((piece) => piece.text).join("") };
+    if (conversation.pieces) return { text: textOfPieces(conversation.pieces) };
     const shown = path(conversation);
     const last = shown.findLast((node) => node.answers);
     if (!last) return null;
-    const messages = messagesOfNodes(shown.slice(0, shown.indexOf(last) + 1), 0);
-    if (!messages.length) return null;
-    const system = answerOf(last, 0).system || "";
-    if (system.trim()) messages.unshift({ role: "system", content: system });
+    const messages = messagesOfNodes(shown.slice(0, shown.indexOf(last) + 1), 0, answerOf(last, 0).system || "");
+    if (messages.every((message) => message.role === "system")) return null;
     const called = messages.some((message) => message.tool_calls);
     return called && tools.length ? { messages, tools } : { messages };
   });

@@ -17,25 +17,16 @@ export class View {
 
   draw() {
     const { chat } = this;
-    const { conversation } = chat;
     const { look } = settings;
     const thread = $("#thread");
     const hadFocus = thread.contains(document.activeElement);
     if (chat.isDocument) {
-      const actions = { change: (text) => chat.changeText(text), choose: (...where) => chat.choosePiece(...where) };
-      const sheet = showDocument(thread, conversation, { look, running: chat.running, actions });
-      this.views = new Map([[conversation.run, { update: () => sheet.update(chat.running) }]]);
+      const sheet = showDocument(thread, chat, look);
+      this.views = new Map([[chat.conversation.run, { update: () => sheet.update(chat.running) }]]);
       if (hadFocus) $("#sheet, .token", thread)?.focus({ preventScroll: true });
       return;
     }
-    const actions = {
-      edit: (node, text) => chat.edit(node, text),
-      retry: (node, lane) => chat.retry(node, lane),
-      choose: (...where) => chat.chooseToken(...where),
-      show: (node, place) => chat.show(node, place),
-      goOn: (node, lane) => chat.writeOn(node, lane),
-    };
-    this.views = showThread(thread, conversation, { look, actions });
+    this.views = showThread(thread, chat, look);
     // What had the focus is gone: whoever uses the keyboard goes on at the newest answer.
     if (hadFocus) [...thread.querySelectorAll("article")].at(-1)?.focus({ preventScroll: true });
   }
