@@ -10,7 +10,7 @@ import torch
 from user_errors import raises_user_error
 
 from penjing import devices
-from penjing.base.config import Layer
+from penjing.base.config import Layer, parse_overrides
 from penjing.loader.batch import Batch
 from penjing.loader.batch_source import Source
 from penjing.model.linear import set_compute_dtype
@@ -225,3 +225,24 @@ def test_a_hundred_million_parameters_take_no_memory() -> None:
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert plan.waterfall["master weights"] > 400e6
     assert (after - before) * 1024 < 200e6
+
+
+@pytest.mark.parametrize("target", [CARD, CPU])
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"model": {"preset": "tiny", "num_hidden_layers": 5000}}, "model.num_hidden_layers"),
+        ({"model": {"preset": "tiny", "vocab_size": 1 << 32}}, "vocab_size"),
+        ({"model": {"preset": "tiny", "hidden_size": 1 << 40}}, "parameters"),
+        ({"model": {"preset": "tiny", "max_position_embeddings": 10**9}, "data": {"seq_len": 10**9}}, "model.vocab_size"),
+    ],
+)
+def test_what_would_take_many_minutes_to_trace_is_refused(target: Target, changes: Layer, where: str) -> None:
+    with raises_user_error(where=where, next_step="penjing plan --rough"):
+        predict_memory(run_of("pretrain", **changes), target, process_bytes=0)
+
+
+@pytest.mark.parametrize(("name", "value"), [("model.num_hidden_layers", 10**12), ("batch.size", 10**18)])
+def test_what_would_take_for_ever_to_count_is_out_of_range(name: str, value: int) -> None:
+    with raises_user_error(where=name, what="out of range"):
+        resolve_run("pretrain", {"model": {"preset": "tiny"}}, parse_overrides([f"{name}={value}"]))

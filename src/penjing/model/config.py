@@ -1,7 +1,9 @@
 """The configuration of a model. Every architecture equals a stock `transformers` class."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge, Le
 
 from penjing.base.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Settings
 from penjing.base.errors import UserError, suggest
@@ -22,7 +24,7 @@ class ModelConfig(Settings):
     architecture: Literal["qwen3", "qwen2", "llama", "qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe"] = "qwen3"
     vocab_size: PositiveInt = 6400  # V, token ids; at least as many as the tokenizer has
     hidden_size: PositiveInt = 512  # D, width of the residual stream
-    num_hidden_layers: PositiveInt = 8  # decoder blocks
+    num_hidden_layers: Annotated[int, Ge(1), Le(10_000)] = 8  # decoder blocks
     num_attention_heads: PositiveInt = 8  # H, query heads
     num_key_value_heads: PositiveInt = 2  # G, key/value heads; H / G query heads share one
     head_dim: PositiveInt = 64  # K, width of one head

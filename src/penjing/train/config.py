@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Le, Lt
 
 from penjing.base.config import BelowOne, Decision, NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
 from penjing.base.errors import UserError
@@ -40,7 +40,8 @@ class BatchSettings(Settings):
 
     section: ClassVar = "batch"
 
-    size: PositiveInt = 32  # rows (pairs, prompts) of one optimizer step, over all devices and accumulation
+    # Rows (pairs, prompts) of one optimizer step, over all devices and accumulation.
+    size: Annotated[int, Ge(1), Le(10_000_000)] = 32
     # Rows of one forward pass on one device; 0 = a device's full share, on one CPU half of it. Fewer take less memory.
     # Gradients are equal except for rounding; equal passes give equal bits. Exception: with a softmax router and
     # router.balance=batch (its default), that loss is computed over each pass.

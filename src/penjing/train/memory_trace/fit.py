@@ -26,7 +26,6 @@ from penjing.train.config import ParallelSettings, Run
 from penjing.train.memory_trace import trace
 from penjing.train.resolve import with_settings
 
-MAX_LOGITS = 1 << 36  # of the largest pass that is searched: 512 blocks of the head, a second of tracing; over 100 GiB
 # A run is traced before step 1, which takes seconds, if the rough formula times this does not fit. The formula counts
 # mean lengths, and no reference model.
 ROUGH_FACTOR = 4
@@ -39,7 +38,7 @@ class TracedPasses:
         self.run, self.target, self.layout = run, target, layout
         self.geometry = batch_geometry(run, layout.ranks, torch.device(target.kind))
         self.limit = safe_bytes(target.memory_bytes)  # 0 = unknown
-        self.cap = MAX_LOGITS // (run.data.seq_len * run.model.vocab_size)  # rows of a pass
+        self.cap = trace.MAX_LOGITS // (run.data.seq_len * run.model.vocab_size)  # rows of a pass
         self.full = self.geometry.micro_size  # of the settings; fewer where tracing them would take minutes
         if self.limit and not run.batch.micro_size and self.full > self.cap and not target.device.is_host:
             sizes = self.geometry.micro_sizes

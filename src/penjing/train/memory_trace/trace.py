@@ -12,6 +12,7 @@ from functools import cache
 import torch
 
 from penjing.base.errors import UserError
+from penjing.plan.flops import parameters
 from penjing.plan.layout import ONE_RANK, Layout
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.fake_device_mode import FakeDeviceMode
@@ -34,6 +35,9 @@ META = torch.device("meta")
 LOSS_FILES = ("penjing/kernels/fused_", "penjing/objective/")
 STEPS = 2  # the first step allocates the optimizer state, the second has it from the start
 CPU_ROWS = (4, 8)
+# Of a step that is traced: a block takes a tenth of a second at each size that is tried, 2^36 logits are 512 blocks of
+# the head and over 100 GiB, and torch counts bytes in 63 bits. Published models have at most 126 layers and 10^12.6.
+MAX_LAYERS, MAX_LOGITS, MAX_PARAMETERS = 256, 1 << 36, 10**14
 NOT_TRACED_ON_CPU = "memory-mapped data files are not counted; heap fragmentation is an estimate"
 
 
@@ -85,9 +89,10 @@ def predict_memory(
 
     micro_size: rows of one forward pass; None = from the run's settings.
     process_bytes: on a CPU, memory of the process without tensors; None = measured in a separate process.
-    Raises UserError for a run that cannot be traced, or if the rows do not divide evenly.
+    Raises UserError for a run that cannot be traced in a minute or two, or if the rows do not divide evenly.
     """
     rows = micro_size or batch_geometry(run, layout.ranks, torch.device(target.kind)).micro_size
+    _check_size(run, min(rows, CPU_ROWS[1]) if target.device.is_host else rows)
     shape = TraceShape(
         micro_size=rows, accumulate=min(2, max(1, run.batch.size // (rows * layout.ranks))), layout=layout
     )
@@ -98,6 +103,19 @@ def predict_memory(
     return plan_from(
         per_rank.trace, target, communication_bytes=per_rank.communication_bytes, notes=(*notes, *per_rank.notes)
     )
+
+
+def _check_size(run: Run, rows: int) -> None:
+    """rows: of a traced pass."""
+    model = run.model
+    for where, count, most in (
+        ("model.num_hidden_layers", model.num_hidden_layers, MAX_LAYERS),
+        ("batch.micro_size x data.seq_len x model.vocab_size", rows * run.data.seq_len * model.vocab_size, MAX_LOGITS),
+        ("parameters", parameters(model).total, MAX_PARAMETERS),
+    ):
+        if count > most:
+            hint = "`penjing plan --rough` estimates the memory by formula."
+            raise UserError("too large to trace", where=where, got=count, wanted=f"at most {most}", next_step=hint)
 
 
 def _offloaded(run: Run, layout: Layout) -> frozenset[str]:
