@@ -1,6 +1,7 @@
 """Which models the command line names, and who answers to which name."""
 
 import json
+from contextlib import closing
 
 import pytest
 
@@ -14,7 +15,7 @@ from penjing.serve.generation import Target
 from penjing.serve.schema import ChatRequest
 from penjing.train.config import DataSettings, Run, SampleSettings
 from penjing.train.load_model import load_trained
-from penjing.workflows.serve import check_tools, is_loopback
+from penjing.workflows.serve import check_tools, is_loopback, listen
 from penjing.workflows.serve_models import examples_of, load_models
 
 ASK = {"messages": [{"role": "user", "content": "so"}], "max_tokens": 6, "temperature": 0, "logprobs": True}
@@ -78,6 +79,12 @@ def test_a_context_longer_than_in_training(run):
 def test_which_addresses_only_this_machine_reaches():
     assert all(map(is_loopback, ("127.0.0.1", "127.3.2.1", "localhost", "::1")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.7", "example.org", "", "127.0.0.1.example.org")))
+
+
+def test_a_port_is_taken_before_a_model_is_loaded():
+    """Of two sockets that are bound to one port, Linux lets the one listen that does so first."""
+    with closing(listen("127.0.0.1", 0)) as listener, pytest.raises(UserError, match="in use"):
+        listen("127.0.0.1", listener.getsockname()[1])
 
 
 CHATS = [

@@ -137,21 +137,14 @@ def check_tools(models: Models, toolbox: Toolbox) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket with the address, so that a port in use is told before anything is loaded."""
+    """A socket that listens, so that a port in use is told before anything is loaded: two may bind one, one listens."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address, family=family)
     except OSError as error:
         raise UserError(
             f"cannot listen there: {error.strerror}", where=f"{host}:{port}", next_step="Another --port may be free."
         ) from None
-    return listener
 
 
 def _allow_open_files() -> None:
