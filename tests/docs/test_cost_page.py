@@ -11,6 +11,7 @@ import pytest
 from pages import script
 
 from penjing.base import config
+from penjing.data.token_shards import id_dtype
 from penjing.model.config import ModelConfig
 from penjing.plan import compute_optimal as tokens
 from penjing.plan.device_model import MARGINS, machine_from_spec
@@ -88,7 +89,7 @@ def test_data():
     cells = row("7B")
     assert number(cells[2]) == 7 * 20
     assert number(cells[3]) == 7 * 20 * 4
-    assert number(cells[4]) == 7 * 20 * tokens.token_bytes(65_536)
+    assert number(cells[4]) == 7 * 20 * id_dtype(65_536).itemsize
     assert "gives\n  20.5" in TEXT or "gives 20.5" in TEXT
     assert tokens.LAWS["corrected"].optimal_tokens(7e9) / 7e9 == pytest.approx(20.5, abs=0.05)
     assert tokens.LAWS["as printed"].optimal_tokens(7e9) / 7e9 == pytest.approx(66.8, abs=0.05)

@@ -136,8 +136,3 @@ def small_data_advice(parameters: int, unique: float) -> list[str]:
 
 def _round(number: float) -> str:
     return count(float(f"{number:.2g}"))
-
-
-def token_bytes(vocabulary: int) -> int:
-    """Bytes of one token id on disk, in the smallest integer type that holds the vocabulary."""
-    return 2 if vocabulary <= 1 << 16 else 4

@@ -14,10 +14,9 @@ from penjing.plan.gpu_specs import find_gpu_spec
 from penjing.plan.layout import NODE_RANKS
 from penjing.plan.memory import safe_bytes
 from penjing.plan.shape import Shape
-from penjing.plan.step_time import step_time
 from penjing.plan.step_workload import Workload
 from penjing.planner.fit import Fitted
-from penjing.planner.inputs import TokenBudget, accepted, generation_seconds, lengths_of
+from penjing.planner.inputs import TokenBudget, accepted, busy_seconds, lengths_of
 from penjing.train.batch_geometry import micro_sizes
 from penjing.train.compile_policy import choose
 from penjing.train.config import Run
@@ -100,12 +99,8 @@ class _CurrentPlan:
 
     def gain(self, run: Run, work: Workload, machine: Machine | None = None, steps: float = 1.0) -> float:
         """Fraction of time saved, including generation. steps: current steps that one new step replaces."""
-        current_seconds = _step_seconds(self.run, self.work, self.machine)
-        return 1 - _step_seconds(run, work, machine or self.machine) / (steps * current_seconds)
-
-
-def _step_seconds(run: Run, work: Workload, machine: Machine) -> float:
-    return step_time(work, machine).seconds + generation_seconds(run, work, machine)
+        current_seconds = busy_seconds(self.run, self.work, self.machine)
+        return 1 - busy_seconds(run, work, machine or self.machine) / (steps * current_seconds)
 
 
 def alternatives(run: Run, machine: Machine, fitted: Fitted | None, work: Workload, seconds: float) -> list[str]:

@@ -115,14 +115,7 @@ def _this_accelerator(device: torch.device, run: Run) -> tuple[Machine, Target, 
     kind = devices.of(device)
     name, total = kind.name(device), kind.memory_bytes(device)
     spec = match_gpu_spec(name, total)
-    measured, notes = _measured(device)
-    if measured:
-        machine = with_specs(measured, spec)
-    elif spec:
-        machine = machine_from_spec(spec)
-    else:
-        machine, more = _short_measurement(device, run)
-        notes += more
+    machine, notes = _speed(device, run, spec)
     missing = gpu.missing()
     machine = replace(machine, memory_bytes=total, triton_kernels=not missing)
     notes += [f"planned without Triton kernels: {missing}"] if missing else []
@@ -130,28 +123,24 @@ def _this_accelerator(device: torch.device, run: Run) -> tuple[Machine, Target, 
     return machine, replace(target, memory_bytes=total, triton_kernels=not missing), notes
 
 
-def _measured(device: torch.device) -> tuple[Machine | None, list[str]]:
-    """This machine from its profile, None if there is none; a note if it is stale."""
-    profile, changes = find_profile(profile_key(device)) or (None, [])
-    notes = [f"the profile is stale ({', '.join(changes)}): run `penjing plan profile`"] if changes else []
-    return profile.machine() if profile else None, notes
-
-
 def _this_cpu(run: Run) -> tuple[Machine, Target, list[str]]:
     set_threads(run.compute.threads, 1)
     device, memory = devices.HOST, host.available_bytes()
     target = Target(kind=device.type, name=host.cpu_name(), memory_bytes=memory)
-    measured, notes = _measured(device)
+    machine, notes = _speed(device, run)
     held = host.memory_bytes() - memory
     notes += [f"other programs hold {units.gibibytes(held)} of this machine's memory"] if held > memory // 4 else []
-    if measured:
-        return measured, target, notes
-    machine, more = _short_measurement(device, run)
-    return machine, target, notes + more
+    return machine, target, notes
 
 
-def _short_measurement(device: torch.device, run: Run) -> tuple[Machine, list[str]]:
-    """A device without a profile or a data sheet, measured in a few seconds, once in a process; and notes."""
+def _speed(device: torch.device, run: Run, spec: GpuSpec | None = None) -> tuple[Machine, list[str]]:
+    """A device of this machine by its profile, else its data sheet, else a short measurement; and notes."""
+    profile, changes = find_profile(profile_key(device)) or (None, [])
+    if profile:
+        stale = f"the profile is stale ({', '.join(changes)}): run `penjing plan profile`"
+        return with_specs(profile.machine(), spec), [stale] if changes else []
+    if spec:
+        return machine_from_spec(spec), []
     machine, busy = _measured_once(device, run.compute.dtype, torch.get_num_threads())
     return machine, ["no profile of this machine: `penjing plan profile` halves the interval", *busy_notes(busy)]
 
@@ -294,6 +283,11 @@ def dtype_of(run: Run, machine: Machine) -> str:
         return machine.device.dtype_name("auto", torch.device(machine.kind))
     card = match_gpu_spec(machine.name)
     return "bfloat16" if card is None or card.has_bfloat16 else "float16"
+
+
+def busy_seconds(run: Run, work: Workload, machine: Machine) -> float:
+    """Time of one step, with what it generates."""
+    return step_time(work, machine).seconds + generation_seconds(run, work, machine)
 
 
 def generation_seconds(run: Run, work: Workload, machine: Machine) -> float:

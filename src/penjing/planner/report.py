@@ -12,6 +12,7 @@ from penjing.base.config import Decision
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
 from penjing.convert.shape import config_from_hf
+from penjing.data.token_shards import id_dtype
 from penjing.devices import host
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
@@ -198,7 +199,7 @@ def make_report(
         mfu_full_square=per_step / busy * full_square / peak if peak else None,
         **memory,
         expected_loss=expected_loss(run, shape, amount),
-        disk_data_bytes=round((amount.unique or amount.tokens) * tokens.token_bytes(shape.vocabulary)),
+        disk_data_bytes=round((amount.unique or amount.tokens) * id_dtype(shape.vocabulary).itemsize),
         disk_checkpoint_bytes=checkpoint_bytes(run, shape),
         cost=str(spent) if spent else "",
         price=str(price) if price else "",

@@ -12,8 +12,7 @@ from penjing.plan.device_model import Machine
 from penjing.plan.flops import parameters
 from penjing.plan.memory import Target
 from penjing.plan.memory.report import MemoryPlan
-from penjing.plan.step_time import step_time
-from penjing.planner.inputs import PlanOptions, generation_seconds, workload_of
+from penjing.planner.inputs import PlanOptions, busy_seconds, workload_of
 from penjing.train.config import Run
 from penjing.train.memory_trace.fit import TracedPasses
 from penjing.train.resolve import with_settings
@@ -78,8 +77,7 @@ def compare_strategies(
 
 
 def _step_seconds(run: Run, machine: Machine, options: PlanOptions, micro_size: int, steps: int) -> float:
-    work = workload_of(run, machine, options, micro_size, steps=steps)
-    return step_time(work, machine).seconds + generation_seconds(run, work, machine)
+    return busy_seconds(run, workload_of(run, machine, options, micro_size, steps=steps), machine)
 
 
 def _most_parameters(memory: MemoryPlan, limit: int, run: Run) -> int:

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from penjing import devices
 from penjing.base.process_info import thread_seconds
+from penjing.data.token_shards import id_dtype
 from penjing.devices import host
 from penjing.loader.batch_source import DeviceSource, Source
 from penjing.optim.schedule import Constant
 from penjing.parallel.base import Strategy
-from penjing.plan.compute_optimal import token_bytes
 from penjing.plan.flops import parameters
 from penjing.plan.run_estimate import ProbeTimings
 from penjing.plan.step_time import LinearFit, fit_two_points
@@ -442,4 +442,4 @@ def _with_growth(run: Run, size: DatasetSize, context: TrainingContext, peaks: l
     if size.unit != "rows":
         return peak
     tokens = min(run.batch.size * context.num_steps, size.units_per_epoch) * size.seq_len
-    return peak + tokens * token_bytes(run.model.vocab_size)
+    return peak + tokens * id_dtype(run.model.vocab_size).itemsize

@@ -311,9 +311,8 @@ def _training(name: str, size: str, tokens: float, amount: Amount, budget: Budge
 
 def check_disk(plan: EveningPlan, out: Path) -> None:
     """Raise UserError if the disk is too small for what is still to come; the folder's files count as there."""
-    place = next(path for path in (out, *out.absolute().parents) if path.exists())
-    there = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) if out.exists() else 0
-    free, wanted = shutil.disk_usage(place).free, plan.total("num_bytes") - there
+    there = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    free, wanted = shutil.disk_usage(out).free, plan.total("num_bytes") - there
     if free < wanted:
         step = "Give another --out, or a smaller --size."
         got, needed = f"{units.gibibytes(free)} free", units.gibibytes(wanted)

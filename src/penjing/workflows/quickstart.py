@@ -129,7 +129,8 @@ def run_stages(options: QuickstartOptions, log: StageLog, trainings: Trainings) 
     files = data_files(options)
     for name, settings in trainings.items():
         run = settings(files)
-        log.stage(name, partial(_train, options, run, log.console) if run else partial(_skipped, name))
+        skipped = f"skipped: this data has no {NEEDS[name]} to learn from"
+        log.stage(name, partial(_train, options, run, log.console) if run else partial(str, skipped))
         if run:
             runs[name] = run
         if name == "pretrain":
@@ -148,21 +149,13 @@ def _check_unchanged(options: QuickstartOptions, log: StageLog) -> None:
     """Raises UserError if the user's files are not those of the data stage: size and time were chosen for these."""
     if log.facts.get("own_files", content := _own_files(options)) == content:
         return
-    raise UserError(
-        "the data have changed since this folder was begun",
-        where=options.data,
-        next_step=START_ANEW,
-    )
+    raise UserError("the data have changed since this folder was begun", where=options.data, next_step=START_ANEW)
 
 
 def _own_files(options: QuickstartOptions) -> list[list[Any]]:
     """Size and hash of each file of the user's own."""
     own = [Path(name) for name in data_names(options) if name not in (TOYWORLD, *catalogue.CATALOGUE)]
     return [content_of(file) for file in (records.list_files(own) if own else ())]
-
-
-def _skipped(name: str) -> str:
-    return f"skipped: this data has no {NEEDS[name]} to learn from"
 
 
 # --- start -----------------------------------------------------------------------------------------------------------
