@@ -234,7 +234,7 @@ def test_a_hundred_million_parameters_take_no_memory() -> None:
         ({"model": {"preset": "tiny", "num_hidden_layers": 5000}}, "model.num_hidden_layers"),
         ({"model": {"preset": "tiny", "vocab_size": 1 << 32}}, "vocab_size"),
         ({"model": {"preset": "tiny", "hidden_size": 1 << 40}}, "parameters"),
-        ({"model": {"preset": "tiny", "max_position_embeddings": 10**9}, "data": {"seq_len": 10**9}}, "model.vocab_size"),
+        ({"model": {"preset": "tiny", "max_position_embeddings": 10**9}, "data": {"seq_len": 10**9}}, "vocab_size"),
     ],
 )
 def test_what_would_take_many_minutes_to_trace_is_refused(target: Target, changes: Layer, where: str) -> None:
