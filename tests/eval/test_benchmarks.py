@@ -25,6 +25,7 @@ from penjing.eval.scorer import Graded, grade
 from penjing.eval.scores import paired_change, summary
 from penjing.eval.suite import Suite
 from penjing.eval.task import Continuation, Result, Task
+from penjing.infer.requests import Completion
 
 TEXTS = ["A dog barks and two dogs bark at the old cat.", "两只狗在叫，一只猫坐着。"] * 20
 PAIRS = [
@@ -325,6 +326,20 @@ def test_a_continuation_ends_at_its_mark_and_at_the_context(tokenizer, model):
     long = replace(asked, text="A dog barks. " * 200)
     [cut] = grade(Task(), [long], model, tokenizer)
     assert cut.result.is_truncated and cut.text
+
+
+def test_a_mark_of_more_tokens_than_characters_is_seen(tokenizer, model, monkeypatch):
+    mark = "题目结束了，下面是新的问题："
+    ids = tokenizer.encode(f"A dog.{mark} A cat.")
+
+    def write(model, requests, **how):
+        taken = next(count for count, new in enumerate(ids, start=1) if requests[0].should_stop(0, new))
+        return [[Completion(ids=ids[:taken], finish_reason="stop")]]
+
+    monkeypatch.setattr("penjing.eval.scorer.sample_batch", write)
+    asked = Continuation(text="A cat", answer="A dog.", until=[mark], max_new_tokens=64)
+    [graded] = grade(Task(), [asked], model, tokenizer)
+    assert graded.is_correct and not graded.result.is_truncated
 
 
 # --- CORE -------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ files (`query`, `choices`, `gold`).
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from penjing.eval.benchmark import Benchmark, Row
 from penjing.eval.task import LogLikelihood
@@ -21,9 +21,7 @@ class Parts(NamedTuple):
 
 class MultipleChoice(Benchmark):
     chance = "25"
-
-    def prompt(self, question: str) -> str:
-        return f"Question: {question}\nAnswer:"
+    prompt: ClassVar[str] = "Question: {}\nAnswer:"
 
     def parts(self, row: Row) -> Parts:
         raise NotImplementedError
@@ -34,7 +32,7 @@ class MultipleChoice(Benchmark):
         else:
             parts = self.parts(row)
         return LogLikelihood(
-            text=self.prompt(parts.question),
+            text=self.prompt.format(parts.question),
             choices=[f" {choice}" for choice in parts.choices],
             answer=range(len(parts.choices))[parts.answer],
             language="en",
@@ -67,9 +65,7 @@ class OpenBookQA(ArcEasy):
     name = "openbookqa"
     patterns = ("openbook*qa.jsonl", "openbookqa/main/test*.parquet", "OpenBookQA*/Data/Main/test.jsonl")
     shot_patterns = ("openbookqa/main/train*.parquet", "OpenBookQA*/Data/Main/train.jsonl")
-
-    def prompt(self, question: str) -> str:
-        return question
+    prompt = "{}"
 
 
 class Piqa(MultipleChoice):
@@ -86,9 +82,7 @@ class HellaSwag(MultipleChoice):
     name = "hellaswag"
     patterns = ("hellaswag.jsonl", "hellaswag/**/validation*.parquet", "hellaswag_val.jsonl")
     shot_patterns = ("hellaswag/**/train*.parquet", "hellaswag_train.jsonl")
-
-    def prompt(self, question: str) -> str:
-        return question
+    prompt = "{}"
 
     def parts(self, row: Row) -> Parts:
         question = f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"

@@ -16,6 +16,7 @@ from penjing.eval.task import Continuation, Generate, LogLikelihood, Result, Tas
 from penjing.infer import requests as engine_requests
 from penjing.infer.generate import generate, sample_batch
 from penjing.infer.sample import Sampling
+from penjing.infer.text_stream import TextStream
 from penjing.model.transformer import Transformer
 from penjing.train.oom_recovery import retry_on_oom
 
@@ -125,15 +126,8 @@ def _continued(
     prompts = [[*_begin(request, tokenizer), *ids] for request, ids in zip(requests, encoded, strict=True)]
 
     def stopper(until: Sequence[str]) -> Callable[[int, int], bool]:
-        ids: list[int] = []
-        window = max(map(len, until), default=0) + 8  # tokens; each of a stop text's has at least one byte
-
-        def should_stop(_: int, new_id: int) -> bool:
-            ids.append(new_id)
-            text = tokenizer.decode(ids[-window:])
-            return any(end in text for end in until)
-
-        return should_stop
+        stream = TextStream(tokenizer, until)
+        return lambda _, new_id: stream.extend([new_id])
 
     asked = [
         engine_requests.Request(prompt=prompt[-limit:], should_stop=stopper(request.until) if request.until else None)
