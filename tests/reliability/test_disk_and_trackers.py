@@ -18,7 +18,7 @@ from penjing.checkpoint.background import Background, snapshot
 from penjing.checkpoint.load import newest
 from penjing.track.background import BackgroundTrackers, Delays
 from penjing.track.base import Tracker, Trackers
-from penjing.track.jsonl import JsonLines
+from penjing.track.jsonl import JsonLines, RunFiles
 from penjing.train import checkpointer as saving
 
 # --- in the middle of a run ------------------------------------------------------------------------------------------
@@ -280,6 +280,17 @@ def test_lines_wait_while_the_disk_is_full(tmp_path, monkeypatch):
     monkeypatch.setattr(JsonLines, "_write", real)
     lines.log(4, {"loss": 4.0})
     assert [line["step"] for line in read_lines(path)] == [1, 2, 3, 4]
+
+
+def test_an_incident_that_the_disk_refused_is_written_at_the_end(tmp_path):
+    files = RunFiles(*(tmp_path / name for name in ("metrics", "samples", "incidents")), resume_step=0)
+    (tmp_path / "incidents").mkdir()  # in the way
+    with pytest.warns(UserWarning, match="its lines wait"):
+        files.incident({"step": 3, "kind": "checkpoint not written"})
+    (tmp_path / "incidents").rmdir()
+    files.end()
+    assert read_lines(tmp_path / "incidents") == [{"step": 3, "kind": "checkpoint not written"}]
+    assert not (tmp_path / "samples").exists()
 
 
 def test_going_back_takes_later_lines_out(tmp_path):

@@ -67,6 +67,11 @@ class JsonLines(Tracker):
                     raise OSError(errno.ENOSPC, "No space left on device")
                 self._pending.popleft()
 
+    @property
+    def waits(self) -> bool:
+        """Whether the disk has refused lines."""
+        return bool(self._pending)
+
     def end(self) -> None:
         if self._pending or self._truncate_after < math.inf:
             with suppress(OSError, UserError):
@@ -88,6 +93,9 @@ class RunFiles(Tracker):
 
     def end(self) -> None:
         self._metrics.end()
+        for lines in (self._samples, self._incidents):
+            if lines.waits:  # else it would make an empty file
+                lines.end()
 
     def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         self._samples.rewind(step - 1)
