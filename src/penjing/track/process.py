@@ -12,7 +12,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Any, Self
 
 from penjing.base.errors import UserError
@@ -50,9 +49,7 @@ class TrackerProcess(Trackers):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._process.kill()
         self._process.wait()
         self._connection.close()

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -11,11 +11,11 @@ from typing import Any
 
 from penjing.base.files import write_json
 from penjing.track.background import Delays
-from penjing.track.base import Tracker
+from penjing.track.base import Tracker, Trackers
 from penjing.track.run_record import RunRecord
 
 
-class ResumableTracker(Tracker):
+class ResumableTracker(Trackers):
     """Passes a run on to a tracker, and what an earlier process could not pass on from the run's own files.
 
     So a run that was killed, or had another tracker before, has the same curve everywhere: no gap and no step twice.
@@ -79,17 +79,8 @@ class ResumableTracker(Tracker):
         if now - self._saved > self._delays.save:
             self._save(ended=False)
 
-    def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        self.tracker.sample(step, samples)
-
-    def incident(self, incident: Mapping[str, Any]) -> None:
-        self.tracker.incident(incident)
-
-    def summary(self, name: str, figures: Mapping[str, Any]) -> None:
-        self.tracker.summary(name, figures)
-
-    def attach(self, path: Path) -> None:
-        self.tracker.attach(path)
+    def _call_all(self, method: str, *arguments: Any) -> None:
+        getattr(self.tracker, method)(*arguments)
 
     def rewind(self, step: int) -> None:
         self.tracker.rewind(step)

@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -28,9 +27,7 @@ class SystemSampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end.set()
 
     def metrics(self) -> dict[str, float]:
