@@ -85,7 +85,7 @@ def plan(tokens: int, seconds: float) -> dict[str, Any]:
         "predicted_seconds_high": seconds * 1.2,
         "predicted_peak_memory_bytes": 1.9e9,
         "tokens_per_second": tokens / seconds,
-        "level": "probe",
+        "level": "L2",
         "tokens_per_step": 16384,
         "epochs": 1.02,
     }

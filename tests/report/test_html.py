@@ -273,3 +273,10 @@ def test_incidents_are_counted_by_kind(tmp_path: Path) -> None:
     put_lines(folder / "incidents.jsonl", [*lines, {"step": 7, "kind": "out of memory", "slots": 6}])
     _, _, words = read(folder)
     assert "not finite in a row 1 3 4 … 9" in words and "out of memory slots 6 1 7" in words
+
+
+def test_the_prediction_says_what_it_rests_on(tmp_path: Path) -> None:
+    for level, basis in (("L1", "machine profile"), ("L2", "probe of the real step"), ("L3", "re-fit in the run")):
+        put(tmp_path / level / "plan.json", {"level": level, "predicted_seconds": 9.0})
+        _, _, words = read(tmp_path / level)
+        assert f"The prediction rests on the {basis}." in words

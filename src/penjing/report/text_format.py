@@ -10,6 +10,7 @@ from penjing.base.accuracy import Score, accuracy_lines, change_lines
 from penjing.base.untrusted import Fields
 from penjing.devices import HOST_TYPE
 from penjing.devices.host import PROCESSOR
+from penjing.plan.device_model import LEVELS
 from penjing.report.charts import figure
 from penjing.report.load_runs import Quickstart, ReportData, ReportedRun
 from penjing.report.metrics import CHARTS, HELD_OUT, TOKENS, task_names
@@ -118,8 +119,8 @@ def plan_basis(run: ReportedRun) -> str:
     plan, seconds = run.plan, run.outcome.number("seconds")
     if not plan:
         return "There is no plan.json, so nothing is known of what was predicted."
-    probed = plan.text("level") in ("probe", "L2")
-    basis = "rests on a short probe on this machine" if probed else "is an estimate: nothing was measured here before"
+    level = plan.text("level")
+    basis = f"rests on the {LEVELS[level]}" if level in LEVELS else "is of an older version"
     low, high = plan.number("predicted_seconds_low"), plan.number("predicted_seconds_high")
     if low is None or high is None:
         return f"The prediction {basis}."
