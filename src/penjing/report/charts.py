@@ -94,13 +94,11 @@ def linear_ticks(low: float, high: float, num_ticks: int = 5) -> list[float]:
 def log_ticks(low: float, high: float, num_ticks: int = 5) -> list[float]:
     """Powers of ten inside [low, high]; over many decades not all of them, over few also 2 and 5 times each."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    if math.log10(high) - math.log10(low) <= 2:
-        ticks = [times * 10.0**power for power in range(first, last + 1) for times in (1, 2, 5)]
-        ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
-        return ticks if len(ticks) > 1 else linear_ticks(low, high, 3)
-    every = max(1, math.ceil((last - first) / num_ticks))
-    ticks = [10.0**power for power in range(first, last + 1, every)]
-    return [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
+    few = math.log10(high) - math.log10(low) <= 2
+    powers = range(first, last + 1, 1 if few else max(1, math.ceil((last - first) / num_ticks)))
+    ticks = [times * 10.0**power for power in powers for times in ((1, 2, 5) if few else (1,))]
+    ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
+    return ticks if len(ticks) > 1 or not few else linear_ticks(low, high, 3)
 
 
 def power_label(value: float) -> str:

@@ -43,7 +43,7 @@ def _table(counts: Mapping[str, Any], column: int, names: list[str], title: str)
             clip(name, 100),
             *(f"{each:,}" for each in records),
             *map(megabytes, num_bytes),
-            _share(num_bytes),
+            percent(num_bytes[1] / num_bytes[0] if num_bytes[0] else None),
             *map(count, tokens),
         )
         for name, (records, num_bytes, tokens) in totals_by(counts, column, names)
@@ -52,10 +52,6 @@ def _table(counts: Mapping[str, Any], column: int, names: list[str], title: str)
     after = "after 清洗后"
     headings = (title, "records 条数", after, "bytes 字节", after, "kept 保留", "tokens 词元 (estimate)", after)
     return _html(headings, rows)
-
-
-def _share(num_bytes: tuple[int, ...]) -> str:
-    return percent(num_bytes[1] / num_bytes[0]) if num_bytes[0] else ""
 
 
 def _html(columns: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> HtmlTable:
@@ -96,9 +92,6 @@ def cleaning_context(counts: Mapping[str, Any], pipeline: str) -> dict[str, Any]
         "examples": [_example(example) for example in counts["examples"][: 2 * _MOST_ROWS]],
         "ignored": [f"{name}: {number:,} records, the first {first}" for name, (number, first) in ignored],
         "pipeline": pipeline,
-        "chart_css": Markup(charts.CSS),
-        "light": Markup(charts.LIGHT),
-        "dark": Markup(charts.DARK),
     }
 
 

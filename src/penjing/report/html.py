@@ -31,6 +31,7 @@ TEMPLATES = Environment(  # always escapes; an unknown name is an error
     trim_blocks=True,
     lstrip_blocks=True,
 )
+TEMPLATES.globals.update(chart_css=Markup(charts.CSS), light=Markup(charts.LIGHT), dark=Markup(charts.DARK))
 LIMITS = (
     Limits(points=160, letters=360, steps=4, items=8),
     Limits(points=60, letters=200, steps=3, items=4),
@@ -355,9 +356,6 @@ def context(record: ReportData, limits: Limits) -> Mapping[str, Any]:
         "groups": groups,
         "quickstart": quickstart,
         "folder": clip(record.folder, 300),
-        "chart_css": Markup(charts.CSS),
-        "light": Markup(charts.LIGHT),
-        "dark": Markup(charts.DARK),
     }
 
 

@@ -9,7 +9,7 @@ from penjing.base.untrusted import Fields
 from penjing.devices.host import PROCESSOR
 from penjing.report import charts, text_format
 from penjing.report.charts import figure
-from penjing.report.load_runs import Quickstart, ReportedRun
+from penjing.report.load_runs import STAGES, Quickstart, ReportedRun
 from penjing.report.metrics import task_names
 from penjing.report.text_format import NONE, clip, count, duration, kind_name, percent
 from penjing.track.run_record import continuation
@@ -63,7 +63,10 @@ def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun], limits:
     tokenizer, data, choice = (found.fields(name) for name in ("tokenizer", "data", "choice"))
     examples = [example_cells(example, limits) for example in evaluation.items("examples")]
     hashes = [(f"{task_names(run.task)[0]} weights, SHA-256", run.outcome.text("weights_sha256")) for run in runs]
-    names = [(text_format.kind_name(name).capitalize(), name) for name in tokenizer.raw][:16]
+    tokenizer_facts = [
+        (kind_name(name).capitalize(), name, None if tokenizer.number(name) is None else count)
+        for name in list(tokenizer.raw)[:16]
+    ]
     return {
         "stages": stage_rows(found, limits),
         "examples": [
@@ -82,7 +85,7 @@ def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun], limits:
         ],
         "data": facts(data, DATA_FACTS),
         "warnings": [clip(warning, 300) for warning in data.texts("warnings")[: limits.items]],
-        "tokenizer": facts(tokenizer, [(name, field, formatter_of(tokenizer, field)) for name, field in names]),
+        "tokenizer": facts(tokenizer, tokenizer_facts),
         "choice": clip(choice.text("why"), 300),
         "choice_rows": [(clip(row.text("name"), 60), clip(row.text("text"), 60)) for row in choice.items("rows")[:9]],
         "compression": clip(quickstart.compression.text("note"), 400),
@@ -95,11 +98,6 @@ def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun], limits:
         "export_note": clip(found.fields("export").text("note"), 300),
         "next": clip(found.text("next"), 300),
     }
-
-
-def formatter_of(fields: Fields, name: str) -> Callable[[float], str] | None:
-    """The formatter of a field of unknown type: a number as a count, anything else as text (None)."""
-    return count if fields.number(name) is not None else None
 
 
 def stage_rows(facts: Fields, limits: Limits) -> list[View]:
@@ -129,7 +127,7 @@ def example_cells(example: Fields, limits: Limits) -> View:
     length = limits.letters // 2
     replies = [
         (name, clip(example.text(stage), length), example.raw.get(f"{stage}_right") is True)
-        for name, stage in (("before", "pretrain"), ("after", "sft"))
+        for stage, name in STAGES.items()
     ]
     return {
         "kind": kind_name(example.text("kind")),
