@@ -9,6 +9,7 @@ import pytest
 from chromium import CHROMIUM, CONTRAST, NAMELESS
 
 from penjing.base.lock import is_locked, locked
+from penjing.serve.errors import ApiError
 from penjing.ui import processes
 from penjing.ui.blind import _answer
 
@@ -110,13 +111,14 @@ def test_runs_are_compared_zoomed_and_smoothed(opened, folder, write_run):
 
 
 def test_what_a_run_left_behind_is_text(opened, folder, write_run):
-    write_run(folder / "a")
+    write_run(folder / "step")
     page = opened()
     expect(page.locator(".samples p")).to_have_text(" <b>sat</b>")
     expect(page.locator(".incidents")).to_contain_text("step 30: not finite")
     expect(page.locator("table.figures").first).to_contain_text("−20 %")
     page.get_by_text("More curves").click()
     expect(page.locator("#runs-small .chart")).to_have_count(3)
+    assert page.url.endswith("#runs?run=step&small=1")
 
 
 def test_the_keyboard_moves_between_tabs(opened, folder, write_run):
@@ -176,6 +178,10 @@ def test_the_form_sends_what_was_changed_and_marks_what_is_refused(opened, folde
     expect(page.locator(".panel-error")).to_contain_text("outside the folder")
     page.get_by_label("out", exact=True).fill("runs/x")
     expect(page.locator(".command code")).to_have_text("penjing train tiny data.train=a.txt max_steps=50 out=runs/x")
+    page.locator("#train-search").fill("optimizer.weight_decay")
+    page.locator('[id*="weight_decay"]:visible').first.fill("-1")  # each optimizer has one; that of the other is absent
+    expect(page.locator(".setting .bad:visible")).to_contain_text("optimizer.weight_decay: out of range")
+    page.locator(".setting.changed:visible").get_by_role("button").click()
     page.locator("#train-search").fill("momentum nothing")
     expect(page.locator(".setting:visible")).to_have_count(0)
     page.locator("#train-search").fill("optimizer.momentum")
@@ -208,6 +214,17 @@ def test_two_checkpoints_are_compared_blind_by_keyboard(opened, folder, write_ru
     page.reload()
     expect(page.locator("table.figures tbody tr")).to_have_count(2)
     assert [json.loads(line)["vote"] for line in (folder / "votes.jsonl").read_text().splitlines()] == ["a", "bad"]
+
+
+def test_a_chat_that_cannot_be_stopped_says_so(opened, folder, write_run, models, monkeypatch):
+    (write_run(folder / "runs" / "a") / "checkpoints" / "step-00000010").mkdir(parents=True)
+    monkeypatch.setattr(processes.Chats, "stop", lambda *_: (_ for _ in ()).throw(ApiError(409, "it is busy")))
+    page = opened("chat")
+    stop = page.get_by_role("button", name="Stop", exact=True).first
+    stop.click()
+    expect(page.locator("#toast")).to_contain_text("it is busy")
+    expect(stop).to_be_enabled()
+    opened.troubles.clear()  # the refusal is in the console
 
 
 @pytest.mark.nightly

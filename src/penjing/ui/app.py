@@ -25,7 +25,7 @@ from penjing.ui.site import Site, run_in_thread
 PAGE = Path(__file__).parent / "page"
 # Of the chat page, and used here as they are.
 SHARED = (
-    *("api.js", "dom.js", "i18n.js", "sentences.js", "sse.js", "theme.js"),
+    *("api.js", "dom.js", "i18n.js", "preferences.js", "sentences.js", "sse.js", "theme.js"),
     *("page.css", "tree.svg", "chevron.svg"),
 )
 

@@ -5,15 +5,14 @@ import { chat } from "./chat.js";
 import { countSoon } from "./counter.js";
 import { askKey, askTitle, confirmClear, confirmDelete } from "./dialogs.js";
 import { $, el, grow, icon, toast } from "./dom.js";
-import { current, preferred, setLanguage, t } from "./i18n.js";
+import { t } from "./i18n.js";
 import { closePopover, legend } from "./look.js";
+import { showSwitches, wireSwitches } from "./preferences.js";
 import { setSettings, showSettings } from "./settings.js";
 import { download, setMenu, showConversations } from "./sidebar.js";
 import * as store from "./store.js";
 import { showBanner, showModels, showWelcome } from "./surroundings.js";
 import { fromJsonl, toJsonl } from "./transfer.js";
-
-const isDark = () => document.documentElement.dataset.theme === "dark";
 
 function label(id, name, text, { shown = true } = {}) {
   const node = $(`#${id}`);
@@ -25,16 +24,13 @@ function label(id, name, text, { shown = true } = {}) {
 
 /** Everything that is written in a language. */
 function words() {
-  setLanguage(store.settings.language || preferred());
+  showSwitches();
   label("new-chat", "plus", t("newChat"));
   label("export", "download", t("export")).title = t("exportTitle");
   label("import", "upload", t("import")).title = t("importTitle");
   label("to-end", "down", t("toEnd"), { shown: false });
   label("undo", "retry", t("undoText"));
   label("clear", "trash", t("clearAll"), { shown: false });
-  $("#language").replaceChildren(el("span", { lang: current() === "zh" ? "en" : "zh-Hans", text: t("languageShort") }));
-  $("#language").setAttribute("aria-label", t("language"));
-  label("theme", isDark() ? "sun" : "moon", t("theme"), { shown: false });
   label("menu", "menu", t("openMenu"), { shown: false });
   label("compare", "columns", t("compare")).title = t("compareTitle");
   label("look", "eye", t("look")).title = t("lookTitle");
@@ -117,18 +113,7 @@ function wire() {
   on("scroll", "scroll", () => ($("#to-end").hidden = !chat.view.isAway));
   on("undo", "click", () => chat.undo());
   on("clear", "click", async () => (await confirmClear()) && chat.removeAll());
-  on("language", "click", () => {
-    store.change({ language: current() === "zh" ? "en" : "zh" });
-    words();
-    settingsPanel();
-    chat.draw();
-  });
-  on("theme", "click", () => {
-    store.change({ theme: isDark() ? "light" : "dark" });
-    document.documentElement.dataset.theme = store.settings.theme;
-    words();
-    refresh();
-  });
+  wireSwitches(() => (words(), settingsPanel(), chat.draw()));
   on("menu", "click", () => setMenu(!document.body.classList.contains("menu-open")));
   on("shade", "click", () => (setMenu(false), setSettings(false)));
   on("look", "click", () => {
@@ -158,7 +143,6 @@ function wire() {
   });
   document.addEventListener("keydown", keys);
   addEventListener("pagehide", store.save);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", words);
 }
 
 function submit() {
@@ -210,7 +194,6 @@ api.onUnauthorised(() => {
   return asking;
 });
 
-store.loadSettings();
 store.loadConversations();
 words();
 wire();

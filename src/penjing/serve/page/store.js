@@ -1,46 +1,18 @@
 // What the browser keeps: settings, and the conversations. All of it stays in this browser.
 
 import { join, textOfPieces } from "./conversation.js";
+import { change, read, settings } from "./preferences.js";
 import { pack, unpack } from "./tokens.js";
 
-const SETTINGS = "penjing.settings";
+export { change, settings };
 const OLD = "penjing.conversations"; // all of them, before each had a key of its own
 const PREFIX = "penjing.conversation.";
 
 /** As the server understands them; seed "" draws a new one for every answer. */
 export const SAMPLING = { temperature: 0.5, top_p: 0.95, top_k: 0, min_p: 0, repetition_penalty: 1, max_tokens: 256, seed: "" };
 
-const DEFAULTS = {
-  ...SAMPLING, system: "", thinking: "auto", toolsOff: [], look: false, theme: "", language: "", model: "", other: "",
-};
-
-export let settings = { ...DEFAULTS };
-
-function read(key, fallback) {
-  try {
-    return JSON.parse(localStorage.getItem(key)) ?? fallback;
-  } catch {
-    return fallback;
-  }
-}
-
-function write(key, value) {
-  try {
-    localStorage.setItem(key, JSON.stringify(value));
-    return true;
-  } catch {
-    return false; // full, or no storage at all
-  }
-}
-
-export function loadSettings() {
-  settings = { ...DEFAULTS, ...read(SETTINGS, {}) };
-}
-
-export function change(part) {
-  Object.assign(settings, part);
-  write(SETTINGS, settings);
-}
+const DEFAULTS = { ...SAMPLING, system: "", thinking: "auto", toolsOff: [], look: false, model: "", other: "" };
+Object.assign(settings, { ...DEFAULTS, ...settings });
 
 // --- conversations ---------------------------------------------------------------------------------------------------
 

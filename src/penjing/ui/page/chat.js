@@ -66,6 +66,6 @@ function show(now, { chats }) {
     el("h2", {}, chat.run, el("span", { class: "unit", text: ` ${t("chatStep", { step: count(chat.step) })}` })),
     el("div", { class: "row" },
       chat.state === "ready" ? el("a", { class: "primary", href: chat.address, target: "_blank", rel: "noopener noreferrer", text: t("chatOpen") }) : el("span", { role: "status", class: chat.state === "ended" ? "bad" : "hint", text: t(`chat_${chat.state}`) }),
-      el("button", { type: "button", class: "plain", text: t("chatStop"), on: { click: async () => show(now, await now.context.api.post("api/chats/stop", { run: chat.run, step: chat.step })) } })),
+      now.context.actButton("plain", t("chatStop"), async () => show(now, await now.context.api.post("api/chats/stop", { run: chat.run, step: chat.step })))),
     chat.said ? el("pre", { class: "log", tabindex: "0", text: chat.said }) : null)));
 }

@@ -4,8 +4,9 @@
 // language too. context: see contextOf. A tab brings its words with addWords.
 
 import { request, setKey } from "./api.js";
-import { $, copyButton, el, fill, icon, toast } from "./dom.js";
-import { current, preferred, setLanguage, t } from "./i18n.js";
+import { $, copyButton, el, fill, toast } from "./dom.js";
+import { t } from "./i18n.js";
+import { showSwitches, wireSwitches } from "./preferences.js";
 import { events } from "./sse.js";
 import "./words.js";
 
@@ -17,17 +18,6 @@ const TABS = {
   train: ["uiTrain", () => import("./train.js")],
   chat: ["uiChat", () => import("./chat.js")],
 };
-const SETTINGS = "penjing.settings";
-
-function settings(part = {}) {
-  try {
-    const kept = { ...JSON.parse(localStorage.getItem(SETTINGS) || "{}"), ...part };
-    if (Object.keys(part).length) localStorage.setItem(SETTINGS, JSON.stringify(kept));
-    return kept;
-  } catch {
-    return part; // no storage (a private window)
-  }
-}
 
 /** The tab's id, and what the address says after it: #runs?run=a&run=b */
 function place() {
@@ -56,6 +46,20 @@ function reason(error) {
   return error.status === 401 ? t("uiNoToken") : error.message;
 }
 
+const fail = (error) => error.name !== "AbortError" && toast(t("uiFailed", { error: reason(error) }));
+
+/** A button that asks the server for something: off from then on, for what it did shows elsewhere, unless it failed. */
+function actButton(className, text, act) {
+  const node = el("button", { type: "button", class: className, text, on: { click: () => {
+    node.disabled = true;
+    act().catch((error) => {
+      fail(error);
+      node.disabled = false;
+    });
+  } } });
+  return node;
+}
+
 /** A command line with a button that copies it. */
 function commandLine(text) {
   return el("div", { class: "command" }, el("code", { text }), copyButton(t("uiCopyCommand"), t("copied"), () => text));
@@ -68,7 +72,8 @@ function contextOf(params) {
     go: (id, query = {}) => (location.hash = `#${id}?${new URLSearchParams(query)}`), // to another tab
     keep: (query) => history.replaceState(null, "", `#${place().id}?${new URLSearchParams(query)}`), // for a reload
     reason,
-    fail: (error) => error.name !== "AbortError" && toast(t("uiFailed", { error: reason(error) })),
+    fail,
+    actButton,
     commandLine,
   };
 }
@@ -102,19 +107,12 @@ async function show() {
   }
 }
 
-const isDark = () => document.documentElement.dataset.theme === "dark";
-
 /** Everything of the frame that is written in a language. */
 function label() {
-  setLanguage(settings().language || preferred());
+  showSwitches();
   fill($("#tabs"), Object.entries(TABS).map(([id, [name]]) =>
     el("button", { type: "button", role: "tab", class: "tab", id: `tab-${id}`, "data-tab": id, "aria-controls": "panel",
       text: t(name), on: { click: () => (location.hash = `#${id}`) } })));
-  fill($("#language"), el("span", { lang: current() === "zh" ? "en" : "zh-Hans", text: t("languageShort") }));
-  $("#language").setAttribute("aria-label", `${t("languageShort")}: ${t("language")}`);
-  fill($("#theme"), icon(isDark() ? "sun" : "moon"));
-  $("#theme").setAttribute("aria-label", t("theme"));
-  $("#theme").title = t("theme");
 }
 
 /** Arrows, Home and End move between tabs. */
@@ -140,17 +138,7 @@ function takeToken() {
 takeToken();
 label();
 $("#tabs").addEventListener("keydown", tabKeys);
-$("#language").addEventListener("click", () => {
-  settings({ language: current() === "zh" ? "en" : "zh" });
-  label();
-  show();
-});
-$("#theme").addEventListener("click", () => {
-  document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-  settings({ theme: document.documentElement.dataset.theme });
-  label();
-  show();
-});
+wireSwitches(() => (label(), show()), show);
 addEventListener("hashchange", () => (takeToken(), show()));
 addEventListener("pagehide", () => opened?.close());
 show();

@@ -19,7 +19,7 @@ const range = (low, high, step = 1) => Array.from({ length: (high - low) / step 
 const WIDTHS = [...range(64, 1024, 64), ...range(1152, 4096, 128)];
 
 // values: of the slider. found: the value that the plan has where the field is empty. unit: whether to write 2B or 2000.
-export const NUMBERS = {
+const NUMBERS = {
   size: { values: rounds(1e6, 3e9, FINE), found: (answer) => answer.plan.parameters, unit: true },
   layers: { values: range(1, 64), found: (answer) => answer.shape.layers },
   width: { values: WIDTHS, found: (answer) => answer.shape.width },
@@ -37,17 +37,16 @@ const nearest = (values, wanted) =>
   values.reduce((best, value, at) => (Math.abs(Math.log((value + 1) / (wanted + 1))) < Math.abs(Math.log((values[best] + 1) / (wanted + 1))) ? at : best), 0);
 
 /**
- * A field: {node, show(answer), refuse(message)}; answer: the last good one, or null. change(value): called with each value that somebody sets; "" is
- * the plan's own.
+ * A field: {node, show(answer), refuse(message)}; answer: the last good one, or null. change(value): called with each
+ * value that somebody sets; "" is the plan's own.
  */
 export function numberField(name, read, change) {
   const { values, found, unit } = NUMBERS[name];
   const written = (value) => (value === "" ? "" : unit ? short(value) : String(value));
-  const hint = `plan-${name}-hint`;
-  const slider = el("input", { type: "range", min: 0, max: values.length - 1, step: 1, id: `plan-${name}`, "aria-describedby": hint });
+  const slider = el("input", { type: "range", min: 0, max: values.length - 1, step: 1 });
   const text = el("input", { type: "text", class: "plain-input", inputmode: "decimal", "aria-label": t(`planField_${name}`), autocomplete: "off" });
   const clear = el("button", { type: "button", class: "quiet auto", text: t("planAuto"), title: t("planAutoTitle") });
-  const { node, refuse } = framed(name, slider.id, [slider, text, clear], hint);
+  const { node, refuse } = framed(name, slider, text, clear);
   slider.addEventListener("input", () => {
     text.value = written(values[slider.value]);
     slider.setAttribute("aria-valuetext", text.value);
@@ -72,27 +71,28 @@ export function numberField(name, read, change) {
   return { node, show, refuse };
 }
 
-/** The same for a list of choices: [value, label]; label may be a function of the answer. */
+/** The same for a list of choices: [value, label]. */
 export function choiceField(name, choices, read, change) {
-  const hint = `plan-${name}-hint`;
-  const select = el("select", { id: `plan-${name}`, "aria-describedby": hint, on: { change: () => change(select.value) } },
+  const select = el("select", { on: { change: () => change(select.value) } },
     choices.map(([value, label]) => el("option", { value, text: label })));
-  const { node, refuse } = framed(name, select.id, [select], hint);
+  const { node, refuse } = framed(name, select);
   const show = () => (select.value = choices.some(([value]) => value === read()) ? read() : choices[0][0]);
-  return { node, show, refuse, select };
+  return { node, show, refuse };
 }
 
 export function textField(name, read, change) {
-  const hint = `plan-${name}-hint`;
-  const text = el("input", { type: "text", class: "plain-input", id: `plan-${name}`, "aria-describedby": hint, autocomplete: "off",
-    on: { change: () => change(text.value.trim()) } });
-  const { node, refuse } = framed(name, text.id, [text], hint);
+  const text = el("input", { type: "text", class: "plain-input", autocomplete: "off", on: { change: () => change(text.value.trim()) } });
+  const { node, refuse } = framed(name, text);
   const show = () => document.activeElement !== text && (text.value = read());
   return { node, show, refuse };
 }
 
-function framed(name, id, controls, hintId) {
-  const hint = el("p", { class: "hint", id: hintId, text: t(`planHint_${name}`) });
+/** A label, controls and a hint, which both belong to the first control; and how to say that its value is refused. */
+function framed(name, ...controls) {
+  const id = `plan-${name}`;
+  const hint = el("p", { class: "hint", id: `${id}-hint`, text: t(`planHint_${name}`) });
+  controls[0].id = id;
+  controls[0].setAttribute("aria-describedby", hint.id);
   const node = el("div", { class: "plan-field", "data-field": name },
     el("label", { for: id, text: t(`planField_${name}`) }), el("div", { class: "plan-control" }, controls), hint);
   const refuse = (message) => {

@@ -19,7 +19,7 @@ export function loadPlots() {
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 /** The colour of a run's lines, the same in every chart. */
-export const colourOf = (place) => css(`--c${place % 8}`);
+const colourOf = (place) => css(`--c${place % 8}`);
 
 const X = { step: (value) => value.toLocaleString("en-US"), tokens: short, time: duration };
 

@@ -37,15 +37,7 @@ function section(id, title, content, open) {
 }
 
 function actions(run, context) {
-  const act = (name, path, className) => el("button", { type: "button", class: className, text: t(name), on: { click: async (event) => {
-    event.target.disabled = true;
-    try {
-      await context.api.post(path, { run: run.id });
-    } catch (error) {
-      context.fail(error);
-      event.target.disabled = false;
-    }
-  } } });
+  const act = (name, path, className) => context.actButton(className, t(name), () => context.api.post(path, { run: run.id }));
   const active = ["running", "starting"].includes(run.state);
   const canContinue = !active && run.state !== "finished";
   const used = run.delivered, losses = used && { step: count(used.step), newest: count(used.newest), loss: figure(used.loss), last: figure(used.newest_loss) };

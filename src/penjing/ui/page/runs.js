@@ -62,7 +62,7 @@ function build(now) {
 
 /** What a newcomer does first. */
 function first({ context }) {
-  const start = el("button", { type: "button", class: "primary", text: t("runsFirstStart"), on: { click: () => context.api.post("api/quickstart", {}).catch(context.fail) } });
+  const start = context.actButton("primary", t("runsFirstStart"), () => context.api.post("api/quickstart", {}));
   return el("section", { class: "card", id: "runs-first", hidden: true }, el("h2", { text: t("runsFirst") }), el("p", { text: t("runsFirstHint") }),
     el("div", { class: "row" }, start), el("div", { class: "gap" }, context.commandLine("penjing quickstart")));
 }
@@ -76,9 +76,8 @@ function change(now, part) {
 }
 
 function remember(now) {
-  const kept = [...now.chosen.map((run) => ["run", run]), ["x", now.x], ["smooth", now.smooth],
-    ["logx", Number(now.logX)], ["logy", Number(now.logY)], ["small", Number(now.small)]];
-  now.context.keep(kept.filter(([, value]) => value !== 0 && value !== "step"));
+  const view = [["x", now.x], ["smooth", now.smooth], ["logx", Number(now.logX)], ["logy", Number(now.logY)], ["small", Number(now.small)]];
+  now.context.keep([...now.chosen.map((run) => ["run", run]), ...view.filter(([, value]) => value !== 0 && value !== "step")]);
 }
 
 /** The stream of rows; opened again when it breaks. */

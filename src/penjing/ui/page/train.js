@@ -3,9 +3,10 @@
 
 import { button, el, fill } from "./dom.js";
 import { current, t } from "./i18n.js";
+import { read, write } from "./preferences.js";
 import "./train_words.js";
 
-const KEPT = "penjing.train"; // in this browser: the recipe and what was changed
+const KEPT = "penjing.train"; // in this browser tab: the recipe and what was changed
 const PAUSE = 250; // ms after a key, until the server is asked
 // What most people set, shown first.
 const OFTEN = ["data.train", "model.preset", "init_from", "out", "max_steps", "epochs", "batch.size", "data.seq_len", "optimizer.learning_rate", "seed"];
@@ -20,7 +21,8 @@ export const tab = {
     const [form, { runs }, { files }] = await Promise.all(["settings", "runs", "data/files"].map((path) => context.api.get(`api/${path}`, {}, signal)));
     if (state !== now) return;
     const [recipe, changed] = [context.params.get("recipe"), context.params.get("settings")]; // from another tab
-    Object.assign(now, { form, runs: runs.map((row) => row.id), files: files.map((file) => file.path) }, kept(), recipe ? { recipe, changed: JSON.parse(changed || "{}") } : {});
+    const begun = recipe ? { recipe, changed: JSON.parse(changed || "{}") } : read(KEPT, {}, "sessionStorage");
+    Object.assign(now, { form, runs: runs.map((row) => row.id), files: files.map((file) => file.path) }, begun);
     context.keep({}); // a reload keeps what was changed since
     build(now);
     await check(now);
@@ -31,15 +33,6 @@ export const tab = {
     state = null;
   },
 };
-
-function kept() {
-  try {
-    const { recipe, changed } = JSON.parse(sessionStorage.getItem(KEPT) || "{}");
-    return recipe ? { recipe, changed } : {};
-  } catch {
-    return {};
-  }
-}
 
 function build(now) {
   const { form, runs } = now;
@@ -118,11 +111,7 @@ function soon(now, pause = PAUSE) {
 async function check(now) {
   const mine = ++now.asked;
   const settings = { ...now.changed };
-  try {
-    sessionStorage.setItem(KEPT, JSON.stringify({ recipe: now.recipe, changed: settings }));
-  } catch {
-    // No storage.
-  }
+  write(KEPT, { recipe: now.recipe, changed: settings }, "sessionStorage");
   show(now, settings);
   try {
     const answer = await now.context.api.post("api/check", { recipe: now.recipe, settings }, now.ending.signal);
@@ -152,26 +141,18 @@ function show(now, changed) {
 }
 
 function result(now, { error, command, decisions, out }, settings) {
-  let marked = false;
-  for (const { field, error: node, input } of now.fields.values()) {
-    const is = Boolean(error) && (error.where === field.path || error.where === field.path.replace(/\.(name|preset)$/, "")) && !marked;
-    marked ||= is;
-    node.hidden = !is;
-    node.textContent = is ? error.message : "";
-    if (is) input.setAttribute("aria-invalid", "true");
-    else input.removeAttribute("aria-invalid");
+  const names = ({ path }) => [path, path.replace(/\.(name|preset)$/, "")];
+  const wrong = error && [...now.fields.values()].find(({ field, node }) => node.dataset.absent === "false" && names(field).includes(error.where));
+  for (const entry of now.fields.values()) {
+    entry.error.hidden = entry !== wrong;
+    entry.error.textContent = entry === wrong ? error.message : "";
+    entry.input.setAttribute("aria-invalid", String(entry === wrong));
   }
-  const start = el("button", { type: "button", class: "primary", id: "train-start", text: t("trainStart"), disabled: Boolean(error) });
-  start.addEventListener("click", async () => {
-    start.disabled = true;
-    try {
-      const { run } = await now.context.api.post("api/start", { recipe: now.recipe, settings });
-      now.context.go("runs", { run });
-    } catch (failure) {
-      now.context.fail(failure);
-      start.disabled = false;
-    }
+  const start = now.context.actButton("primary", t("trainStart"), async () => {
+    const { run } = await now.context.api.post("api/start", { recipe: now.recipe, settings });
+    now.context.go("runs", { run });
   });
+  Object.assign(start, { id: "train-start", disabled: Boolean(error) });
   fill(now.result,
     error ? el("p", { class: "panel-error", role: "alert", text: error.message }) : el("p", { class: "hint", role: "status", text: t("trainInto", { out }) }),
     command ? now.context.commandLine(command) : null,
