@@ -2,6 +2,8 @@
 
 import difflib
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 EXIT_USER_ERROR = 2
 EXIT_FOLLOWED = 3  # of a rank that ends because another one did
@@ -44,6 +46,14 @@ def missing_extra(package: str, extra: str = "data", where: object = None) -> Us
     """The error for a package that an extra of penjing installs."""
     next_step = f'Install it: pip install "penjing[{extra}]"'
     return UserError(f"the {package} package is needed", where=where, next_step=next_step)
+
+
+def import_extra(module: str, extra: str = "data", where: object = None) -> Any:
+    """A module of a package that an extra of penjing installs. Raises UserError if it is not there."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise missing_extra(module.partition(".")[0], extra, where) from None
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:

@@ -43,6 +43,14 @@ def test_unicode_is_done_after_one_pass_and_keeps_what_is_seen(text):
     assert Unicode().text(once) == once and unicodedata.is_normalized("NFC", once)
 
 
+@pytest.mark.parametrize("name", ["language", "mojibake", "simplified"])
+def test_a_rule_without_its_package_says_which_extra_has_it(monkeypatch, name):
+    monkeypatch.setattr("penjing.data.clean.rule.find_spec", lambda package: None)
+    with pytest.raises(UserError) as raised:
+        Pipeline({name: {}}).make_rules()
+    assert "penjing[data]" in str(raised.value.next_step)
+
+
 def test_records_are_counted_once_whatever_a_rule_does(tmp_path):
     rows = [{"text": "a<|endoftext|>b"}, {"text": "b"}, {"text": "\u200b"}, {"text": "c\x00".strip("\x00") + "\u200b"},
             {"text": ""}, {"no": "text"}, {"text": "a<|endoftext|>b"}]  # fmt: skip

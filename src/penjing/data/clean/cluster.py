@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base.config import read_toml
-from penjing.base.errors import UserError, missing_extra
+from penjing.base.errors import UserError, import_extra
 from penjing.data.clean.pipeline import Pipeline
 
 _EXECUTORS = {"local": "LocalPipelineExecutor", "ray": "RayPipelineExecutor", "slurm": "SlurmPipelineExecutor"}
@@ -58,10 +58,7 @@ class Cluster:
 
         Raises UserError if datatrove is not installed, does not know a setting, or a task failed.
         """
-        try:
-            import datatrove.executor as executors
-        except ImportError:
-            raise missing_extra("datatrove", "data,cluster") from None
+        executors = import_extra("datatrove.executor", "data,cluster")
         shutil.rmtree(logs, ignore_errors=True)
         given = {"pipeline": [task], "tasks": len(task.arguments), "logging_dir": str(logs), "skip_completed": False}
         try:

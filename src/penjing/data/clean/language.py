@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from penjing.base.config import Fraction
-from penjing.data.clean.quality import DocumentRule, needs
+from penjing.data.clean.quality import DocumentRule
 from penjing.data.clean.rule import Dropped, RuleSettings
 from penjing.data.clean.text_scan import Scan
 
@@ -28,10 +28,7 @@ class Language(DocumentRule):
 
     settings_type = LanguageSettings
     settings: LanguageSettings
-
-    def __init__(self, settings: RuleSettings | None = None) -> None:
-        super().__init__(settings)
-        needs("py3langid")
+    package = "py3langid"
 
     def judge(self, text: str, counts: Scan) -> str | None:
         language, probability = _language_of(text, counts)

@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any, ClassVar
 
 from penjing.base.config import Fraction
-from penjing.data.clean.quality import needs
 from penjing.data.clean.rule import Dropped, Record, Rule, RuleSettings, map_texts, texts_of
 from penjing.data.clean.text_scan import GBK_MARKS, Flag, scan
 
@@ -34,10 +33,7 @@ class Mojibake(Rule):
 
     settings_type = MojibakeSettings
     settings: MojibakeSettings
-
-    def __init__(self, settings: RuleSettings | None = None) -> None:
-        super().__init__(settings)
-        needs("ftfy")
+    package = "ftfy"
 
     def __call__(self, record: Record) -> Record | str:
         repaired: Record = map_texts(record, repair)

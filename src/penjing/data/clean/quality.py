@@ -3,11 +3,9 @@
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import make_dataclass
-from importlib.util import find_spec
 from typing import Any, get_type_hints
 
 from penjing.base.config import NonNegativeFloat
-from penjing.base.errors import missing_extra
 from penjing.data.clean.rule import Dropped, Record, Rule, RuleSettings
 from penjing.data.clean.text_scan import Scan, scan
 from penjing.data.formats.schema import Document
@@ -55,9 +53,3 @@ def first_above(measures: Iterable[tuple[str, float, float, float]]) -> Dropped 
         if number > limit * total:
             return Dropped(reason, f"{number / total if total else 1:.3f}, at most {limit:g}")
     return None
-
-
-def needs(package: str) -> None:
-    """Raises UserError if the package of the extra `data` is not installed."""
-    if find_spec(package) is None:
-        raise missing_extra(package)

@@ -3,9 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from penjing.base.config import Settings
+from penjing.base.errors import missing_extra
 from penjing.data.formats.schema import Chat, Document, PreferenceRecord
 
 Record = Document | Chat | PreferenceRecord
@@ -42,8 +44,12 @@ class Rule(ABC):
     settings_type: ClassVar[type[RuleSettings]] = RuleSettings
     settings: Any
     num_keys: ClassVar[int] = 0  # above 0: it compares records
+    package: ClassVar[str] = ""  # of the extra `data`, that it needs
 
     def __init__(self, settings: RuleSettings | None = None) -> None:
+        """Raises UserError if its package is not installed."""
+        if self.package and find_spec(self.package) is None:
+            raise missing_extra(self.package)
         self.settings = settings or self.settings_type()
 
     @abstractmethod

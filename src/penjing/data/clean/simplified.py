@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from penjing.data.clean.quality import needs
 from penjing.data.clean.rule import RuleSettings, TextRule
 from penjing.data.clean.text_scan import scan
 
@@ -10,9 +9,10 @@ from penjing.data.clean.text_scan import scan
 class Simplified(TextRule):
     """By opencc (t2s). The report counts the records that it changes."""
 
+    package = "opencc"
+
     def __init__(self, settings: RuleSettings | None = None) -> None:
         super().__init__(settings)
-        needs("opencc")
         from opencc import OpenCC
 
         self._convert: Any = OpenCC("t2s").convert

@@ -4,9 +4,9 @@ import gzip
 import zlib
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
-from penjing.base.errors import missing_extra
+from penjing.base.errors import import_extra
 from penjing.data.formats.encodings import ChunkReader
 
 PACKED = (".gz", ".zst")
@@ -29,13 +29,10 @@ class _ZstdReader(ChunkReader):
     """Not `stream_reader` of zstandard: for that the end of a file that is cut short is an end like any other."""
 
     def __init__(self, stream: IO[bytes], path: Path) -> None:
-        try:
-            import zstandard
-        except ImportError:
-            raise missing_extra("zstandard", where=path) from None
+        zstandard = import_extra("zstandard", where=path)
         super().__init__(stream)
         self._error, self._new_frame = zstandard.ZstdError, zstandard.ZstdDecompressor().decompressobj
-        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._frame: Any = None
         self._packed = b""
 
     def _chunk(self) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from penjing.base.errors import UserError, missing_extra
+from penjing.base.errors import UserError, import_extra
 from penjing.data.formats.encodings import guess_encoding, marked_encoding
 from penjing.data.formats.files import open_data
 
@@ -89,23 +89,17 @@ def _nesting(text: str) -> tuple[int, int]:
 
 
 def _trafilatura_text(text: str) -> str:
-    try:
-        import trafilatura
-    except ImportError:
-        raise missing_extra("trafilatura") from None
+    trafilatura = import_extra("trafilatura")
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)  # it logs every page without text
     try:
-        return trafilatura.extract(text, fast=True, include_comments=False) or ""
+        return str(trafilatura.extract(text, fast=True, include_comments=False) or "")
     except Exception:  # of a parser, on a page that it was not made for; the other one reads it
         return ""
 
 
 def _resiliparse_text(text: str, *, main_content: bool = True) -> str:
-    try:
-        from resiliparse.extract.html2text import extract_plain_text
-    except ImportError:
-        raise missing_extra("resiliparse") from None
-    return extract_plain_text(text, main_content=main_content, alt_texts=False)
+    extract = import_extra("resiliparse.extract.html2text").extract_plain_text
+    return str(extract(text, main_content=main_content, alt_texts=False))
 
 
 # --- encoding --------------------------------------------------------------------------------------------------------
@@ -121,16 +115,13 @@ def decode_html(page: bytes, charset: str = "") -> str:
         pass
     if marked := marked_encoding(page):
         return page.decode(marked, errors="replace")
-    try:
-        from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
-    except ImportError:
-        raise missing_extra("resiliparse") from None
+    encoding = import_extra("resiliparse.parse.encoding")
     declared = _DECLARED.search(page, 0, _DECLARED_WITHIN)
     labels = (charset, declared[1].decode("ascii", "ignore") if declared else "")
-    names = [map_encoding_to_html5(label, fallback_utf8=False) for label in labels if label]
+    names = [encoding.map_encoding_to_html5(label, fallback_utf8=False) for label in labels if label]
     if b"\0" in page:
         names = [guess_encoding(page)]
-    for name in (*names, guess_encoding(page), detect_encoding(page)):
+    for name in (*names, guess_encoding(page), encoding.detect_encoding(page)):
         if name is not None and name != "utf-8":
             text = page.decode(_WIDER.get(name, name), errors="replace")
             if text.count("\ufffd") <= len(text) // 100:

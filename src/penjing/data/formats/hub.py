@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from penjing.base.errors import UserError, missing_extra
+from penjing.base.errors import UserError, import_extra
 from penjing.data.formats.compression import PACKED_ERRORS
 
 _BUFFER_BYTES = 1 << 20
@@ -66,11 +66,7 @@ def _shown(path: Path) -> str:
 def _hub_errors(path: Path) -> Iterator[Any]:
     """The hub's file system. What goes wrong with it is one line: no package, no network, no such name, no access."""
     try:
-        import huggingface_hub
-
-        yield huggingface_hub.HfFileSystem()
-    except ImportError:
-        raise missing_extra("huggingface_hub", "hub", where=_shown(path)) from None
+        yield import_extra("huggingface_hub", "hub", _shown(path)).HfFileSystem()
     except (UserError, *PACKED_ERRORS):
         raise
     except Exception as error:  # of any HTTP library, in any version

@@ -5,9 +5,9 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from penjing.base.errors import UserError, missing_extra
+from penjing.base.errors import UserError, import_extra
 from penjing.data.formats.files import DataFile, open_data
 from penjing.data.formats.html import LARGEST_PAGE_BYTES, html_text
 from penjing.data.formats.source_location import unrecoverable
@@ -38,16 +38,12 @@ def warc_documents(path: Path) -> Iterator[tuple[int, str | UserError]]:
 
     Records of other kinds (requests, pictures, errors of servers) hold no document and are passed over.
     """
-    try:
-        from fastwarc.warc import ArchiveIterator
-    except ImportError:
-        raise missing_extra("fastwarc", where=path) from None
-    number = 0
+    archive_records, number = import_extra("fastwarc.warc", where=path).ArchiveIterator, 0
     try:
         with open_data(path, convert=False) as file:
             stream, text, needed = _Stream(file), None, 0
             try:
-                for record in ArchiveIterator(cast(Any, stream), parse_http=False, stream_detect=False):
+                for record in archive_records(stream, parse_http=False, stream_detect=False):
                     if text is not None:
                         yield number, text
                     number, needed = number + 1, record.stream_pos + record.content_length

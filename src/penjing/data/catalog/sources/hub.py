@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penjing.base.errors import UserError, missing_extra
+from penjing.base.errors import UserError, import_extra
 from penjing.base.files import sha256_file
 from penjing.base.formatting import megabytes
 from penjing.data.catalog.sources import Fetched, Report
@@ -38,10 +38,7 @@ class HubSource:
 
     def fetch(self, folder: Path, report: Report) -> Fetched:
         """Download the file, or all that `path` matches, into `folder` and check each. Raises `UserError`."""
-        try:
-            import huggingface_hub as hub
-        except ImportError:
-            raise missing_extra("huggingface_hub", "hub", self.repository) from None
+        hub = import_extra("huggingface_hub", "hub", self.repository)
         report(f"{self.repository}: {self.path}" + (f" ({megabytes(self.num_bytes)})" if self.sha256 else ""))
         downloaded = {path: self._fetch_file(hub, path, folder) for path in self._paths(hub)}
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # huggingface_hub's state for resuming
