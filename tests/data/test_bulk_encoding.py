@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penjing.data import progress
-from penjing.data.corpus import Corpus, DataSettings, Split, by_hash
+from penjing.data.corpus import Corpus, DataSettings, Split
 from penjing.data.formats import Document
 from penjing.data.tokenize_dataset import prepare_documents
 from penjing.data.tokenizer import bulk
@@ -112,7 +112,8 @@ def test_shards_are_the_same_without_gigatoken(
     documents = [Document(text=text, source="a.txt", line=number) for number, text in enumerate([*corpus[:700], " "])]
 
     def fingerprints(name: str) -> list[str]:
-        made = prepare_documents(by_hash(documents), tokenizer, tmp_path / name, split=Split(share=0.1), about={})
+        split = Split(share=0.1)
+        made = prepare_documents(split.placed(documents), tokenizer, tmp_path / name, split=split, about={})
         return [made.train.fingerprint, made.validation.fingerprint]
 
     fast = fingerprints("fast")

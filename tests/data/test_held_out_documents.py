@@ -73,9 +73,7 @@ def test_a_long_document_below_the_threshold_is_not_held_out_whole() -> None:
     low = next(number for number in range(10_000) if place_of(book(number, 3000)) < SHARE)
     texts = [book(low, 3000), *(f"text number {number}" for number in range(200))]
     split = split_documents(documents(texts), SHARE)
-    held_out = [
-        record for text in documents(texts) for record, place in split.halves(text) if place < (split.below or 0)
-    ]
+    held_out = [record for record, place in split.placed(documents(texts)) if place < (split.below or 0)]
     assert sum(len(record.text) for record in held_out) <= 3 * SHARE * sum(map(len, texts))
     assert held_out
 

@@ -10,7 +10,7 @@ from user_errors import raises_user_error
 from penjing.base.errors import UserError
 from penjing.data import preference_shards as module
 from penjing.data.chat.render import EncodedChat
-from penjing.data.corpus import Split, by_hash, split_key
+from penjing.data.corpus import Split, split_key
 from penjing.data.formats import BadRecords, Message, read_preferences
 from penjing.data.preference_shards import (
     PreferenceShards,
@@ -267,8 +267,9 @@ def test_labels_change_the_fingerprint(stored, tmp_path):
 
 
 def prepared(folder, tokenizer, path, seq_len=64):
+    split = Split(share=0.3)
     return prepare_groups(
-        by_hash(read_preferences([path])), tokenizer, folder, seq_len=seq_len, split=Split(share=0.3), about={}
+        split.placed(read_preferences([path])), tokenizer, folder, seq_len=seq_len, split=split, about={}
     )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
-from penjing.data.corpus import Corpus, DataSettings, Split, by_hash
+from penjing.data.corpus import Corpus, DataSettings, Split
 from penjing.data.formats import BadRecords, Chat, Message, read_chats, read_documents, read_preferences, read_prompts
 from penjing.data.formats.fields import parse_columns
 from penjing.data.formats.loose_json import parsed_json
@@ -538,11 +538,10 @@ def test_conversations_that_are_all_too_long_are_named(tmp_path: Path, first: tu
             messages = (Message(role="user", content="Who? " * (20 + number)), Message(role="assistant", content="Mia"))
             yield Chat(messages=(*first, *messages), tools=(), source="a", line=number)
 
+    split = Split(share=0.1)
     with pytest.raises(UserError) as caught:
-        prepare_chats(by_hash(chats()), tokenizer, tmp_path / "out", seq_len=32, split=Split(share=0.1), about={})
+        prepare_chats(split.placed(chats()), tokenizer, tmp_path / "out", seq_len=32, split=split, about={})
     assert "3 conversations are longer than data.seq_len=32" in caught.value.line()
     needed = int("".join(filter(str.isdecimal, caught.value.line().split("needs")[1].split(":")[0])))
-    made = prepare_chats(
-        by_hash(chats()), tokenizer, tmp_path / "out", seq_len=needed + 20, split=Split(share=0.1), about={}
-    )
+    made = prepare_chats(split.placed(chats()), tokenizer, tmp_path / "out", seq_len=needed + 20, split=split, about={})
     assert made.train.num_tokens and not made.skipped

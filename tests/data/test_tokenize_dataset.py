@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penjing.base.errors import UserError
 from penjing.data.chat.render import render
-from penjing.data.corpus import Split, by_hash, place_of, split_key, threshold
+from penjing.data.corpus import Split, place_of, split_key, threshold
 from penjing.data.formats import Chat, Document, Message
 from penjing.data.token_shards import TokenShards
 from penjing.data.tokenize_dataset import TokenizedDataset, prepare_chats, prepare_documents
@@ -23,7 +23,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer
 def prepare(tokenizer: Tokenizer, folder: Path, texts: list[str], share: float, **options: Any) -> TokenizedDataset:
     documents = (Document(text=text, source="a.txt", line=number) for number, text in enumerate(texts))
     split = Split(share=share)
-    return prepare_documents(by_hash(documents), tokenizer, folder, split=split, about={"source": "s"}, **options)
+    return prepare_documents(split.placed(documents), tokenizer, folder, split=split, about={"source": "s"}, **options)
 
 
 def is_held_out(text: str, below: float) -> bool:
@@ -44,7 +44,8 @@ def chat(*turns: str, role: str = "user") -> Chat:
 def prepare_some_chats(
     tokenizer: Tokenizer, folder: Path, chats: list[Chat], share: float = 0.5, seq_len: int = 40
 ) -> TokenizedDataset:
-    return prepare_chats(by_hash(chats), tokenizer, folder, seq_len=seq_len, split=Split(share=share), about={})
+    split = Split(share=share)
+    return prepare_chats(split.placed(chats), tokenizer, folder, seq_len=seq_len, split=split, about={})
 
 
 def texts_of(tokenizer: Tokenizer, shards: TokenShards) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from penjing.data.chat.render import render
-from penjing.data.corpus import Split, by_hash
+from penjing.data.corpus import Split
 from penjing.data.formats import Chat, Document, Message, PreferenceRecord
 from penjing.data.preference_shards import encode
 from penjing.data.tokenize_dataset import prepare_chats, prepare_documents
@@ -86,7 +86,8 @@ def test_no_document_holds_a_control_token(tokenizers, tmp_path, count):
     tokenizer = tokenizers["ours"]
     texts = [text for token in CONTROL_TOKENS for text in variants(token)]
     documents = [Document(text=text, source="x", line=index) for index, text in enumerate(texts)]
-    made = prepare_documents(by_hash(documents), tokenizer, tmp_path / "shards", split=Split(share=0.1), about={})
+    split = Split(share=0.1)
+    made = prepare_documents(split.placed(documents), tokenizer, tmp_path / "shards", split=split, about={})
     opening = {tokenizer.begin, tokenizer.end_of_text}
     for half in (made.train, made.validation):
         for start, end in zip(half.start_D, half.end_D, strict=True):
@@ -114,7 +115,8 @@ def test_no_conversation_of_the_training_data_has_more_turns_than_were_said(toke
     ]
     plain = render(tokenizer, [Message(role="user", content="a"), Message(role="assistant", content="b")])
     wanted = control_ids(tokenizer, plain.ids)
-    made = prepare_chats(by_hash(chats), tokenizer, tmp_path / "shards", seq_len=256, split=Split(share=0.1), about={})
+    split = Split(share=0.1)
+    made = prepare_chats(split.placed(chats), tokenizer, tmp_path / "shards", seq_len=256, split=split, about={})
     seen = 0
     for half in (made.train, made.validation):
         for start, end in zip(half.start_D, half.end_D, strict=True):

@@ -88,7 +88,7 @@ def test_few_conversations_stand_in_shorter_rows():
 def test_the_longest_conversation_fits_its_row_to_the_last_token(tmp_path):
     """A row of `seq_len` has as many inputs: all tokens of a conversation but the last. One more does not fit."""
     from penjing.data.chat.render import render
-    from penjing.data.corpus import Split, by_hash
+    from penjing.data.corpus import Split
     from penjing.data.formats import Chat, Message
     from penjing.data.packing.concat import PackedRows
     from penjing.data.tokenize_dataset import prepare_chats
@@ -103,8 +103,9 @@ def test_the_longest_conversation_fits_its_row_to_the_last_token(tmp_path):
     ids = sorted(render(tokenizer, messages).ids for messages in talks)
     longest = max(map(len, ids))
     for seq_len, skipped in ((longest - 1, 0), (longest - 2, 1)):
+        split = Split(share=0.3)
         made = prepare_chats(
-            by_hash(chats), tokenizer, tmp_path / str(seq_len), seq_len=seq_len, split=Split(share=0.3), about={}
+            split.placed(chats), tokenizer, tmp_path / str(seq_len), seq_len=seq_len, split=split, about={}
         )
         assert (made.skipped, made.shortened) == (skipped, 0)
         found = []

@@ -237,7 +237,7 @@ class Corpus:
     def placed(self, counts: BadRecords | None = None) -> Iterator[Placed]:
         """Every record with its place: held out are those below `split.below`. Those of data.validation come first."""
         if not self.settings.validation:
-            return chain.from_iterable(map(self.split.halves, self.records(counts)))
+            return self.split.placed(self.records(counts))
         held_out = self.records(self.counts(), self.validation_files) if self.validation_files else iter(())
         learned = ((record, LEARNED) for record in self.records(counts))
         return chain(((record, HELD_OUT) for record in held_out), learned)
@@ -302,18 +302,19 @@ class Split:
     cut_characters: int = 0
     cut_where: str = ""  # file and line
 
-    def halves(self, record: Record) -> Iterator[Placed]:
-        """The record with its place, or both parts of it."""
-        place = place_of(split_key(record))
-        if place != self.cut or not isinstance(record, Document):
-            yield record, place
-            return
-        text = record.text
-        middle = len(text) - self.cut_characters
-        middle = text.rfind("\n", middle - self.cut_characters // 4, middle) + 1 or middle  # if near, after a line
-        if middle:
-            yield replace(record, text=text[:middle]), BEGINNING
-        yield replace(record, text=text[middle:]), END
+    def placed(self, records: Iterable[Record]) -> Iterator[Placed]:
+        """The records with their places, or both parts of the one that is cut."""
+        for record in records:
+            place = place_of(split_key(record))
+            if place != self.cut or not isinstance(record, Document):
+                yield record, place
+                continue
+            text = record.text
+            middle = len(text) - self.cut_characters
+            middle = text.rfind("\n", middle - self.cut_characters // 4, middle) + 1 or middle  # if near, after a line
+            if middle:
+                yield replace(record, text=text[:middle]), BEGINNING
+            yield replace(record, text=text[middle:]), END
 
     @property
     def note(self) -> str:
@@ -324,11 +325,6 @@ class Split:
             f"too few documents to hold out a whole one: about the last {self.cut_characters:,} characters of "
             f"{self.cut_where} are held out (data.validation=FILE holds out texts of your own)"
         )
-
-
-def by_hash(records: Iterable[Record]) -> Iterator[Placed]:
-    """Records with their places."""
-    return ((record, place_of(split_key(record))) for record in records)
 
 
 def split_documents(documents: Iterable[Document], share: float) -> Split:

@@ -116,7 +116,6 @@ class PreferenceShards(ArrayFolder):
         self.end_A: npt.NDArray[np.int64] = self.load("ends")
         self.is_chosen_A: npt.NDArray[np.uint8] = self.load("wanted")
         self.margin_G: npt.NDArray[np.float32] = self.load("margins")
-        self._prompts_G = np.cumsum(self.prompt_G2[:, 1] - self.prompt_G2[:, 0])  # tokens of prompts up to each group
         self._token_N: npt.NDArray[Any] = self.map("tokens", self.meta["dtype"])
         self._weight_N: npt.NDArray[np.uint8] = self.map("weights", "uint8")
 

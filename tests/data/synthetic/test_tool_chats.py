@@ -13,7 +13,7 @@ from penjing.agent_tools.box import Toolbox
 from penjing.data import synthetic as toyworld
 from penjing.data.chat.render import render
 from penjing.data.chat.turn_parser import ToolCall
-from penjing.data.corpus import Split, by_hash
+from penjing.data.corpus import Split
 from penjing.data.formats import Chat, read_chats, read_prompts
 from penjing.data.synthetic.dataset_rows import TOOLS
 from penjing.data.synthetic.tools import CALCULATOR, KINDS, tool_task
@@ -87,7 +87,7 @@ def test_they_are_the_same_everywhere_and_apart_from_each_other(folder: Path) ->
 def test_sft_learns_calls_and_answers_and_no_result(chats: list[Chat], tokenizer: Tokenizer, tmp_path: Path) -> None:
     """In the shards, too: whole conversations, the switch written into them."""
     split = Split(share=0.2)
-    made = prepare_chats(by_hash(chats), tokenizer, tmp_path, seq_len=1000, split=split, about={}, thinking=False)
+    made = prepare_chats(split.placed(chats), tokenizer, tmp_path, seq_len=1000, split=split, about={}, thinking=False)
     assert not made.skipped and not made.shortened
     for chat in chats[:50]:
         rendered = render(tokenizer, chat.messages, chat.tools, thinking=False)
@@ -99,7 +99,7 @@ def test_sft_learns_calls_and_answers_and_no_result(chats: list[Chat], tokenizer
         assert text.count("<tool_call>") == sum(len(message.tool_calls) for message in answers)
         assert "tool_response" not in text and "# Tools" not in text and chat.messages[0].content not in text
     half = made.train
-    plain = prepare_chats(by_hash(chats), tokenizer, tmp_path / "plain", seq_len=1000, split=split, about={})
+    plain = prepare_chats(split.placed(chats), tokenizer, tmp_path / "plain", seq_len=1000, split=split, about={})
     assert half.num_tokens > plain.train.num_tokens
 
 

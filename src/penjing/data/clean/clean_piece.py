@@ -26,7 +26,7 @@ from penjing.data.clean.pieces import Part, Piece
 from penjing.data.clean.pipeline import outcome
 from penjing.data.clean.rule import CorpusRule, Dropped, Record, Rule, place_of
 from penjing.data.clean.text_scan import scan
-from penjing.data.formats import READERS, BadRecords, Kind
+from penjing.data.formats import READERS, Kind, UncheckedRecords
 from penjing.data.formats.fields import Columns
 from penjing.data.formats.files import only
 from penjing.data.formats.schema import Document
@@ -109,11 +109,11 @@ class _Traced(Dropped):
     text: str
 
 
-class PieceWriter(BadRecords):
+class PieceWriter(UncheckedRecords):
     """Cleans the records of a piece as their reader meets them, and writes what becomes of each."""
 
     def __init__(self, folder: Path, rules: Mapping[str, Rule], stack: ExitStack) -> None:
-        super().__init__(max_bad_fraction=1.0)
+        super().__init__()
         self.rules = rules
 
         def new(name: str) -> IO[bytes]:
@@ -164,9 +164,6 @@ class PieceWriter(BadRecords):
         self.num_records += 1
         detail = " ".join((error.what if error.got is None else f"{error.what}; got {error.got}").split())
         self._write_trace("broken", line, _NUMBER.sub("N", error.what), detail=detail)
-
-    def check(self) -> None:
-        self._close()
 
     def write(self, record: Record) -> None:
         """Called with each record that the reader yields. It passes over those of which cleaning left nothing."""

@@ -47,16 +47,12 @@ class Thing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaceWord:
-    """A place; `en` and `zh` are the whole phrases ("in the garden", “在花园里”), used for both story and answer.
-
-    The wind blows, rain falls and fruit is gathered only where it is `outdoors`.
-    """
+    """A place; `en` and `zh` are the whole phrases ("in the garden", “在花园里”), used for both story and answer."""
 
     key: str
     en: str
     zh: str
     zh_inside: str
-    outdoors: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +85,7 @@ def _thing(row: str) -> Thing:
 
 def _places(name: str) -> tuple[PlaceWord, ...]:
     rows = map(str.split, _ROWS[name])
-    return tuple(PlaceWord(en, f"{at} the {en}", f"在{zh}", zh, name == "outdoors") for at, en, zh in rows)
+    return tuple(PlaceWord(en, f"{at} the {en}", f"在{zh}", zh) for at, en, zh in rows)
 
 
 def _words(name: str) -> tuple[Word, ...]:
@@ -102,7 +98,7 @@ PEOPLE = (
     *(_person(row, ("she", "her", "她")) for row in _ROWS["girls"]),
 )
 ANIMALS, THINGS = tuple(map(_animal, _ROWS["animals"])), tuple(map(_thing, _ROWS["things"]))
-OUTDOORS = _places("outdoors")
+OUTDOORS = _places("outdoors")  # where the wind blows, rain falls and fruit is gathered
 PLACES = OUTDOORS + _places("indoors")
 COLOURS, PROPERTIES, DISHES = _words("colours"), _words("properties"), _words("dishes")
 LOW_FEELINGS = _words("low_feelings")
