@@ -26,6 +26,7 @@ from penjing.data.tokenize_dataset import Encoded, TokenizedDataset, write_split
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 META = "groups.json"
+_NO_ANSWER = "the chat template drops the answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,11 @@ def encode(record: PreferenceRecord, tokenizer: Tokenizer) -> TokenGroup:
     answer.
     """
     rendered = [render(tokenizer, chat.messages, chat.tools) for chat in record.chats]
-    first = rendered[0]
+    first, where = rendered[0], "{}:{}".format(*place_of(record))
     if len(rendered) == 1:
         starts = _turn_starts(first.weights)[_num_earlier_answers(record.chats[0], tokenizer) :]
         if not starts:
-            raise _answer_missing(record)
+            raise UserError(_NO_ANSWER, where=where)
         answer_start = starts[0]
     else:
         other = rendered[1]
@@ -69,7 +70,7 @@ def encode(record: PreferenceRecord, tokenizer: Tokenizer) -> TokenGroup:
         answer_start = next((index for index, (a, b, v, w) in enumerate(pairs) if (a, v) != (b, w)), -1)
         if answer_start < 0 or not (first.weights[answer_start] and other.weights[answer_start]):
             what, wanted = "chosen and rejected differ before the answer", "the same messages up to an assistant turn"
-            raise UserError(what, where="{}:{}".format(*place_of(record)), wanted=wanted)
+            raise UserError(what, where=where, wanted=wanted)
         while answer_start and first.weights[answer_start - 1]:
             answer_start -= 1
     assert answer_start > 0, "a template opens the assistant's turn before the answer"
@@ -79,7 +80,7 @@ def encode(record: PreferenceRecord, tokenizer: Tokenizer) -> TokenGroup:
         while end > answer_start and not encoded.weights[end - 1]:  # text of the template after the turn's end
             end -= 1
         if end <= answer_start:
-            raise _answer_missing(record)
+            raise UserError(_NO_ANSWER, where=where)
         answers.append(EncodedChat(encoded.ids[answer_start:end], encoded.weights[answer_start:end]))
     return TokenGroup(first.ids[:answer_start], tuple(answers), record.is_chosen, record.margin)
 
@@ -95,10 +96,6 @@ def _num_earlier_answers(chat: Chat, tokenizer: Tokenizer) -> int:
 def _turn_starts(weights: Sequence[int]) -> list[int]:
     """The start of each span of tokens with weight 1."""
     return [index for index, weight in enumerate(weights) if weight and not (index and weights[index - 1])]
-
-
-def _answer_missing(record: PreferenceRecord) -> UserError:
-    return UserError("the chat template drops the answer", where="{}:{}".format(*place_of(record)))
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

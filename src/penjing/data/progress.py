@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penjing.base import formatting as units
-from penjing.data.clean.rule import texts_of
-from penjing.data.formats import PreferenceRecord
+from penjing.data.clean.rule import place_of, texts_of
 
 Show = Callable[[float, int], None]  # gets the fraction of the files' bytes, 0 if unknown, and the bytes of text so far
 SHOWN_EVERY, FIRST_LINE, LINE_EVERY = 0.2, 10.0, 30.0  # seconds
@@ -23,7 +22,7 @@ def watch(records: Iterable[Any], files: Sequence[Path], show: Show) -> Iterator
     source, ratio, in_file, num_bytes, shown = "", 0.0, 0, 0, time.monotonic()
     for record in records:
         yield record
-        name = (record.chats[0] if isinstance(record, PreferenceRecord) else record).source
+        name, _ = place_of(record)
         if name != source:  # a file's bytes per byte of text, as in the file before; text packs to about a third
             known = sizes.get(source, 0) / in_file if in_file else 0.0
             ratio = known or (0.35 if name.endswith(COMPRESSED) else 1.0)

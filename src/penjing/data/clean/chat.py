@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from penjing.data.clean.rule import Record, Rule
-from penjing.data.formats.schema import Document, Message, PreferenceRecord
+from penjing.data.clean.rule import Record, Rule, chats_of
+from penjing.data.formats.schema import Message
 
 _MIN_ECHO = 20  # characters; a short answer may well repeat the question, as a greeting does
 
@@ -12,11 +12,7 @@ class Chat(Rule):
     """Of conversations and preferences; documents pass."""
 
     def __call__(self, record: Record) -> Record | str:
-        if isinstance(record, Document):
-            return record
-        chats = record.chats if isinstance(record, PreferenceRecord) else (record,)
-        faults = filter(None, (_fault(chat.messages) for chat in chats))
-        return next(faults, record)
+        return next(filter(None, (_fault(chat.messages) for chat in chats_of(record))), record)
 
 
 def _fault(messages: Sequence[Message]) -> str:

@@ -4,7 +4,6 @@ A pair of similarity s has one of 32 bands of 8 in common with probability 1 - (
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated
@@ -15,8 +14,8 @@ from numpy.typing import NDArray
 
 from penjing.base.config import PositiveInt
 from penjing.data.clean.ngrams import NUM_BANDS, sketch
-from penjing.data.clean.rule import CorpusRule, Place, Record, RuleSettings
-from penjing.data.formats.schema import Chat, Document
+from penjing.data.clean.rule import CorpusRule, Place, Record, RuleSettings, chats_of
+from penjing.data.formats.schema import Document
 
 _KEY_BYTES = 8 * NUM_BANDS
 _MOST_OF_KEY = 32  # records that are remembered for a key: of a template that a million records share, the first ones
@@ -68,8 +67,8 @@ def compared_text(record: Record) -> str:
     """What is compared of a record. Long system messages would make all conversations of an assistant nearly equal."""
     if isinstance(record, Document):
         return record.text
-    chats: Sequence[Chat] = (record,) if isinstance(record, Chat) else record.chats
-    return "\n".join(message.content for chat in chats for message in chat.messages if message.role != "system")
+    messages = (message for chat in chats_of(record) for message in chat.messages)
+    return "\n".join(message.content for message in messages if message.role != "system")
 
 
 def similarity(one: NDArray[np.uint32], other: NDArray[np.uint32]) -> float:

@@ -1,6 +1,5 @@
 """The input of `penjing data clean` in pieces of about the same size, which any process may clean on its own."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from penjing.base.files import disk_errors
 from penjing.data.formats.compression import PACKED
 from penjing.data.formats.files import BLOCK_BYTES, LineRange, encoding_of, format_of, head, open_data, size_of
 from penjing.data.formats.hub import is_hub
+from penjing.data.formats.loose_json import strict_json
 
 PIECE_BYTES = 1 << 25  # of an input: what a killed run repeats, and what a shard holds before cleaning
 _PACKED_RATIO = 8  # of text
@@ -102,7 +102,4 @@ def _is_cuttable(path: Path) -> bool:
     if is_hub(path) or format_of(path) != "jsonl" or encoding_of(path):
         return False
     first, newline, _ = head(path).partition(b"\n")
-    try:
-        return bool(newline) and isinstance(json.loads(first), dict)
-    except (ValueError, RecursionError):
-        return False
+    return bool(newline) and isinstance(strict_json(first), dict)

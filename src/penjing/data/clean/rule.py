@@ -1,7 +1,7 @@
 """The interface of a cleaning rule."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -111,12 +111,16 @@ def map_texts(record: Any, change: Callable[[str], str]) -> Any:
     return replace(record, messages=tuple(messages))
 
 
+def chats_of(record: Record) -> Sequence[Chat]:
+    """The conversations of a record; none of a document."""
+    if isinstance(record, Document):
+        return ()
+    return record.chats if isinstance(record, PreferenceRecord) else (record,)
+
+
 def texts_of(record: Record) -> Iterator[str]:
     """The texts of a record: that of a document; contents of messages."""
     if isinstance(record, Document):
         yield record.text
-    elif isinstance(record, PreferenceRecord):
-        for chat in record.chats:
-            yield from texts_of(chat)
-    else:
-        yield from (message.content for message in record.messages)
+    for chat in chats_of(record):
+        yield from (message.content for message in chat.messages)

@@ -86,7 +86,7 @@ def with_truth(record: Mapping[str, Any], where: SourceLocation) -> Mapping[str,
     name = next((name for name in names if field_at(record, name) is not None), None)
     if name is None:
         return record
-    where.use(name, "reference")
+    where.used[name] = "reference"
     return record if name in schema.REFERENCE_FIELDS else {**record, "gt": field_at(record, name)}
 
 
@@ -117,7 +117,7 @@ def _preference_of(record: Mapping[str, Any], where: SourceLocation) -> Preferen
         wanted = "chosen and rejected, or an answer and label"
         raise UserError("not a preference", where=where, got=fields_of(record), wanted=wanted)
     label = {"true": True, "false": False}.get(str(record[name]).lower(), record[name])
-    where.use(name, "label")
+    where.used[name] = "label"
     if label not in (True, False):
         raise UserError(f"field {name} is not a label", where=where, got=repr(label)[:40], wanted="true or false")
     if field := chat_field(record):
@@ -131,7 +131,7 @@ def _preference_of(record: Mapping[str, Any], where: SourceLocation) -> Preferen
 def _answered(record: Mapping[str, Any], name: str, where: SourceLocation, *, keeps_end: bool = True) -> Chat:
     """The conversation that ends with the answer in a field: a text, a message, messages after the prompt, or all."""
     answer = record.get(name)
-    where.use(name, name if name in ("chosen", "rejected") else "answer")
+    where.used[name] = name if name in ("chosen", "rejected") else "answer"
     if answer is None:
         raise UserError(f"no field {name}", where=where, got=fields_of(record), wanted=name)
     question, tools = question_of(record, where)

@@ -75,7 +75,7 @@ def record_text(record: Mapping[str, Any], where: SourceLocation) -> str:
         hint = None if kind in (None, "documents") else f"This looks like {kind}, not documents: data.format={kind}."
         wanted = " or ".join(schema.TEXT_FIELDS)
         raise UserError("no field text", where=where, got=fields_of(record), wanted=wanted, next_step=hint)
-    where.use(name, "text")
+    where.used[name] = "text"
     value = record[name]
     if isinstance(value, list) and all(isinstance(line, str) for line in value):  # lines of a poem
         value = "\n".join(value)

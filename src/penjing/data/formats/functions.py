@@ -18,7 +18,7 @@ def tools_of(fields: Mapping[str, Any], where: SourceLocation) -> Objects:
     where.used.setdefault(name, "")
     if not fields.get(name):
         return ()
-    where.use(name, "tools")
+    where.used[name] = "tools"
     return functions_of(fields[name], name, where)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.formats.files import blocks, format_of, head, lines
+from penjing.data.formats.loose_json import strict_json
 from penjing.data.formats.source_location import type_name, unrecoverable
 
 LARGEST_RECORD_CHARACTERS = 1 << 26
@@ -19,7 +20,7 @@ def json_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | UserError]]
     """(line, record) of a JSON file; a value that is not a record is yielded as an error."""
     for line, value in _json_lines(path) if _is_json_lines(path) else JsonStream(path).values():
         if isinstance(value, str) and value.lstrip().startswith("{"):  # a record as text
-            value = _parsed(value, value)
+            value = strict_json(value, value)
         if isinstance(value, (dict, UserError)):
             yield line, value
         else:
@@ -27,19 +28,12 @@ def json_records(path: Path) -> Iterator[tuple[int, dict[str, Any] | UserError]]
             yield line, UserError("not a record", where=f"{path}:{line}", got=got, wanted="a JSON object {...}")
 
 
-def _parsed(text: str | bytes, default: Any = None) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return default
-
-
 def _is_json_lines(path: Path) -> bool:
     start = head(path).removeprefix(BOM_UTF8).lstrip()
     first, newline, _ = start.partition(b"\n")
     if first.startswith(b"[") or first.strip() == b"{":
         return False
-    return format_of(path) == "jsonl" or (bool(newline) and isinstance(_parsed(first), dict))
+    return format_of(path) == "jsonl" or (bool(newline) and isinstance(strict_json(first), dict))
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:

@@ -10,19 +10,21 @@ _LARGEST_LITERAL = 1 << 20  # characters; Python's parser takes some hundred byt
 _QUOTED_ARGUMENTS = re.compile(r"""("arguments"\s*:\s*)'(.*)'(\s*\}\s*)""", re.DOTALL)
 
 
-def parsed_json(text: str) -> Any:
-    """The value of a text; None if it is neither JSON nor a Python literal of the same types."""
+def strict_json(text: str | bytes, default: Any = None) -> Any:
+    """The value of a text; `default` if it is no JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        pass
-    if _QUOTED_ARGUMENTS.search(text):  # glaive: {"name": "f", "arguments": '{"a": 1}'}
-        try:
-            return json.loads(_QUOTED_ARGUMENTS.sub(r"\1\2\3", text))
-        except (ValueError, RecursionError):
-            pass
-    if len(text) > _LARGEST_LITERAL:
-        return None
+        return default
+
+
+def parsed_json(text: str) -> Any:
+    """The value of a text; None if it is neither JSON nor a Python literal of the same types."""
+    value = strict_json(text)
+    if value is None and _QUOTED_ARGUMENTS.search(text):  # glaive: {"name": "f", "arguments": '{"a": 1}'}
+        value = strict_json(_QUOTED_ARGUMENTS.sub(r"\1\2\3", text))
+    if value is not None or len(text) > _LARGEST_LITERAL:
+        return value
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not know

@@ -34,7 +34,7 @@ def field_text(record: Mapping[str, Any], name: str, where: SourceLocation, role
     where.used.setdefault(name, "")
     text = text_of(record.get(name), where.names.get(name, name), where)
     if text.strip():
-        where.use(name, role)
+        where.used[name] = role
     return text
 
 

@@ -91,19 +91,19 @@ def pair_answer(record: Mapping[str, Any], name: str, where: SourceLocation) -> 
     value = record.get(name)
     if choices := choices_of(record, where):
         key = filled(record, schema.KEY_FIELDS) or name
-        where.use(key, "answer")
+        where.used[key] = "answer"
         value = _chosen(record.get(key), choices, key, where)
     elif any(record.get(field) for field in schema.TOOL_FIELDS) and (calls := _calls(value, name, where)):
-        where.use(name, "answer")
+        where.used[name] = "answer"
         return Message(role="assistant", content="", tool_calls=calls)
-    where.use(name, "answer")
+    where.used[name] = "answer"
     if isinstance(value, dict) and isinstance(value.get("text"), list):  # SQuAD's answers
         value = next(iter(value["text"]), "")
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf:
         value = str(value)
     reasoning = reasoning_of(record, where)
     for field in _REASONING_FIELDS.intersection(record):
-        where.use(field, "thought")
+        where.used[field] = "thought"
     return assistant_turn(text_of(value, where.names.get(name, name), where), reasoning)
 
 
@@ -129,7 +129,7 @@ def _history(record: Mapping[str, Any], where: SourceLocation) -> list[Message]:
         question, answer = (text_of(text, "history", where) for text in pair)
         messages += [Message(role="user", content=question), assistant_turn(answer)]
     if messages:
-        where.use("history", "history")
+        where.used["history"] = "history"
     return messages
 
 
@@ -144,9 +144,9 @@ def choices_of(record: Mapping[str, Any], where: SourceLocation) -> Choices:
     if name == "A":
         letters = [letter for letter in _LETTERS if record.get(letter) is not None]
         for letter in letters:
-            where.use(letter, "choice")
+            where.used[letter] = "choice"
         return [(letter, text_of(record[letter], letter, where)) for letter in letters]
-    where.use(name, "choices")
+    where.used[name] = "choices"
     value = record[name]
     if isinstance(value, str):
         value = parsed_json(value) or [line for line in value.splitlines() if line.strip()]

@@ -92,10 +92,8 @@ class _DocumentLines:
         if 2 * len(self.chinese_indents) > self.num_indented:
             for number, width in self.chinese_indents.items():
                 self.lines[number] = self.lines[number][width:]
-        blank = 0
-        while blank < len(self.lines) and not self.lines[blank]:
-            blank += 1
-        return (self.start + blank if blank < len(self.lines) else self.start), "\n".join(self.lines).strip("\n")
+        blank = next((number for number, line in enumerate(self.lines) if line), 0)
+        return self.start + blank, "\n".join(self.lines).strip("\n")
 
     def __bool__(self) -> bool:
         return self.error is not None or any(self.lines)

@@ -30,10 +30,6 @@ class SourceLocation:
     def __str__(self) -> str:
         return f"{self.path}:{self.line}"
 
-    def use(self, name: str, role: str) -> None:
-        """Note that a field is read, and as what."""
-        self.used[name] = role
-
     def note_ignored(
         self, fields: Mapping[str, Any], used: Container[str] = (), contents: Sequence[str] = (), suffix: str = ""
     ) -> None:

@@ -118,7 +118,7 @@ def _size(segments: list[Segment]) -> int:
 
 
 def _take(filler: list[Segment], count: int) -> list[Segment]:
-    """Take `need` positions off the end of `filler`, cutting the last segment taken."""
+    """Take `count` positions off the end of `filler`, cutting the last segment taken."""
     taken = []
     while count:
         document, start, length = filler.pop()

@@ -84,10 +84,14 @@ def prompt_text(question: SyntheticQuestion) -> str:
     return f"{question.story}\n{question.question}" if question.story else question.question
 
 
+def opening(text: str, tools: str = "") -> list[Row]:
+    """The messages before the first answer; tools are announced in a system message."""
+    system = [{"role": "system", "content": "", "tools": tools}] if tools else []
+    return [*system, {"role": "user", "content": text}]
+
+
 def _opening(question: SyntheticQuestion) -> list[Row]:
-    """The messages before the first answer; a tool is announced in a system message."""
-    system = [{"role": "system", "content": "", "tools": TOOLS}] if question.tool_call else []
-    return [*system, {"role": "user", "content": prompt_text(question)}]
+    return opening(prompt_text(question), TOOLS if question.tool_call else "")
 
 
 def _reply(question: SyntheticQuestion) -> Row:
@@ -156,16 +160,16 @@ def preferences(seed: int, count: int) -> Iterator[Row]:
         yield {"chosen": [*prompt, _reply(question)], "rejected": [*prompt, _reply(bad)]}
 
 
+def prompt_row(messages: list[Row], answer: str, kind: str, language: str) -> Row:
+    """A prompt for reinforcement learning, with the only right answer in `gt`."""
+    waiting = [*messages, {"role": "assistant", "content": ""}]
+    return {"conversations": waiting, "gt": [answer], "kind": kind, "language": language}
+
+
 def prompts(seed: int, count: int) -> Iterator[Row]:
-    """Prompts for reinforcement learning, with the only right answer in `gt`."""
     for index in range(count):
         _, question, _ = _short_question("rl", seed, index)
-        yield {
-            "conversations": [*_opening(question), {"role": "assistant", "content": ""}],
-            "gt": [question.answer],
-            "kind": question.kind,
-            "language": question.language,
-        }
+        yield prompt_row(_opening(question), question.answer, question.kind, question.language)
 
 
 def _evaluation_row(question: SyntheticQuestion) -> Row:

@@ -60,10 +60,6 @@ class Rng:
             order[last], order[other] = order[other], order[last]
         return order
 
-    def sample(self, items: Sequence[Item], count: int) -> list[Item]:
-        """`count` different positions of `items` (all of them where there are fewer)."""
-        return self.shuffled(items)[:count]
-
 
 # --- the split -------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from penjing.data.synthetic.dataset_rows import opening, prompt_row
 from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import LANGUAGES
 from penjing.data.synthetic.tasks.drills import drill
@@ -23,6 +24,7 @@ CALCULATOR: dict[str, Any] = {
         "required": ["expression"],
     },
 }
+_TOOLS = json.dumps([CALCULATOR])
 KINDS = {"sum": 0.35, "product": 0.25, "two_steps": 0.25, "direct": 0.15}
 THOUGHT_FRACTION = 0.5
 _DIRECT = ("copy", "reverse")
@@ -64,18 +66,13 @@ def tool_task(name: str, seed: int, index: int) -> ToolTask:
     return ToolTask(kind, language, text, tuple(steps), str(steps[-1][1]))
 
 
-def _opening(task: ToolTask) -> list[dict[str, Any]]:
-    system = {"role": "system", "content": "", "tools": json.dumps([CALCULATOR])}
-    return [system, {"role": "user", "content": task.question}]
-
-
 def tool_conversations(seed: int, count: int) -> Iterator[dict[str, Any]]:
     """Complete conversations with calls and results, in MiniMind's format."""
     for index in range(count):
         task = tool_task("tools", seed, index)
         thinks = Rng(seed, "thinks", index).bernoulli(THOUGHT_FRACTION)
         thoughts = LANGUAGES[task.language].tool_thoughts
-        messages, result = _opening(task), ""
+        messages, result = opening(task.question, _TOOLS), ""
 
         def reply(thought: str, content: str, *, thinks: bool = thinks, **more: Any) -> dict[str, Any]:
             thinking = {"reasoning_content": thought} if thinks else {}
@@ -95,9 +92,4 @@ def tool_prompts(seed: int, count: int) -> Iterator[dict[str, Any]]:
     """Questions alone, with the only right answer in `gt`."""
     for index in range(count):
         task = tool_task("tools_rl", seed, index)
-        yield {
-            "conversations": [*_opening(task), {"role": "assistant", "content": ""}],
-            "gt": [task.answer],
-            "kind": task.kind,
-            "language": task.language,
-        }
+        yield prompt_row(opening(task.question, _TOOLS), task.answer, task.kind, task.language)

@@ -26,15 +26,12 @@ class DatasetSource(Protocol):
     @property
     def num_bytes(self) -> int:
         """Size of the download; an estimate for a hub file without a known hash."""
-        ...
 
     def identity(self) -> dict[str, Any]:
         """Name, version and hashes. A folder with another identity is downloaded again."""
-        ...
 
     def fetch(self, folder: Path, report: Report) -> Fetched:
         """Download data files into `folder`. Raises `UserError`."""
-        ...
 
 
 def chat_record(turns: Iterable[str]) -> dict[str, Any]:

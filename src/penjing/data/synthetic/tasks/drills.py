@@ -130,7 +130,7 @@ def _translatable(draft: DrillDraft) -> tuple[dict[str, str], list[dict[str, str
     rng, roll = draft.rng, draft.rng.random()
     if roll < 0.4 and draft.split == "train":
         pool = rng.choice((THINGS, THINGS, PLACES, COLOURS, ANIMALS, FEELINGS))
-        entries = rng.sample(pool, 4)
+        entries = rng.shuffled(pool)[:4]
         forms = [{lang: _word_form(entry, lang) for lang in ("en", "zh")} for entry in entries]
         return forms[0], forms[1:], []
     with_place = roll > 0.8

@@ -87,7 +87,7 @@ def roll_call(rng: Rng, language: str, num_questions: int) -> tuple[str, list[Sy
     ]
     questions = [(entry, kind) for entry in present for kind in _ASKS]
     return table.sentence_space.join(lines), [
-        _ask(lines, entry, kind, present, language, rng) for entry, kind in rng.sample(questions, num_questions)
+        _ask(lines, entry, kind, present, language, rng) for entry, kind in rng.shuffled(questions)[:num_questions]
     ]
 
 
