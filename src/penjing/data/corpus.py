@@ -94,7 +94,6 @@ class DataSettings(Settings):
 
     @property
     def holds_out(self) -> bool:
-        """Whether anything is held out."""
         return self.validation != ("none",)
 
 
@@ -130,12 +129,10 @@ class Corpus:
 
     @property
     def files(self) -> list[Path]:
-        """The files to learn from."""
         return [path for _, files in self.sources for path in files]
 
     @cached_property
     def validation_sources(self) -> list[tuple[str, list[Path]]]:
-        """The entries of `data.validation` with their files."""
         names = self.settings.validation if self.settings.holds_out else ()
         return [(name, list_files([Path(name)])) for name in names]
 
@@ -150,7 +147,6 @@ class Corpus:
 
     @cached_property
     def pipeline(self) -> Pipeline:
-        """The cleaning rules."""
         return Pipeline.load(self.settings.clean)
 
     @cached_property

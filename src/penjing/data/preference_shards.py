@@ -135,7 +135,6 @@ class PreferenceShards(ArrayFolder):
 
     @property
     def has_pairs(self) -> bool:
-        """Whether every group is a pair."""
         return bool((np.diff(self.first_G) == 2).all())
 
     @property
@@ -148,8 +147,6 @@ class PreferenceShards(ArrayFolder):
 
 
 class PreferenceShardWriter(ArrayFolderWriter):
-    """Writes a folder of groups."""
-
     def __init__(self, folder: Path, *, vocab_size: int, about: dict[str, Any]) -> None:
         super().__init__(folder, has_weights=True, vocab_size=vocab_size, about=about)
         self._prompts: list[tuple[int, int]] = []

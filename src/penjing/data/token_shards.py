@@ -152,8 +152,6 @@ class ArrayFolderWriter:
 
 
 class TokenShards(ArrayFolder):
-    """A folder of token shards."""
-
     meta_file, noun = META, "shards"
 
     def __init__(self, folder: Path) -> None:
@@ -206,8 +204,6 @@ class TokenShards(ArrayFolder):
 
 
 class TokenShardWriter(ArrayFolderWriter):
-    """Writes a folder of token shards."""
-
     def __init__(self, folder: Path, *, kind: Kind, vocab_size: int, about: dict[str, Any]) -> None:
         super().__init__(folder, has_weights=kind == "chats", vocab_size=vocab_size, about=about)
         self.kind = kind

@@ -71,7 +71,7 @@ def test_c_and_python_agree_on_long_repetitive_texts(seed):
 def test_what_the_numbers_say():
     text = "One line, the first one.\n  indented\none two three four five six\none two three four five six\n中文的字"
     counts = scan(text)
-    assert (counts.han, counts.lines, counts.closed_lines, counts.duplicate_lines) == (4, 5, 2, 1)
+    assert (counts.han, counts.lines, counts.closed_lines, counts.duplicate_chars) == (4, 5, 2, 27)
     assert counts.stop_words == 2 and counts.words == 5 + 1 + 12 + 4
     repeated = len("onetwothreefourfivesix")
     assert (counts.duplicate_5, counts.duplicate_6, counts.duplicate_7) == (repeated, repeated, 0)

@@ -28,8 +28,6 @@ NON_COMMERCIAL = "Not for commercial use; nor, by the usual reading, is a model 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
-    """One corpus."""
-
     name: str
     title: str
     kind: Literal["documents", "chats", "preferences", "benchmark"]

@@ -249,7 +249,6 @@ def _in_worker(work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
 
 
 def _totals(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The counts of all pieces together."""
     totals, examples, ignored = Counter[str](), dict[str, list[Any]](), dict[str, list[Any]]()
     for piece in pieces:
         totals.update(piece["totals"])

@@ -66,7 +66,6 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def piece_folder(folder: Path, number: int) -> Path:
-    """Where the result of a piece is."""
     return folder / f"{number:05d}"
 
 

@@ -6,7 +6,7 @@
 
 enum { SPACE, PUNCTUATION, SYMBOL, DIGIT, LATIN, HAN, KANA, HANGUL, OTHER, CLASSES };
 enum { INVISIBLE = 1, MOJIBAKE = 2, MAIL = 4, NUMBER = 8, KEY = 16, IPV6 = 32, BOILERPLATE = 64, MARK = 128 };
-enum { WORDS = CLASSES, WORD_CHARS, LONG_CHARS, ALPHA_WORDS, CAPITAL_WORDS, STOP_WORDS, LINES, CLOSED_LINES, DUPLICATE_LINES, LINE_CHARS,
+enum { WORDS = CLASSES, WORD_CHARS, LONG_CHARS, ALPHA_WORDS, CAPITAL_WORDS, STOP_WORDS, LINES, CLOSED_LINES, LINE_CHARS,
        DUPLICATE_CHARS, REPLACED, TAGS, FLAGS, SAME_CHAR, NGRAM_CHARS, TOP_2, TOP_3, TOP_4, DUPLICATE_5, LETTERS = DUPLICATE_5 + 6, VISIBLE, NUMBERS };
 enum { MAX_WORDS = 1 << 18 };  // repetition is measured in so many words and lines from the start
 
@@ -242,7 +242,7 @@ int penjing_scan(const uint8_t *text, long bytes, int64_t *out) {
     out[FLAGS] = gbk_marks >= 2 ? flags | MOJIBAKE : flags;
     Slot *table = lines > 1 ? calloc(line_slots = table_size(lines), sizeof *table) : 0;
     for (uint32_t i = 0; table && i < lines; i++)
-        if (find(table, line_slots, line_hashes[i])->count++) out[DUPLICATE_LINES]++, out[DUPLICATE_CHARS] += lengths[i];
+        if (find(table, line_slots, line_hashes[i])->count++) out[DUPLICATE_CHARS] += lengths[i];
     int failed = (lines > 1 && !table) || repetition(hash, chars, words, out);
     free(table), free(hash), free(chars), free(line_hashes), free(lengths);
     return failed;

@@ -56,9 +56,8 @@ class Scan(NamedTuple):
     stop_words: int  # such as "the" and "的"
     lines: int  # that are not empty
     closed_lines: int  # that end in punctuation, or are indented
-    duplicate_lines: int
     line_chars: int
-    duplicate_chars: int  # in duplicate lines
+    duplicate_chars: int  # in lines that occurred before
     replaced: int  # U+FFFD
     tags: int  # `<` and a letter, `/` or `!`
     flags: int
@@ -224,7 +223,6 @@ def scan_in_python(text: str) -> Scan:
     )
     seen: set[str] = set()
     for line, _ in stripped[:MAX_WORDS]:
-        counts["duplicate_lines"] += line in seen
         counts["duplicate_chars"] += len(line) if line in seen else 0
         seen.add(line)
     counts.update(_repetition(words[:MAX_WORDS]))

@@ -151,7 +151,7 @@ class FixedRows(Rows):
 
     def _row_number(self, index: int) -> int:
         """The row at `index` of the stream."""
-        position = self._epoch_index(index)
+        position = self._epoch_index(index)  # first, as it draws the order
         return int(self._order[position])
 
 

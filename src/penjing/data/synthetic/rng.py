@@ -36,11 +36,9 @@ class Rng:
         return low + int(self.random() * (high - low + 1))
 
     def bernoulli(self, probability: float) -> bool:
-        """True with the given probability."""
         return self.random() < probability
 
     def choice(self, items: Sequence[Item]) -> Item:
-        """One of `items`, all equally likely."""
         return items[int(self.random() * len(items))]
 
     def weighted_choice(self, shares: Mapping[str, float]) -> str:

@@ -50,8 +50,6 @@ SMALLEST_VOCABULARY = 256 + len(CONTROL_TOKENS)
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
-    """The special tokens of a tokenizer."""
-
     end_of_text: str  # ends a document
     message_end: str  # ends a turn of a conversation
     begin: str  # starts a document
@@ -157,7 +155,6 @@ class Tokenizer:
         return [added[index].content for index in sorted(added) if added[index].content not in self._control]
 
     def has(self, token: str) -> bool:
-        """Whether the vocabulary has this control token."""
         return token in self._control
 
     def control(self, token: str) -> int:
