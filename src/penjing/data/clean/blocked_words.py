@@ -4,7 +4,6 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from penjing.base.files import read_parsed
 from penjing.data.clean.rule import Dropped, Record, Rule, RuleSettings, texts_of
@@ -14,8 +13,6 @@ _WORD = re.compile("[a-z0-9_]+")
 
 @dataclass(frozen=True, kw_only=True)
 class BlockedWordsSettings(RuleSettings):
-    section: ClassVar = "rules.blocked_words"
-
     file: str = ""  # one word or phrase a line; upper and lower case are one
 
     def files(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 from penjing.base.config import Fraction
 from penjing.data.clean.quality import DocumentRule
@@ -17,8 +17,6 @@ _SAMPLE = 400  # characters that are classified
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageSettings(RuleSettings):
-    section: ClassVar = "rules.language"
-
     keep: tuple[str, ...] = ("en", "zh")  # ISO 639-1 codes
     min_probability: Fraction = 0.9  # of another language; texts that may be of one of these are kept
 

@@ -1,7 +1,6 @@
 """Leave out documents that are too short, or too long, to be a text."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from penjing.base.config import NonNegativeInt
 from penjing.data.clean.quality import DocumentRule, by_language
@@ -11,8 +10,6 @@ from penjing.data.clean.text_scan import Scan
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(RuleSettings):
-    section: ClassVar = "rules.length.en"
-
     min_letters: NonNegativeInt = 10  # letters and digits
     max_chars: NonNegativeInt = 0  # that are no spaces; 0 = any number
 

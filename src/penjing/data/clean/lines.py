@@ -6,7 +6,6 @@ harms other languages (arXiv:2506.20920).
 
 import re
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from penjing.base.config import Fraction, NonNegativeInt
 from penjing.data.clean.quality import DocumentRule, by_language, is_chinese
@@ -56,8 +55,6 @@ _LONGEST = 200  # characters of a line that can be boilerplate
 @dataclass(frozen=True, kw_only=True)
 class Limits(RuleSettings):
     """A document is a list of links if it has so many lines, less of two shares, and more of the third."""
-
-    section: ClassVar = "rules.lines.en"
 
     min_lines: NonNegativeInt = 8
     closed_lines: Fraction = 0.12  # share of lines that end in punctuation

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 from penjing.base.config import Fraction
 from penjing.data.clean.rule import Dropped, Record, Rule, RuleSettings, map_texts, texts_of
@@ -23,8 +23,6 @@ _HAN = re.compile("[\u4e00-\u9fff]")
 
 @dataclass(frozen=True, kw_only=True)
 class MojibakeSettings(RuleSettings):
-    section: ClassVar = "rules.mojibake"
-
     max_broken: Fraction = 0.05  # share of broken characters such as U+FFFD in what cannot be repaired
 
 

@@ -7,7 +7,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from penjing.data.clean.rule import RuleSettings, TextRule
 from penjing.data.clean.text_scan import Flag, scan
@@ -17,8 +17,6 @@ Kind = Literal["mail", "key", "identity", "card", "ip", "phone"]
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalDataSettings(RuleSettings):
-    section: ClassVar = "rules.personal_data"
-
     mask: tuple[Kind, ...] = ("mail", "key", "identity", "card", "ip", "phone")
 
 

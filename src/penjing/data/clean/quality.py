@@ -15,8 +15,8 @@ def by_language(limits: type[RuleSettings], **chinese: float) -> type[RuleSettin
     """Settings with two tables of limits: `en`, for all languages but Chinese, and `zh` with other defaults."""
     types: dict[str, Any] = get_type_hints(limits, include_extras=True)
     other = [(name, types.get(name, NonNegativeFloat), value) for name, value in chinese.items()]
-    namespace = {"section": limits.section.replace(".en", ".zh")}
-    zh = make_dataclass("ChineseLimits", other, bases=(limits,), namespace=namespace, frozen=True, kw_only=True)
+    zh: Any = make_dataclass("ChineseLimits", other, bases=(limits,), frozen=True, kw_only=True)
+    limits.section, zh.section = f"{limits.section}.en", f"{limits.section}.zh"
     tables = [("en", limits, limits()), ("zh", zh, zh())]
     return make_dataclass("Settings", tables, bases=(RuleSettings,), frozen=True, kw_only=True)
 

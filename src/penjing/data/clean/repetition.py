@@ -7,7 +7,6 @@ An n-gram has n words, and each Chinese character is a word here. So FineWeb-2's
 from dataclasses import dataclass
 from itertools import repeat
 from operator import attrgetter
-from typing import ClassVar
 
 from penjing.base.config import Fraction, NonNegativeInt
 from penjing.data.clean.quality import DocumentRule, by_language, first_above, is_code
@@ -18,8 +17,6 @@ from penjing.data.clean.text_scan import Scan
 @dataclass(frozen=True, kw_only=True)
 class Limits(RuleSettings):
     """Shares of a document's characters; 1 = no limit."""
-
-    section: ClassVar = "rules.repetition.en"
 
     min_words: NonNegativeInt = 200  # shorter documents, such as songs, and code need only keep the limit of `loose`
     loose: Fraction = 0.62  # in 10-grams that occurred before

@@ -27,7 +27,10 @@ class Dropped(str):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleSettings(Settings):
-    """Settings of a rule; this one has none."""
+    """Settings of a rule, in the module of its name; this one has none."""
+
+    def __init_subclass__(cls) -> None:
+        cls.section = f"rules.{cls.__module__.rpartition('.')[2]}"
 
     def files(self) -> tuple[str, ...]:
         """The files whose contents decide what the rule does."""

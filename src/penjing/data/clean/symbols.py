@@ -1,7 +1,6 @@
 """Leave out documents of symbols, numbers, or codes instead of words."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from penjing.base.config import Fraction, NonNegativeInt, PositiveFloat
 from penjing.data.clean.quality import DocumentRule, by_language, first_above
@@ -11,8 +10,6 @@ from penjing.data.clean.text_scan import Scan
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(RuleSettings):
-    section: ClassVar = "rules.symbols.en"
-
     min_chars: NonNegativeInt = 40  # shorter documents are kept
     no_letters: Fraction = 0.6  # share of characters that are neither letters nor digits; code has some 0.3
     no_words: Fraction = 0.6  # share of words without a letter, such as numbers
