@@ -102,7 +102,9 @@ import sys, warnings
 from penjing.base.errors import UserError
 from penjing.data.corpus import Corpus, DataSettings
 try:
-    corpus = Corpus(DataSettings(train=tuple(sys.argv[1:])))
+    rules = tuple(word for word in sys.argv[1:] if word.endswith(".toml"))
+    corpus = Corpus(DataSettings(train=tuple(word for word in sys.argv[1:] if word not in rules), clean=rules))
+    assert corpus.fingerprint
     print([text for _ in range(2) for text in corpus.texts()], [size for size, _ in corpus.contents.values()])
 except UserError as error:
     print(error.line())
@@ -129,6 +131,13 @@ def test_a_data_set_is_streamed(address, tmp_path):
         "['held out', 'held out']"
     )
     assert read(address, tmp_path, "hf://o/n/other/*.html").startswith("['A page of words.', ")
+
+
+def test_an_evaluation_set_may_be_on_the_hub(address, tmp_path):
+    rules, data = tmp_path / "rules.toml", tmp_path / "data.jsonl"
+    rules.write_text('[rules.decontamination]\nagainst = ["hf://o/n/data/test-00000.jsonl"]\nwords = 2\n')
+    data.write_bytes(lines("what is held out is asked later", "the others are learned"))
+    assert read(address, tmp_path, data, rules).startswith("['the others are learned', 'the others are learned']")
 
 
 @pytest.mark.parametrize("name", ["hf://o/other", "hf://o/n/gone.jsonl", "hf://o/n/nothing"])

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from penjing.base.config import read_toml, resolve, to_dict, to_toml
 from penjing.base.errors import UserError, suggest
-from penjing.base.files import sha256_file
 from penjing.base.registry import look_up
 from penjing.data.clean import RULES
 from penjing.data.clean.rule import CorpusRule, Dropped, Place, Record, Rule, RuleSettings, place_of
+from penjing.data.formats.files import content_of
+from penjing.data.formats.hub import is_hub
 
 _SHIPPED = Path(__file__).parent / "pipelines"
 
@@ -38,9 +39,9 @@ class Pipeline:
         self._types: dict[str, type[Rule]] = types
         self._settings: Any = resolve(make_dataclass("Pipeline", [("rules", tables)]), {"rules": rules})
         for name, settings in self.rules.items():
-            for file in settings.files():
-                if not Path(file).is_file():
-                    raise UserError("no such file", where=f"rules.{name}", got=repr(file))
+            for file in map(Path, settings.files()):
+                if not file.is_file() and not is_hub(file):
+                    raise UserError("no such file", where=f"rules.{name}", got=repr(str(file)))
 
     @classmethod
     def load(cls, names: Sequence[str]) -> "Pipeline":
@@ -133,5 +134,5 @@ def _read(name: str) -> dict[str, dict[str, Any]]:
 def _identity(name: str, settings: RuleSettings) -> Any:
     if not fields(settings):
         return name
-    hashes = {f"sha256 of {file}": sha256_file(Path(file)) for file in settings.files()}
+    hashes = {f"sha256 of {file}": content_of(Path(file))[1] for file in settings.files()}
     return {name: {**json.loads(json.dumps(to_dict(settings))), **hashes}}  # as it is read back from JSON
