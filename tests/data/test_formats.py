@@ -21,6 +21,7 @@ from penjing.data.formats import (
     Chat,
     Message,
     NoBadRecords,
+    UncheckedRecords,
     files,
     json_values,
     list_files,
@@ -184,6 +185,14 @@ def test_a_bad_byte_inside_a_quoted_field_costs_its_row(tmp_path: Path, name: st
     bad_records = BadRecords(max_bad_fraction=0.9)
     assert [document.text for document in read_documents([path], bad_records=bad_records)] == ["b"]
     assert (bad_records.good, bad_records.bad) == (1, 2)
+
+
+@pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ","), ("a.tsv", "\t")])
+def test_a_column_with_the_name_of_another_is_not_lost(tmp_path: Path, name: str, delimiter: str) -> None:
+    path = write(tmp_path / name, "text,text\nread,more\n".replace(",", delimiter))
+    bad_records = UncheckedRecords()
+    assert texts(path, bad_records=bad_records) == ["read"] and list(bad_records.ignored) == ["field text.1"]
+    assert texts(path, columns={"text.1": "text"}) == ["more"]
 
 
 def test_parquet(tmp_path: Path) -> None:

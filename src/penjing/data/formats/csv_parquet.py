@@ -80,7 +80,12 @@ def _holds_text(row: Sequence[str]) -> bool:
 
 
 def _names(row: Sequence[str]) -> list[str]:
-    return [str(number) if _holds_text(row) else name.strip() for number, name in enumerate(row, start=1)]
+    """The names of the columns; one that is there again gets a number, as pandas gives it: `text`, `text.1`."""
+    if _holds_text(row):
+        return [str(number) for number in range(1, len(row) + 1)]
+    names = [name.strip() for name in row]
+    again = (names[:place].count(name) for place, name in enumerate(names))
+    return [f"{name}.{count}" if count else name for name, count in zip(names, again, strict=True)]
 
 
 def _record(row: Sequence[str], names: Sequence[str], path: Path, line: int) -> Record:
