@@ -8,9 +8,7 @@ user turn.
 transformers switches on `trim_blocks`, which drops a newline right after `%}`; other engines do not. So a newline that
 counts and would stand there is written as an expression.
 
-The switch is `enable_thinking`, as Qwen3 calls it. Not given, it does not exist: turns without a thought have no
-`<think>`, and the model begins its turn as it likes. Given, every turn of the assistant opens with a thought, empty
-where nothing was thought; asked to answer, true opens a thought, and false opens and closes an empty one.
+The switch is `enable_thinking`, as Qwen3 calls it: the `thinking` of `render`, whose file says what it does.
 """
 
 from pathlib import Path

@@ -41,10 +41,10 @@ class SyntheticQuestion:
 
     kind: str
     language: str
-    story: str
+    story: str = ""
     question: str
     answer: str
-    wrong: tuple[str, ...]
+    wrong: tuple[str, ...] = ()
     chance: float
     tool_call: dict[str, Any] | None = None
     pairs: tuple[Pair, ...] = ()

@@ -54,7 +54,6 @@ class DrillDraft:
         return SyntheticQuestion(
             kind=kind,
             language=self.language,
-            story="",
             question=self.rng.choice(self.table.drills[phrase]).format(**slots),
             answer=answer,
             wrong=tuple(text for text in dict.fromkeys(wrong) if text != answer)[:3],
@@ -204,10 +203,8 @@ def story_request(seed: int, index: int, *, language: str, split: str = "train")
     return SyntheticQuestion(
         kind="story",
         language=language,
-        story="",
         question=phrase.format(a=being, t=thing),
         answer=reading.text,
-        wrong=(),
         chance=1 / (len(PEOPLE) * len(THINGS)),
         pairs=(("person_thing", being.key, thing.key),),
         must_contain=words,
