@@ -12,19 +12,11 @@ from penjing.base import formatting as units
 from penjing.base.untrusted import text
 from penjing.report.metrics import HELD_OUT
 from penjing.report.text_chart import text_chart
+from penjing.track.console import describe
 from penjing.track.run_record import GrowingFigures, RunRecord
 
 COLUMN_WIDTH = 60  # of a run, at least, beside another one
 CURVES = ("loss", "preference_loss", "reward_loss", "policy_loss", "kl", "bits_per_byte")  # the first that there is
-# Metrics of the newest line that has them: name, label and form.
-FIGURES = (
-    ("bits_per_byte", "bits per byte", "{:.3f}"),
-    ("reward", "reward", "{:.3f}"),
-    ("reward_accuracy", "accuracy", "{:.1%}"),
-    ("learning_rate", "learning rate", "{:.2e}"),
-    ("grad_norm", "gradient norm", "{:.3g}"),
-    ("mfu", "MFU", "{:.1%}"),
-)
 MOST_SAMPLES, MOST_INCIDENTS = 3, 3
 
 
@@ -106,24 +98,14 @@ def run_view(run: LiveRun, width: int, height: int, *, ascii_only: bool = False)
 
 
 def _figure_lines(run: LiveRun) -> list[str]:
-    parts = []
-    for name in CURVES[:-1]:
-        value, held_out = run.newest(name), run.newest(HELD_OUT + name)
-        if value is not None or held_out is not None:
-            shown = f"{name.replace('_', ' ')} {value:.3f}" if value is not None else name
-            parts.append(shown + (f" ({held_out:.3f} held out)" if held_out is not None else ""))
-            break
-    speed, memory = run.newest("tokens_per_second"), run.newest("memory_bytes")
-    rest = [f"{units.count(speed)} tokens/s"] if speed else []
-    rest += [units.gibibytes(memory)] if memory else []
-    for name, label, form in FIGURES:
-        value = run.newest(name)
-        held_out = run.newest(HELD_OUT + name)
-        if (shown_value := value if held_out is None else held_out) is not None:
-            where = parts if name in ("bits_per_byte", "reward", "reward_accuracy") else rest
-            where.append(f"{label} {form.format(shown_value)}")
+    """The newest values of training and of validation as training prints them, the time, and how the run ended."""
+    newest = {name: value for name in run.figures if (value := run.newest(name)) is not None}
+    held_out = {name: value for name, value in newest.items() if name.startswith(HELD_OUT)}
+    trained = describe({name: value for name, value in newest.items() if name not in held_out})
+    if "grad_norm" in newest:
+        trained += f"  gradient norm {newest['grad_norm']:.3g}"
     used, early = run.record.delivered, run.record.outcome.text("stopped_early")
-    lines = ("  ".join(parts), "  ".join(rest), run.time_text, early, used.why if used else "")
+    lines = (trained, describe(held_out), run.time_text, early, used.why if used else "")
     return [line for line in lines if line]
 
 
