@@ -1,6 +1,6 @@
 """Samples, incidents and figures as Markdown, for trackers that show texts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penjing.base.untrusted import Fields, text
@@ -24,6 +24,23 @@ class MarkdownTracker(Tracker):
 
     def summary(self, name: str, figures: Mapping[str, Any]) -> None:
         self._text(name, table_markdown(figures), self._step)
+
+
+class LibraryRun(MarkdownTracker):
+    """A tracker whose library has a run like that of wandb. `start` sets `_run`, and `_markdown`: its type of texts."""
+
+    _run: Any
+    _markdown: Callable[[str], Any]
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+        self._step = step
+
+    def _text(self, name: str, markdown: str, step: int) -> None:
+        self._run.log({name: self._markdown(markdown)}, step=step)
+
+    def end(self) -> None:
+        self._run.finish()
 
 
 def samples_markdown(samples: Sequence[Mapping[str, Any]]) -> str:

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penjing.track.markdown import MarkdownTracker
+from penjing.track.markdown import LibraryRun
 
 
-class SwanLab(MarkdownTracker):
+class SwanLab(LibraryRun):
     """Each process of a run writes a folder below `swanlab/`, with the same id; offline, the newest has the whole run.
     Of a step that is there twice, SwanLab keeps the first value: after a rollback its curve goes on where it was."""
 
@@ -25,7 +25,7 @@ class SwanLab(MarkdownTracker):
             probe=swanlab.Settings.Probe(monitor=False, requirements=False),
         )
         mode: Any = os.environ.get("SWANLAB_MODE") or ("online" if settings.api_key else "offline")
-        self._swanlab, self._is_new = swanlab, True
+        self._markdown, self._is_new = swanlab.Text, True
         self._run = swanlab.init(
             reinit=True,
             mode=mode,
@@ -43,14 +43,8 @@ class SwanLab(MarkdownTracker):
         return -1 if self._is_new else step
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-        self._step, self._is_new = step, False
-
-    def _text(self, name: str, markdown: str, step: int) -> None:
-        self._run.log({name: self._swanlab.Text(markdown)}, step=step)
+        super().log(step, metrics)
+        self._is_new = False
 
     def attach(self, path: Path) -> None:
         self._run.save(str(path), base_path=str(path.parent), policy="now")
-
-    def end(self) -> None:
-        self._run.finish()

@@ -2,16 +2,15 @@
 
 import os
 import sqlite3
-from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penjing.track.markdown import MarkdownTracker
+from penjing.track.markdown import LibraryRun
 
 
-class Trackio(MarkdownTracker):
+class Trackio(LibraryRun):
     """A database in `trackio/` of the run's folder, or in TRACKIO_DIR. With TRACKIO_SPACE_ID or TRACKIO_SERVER_URL the
     run goes there instead, and steps that a resumed run repeats are there twice."""
 
@@ -24,7 +23,7 @@ class Trackio(MarkdownTracker):
     def start(self, folder: Path, *, project: str, name: str, config: dict[str, Any], run_id: str) -> None:
         import trackio
 
-        self._trackio, self._project = trackio, project
+        self._trackio, self._markdown, self._project = trackio, trackio.Markdown, project
         self._begin = partial(
             trackio.init,
             project=project,
@@ -41,13 +40,6 @@ class Trackio(MarkdownTracker):
         last = self._trackio.SQLiteStorage.get_max_step_for_run(self._project, self._run.name, run_id=self._run.id)
         return min(step, -1 if last is None else int(last))
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-        self._step = step
-
-    def _text(self, name: str, markdown: str, step: int) -> None:
-        self._run.log({name: self._trackio.Markdown(markdown)}, step=step)
-
     def attach(self, path: Path) -> None:
         if path.suffix == ".html":
             self._run.log({path.stem: self._trackio.Html(path.read_text(encoding="utf-8"))}, step=self._step)
@@ -60,6 +52,3 @@ class Trackio(MarkdownTracker):
             with closing(sqlite3.connect(file, timeout=30)) as database, database:
                 database.execute("DELETE FROM metrics WHERE run_id = ? AND step > ?", (self._run.id, step))
         self._run = self._begin()
-
-    def end(self) -> None:
-        self._run.finish()

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from penjing.track.base import Tracker
-from penjing.track.markdown import incident_text
+from penjing.track.markdown import LibraryRun, incident_text
 
 
-class Wandb(Tracker):
+class Wandb(LibraryRun):
     """One wandb run per training run, which a resumed run continues.
 
     Offline, each process writes a part below `wandb/`, with the same id. The newest part has the whole run: a killed
@@ -40,9 +39,6 @@ class Wandb(Tracker):
         settings = self._wandb.Settings(x_disable_stats=True, console="off")
         return self._wandb.init(**self._options, **how, settings=settings)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
     def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         rows = [[one["prompt"], one["text"]] for one in samples]
         self._run.log({"samples": self._wandb.Table(columns=["prompt", "text"], data=rows)}, step=step)
@@ -67,6 +63,3 @@ class Wandb(Tracker):
             except self._wandb.errors.Error as error:
                 warnings.warn(f"wandb keeps the steps after {step}: {error}", stacklevel=2)
         self._run = self._begin(resume="allow")
-
-    def end(self) -> None:
-        self._run.finish()
