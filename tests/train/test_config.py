@@ -21,7 +21,6 @@ from penjing.track.run_dir import RunDir
 from penjing.train import load_model as folder
 from penjing.train.config import Run
 from penjing.train.foreign_settings import ABSENT, FOREIGN
-from penjing.train.resume import flat
 from penjing.train.stages import settings_classes
 from penjing.train.stages.next_token import NextTokenStage, make_rows
 from penjing.train.stages.run_data import run_tokenizer, tokenized
@@ -206,7 +205,7 @@ def known_settings():
     trees = [{"objective": config.to_dict(kind())} for kind in settings_classes()]
     trees += [{"optimizer": config.to_dict(kind())} for kind in (AdamW, Muon)]
     trees += [{"schedule": config.to_dict(WarmupStableDecay())}, config.to_dict(Run())]
-    return {key for tree in trees for key, _ in flat(tree)}
+    return {key for tree in trees for key, _ in config.flat(tree)}
 
 
 @pytest.mark.parametrize(

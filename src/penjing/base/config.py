@@ -401,6 +401,15 @@ def to_dict(value: Any) -> dict[str, Any]:
     return {name: to_dict(item) if dataclasses.is_dataclass(item) else item for name, item in items.items()}
 
 
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every (dotted key, value) of nested tables."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 def to_toml(value: Any, decisions: Iterable[Decision] = ()) -> str:
     """A resolved configuration as TOML; `resolve(type, read_toml(...))` gives the same one back. decisions: written as
     comments beside their settings."""

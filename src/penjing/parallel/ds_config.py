@@ -4,11 +4,12 @@ penjing's settings decide. A field of the file that says the same, or `auto`, is
 is an error that names both; what only DeepSpeed knows (buckets, prefetching, logging) is passed on.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from penjing import devices
+from penjing.base.config import flat
 from penjing.base.errors import UserError
 from penjing.base.files import read_json
 
@@ -115,7 +116,7 @@ def _read(file: Path, settings: Mapping[str, tuple[Any, str]]) -> dict[str, Any]
     theirs = read_json(file)
     if not isinstance(theirs, dict):
         raise UserError("not a JSON object", where=file)
-    for field, value in _fields(theirs):
+    for field, value in flat(theirs):
         wanted, why = settings.get(field, (AUTO, "penjing decides it"))
         name = "adamw" if field == "optimizer.type" and value in ("Adam", "AdamW") else value
         free = field.split(".")[0] in PASSED_ON or field.startswith(WITHOUT_EFFECT)
@@ -123,15 +124,6 @@ def _read(file: Path, settings: Mapping[str, tuple[Any, str]]) -> dict[str, Any]
             wanted = f"{wanted} ({why}), or leave it out"
             raise UserError("contradicts the run's settings", where=f"{file}: {field}", got=value, wanted=wanted)
     return _without_auto({name: value for name, value in theirs.items() if name in PASSED_ON})
-
-
-def _fields(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of a tree that are no tree, each with its dotted name."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _fields(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _without_auto(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -220,13 +220,10 @@ def continuation(sample: Fields) -> str:
     return sample.text("text").removeprefix(sample.text("prompt"))
 
 
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(table: Mapping[str, Any]) -> dict[str, str]:
     """Nested settings as `table.name`, with values as text."""
-    flat: dict[str, str] = {}
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-            flat[prefix + text(name)] = text(str(shown).lower() if isinstance(shown, bool) else shown)
-    return flat
+    shown: dict[str, str] = {}
+    for name, value in config.flat(table):
+        listed = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+        shown[text(name)] = text(str(listed).lower() if isinstance(listed, bool) else listed)
+    return shown

@@ -1,7 +1,7 @@
 """Checks that a resumed run has the settings it was started with; every difference that is not allowed is an error."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,7 @@ def settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
     try:
         return flat_settings(config.resolve(Run, table))
     except UserError:  # a setting that no longer exists: it shows as a difference
-        return dict(flat(table))
+        return dict(config.flat(table))
 
 
 def _is_one_of(key: str, names: Sequence[str]) -> bool:
@@ -117,16 +117,7 @@ def _is_one_of(key: str, names: Sequence[str]) -> bool:
 
 def flat_settings(run: Run) -> dict[str, Any]:
     """The settings by their dotted names."""
-    return dict(flat(json.loads(json.dumps(config.to_dict(run)))))
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every (dotted key, value) of nested tables."""
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+    return dict(config.flat(json.loads(json.dumps(config.to_dict(run)))))
 
 
 def _shown(value: Any) -> str:
