@@ -104,7 +104,7 @@ def test_writing_answers_counts_for_advice_and_validation():
     halved = replace(work, tokens=work.tokens // 2, passes=2 * work.passes)
     slower = step_time(halved, H100).seconds - step.seconds
     assert -now.gain(run, halved) == pytest.approx(
-        (slower + plan_advice.generation_seconds(run, halved, H100) - generation) / (step.seconds + generation)
+        (slower + generation_seconds(run, halved, H100) - generation) / (step.seconds + generation)
     )
     assert -now.gain(run, halved) < 0.2
     more = replace(run, eval=replace(run.eval, sequences=4 * run.eval.sequences))
