@@ -166,7 +166,8 @@ def serve(*runs: str | Path, **options: Any) -> Iterator[Served]:
     options: fields of `ServeOptions`, such as host, port (0: any free one), key, device and dtype. Raises UserError
     for models, addresses and keys that cannot be used.
     """
-    from penjing.workflows.serve import ServeOptions, open_server
+    from penjing.workflows.serve import open_server
+    from penjing.workflows.serve_models import ServeOptions
 
     unknown = set(options) - set(ServeOptions.__dataclass_fields__)
     if unknown:

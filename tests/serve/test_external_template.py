@@ -18,7 +18,7 @@ from penjing.serve import chat
 from penjing.serve.chat import _turn
 from penjing.serve.generation import Target
 from penjing.serve.schema import ChatRequest
-from penjing.workflows.serve_models import load_models
+from penjing.workflows.serve_models import ServeOptions, load_models
 
 TEXTS = ["so it is, and so it was: 北京和上海 have 12 kites", '{"name": "kite", "arguments": {}}'] * 9
 # In the manner of Llama's and Mistral's; what users say can make it refuse, loop and swell.
@@ -75,9 +75,7 @@ def write_model(folder, template):
 
 
 def load(folder):
-    return load_models(
-        [f"theirs={folder}"], adapters=(), device="cpu", dtype="auto", weights="auto", slots=2
-    ).served.values()
+    return load_models([f"theirs={folder}"], ServeOptions(device="cpu", slots=2)).served.values()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from penjing.serve.schema import ChatRequest
 from penjing.train.config import DataSettings, Run, SampleSettings
 from penjing.train.load_model import load_trained
 from penjing.workflows.serve import check_tools, is_loopback, listen
-from penjing.workflows.serve_models import examples_of, load_models
+from penjing.workflows.serve_models import ServeOptions, examples_of, load_models
 
 ASK = {"messages": [{"role": "user", "content": "so"}], "max_tokens": 6, "temperature": 0, "logprobs": True}
 
@@ -38,8 +38,8 @@ def run(penjing, small_run, tmp_path_factory):
 
 
 def load(*words, adapters=(), context=0):
-    settings = {"device": "cpu", "dtype": "auto", "weights": "auto", "slots": 2, "context": context}
-    return load_models([str(word) for word in words], adapters=adapters, **settings)
+    options = ServeOptions(device="cpu", slots=2, adapters=adapters, context=context)
+    return load_models([str(word) for word in words], options)
 
 
 def test_checkpoints_and_adapters_have_names_of_their_own(run, start):

@@ -97,7 +97,8 @@ def serve(
     [bold]Ask it[/]
     curl http://127.0.0.1:8000/v1/completions --json '{"model": "quickstart", "prompt": "Tom"}'
     """
-    from penjing.workflows.serve import ServeOptions, start
+    from penjing.workflows.serve import start
+    from penjing.workflows.serve_models import ServeOptions
 
     if api_key and KEY in os.environ and api_key != os.environ[KEY]:
         raise UserError("is not what --api-key says", where=KEY)

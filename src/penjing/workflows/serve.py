@@ -7,7 +7,6 @@ import resource
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,29 +18,11 @@ from penjing.base.markup import print_table
 
 if TYPE_CHECKING:
     from penjing.agent_tools.box import Toolbox
-    from penjing.infer.forward import Weights
     from penjing.serve.connection import Server
     from penjing.serve.models import Models
+    from penjing.workflows.serve_models import ServeOptions
 
 OPEN_FILES = 65_536  # wanted: a connection is one
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """As `penjing serve --help` says. key: empty for none."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    key: str = ""
-    adapters: tuple[str, ...] = ()
-    tools: tuple[str, ...] = ()
-    table: str = ""
-    slots: int = 16
-    max_tokens: int = 1024
-    context: int = 0
-    weights: Weights = "auto"
-    device: str = "auto"
-    dtype: str = "auto"
 
 
 class OpenServer(NamedTuple):
@@ -85,15 +66,7 @@ def open_server(words: Sequence[str], options: ServeOptions) -> Iterator[OpenSer
     toolbox = Toolbox(options.tools, ToolSettings(today=date.today().isoformat(), table=options.table))
     with closing(listen(options.host, options.port)) as listener:
         set_threads(0, 1)
-        models = load_models(
-            words,
-            adapters=options.adapters,
-            device=options.device,
-            dtype=options.dtype,
-            weights=options.weights,
-            slots=options.slots,
-            context=options.context,
-        )
+        models = load_models(words, options)
         check_tools(models, toolbox)
         app = make_app(models, toolbox, key=options.key, loopback_only=loopback_only, max_tokens=options.max_tokens)
         _allow_open_files()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -22,16 +23,25 @@ MAX_EXAMPLES, EXAMPLE_CHARACTERS = 4, 300  # of the chat page
 SEARCHED_RECORDS, OPENING_CHARACTERS = 50, 40
 
 
-def load_models(
-    words: Sequence[str],
-    *,
-    adapters: Sequence[str],
-    device: str,
-    dtype: str,
-    weights: Weights,
-    slots: int,
-    context: int = 0,
-) -> Models:
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """As `penjing serve --help` says. key: empty for none."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    key: str = ""
+    adapters: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    table: str = ""
+    slots: int = 16
+    max_tokens: int = 1024
+    context: int = 0
+    weights: Weights = "auto"
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+def load_models(words: Sequence[str], options: ServeOptions) -> Models:
     """Load what the command line names: each word RUN, RUN@STEP or NAME=RUN; adapters, PATH or NAME=PATH, of the first.
     A quickstart's folder is served with both of its stages. context: tokens of prompt and answer; 0: as in training.
     Raises UserError for what is not there, two models of one name, and a context that is too long for a model."""
@@ -41,15 +51,16 @@ def load_models(
             if name in found:
                 raise UserError("two models of one name", where=word, got=name, next_step="Give them as NAME=RUN.")
             found[name] = path
-    served = []
+    served, context = [], options.context
     for number, (name, path) in enumerate(found.items()):
         loaded = load_trained(path, adapters="merged")
-        given = attach_adapters(loaded, adapters) if number == 0 else {}
+        given = attach_adapters(loaded, options.adapters) if number == 0 else {}
         chat_adapters = frozenset(each for each, read in given.items() if read.is_chat_tuned)
-        use_device(loaded.model, device, dtype)
+        use_device(loaded.model, options.device, options.dtype)
         if context > (longest := loaded.model.config.max_position_embeddings):
             raise UserError("too long for the model", where=f"{name}: --context", got=context, wanted=f"<= {longest}")
-        engine = make_engine(loaded.model, slots=slots, max_tokens=context or loaded.context_tokens, weights=weights)
+        tokens = context or loaded.context_tokens
+        engine = make_engine(loaded.model, slots=options.slots, max_tokens=tokens, weights=options.weights)
         served.append(ServedModel(name, loaded, engine, tuple(given), chat_adapters, examples_of(loaded.run)))
     return Models(served)
 
