@@ -174,14 +174,7 @@ def _filter_calls(libc: ctypes.CDLL) -> str:
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 # Rights of Landlock. Without a right to make folders, thousands inside one another cannot come about, which could not
 # be cleared away again.
-WRITE_FILE, READ_FILE, READ_FOLDER, REMOVE_FILE, MAKE_FILE, TRUNCATE_FILE = (
-    1 << 1,
-    1 << 2,
-    1 << 3,
-    1 << 5,
-    1 << 8,
-    1 << 14,
-)
+WRITE_FILE, READ_FILE, READ_FOLDER, REMOVE_FILE, MAKE_FILE, TRUNCATE_FILE = (1 << bit for bit in (1, 2, 3, 5, 8, 14))
 OWN = WRITE_FILE | READ_FILE | READ_FOLDER | REMOVE_FILE | MAKE_FILE | TRUNCATE_FILE
 RIGHTS_OF_ABI = {1: 13, 2: 14, 3: 15, 4: 15}  # the number of rights; 16 from ABI 5 on
 

@@ -63,8 +63,14 @@ def print_tokens(size: str, unique: str, hours: str, gpu: str, gpus: int, consol
 
 def _print_tokens_in(hours: str, count: int, shape: Shape, gpu: str, gpus: int, console: Console) -> None:
     """Print the tokens that a time allows on the GPUs, or on this machine."""
-    seconds = cost.read_seconds(hours, "--hours", "h")
-    machine, notes = (gpu_machine(gpu), []) if gpu else _this_machine()
+    seconds, notes = cost.read_seconds(hours, "--hours", "h"), list[str]()
+    if gpu:
+        machine = gpu_machine(gpu)
+    else:
+        from penjing.planner.inputs import PlanOptions, find_machine  # imports torch
+        from penjing.train.config import Run
+
+        machine, _, notes = find_machine(PlanOptions(), Run())
     work = _usual_work(shape, machine)
     rate = work.tokens * gpus / step_time(work, machine).seconds
     trained_tokens = rate * seconds * shape.parameters / count
@@ -82,14 +88,6 @@ def _print_tokens_in(hours: str, count: int, shape: Shape, gpu: str, gpus: int, 
 
 def _usual_work(shape: Shape, machine: Machine) -> Workload:
     return Workload(shape=shape, tokens=32 * 512, seq_len=512, keys=256.5, dtype=machine.fastest_dtype)
-
-
-def _this_machine() -> tuple[Machine, list[str]]:
-    from penjing.planner.inputs import PlanOptions, find_machine  # imports torch
-    from penjing.train.config import Run
-
-    machine, _, notes = find_machine(PlanOptions(), Run())
-    return machine, notes
 
 
 def print_estimate(size: str, amount: str, tflops: float, gpu: str, console: Console) -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as functional
@@ -70,36 +72,33 @@ class FakeDeviceMode(TorchFunctionMode):
         super().__init__()
         self.target = target
         self.device = devices.HOST if target.device.is_host else torch.device(target.kind, 0)
-        self._real = (torch.Generator, _autograd._engine_run_backward)
-        self._real_check = _recomputed_checks["default"]
+        self._engine_run_backward = _autograd._engine_run_backward
+        self._patches = ExitStack()
 
     def __enter__(self) -> FakeDeviceMode:
-        # A device's generator cannot be created without the device, and meta tensors need none.
-        torch.Generator = _HostGenerator  # type: ignore[misc]
-        self._capability = self.target.device.pretend_capability(self.target.capability)
-        self._capability.__enter__()
-        _autograd._engine_run_backward = self._run_backward
-        # A checkpoint's saved tensors are checked below Python, outside this mode; recomputed ones inside it.
-        _recomputed_checks["default"] = lambda x: {"shape": x.shape, "dtype": x.dtype}
-        self._has_triton, gpu.has_triton = gpu.has_triton, self.target.triton_kernels
-        self._arena_disabled = arena.disabled()
-        self._arena_disabled.__enter__()
+        for patched in (
+            # A device's generator cannot be created without the device, and meta tensors need none.
+            patch.object(torch, "Generator", _HostGenerator),
+            self.target.device.pretend_capability(self.target.capability),
+            patch.object(_autograd, "_engine_run_backward", self._run_backward),
+            # A checkpoint's saved tensors are checked below Python, outside this mode; recomputed ones inside it.
+            patch.dict(_recomputed_checks, default=lambda x: {"shape": x.shape, "dtype": x.dtype}),
+            patch.object(gpu, "has_triton", self.target.triton_kernels),
+            arena.disabled(),
+        ):
+            self._patches.enter_context(patched)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._arena_disabled.__exit__(*error)
-        gpu.has_triton = self._has_triton
-        self._capability.__exit__(*error)
-        torch.Generator, _autograd._engine_run_backward = self._real  # type: ignore[misc]
-        _recomputed_checks["default"] = self._real_check
+        self._patches.close()
 
     def _run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """torch disables this mode during `backward()`, but our autograd functions and checkpoints need it."""
         super().__enter__()  # type: ignore[no-untyped-call]
         try:
-            return self._real[1](*args, **kwargs)
+            return self._engine_run_backward(*args, **kwargs)
         finally:
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 

@@ -4,6 +4,7 @@ What a strategy holds besides the model is traced: DDP's buckets, the whole weig
 gathers and reduces, ZeRO's flat copies and buckets. What a rank holds a part of is traced whole, and divided later.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,24 @@ FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes; torch's defaults
 # NCCL's buffers on two GPUs grew from 0.55 to 2.00 GiB at the first barrier (S. Bekman); the increase is used.
 COMMUNICATION_BYTES = int(1.45 * (1 << 30))
 COMMUNICATION_NOTE = "communication buffers are an estimate: 1.45 GiB, as NCCL took on two GPUs"
+
+
+def _flat(tracer: Tracer, count: int, component: Component = SENT) -> Tensor:
+    """A tensor of so many values."""
+    flat = torch.empty(count, device=META)
+    tracer.tag([flat], component)
+    return flat
+
+
+def _parts(tracer: Tracer, parameters: list[nn.Parameter]) -> list[Tensor]:
+    """A rank's parts of gradients: whole here, and divided later."""
+    parts = [torch.empty_like(parameter) for parameter in parameters]
+    tracer.tag(parts, "gradients")
+    return parts
+
+
+def _count(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
 
 
 class GradientBuckets:
@@ -40,7 +59,7 @@ class GradientBuckets:
             parts[-1].append(parameter)
             sizes[-1] += parameter.numel() * parameter.element_size()
         for part in parts:
-            bucket = torch.empty(sum(p.numel() for p in part), dtype=part[0].dtype, device="meta")
+            bucket = torch.empty(_count(part), dtype=part[0].dtype, device="meta")
             self.tensors.append(bucket)
             offset = 0
             for parameter in part:
@@ -64,14 +83,14 @@ class GatheredUnits:
     """
 
     def __init__(self, model: nn.Module, tracer: Tracer, *, keeps_whole: bool) -> None:
-        self._tracer, self._keeps_whole, self.frees = tracer, keeps_whole, True
+        self._keeps_whole, self.frees = keeps_whole, True
         self.last_received: Tensor | None = None
         self.last_sent: Tensor | None = None
         blocks = [block for part in model.modules() if isinstance(part, nn.ModuleList) for block in part]
         inside = {id(parameter) for block in blocks for parameter in block.parameters()}
         root = [parameter for parameter in model.parameters() if id(parameter) not in inside]
-        self._units = [_Unit(list(block.parameters()), self) for block in blocks]
-        self._root = _Unit(root, self)
+        self._units = [_Unit(list(block.parameters()), self, tracer) for block in blocks]
+        self._root = _Unit(root, self, tracer)
         model.register_forward_pre_hook(lambda *_: self._root.gather())
         for number, block in enumerate(blocks):
             block.register_forward_pre_hook(lambda *_, number=number: self._units[number].gather())
@@ -108,27 +127,12 @@ class GatheredUnits:
             unit.release()
             unit.put_parts_back()
 
-    def flat(self, parameters: list[nn.Parameter]) -> Tensor:
-        """A tensor with the values of them all."""
-        flat = torch.empty(sum(parameter.numel() for parameter in parameters), device=META)
-        self._tracer.tag([flat], "communication")
-        return flat
-
-    def parts(self, parameters: list[nn.Parameter]) -> list[Tensor]:
-        """A rank's parts of gradients: whole here, and divided later."""
-        parts = [torch.empty_like(parameter) for parameter in parameters]
-        self._tracer.tag(parts, "gradients")
-        return parts
-
-    def mark_whole(self, gradient: Tensor | None) -> None:
-        self._tracer.tag([gradient], "communication")
-
 
 class _Unit:
     """Parameters that are gathered and reduced together."""
 
-    def __init__(self, parameters: list[nn.Parameter], units: GatheredUnits) -> None:
-        self._parameters, self._units = parameters, units
+    def __init__(self, parameters: list[nn.Parameter], units: GatheredUnits, tracer: Tracer) -> None:
+        self._parameters, self._units, self._tracer = parameters, units, tracer
         self._received: Tensor | None = None
         self._gathered: Tensor | None = None
         self._trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -139,12 +143,12 @@ class _Unit:
 
     def prefetch(self) -> None:
         if self._gathered is None and self._received is None:
-            self._received = self._units.flat(self._parameters)
+            self._received = _flat(self._tracer, _count(self._parameters))
 
     def gather(self) -> None:
         if self._gathered is None:
             self.prefetch()
-            self._gathered = self._units.flat(self._parameters)  # copied out of what was received
+            self._gathered = _flat(self._tracer, _count(self._parameters))  # copied out of what was received
             # In the forward pass that is kept until the next unit's.
             self._units.last_received = None if torch._C._current_graph_task_id() != -1 else self._received
             self._received = None
@@ -164,7 +168,7 @@ class _Unit:
 
     def _reduce(self, parameter: Tensor) -> None:
         """A parameter's gradient is there; the unit's are exchanged when all are."""
-        self._units.mark_whole(parameter.grad)
+        self._tracer.tag([parameter.grad], SENT)
         if not self._units.frees:
             return
         self._ready += 1
@@ -173,10 +177,10 @@ class _Unit:
         self._ready = 0
         self.release()
         self._units.last_sent = None
-        self._units.last_sent = self._units.flat(self._trained)  # kept until the next unit's
+        self._units.last_sent = _flat(self._tracer, _count(self._trained))  # kept until the next unit's
         for one in self._trained:
             one.grad = None
-        self._parts = self._parts or self._units.parts(self._trained)
+        self._parts = self._parts or _parts(self._tracer, self._trained)
 
 
 class ZeroBuffers:
@@ -189,22 +193,12 @@ class ZeroBuffers:
         self._model, self._tracer, self._bucket_size = model, tracer, bucket
         self._shards, self._keeps_whole = layout.shards, layout.keeps_whole
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._count = sum(parameter.numel() for parameter in self._trained)
-        self._copy = self._flat(self._count, "optimizer state")
-        self._parts: list[Tensor] = self._new_parts() if "weights" in layout.shards else []
+        self._count = _count(self._trained)
+        self._copy = _flat(tracer, self._count, "optimizer state")
+        self._parts: list[Tensor] = _parts(tracer, self._trained) if "weights" in layout.shards else []
         self._gathered: Tensor | None = None
         for parameter in self._trained if "gradients" in layout.shards else ():
             parameter.register_post_accumulate_grad_hook(self._move)  # type: ignore[no-untyped-call]
-
-    def _flat(self, count: int, component: Component) -> Tensor:
-        flat = torch.empty(count, device=META)
-        self._tracer.tag([flat], component)
-        return flat
-
-    def _new_parts(self) -> list[Tensor]:
-        parts = [torch.empty_like(parameter) for parameter in self._trained]
-        self._tracer.tag(parts, "gradients")
-        return parts
 
     def _move(self, parameter: Tensor) -> None:
         if self._exchanges:
@@ -221,19 +215,19 @@ class ZeroBuffers:
             for one in () if self._keeps_whole else self._trained:
                 one.grad = None
         if "weights" in self._shards:
-            self._gathered = self._flat(min(ZERO_LIVE, sum(one.numel() for one in self._model.parameters())), SENT)
+            self._gathered = _flat(self._tracer, min(ZERO_LIVE, _count(self._model.parameters())))
 
     def backward(self, total: Tensor) -> None:
-        bucket = self._flat(self._bucket_size if self._exchanges else 0, SENT)
+        bucket = _flat(self._tracer, self._bucket_size if self._exchanges else 0)
         total.backward()  # type: ignore[no-untyped-call]
         if "gradients" not in self._shards:
             self._tracer.tag_gradients(self._model)
         if "gradients" not in self._shards or not self._exchanges:
             return
         self._gathered = None
-        sent = self._flat(self._count * (2 if "weights" in self._shards else 1), SENT)
+        sent = _flat(self._tracer, self._count * (2 if "weights" in self._shards else 1))
         if "weights" not in self._shards:
-            self._parts = self._new_parts()  # added up with those of the passes before
+            self._parts = _parts(self._tracer, self._trained)  # added up with those of the passes before
         del bucket, sent
         for one, part in zip(self._trained, self._parts, strict=True):
             one.grad = part
