@@ -157,6 +157,9 @@ def test_a_tool_of_ones_own_fails_alone_and_in_time(own: str) -> None:
         (["absent_module:Tool"], {"where": "absent_module:Tool", "next_step": "PYTHONPATH"}),
         (["json:Absent"], {"where": "json:Absent", "next_step": "PYTHONPATH"}),
         (["shouting_tool:Mute"], {"where": "shouting_tool:Mute", "wanted": "schema"}),
+        (["os:path"], {"where": "os:path", "wanted": "schema"}),
+        (["builtins:dict"], {"where": "builtins:dict", "wanted": "schema"}),
+        ([".near:Tool"], {"where": ".near:Tool", "next_step": "PYTHONPATH"}),
         (["lookup"], {"where": "objective.tool.table"}),
     ],
 )

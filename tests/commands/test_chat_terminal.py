@@ -176,6 +176,8 @@ def test_what_is_saved_can_be_trained_on(start, tmp_path):
     talk.messages.pop()
     with pytest.raises(UserError, match="cannot write"):
         run(talk, f"/save {tmp_path}")
+    with pytest.raises(UserError, match="cannot write"):
+        run(talk, "/save ~nobody-of-this-name/chats.jsonl")
 
 
 def test_the_oldest_exchange_is_forgotten_whole(start):

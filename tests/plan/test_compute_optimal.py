@@ -82,7 +82,7 @@ def test_budgets_are_read():
     assert cost.read_budget("90min").seconds == 5400
 
 
-@pytest.mark.parametrize("text", ["3parsecs", "24", "-3h", "GB", "3h,,", "0h", "$0", "5XQZ"])
+@pytest.mark.parametrize("text", ["3parsecs", "24", "-3h", "GB", "3h,,", "0h", "$0", "5XQZ", f"1{'0' * 400}h"])
 def test_bad_budgets_are_one_line(text):
     with raises_user_error(where="--budget", wanted="such as 3h, 90min, 24GB, 20CNY or $5"):
         cost.read_budget(text)
@@ -104,7 +104,7 @@ def test_counts_are_read():
         10_000,
         10**9,
     ]
-    for text in ("-64M", "0", "many", "5X"):
+    for text in ("-64M", "0", "0.4", "1e400", "many", "5X"):
         with raises_user_error(where="--params", wanted="such as 64M, 1.2B or 10000"):
             cost.read_count(text, "--params")
 

@@ -76,10 +76,10 @@ def own_home(tmp_path, monkeypatch):
 def test_the_ledger_only_grows(own_home):
     one = ledger.entry("runs/x", "2026-01-01T00:00:00Z", PLAN, OUTCOME)
     ledger.append(one)
-    ledger.append(replace(one, run="runs/y"))
+    ledger.append(replace(one, run="runs/\udcff"))  # a folder whose name is no UTF-8
     (own_home / "ledger.jsonl").open("a").write('{"from": "another version"}\nbroken\n')
     ledger.append(one)
-    assert [each.run for each in ledger.read_history()] == ["runs/x", "runs/y", "runs/x"]
+    assert [each.run for each in ledger.read_history()] == ["runs/x", "runs/\udcff", "runs/x"]
     assert ledger.read_history()[0] == one
     assert one.time_error == pytest.approx(0.1) and one.in_interval
 

@@ -127,7 +127,8 @@ def test_runs_tell_text_from_noise_and_are_not_repeated(sources, monkeypatch):
 def test_what_cannot_be_compared(sources):
     options = {"rules": [], "seeds": 2, "out": sources / "runs", "settings": [], "console": Console(quiet=True)}
     good, held = str(sources / "good.jsonl"), [str(sources / "held.jsonl")]
-    with raises_user_error(wanted="two sources"):
-        ablate([good], held, budget="1min", **options)
+    for sources_of_one in ([good], [good, good]):
+        with raises_user_error(wanted="two sources"):
+            ablate(sources_of_one, held, budget="1min", **options)
     with raises_user_error(where="--budget"):
         ablate([good, good], held, budget="3GB", **options)

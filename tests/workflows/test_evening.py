@@ -46,6 +46,12 @@ def test_a_price_buys_time_and_more_time_a_larger_model(tmp_path):
     assert planned(tmp_path, gpu="RTX 3060", size="26m")[0].size == "26m"
 
 
+@pytest.mark.parametrize(("hourly", "hours", "total"), [("1500KRW", 2, "KRW"), ("0KRW", 8, "0.00 KRW")])
+def test_an_hour_may_cost_thousands_or_nothing(tmp_path, hourly, hours, total):
+    plan, said = planned(tmp_path, gpu="RTX 3060", size="26m", price="3000KRW", hourly=hourly)
+    assert 0.5 * hours * HOUR < plan.total("seconds") < hours * HOUR and total in said
+
+
 def test_more_time_for_little_text_is_no_larger_model(tmp_path):
     text = tmp_path / "novel.txt"
     text.write_text("\n\n".join(f"Chapter {n}: {n * n} words of {n % 97}." for n in range(20_000)))

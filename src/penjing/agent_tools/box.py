@@ -94,15 +94,15 @@ class Toolbox:
 def _make_tool(source: str, settings: ToolSettings) -> Tool:
     """A tool by its name in the table, or by module and class."""
     maker = _import(source) if ":" in source else look_up(TOOLS, source, what="tool")
-    takes_settings = bool(inspect.signature(maker).parameters)
+    wanted = 'a class with schema = {"name": ...} and call(arguments)'
+    try:
+        takes_settings = bool(inspect.signature(maker).parameters)
+    except (TypeError, ValueError):  # a module, a number, a class of Python's own
+        raise UserError("not a tool", where=source, wanted=wanted) from None
     tool: Tool = maker(settings) if takes_settings else maker()
-    schema = getattr(tool, "schema", None)
-    if (
-        not isinstance(schema, Mapping)
-        or not isinstance(schema.get("name"), str)
-        or not callable(getattr(tool, "call", None))
-    ):
-        raise UserError("not a tool", where=source, wanted='a class with schema = {"name": ...} and call(arguments)')
+    schema, call = (getattr(tool, name, None) for name in ("schema", "call"))
+    if not (isinstance(schema, Mapping) and isinstance(schema.get("name"), str) and callable(call)):
+        raise UserError("not a tool", where=source, wanted=wanted)
     return tool
 
 
@@ -110,7 +110,7 @@ def _import(source: str) -> Any:
     module, _, name = source.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         hint = "Give MODULE:CLASS; a module in this folder is found with PYTHONPATH=. before the command."
         raise UserError(f"the tool cannot be imported: {error}", where=source, next_step=hint) from None
 

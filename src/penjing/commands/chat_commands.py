@@ -1,6 +1,7 @@
 """What a line of `penjing chat` that begins with a slash does: a table of commands."""
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -79,7 +80,7 @@ def _save(talk: Conversation, text: str) -> str:
     """Append the conversation to a file: several saved ones are a data set."""
     if not text:
         raise UserError("no file given", where="/save", wanted="/save chats.jsonl")
-    line, path = json.dumps(talk.record(), ensure_ascii=False), Path(text).expanduser()
+    line, path = json.dumps(talk.record(), ensure_ascii=False), Path(os.path.expanduser(text))
     with disk_errors(path), open(path, "a", encoding="utf-8") as file:
         file.write(f"{line}\n")
     return f"{path}: {len(talk.messages)} messages added"

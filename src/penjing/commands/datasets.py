@@ -75,7 +75,7 @@ def data_toyworld(
     preferences: Annotated[int, typer.Option(help="Pairs for preference tuning.", min=1)] = 5_000,
     prompts: Annotated[int, typer.Option(help="Prompts with reference answers for RL.", min=1)] = 5_000,
     questions: Annotated[int, typer.Option(help="Held-out questions per kind and language.", min=1)] = 20,
-    tools: Annotated[int, typer.Option(help="Conversations with a calculator; and a quarter as many prompts.")] = 0,
+    tools: Annotated[int, typer.Option(help="Conversations with a calculator; a quarter as many prompts.", min=0)] = 0,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
 ) -> None:
     """Generate the toy world: short stories in Chinese and English from a simulation, with checkable questions.

@@ -111,8 +111,8 @@ def read_budget(text: str, where: str = "--budget") -> Budget:
     for word in text.split(","):
         match = re.fullmatch(r"\s*(-?[0-9]*\.?[0-9]+)\s*([^\W\d_]+)\s*", word)
         number, unit = (float(match[1]), match[2].lower()) if match else (1.0, "")
-        if number <= 0:
-            raise UserError("not above zero", where=where, got=repr(word), wanted=_EXAMPLES)
+        if not 0 < number < 1e30:
+            raise UserError("out of range", where=where, got=repr(word), wanted=_EXAMPLES)
         if unit in _TIMES:
             budget["seconds"] = number * _TIMES[unit]
         elif unit in _SIZES:
@@ -145,11 +145,11 @@ _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
 
 def read_count(text: str, where: str) -> int:
-    """`64M`, `1.2B`, `10000`. Raises UserError for anything else, and for values that are not above zero."""
+    """`64M`, `1.2B`, `10000`. Raises UserError for anything else, and for values below 1."""
     match = re.fullmatch(r"\s*(-?[0-9][0-9_,]*\.?[0-9]*(?:e[0-9]+)?)\s*([A-Za-z]?)\s*", text, flags=re.IGNORECASE)
     if match is None or match[2].lower() not in _COUNTS:
         raise UserError("not a number", where=where, got=repr(text), wanted="such as 64M, 1.2B or 10000")
     number = float(match[1].replace(",", "").replace("_", "")) * _COUNTS[match[2].lower()]
-    if number <= 0:
-        raise UserError("not above zero", where=where, got=repr(text), wanted="such as 64M, 1.2B or 10000")
+    if not 1 <= number < 1e30:
+        raise UserError("out of range", where=where, got=repr(text), wanted="such as 64M, 1.2B or 10000")
     return round(number)

@@ -116,7 +116,7 @@ def append(record: HistoryRecord) -> None:
     """Append a line; the file is never rewritten."""
     path = history_path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(asdict(record), ensure_ascii=False) + "\n"
+    line = json.dumps(asdict(record)) + "\n"  # ASCII: a folder's name may be no UTF-8
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(handle, line.encode())  # one call, so that lines of runs that end at the same time do not interleave

@@ -136,6 +136,7 @@ def ablate(
     Raises UserError for missing data, too short a budget, and if there is nothing to compare.
     """
     seconds = cost.read_seconds(budget, "--budget")
+    sources, rules = list(dict.fromkeys(sources)), list(dict.fromkeys(rules))  # one named twice is one
     if len(sources) < 2 and not rules:
         raise UserError("nothing to compare", wanted="two sources or more, or --rules")
     data: dict[str, Any] = {"train": list(sources), "validation": list(held_out), "format": "documents"}

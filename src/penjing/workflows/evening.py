@@ -142,7 +142,7 @@ def _seconds(options: EveningOptions) -> float:
             got = f"{machine.name}: {hourly.hour if hourly else 'unknown'}"
             step = f"Give what an hour costs, in {money.currency}: --hourly 2{money.currency}"
             raise UserError("no price an hour in this currency", where="--price", got=got, next_step=step)
-        limits.append(3600 * money.amount / hourly.hour.amount)
+        limits += [3600 * money.amount / hourly.hour.amount] if hourly.hour.amount else []
     return min(limits, default=DEFAULT_SECONDS)
 
 

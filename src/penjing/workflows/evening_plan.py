@@ -244,11 +244,12 @@ def make_plan(
     exported = 4 * report.parameters + END_BYTES // 4
     stages.append(PlannedStage(name="export", seconds=END_SECONDS["export"], num_bytes=exported, files=EXPORT_FILES))
     notes = [f"{report.device}: {report.source}", *report.warnings]
+    price = cost.price_of(report.device, device.price)
     return EveningPlan(
         size=size,
         parameters=report.parameters,
         device=report.device,
-        hour=report.price.split(" an hour")[0],
+        hour=f"{price.hour.amount} {price.hour.currency}" if price else "",
         stages=tuple(stages),
         notes=tuple(notes),
     )
