@@ -15,6 +15,7 @@ from penjing.planner.inputs import (
     accepted,
     checkpoint_bytes,
     checkpoint_seconds,
+    generation_seconds,
     parts_of,
     workload_of,
 )
