@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from penjing.plan import prediction_history as ledger
-from penjing.plan.config_search import Candidate, fitting_candidates, pareto
 from penjing.track.console import describe
 from penjing.train.throughput import Expected, Meter, Refit
 
@@ -158,26 +157,3 @@ def test_both_utilisations_have_their_names():
     assert (figures["mfu"], figures["mfu_full_square"]) == (0.5, 0.8)
     assert meter.totals()["mfu_full_square"] == pytest.approx(0.8)
     assert "MFU 50% causal" in describe(figures)
-
-
-def candidate(rows: int, peak: int, rate: float, seq_len: int = 512) -> Candidate:
-    return Candidate(
-        micro_size=rows,
-        passes=64 // rows,
-        seq_len=seq_len,
-        recompute="none",
-        sharding="single",
-        peak_bytes=peak,
-        seconds=1.0,
-        tokens_per_second=rate,
-    )
-
-
-def test_the_search_keeps_what_nothing_beats():
-    small, middle, large = candidate(1, 10, 1.0), candidate(2, 20, 2.0), candidate(4, 40, 3.0)
-    worse, twin = candidate(8, 41, 2.5), candidate(16, 20, 2.0)
-    other_length = candidate(4, 100, 0.5, seq_len=1024)
-    found = [large, worse, middle, twin, small, other_length]
-    assert pareto(found) == [small, middle, large, other_length]
-    assert fitting_candidates(found, 40) == [large, middle, twin, small]
-    assert fitting_candidates(found, 5) == []

@@ -19,6 +19,13 @@ tokenizer_app = typer.Typer(
     no_args_is_help=True, help="Train, extend, measure a tokenizer, or show how one splits text."
 )
 
+Records = Annotated[list[Path], typer.Argument(help="Files or folders of texts, conversations, pairs or prompts.")]
+Columns = Annotated[
+    str, typer.Option(metavar="FIELD:NAME,...", help="Fields by our names, such as ask:question,reply:answer.")
+]
+MaxHan = Annotated[int, typer.Option(help="Maximum number of Chinese characters in one token.")]
+TokenizerPath = Annotated[Path, typer.Argument(metavar="TOKENIZER", help="A tokenizer's, model's or run's folder.")]
+
 
 @data_app.command("list")
 def data_list() -> None:
@@ -103,10 +110,8 @@ def data_toyworld(
 
 @data_app.command("look")
 def data_look(
-    files: Annotated[list[Path], typer.Argument(help="Files or folders of texts, conversations, pairs or prompts.")],
-    columns: Annotated[
-        str, typer.Option(metavar="FIELD:NAME,...", help="Fields by our names, such as ask:question,reply:answer.")
-    ] = "",
+    files: Records,
+    columns: Columns = "",
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer's or run's folder, for its template and its tokens.")
     ] = None,
@@ -131,16 +136,14 @@ def data_report() -> None:
 
 @data_app.command("clean")
 def data_clean(
-    files: Annotated[list[Path], typer.Argument(help="Files or folders of texts, conversations, pairs or prompts.")],
+    files: Records,
     out: Annotated[Path | None, typer.Option(help="Folder to write; then data.train=FOLDER trains on it.")] = None,
     pipeline: Annotated[
         list[str] | None, typer.Option(help="A TOML file of rules, a shipped pipeline, or a rule; may be given again.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what the rules do, and write nothing.")] = False,
     kind: Annotated[Kind | None, typer.Option("--format", help="What the files hold; else it is found out.")] = None,
-    columns: Annotated[
-        str, typer.Option(metavar="FIELD:NAME,...", help="Fields by our names, such as ask:question,reply:answer.")
-    ] = "",
+    columns: Columns = "",
     workers: Annotated[int, typer.Option(help="Processes; 0: as many as cores and memory allow.", min=0)] = 0,
     memory_gb: Annotated[float, typer.Option(help="Memory of all processes together, in GB.", min=0.5)] = 2.0,
     cluster: Annotated[
@@ -215,7 +218,7 @@ def tokenizer_train(
     files: Annotated[list[Path], typer.Argument(help="Files or folders of text.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("tokenizer"),
     vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 6400,
-    max_han_per_token: Annotated[int, typer.Option(help="Maximum number of Chinese characters in one token.")] = 4,
+    max_han_per_token: MaxHan = 4,
 ) -> None:
     """Train a byte-level BPE tokenizer with ChatML control tokens, in the format of `tokenizers`.
 
@@ -229,12 +232,12 @@ def tokenizer_train(
 
 @tokenizer_app.command("extend")
 def tokenizer_extend(
-    path: Annotated[Path, typer.Argument(metavar="TOKENIZER", help="A tokenizer's, model's or run's folder.")],
+    path: TokenizerPath,
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     add: Annotated[list[str] | None, typer.Option(help="A word, or a file with one on each line; repeatable.")] = None,
     train: Annotated[list[Path] | None, typer.Option(help="A file or folder to learn tokens from; repeatable.")] = None,
     vocabulary: Annotated[int, typer.Option(help="With --train: vocabulary size, old ids included.")] = 0,
-    max_han_per_token: Annotated[int, typer.Option(help="Maximum number of Chinese characters in one token.")] = 4,
+    max_han_per_token: MaxHan = 4,
 ) -> None:
     """Add tokens to a tokenizer; all others keep their ids. A model is continued with it by init_from=MODEL
     tokenizer.path=DIR: each new token starts as the mean of its pieces.
@@ -250,7 +253,7 @@ def tokenizer_extend(
 
 @tokenizer_app.command("report")
 def tokenizer_report(
-    path: Annotated[Path, typer.Argument(metavar="TOKENIZER", help="A tokenizer's, model's or run's folder.")],
+    path: TokenizerPath,
     files: Annotated[list[Path] | None, typer.Argument(help="Files or folders of text to measure it on.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -1,5 +1,7 @@
 """penjing plan memory and plan search."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 import torch
@@ -11,10 +13,10 @@ from penjing.base.errors import UserError
 from penjing.base.markup import escape_markup, print_table
 from penjing.model.transformer import Recompute
 from penjing.plan import cost
-from penjing.plan.config_search import Candidate, fitting_candidates, pareto
 from penjing.plan.device_model import Machine
 from penjing.plan.memory.device_target import MEMORY_MARGIN, is_tight, safe_bytes
 from penjing.plan.step_time import step_time
+from penjing.plan.step_workload import Workload
 from penjing.planner.inputs import PlanOptions, find_machine, lengths_of, workload_of
 from penjing.planner.page import verdict_of
 from penjing.train.batch_geometry import batch_geometry
@@ -23,6 +25,36 @@ from penjing.train.resolve import with_settings
 
 BAR = 40  # characters of the longest bar
 MAX_TRACED = 40  # configurations of one search
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One step configuration, with its traced peak memory (bytes) and its predicted time (seconds), per device."""
+
+    work: Workload
+    micro_size: int
+    peak_bytes: int
+    seconds: float  # of a step
+    tokens_per_second: float
+
+
+def fitting_candidates(candidates: Sequence[Candidate], available_bytes: int) -> list[Candidate]:
+    """The candidates that fit, fastest first. available_bytes: 0 = no limit."""
+    fits = [item for item in candidates if not available_bytes or item.peak_bytes <= available_bytes]
+    return sorted(fits, key=lambda item: -item.tokens_per_second)
+
+
+def pareto(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates that no other of the same seq_len beats in both memory and speed; smallest memory first.
+
+    Of two equal ones the first stays.
+    """
+    front: list[Candidate] = []
+    for point in sorted(candidates, key=lambda item: (item.work.seq_len, item.peak_bytes, -item.tokens_per_second)):
+        best = front[-1] if front else None
+        if not best or best.work.seq_len != point.work.seq_len or best.tokens_per_second < point.tokens_per_second:
+            front.append(point)
+    return front
 
 
 def print_memory(run: Run, options: PlanOptions, console: Console, *, waterfall: bool = False) -> bool | None:
@@ -83,10 +115,10 @@ def search(
     rows_shown = [
         (
             candidate.micro_size,
-            candidate.passes,
-            candidate.seq_len,
-            candidate.recompute,
-            candidate.sharding,
+            candidate.work.passes,
+            candidate.work.seq_len,
+            candidate.work.recompute,
+            candidate.work.layout.strategy,
             units.gibibytes(candidate.peak_bytes),
             units.duration(candidate.seconds),
             units.count(float(f"{candidate.tokens_per_second:.3g}")),
@@ -100,11 +132,11 @@ def search(
     margin = f", {MEMORY_MARGIN:.1%} of it reserved for the error of these figures" if limit_bytes else ""
     console.print(f"{len(fits)} of {len(traced)} traced configurations fit {limit}{margin}")
     if fits:
-        best = fits[0]
-        shared = f", {best.sharding} over {options.gpus} devices" if options.gpus > 1 else ""
+        work = fits[0].work
+        shared = f", {work.layout.strategy} over {options.gpus} devices" if options.gpus > 1 else ""
         console.print(
-            f"fastest: batch.micro_size={best.micro_size} data.seq_len={best.seq_len} "
-            f"compute.activation_checkpointing={best.recompute}{shared}"
+            f"fastest: batch.micro_size={fits[0].micro_size} data.seq_len={work.seq_len} "
+            f"compute.activation_checkpointing={work.recompute}{shared}"
         )
     for note in notes:
         console.print(escape_markup("note", note, indent=""))
@@ -121,13 +153,5 @@ def _recomputing(run: Run) -> list[Run]:
 def _candidate(run: Run, machine: Machine, options: PlanOptions, rows: int, peak: int) -> Candidate:
     work = workload_of(run, machine, options, rows)
     seconds = step_time(work, machine).seconds
-    return Candidate(
-        micro_size=rows,
-        passes=work.passes,
-        seq_len=run.data.seq_len,
-        recompute=run.compute.activation_checkpointing,
-        sharding=work.layout.strategy,
-        peak_bytes=peak,
-        seconds=seconds,
-        tokens_per_second=run.batch.size * lengths_of(run).tokens / seconds,
-    )
+    rate = run.batch.size * lengths_of(run).tokens / seconds
+    return Candidate(work=work, micro_size=rows, peak_bytes=peak, seconds=seconds, tokens_per_second=rate)

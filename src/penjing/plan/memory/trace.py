@@ -155,14 +155,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self._number[key], self._alive[key]
 
     def _guess_component(self, tensor: Tensor, name: str, args: tuple[Any, ...]) -> Component:
-        if name == "aten::_to_copy" and args and self._is_parameter(args[0]):
+        source = args[0] if name == "aten::_to_copy" else None
+        if isinstance(source, Tensor) and source.untyped_storage()._cdata in self._parameters:
             return "weights"  # a copy of a master weight in the dtype of the matmuls
         if self.vocabulary and tensor.ndim and tensor.shape[-1] == self.vocabulary and tensor.ndim > 1:
             return "logits and loss"
         return "temporaries"
-
-    def _is_parameter(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and value.untyped_storage()._cdata in self._parameters
 
     def _mark_activations(self) -> None:
         """Backward begins: live storages of the forward pass are activations."""
