@@ -102,6 +102,12 @@ def test_nothing_is_traced_where_it_does_not_matter(machine, free, device):
     assert fit.fit_memory(run, strategy) == (0, "") and not traced
 
 
+def test_what_is_too_deep_to_trace_is_trained_as_it_is(machine, monkeypatch):
+    traced = machine(1, lambda rows: 1e6)
+    monkeypatch.setattr(fit.trace, "MAX_LAYERS", 7)
+    assert fit.fit_memory(run_of(48), Single(torch.device("cpu"))) == (0, "") and not traced
+
+
 def test_the_rough_formula_decides_by_four_times_its_bytes(machine, monkeypatch):
     traced = machine(8, lambda rows: 1)
     for bytes_, times in ((2 * GIB - 1, 0), (2 * GIB, 1)):

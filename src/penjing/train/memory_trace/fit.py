@@ -179,6 +179,10 @@ def fit_memory(run: Run, strategy: Strategy) -> tuple[int, str]:
     micro = batch_geometry(run, strategy.world, strategy.device).micro_size
     if not share or _surely_fits(run, micro, share):
         return 0, ""
+    try:
+        trace.check_size(run, min(micro, trace.CPU_ROWS[1]))
+    except UserError:  # nobody knows before it is trained
+        return 0, ""
     named = with_settings(run, {"parallel.strategy": strategy.name})
     passes = TracedPasses(run, target, layout_of(named.parallel, strategy.world, nodes))
     rows = strategy.broadcast(passes.fitting_size() if strategy.rank == 0 else None)

@@ -92,7 +92,7 @@ def predict_memory(
     Raises UserError for a run that cannot be traced in a minute or two, or if the rows do not divide evenly.
     """
     rows = micro_size or batch_geometry(run, layout.ranks, torch.device(target.kind)).micro_size
-    _check_size(run, min(rows, CPU_ROWS[1]) if target.device.is_host else rows)
+    check_size(run, min(rows, CPU_ROWS[1]) if target.device.is_host else rows)
     shape = TraceShape(
         micro_size=rows, accumulate=min(2, max(1, run.batch.size // (rows * layout.ranks))), layout=layout
     )
@@ -105,8 +105,8 @@ def predict_memory(
     )
 
 
-def _check_size(run: Run, rows: int) -> None:
-    """rows: of a traced pass."""
+def check_size(run: Run, rows: int) -> None:
+    """Raises UserError for a run that cannot be traced in a minute or two. rows: of a traced pass."""
     model = run.model
     for where, count, most in (
         ("model.num_hidden_layers", model.num_hidden_layers, MAX_LAYERS),
