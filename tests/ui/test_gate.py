@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from penjing.report.metrics import CHARTS, SMALL_CHARTS
 from penjing.serve.errors import ApiError
 from penjing.ui.app import CHAT_PAGE, PAGE, SHARED, make_app
 from penjing.ui.site import Site
@@ -126,6 +127,15 @@ def test_both_languages_are_whole():
         used |= set(re.findall(r"\bt\(\"(\w+)\"", file.read_text()))
     used |= set(re.findall(r"data-i18n(?:-[\w-]+)?=\"(\w+)\"", (PAGE / "index.html").read_text()))
     assert used <= known and len(files) == 6
+
+
+def test_a_chart_has_chinese_words():
+    charts, words = (*CHARTS, *SMALL_CHARTS), (PAGE / "runs_words.js").read_text()
+    wanted = {("Unit", chart.unit) for chart in charts} | {("Label", chart.label) for chart in charts}
+    wanted |= {("Label", label) for chart in charts for _, label in chart.extras}
+    for kind, word in wanted:  # as `known` of plot.js makes the key
+        key = re.sub(r"\W+", "_", word, flags=re.ASCII)
+        assert f"  runs{kind}_{key}: [" in words, word
 
 
 def test_no_file_of_the_page_parses_text_as_html():

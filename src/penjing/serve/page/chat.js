@@ -183,21 +183,27 @@ class Chat extends TextChat {
     return this.writeAll(node, node.answers);
   }
 
-  async writeAll(node, answers) {
+  writeAll(node, answers) {
+    const waiting = answers.filter((answer) => answer.state === "running");
+    const write = (signal) => Promise.all(waiting.map((answer) => this.write(answer, node, answers.indexOf(answer), signal)));
+    return this.whileRunning(write);
+  }
+
+  /** Everything around write(signal), which ends when it is stopped: kept, drawn, and kept again. */
+  async whileRunning(write) {
     const { conversation } = this;
     this.keep();
     const controller = new AbortController();
     this.controller = controller;
     this.draw();
     this.view.toEnd();
-    const waiting = answers.filter((answer) => answer.state === "running");
-    await Promise.all(waiting.map((answer) => this.write(answer, node, answers.indexOf(answer), controller)));
+    await write(controller.signal);
     if (this.controller === controller) this.controller = null;
     store.saveSoon(conversation);
     this.onChange();
   }
 
-  write(answer, node, lane, { signal }) {
+  write(answer, node, lane, signal) {
     const { conversation, models, tools } = this;
     const settings = { ...store.settings };
     answer.seed = drawSeed(settings);

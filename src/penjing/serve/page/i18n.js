@@ -9,11 +9,6 @@ let language = "en";
 /** More sentences, of a part of a page: {key: [English, Chinese]}. */
 export const addWords = (words) => Object.assign(SENTENCES, words);
 
-/** The language of the browser, where we speak it. */
-export function preferred() {
-  return (navigator.language || "").toLowerCase().startsWith("zh") ? "zh" : "en";
-}
-
 export function current() {
   return language;
 }
@@ -26,7 +21,8 @@ export function t(key, values = {}) {
 
 /** Change the language, and what stands in the document: data-i18n is a text, data-i18n-NAME an attribute NAME. */
 export function setLanguage(next) {
-  language = LANGUAGES.includes(next) ? next : "en";
+  const browsers = navigator.language.toLowerCase().startsWith("zh") ? "zh" : "en";
+  language = LANGUAGES.includes(next) ? next : browsers;
   document.documentElement.lang = language === "zh" ? "zh-Hans" : "en";
   for (const node of document.querySelectorAll("[data-i18n]")) node.textContent = t(node.dataset.i18n);
   for (const name of ["aria-label", "placeholder", "title"]) {

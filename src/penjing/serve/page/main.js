@@ -198,7 +198,6 @@ store.loadConversations();
 words();
 wire();
 chat.onChange = refresh;
-store.whenFull(() => toast(t("full")));
 store.onOtherTab(
   () => chat,
   (conversation, isGone) => {

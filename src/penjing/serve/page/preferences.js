@@ -1,7 +1,7 @@
 // What a page keeps in this browser, and the two switches of every page: its language, and light or dark.
 
 import { $, el, fill, icon } from "./dom.js";
-import { current, preferred, setLanguage, t } from "./i18n.js";
+import { current, setLanguage, t } from "./i18n.js";
 
 const SETTINGS = "penjing.settings"; // theme.js reads it too
 
@@ -33,7 +33,7 @@ const isDark = () => document.documentElement.dataset.theme === "dark";
 
 /** Take the language that was chosen, else the browser's, and label the switches. */
 export function showSwitches() {
-  setLanguage(settings.language || preferred());
+  setLanguage(settings.language);
   fill($("#language"), el("span", { lang: current() === "zh" ? "en" : "zh-Hans", text: t("languageShort") }));
   $("#language").setAttribute("aria-label", `${t("languageShort")}: ${t("language")}`);
   fill($("#theme"), icon(isDark() ? "sun" : "moon"));

@@ -43,7 +43,6 @@ export const SENTENCES = {
   code: ["code", "代码"],
   retry: ["Try again", "重新回答"],
   edit: ["Edit", "修改"],
-  sendEdited: ["Send", "发送"],
   editLabel: ["Edit your message", "修改你的话"],
   before: ["Show the version before", "看上一个版本"],
   after: ["Show the next version", "看下一个版本"],

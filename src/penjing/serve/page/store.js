@@ -1,6 +1,8 @@
 // What the browser keeps: settings, and the conversations. All of it stays in this browser.
 
 import { join, textOfPieces } from "./conversation.js";
+import { toast } from "./dom.js";
+import { t } from "./i18n.js";
 import { change, read, settings } from "./preferences.js";
 import { pack, unpack } from "./tokens.js";
 
@@ -97,12 +99,6 @@ export function onOtherTab(open, kept) {
 const changed = new Set(); // ids of what is to be written
 const written = new Map(); // id -> what stands in the storage as far as this tab knows
 const stripped = new Set(); // ids of those that lost their tokens
-let onFull = () => {};
-
-/** full(): called where the browser has no room for a conversation, even without tokens. */
-export function whenFull(full) {
-  onFull = full;
-}
 
 /** Write what has changed. Another tab may have written the same conversation: both are kept, as one. */
 export function save() {
@@ -113,7 +109,7 @@ export function save() {
     const there = localStorage.getItem(keyOf(conversation));
     const theirs = there && there !== written.get(id) ? restored(JSON.parse(there), "elsewhere") : null;
     if (theirs) join(conversation, theirs);
-    if (!keep(conversation)) onFull();
+    if (!keep(conversation)) toast(t("full")); // there is no room even without tokens
   }
   changed.clear();
 }

@@ -65,14 +65,8 @@ export class TextChat {
     conversation.title ||= titleOf(textOfPieces(pieces).slice(0, 200));
     const run = { model: this.lanes[0], state: "running", seed: drawSeed(store.settings), finish: "", error: "", stats: null };
     conversation.run = run;
-    const controller = new AbortController();
-    this.controller = controller;
-    this.keep();
-    this.draw();
-    this.view.toEnd();
-    await continueText(run, prompt, pieces.at(-1), "text", store.settings, this.hooks(run, controller.signal));
-    if (this.controller === controller) this.controller = null;
-    store.saveSoon(conversation);
+    const write = (signal) => continueText(run, prompt, pieces.at(-1), "text", store.settings, this.hooks(run, signal));
+    await this.whileRunning(write);
     if (this.conversation === conversation) this.draw();
   }
 }

@@ -69,7 +69,7 @@ function editor(node, chat, cancel) {
     "div",
     { class: "edit-row" },
     el("button", { type: "button", class: "plain", text: t("cancel"), on: { click: cancel } }),
-    el("button", { type: "button", class: "primary", text: t("sendEdited"), on: { click: done } }),
+    el("button", { type: "button", class: "primary", text: t("send"), on: { click: done } }),
   );
   return el("div", { class: "editor" }, area, row);
 }

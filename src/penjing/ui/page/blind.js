@@ -63,7 +63,7 @@ export function blindCard({ api, fail }) {
   }
 
   function standing({ groups }) {
-    const heads = ["chatCheckpoint", "chatStrength", "chatInterval", "chatWon", "chatTied", "chatLost"].map((key) => t(key));
+    const heads = ["uiCheckpoint", "chatStrength", "chatInterval", "chatWon", "chatTied", "chatLost"].map((key) => t(key));
     const row = ({ model, strength, low, high, won, tied, lost }) => [model, strength.toFixed(2), `${low.toFixed(2)} … ${high.toFixed(2)}`, won, tied, lost];
     fill(strengths, groups.length ? [el("h3", { text: t("chatStanding") }), el("p", { class: "hint", text: t("chatStandingHint") })] : null,
       groups.map((group) => table(heads, group.map(row))));

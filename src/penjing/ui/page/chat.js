@@ -32,8 +32,8 @@ export const tab = {
 
 function chooser(now, rows) {
   const run = el("select", { "aria-label": t("chatRun") }, rows.map((row) => el("option", { value: row.id, text: row.id })));
-  const step = el("select", { "aria-label": t("chatCheckpoint") });
-  const steps = () => fill(step, rows[run.selectedIndex].checkpoints.map((value) => el("option", { value, text: t("chatStep", { step: count(value) }) })));
+  const step = el("select", { "aria-label": t("uiCheckpoint") });
+  const steps = () => fill(step, rows[run.selectedIndex].checkpoints.map((value) => el("option", { value, text: t("uiStep", { step: count(value) }) })));
   run.addEventListener("change", steps);
   steps();
   return el("div", { class: "row gap" }, run, step, el("button", { type: "button", class: "primary", text: t("chatStart"), on: { click: () => start(now, run.value, Number(step.value)) } }));
@@ -63,9 +63,9 @@ function show(now, { chats }) {
   now.shown = shown;
   now.blind.show(chats.filter((chat) => chat.state === "ready").map((chat) => `${chat.run}@${chat.step}`));
   fill(now.list, chats.map((chat) => el("section", { class: "card gap" },
-    el("h2", {}, chat.run, el("span", { class: "unit", text: ` ${t("chatStep", { step: count(chat.step) })}` })),
+    el("h2", {}, chat.run, el("span", { class: "unit", text: ` ${t("uiStep", { step: count(chat.step) })}` })),
     el("div", { class: "row" },
       chat.state === "ready" ? el("a", { class: "primary", href: chat.address, target: "_blank", rel: "noopener noreferrer", text: t("chatOpen") }) : el("span", { role: "status", class: chat.state === "ended" ? "bad" : "hint", text: t(`chat_${chat.state}`) }),
-      now.context.actButton("plain", t("chatStop"), async () => show(now, await now.context.api.post("api/chats/stop", { run: chat.run, step: chat.step })))),
+      now.context.actButton("plain", t("stop"), async () => show(now, await now.context.api.post("api/chats/stop", { run: chat.run, step: chat.step })))),
     chat.said ? el("pre", { class: "log", tabindex: "0", text: chat.said }) : null)));
 }

@@ -60,7 +60,7 @@ function build(found) {
       el("section", { class: "card" }, el("h2", { id: "data-title", text: t("dataChoose") }),
         el("div", { class: "data-fields" }, entry("tokenizer"), entry("columns")),
         el("div", { class: "row" }, button("dataLook", "primary", look), rules, button("dataDryRun", "plain", dryRun),
-          el("span", { class: "spring" }), button("dataCancel", "plain unseen", () => page.running?.abort(), "data-cancel")),
+          el("span", { class: "spring" }), button("cancel", "plain unseen", () => page.running?.abort(), "data-cancel")),
         el("p", { id: "data-status", role: "status", class: "hint" })),
       el("div", { id: "data-out", class: "plan-results" })));
 }

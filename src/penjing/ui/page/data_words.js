@@ -18,7 +18,6 @@ addWords({
   dataRules: ["Cleaning rules", "清洗规则"],
   dataDefault: ["all shipped rules", "全部自带规则"],
   dataDryRun: ["Try cleaning (writes nothing)", "试清洗（不写文件）"],
-  dataCancel: ["Cancel", "取消"],
   dataCancelled: ["Cancelled.", "已取消。"],
   dataLooking: ["Reading the file…", "正在读取文件…"],
   dataCleaning: ["Applying the rules…", "正在应用规则…"],

@@ -70,7 +70,7 @@ function build(choices) {
   const more = el("details", { class: "card", open: SHAPE.some((name) => state[name]) },
     el("summary", { text: t("planShape") }), SHAPE.map((name) => fields[name].node));
   const form = el("form", { class: "plan-form", "aria-label": t("planForm"), on: { submit: (event) => event.preventDefault() } },
-    group("planModel", "recipe", "model", "size"), more, group("planData", "tokens", "unique", "seq_len", "batch"),
+    group("model", "recipe", "model", "size"), more, group("planData", "tokens", "unique", "seq_len", "batch"),
     group("planCards", "gpu", "gpus", "strategy", "price"), group("planMemory", "optimizer", "checkpointing"));
   return el("div", { class: "plan-columns" }, form, results());
 }
@@ -166,7 +166,7 @@ function train() {
 }
 
 function refining(on) {
-  $("#plan-refine").textContent = t(on ? "planCancel" : "planRefine");
+  $("#plan-refine").textContent = t(on ? "cancel" : "planRefine");
   if (on) $("#plan-source").textContent = t("planTracing");
   else if (page.answer) $("#plan-source").textContent = source(page.answer.plan);
 }

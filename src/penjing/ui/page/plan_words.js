@@ -4,7 +4,6 @@ import { addWords } from "./i18n.js";
 
 addWords({
   planForm: ["What to train", "训练什么"],
-  planModel: ["Model", "模型"],
   planShape: ["Shape: layers, width, experts", "形状：层数、宽度、专家"],
   planData: ["Data and batch", "数据与批"],
   planCards: ["Cards", "显卡"],
@@ -105,11 +104,9 @@ addWords({
   planPart_elementwise: ["element-wise operations", "逐元素运算"],
   planPart_head: ["output layer", "输出层"],
   planPart_launch: ["kernel launches", "内核启动"],
-  planPart_data_wait: ["waiting for data", "等待数据"],
   planPart_generation: ["generation", "生成"],
   planPart_total: ["together", "合计"],
   planRefine: ["Refine: trace a step", "细化：跟踪真实的一步"],
-  planCancel: ["Cancel", "取消"],
   planTracing: ["Tracing the real step…", "正在跟踪真实的一步…"],
   planByFormula: ["By formula, ±20 %; micro-batch {rows}, accumulation {passes}.", "按公式，±20 %；微批大小 {rows}，梯度累积 {passes}。"],
   planTraced: ["Traced from the real step; micro-batch {rows}, accumulation {passes}.", "由真实的一步跟踪得到；微批大小 {rows}，梯度累积 {passes}。"],

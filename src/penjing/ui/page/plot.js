@@ -131,7 +131,7 @@ export class Plot {
   }
 }
 
-const label = (line) => (line.held_out ? t("runsHeldOut") : line.label === "training" ? t("runsTraining") : line.label);
+const label = (line) => (line.held_out ? t("runsHeldOut") : known("runsLabel", line.label));
 
 function swatch(place, dashed = false) {
   return el("i", { class: `swatch c${(place ?? 0) % 8}${dashed ? " dashed" : ""}`, "aria-hidden": "true" });

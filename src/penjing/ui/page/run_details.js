@@ -18,7 +18,7 @@ export function showDetails(container, run, context) {
     plan: [[run.terms, run.warnings], () => section("plan", t("runsPlan"), terms(run), true)],
     incidents: [run.incidents, () => section("incidents", t("runsIncidents", { count: run.incidents.length }), incidents(run), run.incidents.length > 0)],
     log: [[run.log, run.state], () => section("log", t("runsLog"), run.log ? el("pre", { class: "log", tabindex: "0", text: run.log }) : null, ["failed", "starting"].includes(run.state))],
-    settings: [run.settings, () => section("settings", t("runsSettings"), table([], Object.entries(run.settings), t("runsSettings")), false)],
+    settings: [run.settings, () => section("settings", t("settings"), table([], Object.entries(run.settings), t("settings")), false)],
   };
   const before = made.get(container) ?? {};
   const now = Object.fromEntries(Object.entries(parts).map(([id, [data, make]]) => {
@@ -41,7 +41,7 @@ function actions(run, context) {
   const active = ["running", "starting"].includes(run.state);
   const canContinue = !active && run.state !== "finished";
   const used = run.delivered, losses = used && { step: count(used.step), newest: count(used.newest), loss: figure(used.loss), last: figure(used.newest_loss) };
-  const step = el("select", { "aria-label": t("runsCheckpoint") }, run.checkpoints.map((value) => el("option", { value, selected: value === used?.step, text: t("runsStep", { step: count(value) }) })));
+  const step = el("select", { "aria-label": t("uiCheckpoint") }, run.checkpoints.map((value) => el("option", { value, selected: value === used?.step, text: t("uiStep", { step: count(value) }) })));
   const chat = el("button", { type: "button", class: "plain", text: t("runsChat"), on: { click: () => context.go("chat", { run: run.id, step: step.value }) } });
   return el("div", { class: "card" }, el("h2", { text: run.id }),
     el("div", { class: "row" },
@@ -69,13 +69,13 @@ function samples(run) {
   if (!run.samples.length) return null;
   return el("div", { class: "samples" }, run.samples.map(({ prompt, language, texts }) => el("div", { lang: language === "zh" ? "zh-Hans" : language || null },
     el("h3", { text: prompt }),
-    el("ol", { tabindex: "0" }, [...texts].reverse().map(([step, text]) => el("li", {}, el("span", { class: "hint", text: t("runsStep", { step: count(step) }) }), el("p", { text })))))));
+    el("ol", { tabindex: "0" }, [...texts].reverse().map(([step, text]) => el("li", {}, el("span", { class: "hint", text: t("uiStep", { step: count(step) }) }), el("p", { text })))))));
 }
 
 function incidents(run) {
   if (!run.incidents.length) return null;
   const rest = ({ step, kind, ...more }) => Object.entries(more).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
   return el("ul", { class: "incidents" }, [...run.incidents].reverse().map((incident) => el("li", {},
-    el("strong", { text: `${t("runsStep", { step: count(incident.step) })}: ${incident.kind ?? ""}` }), el("span", { class: "hint", text: ` ${rest(incident).slice(0, 300)}` }))));
+    el("strong", { text: `${t("uiStep", { step: count(incident.step) })}: ${incident.kind ?? ""}` }), el("span", { class: "hint", text: ` ${rest(incident).slice(0, 300)}` }))));
 }
 
