@@ -52,6 +52,14 @@ def test_the_intervals_hold_the_truth_and_groups_are_apart():
     assert strengths([]) == []
 
 
+def test_a_vote_that_cannot_be_written_may_be_given_again(client, folder, models):
+    asked = {"id": ask(client).json()["id"], "vote": "a"}
+    (folder / "votes.jsonl").mkdir()
+    assert client.post("/api/blind/vote", json=asked).status_code == 400
+    (folder / "votes.jsonl").rmdir()
+    assert [client.post("/api/blind/vote", json=asked).status_code for _ in range(2)] == [200, 404]
+
+
 def test_names_come_after_the_vote_and_votes_are_kept(client, folder, models):
     assert client.get("/api/blind").json() == {"groups": []}
     (folder / "votes.jsonl").write_text('{"a": 5}\nnothing\n{"a": "x", "b": "y", "vo')  # the last one is cut

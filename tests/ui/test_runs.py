@@ -1,6 +1,7 @@
 """The list of runs, curves of several, and what one left behind: all of it from the runs' folders."""
 
 import json
+import os
 import time
 
 import numpy as np
@@ -40,6 +41,16 @@ def test_every_run_below_the_folder_is_listed_with_its_state(client, folder, wri
         }
     assert rows(client)["runs/c"]["state"] == "killed"
     assert found["runs/a"].items() >= {"step": 200, "steps": 200, "parameters": 1_067_136, "loss": 3.005}.items()
+
+
+def test_a_name_that_is_not_utf8_hides_nothing(client, folder, write_run):
+    write_run(folder / "good")
+    (folder / "text.txt").write_text("text\n")
+    other = os.fsencode(folder) + "/中文".encode("gbk")
+    write_run(folder / "other").rename(os.fsdecode(other))
+    os.link(folder / "text.txt", other + b".txt")
+    assert rows(client).keys() == {"good"}
+    assert [file["path"] for file in client.get("/api/data/files").json()["files"]] == ["text.txt"]
 
 
 def test_damaged_files_hide_no_run(client, folder, write_run):

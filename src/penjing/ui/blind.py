@@ -72,7 +72,8 @@ class BlindVotes:
         choice = text_field(body, "vote")
         if choice not in SCORES:
             raise ApiError(400, f"vote: {', '.join(SCORES)} are possible", param="vote")
-        asked = self._asked.pop(text_field(body, "id"), None)
+        name = text_field(body, "id")
+        asked = self._asked.get(name)
         if asked is None:
             raise ApiError(404, "this question has its vote, or was asked too long ago", param="id")
         line = {"at": datetime.now().astimezone().isoformat(timespec="seconds"), **asked, "vote": choice}
@@ -81,6 +82,7 @@ class BlindVotes:
             with os.fdopen(handle, "r+b", buffering=0) as file:
                 is_cut = file.seek(0, os.SEEK_END) and os.pread(handle, 1, file.tell() - 1) != b"\n"
                 file.write(b"\n" * bool(is_cut) + json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        self._asked.pop(name, None)  # a vote that could not be written may be given again
         return {"a": asked["a"], "b": asked["b"], **self.standing()}
 
     def standing(self) -> dict[str, Any]:

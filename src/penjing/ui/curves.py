@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from fastapi import Query
 
 from penjing.report.metrics import CHARTS, HELD_OUT, SMALL_CHARTS, TOKENS, Chart, Floats, default_charts, thinned
 from penjing.ui.live_runs import LiveRun
@@ -15,12 +16,12 @@ MOST, LEAST = 1_000, 100  # points of one line
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """How curves are shown. smooth: 0 to 1, the weight of what came before. low, high: of the x axis."""
+    """How curves are shown, as a request says. smooth: the weight of what came before. low, high: of the x axis."""
 
     x: Literal["step", "tokens", "time"] = "step"
-    smooth: float = 0.0
-    low: float | None = None
-    high: float | None = None
+    smooth: Annotated[float, Query(ge=0, lt=1)] = 0.0
+    low: Annotated[float | None, Query(allow_inf_nan=False)] = None
+    high: Annotated[float | None, Query(allow_inf_nan=False)] = None
 
 
 def charts(runs: Sequence[LiveRun], view: View, *, small: bool) -> list[dict[str, Any]]:

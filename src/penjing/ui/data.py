@@ -17,7 +17,7 @@ from penjing.serve.errors import ApiError
 from penjing.track.run_record import RunRecord
 from penjing.ui.background import penjing_json
 from penjing.ui.blind import VOTES
-from penjing.ui.site import Site, read_json, text_field
+from penjing.ui.site import Site, is_shown, read_json, text_field
 
 DEPTH, MOST_FILES, MOST_ENTRIES = 6, 500, 20_000  # folders below the app's that are searched; listed; looked at
 LOOK_SECONDS, CLEAN_SECONDS = 120.0, 900.0
@@ -26,15 +26,15 @@ REPORT_HEADERS = {"Content-Security-Policy": "sandbox; default-src 'none'; style
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Folders with the names of their files, sorted; hidden ones, links and the folders of runs are left out."""
+    """Folders with the names of their files, sorted; what is not shown, links and the folders of runs are left out."""
     for found, folders, files in os.walk(folder):
         depth = len(Path(found).relative_to(folder).parts)
         folders[:] = sorted(
             name
             for name in folders
-            if depth < DEPTH and name[0] not in "._" and not RunRecord(Path(found, name)).exists
+            if depth < DEPTH and name[0] != "_" and is_shown(name) and not RunRecord(Path(found, name)).exists
         )
-        yield found, sorted(files)
+        yield found, sorted(filter(is_shown, files))
 
 
 def files_below(folder: Path) -> dict[str, Any]:
@@ -51,9 +51,8 @@ def files_below(folder: Path) -> dict[str, Any]:
         entries += len(names)
         for name in names:
             path = Path(found, name)
-            if name.startswith(".") or path.is_symlink() or not _is_data(path):
-                continue
-            files.append({"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size})
+            if not path.is_symlink() and _is_data(path):
+                files.append({"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size})
         if len(files) > MOST_FILES or entries > MOST_ENTRIES:
             is_cut = True
             break

@@ -13,7 +13,7 @@ from penjing.base.untrusted import text
 from penjing.serve.errors import ApiError
 from penjing.track.run_record import GrowingFigures, RunRecord
 from penjing.ui.processes import Trainings
-from penjing.ui.site import Site
+from penjing.ui.site import Site, is_shown
 
 DEPTH = 3  # folders below the app's that are searched
 READ_SECONDS = 0.2  # of metrics, before the list is shown
@@ -139,7 +139,7 @@ class LiveRuns:
 
 
 def _folders_of_runs(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """The folders of runs at and below `folder`. No link is followed, nor into a run or a hidden folder."""
+    """The folders of runs at and below `folder`. No link is followed, nor into a run or a folder that is not shown."""
     if RunRecord(folder).exists:
         yield folder
     elif depth:
@@ -148,5 +148,5 @@ def _folders_of_runs(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
         except OSError:
             return
         for path in inner:
-            if not path.name.startswith("."):
+            if is_shown(path.name):
                 yield from _folders_of_runs(path, depth - 1)

@@ -3,9 +3,9 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Query
+from fastapi import Depends, FastAPI, Query
 from starlette.responses import Response
 
 from penjing.base.errors import UserError
@@ -43,18 +43,12 @@ def add_routes(app: FastAPI, site: Site, trainings: Trainings) -> None:
 
     @app.get("/api/curves")
     def draw(
-        run: Annotated[list[str], Query(max_length=MOST_RUNS)],
-        x: Literal["step", "tokens", "time"] = "step",
-        smooth: Annotated[float, Query(ge=0, lt=1)] = 0.0,
-        low: Annotated[float | None, Query(allow_inf_nan=False)] = None,
-        high: Annotated[float | None, Query(allow_inf_nan=False)] = None,
-        small: bool = False,
+        run: Annotated[list[str], Query(max_length=MOST_RUNS)], view: Annotated[View, Depends()], small: bool = False
     ) -> Response:
         runs = [live.run(name) for name in dict.fromkeys(run)]
         for one in runs:
             one.read()
-        drawn = charts(runs, View(x=x, smooth=smooth, low=low, high=high), small=small)
-        return Response(dumps({"charts": drawn}), media_type="application/json")
+        return Response(dumps({"charts": charts(runs, view, small=small)}), media_type="application/json")
 
 
 async def _events(live: LiveRuns, site: Site) -> AsyncIterator[bytes]:

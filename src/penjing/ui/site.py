@@ -13,7 +13,7 @@ from penjing.serve.errors import ApiError
 from penjing.serve.limits import BODY_BYTES
 from penjing.serve.request_body import read_body
 
-__all__ = ["Site", "read_json", "run_in_thread", "text_field"]
+__all__ = ["Site", "is_shown", "read_json", "run_in_thread", "text_field"]
 _SCHEME = re.compile(r"\b(?:https?|hf)://")
 _BETWEEN_PATHS = re.compile(r"""[\s,:="'\[\]{}|]+""")
 
@@ -43,6 +43,11 @@ class Site:
     def name(self, path: Path) -> str:
         """A path below the folder as the page names it; `.` is the folder itself."""
         return path.relative_to(self.folder).as_posix()
+
+
+def is_shown(name: str) -> bool:
+    """Whether the page lists files and folders of this name: not hidden ones, nor names that are not UTF-8."""
+    return not name.startswith(".") and name.encode(errors="replace").decode() == name
 
 
 async def read_json(request: Request) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from penjing.base.errors import UserError
+from penjing.base.errors import UserError, missing_extra
 from penjing.workflows.serve import is_loopback, listen, shown_host
 
 
@@ -19,7 +19,7 @@ def start(folder: Path, host: str, port: int, console: Console) -> None:
         import httptools  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise UserError(f"{error.name} is missing", next_step='Install it: pip install "penjing[serve]"') from None
+        raise missing_extra(str(error.name), "serve") from None
     from penjing.serve.connection import make_server
     from penjing.ui import plan
     from penjing.ui.app import make_app

@@ -18,8 +18,13 @@ export function drawSeed(settings) {
   return settings.seed === "" ? crypto.getRandomValues(new Uint32Array(1))[0] >>> 1 : Number(settings.seed);
 }
 
-/** Whether the model must think, must not, or decides (null). */
-export const thinkingOf = (settings) => ({ auto: null, on: true, off: false })[settings.thinking];
+/** Whether the model must think, must not, or decides (undefined). */
+const thinkingOf = (model, settings) => (model.thinking ? { on: true, off: false }[settings.thinking] : undefined);
+
+/** What a request for an answer says besides its messages and the sampling. */
+export const chatOptions = (model, tools, settings) => ({
+  tools: tools.length ? tools : undefined, enable_thinking: thinkingOf(model, settings),
+});
 
 /**
  * Write an answer until it ends. context: {conversation, node, lane, settings, tools}; hooks: {signal, onUpdate(tokens),
@@ -71,20 +76,18 @@ function parsed(text) {
 
 async function writeStep(answer, goOn, { conversation, node, lane, settings, tools, model }, hooks) {
   const step = answer.steps.at(-1);
-  const thinking = thinkingOf(settings);
   const before = pathBefore(conversation, node);
   const request = {
     model: answer.model,
     ...sampling(settings, answer.seed),
+    ...chatOptions(model, tools, settings),
     logprobs: true,
     top_logprobs: ALTERNATIVES,
     messages: [...messagesOfNodes(before, lane, answer.system), ...messagesOf(answer.steps.slice(0, -1))],
   };
-  if (tools.length) request.tools = tools;
-  if (model.thinking && thinking !== null) request.enable_thinking = thinking;
   if (goOn.length) request.continue_ids = goOn;
   step.began = performance.now();
-  let kind = lastKind(step.tokens, thinking === true && model.thinking);
+  let kind = lastKind(step.tokens, request.enable_thinking);
   fit(request, answer, perCharacterOf(before, lane), model.context);
   for await (const chunk of fittingStream(request, answer, hooks)) {
     takeUsage(answer, chunk);

@@ -122,7 +122,7 @@ export function reasonOf({ code, param, status }, message) {
   return status >= 400 ? t("refused", { param: param || status }) : t("pageFault");
 }
 
-export function problemOf(answer) {
+function problemOf(answer) {
   if (answer.state === "stopped") return t("stopped");
   if (answer.state === "elsewhere") return t("elsewhere");
   if (answer.state === "failed") return answer.status === 0 ? t("broke") : t("failed", { error: reasonOf(answer, answer.error) });
@@ -136,7 +136,8 @@ export function problemOf(answer) {
   return answer.forgotten ? t("forgotten") : "";
 }
 
-function showNote(note, answer) {
+/** Why the answer ends where it does. */
+export function showNote(note, answer) {
   const text = problemOf(answer);
   if (note.textContent !== text) note.textContent = text;
   note.hidden = !text;

@@ -4,7 +4,7 @@ import { countTokens } from "./api.js";
 import { messagesOfNodes, path, textOfPieces } from "./conversation.js";
 import { $ } from "./dom.js";
 import { count, t } from "./i18n.js";
-import { thinkingOf } from "./answer.js";
+import { chatOptions } from "./answer.js";
 import { toolsOn } from "./settings.js";
 import { settings } from "./store.js";
 
@@ -24,12 +24,8 @@ function bodyOf(chat) {
   const text = $("#text").value;
   if (!text.trim()) return null;
   if (model.answers === false) return { model: model.id, prompt: text };
-  const body = { model: model.id, messages: [...messagesOfNodes(path(chat.conversation), 0, settings.system), { role: "user", content: text }] };
-  const tools = toolsOn(chat.tools);
-  if (tools.length) body.tools = tools;
-  const thinking = thinkingOf(settings);
-  if (model.thinking && thinking !== null) body.enable_thinking = thinking;
-  return body;
+  const messages = [...messagesOfNodes(path(chat.conversation), 0, settings.system), { role: "user", content: text }];
+  return { model: model.id, messages, ...chatOptions(model, toolsOn(chat.tools), settings) };
 }
 
 /** Count soon; called whenever anything has changed. A figure that is no longer true is not shown. */

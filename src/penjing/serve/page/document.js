@@ -1,6 +1,6 @@
 // A model that was only pretrained continues a text: one sheet to write on, and to look into.
 
-import { showFigures, problemOf } from "./answer_view.js";
+import { showFigures, showNote } from "./answer_view.js";
 import { textOfPieces } from "./conversation.js";
 import { el, grow } from "./dom.js";
 import { t } from "./i18n.js";
@@ -52,9 +52,7 @@ export function showDocument(container, chat, look) {
   const update = (isRunning) => {
     sheet.update(isRunning);
     if (!conversation.run) return;
-    note.textContent = problemOf({ ...conversation.run, steps: [{ content: "x", reasoning: "", calls: [] }] });
-    note.hidden = !note.textContent;
-    note.classList.toggle("bad", conversation.run.state === "failed");
+    showNote(note, { ...conversation.run, steps: [{ content: "x", reasoning: "", calls: [] }] });
     showFigures(figures, conversation.run);
   };
   update(running);

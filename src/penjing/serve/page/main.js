@@ -38,9 +38,7 @@ function words() {
   label("close-settings", "close", t("closeSettings"), { shown: false });
   label("rewrite", "retry", t("rewrite"));
   label("edit-text", "edit", t("editText"));
-  $("#close-menu-place").replaceChildren(
-    el("button", { type: "button", id: "close-menu", class: "quiet", "aria-label": t("closeMenu"), on: { click: () => setMenu(false) } }, icon("close")),
-  );
+  label("close-menu", "close", t("closeMenu"), { shown: false });
   $("#legend").replaceChildren(...legend());
 }
 
@@ -115,6 +113,7 @@ function wire() {
   on("clear", "click", async () => (await confirmClear()) && chat.removeAll());
   wireSwitches(() => (words(), settingsPanel(), chat.draw()));
   on("menu", "click", () => setMenu(!document.body.classList.contains("menu-open")));
+  on("close-menu", "click", () => setMenu(false));
   on("shade", "click", () => (setMenu(false), setSettings(false)));
   on("look", "click", () => {
     store.change({ look: !store.settings.look });

@@ -18,7 +18,6 @@ const TABLES_MS = 250; // of rest, before the tables are asked for
 const FIELD_OF = { "model.preset": "model", "data.seq_len": "seq_len", "batch.size": "batch", "parallel.strategy": "strategy",
   "optimizer.name": "optimizer", "model.hidden_size": "width", "model.num_hidden_layers": "layers", "model.num_experts": "experts",
   "model.num_experts_per_tok": "active_experts", "compute.activation_checkpointing": "checkpointing" };
-const NOTED = ["cost", "energy", "epochs", "flops", "loss", "parameters"]; // with a sentence of their own
 const FIGURES = ["time", "cost", "memory", "energy", "speed", "tokens", "epochs", "flops", "loss", "parameters"];
 
 let page = null; // of the opened tab
@@ -78,7 +77,7 @@ function build(choices) {
 const cleared = (names) => Object.fromEntries(names.map((name) => [name, ""]));
 const ladder = (size) => `ladder-${short(Math.min(Math.max(size, 5e5), 3e9)).toLowerCase()}`;
 
-const sentence = (name) => (NOTED.includes(name) ? t(`planNote_${name}`) : "");
+const sentence = (name) => known("planNote", name, ""); // some have one of their own
 
 function results() {
   const figure = (name) => el("div", { class: `figure ${name}` }, el("dt", { text: t(`planFigure_${name}`) }),

@@ -117,9 +117,8 @@ function choose(now, id, add) {
   if (!add) now.chosen = [id];
   else if (now.chosen.includes(id)) now.chosen = now.chosen.filter((other) => other !== id || now.chosen.length === 1);
   else if (now.chosen.length < MOST_CHOSEN) now.chosen = [...now.chosen, id];
-  Object.assign(now, { low: null, high: null });
   list(now);
-  change(now, {});
+  change(now, { low: null, high: null });
 }
 
 function list(now) {
