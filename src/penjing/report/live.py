@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from textwrap import wrap
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -86,7 +87,8 @@ def runs_view(runs: list[LiveRun], width: int, height: int, *, ascii_only: bool 
 
 def run_view(run: LiveRun, width: int, height: int, *, ascii_only: bool = False) -> Panel:
     inner = width - 4
-    above = [Text(line, overflow="ellipsis", no_wrap=True) for line in _figure_lines(run)]
+    lines = [part for line in _figure_lines(run) for part in wrap(line, inner)]
+    above = [Text(line, overflow="ellipsis", no_wrap=True) for line in lines]
     below = [*_sample_lines(run), *_incident_lines(run)]
     name = next((name for name in CURVES if run.figures.get(name) or run.figures.get(HELD_OUT + name)), "")
     curves = [curve for prefix in ("", HELD_OUT) if (curve := run.figures.get(prefix + name))]
