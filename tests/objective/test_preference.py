@@ -247,6 +247,7 @@ def test_a_fresh_head_calls_all_answers_equal(model):
     loss = RewardObjective(RewardModel())(ScalarHead(model), pack(groups("pairs"), 64))
     assert float(loss.parts["reward_accuracy"]) == NUM_GROUPS / 2
     assert not float(loss.parts["chosen_reward"])
+    assert RewardModel().best_metric.removeprefix("val_") in loss.parts  # else no checkpoint is the best one
 
 
 def test_log_probabilities_and_values_come_from_one_pass(model):

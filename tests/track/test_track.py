@@ -138,6 +138,10 @@ def test_a_pipe_gets_plain_lines():
     assert second == "  pretrain step 10/10: validation loss 2.250"
 
 
+def test_the_loss_of_a_reward_model_is_shown():
+    assert describe({"val_ranking_loss": 0.5, "val_reward_accuracy": 0.75}) == "validation loss 0.500  accuracy 75.0%"
+
+
 def test_a_terminal_gets_a_bar():
     stream = io.StringIO()
     console = Console(file=stream, width=120, force_terminal=True)

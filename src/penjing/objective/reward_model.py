@@ -24,7 +24,7 @@ class RewardModel(ObjectiveSettings):
 
     name: Literal["reward"] = "reward"
     generates_text: ClassVar = False
-    best_metric: ClassVar = "val_reward_loss"
+    best_metric: ClassVar = "val_ranking_loss"
     # Weight of a pair's squared sum of rewards, which centres them around zero (pairs alone do not); 0.01 is usual.
     center_rewards_coefficient: NonNegativeFloat = 0.01
     # data: the rewards should differ by at least the pair's `margin`. none: no margin.

@@ -17,7 +17,7 @@ from penjing.track.console import describe
 from penjing.track.run_record import GrowingFigures, RunRecord
 
 COLUMN_WIDTH = 60  # of a run, at least, beside another one
-CURVES = ("loss", "preference_loss", "reward_loss", "policy_loss", "kl", "bits_per_byte")  # the first that there is
+CURVES = ("loss", "preference_loss", "ranking_loss", "policy_loss", "kl", "bits_per_byte")  # the first that there is
 MOST_SAMPLES, MOST_INCIDENTS = 3, 3
 
 

@@ -60,7 +60,7 @@ SHOWN = (
     ("bits_per_byte", "{:.3f} bits/byte"),
     ("kl", "KL {:.3f}"),
     ("preference_loss", "loss {:.3f}"),
-    ("reward_loss", "loss {:.3f}"),
+    ("ranking_loss", "loss {:.3f}"),
     ("reward_accuracy", "accuracy {:.1%}"),
     ("reward_margin", "margin {:.2f}"),
     ("exact_match", "exact match {:.1%}"),
