@@ -40,8 +40,6 @@ SAMPLE_CHARACTERS = 300
 LANGUAGES = ("English and other Latin", "Chinese", "other")
 _OF_SCRIPT = {"Latin": 0, "Chinese": 1}
 _SCRIPT_CHARACTERS = 256  # by which the script of a text is told
-_HAN = bytes(range(0xE4, 0xEA))  # that begin U+4000 to U+9FFF in UTF-8
-_KANA = (b"\xe3\x81", b"\xe3\x82")
 _BUFFER_BYTES = 1 << 20
 _NUMBER = re.compile(r"\d[\d,]*")  # in an error, such as a column: kinds of errors are counted
 _CONTROLS = bytes({*range(32)} - {*b"\n\t"})
@@ -50,13 +48,10 @@ _encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 def measures(text: str) -> tuple[int, int, int]:
     """Language (an index of LANGUAGES, by the script of the beginning), length and bytes."""
-    length, content = len(text), b"" if text.isascii() else text.encode("utf-8", "surrogatepass")
-    if 16 * (len(content) - length) <= length:  # almost all of it is ASCII
-        return 0, length, len(content) or length
-    start = content[: 3 * _SCRIPT_CHARACTERS]
-    if 6 * (len(start) - len(start.translate(None, _HAN))) > len(start) and not any(each in start for each in _KANA):
-        return 1, length, len(content)  # of most texts in Chinese: half of the bytes is Chinese
-    return _OF_SCRIPT.get(script_of(scan(text[:_SCRIPT_CHARACTERS])), 2), length, len(content)
+    length, num_bytes = len(text), len(text if text.isascii() else text.encode("utf-8", "surrogatepass"))
+    if 16 * (num_bytes - length) <= length:  # almost all of it is ASCII
+        return 0, length, num_bytes
+    return _OF_SCRIPT.get(script_of(scan(text[:_SCRIPT_CHARACTERS])), 2), length, num_bytes
 
 
 def write_line(stream: IO[bytes], row: Mapping[str, Any]) -> None:

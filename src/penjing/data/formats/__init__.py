@@ -1,13 +1,8 @@
 """Read data files of all common formats into records: documents, chats, prompts, preferences. Errors name the line.
 
-Files: `.txt` `.md` (cut into documents), `.py` and `.html` (one document), `.warc` (a document for each page),
-`.jsonl`, `.json` (an array, lines, or one object), `.csv` `.tsv` (first row names the columns), each also as `.gz` and
-`.zst`; `.epub` (a document for each chapter), `.parquet` and `.arrow` (of `datasets`).
-In a `.tsv` a quotation mark is an ordinary character, unless a pair encloses a whole field.
-
-docs/data.md lists the shapes and field names of records; the shape is detected for each record. A thought or tool calls
-written as text in an answer are read as such. Fields and marks that change what should be learned, and that nothing
-uses, are counted in `BadRecords.ignored` and in a warning.
+docs/data.md lists the formats, and the shapes and field names of records; the shape is detected for each record. A
+thought or tool calls written as text in an answer are read as such. Fields and marks that change what should be
+learned, and that nothing uses, are counted in `BadRecords.ignored` and in a warning.
 
 Everything is read lazily: memory holds one record (a JSON array is decoded value by value), never a file.
 """
