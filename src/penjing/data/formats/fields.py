@@ -4,7 +4,6 @@ A conversation may be text inside a field: JSON, a list as Python writes it, or 
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from penjing.base.errors import UserError, suggest
@@ -76,14 +75,9 @@ def _joined(name: str, values: list[Any]) -> Any:
     return (texts or values)[0]
 
 
-@lru_cache(maxsize=256)  # the records of a file have the same fields
-def _are_small(names: tuple[str, ...]) -> bool:
-    return all(name in KNOWN_FIELDS or name.islower() for name in names)
-
-
 def _in_small_letters(record: Mapping[str, Any], where: SourceLocation) -> Mapping[str, Any]:
     """The record with known names in small letters: `Text`, `Question`. Letters that name choices stay."""
-    if _are_small(tuple(record)):
+    if all(name in KNOWN_FIELDS or name.islower() for name in record):
         return record
     has_letters = "A" in record and "B" in record
     renamed: dict[str, Any] = {}
