@@ -9,7 +9,7 @@ from typing import Any
 from penjing.data.synthetic.questions import STORY_KINDS, Reading, SyntheticQuestion
 from penjing.data.synthetic.rng import Rng, held_out
 from penjing.data.synthetic.surface_realization import LANGUAGES, word_answer
-from penjing.data.synthetic.tasks.drills import DRILL_KINDS, drill, story_request
+from penjing.data.synthetic.tasks.drills import DRILL_KINDS, drill
 from penjing.data.synthetic.tasks.games import echo, roll_call
 from penjing.data.synthetic.world import Fact
 
@@ -94,11 +94,15 @@ def _opening(question: SyntheticQuestion) -> list[Row]:
     return opening(prompt_text(question), TOOLS if question.tool_call else "")
 
 
+def reply(content: str, thought: str = "", **more: Any) -> Row:
+    thinking = {"reasoning_content": thought} if thought else {}
+    return {"role": "assistant", "content": content, **thinking, **more}
+
+
 def _reply(question: SyntheticQuestion) -> Row:
     if question.tool_call:
-        return {"role": "assistant", "content": "", "tool_calls": json.dumps([question.tool_call])}
-    thinking = {"reasoning_content": question.thought} if question.thought else {}
-    return {"role": "assistant", "content": question.answer, **thinking}
+        return reply("", tool_calls=json.dumps([question.tool_call]))
+    return reply(question.answer, question.thought)
 
 
 def conversations(seed: int, count: int) -> Iterator[Row]:
@@ -107,7 +111,7 @@ def conversations(seed: int, count: int) -> Iterator[Row]:
         rng, language, story_index = _row_start("sft", seed, index)
         match rng.weighted_choice(CONVERSATION_SHARES):
             case "request":
-                questions = [story_request(seed, story_index, language=language)]
+                questions = [drill(seed, story_index, language=language, kind="story")]
             case "tool":
                 questions = [drill(seed, story_index, language=language, kind="tool")]
             case "drill":
@@ -213,10 +217,7 @@ def held_out_questions(seed: int, per_kind: int, language: str) -> dict[str, lis
         for index in range(60 * per_kind + 600):
             if len(questions_by_kind[kind]) >= per_kind:
                 break
-            if kind == "story":
-                question = story_request(seed, index, language=language, split="held_out")
-            else:
-                question = drill(seed, index, language=language, split="held_out", kind=kind)
+            question = drill(seed, index, language=language, split="held_out", kind=kind)
             if question.is_held_out:
                 questions_by_kind[kind].setdefault(prompt_text(question), question)
     return {kind: list(questions.values()) for kind, questions in questions_by_kind.items()}

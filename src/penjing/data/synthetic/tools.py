@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penjing.data.synthetic.dataset_rows import opening, prompt_row
+from penjing.data.synthetic.dataset_rows import opening, prompt_row, reply
 from penjing.data.synthetic.rng import Rng
 from penjing.data.synthetic.surface_realization import LANGUAGES
 from penjing.data.synthetic.tasks.drills import drill
@@ -73,18 +73,14 @@ def tool_conversations(seed: int, count: int) -> Iterator[dict[str, Any]]:
         thinks = Rng(seed, "thinks", index).bernoulli(THOUGHT_FRACTION)
         thoughts = LANGUAGES[task.language].tool_thoughts
         messages, result = opening(task.question, _TOOLS), ""
-
-        def reply(thought: str, content: str, *, thinks: bool = thinks, **more: Any) -> dict[str, Any]:
-            thinking = {"reasoning_content": thought} if thinks else {}
-            return {"role": "assistant", "content": content, **thinking, **more}
-
         for number, (expression, value) in enumerate(task.steps):
             call = {"name": "calculator", "arguments": {"expression": expression}}
             thought = thoughts["then" if number else "call"].format(expression=expression, result=result)
-            messages.append(reply(thought, "", tool_calls=json.dumps([call])))
+            messages.append(reply("", thought if thinks else "", tool_calls=json.dumps([call])))
             result = str(value)
             messages.append({"role": "tool", "content": result})
-        messages.append(reply(thoughts["answer" if task.steps else "direct"].format(result=result), task.answer))
+        thought = thoughts["answer" if task.steps else "direct"].format(result=result)
+        messages.append(reply(task.answer, thought if thinks else ""))
         yield {"conversations": messages}
 
 

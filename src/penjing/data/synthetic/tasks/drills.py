@@ -185,6 +185,8 @@ DRILL_KINDS = (*_MAKERS, "story")
 
 def drill(seed: int, index: int, *, language: str, split: str = "train", kind: str | None = None) -> SyntheticQuestion:
     """Drill number `index` of a split: of the given kind, or of any kind but `story`."""
+    if kind == "story":
+        return story_request(seed, index, language=language, split=split)
     rng = Rng(seed, split, "drill", index, language, kind or "any")
     chosen = kind or rng.choice(tuple(_MAKERS))
     return _MAKERS[chosen](DrillDraft(rng, language, split))
