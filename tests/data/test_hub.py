@@ -42,6 +42,9 @@ FILES = {
 }
 
 
+REVISIONS = ("main", "refs/convert/parquet", COMMIT)
+
+
 class Hub(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -60,7 +63,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         path = unquote(urlsplit(self.path).path)
         tree, resolve = f"/api/datasets/o/n/tree/{COMMIT}", f"/datasets/o/n/resolve/{COMMIT}/"
-        if path in ("/api/datasets/o/n", "/api/datasets/o/n/revision/main", f"/api/datasets/o/n/revision/{COMMIT}"):
+        if path in ("/api/datasets/o/n", *(f"/api/datasets/o/n/revision/{name}" for name in REVISIONS)):
             self.answer(json.dumps({"id": "o/n", "sha": COMMIT, "siblings": []}).encode())
         elif path.startswith(tree):
             inside = path.removeprefix(tree).strip("/")
@@ -130,6 +133,7 @@ def test_a_data_set_is_streamed(address, tmp_path):
     assert read(address, tmp_path, "hf://datasets/o/n@main/data/test-00000.jsonl").startswith(
         "['held out', 'held out']"
     )
+    assert "'held out'" in read(address, tmp_path, "hf://o/n@refs/convert/parquet/data/test-00000.jsonl")
     assert read(address, tmp_path, "hf://o/n/other/*.html").startswith("['A page of words.', ")
 
 

@@ -1,6 +1,7 @@
 """Data sets of the Hugging Face hub, read over the network and not stored: `hf://owner/name`."""
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,8 @@ from penjing.base.errors import UserError, import_extra
 from penjing.data.formats.compression import PACKED_ERRORS
 
 _BUFFER_BYTES = 1 << 20
+# Owner and name, revision (also the hub's own: refs/convert/parquet, refs/pr/3), and what is inside
+_NAME = re.compile(r"([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]*))?(?:/(.*))?")
 _contents: dict[Path, list[Any]] = {}  # of files that were listed: size and hash
 
 
@@ -28,13 +31,10 @@ def hub_files(path: Path) -> list[Path]:
     with _hub_errors(path) as filesystem:
         import huggingface_hub
 
-        name = str(path).removeprefix("hf:").strip("/").removeprefix("datasets/")
-        owner, _, rest = name.partition("/")
-        repository, _, inside = rest.partition("/")
-        repository, _, revision = repository.partition("@")
-        if not owner or not repository:
+        name = _NAME.fullmatch(str(path).removeprefix("hf:").strip("/").removeprefix("datasets/"))
+        if name is None:
             raise UserError("not a name of the hub", where=_shown(path), wanted="hf://OWNER/NAME, or a file in it")
-        repository = f"{owner}/{repository}"
+        repository, revision, inside = name[1], name[2], name[3] or ""
         commit = huggingface_hub.HfApi().dataset_info(repository, revision=revision or None).sha
         look_up = filesystem.glob if any(mark in inside for mark in "*?[") else filesystem.find
         found = look_up(f"datasets/{repository}@{commit}/{inside}", detail=True)
