@@ -16,7 +16,7 @@ from penjing.serve.schema import ChatRequest
 from penjing.train.config import DataSettings, Run, SampleSettings
 from penjing.train.load_model import load_trained
 from penjing.workflows.serve import check_tools, is_loopback, listen
-from penjing.workflows.serve_models import ServeOptions, examples_of, load_models
+from penjing.workflows.serve_models import ServeOptions, _named, examples_of, load_models
 
 ASK = {"messages": [{"role": "user", "content": "so"}], "max_tokens": 6, "temperature": 0, "logprobs": True}
 
@@ -57,6 +57,14 @@ def test_checkpoints_and_adapters_have_names_of_their_own(run, start):
         }
         assert logps["kite"] == logps["other"] and len(set(logps.values())) == 3
         assert serving.openai.chat.completions.create(model="kite:mine", **ASK).choices
+
+
+@pytest.mark.parametrize("folder", ["me@host/kite", "lr=0.1/a@2"])
+def test_a_folder_may_have_the_signs_of_names_and_steps(tmp_path, folder):
+    (tmp_path / folder / "checkpoints" / "step-00000009").mkdir(parents=True)
+    (tmp_path / folder / "run.toml").touch()
+    ((name, path),) = _named(f"{tmp_path / folder}@9")
+    assert name == f"{(tmp_path / folder).name}@9" and path.name == "step-00000009"
 
 
 def test_what_is_not_there(run):

@@ -182,6 +182,7 @@ def test_only_the_process_that_holds_the_lock_is_stopped(client, folder, write_r
         ("tiny", {"data.train": "a.txt,/etc/passwd"}, (403, "outside_folder")),
         ("tiny", {"init_from": "~/model"}, (403, "outside_folder")),
         ("../run.toml", {}, (403, "outside_folder")),
+        ("../run.toml", {"recipe": "tiny"}, (403, "outside_folder")),
         ("far.toml", {}, (403, "outside_folder")),
         ("--help", {}, (400, None)),
         ("tiny", {"--gpus": "8"}, (400, None)),

@@ -85,7 +85,8 @@ def _asked(site: Site, body: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     values = {name: value for name, value in given if isinstance(value, str)}
     if recipe.startswith("-"):
         raise ApiError(400, "recipe: not a recipe", param="recipe")
-    _check_paths(site, {"recipe": recipe, **values})
+    site.check_value(recipe)
+    _check_paths(site, values)
     for name, value in values.items():
         if name.startswith("-") or "=" in name or "\0" in name + value:
             raise ApiError(400, "not a setting", param=name[:100])

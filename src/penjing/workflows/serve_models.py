@@ -18,7 +18,7 @@ from penjing.track.run_dir import STAGES, RunDir, is_run, stage_folder
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained, use_device
 
-_WORD = re.compile(r"(?:(?P<name>[^=@/]+)=)?(?P<path>[^@]+)(?:@(?P<step>[0-9]+))?")
+_WORD = re.compile(r"(?:(?P<name>[^=@/]+)=)?(?P<path>.+?)(?:@(?P<step>[0-9]+))?")
 MAX_EXAMPLES, EXAMPLE_CHARACTERS = 4, 300  # of the chat page
 SEARCHED_RECORDS, OPENING_CHARACTERS = 50, 40
 
