@@ -3,10 +3,9 @@
 Memory comes from the formula (`--rough`), so that an answer takes milliseconds; `refine` runs the command itself.
 """
 
-import asyncio
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from penjing.plan import cost
 from penjing.plan.gpu_specs import GPU_SPECS
 from penjing.ui.background import penjing_json
 from penjing.ui.processes import command
-from penjing.ui.site import Site, read_json
+from penjing.ui.site import Site, read_json, run_in_thread
 
 RECIPES = ("pretrain", "sft", "dpo", "grpo")
 SIZES = (
@@ -177,6 +176,13 @@ def load() -> None:
     estimate({"gpu": next(iter(GPU_SPECS))})
 
 
+def _reply_with(answer: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Callable[[Request], Any]:
+    async def reply(request: Request) -> dict[str, Any]:
+        return await run_in_thread(answer, await read_json(request))
+
+    return reply
+
+
 def add_routes(app: FastAPI, site: Site) -> None:
     """Routes below /api/plan."""
 
@@ -186,13 +192,8 @@ def add_routes(app: FastAPI, site: Site) -> None:
         strategies = ["auto", *(name for name in STRATEGIES if name != "single")]
         return {"recipes": RECIPES, "models": presets.names(), "cards": known, "strategies": strategies}
 
-    for name, answer in (("estimate", estimate), ("cards", cards), ("sizes", sizes)):
-
-        async def reply(request: Request, answer: Any = answer) -> dict[str, Any]:
-            body = await read_json(request)
-            return await asyncio.to_thread(answer, body)
-
-        app.add_api_route(f"/api/plan/{name}", reply, methods=["POST"])
+    for answer in (estimate, cards, sizes):
+        app.add_api_route(f"/api/plan/{answer.__name__}", _reply_with(answer), methods=["POST"])
 
     @app.post("/api/plan/refine")
     async def refine(request: Request) -> dict[str, Any]:

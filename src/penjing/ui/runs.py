@@ -15,7 +15,7 @@ from penjing.serve.streams import DONE, EventStream, dumps, sse_event
 from penjing.ui.curves import View, charts
 from penjing.ui.live_runs import LiveRun, LiveRuns
 from penjing.ui.processes import Trainings, command, log_tail
-from penjing.ui.site import Site
+from penjing.ui.site import Site, run_in_thread
 from penjing.ui.train import resuming
 
 TICK_SECONDS = 0.5  # between two looks at the files
@@ -55,7 +55,7 @@ async def _events(live: LiveRuns, site: Site) -> AsyncIterator[bytes]:
     """All rows at once, and again whenever one has changed."""
     shown, idle = None, 0
     while not site.is_closing():
-        rows = await asyncio.to_thread(live.rows)
+        rows = await run_in_thread(live.rows)
         if rows != shown or idle >= ALIVE_TICKS:
             yield sse_event({"folder": str(site.folder), "runs": rows})
             shown, idle = rows, 0

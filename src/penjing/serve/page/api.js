@@ -74,27 +74,23 @@ export async function request(path, { body, signal, onBusy, mostTries = MOST_TRI
   }
 }
 
+/** The object that a path answers. Options and errors are those of request. */
+export const json = async (path, options) => (await request(path, options)).json();
+
 /** The models, each {id, answers, thinking, context, step, parameters}; an adapter is one more, named MODEL:ADAPTER. */
 export async function models() {
-  const { data } = await (await request("v1/models")).json();
+  const { data } = await json("v1/models");
   return data.map(({ id, penjing }) => ({ id, ...penjing }));
 }
 
 /** The tools that the server was started with, as OpenAI writes them. */
-export async function tools() {
-  return (await (await request("api/tools")).json()).tools;
-}
+export const tools = async () => (await json("api/tools")).tools;
 
 /** What a tool answered: {text, is_answer}; is_answer: nothing is to be said after it. */
-export async function callTool(name, args, signal) {
-  const response = await request("api/tools/call", { body: { name, arguments: args }, signal });
-  return response.json();
-}
+export const callTool = (name, args, signal) => json("api/tools/call", { body: { name, arguments: args }, signal });
 
 /** How many tokens a request reads: {count, max_model_len}. */
-export async function countTokens(body, signal) {
-  return (await request("tokenize", { body, signal, mostTries: 1 })).json();
-}
+export const countTokens = (body, signal) => json("tokenize", { body, signal, mostTries: 1 });
 
 /** The chunks of an answer. path: v1/chat/completions or v1/completions. A broken stream is an ApiError of status 0. */
 export async function* stream(path, body, { signal, onBusy } = {}) {

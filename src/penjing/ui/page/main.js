@@ -3,7 +3,7 @@
 // open fills root, an empty element; close ends its timers and streams. Both may be called again, after a change of
 // language too. context: see contextOf. A tab brings its words with addWords.
 
-import { request, setKey } from "./api.js";
+import { json, request, setKey } from "./api.js";
 import { $, copyButton, el, fill, toast } from "./dom.js";
 import { t } from "./i18n.js";
 import { showSwitches, wireSwitches } from "./preferences.js";
@@ -27,13 +27,13 @@ function place() {
 
 const api = {
   /** The object at a path; query: an object whose values are texts, numbers or lists of them. */
-  async get(path, query = {}, signal) {
+  get(path, query = {}, signal) {
     const params = new URLSearchParams();
     for (const [name, value] of Object.entries(query)) for (const one of [value].flat()) params.append(name, one);
-    return (await request(`${path}?${params}`, { signal })).json();
+    return json(`${path}?${params}`, { signal });
   },
   /** The object that a path answers to an object. */
-  post: async (path, body, signal) => (await request(path, { body, signal })).json(),
+  post: (path, body, signal) => json(path, { body, signal }),
   /** The objects of a stream of server-sent events. */
   async *events(path, signal) {
     yield* events(await request(path, { signal }));
