@@ -155,7 +155,7 @@ def draw(chart: Chart, runs: Sequence[ReportedRun], limit: int, size: tuple[int,
         width=size[0],
         height=size[1],
         limit=limit,
-        legend=len(runs) == 1,
+        legend=single_run,
     )
 
 

@@ -49,18 +49,11 @@ class BackgroundTrackers(Trackers):
                 raise thread.error
             thread.warn_error()
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        super().log(step, dict(metrics))
-
     def _call_all(self, method: str, *arguments: Any) -> None:
         for thread in self._threads:
             thread.warn_error()
-            if thread.is_alive() and not thread.is_full():
+            if thread.is_alive() and (method == "rewind" or not thread.is_full()):
                 thread.calls.put((method, arguments))
-
-    def rewind(self, step: int) -> None:
-        for thread in self._threads:
-            thread.calls.put(("rewind", (step,)))
 
     def end(self) -> None:
         """Wait a while for pending metrics to be sent."""
