@@ -124,6 +124,9 @@ def test_reading_a_file(tmp_path):
         "answer": "",
     }
     first, second = read_questions(write(tmp_path / "q.jsonl", ROW, full))
+    empty = dict.fromkeys(("kind", "language", "chance", "must_contain"))
+    [again] = read_questions(write(tmp_path / "null.jsonl", {**ROW, **empty}))
+    assert replace(again, where=first.where) == first
     assert (first.text, first.answer, first.kind, first.language, first.chance) == (
         "2 + 2 = ?",
         "4",

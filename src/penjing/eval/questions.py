@@ -50,11 +50,12 @@ def read_questions(path: Path) -> list[Question]:
     """Read a JSONL file of questions. Raises UserError naming file, line and field."""
     questions = []
     for chat in read_prompts([path]):
-        row, where = chat.fields, f"{chat.source}:{chat.line}"
-        chance, words = row.get("chance", 0.0), row.get("must_contain", [])
-        if not isinstance(row.get("answer"), str):
-            problem = "is missing" if row.get("answer") is None else "is not one text"
-            raise UserError(f"field answer {problem}", where=where, got=row.get("answer"), wanted="a text")
+        row = {name: value for name, value in chat.fields.items() if value is not None}  # tables fill up with null
+        where = f"{chat.source}:{chat.line}"
+        answer, chance, words = row.get("answer"), row.get("chance", 0.0), row.get("must_contain", [])
+        if not isinstance(answer, str):
+            problem = "is missing" if answer is None else "is not one text"
+            raise UserError(f"field answer {problem}", where=where, got=answer, wanted="a text")
         if isinstance(chance, bool) or not isinstance(chance, int | float) or not 0 <= chance <= 1:
             raise UserError("field chance is no fraction", where=where, got=repr(chance), wanted="0 to 1")
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -63,7 +64,7 @@ def read_questions(path: Path) -> list[Question]:
             Question(
                 messages=chat.messages,
                 tools=chat.tools,
-                answer=row["answer"],
+                answer=answer,
                 kind=str(row.get("kind", "question")),
                 language=str(row.get("language", "en")),
                 chance=float(chance),
