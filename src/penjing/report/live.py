@@ -4,9 +4,9 @@ import time
 from pathlib import Path
 from textwrap import wrap
 
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from penjing.base import formatting as units
@@ -75,14 +75,8 @@ def runs_view(runs: list[LiveRun], width: int, height: int, *, ascii_only: bool 
     """The runs, side by side where there is room. width, height: of the terminal, in characters."""
     across = max(1, min(len(runs), width // COLUMN_WIDTH))
     down = -(-len(runs) // across)
-    grid = Table.grid(expand=True)
-    for _ in range(across):
-        grid.add_column(ratio=1)
-    for first in range(0, len(runs), across):
-        row = runs[first : first + across]
-        views = [run_view(run, width // across, height // down, ascii_only=ascii_only) for run in row]
-        grid.add_row(*views, *[""] * (across - len(views)))
-    return grid
+    views = [run_view(run, width // across, height // down, ascii_only=ascii_only) for run in runs]
+    return Columns(views, width=width // across, padding=0)
 
 
 def run_view(run: LiveRun, width: int, height: int, *, ascii_only: bool = False) -> Panel:
