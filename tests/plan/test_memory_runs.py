@@ -242,6 +242,11 @@ def test_what_would_take_many_minutes_to_trace_is_refused(target: Target, change
         predict_memory(run_of("pretrain", **changes), target, process_bytes=0)
 
 
+def test_a_cpu_works_in_chunks_of_wide_layers_which_are_counted() -> None:
+    with raises_user_error(where="widths", next_step="penjing plan --rough"):
+        predict_memory(run_of("pretrain", model={"preset": "tiny", "hidden_size": 1 << 28}), CPU, process_bytes=0)
+
+
 @pytest.mark.parametrize(("name", "value"), [("model.num_hidden_layers", 10**12), ("batch.size", 10**18)])
 def test_what_would_take_for_ever_to_count_is_out_of_range(name: str, value: int) -> None:
     with raises_user_error(where=name, what="out of range"):

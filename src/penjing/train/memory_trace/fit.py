@@ -180,7 +180,7 @@ def fit_memory(run: Run, strategy: Strategy) -> tuple[int, str]:
     if not share or _surely_fits(run, micro, share):
         return 0, ""
     try:
-        trace.check_size(run, min(micro, trace.CPU_ROWS[1]))
+        trace.check_size(run, micro, on_host=True)
     except UserError:  # nobody knows before it is trained
         return 0, ""
     named = with_settings(run, {"parallel.strategy": strategy.name})

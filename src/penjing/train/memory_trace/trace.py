@@ -38,6 +38,7 @@ CPU_ROWS = (4, 8)
 # Of a step that is traced: a layer takes 0.25 s over all sizes that are tried, 2^36 logits are 512 blocks
 # of the head and over 100 GiB, and torch counts bytes in 63 bits. Published models have 126 layers and 10^12.6 at most.
 MAX_LAYERS, MAX_LOGITS, MAX_PARAMETERS = 160, 1 << 36, 10**14
+MAX_VALUES = 1 << 36  # of a pass on a CPU; a model of 1B parameters has an eighth of them in rows of 4,096 tokens
 NOT_TRACED_ON_CPU = "memory-mapped data files are not counted; heap fragmentation is an estimate"
 
 
@@ -92,7 +93,7 @@ def predict_memory(
     Raises UserError for a run that cannot be traced in a minute or two, or if the rows do not divide evenly.
     """
     rows = micro_size or batch_geometry(run, layout.ranks, torch.device(target.kind)).micro_size
-    check_size(run, min(rows, CPU_ROWS[1]) if target.device.is_host else rows)
+    check_size(run, rows, on_host=target.device.is_host)
     shape = TraceShape(
         micro_size=rows, accumulate=min(2, max(1, run.batch.size // (rows * layout.ranks))), layout=layout
     )
@@ -105,13 +106,16 @@ def predict_memory(
     )
 
 
-def check_size(run: Run, rows: int) -> None:
-    """Raises UserError for a run that cannot be traced in a minute or two. rows: of a traced pass."""
-    model = run.model
+def check_size(run: Run, rows: int, *, on_host: bool) -> None:
+    """Raises UserError for a run that cannot be traced in a minute or two. rows: of a pass."""
+    model, tokens = run.model, (min(rows, CPU_ROWS[1]) if on_host else rows) * run.data.seq_len
+    widths = model.hidden_size + model.intermediate_size + model.num_attention_heads * model.head_dim
+    values = tokens * model.num_hidden_layers * widths if on_host else 0  # a CPU works in chunks of them
     for where, count, most in (
         ("model.num_hidden_layers", model.num_hidden_layers, MAX_LAYERS),
-        ("batch.micro_size x data.seq_len x model.vocab_size", rows * run.data.seq_len * model.vocab_size, MAX_LOGITS),
+        ("batch.micro_size x data.seq_len x model.vocab_size", tokens * model.vocab_size, MAX_LOGITS),
         ("parameters", parameters(model).total, MAX_PARAMETERS),
+        ("tokens x model.num_hidden_layers x widths", values, MAX_VALUES),
     ):
         if count > most:
             hint = "`penjing plan --rough` estimates the memory by formula."
