@@ -106,6 +106,7 @@ def dry_run(run: Run, layout: Layout) -> dict[str, tuple[int, int]]:
     if layout.group < 2:
         wanted = "--strategy fsdp2, hsdp or zero1 to zero3, and several ranks"
         raise UserError("each rank holds everything", where="dry run", got=layout.strategy, wanted=wanted)
+    plan = predict_memory(run, TARGET, layout=layout, process_bytes=0)
     ledger, held, precision = Ledger(), dict[str, int](), Precision.resolve(run.compute, HOST)
     with _fake_ranks(layout, ledger), closing(make_strategy(HOST.type, layout.strategy)) as strategy:
         stage, take = make_stage(run, strategy), strategy.step
@@ -124,7 +125,6 @@ def dry_run(run: Run, layout: Layout) -> dict[str, tuple[int, int]]:
             for index in range(STEPS):  # the second one is counted
                 ledger.peak, ledger.sent = 0, 0.0
                 step(context, index)
-    plan = predict_memory(run, TARGET, layout=layout, process_bytes=0)
     work = Workload(
         shape=shape_of(run.model), tokens=1, seq_len=1, keys=1.0, passes=passes, layout=layout, trainable=part(run)
     )

@@ -41,7 +41,7 @@ class BatchSettings(Settings):
     section: ClassVar = "batch"
 
     # Rows (pairs, prompts) of one optimizer step, over all devices and accumulation.
-    size: Annotated[int, Ge(1), Le(10**9)] = 32
+    size: Annotated[int, Ge(1), Le(1 << 32)] = 32
     # Rows of one forward pass on one device; 0 = a device's full share, on one CPU half of it. Fewer take less memory.
     # Gradients are equal except for rounding; equal passes give equal bits. Exception: with a softmax router and
     # router.balance=batch (its default), that loss is computed over each pass.
