@@ -26,7 +26,6 @@ from penjing.workflows.evening_plan import STAGES, Amount, Budget, EveningPlan
 from penjing.workflows.stage_log import StageLog, open_log
 from penjing.workflows.train import resolve_run
 
-DATA = "minimind-pretrain-mini,minimind-sft-mini,minimind-dpo"
 UNPLANNED = ("incidents.jsonl", "bad_records.jsonl")  # files that there are only if something is wrong
 DEFAULT_SECONDS = 8 * 3600.0
 # In place of downloads; a thousandth of them.
@@ -35,7 +34,7 @@ REHEARSED = {"documents": 1000, "conversations": 1500, "preferences": 64, "promp
 
 @dataclass(frozen=True, kw_only=True)
 class EveningOptions(stages.QuickstartOptions):
-    data: str = DATA
+    data: str = "minimind-pretrain-mini,minimind-sft-mini,minimind-dpo"
     out: Path = Path("runs/evening")
     hours: str = ""  # such as 8, 8h or 90min; empty and no price: 8 hours
     price: str = ""  # what all may cost, such as 20CNY
