@@ -74,15 +74,56 @@ def parse(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = N
     """Parse a model's turn from its ids, with or without the stop token.
 
     thinking: as given to `render` for the prompt: True, the turn begins inside reasoning; False, after an empty one.
+    Newlines that the template puts around reasoning and calls are removed.
     """
-    return _parsed_turn(split_spans(tokenizer, ids, thinking=thinking))
+    spans = split_spans(tokenizer, ids, thinking=thinking)
+    reasoning, content, calls, is_open = "", "", [], False
+    for index, span in enumerate(spans):
+        text = span.text
+        if span.kind == "reasoning":
+            reasoning, is_open = text.removeprefix("\n").removesuffix("\n"), not span.closed
+        elif span.kind == "tool_call":
+            calls.append(read_call(span))
+        else:
+            after_call = index > 0 and spans[index - 1].kind == "tool_call"
+            if after_call:
+                text = text.removeprefix("\n")
+            if index + 1 < len(spans) and spans[index + 1].kind == "tool_call":
+                text = text.removesuffix("\n")
+            if span.has_content or not (text.strip() or after_call):  # drop spans of marks only
+                content += ("\n" if content else "") + text
+    return ParsedTurn(reasoning=reasoning, content=content.lstrip("\n"), calls=tuple(calls), open=is_open)
 
 
 def split_spans(tokenizer: Tokenizer, ids: Sequence[int], *, thinking: bool | None = None) -> list[TurnSpan]:
-    """The spans of a turn in order; the turn may be incomplete."""
+    """The spans of a turn in order; the turn may be incomplete. Reasoning is only possible at the beginning, and
+    contains no calls. Stray marks count as content in `parse` only if the span has other content."""
     if ids and ids[-1] in tokenizer.stop:
         ids = ids[:-1]
-    return _spans(_segments(tokenizer, ids), thinking)
+    spans = [TurnSpan("reasoning", "\n") if thinking else TurnSpan("content", "")]  # the prompt has the newline
+    may_think = thinking is None
+    for is_mark, text in _segments(tokenizer, ids):
+        current = spans[-1]
+        if current.kind == "reasoning":
+            if is_mark and text == tokens.END_THINK:
+                current.closed = True
+                spans.append(TurnSpan("content", ""))
+            elif is_mark and text == tokens.THINK and not current.text.strip():
+                current.text = ""  # the prompt opened the reasoning, and the model opens it again (Qwen3)
+            else:
+                current.text += text
+        elif is_mark and text == tokens.THINK and may_think and not current.text.strip():
+            spans[-1] = TurnSpan("reasoning", "")
+        elif is_mark and text == tokens.TOOL_CALL:
+            spans.append(TurnSpan("tool_call", ""))
+        elif is_mark and text == tokens.END_TOOL_CALL and current.kind == "tool_call":
+            current.closed = True
+            spans.append(TurnSpan("content", ""))
+        else:
+            current.has_content = current.has_content or not (is_mark or text.isspace())
+            current.text += text
+        may_think = may_think and not spans[-1].text.strip() and len(spans) == 1
+    return [span for span in spans if span.text or span.kind != "content"]
 
 
 def without_reasoning(tokenizer: Tokenizer, ids: Sequence[int], thinking: bool | None = None) -> str:
@@ -118,55 +159,6 @@ def _segments(tokenizer: Tokenizer, ids: Iterable[int]) -> Iterator[Segment]:
 def _split_marks(text: str, marks: Sequence[str]) -> Iterator[Segment]:
     spans = re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]
     yield from ((number % 2 == 1, segment) for number, segment in enumerate(spans) if segment)
-
-
-def _spans(segments: Iterable[Segment], thinking: bool | None) -> list[TurnSpan]:
-    """Reasoning is only possible at the beginning, and contains no calls. Stray marks count as content in
-    `_parsed_turn` only if the span has other content."""
-    spans = [TurnSpan("reasoning", "\n") if thinking else TurnSpan("content", "")]  # the prompt has the newline
-    may_think = thinking is None
-    for is_mark, text in segments:
-        current = spans[-1]
-        if current.kind == "reasoning":
-            if is_mark and text == tokens.END_THINK:
-                current.closed = True
-                spans.append(TurnSpan("content", ""))
-            elif is_mark and text == tokens.THINK and not current.text.strip():
-                current.text = ""  # the prompt opened the reasoning, and the model opens it again (Qwen3)
-            else:
-                current.text += text
-        elif is_mark and text == tokens.THINK and may_think and not current.text.strip():
-            spans[-1] = TurnSpan("reasoning", "")
-        elif is_mark and text == tokens.TOOL_CALL:
-            spans.append(TurnSpan("tool_call", ""))
-        elif is_mark and text == tokens.END_TOOL_CALL and current.kind == "tool_call":
-            current.closed = True
-            spans.append(TurnSpan("content", ""))
-        else:
-            current.has_content = current.has_content or not (is_mark or text.isspace())
-            current.text += text
-        may_think = may_think and not spans[-1].text.strip() and len(spans) == 1
-    return [span for span in spans if span.text or span.kind != "content"]
-
-
-def _parsed_turn(spans: Sequence[TurnSpan]) -> ParsedTurn:
-    """Newlines that the template puts around reasoning and calls are removed."""
-    reasoning, content, calls, is_open = "", "", [], False
-    for index, span in enumerate(spans):
-        text = span.text
-        if span.kind == "reasoning":
-            reasoning, is_open = text.removeprefix("\n").removesuffix("\n"), not span.closed
-        elif span.kind == "tool_call":
-            calls.append(read_call(span))
-        else:
-            after_call = index > 0 and spans[index - 1].kind == "tool_call"
-            if after_call:
-                text = text.removeprefix("\n")
-            if index + 1 < len(spans) and spans[index + 1].kind == "tool_call":
-                text = text.removesuffix("\n")
-            if span.has_content or not (text.strip() or after_call):  # drop spans of marks only
-                content += ("\n" if content else "") + text
-    return ParsedTurn(reasoning=reasoning, content=content.lstrip("\n"), calls=tuple(calls), open=is_open)
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
