@@ -35,23 +35,18 @@ class Html(Rule):
     def __call__(self, record: Record) -> Record | str:
         if not isinstance(record, Document) or scan(record.text).tags < _MIN_TAGS:
             return record
-        return _changed(record)
-
-
-def _changed(document: Document) -> Document | str:
-    text = document.text
-    if _PAGE.match(text):
-        try:
-            text = html_text(text, where=f"{document.source}:{document.line}")
-        except UserError as error:
-            return Dropped("a web page without text", error.what)
-    else:
+        text = record.text
+        if _PAGE.match(text):
+            try:
+                return replace(record, text=html_text(text, where=f"{record.source}:{record.line}"))
+            except UserError as error:
+                return Dropped("a web page without text", error.what)
         tags = [tag[0] for tag in _TAG.finditer(text)]
         if len(tags) < _MIN_TAGS or 50 * sum(map(len, tags)) < len(text):
-            return document
+            return record
         for unseen, ending in _UNSEEN:  # only up to the last ending: each beginning without one costs the rest
             end = text.lower().rfind(ending) + len("</script>")
             text = unseen.sub("", text[:end]) + text[end:]
         text = _BLOCK.sub("\n", text)
         text = re.sub(r"\n{3,}", "\n\n", html.unescape(_TAG.sub("", text)).replace("\xa0", " ")).strip()
-    return replace(document, text=text)
+        return replace(record, text=text)

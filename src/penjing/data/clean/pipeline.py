@@ -5,28 +5,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, make_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from penjing.base.config import read_toml, resolve, to_dict, to_toml
 from penjing.base.errors import UserError, suggest
 from penjing.base.registry import look_up
 from penjing.data.clean import RULES
-from penjing.data.clean.rule import CorpusRule, Dropped, Place, Record, Rule, RuleSettings, place_of
+from penjing.data.clean.rule import CorpusRule, Dropped, Record, Rule, RuleSettings, place_of
 from penjing.data.formats.files import content_of
 from penjing.data.formats.hub import is_hub
 
 _SHIPPED = Path(__file__).parent / "pipelines"
-
-
-class Outcome(NamedTuple):
-    """What the rules make of one record, all that can be known from it alone.
-
-    steps: in order, the rules that changed the record (with None), and those that compare it with others (with the
-    record as it reaches them). result: the record, or why it is left out, if no comparison leaves it out before.
-    """
-
-    steps: list[tuple[str, Record | None]]
-    result: Record | Dropped
 
 
 class Pipeline:
@@ -77,13 +66,24 @@ class Pipeline:
         rules = self.make_rules()
 
         def clean(record: Record) -> Record | str:
-            return decide(rules, outcome(rules, record), place_of(record), changed)
+            steps, result = outcome(rules, record)
+            for name, compared in steps:
+                rule = rules[name]
+                if not isinstance(rule, CorpusRule) or compared is None:
+                    changed[name] += 1
+                elif dropped := rule.compare(rule.sketch(compared), place_of(record)):
+                    return Dropped(f"{name}: {dropped}", dropped.detail)
+            return result
 
         return clean
 
 
-def outcome(rules: Mapping[str, Rule], record: Record) -> Outcome:
-    """Apply the rules to a record as far as possible without the other records. Any process may do it."""
+def outcome(rules: Mapping[str, Rule], record: Record) -> tuple[list[tuple[str, Record | None]], Record | Dropped]:
+    """What the rules make of one record, all that can be known from it alone. Any process may do it.
+
+    In order, the rules that changed the record (with None), and those that compare it with others (with the record as
+    it reaches them). Then the record, or why it is left out, if no comparison leaves it out before.
+    """
     steps: list[tuple[str, Record | None]] = []
     for name, rule in rules.items():
         if rule.num_keys:
@@ -91,22 +91,11 @@ def outcome(rules: Mapping[str, Rule], record: Record) -> Outcome:
             continue
         cleaned = rule(record)
         if isinstance(cleaned, str):
-            return Outcome(steps, Dropped(f"{name}: {cleaned}", getattr(cleaned, "detail", "")))
+            return steps, Dropped(f"{name}: {cleaned}", getattr(cleaned, "detail", ""))
         if cleaned is not record and cleaned != record:
             steps.append((name, None))
             record = cleaned
-    return Outcome(steps, record)
-
-
-def decide(rules: Mapping[str, Rule], outcome: Outcome, place: Place, changed: Counter[str]) -> Record | Dropped:
-    """The result for the record at `place`. One process calls it for the records in their order."""
-    for name, compared in outcome.steps:
-        rule = rules[name]
-        if not isinstance(rule, CorpusRule) or compared is None:
-            changed[name] += 1
-        elif dropped := rule.compare(rule.sketch(compared), place):
-            return Dropped(f"{name}: {dropped}", dropped.detail)
-    return outcome.result
+    return steps, record
 
 
 def _read(name: str) -> dict[str, dict[str, Any]]:

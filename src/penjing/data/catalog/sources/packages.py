@@ -104,9 +104,10 @@ class PackageSource:
 
 def download_wheel(distribution: str, version: str, folder: Path) -> Path:
     """Download one wheel into `folder` with pip. Raises `UserError`: no pip, no network, no such version."""
+    requirement = f"{distribution}=={version}"
     options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest", str(folder)]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "download", *options, f"{distribution}=={version}"],
+        [sys.executable, "-m", "pip", "download", *options, requirement],
         capture_output=True,
         text=True,
         errors="replace",
@@ -115,15 +116,12 @@ def download_wheel(distribution: str, version: str, folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode == 0 and len(wheels) == 1:
         return wheels[0]
-    raise _pip_error(f"{distribution}=={version}", done.stdout + done.stderr)
-
-
-def _pip_error(requirement: str, output: str) -> UserError:
+    output = done.stdout + done.stderr
     for signs, what, next_step in _PIP_ERRORS:
         if any(sign in output for sign in signs):
-            return UserError(what, where=requirement, next_step=next_step)
+            raise UserError(what, where=requirement, next_step=next_step)
     errors = [line for line in output.splitlines() if line.startswith("ERROR:")]
-    return UserError("pip could not download the wheel", where=requirement, got=(errors or ["no message"])[-1][:300])
+    raise UserError("pip could not download the wheel", where=requirement, got=(errors or ["no message"])[-1][:300])
 
 
 # ----------------------------------------------------------------------------------------------------- one per package
