@@ -211,6 +211,10 @@ def test_an_axis_from_zero_has_nothing_below() -> None:
     assert charts.bounds([0.0, 0.0], Axis("y", from_zero=True)) == (0.0, 1.0)
 
 
+def test_a_fraction_that_stays_zero_has_nothing_below() -> None:
+    assert charts.bounds([0.0, 0.0], Axis("fraction of prompts")) == (0.0, 1.0)
+
+
 def test_shorten_counts_chinese_as_wide() -> None:
     assert charts.shorten("abc", 100) == "abc"
     assert charts.text_width("松树") == charts.text_width("abcd")

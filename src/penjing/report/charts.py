@@ -151,7 +151,7 @@ def bounds(values: Iterable[float], axis: Axis) -> tuple[float, float]:
         if axis.log:
             return low / 2, high * 2
         margin = abs(high) * 0.1 or 1.0
-        return (0.0, margin) if axis.from_zero else (low - margin, high + margin)
+        return (0.0, margin) if axis.from_zero or not high else (low - margin, high + margin)
     if axis.log:
         return low, high
     margin = (high - low) * 0.04
