@@ -7,8 +7,11 @@ from importlib.metadata import PackageNotFoundError
 
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 from user_errors import raises_user_error
 
+from penjing.base.errors import UserError
+from penjing.cli import app
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.kernels import ops
 from penjing.workflows.check_machine import check_machine
@@ -137,3 +140,10 @@ def test_half_a_character_is_no_text_to_cut(tmp_path):
     train_tokenizer(["so it is, and so it was"] * 9, 300).save(tmp_path)
     with raises_user_error(where="the text", got="a\\udce4"):
         show(tmp_path, "a\udce4", Console(file=io.StringIO()))
+
+
+def test_settings_go_with_a_recipe_only(tmp_path):
+    for what in ("models", str(tmp_path)):
+        done = CliRunner().invoke(app, ["show", what, "model=64m"])
+        assert isinstance(done.exception, UserError) and done.exception.where == what
+    assert CliRunner().invoke(app, ["show", "pretrain", "model=64m"]).exit_code == 0

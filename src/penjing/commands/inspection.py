@@ -29,12 +29,15 @@ def show(
     from penjing.track.run_dir import RunDir, stage_folder
     from penjing.track.run_record import RunRecord
 
+    is_recipe = what.partition(":")[0] in RECIPES
+    if settings and not is_recipe:
+        raise UserError("takes no settings", where=what, wanted="a recipe", next_step=suggest(what, RECIPES))
     if what == "models":
         _print_models()
     elif what == "recipes":
         for name in RECIPES:
             console.print(name, highlight=False)
-    elif what.partition(":")[0] in RECIPES:
+    elif is_recipe:
         run = resolved(what, settings)
         _print_file(config.to_toml(run, run.decisions))
     elif (Path(what) / "quickstart.json").is_file():
