@@ -216,15 +216,21 @@ def test_two_checkpoints_are_compared_blind_by_keyboard(opened, folder, write_ru
     assert [json.loads(line)["vote"] for line in (folder / "votes.jsonl").read_text().splitlines()] == ["a", "bad"]
 
 
-def test_a_chat_that_cannot_be_stopped_says_so(opened, folder, write_run, models, monkeypatch):
-    (write_run(folder / "runs" / "a") / "checkpoints" / "step-00000010").mkdir(parents=True)
-    monkeypatch.setattr(processes.Chats, "stop", lambda *_: (_ for _ in ()).throw(ApiError(409, "it is busy")))
+def test_a_chat_that_cannot_be_stopped_says_so_and_a_moment_later_all_is_well(opened, models, monkeypatch):
+    def refuse(*_):
+        raise ApiError(409, "it is busy")
+
+    monkeypatch.setattr(processes.Chats, "stop", refuse)
     page = opened("chat")
     stop = page.get_by_role("button", name="Stop", exact=True).first
     stop.click()
     expect(page.locator("#toast")).to_contain_text("it is busy")
     expect(stop).to_be_enabled()
-    opened.troubles.clear()  # the refusal is in the console
+    with page.expect_response(lambda response: response.status == 409):
+        monkeypatch.setattr(processes.Chats, "list", refuse)
+    monkeypatch.setattr(processes.Chats, "list", lambda _: [])
+    expect(stop).to_have_count(0)
+    opened.troubles.clear()  # the refusals are in the console
 
 
 @pytest.mark.nightly

@@ -39,21 +39,19 @@ function chooser(now, rows) {
   return el("div", { class: "row gap" }, run, step, el("button", { type: "button", class: "primary", text: t("chatStart"), on: { click: () => start(now, run.value, Number(step.value)) } }));
 }
 
-async function start(now, run, step) {
+/** Show the chats that a request answers, or why it does not. */
+async function ask(now, answer) {
   try {
-    show(now, await now.context.api.post("api/chats", { run, step }));
+    show(now, await answer);
   } catch (error) {
-    now.context.fail(error);
+    if (state === now) now.context.fail(error);
   }
 }
 
+const start = (now, run, step) => ask(now, now.context.api.post("api/chats", { run, step }));
+
 async function watch(now) {
-  try {
-    show(now, await now.context.api.get("api/chats"));
-  } catch (error) {
-    if (state === now) now.context.fail(error);
-    return;
-  }
+  await ask(now, now.context.api.get("api/chats"));
   if (state === now) now.timer = setTimeout(() => watch(now), EVERY);
 }
 
