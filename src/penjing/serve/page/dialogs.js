@@ -1,17 +1,17 @@
 // Questions that need an answer before anything else.
 
-import { $, el } from "./dom.js";
+import { $, el, field } from "./dom.js";
 import { t } from "./i18n.js";
 
-/** Show a dialog; resolves to what `fields` gives when its first button is used, else to null. */
-function ask({ title, text, yes, danger = false, fields = [], value = () => true }) {
+/** Show a dialog; resolves to the text in `input`, or true without one, when its first button is used, else to null. */
+function ask({ title, text = [], yes, danger = false, input = null, label = "" }) {
   const dialog = $("#dialog");
   const form = el(
     "form",
     { method: "dialog" },
     el("h2", { id: "dialog-title", text: title }),
     text.map((line) => el("p", { text: line })),
-    fields,
+    input && field(input, label),
     el(
       "div",
       { class: "dialog-row" },
@@ -22,16 +22,15 @@ function ask({ title, text, yes, danger = false, fields = [], value = () => true
   dialog.replaceChildren(form);
   dialog.returnValue = "";
   dialog.showModal();
-  const first = fields.length ? $("input", form) : $("button[value=yes]", form);
-  first.focus();
+  (input ?? $("button[value=yes]", form)).focus();
   // The first button of a form is the one that Enter presses; here that is the second.
-  if (fields.length) first.addEventListener("keydown", (event) => {
+  input?.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.isComposing) return;
     event.preventDefault();
     $("button[value=yes]", form).click();
   });
   return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes" ? value() : null), { once: true });
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes" ? input?.value ?? true : null), { once: true });
   });
 }
 
@@ -40,22 +39,14 @@ export const confirmClear = () => ask({ title: t("clearAll"), text: [t("clearSur
 export const confirmDelete = (title) => ask({ title: t("deleteChat", { title }), text: [t("deleteSure")], yes: t("delete"), danger: true });
 
 /** Another title, or null. */
-export function askTitle(title) {
-  const input = el("input", { type: "text", id: "new-title", maxlength: "120", autocomplete: "off" });
-  input.value = title;
-  const field = el("div", { class: "field" }, el("label", { for: "new-title", text: t("titleLabel") }), input);
-  return ask({ title: t("rename"), text: [], yes: t("save"), fields: [field], value: () => input.value.trim() });
+export async function askTitle(title) {
+  const input = el("input", { type: "text", id: "new-title", maxlength: "120", autocomplete: "off", value: title });
+  return (await ask({ title: t("rename"), yes: t("save"), input, label: t("titleLabel") }))?.trim();
 }
 
 /** The key of the server, or null. again: the one before was refused. */
 export function askKey(again) {
   const input = el("input", { type: "password", id: "key", required: true, autocomplete: "off" });
-  const field = el("div", { class: "field" }, el("label", { for: "key", text: t("key") }), input);
-  return ask({
-    title: t("keyTitle"),
-    text: again ? [t("keyWrong"), t("keyText")] : [t("keyText")],
-    yes: t("useKey"),
-    fields: [field],
-    value: () => input.value,
-  });
+  const text = again ? [t("keyWrong"), t("keyText")] : [t("keyText")];
+  return ask({ title: t("keyTitle"), text, yes: t("useKey"), input, label: t("key") });
 }

@@ -79,6 +79,13 @@ export function button(name, label, onClick, { text = "", className = "quiet" } 
   return node;
 }
 
+/** A control with an id under its label, and perhaps over a hint that describes it. */
+export function field(control, label, hint = "", className = "field") {
+  const about = hint && el("p", { class: "hint", id: `${control.id}-hint`, text: hint });
+  if (about) control.setAttribute("aria-describedby", about.id);
+  return el("div", { class: className }, el("label", { for: control.id, text: label }), control, about || null);
+}
+
 /** The text on the clipboard; true if that worked. A page that is not on localhost or https has only the old way. */
 export async function copy(text) {
   try {

@@ -1,6 +1,6 @@
 // The settings beside the conversation.
 
-import { $, el, fill, grow } from "./dom.js";
+import { $, el, field, fill, grow } from "./dom.js";
 import { t } from "./i18n.js";
 import { change, SAMPLING, settings } from "./store.js";
 
@@ -40,26 +40,20 @@ export function showSettings({ tools, thinking, onChange }) {
 }
 
 function systemField(set) {
-  const area = el("textarea", { id: "system", rows: "2", "aria-describedby": "system-hint" });
+  const area = el("textarea", { id: "system", rows: "2" });
   area.value = settings.system;
   area.addEventListener("input", () => {
     grow(area);
     set({ system: area.value });
   });
-  return el(
-    "div",
-    { class: "field" },
-    el("label", { for: "system", text: t("system") }),
-    area,
-    el("p", { class: "hint", id: "system-hint", text: t("systemHint") }),
-  );
+  return field(area, t("system"), t("systemHint"));
 }
 
 function thinkingField(set) {
   const choices = { auto: "thinkingAuto", on: "thinkingOn", off: "thinkingOff" };
   const select = el("select", { id: "thinking", on: { change: () => set({ thinking: select.value }) } },
     Object.entries(choices).map(([value, key]) => el("option", { value, text: t(key), selected: settings.thinking === value })));
-  return el("div", { class: "field" }, el("label", { for: "thinking", text: t("thinkingSwitch") }), select);
+  return field(select, t("thinkingSwitch"));
 }
 
 function toolsField(tools, set) {

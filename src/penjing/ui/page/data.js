@@ -1,6 +1,6 @@
 // The tab data: the data files of the folder, a look at one as the trainer sees it, and a dry run of cleaning.
 
-import { $, el, fill } from "./dom.js";
+import { $, el, field, fill } from "./dom.js";
 import { count, t } from "./i18n.js";
 import "./data_words.js";
 import { known } from "./plot.js";
@@ -39,12 +39,10 @@ function keep(part) {
 
 function build(found) {
   const entry = (name) => {
-    const hint = `data-${name}-hint`;
-    const input = el("input", { type: "text", class: "plain-input", id: `data-${name}`, "aria-describedby": hint, autocomplete: "off",
+    const input = el("input", { type: "text", class: "plain-input", id: `data-${name}`, autocomplete: "off",
       on: { change: () => keep({ [name]: input.value.trim() }), keydown: (event) => event.key === "Enter" && (keep({ [name]: input.value.trim() }), look()) } });
     input.value = page.state[name] ?? "";
-    return el("div", { class: "data-field" }, el("label", { for: input.id, text: t(`dataField_${name}`) }), input,
-      el("p", { class: "hint", id: hint, text: t(`dataHint_${name}`) }));
+    return field(input, t(`dataField_${name}`), t(`dataHint_${name}`), "data-field");
   };
   const search = el("input", { type: "search", class: "plain-input", "aria-label": t("dataSearch"), placeholder: t("dataSearch"), on: { input: list } });
   const rules = el("select", { id: "data-rules", "aria-label": t("dataRules") },
