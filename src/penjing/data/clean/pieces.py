@@ -49,7 +49,9 @@ def make_pieces(files: Sequence[tuple[Path, int]], folder: Path, piece_bytes: in
             if content and lines:
                 beside = piece_folder(folder, number).with_suffix(".jsonl")
                 if not piece_folder(folder, number).is_dir():
-                    _write(beside, content)
+                    with disk_errors(beside):
+                        beside.parent.mkdir(parents=True, exist_ok=True)
+                        beside.write_bytes(content)
                 yield Piece(number, (Part(path, source, replace(lines, content=beside)),), num_bytes)
                 number += 1
                 continue
@@ -57,12 +59,6 @@ def make_pieces(files: Sequence[tuple[Path, int]], folder: Path, piece_bytes: in
             size += num_bytes
     if parts:
         yield Piece(number, tuple(parts), size)
-
-
-def _write(path: Path, content: bytes) -> None:
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
 
 
 def piece_folder(folder: Path, number: int) -> Path:
