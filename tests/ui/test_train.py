@@ -227,7 +227,7 @@ def test_the_form_has_every_setting_of_the_code_once(client):
         "path": "batch.size",
         "kind": "whole",
         "options": [],
-        "range": [">= 1", "<= 1000000000000"],
+        "range": [">= 1", "<= 4294967296"],
         "help": "Rows (pairs, prompts) of one optimizer step, over all devices and accumulation.",
         "zh": chinese("settings", "batch.size"),
         "needs": "",
