@@ -244,7 +244,8 @@ def test_what_would_take_many_minutes_to_trace_is_refused(target: Target, change
 
 def test_a_cpu_works_in_chunks_of_wide_layers_which_are_counted() -> None:
     with raises_user_error(where="widths", next_step="penjing plan --rough"):
-        wide = run_of("pretrain", model={"preset": "tiny", "hidden_size": 1 << 25}, batch={"size": 64})
+        model, data = {"preset": "tiny", "hidden_size": 1 << 22}, {"seq_len": 1024}
+        wide = run_of("pretrain", model=model, data=data, batch={"size": 64})
         predict_memory(wide, CPU, process_bytes=0)
 
 

@@ -37,7 +37,7 @@ STEPS = 2  # the first step allocates the optimizer state, the second has it fro
 CPU_ROWS = (4, 8)
 # Of a step that is traced: a layer takes 0.25 s over all sizes that are tried, 2^36 logits are 512 blocks
 # of the head and over 100 GiB, and optimizers work in chunks of parameters. Published models have 126 layers at most.
-MAX_LAYERS, MAX_LOGITS, MAX_PARAMETERS = 160, 1 << 36, 2 * 10**12
+MAX_LAYERS, MAX_LOGITS, MAX_PARAMETERS = 160, 1 << 36, 10**11
 MAX_VALUES = 1 << 36  # of a pass on a CPU; a model of 1B parameters has an eighth of them in rows of 4,096 tokens
 NOT_TRACED_ON_CPU = "memory-mapped data files are not counted; heap fragmentation is an estimate"
 
