@@ -83,6 +83,16 @@ def test_fields_of_another_shape(tmp_path: Path) -> None:
     assert (score.total, score.correct, score.chance) == (0, 0, None)
 
 
+def test_the_last_stage_of_an_evening_answers_after_training(tmp_path: Path) -> None:
+    for name in ("pretrain", "sft", "dpo"):
+        put_lines(tmp_path / name / "metrics.jsonl", [{"step": 1}])
+    rights = {"pretrain": 1, "sft": 2, "dpo": 3}
+    rows = [{"stage": stage, "kind": "copy", "asked": 9, "right": right} for stage, right in rights.items()]
+    put(tmp_path / "evaluation.json", {"rows": rows})
+    questions = read_record([tmp_path]).runs[-1].questions
+    assert {when: score.correct for (when, *_), score in questions.items()} == {"before": 1, "after": 3}
+
+
 def test_runs_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     for name in ("a/sft", "b/sft", "b/dpo"):
         put_lines(tmp_path / name / "metrics.jsonl", [{"step": 1, "loss": 1.0}])

@@ -10,7 +10,6 @@ from penjing.base.untrusted import Fields, text
 from penjing.track.run_dir import STAGES as TRAININGS
 from penjing.track.run_record import RunRecord, no_run
 
-STAGES = {"pretrain": BEFORE, "sft": AFTER}  # the runs of a quickstart, and when its questions were asked
 QUICKSTART = "quickstart.json"
 NAME_LENGTH = 40  # maximum characters of a run's name, from the end
 
@@ -32,7 +31,7 @@ class ReportedRun(RunRecord):
 
     @cached_property
     def questions(self) -> Scores:
-        return read_scores((when, row) for when in STAGES.values() for row in self.answers.fields(when).items("rows"))
+        return read_scores((when, row) for when in (BEFORE, AFTER) for row in self.answers.fields(when).items("rows"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +79,8 @@ def read_quickstart(folder: Path, problems: list[Path]) -> tuple[Quickstart, lis
         run.task = run.task or {"pretrain": "documents", "sft": "chats"}.get(run.name, run.name)
     rows = quickstart.evaluation.items("rows")
     if runs and rows:
-        answered = ((STAGES[row.text("stage")], row) for row in rows if row.text("stage") in STAGES)
+        asked = {runs[-1].name: AFTER, "pretrain": BEFORE}
+        answered = ((asked[row.text("stage")], row) for row in rows if row.text("stage") in asked)
         runs[-1].questions = read_scores(answered)
     return quickstart, runs
 

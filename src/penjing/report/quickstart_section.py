@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from penjing.base import formatting as units
+from penjing.base.accuracy import AFTER, BEFORE
 from penjing.base.untrusted import Fields
 from penjing.devices.host import PROCESSOR
 from penjing.report import charts, text_format
 from penjing.report.charts import figure
-from penjing.report.load_runs import STAGES, Quickstart, ReportedRun
+from penjing.report.load_runs import Quickstart, ReportedRun
 from penjing.report.metrics import task_names
 from penjing.report.text_format import NONE, clip, count, duration, kind_name, percent
+from penjing.track.run_dir import STAGES as TRAININGS
 from penjing.track.run_record import continuation
 
 Facts = list[tuple[str, str]]
@@ -126,8 +128,13 @@ def example_cells(example: Fields, limits: Limits) -> View:
     """One question with both replies and whether each is right; `right` is the last reply's verdict."""
     length = limits.letters // 2
     replies = [
-        (name, clip(example.text(stage), length), example.raw.get(f"{stage}_right") is True)
-        for stage, name in STAGES.items()
+        (
+            BEFORE if stage == "pretrain" else AFTER,
+            clip(example.text(stage), length),
+            example.raw.get(f"{stage}_right") is True,
+        )
+        for stage in reversed(TRAININGS)
+        if stage in example.raw
     ]
     return {
         "kind": kind_name(example.text("kind")),
@@ -135,5 +142,5 @@ def example_cells(example: Fields, limits: Limits) -> View:
         "question": clip(example.text("question"), length),
         "answer": clip(example.text("answer"), length),
         "replies": replies,
-        "right": replies[-1][-1],
+        "right": bool(replies) and replies[-1][-1],
     }

@@ -384,27 +384,28 @@ def _evaluate(out: Path, files: DataFiles, runs: Mapping[str, Run]) -> str:
 
 
 def _ask(out: Path, path: Path, stages: Sequence[str]) -> str:
-    """Ask the models of the stages the held-out questions; writes evaluation.json."""
-    questions = Questions(path)
+    """Ask the models of the stages the held-out questions; writes evaluation.json, with examples of the first and the
+    last one."""
+    questions, first, last = Questions(path), stages[0], stages[-1]
     rows: list[dict[str, Any]] = []
     answers: dict[str, list[scorer.Graded]] = {}
     for stage in stages:
         trained = load_trained(out / stage)
         answers[stage] = scorer.grade(questions, questions.requests(), trained.model, trained.tokenizer)
         rows += scorer.score_rows(stage, answers[stage])
-    stories = [graded for graded in answers["sft"] if not graded.request.is_counted]
+    stories = [graded for graded in answers[last] if not graded.request.is_counted]
     examples = [
         {
             "kind": after.request.kind,
             "language": after.request.language,
             "question": after.request.text,
             "answer": after.request.answer,
-            "pretrain": before.text,
-            "sft": after.text,
-            "pretrain_right": before.is_correct,
-            "sft_right": after.is_correct,
+            first: before.text,
+            last: after.text,
+            f"{first}_right": before.is_correct,
+            f"{last}_right": after.is_correct,
         }
-        for before, after in zip(answers["pretrain"], answers["sft"], strict=True)
+        for before, after in zip(answers[first], answers[last], strict=True)
         if after.request.is_counted
     ]
     write_json(
