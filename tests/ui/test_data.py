@@ -35,6 +35,18 @@ def test_data_files_are_listed_and_those_of_runs_are_not(client, tmp_path):
     assert "exact_duplicates" in found["rules"]
 
 
+def test_a_file_that_vanishes_meanwhile_is_left_out(client, tmp_path, monkeypatch):
+    (tmp_path / "gone.txt").write_text("text\n")
+
+    def vanishes(path):
+        if path.name == "gone.txt":
+            path.unlink()
+        return path.name in ("chats.jsonl", "gone.txt")
+
+    monkeypatch.setattr("penjing.ui.data._is_data", vanishes)
+    assert [file["path"] for file in client.get("/api/data/files").json()["files"]] == ["chats.jsonl"]
+
+
 def test_a_look_shows_which_tokens_the_loss_covers(client):
     (group,) = client.post("/api/data/look", json={"path": "chats.jsonl"}).json()["groups"]
     assert group["kind"] == "chats" and group["records"]["good"] == 3 and group["problems"][0]["line"] == 4

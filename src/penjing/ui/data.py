@@ -3,6 +3,7 @@
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,9 @@ def files_below(folder: Path) -> dict[str, Any]:
         entries += len(names)
         for name in names:
             path = Path(found, name)
-            if not path.is_symlink() and _is_data(path):
-                files.append({"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size})
+            with suppress(OSError):  # it may vanish meanwhile
+                if not path.is_symlink() and _is_data(path):
+                    files.append({"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size})
         if len(files) > MOST_FILES or entries > MOST_ENTRIES:
             is_cut = True
             break
