@@ -15,13 +15,17 @@ from typing import Any
 
 from penjing.agent_tools.base import BadArgumentsError, function, text
 from penjing.agent_tools.numbers import LARGEST_BITS, NUMBER, bounded, lower_exponents, show
-from penjing.data.synthetic.dataset_rows import CALC
 
 LONGEST_CHARACTERS = 200
 DEEPEST = 40
 LARGEST_EXPONENT = 1024
 _SIGNS = frozenset("0123456789.+-*/%()")
 _MEANS = str.maketrans({"×": "*", "÷": "/", "−": "-", "·": "*"})
+# As data/synthetic/dataset_rows.py has it; a test compares them.
+TOY_WORLD_SCHEMA: dict[str, Any] = {
+    "name": "calc",
+    "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+}
 
 
 class Calculator:
@@ -35,7 +39,7 @@ class Calc(Calculator):
     """The calculator as the toy world teaches to call it: the tool of a quickstart's model. Its conversations end with
     the call, so that the result is the answer: what to say after one is taught nowhere."""
 
-    schema = CALC
+    schema = TOY_WORLD_SCHEMA
     result_is_answer = True
 
 

@@ -20,8 +20,7 @@ Row = dict[str, Any]
 _OFFSETS = {"pretrain": 0, "sft": 10**9, "dpo": 2 * 10**9, "rl": 3 * 10**9}
 
 _PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}}
-CALC: Row = {"name": "calc", "parameters": _PARAMETERS}
-TOOLS = json.dumps([{"type": "function", "function": CALC}])
+TOOLS = json.dumps([{"type": "function", "function": {"name": "calc", "parameters": _PARAMETERS}}])
 # Kinds for plain text; a tool call needs the chat format.
 _PLAIN_DRILLS = tuple(kind for kind in DRILL_KINDS if kind not in ("tool", "story"))
 _ABSENT_FRACTION = 0.15
