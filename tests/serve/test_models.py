@@ -1,6 +1,7 @@
 """Which models the command line names, and who answers to which name."""
 
 import json
+import socket
 from contextlib import closing
 
 import pytest
@@ -87,6 +88,12 @@ def test_a_context_longer_than_in_training(run):
 def test_which_addresses_only_this_machine_reaches():
     assert all(map(is_loopback, ("127.0.0.1", "127.3.2.1", "localhost", "::1")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.7", "example.org", "", "127.0.0.1.example.org")))
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="IPv6 and IPv4 on one socket are not possible here")
+def test_the_address_of_all_takes_ipv4_too():
+    with listen("::", 0) as listener:
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=5).close()
 
 
 def test_a_port_is_taken_before_a_model_is_loaded():

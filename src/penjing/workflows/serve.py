@@ -113,7 +113,8 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens, so that a port in use is told before anything is loaded: two may bind one, one listens."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address, family=family)
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # IPv4 too at `::`
+        return socket.create_server(address, family=family, dualstack_ipv6=both)
     except OSError as error:
         raise UserError(
             f"cannot listen there: {error.strerror}", where=f"{host}:{port}", next_step="Another --port may be free."
