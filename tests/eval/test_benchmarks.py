@@ -92,6 +92,9 @@ def test_the_files_that_were_looked_for_are_named(tmp_path):
         Suite(names=["blimp"], data=tmp_path)
     with raises_user_error(where=tmp_path / "gone"):
         Suite(names=["blimp"], data=tmp_path / "gone")
+    (tmp_path / "file").touch()
+    with raises_user_error(where=tmp_path / "file", wanted="a folder"):
+        Suite(names=["blimp"], data=tmp_path / "file")
     with raises_user_error(where="task blimp", next_step="--data DIR"):
         Suite(names=["blimp"])
     write_jsonl(tmp_path / "blimp.jsonl", [{"good": "A dog barks."}])

@@ -14,7 +14,7 @@ import penjing
 from penjing.base.errors import UserError
 from penjing.planner.history import verify
 from penjing.track.jsonl import JsonLines
-from penjing.track.run_record import RunRecord
+from penjing.track.run_record import RunRecord, find_runs
 from penjing.workflows.check_run import examine
 
 PLAN = {"steps": 4, "predicted_seconds": 8.0, "tokens": 100, "level": "probe"}
@@ -26,6 +26,21 @@ def test_an_empty_folder_is_an_empty_record(tmp_path):
     assert not record.exists and not record.is_running
     assert not (record.plan or record.outcome or record.metrics or record.samples or record.checkpoints)
     assert record.last_step == 0
+
+
+def test_a_folder_that_may_not_be_read_is_no_run(tmp_path, monkeypatch):
+    for name in ("closed", "open"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "plan.json").write_text(json.dumps(PLAN))
+    is_file = Path.is_file
+
+    def refused(path):
+        if path.parent.name == "closed":
+            raise PermissionError(path)
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert [run.folder.path.name for run in find_runs(tmp_path)] == ["open"]
 
 
 @pytest.mark.parametrize("content", BROKEN)

@@ -42,7 +42,8 @@ class Benchmark(Task):
             )
         self.data, self.shots = data, self.shots if shots is None else shots
         if not data.is_dir():
-            raise UserError("no such folder", where=data, wanted=f"a folder with {' or '.join(self.patterns)}")
+            what = "is a file" if data.exists() else "no such folder"
+            raise UserError(what, where=data, wanted=f"a folder with {' or '.join(self.patterns)}")
         self.paths = self.find(self.patterns)
         if not self.paths:
             raise UserError(

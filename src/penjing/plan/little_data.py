@@ -34,10 +34,11 @@ TRAINING_SHARE = 0.85  # of the seconds; the rest goes to tokenizer, probe, vali
 ROWS, LEAST_STEPS = (16, 8, 4), 200  # rows of a step: as many as leave so many steps
 VALIDATIONS, VALIDATION_SHARE = 12, 0.05  # of a run, and the share of its training time that they may take
 PATIENCE = 3  # validations without a new lowest loss
-# The noise below pays from so many parameters per token of the text and so many epochs on. Measured: 2.8 to 11 of them,
-# 9 to 12 epochs, where held-out loss without it rises after 4 to 7. At 7 epochs it costs 0.4 to 2 % (one seed).
-NOISE_FROM, NOISE_EPOCHS = 2.5, 9.0
-NOISE = {"regularization.dropout": 0.2, "optimizer.weight_decay": 0.4}
+# The noise below pays from so many parameters per token of the text on: decay from 4 epochs (it gains 0.2 to 2 % at 4
+# to 6), dropout from 9, where held-out loss without them rises after 4 to 7; at 7 epochs dropout costs 0.4 to 2 %.
+NOISE_FROM, DECAY_EPOCHS, DROPOUT_EPOCHS = 2.5, 4.0, 9.0
+DECAY, DROPOUT = {"optimizer.weight_decay": 0.4}, {"regularization.dropout": 0.2}
+FEW_EPOCHS_MOMENTUM = 0.9  # Muon's; gains 0.1 to 1 % in one pass
 EMA_DECAY = 0.99  # an early end comes before the rate has decayed; the mean of the weights then stands in for that
 
 SHAPE = (
@@ -146,12 +147,17 @@ def settings_of(one: Candidate) -> dict[str, tuple[Any, str]]:
     size = f"{units.count(one.parameters)} parameters: see the table"
     validation_rows = round(3 * VALIDATION_SHARE * one.steps * one.rows / VALIDATIONS)  # a pass forward takes a third
     share = f"{VALIDATIONS} validations in {VALIDATION_SHARE:.0%} of the time"
-    noise = NOISE if one.parameters_per_token >= NOISE_FROM and one.epochs >= NOISE_EPOCHS else {}
     many = (
         f"{one.parameters_per_token:.0f} parameters per token of the text and {one.epochs:.0f} epochs would memorize it"
     )
+    optimizer: dict[str, tuple[Any, str]] = {}
+    if one.epochs < DECAY_EPOCHS:
+        optimizer = {"optimizer.momentum": (FEW_EPOCHS_MOMENTUM, "learns faster in a short run of few epochs")}
+    elif one.parameters_per_token >= NOISE_FROM:
+        noise = DECAY | (DROPOUT if one.epochs >= DROPOUT_EPOCHS else {})
+        optimizer = {name: (value, many) for name, value in noise.items()}
     return {
-        **{name: (value, many) for name, value in noise.items()},
+        **optimizer,
         "ema_decay": (EMA_DECAY, "an early end comes before the rate has decayed"),
         **{f"model.{name}": (getattr(one.model, name), size) for name in SHAPE},
         "batch.size": (one.rows, f"leaves {one.steps:,} steps"),

@@ -1,4 +1,4 @@
-"""The quickstart's two stages: a 1M-parameter model in a few minutes on two CPU cores. Run: make quickstart
+"""The quickstart's two stages: a 1M-parameter model in a few minutes on two CPU cores. Run: penjing quickstart
 
 Changes from pretrain and sft: the `tiny` shape; Muon; few tokens per step, as many small steps learn copying from
 context sooner than few large ones; linear decay of the learning rate; short rows, as the stories are short.

@@ -42,8 +42,11 @@ class RunRecord:
         """Whether this is a run's folder, not that of a checkpoint."""
         folder = self.folder
         files = (folder.settings, folder.metrics, folder.plan, folder.outcome)
-        is_run = any(file.is_file() for file in files) or folder.checkpoints.is_dir()
-        return is_run and not (folder.path / MANIFEST).exists()
+        try:
+            is_run = any(file.is_file() for file in files) or folder.checkpoints.is_dir()
+            return is_run and not (folder.path / MANIFEST).exists()
+        except PermissionError:  # of another user
+            return False
 
     def _read(self, load: Callable[[Path], T], path: Path, empty: T) -> T:
         try:

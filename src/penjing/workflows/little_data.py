@@ -47,7 +47,9 @@ def _is_requested(requested: Layer, name: str) -> bool:
     table = requested.get(group, {})
     if name == "max_steps":
         return bool({"max_steps", "epochs"} & requested.keys())
-    return (group == "model" and bool(table)) or (field in table if isinstance(table, Mapping) else True)
+    if isinstance(table, Mapping):  # another optimizer has other settings
+        return bool(table) if group == "model" else field in table or "name" in table
+    return True
 
 
 def print_candidates(found: list[Candidate], one: Candidate, title: str, console: Console) -> None:
