@@ -46,6 +46,18 @@ def test_a_price_buys_time_and_more_time_a_larger_model(tmp_path):
     assert planned(tmp_path, gpu="RTX 3060", size="26m")[0].size == "26m"
 
 
+@pytest.mark.parametrize(
+    ("settings", "chosen"),
+    [((), {"momentum": 0.9}), (("optimizer=adamw", "optimizer.learning_rate=1e-3"), None), (("batch.size=1",), None)],
+)
+def test_a_short_pretraining_has_a_lower_momentum(tmp_path, settings, chosen):
+    (tmp_path / "novel.txt").write_text("\n\n".join(f"Chapter {n}: {n * n} words of {n % 97}." for n in range(20_000)))
+    plan, _ = planned(tmp_path, gpu="RTX 4090", data=str(tmp_path / "novel.txt"), hours="10min", settings=settings)
+    pretraining = plan.stages[1].settings
+    assert pretraining.get("optimizer") == chosen
+    assert (pretraining["max_steps"] > evening_plan.SHORT_STEPS) == ("batch.size=1" in settings)
+
+
 @pytest.mark.parametrize(("hourly", "hours", "total"), [("1500KRW", 2, "KRW"), ("0KRW", 8, "0.00 KRW")])
 def test_an_hour_may_cost_thousands_or_nothing(tmp_path, hourly, hours, total):
     plan, said = planned(tmp_path, gpu="RTX 3060", size="26m", price="3000KRW", hourly=hourly)

@@ -12,11 +12,12 @@ import pytest
 from rich.console import Console
 from user_errors import raises_user_error
 
+from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
 from penjing.train.stages.run_data import tokenized
+from penjing.workflows import little_data, stage_steps
 from penjing.workflows import quickstart as module
-from penjing.workflows import stage_steps
 from penjing.workflows.quickstart import QuickstartOptions, quickstart
 from penjing.workflows.stage_log import StageLog
 from penjing.workflows.train import resolve_run
@@ -237,3 +238,14 @@ def test_a_slow_machine_takes_fewer_steps_of_pretraining_and_keeps_its_number(
     assert stage_steps.pretrain_steps(run, log) == steps
     monkeypatch.setattr(stage_steps.StepTimer, "time_step", lambda timer, run: (1.0, 1.0))
     assert stage_steps.pretrain_steps(run, log) == steps == read_json(log.path)["pretrain_steps"]
+
+
+@pytest.mark.parametrize(
+    ("words", "momentum"), [([], 0.9), (["optimizer.momentum=0.8"], 0.8), (["optimizer.name=adamw"], None)]
+)
+def test_the_choice_for_a_text_leaves_what_was_asked_for(words, momentum):
+    requested = parse_overrides(words)
+    settings = {"optimizer.momentum": (0.9, "a short run"), "max_steps": (7, "the time")}
+    log = SimpleNamespace(facts={"choice": {"settings": settings}})
+    run = little_data.fit_to_text(resolve_run("tiny", {}, requested), requested, 1.0, log, has_chats=False)
+    assert getattr(run.optimizer, "momentum", None) == momentum and run.max_steps == 7
