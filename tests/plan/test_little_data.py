@@ -49,8 +49,8 @@ def test_noise_is_for_a_text_that_the_model_could_learn_by_heart():
     diary, corpus = (settings_of(choose(num_bytes, "fast")[0]) for num_bytes in (200_000, 20_000_000))
     assert diary["regularization.dropout"][0] > 0 < diary["optimizer.weight_decay"][0]
     assert "regularization.dropout" not in corpus and "optimizer.weight_decay" not in corpus
-    some, few = (settings_of(replace(choose(200_000, "fast")[0], epochs=epochs)) for epochs in (6.0, 3.0))
-    assert some["optimizer.weight_decay"][0] == diary["optimizer.weight_decay"][0]
+    some, few = (settings_of(replace(choose(200_000, "fast")[0], epochs=epochs)) for epochs in (6.0, 1.0))
+    assert 0 < some["optimizer.weight_decay"][0] < diary["optimizer.weight_decay"][0]
     assert "regularization.dropout" not in some and "optimizer.weight_decay" not in few
     assert few["optimizer.momentum"][0] == corpus["optimizer.momentum"][0] < Muon().momentum
 
