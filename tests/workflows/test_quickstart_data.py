@@ -241,7 +241,13 @@ def test_a_slow_machine_takes_fewer_steps_of_pretraining_and_keeps_its_number(
 
 
 @pytest.mark.parametrize(
-    ("words", "momentum"), [([], 0.9), (["optimizer.momentum=0.8"], 0.8), (["optimizer.name=adamw"], None)]
+    ("words", "momentum"),
+    [
+        ([], 0.9),
+        (["optimizer.momentum=0.8"], 0.8),
+        (["optimizer.name=adamw"], None),
+        (["optimizer=adamw", "optimizer.eps=1e-7"], None),
+    ],
 )
 def test_the_choice_for_a_text_leaves_what_was_asked_for(words, momentum):
     requested = parse_overrides(words)

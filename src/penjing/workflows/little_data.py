@@ -47,9 +47,10 @@ def _is_requested(requested: Layer, name: str) -> bool:
     table = requested.get(group, {})
     if name == "max_steps":
         return bool({"max_steps", "epochs"} & requested.keys())
-    if isinstance(table, Mapping):  # another optimizer has other settings
-        return bool(table) if group == "model" else field in table or "name" in table
-    return True
+    if not isinstance(table, Mapping):
+        return True
+    # Another optimizer has other settings; "" is that of `optimizer=adamw`.
+    return bool(table) if group == "model" else not table.keys().isdisjoint((field, "name", ""))
 
 
 def print_candidates(found: list[Candidate], one: Candidate, title: str, console: Console) -> None:
