@@ -4,7 +4,7 @@ Run: python benchmarks/trackers.py --out results/trackers.json train tiny data.t
     log.trackers=wandb,swanlab,tensorboard,trackio,mlflow eval.every=0 sample.every=0 checkpoint.every=100000
 
 While they are off, the trackers' process is stopped and gets no rows. Blocks come as on, off, off, on; each such four
-gives one quotient of the times of a step. Start, end and the first steps are not measured. Linux and macOS.
+gives one quotient of the times of a step. Start, end and the first steps are not measured.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Switch:
         self.on, self.steps, self.since = True, 0, 0.0
         self.blocks: list[tuple[bool, int, float]] = []  # on, steps, seconds
         self.processes: list[TrackerProcess] = []
+        self.dtype = torch.float32  # of the model's matmuls
         self.make, self.call, self.step = TrackerProcess.__init__, TrackerProcess._call_all, loop.step
 
     def install(self) -> None:
@@ -46,13 +47,14 @@ class Switch:
             self.processes.append(process)
 
         def call(process: Any, method: str, *arguments: Any) -> None:
+            if method == "end":
+                self.turn(on=True)
             if self.on or method != "log":
                 self.call(process, method, *arguments)
 
         def step(context: loop.TrainingContext, index: int) -> loop.Step:
-            if index == context.num_steps - 1:
-                self.turn(on=True)  # for their end
-            elif index >= SKIPPED_STEPS:
+            self.dtype = getattr(context.model, "compute_dtype", None) or torch.float32
+            if index >= SKIPPED_STEPS:
                 self.tick()
             return self.step(context, index)
 
@@ -90,20 +92,24 @@ def main() -> None:
     sys.argv = ["penjing", *command]
     try:
         penjing()
-    finally:
-        fours = [switch.blocks[first : first + 4] for first in range(0, len(switch.blocks) - 3, 4)]
-        extra = [step_seconds(four, on=True) / step_seconds(four, on=False) - 1 for four in fours]
-        mean, error = statistics.mean(extra), statistics.stdev(extra) / math.sqrt(len(extra))
+    except SystemExit as end:
+        if end.code:
+            raise
+    fours = [switch.blocks[first : first + 4] for first in range(0, len(switch.blocks) - 3, 4)]
+    if len(fours) < 2:
+        parser.error(f"the training was too short: it takes {8 * BLOCK_SECONDS:g} s after step {SKIPPED_STEPS}")
+    extra = [step_seconds(four, on=True) / step_seconds(four, on=False) - 1 for four in fours]
+    mean, error = statistics.mean(extra), statistics.stdev(extra) / math.sqrt(len(extra))
+    print(f"with trackers {mean:+.2%} a step, standard error {error:.2%}")
+    if asked.out:
         record = {
             "command": " ".join(command),
-            **environment(HOST, torch.bfloat16),
+            **environment(HOST, switch.dtype),
             "step_seconds": {name: step_seconds(switch.blocks, on=name == "on") for name in ("on", "off")},
             "extra": {"mean": mean, "standard error": error, "fours": len(fours)},
             "blocks": switch.blocks,
         }
-        print(f"with trackers {mean:+.2%} a step, standard error {error:.2%}")
-        if asked.out:
-            write_json(asked.out, record)
+        write_json(asked.out, record)
 
 
 if __name__ == "__main__":

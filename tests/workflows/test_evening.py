@@ -11,6 +11,7 @@ from rich.console import Console
 from user_errors import raises_user_error
 
 from penjing.base.files import read_json
+from penjing.plan import little_data
 from penjing.track.run_record import RunRecord
 from penjing.workflows import evening_plan
 from penjing.workflows import quickstart as stages
@@ -55,7 +56,7 @@ def test_a_short_pretraining_has_a_lower_momentum(tmp_path, settings, chosen):
     plan, _ = planned(tmp_path, gpu="RTX 4090", data=str(tmp_path / "novel.txt"), hours="10min", settings=settings)
     pretraining = plan.stages[1].settings
     assert pretraining.get("optimizer") == chosen
-    assert (pretraining["max_steps"] > evening_plan.SHORT_STEPS) == ("batch.size=1" in settings)
+    assert (pretraining["max_steps"] > little_data.SHORT_RUN_STEPS) == ("batch.size=1" in settings)
 
 
 @pytest.mark.parametrize(("hourly", "hours", "total"), [("1500KRW", 2, "KRW"), ("0KRW", 8, "0.00 KRW")])

@@ -35,7 +35,6 @@ SIZES = ("ladder-1m", "ladder-3m", "ladder-10m", "26m", "64m", "104m", "ladder-3
 ENOUGH_NATS = 0.02  # the smallest size whose expected loss is so near the best is taken: it answers faster
 REHEARSAL_SHARE = 1 / 1000  # of the tokens
 MIN_STEPS = 20
-SHORT_STEPS, SHORT_MOMENTUM = 1000, 0.9  # Muon's in so short a run: docs/log.md, "One pass: momentum"
 UNIT_TOKENS = {"chats": 280, "preferences": 800, "prompts": 200}  # of one that has not been read: an estimate
 SECONDS_BETWEEN_CHECKPOINTS, EVALUATIONS = 600, 10
 FIGURES = ("tokens", "seconds", "num_bytes", "files")
@@ -158,12 +157,12 @@ def stage_settings(stage: str, size: str, tokens: float, amount: Amount, budget:
         run.batch.size, round(units_wanted), steps_of_batch_1=units_wanted, min_steps=MIN_STEPS, multiple=2
     )
     settings: dict[str, Any] = {"max_steps": round(units_wanted / rows), "batch": {"size": rows}}
-    if run.optimizer.name == "muon" and settings["max_steps"] <= SHORT_STEPS:
-        settings["optimizer"] = {"momentum": SHORT_MOMENTUM}
     # One pass cannot overfit: the last checkpoint is the best one.
     settings["checkpoint"] = {"best": tokens > amount.tokens}
     if run.data.format == "documents":
         settings["data"] = {"val_fraction": min(0.05, HELD_OUT_BYTES / max(1, amount.num_bytes))}
+        if run.optimizer.name == "muon" and settings["max_steps"] <= little_data.SHORT_RUN_STEPS:
+            settings["optimizer"] = {"momentum": little_data.SHORT_RUN_MOMENTUM}
     return with_intervals(settings, 0.0)
 
 
