@@ -83,6 +83,10 @@ def main(program: typer.Typer = app) -> None:
         _fail(f"penjing: {error.line()}", EXIT_USER_ERROR)
     except KeyboardInterrupt:
         _fail("penjing: interrupted", EXIT_INTERRUPTED)
+    except PermissionError as error:
+        _fail(
+            f"penjing: {error.filename}: {error.strerror}; choose another, or change its permissions", EXIT_USER_ERROR
+        )
     except Exception as error:
         from penjing.train.signals import Ended
 

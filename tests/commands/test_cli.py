@@ -214,3 +214,17 @@ def test_another_system_is_one_line(monkeypatch, capsys):
         main()
     assert stopped.value.code == 2
     assert capsys.readouterr().err == "penjing: needs Linux or macOS; on Windows run it in WSL 2\n"
+
+
+def test_what_may_not_be_read_is_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "closed").mkdir()
+
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    monkeypatch.setattr(sys, "argv", ["penjing", "watch", str(tmp_path / "closed")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.count("\n") == 1 and "closed" in error and "Permission denied" in error
