@@ -1,4 +1,4 @@
-"""`report.html`: one self-contained page about one run or several, opened from disk, without script or network."""
+"""`report.html`: one self-contained page about one run or several, opened from disk, without network."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,10 +31,12 @@ TEMPLATES = Environment(  # always escapes; an unknown name is an error
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.globals.update(chart_css=Markup(charts.CSS), light=Markup(charts.LIGHT), dark=Markup(charts.DARK))
+TEMPLATES.globals.update(
+    {name: Markup(getattr(charts, name.upper())) for name in ("css", "light", "dark", "script", "script_hash")}
+)
 LIMITS = (
-    Limits(points=160, letters=360, steps=4, items=8),
-    Limits(points=60, letters=200, steps=3, items=4),
+    Limits(points=400, letters=360, steps=4, items=8),
+    Limits(points=100, letters=200, steps=3, items=4),
     Limits(points=24, letters=100, steps=2, items=3),
 )
 
@@ -79,9 +81,8 @@ def group_view(runs: Sequence[ReportedRun], limits: Limits) -> View:
     return {
         "title": title,
         "chinese": chinese,
-        "legend": [(index, run.name) for index, run in enumerate(runs[:MAX_CURVES])],
-        "left_out": len(runs) - MAX_CURVES,
-        "compares": len(runs) > 1,
+        "runs": len(runs),
+        "drawn": min(len(runs), MAX_CURVES),
         "plan": plan_table(runs),
         "notes": [text_format.plan_basis(runs[0]), text_format.time_parts(runs[0])] if len(runs) == 1 else [],
         "facts": facts(Fields({**runs[0].plan.raw, **runs[0].outcome.raw}), RUN_FACTS) if len(runs) == 1 else [],
@@ -127,13 +128,13 @@ def chart_views(
     views = []
     for chart in requested:
         points = max(16, limits.points // (1 + len(runs) // 2))
-        svg = draw(chart, runs[:MAX_CURVES], points // 2 if small else points, (320, 180) if small else (460, 250))
-        if svg:
-            views.append({"title": chart.title, "chinese": chart.chinese, "svg": svg})
+        curves = draw(chart, runs[:MAX_CURVES], *((points // 2, 190) if small else (points, 250)))
+        if curves:
+            views.append({"title": chart.title, "chinese": chart.chinese, "curves": curves})
     return views
 
 
-def draw(chart: Chart, runs: Sequence[ReportedRun], limit: int, size: tuple[int, int]) -> Markup:
+def draw(chart: Chart, runs: Sequence[ReportedRun], limit: int, height: int) -> Markup:
     """One chart. Colours: metrics of one run, or several runs; held-out figures have dots and dashed lines."""
     by_tokens = task_names(runs[0].task)[2] and all(TOKENS in run.figures for run in runs)
     single_run, lines = len(runs) == 1, ((chart.metric, chart.label), *chart.extras)
@@ -152,10 +153,8 @@ def draw(chart: Chart, runs: Sequence[ReportedRun], limit: int, size: tuple[int,
         title=f"{task_names(runs[0].task)[0]}: {chart.title}",
         x=Axis("tokens trained on" if by_tokens else "optimizer steps"),
         y=Axis(chart.unit, log=chart.log, from_zero=chart.from_zero),
-        width=size[0],
-        height=size[1],
+        height=height,
         limit=limit,
-        legend=single_run,
     )
 
 

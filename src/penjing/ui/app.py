@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penjing import __version__
 from penjing.base.errors import UserError
+from penjing.report import charts
 from penjing.serve.access import check_host, check_key
 from penjing.serve.errors import ApiError, from_user_error, handle_errors
 from penjing.serve.page_files import PAGE as CHAT_PAGE
@@ -23,6 +24,7 @@ from penjing.ui.processes import Chats, Trainings
 from penjing.ui.site import Site, run_in_thread
 
 PAGE = Path(__file__).parent / "page"
+CHARTS = Path(charts.__file__).parent / "vendor"
 # Of the chat page, and used here as they are.
 SHARED = (
     *("api.js", "dom.js", "i18n.js", "preferences.js", "sentences.js", "sse.js", "theme.js"),
@@ -49,7 +51,7 @@ def make_app(site: Site, token: str, *, loopback_only: bool = True) -> FastAPI:
     blind.add_routes(app, site, chats)
     plan.add_routes(app, site)
     data.add_routes(app, site)
-    files = [*(CHAT_PAGE / name for name in SHARED), *sorted(PAGE.iterdir()), *sorted((PAGE / "vendor").iterdir())]
+    files = [*(CHAT_PAGE / name for name in SHARED), *sorted(PAGE.iterdir()), *sorted(CHARTS.iterdir())]
     open_paths = add_page(app, (file for file in files if file.is_file()))
     paths: ChainMap[str, Any] = ChainMap(site.open_once, dict.fromkeys(open_paths))
     app.add_middleware(Gate, token=token.encode(), loopback_only=loopback_only, open_paths=paths)
