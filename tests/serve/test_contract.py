@@ -24,7 +24,7 @@ def test_an_answer_is_whole_also_where_its_first_token_comes_early(serving, toke
     collect = app.run_unless_disconnected
 
     async def collect_late(request, awaitable):
-        while not request.scope[ADMITTED].job.first_token_at:
+        while not request.scope[ADMITTED][0].first_token_at:
             await asyncio.sleep(0)
         return await collect(request, awaitable)
 

@@ -7,7 +7,7 @@ import pytest
 from penjing.infer.requests import Event
 from penjing.serve import hub
 from penjing.serve.errors import ApiError
-from penjing.serve.hub import Hub
+from penjing.serve.hub import Hub, Job
 
 
 def test_an_answer_begins_after_the_requests_that_wait():
@@ -87,7 +87,7 @@ def test_a_request_that_is_late_ends_whatever_the_clock_says():
 
     async def main():
         waiting = Hub({})
-        job = waiting.admit("client")
+        waiting.reserve(job := Job("client"), 1)
         asyncio.get_running_loop().call_soon(job.expire)
         with pytest.raises(ApiError, match="no answer within") as late:
             await asyncio.wait_for(anext(waiting.events(job)), 10)
@@ -100,7 +100,7 @@ def test_a_request_that_is_late_ends_whatever_the_clock_says():
 def test_an_answer_that_ends_in_time_is_delivered():
     async def main():
         waiting = Hub({})
-        job = waiting.admit("client")
+        waiting.reserve(job := Job("client"), 1)
         job.events[0].append(event := Event(7, 0, finish_reason="stop"))
         waiting._count(job, -1)
         job.expire()

@@ -152,10 +152,6 @@ class PreferenceShardWriter(ArrayFolderWriter):
         self._prompts: list[tuple[int, int]] = []
         self._first, self._ends, self._is_chosen, self._margins = [0], list[int](), list[bool](), list[float]()
 
-    @property
-    def num_records(self) -> int:
-        return len(self._prompts)
-
     def add(self, group: TokenGroup) -> None:
         begin = self.num_tokens
         self.append(group.prompt, [0] * len(group.prompt))
@@ -166,6 +162,7 @@ class PreferenceShardWriter(ArrayFolderWriter):
         self._first.append(len(self._ends))
         self._is_chosen += group.is_chosen
         self._margins.append(group.margin)
+        self.num_records += 1
 
     def close(self) -> PreferenceShards:
         arrays: dict[str, npt.NDArray[Any]] = {

@@ -108,7 +108,8 @@ class ArrayFolderWriter:
     def __init__(self, folder: Path, *, has_weights: bool, vocab_size: int, about: dict[str, Any]) -> None:
         self.folder = Path(folder)
         self.partial = self.folder.with_name(self.folder.name + ".partial")
-        self.dtype, self.about, self.num_tokens = id_dtype(vocab_size), about, 0
+        self.dtype, self.about = id_dtype(vocab_size), about
+        self.num_tokens = self.num_records = 0
         self.files: list[FileRange] = []
         self._streams: dict[str, IO[bytes]] = {}
         with disk_errors(self.partial):
@@ -116,11 +117,6 @@ class ArrayFolderWriter:
             self.partial.mkdir(parents=True)
             for name in ["tokens.bin", "weights.bin"] if has_weights else ["tokens.bin"]:
                 self._streams[name] = open(self.partial / name, "wb")
-
-    @property
-    def num_records(self) -> int:
-        """Records that were added."""
-        raise NotImplementedError
 
     def begin(self, file: str, place: float) -> None:
         """Note that the next record is of this file, with this place in the split (see `data/corpus.py`)."""
@@ -210,15 +206,12 @@ class TokenShardWriter(ArrayFolderWriter):
         self._ends: list[int] = []
         self._bytes: list[int] = []
 
-    @property
-    def num_records(self) -> int:
-        return len(self._ends)
-
     def add(self, ids: Tokens, num_bytes: int, weights: Sequence[int] | None = None) -> None:
         """Append one document of at least one token."""
         self.append(ids, weights)
         self._ends.append(self.num_tokens)
         self._bytes.append(num_bytes)
+        self.num_records += 1
 
     def copy(self, shards: TokenShards, file: FileRange, name: str) -> None:
         """Append the documents of one file of other shards, with the same dtype; the file is called `name` now."""
@@ -226,6 +219,7 @@ class TokenShardWriter(ArrayFolderWriter):
         begin, end = int(shards.start_D[file.first]), int(shards.end_D[file.end - 1])
         self._ends += (shards.end_D[file.first : file.end] - begin + self.num_tokens).tolist()
         self._bytes += shards.bytes_D[file.first : file.end].tolist()
+        self.num_records = len(self._ends)
         for first in range(begin, end, COPY_TOKENS):
             part = slice(first, min(end, first + COPY_TOKENS))
             self.append(shards.token_N[part], None if shards.weight_N is None else shards.weight_N[part])

@@ -99,7 +99,7 @@ class ChatChoice:
 async def start(service: Service, body: ChatRequest, job: Job) -> PendingResponse:
     """Submit a request to the engine. Raises ApiError if it is invalid."""
     target = Target.of(service, body, job)
-    if not target.is_chat_model:
+    if not target.served.is_chat(target.adapter):
         raise ApiError(
             400, "model: was only pretrained and continues texts: use /v1/completions", param="model", code="no_chat"
         )

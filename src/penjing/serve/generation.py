@@ -89,11 +89,6 @@ class Target:
             **more,
         )
 
-    @property
-    def is_chat_model(self) -> bool:
-        """Whether the model or its adapter was trained on conversations."""
-        return self.served.is_chat(self.adapter)
-
     def prefix_ids(self, body: SamplingFields) -> list[int]:
         """The first tokens of an answer, which the client sent. Raises ApiError for an id outside the vocabulary."""
         if any(index >= self.served.loaded.model.config.vocab_size for index in body.continue_ids or ()):

@@ -3,7 +3,6 @@ Plain ASGI."""
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,14 +17,7 @@ from penjing.serve.request_body import read_body
 
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 QUEUE_FULL = queue_full().response
-ADMITTED = "penjing.admitted"  # key in the scope
-
-
-class Admitted(NamedTuple):
-    """A generation request that has a place in the queue until its response ends. body: not parsed."""
-
-    job: Job
-    body: bytes
+ADMITTED = "penjing.admitted"  # key in the scope, of a request's job and its body as bytes
 
 
 class Guard:
@@ -87,7 +79,7 @@ class Guard:
                 self._trim_later()
 
     async def _generate(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a generation request with a place in the queue; see `Admitted`."""
+        """Handle a generation request, which has a place in the queue until its response ends."""
         headers = Headers(scope=scope)
         client = client_of(scope, headers)
         if service.hub.is_full(client):
@@ -95,7 +87,8 @@ class Guard:
             return
         try:
             body = await read_body(headers, receive, service.models.max_body_bytes)
-            job = service.hub.admit(client)
+            job = Job(client)
+            service.hub.reserve(job, 1)
         except ApiError as error:
             await error.response(scope, receive, send)
             return
@@ -103,7 +96,7 @@ class Guard:
             return
         try:
             await service.hub.wait_to_begin()
-            scope[ADMITTED] = Admitted(job, body)
+            scope[ADMITTED] = job, body
             await self.app(scope, receive, send)
         finally:
             service.hub.cancel(job)

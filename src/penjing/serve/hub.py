@@ -73,14 +73,8 @@ class Hub:
         self._begin_lock = asyncio.Lock()
         self.thread = EngineThread(engines, self._on_events, self._wait_to_step)
 
-    def admit(self, client: str) -> Job:
-        """Reserve a place for one answer. Raises ApiError if the queue, or this client's share of it, is full."""
-        job = Job(client)
-        self.reserve(job, 1)
-        return job
-
     def reserve(self, job: Job, answers: int) -> None:
-        """Reserve places for more answers. Raises ApiError if there are not enough."""
+        """Reserve places for answers. Raises ApiError if the queue, or this client's share of it, has not enough."""
         if self.is_full(job.client, answers):
             raise queue_full()
         self._count(job, answers)
