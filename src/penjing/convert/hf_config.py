@@ -3,7 +3,8 @@
 from typing import Any
 
 from penjing.base.errors import UserError
-from penjing.convert.shape import CLASSES, PARTIAL_ROTARY, ControlIds
+from penjing.convert.shape import CLASSES, PARTIAL_ROTARY
+from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.model.config import ModelConfig
 
 # Fields that are called alike here and there.
@@ -13,7 +14,7 @@ SAME_NAMES = (
 )  # fmt: skip
 
 
-def hf_config(config: ModelConfig, tokenizer: ControlIds) -> dict[str, Any]:
+def hf_config(config: ModelConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """config.json for the transformers class of this architecture, with the field names of transformers 5 and 4. Raises
     UserError if that class cannot express the config."""
     check_hf_support(config)

@@ -6,7 +6,7 @@ Fields that only matter in training (dropout, router noise, loss coefficients) a
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
@@ -72,16 +72,6 @@ _SPELLINGS = {
     "num_local_experts": ("num_experts",),
     "n_routed_experts": ("num_local_experts", "num_experts"),
 }
-
-
-class ControlIds(Protocol):
-    """The token ids of the tokenizer that config.json names."""
-
-    @property
-    def end_of_text(self) -> int: ...
-
-    @property
-    def message_end(self) -> int: ...
 
 
 class _Fields:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from penjing import devices
-from penjing.base.errors import UserError
-from penjing.infer.forward import bytes_per_slot
+from penjing.infer.forward import active_adapter, bytes_per_slot
 from penjing.kernels.cpu import library
 from penjing.kernels.cpu.decode import Decoder, DecoderWeights, Experts, LayerWeights, LowRank, Matrix, Shape
 from penjing.kernels.cpu.ops import TYPES
@@ -55,7 +54,7 @@ class CpuForward:
         config = model.config
         self.num_slots, self.max_tokens, self.vocab_size = num_slots, max_tokens, config.vocab_size
         self.adapters = lora.names(model)
-        self.active_adapter = _active_adapter(model, self.adapters)
+        self.active_adapter = active_adapter(model, self.adapters)
         self._decoder = Decoder(
             Shape(
                 num_attention_heads=config.num_attention_heads,
@@ -95,14 +94,6 @@ class CpuForward:
         if adapter_N is None and self.active_adapter >= 0:
             adapter_N = np.full(len(slot_N), self.active_adapter, dtype=np.int32)
         return self._decoder(slot_N, position_N, id_N, logits_index_R, adapter_N)
-
-
-def _active_adapter(model: Transformer, names: tuple[str, ...]) -> int:
-    """The index of the adapter that all rows use now, or -1."""
-    active = {layer.active for layer in lora.adapted(model).values()} - {None}
-    if len(active) > 1:
-        raise UserError("several adapters are active at once", got=", ".join(sorted(map(str, active))))
-    return names.index(str(active.pop())) if active else -1
 
 
 @torch.no_grad()

@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penjing import devices
+from penjing.base.errors import UserError
 from penjing.loader.batch import to_device
 from penjing.model.config import ModelConfig
+from penjing.model.lora import adapted
 from penjing.model.transformer import Transformer
 
 Ints = NDArray[np.int64]
@@ -50,6 +52,14 @@ class Forward(Protocol):
 
     def close(self) -> None:
         """Free the memory and restore the model."""
+
+
+def active_adapter(model: Transformer, names: tuple[str, ...]) -> int:
+    """The index of the adapter that all rows use now, or -1."""
+    active = {layer.active for layer in adapted(model).values()} - {None}
+    if len(active) > 1:
+        raise UserError("several adapters are active at once", got=", ".join(sorted(map(str, active))))
+    return names.index(str(active.pop())) if active else -1
 
 
 def bytes_per_slot(config: ModelConfig, max_tokens: int, dtype: torch.dtype) -> int:

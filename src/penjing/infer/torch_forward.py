@@ -10,10 +10,10 @@ from torch.nn import functional
 from penjing import devices
 from penjing.infer import decode_graphs
 from penjing.infer.decode_graphs import Decoded, DecodeGraphs, Key
-from penjing.infer.forward import Ints, bytes_per_slot, on_device
+from penjing.infer.forward import Ints, active_adapter, bytes_per_slot, on_device
 from penjing.model.cache import Cache
 from penjing.model.cast_cache import cache_casted_weights
-from penjing.model.lora import adapted, adapter_scope, names
+from penjing.model.lora import adapter_scope, names
 from penjing.model.transformer import Transformer
 
 SPAN_MULTIPLE = 32  # the number of keys is rounded up to it, so that there are few shapes
@@ -32,8 +32,7 @@ class TorchForward:
         self.model, self.num_slots, self.max_tokens = model, num_slots, max_tokens
         self.vocab_size, self.device = model.config.vocab_size, model.embed.weight.device
         self.adapters = names(model)
-        active_names = {layer.active for layer in adapted(model).values()} - {None}
-        self.active_adapter = self.adapters.index(str(active_names.pop())) if active_names else -1
+        self.active_adapter = active_adapter(model, self.adapters)
         dtype = model.compute_dtype or torch.float32
         self._multiple = devices.of(self.device).row_multiple
         graphs = graphs and not decode_graphs.unavailable_reason(model)
