@@ -32,21 +32,16 @@ class ServedModel:
     def tokenizer(self) -> Tokenizer:
         return self.loaded.tokenizer
 
-    @property
-    def is_chat_model(self) -> bool:
-        """Whether it was trained on conversations; otherwise it only continues texts."""
-        return self.loaded.answers
-
     def is_chat(self, adapter: str | None) -> bool:
-        """Whether it or this adapter was trained on conversations."""
-        return self.is_chat_model or (adapter or "") in self.chat_adapters
+        """Whether it or this adapter was trained on conversations; otherwise it only continues texts."""
+        return self.loaded.answers or (adapter or "") in self.chat_adapters
 
     @property
     def thinking(self) -> bool:
         """Whether `enable_thinking` has an effect."""
         template = self.tokenizer.template
         has_think_token = self.tokenizer.is_ours and self.tokenizer.has(THINK)
-        return (self.is_chat_model or bool(self.chat_adapters)) and (
+        return (self.loaded.answers or bool(self.chat_adapters)) and (
             has_think_token or (not self.tokenizer.is_ours and "enable_thinking" in template)
         )
 

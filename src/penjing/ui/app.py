@@ -27,7 +27,7 @@ PAGE = Path(__file__).parent / "page"
 CHARTS = Path(charts.__file__).parent / "vendor"
 # Of the chat page, and used here as they are.
 SHARED = (
-    *("api.js", "dom.js", "i18n.js", "preferences.js", "sentences.js", "sse.js", "theme.js"),
+    *("api.js", "dom.js", "i18n.js", "preferences.js", "sentences.js", "theme.js"),
     *("page.css", "tree.svg", "chevron.svg"),
 )
 

@@ -97,7 +97,7 @@ def check_tools(models: Models, toolbox: Toolbox) -> None:
     from penjing.data.chat.render import render
     from penjing.data.formats import Message
 
-    chats = [model for model in models.served.values() if model.is_chat_model or model.chat_adapters]
+    chats = [model for model in models.served.values() if model.loaded.answers or model.chat_adapters]
     if not toolbox or not chats:
         return
     model = max(chats, key=lambda model: model.context)
@@ -142,7 +142,7 @@ def _greeting(address: str, models: Models, has_key: bool) -> list[str]:
     """Where it is, and a line to try."""
     name = models.names[0]
     key = ' -H "Authorization: Bearer $PENJING_API_KEY"' if has_key else ""
-    if models.find(name)[0].is_chat_model:
+    if models.find(name)[0].loaded.answers:
         path, asked = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
     else:
         path, asked = "completions", '"prompt": "Once upon a time", "max_tokens": 50'

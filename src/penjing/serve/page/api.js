@@ -1,7 +1,5 @@
 // Requests to the server this page came from. The key, where the server wants one, lives as long as the tab.
 
-import { events } from "./sse.js";
-
 const KEY = "penjing.key";
 const MOST_TRIES = 6; // of a request that the server is too busy for
 
@@ -91,6 +89,29 @@ export const callTool = (name, args, signal) => json("api/tools/call", { body: {
 
 /** How many tokens a request reads: {count, max_model_len}. */
 export const countTokens = (body, signal) => json("tokenize", { body, signal, mostTries: 1 });
+
+/** The objects of a stream, until [DONE]. Throws a TypeError where the connection breaks before it. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) throw new TypeError("the stream ended early");
+      rest += value;
+      const lines = rest.split(/\r?\n/);
+      rest = lines.pop();
+      for (const line of lines) {
+        if (!line.startsWith("data:")) continue;
+        const data = line.slice(5).trim();
+        if (data === "[DONE]") return;
+        yield JSON.parse(data);
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
 
 /** The chunks of an answer. path: v1/chat/completions or v1/completions. A broken stream is an ApiError of status 0. */
 export async function* stream(path, body, { signal, onBusy } = {}) {

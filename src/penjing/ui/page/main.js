@@ -3,11 +3,10 @@
 // open fills root, an empty element; close ends its timers and streams. Both may be called again, after a change of
 // language too. context: see contextOf. A tab brings its words with addWords.
 
-import { json, request, setKey } from "./api.js";
+import { events, json, request, setKey } from "./api.js";
 import { $, copyButton, el, fill, toast } from "./dom.js";
 import { t } from "./i18n.js";
 import { showSwitches, wireSwitches } from "./preferences.js";
-import { events } from "./sse.js";
 import "./words.js";
 
 // id: [label, module], in the order of the page. A module is loaded when its tab is opened.
