@@ -71,7 +71,7 @@ def test_many_threads_ask_two_models(made):
     desk.wait(lambda: len(desk.ended()) == 60)
     assert {key[:2] for key in desk.ended()} == set(asked) and len(set(asked)) == 30
     told = thread.statistics()
-    assert sum(one["tokens_written"] for one in told.values()) == 60 * 8
+    assert sum(one["tokens_written_total"] for one in told.values()) == 60 * 8
     assert all(one["active"] == one["waiting"] == 0 and one["slots"] == 3 for one in told.values())
     assert sum(desk.lots) > len(desk.lots), "events of a step come together"
     assert all(engine.idle for engine in engines.values())
@@ -85,19 +85,11 @@ def test_cancelling_and_closing(made):
     desk.wait(lambda: ("a", first, 0) in desk.ended())
     assert desk.events["a", first, 0][-1].finish_reason == "cancelled"
     short = thread.submit("b", ask(tokens=3))
-    thread.close(drain_seconds=0.0)
+    thread.close()
     assert desk.events["a", second, 0][-1].finish_reason == "cancelled"
     assert desk.events["b", short, 0][-1].finish_reason in ("length", "cancelled")
     with raises_user_error(where="engine"):
         thread.submit("a", ask())
-
-
-def test_closing_lets_those_end_who_can_in_time(made):
-    thread, desk, _ = made
-    request_ids = [thread.submit("ab"[number % 2], ask(tokens=40)) for number in range(10)]
-    thread.close(drain_seconds=PATIENCE)
-    assert len(desk.ended()) == len(request_ids)
-    assert {desk.events[key][-1].finish_reason for key in desk.ended()} == {"length"}
 
 
 def test_a_step_that_fails_ends_its_requests_and_not_the_thread(made, monkeypatch):
@@ -123,4 +115,4 @@ def test_nothing_to_do_takes_no_step(made):
     thread, desk, _ = made
     thread.submit("a", ask(tokens=3))
     desk.wait(lambda: len(desk.ended()) == 1)
-    assert {name: one["steps"] for name, one in thread.statistics().items()} == {"a": 3, "b": 0}
+    assert {name: one["steps_total"] for name, one in thread.statistics().items()} == {"a": 3, "b": 0}

@@ -15,7 +15,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Self, TypeVar
 
 import numpy as np
@@ -107,9 +106,7 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.infer.engine import Engine
@@ -44,27 +43,27 @@ class EngineThread:
             self._engines[model].cancel(request_id)
             self._condition.notify()
 
-    def statistics(self) -> dict[str, dict[str, Any]]:
+    def statistics(self) -> dict[str, dict[str, float]]:
+        """Values of each engine, by their names in /metrics."""
         return {
             name: {
                 "active": engine.num_active,
                 "waiting": engine.num_waiting,
                 "slots": engine.capacity,
-                "steps": engine.steps,
-                "tokens_read": engine.tokens_read,
-                "tokens_shared": engine.tokens_shared,
-                "tokens_written": engine.tokens_written,
-                "busy_seconds": self._busy_seconds[name],
+                "steps_total": engine.steps,
+                "tokens_read_total": engine.tokens_read,
+                "tokens_shared_total": engine.tokens_shared,
+                "tokens_written_total": engine.tokens_written,
+                "busy_seconds_total": self._busy_seconds[name],
             }
             for name, engine in self._engines.items()
         }
 
-    def close(self, drain_seconds: float = 0.0) -> None:
-        """Accept no more requests, wait `drain_seconds` for running ones, cancel the others, and stop."""
+    def close(self) -> None:
+        """Accept no more requests, cancel the running ones, and stop."""
         with self._condition:
             self._is_closing = True
             self._condition.notify()
-        self._thread.join(drain_seconds)
         while self._thread.is_alive():  # repeated: a request may be on its way into the engine
             for engine in self._engines.values():
                 engine.cancel_all()

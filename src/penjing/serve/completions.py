@@ -88,10 +88,7 @@ async def start(service: Service, body: CompletionRequest, job: Job) -> PendingR
     prompts = _prompts(body)
     if body.continue_ids and (body.echo or len(prompts) > 1):
         raise ApiError(400, "continue_ids: only with one prompt, and not with echo", param="continue_ids")
-    return await _start(Target.of(service, body, job, len(prompts)), body, prompts)
-
-
-async def _start(target: Target, body: CompletionRequest, prompts: list[str] | list[list[int]]) -> PendingResponse:
+    target = Target.of(service, body, job, len(prompts))
     prefix_ids = target.prefix_ids(body)
     encoded = await encode(target, prompts)
     requests = [

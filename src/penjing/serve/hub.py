@@ -72,6 +72,7 @@ class Hub:
         self._arrivals = deque([0.0] * BURST_REQUESTS, maxlen=BURST_REQUESTS)  # times of the last requests
         self._begin_lock = asyncio.Lock()
         self.thread = EngineThread(engines, self._on_events, self._wait_to_step)
+        self.statistics = self.thread.statistics
 
     def reserve(self, job: Job, answers: int) -> None:
         """Reserve places for answers. Raises ApiError if the queue, or this client's share of it, has not enough."""
@@ -123,14 +124,6 @@ class Hub:
         finally:
             timer.cancel()
             self.cancel(job)
-
-    def statistics(self) -> dict[str, dict[str, float]]:
-        """Values of each engine, by their names in /metrics."""
-        counters = ("steps", "tokens_read", "tokens_shared", "tokens_written", "busy_seconds")
-        return {
-            model: {f"{name}_total" if name in counters else name: value for name, value in values.items()}
-            for model, values in self.thread.statistics().items()
-        }
 
     def close(self) -> None:
         self.thread.close()
