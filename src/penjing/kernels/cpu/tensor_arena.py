@@ -46,13 +46,6 @@ class Arena:
         self._freed: deque[_Block] = deque()  # not yet in the free list: arrays may die at any time, in any thread
         self._lock = threading.Lock()
 
-    @property
-    def taken_bytes(self) -> int:
-        """Bytes that tensors hold now."""
-        with self._lock:
-            self._collect()
-            return sum(block.end - block.start for block in self._taken.values())
-
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """An uninitialised contiguous tensor. Raises MemoryError."""
         count = math.prod(shape)
