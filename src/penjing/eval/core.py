@@ -112,7 +112,7 @@ class Core(Benchmark):
             scores[one.request.group].append(one.score)
         part = "" if len(scores) == len(CORE) else f"_of_{len(scores)}_tasks"
         return {
-            f"{version}{part}": fmean(_centred(fmean(own), _chance(name, version)) for name, own in scores.items())
+            f"{version}{part}": fmean(_centred(name, version, fmean(own)) for name, own in scores.items())
             for version in ("v1", "v2")
         }
 
@@ -124,12 +124,9 @@ class Core(Benchmark):
         return [f"{found}; missing: {', '.join(missing)}"]
 
 
-def _chance(name: str, version: str) -> float:
+def _centred(name: str, version: str, accuracy: float) -> float:
     task = CORE[name]
-    return (task.chance if version == "v1" or task.chance_v2 is None else task.chance_v2) / 100
-
-
-def _centred(accuracy: float, chance: float) -> float:
+    chance = (task.chance if version == "v1" or task.chance_v2 is None else task.chance_v2) / 100
     return (accuracy - chance) / (1 - chance)
 
 

@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penjing.base.accuracy import Z_95
+
 Vote = tuple[str, str, float]  # two models, and the first one's score: 1 better, 0 worse, 0.5 a tie
-_Z95 = 1.959964
 
 
 class Strength(NamedTuple):
@@ -51,7 +52,7 @@ def strengths(votes: Sequence[Vote]) -> list[list[Strength]]:
         theta += step
         if abs(step).max(initial=0) < 1e-9:
             break
-    half = _Z95 * np.sqrt(np.diag(inverse) - 1 / groups.sum(1) ** 2)
+    half = Z_95 * np.sqrt(np.diag(inverse) - 1 / groups.sum(1) ** 2)
     rows = [
         Strength(model, theta[at], theta[at] - half[at], theta[at] + half[at], *counts[at].tolist())
         for model, at in place.items()
