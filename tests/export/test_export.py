@@ -80,7 +80,7 @@ MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
             "rope_original_max_position_embeddings": 32,
         },
         {"architecture": "qwen3_moe", **MIXTURE, "mlp_only_layers": (0,), "sliding_window": 9},
-        {"architecture": "mixtral", **MIXTURE},
+        {"architecture": "mixtral", **MIXTURE, "moe_intermediate_size": 33},  # torch's grouped matmul refuses 33
         {"architecture": "qwen2_moe", **MIXTURE, "shared_expert_intermediate_size": 16, "norm_topk_prob": False},
         {"architecture": "glm4_moe", **MIXTURE, "shared_expert_intermediate_size": 24, "mlp_only_layers": (0,)},
         {"architecture": "glm4_moe", **MIXTURE, "partial_rotary_factor": 0.5, "qk_norm": "none"},

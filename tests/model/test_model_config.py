@@ -61,6 +61,7 @@ MIXTURE = {"architecture": "qwen3_moe", "num_experts": 4, "num_experts_per_tok":
             "a multiple of model.moe_intermediate_size = 32",
         ),
         ({**MIXTURE, "architecture": "glm4_moe", "mlp_only_layers": (1,)}, "the dense layers are the first ones"),
+        ({**MIXTURE, "architecture": "glm4_moe", "num_experts": 1, "num_experts_per_tok": 1}, "wanted at least 2"),
         ({**MIXTURE, "mlp_only_layers": (8,)}, "model.mlp_only_layers: no such layer; got 8; wanted 0..7"),
         ({**MIXTURE, "routed_scaling_factor": 2.0}, "has no such factor"),
         ({"architecture": "llama", "num_attention_heads": 6}, "model.hidden_size: the stock llama class wants"),

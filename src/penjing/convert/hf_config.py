@@ -121,6 +121,8 @@ def _moe_fields(config: ModelConfig) -> dict[str, Any]:
     if not config.is_mixture:
         return {}
     fields: dict[str, Any] = {"num_experts_per_tok": config.num_experts_per_tok, "output_router_logits": False}
+    if config.hidden_size % 8 or config.moe_intermediate_size % 8:  # torch's grouped matmul reads 16 bytes at a time
+        fields["experts_implementation"] = "eager"
     if name == "mixtral":
         return {**fields, "num_local_experts": config.num_experts, "router_jitter_noise": 0.0}
     fields["moe_intermediate_size"] = config.moe_intermediate_size

@@ -112,8 +112,10 @@ class ModelConfig(Settings):
                     raise self.error(name, f"{self.architecture} is a dense architecture", next_step=next_step)
             return
         for name in sizes:
-            if getattr(self, name) < 1:
-                raise self.error(name, f"{self.architecture} is a mixture of experts", wanted="at least 1")
+            # transformers' Glm4MoeTopkRouter scores a group of experts by its best two.
+            least = 2 if name == "num_experts" and self.architecture == "glm4_moe" else 1
+            if getattr(self, name) < least:
+                raise self.error(name, f"{self.architecture} is a mixture of experts", wanted=f"at least {least}")
         if self.num_experts_per_tok > self.num_experts:
             wanted = f"at most model.num_experts = {self.num_experts}"
             raise self.error("num_experts_per_tok", "more than there are", wanted=wanted)
