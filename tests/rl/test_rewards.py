@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from penjing.objective.policy import Policy, RewardSettings
 from penjing.rl.rewards import REWARDS, judge
 from penjing.rl.rewards import code as code_reward
 from penjing.rl.rewards.answer_form import repeated_fraction
-from penjing.rl.rewards.base import RewardInput, RewardMix, RewardRuntime
+from penjing.rl.rewards.base import Reward, RewardInput, RewardMix, RewardRuntime
 from penjing.rl.rewards.code import extract_code
 from penjing.rl.rewards.reference_answer import last_number
 
@@ -328,6 +329,31 @@ def test_several_rewards_are_weighed():
     assert scorer([]).shape == (2, 0)
     with raises_user_error(where="objective.rewards", got="exact, exact"):
         RewardMix(Policy(rewards=("exact", "exact")), SETTING)
+
+
+class Own(Reward):
+    """A reward of the user's own, which gives whatever it is told."""
+
+    gives: ClassVar = [0.5, 1]
+
+    def __call__(self, answers):
+        return self.gives
+
+
+def test_a_reward_of_ones_own_is_named_by_module_and_class(monkeypatch):
+    def scores():
+        return RewardMix(Policy(rewards=(f"{__name__}:Own",)), SETTING)([answer("41"), answer("42")])
+
+    assert scores().tolist() == [[0.5, 1.0]]
+    monkeypatch.setattr(Own, "gives", [0.5, float("nan")])
+    with raises_user_error(where="Own", got="prompts.jsonl:3"):
+        scores()
+    monkeypatch.setattr(Own, "gives", [0.5])
+    with raises_user_error(where="Own", got=1, wanted="2 answers"):
+        scores()
+    for wrong, problem in (("absent:Own", {"next_step": "PYTHONPATH"}), (f"{__name__}:answer", {"wanted": "Reward"})):
+        with raises_user_error(where=wrong, **problem):
+            RewardMix(Policy(rewards=(wrong,)), SETTING)
 
 
 def test_a_model_from_outside_judges(tmp_path):

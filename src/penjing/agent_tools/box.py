@@ -1,6 +1,5 @@
 """The tools of a conversation, by name. A call always returns text and never raises."""
 
-import importlib
 import inspect
 import queue
 import threading
@@ -12,7 +11,7 @@ from typing import Any
 from penjing.agent_tools import TOOLS
 from penjing.agent_tools.base import BadArgumentsError, Tool, ToolSettings
 from penjing.base.errors import UserError
-from penjing.base.registry import look_up
+from penjing.base.registry import look_up_or_import
 from penjing.data.chat.turn_parser import ToolCall
 
 WORKERS = 4  # threads for tools that wait
@@ -93,7 +92,7 @@ class Toolbox:
 
 def _make_tool(source: str, settings: ToolSettings) -> Tool:
     """A tool by its name in the table, or by module and class."""
-    maker = _import(source) if ":" in source else look_up(TOOLS, source, what="tool")
+    maker = look_up_or_import(TOOLS, source, what="tool")
     wanted = 'a class with schema = {"name": ...} and call(arguments)'
     try:
         takes_settings = bool(inspect.signature(maker).parameters)
@@ -104,15 +103,6 @@ def _make_tool(source: str, settings: ToolSettings) -> Tool:
     if not (isinstance(schema, Mapping) and isinstance(schema.get("name"), str) and callable(call)):
         raise UserError("not a tool", where=source, wanted=wanted)
     return tool
-
-
-def _import(source: str) -> Any:
-    module, _, name = source.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        hint = "Give MODULE:CLASS; a module in this folder is found with PYTHONPATH=. before the command."
-        raise UserError(f"the tool cannot be imported: {error}", where=source, next_step=hint) from None
 
 
 def _call_with_timeout(tool: Tool, arguments: Mapping[str, Any], seconds: float) -> str:

@@ -13,3 +13,16 @@ def look_up(table: Mapping[str, str], name: str, *, what: str) -> Any:
         raise UserError(f"no {what} is called {name!r}", next_step=suggest(name, table))
     module_name, _, attribute = table[name].partition(":")
     return getattr(importlib.import_module(module_name), attribute)
+
+
+def look_up_or_import(table: Mapping[str, str], name: str, *, what: str) -> Any:
+    """The same, or an object of the user's own, which is named `module:Class`."""
+    if ":" not in name:
+        return look_up(table, name, what=what)
+    module_name, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:  # user code may raise anything
+        hint = "Give MODULE:CLASS; a module in this folder is found with PYTHONPATH=. before the command."
+        problem = f"the {what} cannot be imported: {type(error).__name__}: {error}"
+        raise UserError(problem, where=name, next_step=hint) from None

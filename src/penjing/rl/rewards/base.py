@@ -12,7 +12,7 @@ import torch
 
 from penjing.agent_tools.numbers import lower_exponents
 from penjing.base.errors import UserError
-from penjing.base.registry import look_up
+from penjing.base.registry import look_up_or_import
 from penjing.data.formats import Message
 from penjing.infer.tool_loop import ToolExchange
 from penjing.objective.policy import Policy, RewardSettings
@@ -105,9 +105,11 @@ class RewardMix:
             raise UserError("named twice", where="objective.rewards", got=", ".join(settings.rewards))
         self.names = settings.rewards
         self.weights = settings.reward_weights or (1.0,) * len(settings.rewards)
-        self.rewards: list[Reward] = [
-            look_up(REWARDS, name, what="reward")(settings.reward, runtime) for name in settings.rewards
-        ]
+        kinds = [look_up_or_import(REWARDS, name, what="reward") for name in settings.rewards]
+        for name, kind in zip(self.names, kinds, strict=True):
+            if not (isinstance(kind, type) and issubclass(kind, Reward)):
+                raise UserError("not a reward", where=name, wanted=f"a subclass of {Reward.__module__}.Reward")
+        self.rewards: list[Reward] = [kind(settings.reward, runtime) for kind in kinds]
 
     def check(self, prompts: Sequence[RewardContext]) -> None:
         """Raises UserError, before sampling starts, if a reward cannot score the answers to some prompt."""
@@ -125,12 +127,17 @@ class RewardMix:
 
     def __call__(self, answers: Sequence[RewardInput]) -> npt.NDArray[np.float64]:
         """reward_RN of each of R rewards and N answers."""
-        if not answers:
-            return np.zeros((len(self.names), 0))
-        score_RN = np.array([reward(answers) for reward in self.rewards], dtype=np.float64)
-        if not np.isfinite(score_RN).all():
-            bad = self.names[int(np.argwhere(~np.isfinite(score_RN))[0, 0])]
-            raise UserError("a reward is not a number", where=f"reward {bad}")
+        score_RN = np.zeros((len(self.names), len(answers)))
+        for name, reward, score_N in zip(self.names, self.rewards, score_RN, strict=True):
+            scores = reward(answers) if answers else []
+            if len(scores) != len(answers):
+                wanted = f"one for each of {len(answers)} answers"
+                raise UserError("too few or too many rewards", where=f"reward {name}", got=len(scores), wanted=wanted)
+            score_N[:] = scores
+            for answer, score in zip(answers, score_N, strict=True):
+                if not np.isfinite(score):
+                    got = f"{score} for {answer.text[:60]!r}, an answer to {answer.where}"
+                    raise UserError("a reward is not a number", where=f"reward {name}", got=got)
         return score_RN
 
     def total(self, score_RN: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
