@@ -46,7 +46,8 @@ class Ranks:
         self.store, self.sleep = Store(), lambda seconds: None
 
     def begin(self):
-        self.living = [Watchdog(SimpleNamespace(rank=rank, world=2, any=bool)) for rank in range(2)]
+        self.strategies = [SimpleNamespace(rank=rank, world=2, any=bool) for rank in range(2)]
+        self.living = list(map(Watchdog, self.strategies))
         return list(self.living)
 
     def edge(self, step, longest_seconds):
@@ -108,6 +109,16 @@ def test_a_step_that_does_not_end_is_found(ranks, capsys, longest, allowed):
     said = capsys.readouterr().err
     assert f"each rank is stuck after step 7: no step since {allowed} s" in said
     assert ranks.stacks == 1
+
+
+def test_a_judge_that_one_rank_waits_for_may_take_any_time(ranks):
+    ranks.edge(7, 1.0)
+    ranks.wait(10)
+    with ranks.strategies[1].untimed():
+        ranks.wait(200)
+    ranks.wait(40)
+    with pytest.raises(Ended):
+        ranks.wait(10)
 
 
 def test_a_validation_or_a_save_may_take_any_time(ranks):

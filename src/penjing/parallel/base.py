@@ -36,6 +36,8 @@ class Strategy(ABC):
     wraps_shapes = False  # `wrap` also takes a model on the meta device, and makes room for a rank's parts
     reshard = "pass"  # as `parallel.reshard`, for those that exchange gradients in each pass
     offload = False  # what a rank holds lies in the host's memory, and the optimizers step there
+    # Context of work of this rank alone that may take any time, such as a judge's answers: the watchdog sets it.
+    untimed: Callable[[], AbstractContextManager[None]] = nullcontext
     _model: nn.Module  # the wrapped model
 
     @property

@@ -178,7 +178,8 @@ class RolloutSampler:
                 buffer.turns_PA[cell] = max(1, len(answer.turns))
                 buffer.calls_PA[cell] = sum(len(turn.turn.calls) for turn in answer.turns)
                 buffer.failed_PA[cell] = buffer.calls_PA[cell] - sum(result.worked for result in results)
-        scores = self.scorer(inputs).reshape(len(self.scorer.names), len(local_prompts), rollout.num_generations)
+        with strategy.untimed():
+            scores = self.scorer(inputs).reshape(len(self.scorer.names), len(local_prompts), rollout.num_generations)
         buffer.score_RPA[:, list(local_indices)] = scores
         values: dict[str, LogProbs] = {}
         if self.reference is not None:

@@ -54,7 +54,7 @@ class Watchdog:
         self, strategy: Strategy, *, silent_seconds: float = SILENT_SECONDS, stuck_seconds: float = STUCK_SECONDS
     ) -> None:
         """Start watching. All ranks call it together."""
-        self.rank, self.world = strategy.rank, strategy.world
+        self.rank, self.world, strategy.untimed = strategy.rank, strategy.world, self._untimed
         self.silent_seconds, self.stuck_seconds = silent_seconds, stuck_seconds
         self.node = os.environ.get("GROUP_RANK", "0")
         self._step, self._longest_seconds, self._named_slow = 0, 0.0, False
@@ -87,6 +87,13 @@ class Watchdog:
         """`step` steps are done, and the next call comes after about `longest_seconds` at most; 0: unlimited."""
         self._last_progress = time.monotonic()
         self._step, self._longest_seconds, self._named_slow = step, longest_seconds, False
+
+    @contextmanager
+    def _untimed(self) -> Iterator[None]:
+        longest_seconds = self._longest_seconds
+        self.report_progress(self._step, 0.0)
+        yield
+        self.report_progress(self._step, longest_seconds)
 
     def fail(self, error: BaseException) -> LostRank | None:
         """Tell the other ranks that this one ends, and why. Only the first failure counts: another one is returned as
