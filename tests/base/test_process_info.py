@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from penjing.base.process_info import peak_resident_bytes, process_age_seconds, thread_seconds
+from penjing.base.process_info import own_command, peak_resident_bytes, process_age_seconds, thread_seconds
 
 SAY = """
 import sys, time
@@ -88,3 +88,15 @@ def test_a_thread_that_computes_has_a_core():
     had, waited = thread_seconds(since=before)[name]
     assert 0.05 < had < 0.5 and waited >= 0
     assert thread_seconds()[name][0] > had, "since the thread began"
+
+
+def test_the_command_can_be_typed_without_an_activated_environment(tmp_path, monkeypatch):
+    program = tmp_path / "a venv/bin/penjing"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.executable", str(program.with_name("python")))
+    monkeypatch.setenv("PATH", "")
+    assert own_command() == "'a venv/bin/penjing'"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert own_command() == "penjing"

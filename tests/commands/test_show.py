@@ -10,13 +10,18 @@ from rich.console import Console
 from typer.testing import CliRunner
 from user_errors import raises_user_error
 
+from penjing.base.code_help import field_comments
 from penjing.base.errors import UserError
 from penjing.cli import app
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.kernels import ops
+from penjing.model.lora import Lora
+from penjing.recipes import RECIPES
+from penjing.train.config import Run
 from penjing.workflows.check_machine import check_machine
 from penjing.workflows.data_look import data_look
 from penjing.workflows.tokenizers import show
+from penjing.workflows.train import named_run
 
 
 def report(*paths, columns=(), terminal=False):
@@ -147,3 +152,13 @@ def test_settings_go_with_a_recipe_only(tmp_path):
         done = CliRunner().invoke(app, ["show", what, "model=64m"])
         assert isinstance(done.exception, UserError) and done.exception.where == what
     assert CliRunner().invoke(app, ["show", "pretrain", "model=64m"]).exit_code == 0
+
+
+def test_a_recipe_is_shown_with_meanings_and_trains_as_printed(tmp_path):
+    printed = tmp_path / "run.toml"
+    printed.write_text(CliRunner().invoke(app, ["show", "dpo", "lora.rank=8"]).stdout)
+    assert named_run(str(printed), {}) == named_run("dpo", {"lora": {"rank": 8}})
+    for line, meaning in (("rank = 8", field_comments(Lora)["rank"]), ("seed = 1", field_comments(Run)["seed"])):
+        assert f"{line}  # {meaning}\n" in printed.read_text()
+    shown = CliRunner().invoke(app, ["show", "recipes"]).stdout.splitlines()
+    assert [line.split()[0].partition(":")[0] for line in shown if not line.startswith(" ")] == list(RECIPES)

@@ -23,6 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from annotated_types import BaseMetadata, Ge, Gt, Le, Lt
 
+from penjing.base.code_help import field_comments
 from penjing.base.errors import UserError, nearest
 from penjing.base.files import read_parsed
 
@@ -410,10 +411,10 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{name}", value
 
 
-def to_toml(value: Any, decisions: Iterable[Decision] = ()) -> str:
-    """A resolved configuration as TOML; `resolve(type, read_toml(...))` gives the same one back. decisions: written as
-    comments beside their settings."""
-    comments: dict[str, list[str]] = {}
+def to_toml(value: Any, decisions: Iterable[Decision] = (), *, explain: bool = False) -> str:
+    """A resolved configuration as TOML; `resolve(type, read_toml(...))` gives the same one back. Comments beside the
+    settings have the decisions and, with explain, what each setting means."""
+    comments = dict(_meanings(value)) if explain else {}
     for decision in decisions:
         stays = operator.attrgetter(decision.field)(value) == decision.was
         was, now = decision.values
@@ -422,6 +423,16 @@ def to_toml(value: Any, decisions: Iterable[Decision] = ()) -> str:
     lines: list[str] = []
     _write_table(lines, to_dict(value), "", comments)
     return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _meanings(value: Any, prefix: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Each dotted key, and what the code says of it."""
+    for field in _fields(value):
+        key, item = prefix + _key(field), getattr(value, field.name)
+        if dataclasses.is_dataclass(item):
+            yield from _meanings(item, f"{key}.")
+        elif said := field_comments(type(value)).get(field.name):
+            yield key, [said]
 
 
 def _write_table(lines: list[str], table: Mapping[str, Any], prefix: str, comments: Mapping[str, list[str]]) -> None:

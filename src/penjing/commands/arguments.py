@@ -20,9 +20,14 @@ console = Terminal(width=None if sys.stdout.isatty() else 160, markup=False, hig
 
 Settings = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as batch.size=32; `penjing show RECIPE` lists them."),
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Settings, such as batch.size=32; `penjing show RECIPE` explains them."
+    ),
 ]
-Recipe = Annotated[str, typer.Argument(metavar="RECIPE|FILE.toml", help="A recipe, or a TOML file of settings.")]
+Recipe = Annotated[
+    str,
+    typer.Argument(metavar="RECIPE|FILE.toml", help="One of `penjing show recipes`, or a TOML file of settings."),
+]
 RunPath = Annotated[
     Path,
     typer.Argument(

@@ -148,7 +148,7 @@ def data_clean(
     memory_gb: Annotated[float, typer.Option(help="Memory of all processes together, in GB.", min=0.5)] = 2.0,
     cluster: Annotated[
         Path | None,
-        typer.Option(help="TOML file with [ray], [slurm] or [local]: datatrove's executor and its settings."),
+        typer.Option(help="TOML file with a table ray, slurm or local: datatrove's executor and its settings."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts and the examples as JSON.")] = False,
 ) -> None:

@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 
 from penjing.base import config
+from penjing.base.code_help import summary
 from penjing.base.errors import UserError, suggest
 from penjing.base.markup import print_table
+from penjing.base.registry import look_up
 from penjing.commands.arguments import Settings, console, resolved, say
 
 
@@ -18,14 +20,15 @@ def show(
     what: Annotated[str, typer.Argument(help="A recipe, a run's folder, `models` or `recipes`.")],
     settings: Settings = None,
 ) -> None:
-    """Print a recipe with all settings resolved, the known model shapes, or a run's results.
+    """Print the settings of a recipe and what they mean, all recipes, the known model shapes, or a run's results.
 
     [bold]Examples[/]
     penjing show pretrain model=64m
+    penjing show recipes
     penjing show models
     penjing show runs/quickstart
     """
-    from penjing.recipes import RECIPES
+    from penjing.recipes import RECIPES, WITH_SIZE
     from penjing.track.run_dir import RunDir, stage_folder
     from penjing.track.run_record import RunRecord
 
@@ -35,11 +38,12 @@ def show(
     if what == "models":
         _print_models()
     elif what == "recipes":
-        for name in RECIPES:
-            console.print(name, highlight=False)
+        names = {name: f"{name}:SIZE" if name in WITH_SIZE else name for name in RECIPES}
+        helps = ((shown, summary(look_up(RECIPES, name, what="recipe"))) for name, shown in names.items())
+        print_table(console, (), helps)
     elif is_recipe:
         run = resolved(what, settings)
-        _print_file(config.to_toml(run, run.decisions))
+        _print_file(config.to_toml(run, run.decisions, explain=True))
     elif (Path(what) / "quickstart.json").is_file():
         from penjing.report.load_runs import read_record
         from penjing.report.terminal import print_summary

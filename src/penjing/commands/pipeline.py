@@ -9,7 +9,18 @@ from typing import Annotated
 import typer
 
 from penjing.base import formatting as units
-from penjing.commands.arguments import Gpus, Nodes, Processes, Rendezvous, Restarts, Settings, console, resolved, say
+from penjing.commands.arguments import (
+    Gpus,
+    Nodes,
+    Processes,
+    Recipe,
+    Rendezvous,
+    Restarts,
+    Settings,
+    console,
+    resolved,
+    say,
+)
 
 
 def quickstart(
@@ -21,7 +32,10 @@ def quickstart(
     short: Annotated[bool, typer.Option("--short", help="A few steps only: a check that everything works.")] = False,
     settings: Settings = None,
     minutes: Annotated[
-        float, typer.Option(min=0.1, max=100_000, help="Of training; decides the size of a model of your own data.")
+        float,
+        typer.Option(
+            min=0.1, max=100_000, help="Of training; on your own data they also decide the size of the model."
+        ),
     ] = 5.75,
     gpus: Gpus = 0,
     nproc_per_node: Processes = 0,
@@ -35,6 +49,7 @@ def quickstart(
     penjing quickstart
     penjing quickstart --data my.txt --out runs/mine
     penjing quickstart --data sanguo max_steps=1000
+    penjing quickstart max_steps=600 sft.max_steps=800
     """
     from penjing.workflows import quickstart as stages
     from penjing.workflows.launch import LaunchOptions
@@ -94,9 +109,7 @@ def evening(
 
 
 def train(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE|FILE.toml", help="pretrain, sft, lora, or a TOML file of settings.")
-    ],
+    recipe: Recipe,
     settings: Settings = None,
     allow_change: Annotated[
         list[str] | None,

@@ -1,4 +1,4 @@
-"""The quickstart's two stages: a 1M-parameter model in a few minutes on two CPU cores. Run: penjing quickstart
+"""The quickstart's two stages, and distillation at their size.
 
 Changes from pretrain and sft: the `tiny` shape; Muon; few tokens per step, as many small steps learn copying from
 context sooner than few large ones; linear decay of the learning rate; short rows, as the stories are short.
@@ -12,6 +12,7 @@ DISTILL_STEPS = 1500
 
 
 def tiny() -> Layer:
+    """The quickstart's pretraining: a 1M-parameter model in a few minutes on two CPU cores. Run: penjing quickstart"""
     return {
         "stage": "tiny",
         "out": "runs/tiny",
@@ -30,6 +31,7 @@ def tiny() -> Layer:
 
 
 def tiny_sft() -> Layer:
+    """The quickstart's SFT."""
     return {
         **tiny(),
         "stage": "tiny_sft",

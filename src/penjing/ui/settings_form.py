@@ -1,10 +1,5 @@
 """The settings of training as a form: read from their dataclasses, with the comments of the code as help."""
 
-import ast
-import inspect
-import io
-import textwrap
-import tokenize
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -13,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penjing.base import config
+from penjing.base.code_help import field_comments, summary
 from penjing.base.errors import UserError
 from penjing.base.registry import look_up
 from penjing.data.corpus import Corpus
@@ -30,7 +26,7 @@ def form() -> dict[str, Any]:
     groups: dict[str, dict[str, Any]] = {}
     for setting in config.walk(Run):
         name, _, leaf = setting.path.rpartition(".")
-        about = {"help": _about(setting.owner), "zh": chinese("groups", name or "run")}
+        about = {"help": summary(setting.owner), "zh": chinese("groups", name or "run")}
         group = groups.setdefault(name, {"name": name, **about, "fields": {}})
         if leaf == "name" and setting.needs:  # the choice itself: one field with all of its members
             about = {"help": "", "zh": chinese("settings", setting.path)}
@@ -38,13 +34,13 @@ def form() -> dict[str, Any]:
                 leaf, {"path": setting.path, "kind": "choice", "options": [], "range": [], "needs": "", **about}
             )
             field["options"].append(setting.field.default)
-            field["help"] += f"{setting.field.default}: {_about(setting.owner)} "
+            field["help"] += f"{setting.field.default}: {summary(setting.owner)} "
             group["help"] = ""  # each of its members has another
         else:
             group["fields"][f"{leaf} {setting.needs}"] = _field(setting)
     return {
         "recipes": [
-            {"name": recipe, "help": _about(look_up(RECIPES, name, what="recipe")), "zh": chinese("recipes", name)}
+            {"name": recipe, "help": summary(look_up(RECIPES, name, what="recipe")), "zh": chinese("recipes", name)}
             for name in RECIPES
             for recipe in ([f"{name}:{size}" for size in LADDER] if name in WITH_SIZE else [name])
         ],
@@ -63,7 +59,7 @@ def _field(setting: config.Setting) -> dict[str, Any]:
         "kind": kind,
         "options": list(typing.get_args(annotation)) if kind == "choice" else [],
         "range": [f"{sign} {limit}" for sign, limit in setting.bounds if abs(limit) < 2**62],
-        "help": comments(setting.owner).get(setting.field.name, ""),
+        "help": field_comments(setting.owner).get(setting.field.name, ""),
         "zh": chinese("settings", setting.path, setting.needs),
         "needs": setting.needs,
     }
@@ -79,40 +75,6 @@ def chinese(part: str, name: str, needs: str = "") -> str:
     """The help in Chinese; of a name that several choices have, that of the choice if there is one."""
     texts = chinese_texts()[part]
     return texts.get(f"{name}@{needs.partition('=')[2]}", texts.get(name, ""))
-
-
-@cache
-def comments(kind: type) -> dict[str, str]:
-    """The comments of a dataclass's fields: beside a field and in the lines above it."""
-    found: dict[str, str] = {}
-    for owner in reversed(kind.__mro__[:-1]):
-        try:
-            source = textwrap.dedent(inspect.getsource(owner))
-        except (OSError, TypeError):  # no source, such as in a frozen program
-            continue
-        said = {
-            token.start[0]: token.string.lstrip("# ")
-            for token in tokenize.generate_tokens(io.StringIO(source).readline)
-            if token.type == tokenize.COMMENT
-        }
-        lines = source.splitlines()
-        for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]  # a class
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                above, line = list[str](), node.lineno - 1
-                while line in said and lines[line - 1].lstrip().startswith("#"):
-                    above.insert(0, said[line])
-                    line -= 1
-                beside = [
-                    said[line] for line in range(node.lineno, (node.end_lineno or node.lineno) + 1) if line in said
-                ]
-                found[node.target.id] = " ".join([*above, *beside])
-    return found
-
-
-def _about(thing: object) -> str:
-    """The first paragraph of what the code says of it, or of its module."""
-    said = inspect.getdoc(thing) or inspect.getdoc(inspect.getmodule(thing)) or ""
-    return said.partition("\n\n")[0].replace("\n", " ")
 
 
 def words(recipe: str, settings: Mapping[str, str]) -> list[str]:

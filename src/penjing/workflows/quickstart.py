@@ -20,6 +20,7 @@ from penjing.base.config import Layer, convert, parse_overrides
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text, write_json
 from penjing.base.lock import locked
+from penjing.base.process_info import own_command
 from penjing.data import dataset_stats as survey
 from penjing.data import formats as records
 from penjing.data import synthetic as toyworld
@@ -137,11 +138,11 @@ def run_stages(options: QuickstartOptions, log: StageLog, trainings: Trainings) 
             _record_tokens(log, runs[name])
     log.stage("evaluate", lambda: _evaluate(out, files, runs))
     log.stage("export", lambda: _export(out, out / [*runs][-1], log))
-    log.record(next=f"penjing serve {shlex.quote(str(out))}")
+    log.record(next=f"{own_command()} serve {shlex.quote(str(out))}")
     record, page = write_page([out])
     log.console.print(Text(f"report: {page}"))
     print_summary(record, log.console)
-    talk = f"or talk here: penjing chat {shlex.quote(str(out))}"
+    talk = f"or talk here: {own_command()} chat {shlex.quote(str(out))}"
     log.console.print(Text(f"      then open {ADDRESS} in a browser; {talk}"))
 
 
