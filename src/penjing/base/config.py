@@ -427,11 +427,12 @@ def to_toml(value: Any, decisions: Iterable[Decision] = (), *, explain: bool = F
 
 def _meanings(value: Any, prefix: str = "") -> Iterator[tuple[str, list[str]]]:
     """Each dotted key, and what the code says of it."""
+    kind: type = type(value)
     for field in _fields(value):
         key, item = prefix + _key(field), getattr(value, field.name)
         if dataclasses.is_dataclass(item):
             yield from _meanings(item, f"{key}.")
-        elif said := field_comments(type(value)).get(field.name):
+        elif said := field_comments(kind).get(field.name):
             yield key, [said]
 
 
