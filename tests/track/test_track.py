@@ -135,11 +135,11 @@ def test_a_pipe_gets_plain_lines():
     first, second = stream.getvalue().splitlines()
     assert first.startswith("  pretrain step 5/10: loss 2.500  lr 5.0e-04, ")
     assert first.endswith(" left")
-    assert second == "  pretrain step 10/10: validation loss 2.250"
+    assert second == "  pretrain step 10/10: held-out loss 2.250"
 
 
 def test_the_loss_of_a_reward_model_is_shown():
-    assert describe({"val_ranking_loss": 0.5, "val_reward_accuracy": 0.75}) == "validation loss 0.500  accuracy 75.0%"
+    assert describe({"val_ranking_loss": 0.5, "val_reward_accuracy": 0.75}) == "held-out loss 0.500  accuracy 75.0%"
 
 
 def test_a_terminal_gets_a_bar():
@@ -160,7 +160,7 @@ def test_a_name_is_never_markup(live):
     tracker.log(4, {"val_loss": 2.5})
     tracker.log(4, {"loss": 2.5})
     tracker.end()
-    assert "my [dim] [/stage] step 4/4: validation loss 2.500" in stream.getvalue()
+    assert "my [dim] [/stage] step 4/4: held-out loss 2.500" in stream.getvalue()
 
 
 def test_the_bar_goes_back_with_the_run():
@@ -180,7 +180,7 @@ def test_what_is_absent_is_left_out():
     text = describe({"mfu": 0.42, "tokens_per_second": 12_000, "memory_bytes": 2**30, "val_bits_per_byte": 1.0})
     assert "MFU 42%" in text
     assert "tok/s" in text
-    assert "1.000 bits/byte" in text
+    assert "1.000 bits per byte" in text
     assert "GiB" in text
 
 

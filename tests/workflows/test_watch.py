@@ -52,7 +52,7 @@ def test_a_run_that_is_over_is_printed_once(run):
     (folder / "outcome.json").write_text(json.dumps({"seconds": 100.0}))
     text = shown(folder)
     assert "finished, step 4 of 40" in text and "1 min 40 s, planned 1 min 30 s" in text
-    for part in ("loss 2.000", "12.3k tok/s", "1.00 GiB", "MFU 42%", "3.0e-04", "validation loss 2.250  1.125 bits"):
+    for part in ("loss 2.000", "12.3k tok/s", "1.00 GiB", "MFU 42%", "3.0e-04", "held-out loss 2.250  1.125 bits"):
         assert part in text
     assert "step 3: loss spike" in text and "step 4: Once" in text and "told" in text
     assert not {"\x1b", "\x07", "\x9b"} & set(text)

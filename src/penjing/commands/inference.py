@@ -198,7 +198,7 @@ def evaluate(
     think: given.Thinking = None,
     max_tokens: Annotated[
         int,
-        typer.Option(min=0, help="Most new tokens of an answer with reasoning; 0: 64, story 160, --think 192 more."),
+        typer.Option(min=0, help="Most new tokens of an answer; 0: 64, of a story 160, with --think 192 more."),
     ] = 0,
     device: given.DeviceName = "auto",
     dtype: given.DtypeName = "auto",

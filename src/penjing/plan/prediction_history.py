@@ -57,7 +57,7 @@ def compare(planned: Mapping[str, Any], ended: Mapping[str, Any]) -> list[Compar
     add("peak memory", "bytes", plan.number("predicted_peak_memory_bytes"), outcome.number("peak_memory_bytes"))
     add("tokens", "tokens", (plan.number("tokens") or 0) * done, outcome.number("tokens"))
     add("speed", "tokens per second", plan.number("tokens_per_second"), outcome.number("tokens_per_second"))
-    add("validation loss", "nats per token", plan.number("predicted_loss"), outcome.number("val_loss"))
+    add("held-out loss", "nats per token", plan.number("predicted_loss"), outcome.number("val_loss"))
     return terms
 
 

@@ -57,7 +57,7 @@ LATE = 0.08  # fraction over a step's planned time above which a line names the 
 # Metrics shown for a step, in this order; validation metrics have the prefix `val_`. All are in metrics.jsonl.
 SHOWN = (
     ("loss", "loss {:.3f}"),
-    ("bits_per_byte", "{:.3f} bits/byte"),
+    ("bits_per_byte", "{:.3f} bits per byte"),
     ("kl", "KL {:.3f}"),
     ("preference_loss", "loss {:.3f}"),
     ("ranking_loss", "loss {:.3f}"),
@@ -82,7 +82,7 @@ def describe(metrics: Mapping[str, float]) -> str:
     prefix = "val_" if is_validation else ""
     parts = [template.format(metrics[prefix + name]) for name, template in SHOWN if prefix + name in metrics]
     if is_validation and parts:
-        parts[0] = f"validation {parts[0]}"
+        parts[0] = f"held-out {parts[0]}"
     by_source = [
         f"{name.removeprefix(kind)} {value:.3f}"
         for kind in BY_SOURCE

@@ -88,5 +88,5 @@ addWords({
   runsTerm_peak_memory: ["peak memory", "内存峰值"],
   runsTerm_tokens: ["tokens", "词元"],
   runsTerm_speed: ["speed", "速度"],
-  runsTerm_validation_loss: ["validation loss", "验证损失"],
+  runsTerm_held_out_loss: ["held-out loss", "验证损失"],
 });
