@@ -128,6 +128,7 @@ def test_a_tokenizer_is_trained_on_what_is_whole(penjing, tmp_path):
     (tmp_path / "my.jsonl").write_text('{"text": "some words and others"}\n' * 20 + '{"text": "cut\n')
     done = penjing("tokenizer", "train", "my.jsonl", "--vocabulary", "300", cwd=tmp_path)
     assert "of 21 records 1 are broken" in done.stdout
+    assert re.search(r"tokenizer: 2\d\d ids, not 300", done.stdout)
     assert (tmp_path / "tokenizer/tokenizer.json").is_file()
 
 

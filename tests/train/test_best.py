@@ -183,3 +183,13 @@ def test_a_first_epoch_saves_nothing_more():
     again = BestLoss(run, epoch_steps=100)
     again.restore(json.loads(json.dumps(best.state())))
     assert again.state() == best.state()
+
+
+@pytest.mark.parametrize("patience", [0, 3])
+def test_the_patience_is_named_to_who_has_none(patience):
+    told = []
+    run = resolve_run("pretrain", {"eval": {"patience": patience}})
+    best = BestLoss(run, record=lambda incident: told.append(incident["note"]))
+    for step, loss in ((5, 2.0), (10, 2.5)):
+        best.observe(step, {"val_loss": loss}, due=True)
+    assert ["eval.patience=N" in note for note in told] == [patience == 0]

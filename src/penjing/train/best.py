@@ -43,7 +43,8 @@ class BestLoss:
         elif loss - self.lowest > CLEARLY * abs(self.lowest) and not self._named:
             self._named = True
             above = f"held-out loss {loss:.3f} is {loss - self.lowest:.3f} above its best, {self.lowest:.3f}"
-            kept = ", which is kept; eval.patience=N stops such a run" * (self.kept.get("step") == self.step)
+            hint = "" if self.patience else "; eval.patience=N stops such a run"
+            kept = f", which is kept{hint}" if self.kept.get("step") == self.step else ""
             self._record({"step": step, "kind": "held-out loss rises", "note": f"{above} at step {self.step}{kept}"})
         if not self.keeps or not (due or step >= self._saves_from) or loss >= self.kept.get("loss", math.inf):
             return False

@@ -52,7 +52,8 @@ def train(files: list[Path], out: Path, vocab_size: int, max_han_per_token: int,
     tokenizer.save(out)
     if bad_records.bad:
         console.print(f"{bad_records.note()}; `penjing data look` names the first", soft_wrap=True)
-    console.print(f"{out}: {tokenizer.size:,} ids", soft_wrap=True)
+    fewer = f", not {vocab_size:,}: the text has no more pairs to merge" * (tokenizer.size < vocab_size)
+    console.print(f"{out}: {tokenizer.size:,} ids{fewer}", soft_wrap=True)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
