@@ -88,14 +88,13 @@ def serve(
 ) -> None:
     """Serve models: OpenAI's API at /v1, and a chat page at /. Listens for this machine only, unless told otherwise.
 
+    It prints both addresses, and a first request for the API.
+
     [bold]Examples[/]
     penjing serve runs/quickstart
     penjing serve runs/pretrain@1200 runs/sft runs/dpo --tools calculator,dates
     penjing serve runs/sft --adapter mine=runs/lora
     PENJING_API_KEY=... penjing serve runs/sft --host 0.0.0.0
-
-    [bold]Ask it[/]
-    curl http://127.0.0.1:8000/v1/completions --json '{"model": "quickstart", "prompt": "Tom"}'
     """
     from penjing.workflows.serve import start
     from penjing.workflows.serve_models import ServeOptions

@@ -143,7 +143,7 @@ def _greeting(address: str, models: Models, has_key: bool) -> list[str]:
     name = models.names[0]
     key = ' -H "Authorization: Bearer $PENJING_API_KEY"' if has_key else ""
     if models.find(name)[0].loaded.answers:
-        path, asked = "chat/completions", '"messages": [{"role": "user", "content": "Hello"}]'
+        path, asked = "chat/completions", '"temperature": 0, "messages": [{"role": "user", "content": "Hello"}]'
     else:
         path, asked = "completions", '"prompt": "Once upon a time", "max_tokens": 50'
     return [
