@@ -9,18 +9,8 @@ from typing import Annotated
 import typer
 
 from penjing.base import formatting as units
-from penjing.commands.arguments import (
-    Gpus,
-    Nodes,
-    Processes,
-    Recipe,
-    Rendezvous,
-    Restarts,
-    Settings,
-    console,
-    resolved,
-    say,
-)
+from penjing.commands import arguments as given
+from penjing.commands.arguments import Settings, console, resolved, say
 
 
 def quickstart(
@@ -37,9 +27,9 @@ def quickstart(
             min=0.1, max=100_000, help="Of training; on your own data they also decide the size of the model."
         ),
     ] = 5.75,
-    gpus: Gpus = 0,
-    nproc_per_node: Processes = 0,
-    max_restarts: Restarts = 0,
+    gpus: given.Gpus = 0,
+    nproc_per_node: given.Processes = 0,
+    max_restarts: given.Restarts = 0,
 ) -> None:
     """From raw text to a model that answers: data, tokenizer, pretraining, SFT, evaluation, export, report.
 
@@ -109,17 +99,17 @@ def evening(
 
 
 def train(
-    recipe: Recipe,
+    recipe: given.Recipe,
     settings: Settings = None,
     allow_change: Annotated[
         list[str] | None,
         typer.Option(metavar="FIELD", help="Resume although this has changed: a setting, data, tokenizer."),
     ] = None,
-    gpus: Gpus = 0,
-    nproc_per_node: Processes = 0,
-    nnodes: Nodes = 1,
-    rdzv_endpoint: Rendezvous = "",
-    max_restarts: Restarts = 0,
+    gpus: given.Gpus = 0,
+    nproc_per_node: given.Processes = 0,
+    nnodes: given.Nodes = 1,
+    rdzv_endpoint: given.Rendezvous = "",
+    max_restarts: given.Restarts = 0,
 ) -> None:
     """Train a model. The same command again continues where it stopped.
 
