@@ -99,7 +99,7 @@ def test_chats_hand_counted() -> None:
     ]
     found = ChatStats().count(chats)
     turns, answers = (found.lengths[name] for name in ("conversation, messages", "answer, bytes"))
-    assert (found.num_records, len(answers), sum(answers)) == (5, 7, 17)
+    assert (found.num_records, len(answers), sum(answers)) == (5, 7, 19)
     assert found.tables["messages by role"] == {"user": 8, "assistant": 7, "system": 1}
     assert quantiles(turns)["p50"] == 3 and quantiles(turns)["max"] == 4
     assert dict(found.counts) == {

@@ -36,7 +36,7 @@ def quantiles(lengths: Sequence[int]) -> dict[str, int]:
 
 
 def _num_bytes(messages: Iterable[Message]) -> int:
-    return sum(len(message.content.encode("utf-8", "surrogatepass")) for message in messages)
+    return sum(len(message.text.encode("utf-8", "surrogatepass")) for message in messages)
 
 
 class Stats(ABC):

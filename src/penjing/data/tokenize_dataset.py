@@ -105,7 +105,7 @@ def prepare_chats(
             rendered, messages, is_shortened = fitted
             shortened += is_shortened
             answers = (message for message in messages if message.role == "assistant" and message.is_target)
-            num_bytes = sum(len(message.content.encode()) for message in answers)
+            num_bytes = sum(len(message.text.encode()) for message in answers)
             yield place, chat.source, (rendered.ids, num_bytes, rendered.weights)
 
     def next_step() -> str:

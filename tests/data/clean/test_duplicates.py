@@ -112,6 +112,25 @@ def test_system_messages_do_not_make_conversations_alike() -> None:
     assert found == [None, None, ("", 0)]
 
 
+def thoughtful(thought: str) -> Chat:
+    answer = Message(role="assistant", content="It is 42.", reasoning_content=thought)
+    return Chat(
+        messages=(Message(role="user", content="How much is six times seven?"), answer), tools=(), source="", line=1
+    )
+
+
+def test_conversations_that_differ_in_their_thoughts_are_not_alike() -> None:
+    rule = NearDuplicates()
+    thoughts = [
+        "Six times seven: six times five is thirty, and twelve more.",
+        "Seven times six, so seven doubled thrice is the way to go.",
+    ]
+    places = [
+        rule.first_seen(rule.sketch(thoughtful(each)), ("", line)) for line, each in enumerate([*thoughts, thoughts[0]])
+    ]
+    assert places == [None, None, ("", 0)]
+
+
 def test_the_threshold_is_a_setting() -> None:
     one = [f"w{number}" for number in range(400)]
     other = [*one[:380], *(f"v{number}" for number in range(20))]
@@ -156,6 +175,12 @@ def test_contaminated_texts_are_left_out(evaluation: str, text: str, line: int, 
     assert isinstance(found, str)
     assert "exam.jsonl" in found
     assert f"exam.jsonl:{line}" in getattr(found, "detail", "")
+
+
+def test_a_thought_that_holds_a_question_is_contaminated(evaluation: str) -> None:
+    rule = Decontamination(DecontaminationSettings(against=(evaluation,)))
+    assert isinstance(rule(thoughtful(f"I remember: {QUESTION}")), str)
+    assert not isinstance(rule(thoughtful("I remember nothing.")), str)
 
 
 def test_what_overlaps_little_stays(evaluation: str) -> None:

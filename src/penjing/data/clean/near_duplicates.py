@@ -68,7 +68,7 @@ def compared_text(record: Record) -> str:
     if isinstance(record, Document):
         return record.text
     messages = (message for chat in chats_of(record) for message in chat.messages)
-    return "\n".join(message.content for message in messages if message.role != "system")
+    return "\n".join(message.text for message in messages if message.role != "system")
 
 
 def similarity(one: NDArray[np.uint32], other: NDArray[np.uint32]) -> float:

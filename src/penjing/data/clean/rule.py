@@ -122,8 +122,8 @@ def chats_of(record: Record) -> Sequence[Chat]:
 
 
 def texts_of(record: Record) -> Iterator[str]:
-    """The texts of a record: that of a document; contents of messages."""
+    """The texts of a record: that of a document; thoughts and contents of messages."""
     if isinstance(record, Document):
         yield record.text
     for chat in chats_of(record):
-        yield from (message.content for message in chat.messages)
+        yield from (message.text for message in chat.messages)

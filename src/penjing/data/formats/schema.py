@@ -111,6 +111,11 @@ class Message:
     tool_calls: tuple[dict[str, Any], ...] = ()
     is_target: bool = True
 
+    @property
+    def text(self) -> str:
+        """The thought and the content."""
+        return "\n".join(filter(None, (self.reasoning_content, self.content)))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chat:
