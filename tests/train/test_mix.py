@@ -79,6 +79,20 @@ def test_a_source_has_at_most_its_epochs(files, tmp_path):
         train("pretrain", *words(files, tmp_path / "few", "ab", "data.max_epochs=1", "max_steps=9"))
 
 
+def test_the_plan_tells_shares_of_tokens_where_rows_have_padding(tmp_path):
+    """Rows of source a are nearly full, those of b half full."""
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path, count in zip(files, (1, 5), strict=True):
+        rows = [{"prompt": f"{number}", "response": "the cat sat " * count} for number in range(200)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train_tokenizer(["the cat sat 1 2 3 4 5 6 7 8 9 0"] * 30, 300).save(tmp_path / "tokenizer")
+    listed = f"data.train={files[0]},{files[1]}"
+    more = ["data.seq_len=64", "data.weights=1,1", "max_steps=50", f"tokenizer.path={tmp_path / 'tokenizer'}"]
+    train("pretrain", *TINY, "data.format=chats", listed, f"out={tmp_path / 'run'}", *more)
+    a, b = json.loads((tmp_path / "run" / "plan.json").read_text())["sources"]
+    assert [a["share"], b["share"]] == pytest.approx([0.5, 0.5], abs=0.02)
+
+
 def test_validation_is_by_source_and_in_total(files, tmp_path):
     train("pretrain", *words(files, tmp_path / "run", "ab", "data.weights=1,3", "max_steps=2", "eval.every=2"))
     last = metrics(tmp_path / "run")[-1]

@@ -58,6 +58,11 @@ class Rows(ABC):
         rows._epoch = -1
         return rows
 
+    @property
+    def filled(self) -> float:
+        """The fraction of the positions that hold a token, in one epoch."""
+        return 1 - self.padding_per_epoch / (self.rows_per_epoch * self.seq_len)
+
     @abstractmethod
     def _build_layout(self) -> None:
         """Compute, once, the number of rows and what all epochs share. Raises UserError if there is no row."""

@@ -64,8 +64,8 @@ class MixedRows(Rows):
             [max(1, math.floor(most * one.rows.rows_per_epoch)) if most else _NO_LIMIT for most, one in limits]
         )
         self.rows_per_epoch = sum(source.rows.rows_per_epoch for source in self.sources)
-        padding = [source.rows.padding_per_epoch / source.rows.rows_per_epoch for source in self.sources]
-        self.padding_per_epoch = round(self.rows_per_epoch * float(np.dot(self.phases[0], padding)))
+        filled = float(np.dot(self.phases[0], [source.rows.filled for source in self.sources]))
+        self.padding_per_epoch = round(self.rows_per_epoch * self.seq_len * (1 - filled))
         self._before: list[IntArray] = [np.zeros(len(self.sources), dtype=np.int64)]  # rows of each before each chunk
         self._chunk, self._source_C, self._number_C = -1, np.zeros(0, np.int64), np.zeros(0, np.int64)
 
@@ -134,9 +134,7 @@ class MixedRows(Rows):
 
 def _by_rows(sources: Sequence[MixedSource], shares: Sequence[float]) -> npt.NDArray[np.float64]:
     """Shares of rows that give these shares of tokens: rows of conversations have padding."""
-    rows = [one.rows for one in sources]
-    filled = [1 - one.padding_per_epoch / (one.rows_per_epoch * one.seq_len) for one in rows]
-    share_S = np.asarray(shares, dtype=np.float64) / np.asarray(filled)
+    share_S = np.asarray(shares, dtype=np.float64) / [one.rows.filled for one in sources]
     scaled: npt.NDArray[np.float64] = share_S / share_S.sum()
     return scaled
 

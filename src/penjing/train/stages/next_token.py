@@ -68,23 +68,24 @@ class NextTokenStage(Stage[NextTokenSettings]):
             self.targets_per_byte = 1 / float(np.dot(self.held_out.phases[0], 1 / np.array(rates)))
 
     def size(self) -> DatasetSize:
-        positions = self.rows.rows_per_epoch * self.rows.seq_len
-        padding = self.rows.padding_per_epoch / positions
         return DatasetSize(
             unit="rows",
             units_per_epoch=self.rows.rows_per_epoch,
-            tokens_per_unit=self.rows.seq_len * (1 - padding),
+            tokens_per_unit=self.rows.seq_len * self.rows.filled,
             seq_len=self.rows.seq_len,
             num_keys=self._num_keys,
-            padding_fraction=padding,
+            padding_fraction=1 - self.rows.filled,
             held_out_units=self._num_held_out,
         )
 
     def sources(self, num_units: int) -> list[dict[str, Any]]:
         found = []
         if isinstance(self.rows, MixedRows):
-            for one, count in zip(self.rows.sources, self.rows.counts(num_units), strict=True):
-                found.append((one.name, one.rows.shards.num_tokens, count / num_units, count / one.rows.rows_per_epoch))
+            counts = self.rows.counts(num_units)
+            filled = [count * one.rows.filled for one, count in zip(self.rows.sources, counts, strict=True)]
+            for one, count, rows in zip(self.rows.sources, counts, filled, strict=True):
+                share, epochs = rows / sum(filled), count / one.rows.rows_per_epoch
+                found.append((one.name, one.rows.shards.num_tokens, share, epochs))
         else:
             train, epochs = self._shards[0], num_units / self.rows.rows_per_epoch
             parts = train.sources()
