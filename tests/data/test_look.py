@@ -20,11 +20,12 @@ from penjing.data.tokenizer.train import byte_tokenizer, train_tokenizer
 
 DATA = Path(__file__).parents[2] / "../shared/data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the real files of ../shared/data are not here")
+TURNS = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Mia 米娅"}]
 KINDS = {
     "documents": {"text": "Mia is here. 米娅在这里。"},
-    "chats": {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Mia 米娅"}]},
+    "chats": {"messages": TURNS},
     "preferences": {"prompt": "Who?", "chosen": "Mia", "rejected": "Ben"},
-    "prompts": {"prompt": "Who?", "gt": "Mia"},
+    "prompts": {"messages": [*TURNS, {"role": "user", "content": "And?"}], "gt": "Mia"},
 }
 
 

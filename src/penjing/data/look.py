@@ -169,7 +169,8 @@ def example(record: Any, kind: Kind, tokenizer: Tokenizer) -> Example:
                 rows.append(("chosen" if is_chosen else "rejected", answer.ids, answer.weights))
         else:
             encoded = render(tokenizer, shown.messages, shown.tools, ask=kind == "prompts")
-            rows.append((kind.removesuffix("s"), encoded.ids, encoded.weights))
+            weights = encoded.weights if kind == "chats" else [0] * len(encoded.ids)  # of a prompt nothing is learned
+            rows.append((kind.removesuffix("s"), encoded.ids, weights))
     except UserError as error:  # two answers that differ only in what is not shown, or a template that refuses them
         problem = error.what
     spelled = tuple(Row(name, spans(tokenizer, ids, weights)) for name, ids, weights in rows)
