@@ -197,9 +197,12 @@ def test_prompts_hand_counted(tmp_path: Path) -> None:
         ([turns("a", "") | {"gt": ["x"]}, turns("a", "b", "c", ""), turns("a", "none") | {"gt": ["x"]}], "prompts"),
         ([{"prompt": "a", "chosen": "b", "rejected": "c"}], "preferences"),
         ([{"text": "a"}, turns("a", "b")], "documents"),
+        ([{"messages": []}, {"note": "of the file"}, turns("a", "b")], "chats"),
     ],
 )
-def test_a_file_of_chats_may_begin_with_one_that_waits(tmp_path: Path, rows: list[object], kind: str) -> None:
+def test_the_kind_is_that_of_the_first_known_record_and_chats_may_begin_with_prompts(
+    tmp_path: Path, rows: list[object], kind: str
+) -> None:
     assert sniff(jsonl(tmp_path / "a.jsonl", *rows)) == kind
 
 

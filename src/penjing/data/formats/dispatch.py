@@ -1,6 +1,7 @@
 """Select the reader by the file name, and detect the kind of a record."""
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ _READERS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
     "jsonl": json_records,
     "json": json_records,
 }
+_MAX_UNKNOWN = 1000  # records, the first of a file, that may be of no known kind
 
 
 def rows_of(path: Path) -> Iterator[tuple[int, Any]]:
@@ -55,16 +57,13 @@ def named_records(
 
 
 def first_record(path: Path, columns: Columns | None = None) -> Mapping[str, Any]:
-    """The first valid record of a file, by standard names. Raises UserError if none is known."""
-    broken: UserError | None = None
-    for where, record in named_records(path, columns):
-        if isinstance(record, UserError):
-            broken = broken or record
-        elif kind_of(record) is None:
-            raise unknown_record(record, where)
-        else:
+    """The first record of a known kind in a file, by standard names. Raises UserError if there is none."""
+    first_error: UserError | None = None
+    for where, record in islice(named_records(path, columns), _MAX_UNKNOWN):
+        if not isinstance(record, UserError) and kind_of(record) is not None:
             return record
-    raise broken or no_record_error(path)
+        first_error = first_error or (record if isinstance(record, UserError) else unknown_record(record, where))
+    raise first_error or no_record_error(path)
 
 
 def record_text(record: Mapping[str, Any], where: SourceLocation) -> str:
