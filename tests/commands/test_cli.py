@@ -1,5 +1,6 @@
 """The command line from outside: help that teaches, real examples, mistakes that get one line and exit code 2."""
 
+import json
 import re
 import subprocess
 import sys
@@ -130,6 +131,14 @@ def test_a_tokenizer_is_trained_on_what_is_whole(penjing, tmp_path):
     assert "of 21 records 1 are broken" in done.stdout
     assert re.search(r"tokenizer: 2\d\d ids, not 300", done.stdout)
     assert (tmp_path / "tokenizer/tokenizer.json").is_file()
+
+
+def test_a_tokenizer_learns_from_conversations_and_their_thoughts(penjing, tmp_path):
+    answer = {"role": "assistant", "content": "done", "reasoning_content": "thinking thoughtfully"}
+    record = {"messages": [{"role": "user", "content": "please"}, answer]}
+    (tmp_path / "my.jsonl").write_text((json.dumps(record) + "\n") * 20)
+    penjing("tokenizer", "train", "my.jsonl", "--vocabulary", "400", cwd=tmp_path)
+    assert "2 tokens" in penjing("tokenizer", "show", "tokenizer", "thinking thoughtfully", cwd=tmp_path).stdout
 
 
 def test_settings_that_cannot_be_read(mistake, tmp_path):

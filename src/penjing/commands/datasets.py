@@ -215,7 +215,7 @@ def data_ablate(
 
 @tokenizer_app.command("train")
 def tokenizer_train(
-    files: Annotated[list[Path], typer.Argument(help="Files or folders of text.")],
+    files: Records,
     out: Annotated[Path, typer.Option(help="Folder to write.")] = Path("tokenizer"),
     vocabulary: Annotated[int, typer.Option(help="Vocabulary size.")] = 6400,
     max_han_per_token: MaxHan = 4,
@@ -254,7 +254,7 @@ def tokenizer_extend(
 @tokenizer_app.command("report")
 def tokenizer_report(
     path: TokenizerPath,
-    files: Annotated[list[Path] | None, typer.Argument(help="Files or folders of text to measure it on.")] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="Files or folders to measure it on.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Report how well a tokenizer compresses texts of each script, which ids are unused, and what its ids cost.

@@ -12,14 +12,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from penjing.base import formatting as units
-from penjing.base.errors import UserError
 from penjing.base.files import read_json
 from penjing.base.markup import escape_markup, print_table
 from penjing.data.clean.cluster import Cluster
 from penjing.data.clean.engine import clean
 from penjing.data.clean.pipeline import Pipeline
-from penjing.data.formats import READERS, Kind, list_files, sniff
-from penjing.data.formats.fields import Columns, parse_columns
+from penjing.data.formats import READERS, Kind, files_by_kind
+from penjing.data.formats.fields import parse_columns
 from penjing.data.formats.files import CLEANING
 from penjing.report.cleaning import totals_by, write_cleaning_report
 
@@ -46,7 +45,7 @@ def clean_corpus(
     named = parse_columns(columns)
     settings: dict[str, Any] = {"pipeline": Pipeline.load(pipeline), "columns": named, "workers": workers}
     settings |= {"memory_gb": memory_gb, "cluster": None if cluster is None else Cluster.load(cluster)}
-    groups = {kind: list(files)} if kind else _by_kind(files, named)
+    groups = {kind: list(files)} if kind else files_by_kind(files, named)
     counts, written = [], set[Path]()
     for each, of_kind in groups.items():
         kept = out and str(out if len(groups) == 1 else out / each)
@@ -70,26 +69,6 @@ def _remove_stale(folders: Iterable[Path]) -> None:
             shutil.rmtree(folder / CLEANING)
             if not any(folder.iterdir()):
                 folder.rmdir()
-
-
-def _by_kind(files: Sequence[Path], columns: Columns) -> dict[Kind, list[Path]]:
-    """The files of each kind of records; one of which no record can be read goes with the others."""
-    found: dict[Kind, list[Path]] = {}
-    unknown: list[Path] = []
-    first_error: UserError | None = None
-    for path in list_files(files):
-        try:
-            found.setdefault(sniff(path, columns), []).append(path)
-        except UserError as error:
-            unknown.append(path)
-            first_error = first_error or error
-    if not found:
-        raise first_error or UserError("no data", where="FILES")
-    most = max(found, key=lambda kind: len(found[kind]))
-    if len(found) == 1:  # as they were named: a folder is one source in the report
-        return {most: list(files)}
-    found[most] += unknown
-    return found
 
 
 @contextmanager
@@ -116,10 +95,11 @@ def _print(counts: dict[str, Any], console: Console, out: Path | None) -> None:
     print_table(console, headings, sizes[:_SOURCES_SHOWN])
     fields = ", ".join(f"{name} ({number:,}, the first {first})" for name, (number, first) in counts["ignored"].items())
     if fields:
-        console.print(escape_markup("not kept", fields, indent=""), highlight=False, soft_wrap=True)
+        console.print(escape_markup("not learned", fields, indent=""), highlight=False, soft_wrap=True)
     if out is None:
         console.print("a dry run: nothing is written", highlight=False)
         return
-    done = f"report and trace: {out / CLEANING}; train on it with data.train={shlex.quote(str(out))}"
+    use = f"train on it with data.train={shlex.quote(str(out))}" if counts["kept"] else "no record is left to train on"
+    done = f"report and trace: {out / CLEANING}; {use}"
     done = done if counts["is_new"] else f"nothing changed since the last run; {done}"
     console.print(done, soft_wrap=True, highlight=False, markup=False)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from penjing.base.files import make_folder, read_parsed
 from penjing.base.formatting import count, listing, megabytes
 from penjing.base.markup import print_table
 from penjing.data.corpus import Corpus, DataSettings
+from penjing.data.formats import BadRecords, files_by_kind
 from penjing.data.tokenizer.extend import add_words, learn_merges
 from penjing.data.tokenizer.report import PUBLISHED, measure
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -22,8 +24,10 @@ from penjing.track.run_dir import RunDir, is_run_or_checkpoint, stage_folder
 
 
 @contextmanager
-def _reading(console: Console, files: list[Path]) -> Iterator[tuple[Corpus, Callable[[], None]]]:
-    """The corpus of some files, with a bar on a terminal while it is read; and what to call when it is read."""
+def _reading(
+    console: Console, files: list[Path], counts: BadRecords | None = None
+) -> Iterator[tuple[Iterator[str], Callable[[], None]]]:
+    """The texts of files of any kind, with a bar on a terminal while they are read; and what to call at their end."""
     columns = (*Progress.get_default_columns(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading", total=1.0)
@@ -32,17 +36,21 @@ def _reading(console: Console, files: list[Path]) -> Iterator[tuple[Corpus, Call
             bar.update(task, completed=1.0)
             bar.stop()
 
-        settings = DataSettings(train=tuple(map(str, files)), max_bad_fraction=1)
-        yield Corpus(settings, lambda fraction, num_bytes: bar.update(task, completed=fraction)), end
+        def show(fraction: float, num_bytes: int) -> None:
+            bar.update(task, completed=fraction)
+
+        kinds = files_by_kind(files)
+        settings = [DataSettings(train=tuple(map(str, names)), format=kind) for kind, names in kinds.items()]
+        yield chain.from_iterable(Corpus(each, show).texts(counts) for each in settings), end
 
 
 def train(files: list[Path], out: Path, vocab_size: int, max_han_per_token: int, console: Console) -> None:
-    """Train a tokenizer on documents and save it; on a terminal with bars."""
+    """Train a tokenizer on texts, or those of conversations, and save it; on a terminal with bars."""
     make_folder(out)
-    with _reading(console, files) as (corpus, end):
-        bad_records = corpus.counts()
+    bad_records = BadRecords(max_bad_fraction=1)
+    with _reading(console, files, bad_records) as (texts, end):
         tokenizer = train_tokenizer(
-            corpus.texts(bad_records),
+            texts,
             vocab_size,
             max_han_per_token=max_han_per_token,
             note=lambda note: console.print(note, soft_wrap=True),
@@ -71,8 +79,8 @@ def extend(
         raise UserError("nothing to add", where="--add, --train", next_step="Give words, or files to learn from.")
     old = tokenizer = load_tokenizer(path)
     if files:
-        with _reading(console, files) as (corpus, end):
-            tokenizer = learn_merges(tokenizer, corpus.texts(), vocab_size, max_han_per_token, sampled=end)
+        with _reading(console, files) as (texts, end):
+            tokenizer = learn_merges(tokenizer, texts, vocab_size, max_han_per_token, sampled=end)
     tokenizer = add_words(tokenizer, [word for value in add for word in _words(value)])
     if tokenizer.size == old.size:
         raise UserError("nothing to add: each is one token already", where="--add")
@@ -93,8 +101,8 @@ def report(path: Path, files: list[Path], as_json: bool, console: Console) -> No
     """Print what a tokenizer makes of the files, and what its ids cost."""
     tokenizer, sample = load_tokenizer(path), Sample([])
     if files:
-        with _reading(Console(quiet=True) if as_json else console, files) as (corpus, _):
-            sample = sample_texts(corpus.texts())
+        with _reading(Console(quiet=True) if as_json else console, files) as (texts, _):
+            sample = sample_texts(texts)
     facts = measure(tokenizer, sample.texts)
     if as_json:
         console.print(json.dumps(facts, ensure_ascii=False), soft_wrap=True)

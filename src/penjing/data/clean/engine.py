@@ -68,7 +68,7 @@ def clean(
 
     files: files, folders, and names with wildcards; each is a source in the report. workers: processes; 0: as many as
     the cores and the memory allow. memory_gb: for all processes together.
-    Raises UserError for a folder that holds something else, or if no record is usable.
+    Raises UserError for a folder that holds something else.
     """
     sources = [(path, number) for number, name in enumerate(files) for path in list_files([name])]
     _check_folder(out, [path for path, _ in sources])

@@ -173,3 +173,23 @@ def sniff(path: Path, columns: Columns | None = None) -> Kind:
         return kind
     records = (record for _, record in named_records(first, columns) if not isinstance(record, UserError))
     return "chats" if any(kind_of(record) == "chats" for record in records) else kind
+
+
+def files_by_kind(files: Sequence[Path], columns: Columns | None = None) -> dict[Kind, list[Path]]:
+    """The files of each kind of records; one of which no record can be read goes with the others."""
+    found: dict[Kind, list[Path]] = {}
+    unknown: list[Path] = []
+    first_error: UserError | None = None
+    for path in list_files(files):
+        try:
+            found.setdefault(sniff(path, columns), []).append(path)
+        except UserError as error:
+            unknown.append(path)
+            first_error = first_error or error
+    if not found:
+        raise first_error or UserError("no data", where="FILES")
+    most = max(found, key=lambda kind: len(found[kind]))
+    if len(found) == 1:  # as they were named: a folder is one source in the report
+        return {most: list(files)}
+    found[most] += unknown
+    return found
