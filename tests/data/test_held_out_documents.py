@@ -114,7 +114,7 @@ def test_nothing_is_held_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["documents", "chats"])
-@pytest.mark.parametrize("weights", [(1.0, -1.0), (0.0, 0.0), (float("inf"), 1.0)])
+@pytest.mark.parametrize("weights", [(1.0, -1.0), (0.0, 0.0), (float("inf"), 1.0), (1e308, 1e308)])
 def test_weights_that_cannot_be(kind: str, weights: tuple[float, ...]) -> None:
     with raises_user_error(where="data.weights"):
         DataSettings(train=("a", "b"), format=kind, weights=weights)  # type: ignore[arg-type]
@@ -127,6 +127,8 @@ def test_weights_need_a_source_each(tmp_path: Path) -> None:
     for train, weights in ((files[:2], (1.0,)), (files, (1.0, 1.0, 1.0))):
         with raises_user_error(where="data.weights"):
             Corpus(DataSettings(train=train, weights=weights)).files  # noqa: B018
+    with raises_user_error(where="data.validation"):
+        Corpus(DataSettings(train=files[:2], weights=(1.0, 1.0), validation=files[:1])).files  # noqa: B018
     with raises_user_error(where="data.weights"):
         DataSettings(format="prompts", weights=(1.0,))
     with raises_user_error(where="data.final_weights"):

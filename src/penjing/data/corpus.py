@@ -87,7 +87,7 @@ class DataSettings(Settings):
             return
         if self.format not in ("documents", "chats"):
             raise self.error(name, f"has no effect with data.format={self.format}", wanted="documents or chats")
-        if not all(0 <= weight < math.inf for weight in weights) or not sum(weights):
+        if min(weights) < 0 or not 0 < sum(weights) < math.inf:
             raise self.error(name, "out of range", wanted="numbers >= 0, one of them above")
         if name == "final_weights" and len(weights) != len(self.weights):
             raise self.error(name, "not one for each of data.weights", wanted=f"{len(self.weights)} numbers in both")
@@ -118,8 +118,9 @@ class Corpus:
             (name, [path for path in list_files([Path(name)]) if path.resolve() not in held_out])
             for name in self.settings.train
         ]
-        if not any(files for _, files in sources):
-            what = "holds all files of data.train, so none is left to learn from"
+        empty = [name for name, files in sources if not files]
+        if len(empty) == len(sources) or (empty and self.settings.weights):
+            what = f"holds all files of {', '.join(empty)}, so none is left to learn from"
             raise self.settings.error("validation", what, wanted="other files")
         paths = [path for _, files in sources for path in files]
         if self.settings.weights and (len(self.settings.weights) != len(sources) or len(set(paths)) < len(paths)):
@@ -239,7 +240,7 @@ class Corpus:
         return chain(((record, HELD_OUT) for record in held_out), learned)
 
     def texts(self, counts: BadRecords | None = None, *, held_out: bool | None = None) -> Iterator[str]:
-        """The text of each document, or the contents of each conversation.
+        """The text of each document, or those of each conversation.
 
         held_out: only texts that are held out, or only those that are not.
         """
