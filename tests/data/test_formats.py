@@ -210,6 +210,19 @@ def test_parquet(tmp_path: Path) -> None:
     )
     assert error_of(path).line() == f"{wanted} This looks like chats, not documents: data.format=chats."
     assert "broken parquet" in error_of(write(tmp_path / "b.parquet", b"PAR1 nonsense")).line()
+    parquet.write_table(pyarrow.Table.from_arrays([["one"], ["two"]], names=["text", "text"]), path)
+    assert [record for _, record in rows_of(path)] == [{"text": "one", "text.1": "two"}]
+    parquet.write_table(pyarrow.table({"text": [b"raw"]}), path)
+    with raises_user_error(got="bytes", wanted="text"):
+        sniff(path)
+
+
+def test_an_arrow_file(tmp_path: Path) -> None:
+    pyarrow, ipc = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.ipc")
+    table = pyarrow.table({"text": [f"text {number}" for number in range(700)]})
+    with ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as file:
+        file.write_table(table, max_chunksize=300)
+    assert texts(tmp_path / "a.arrow") == table["text"].to_pylist()
 
 
 def test_reading_is_lazy(tmp_path: Path) -> None:

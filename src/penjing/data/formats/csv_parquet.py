@@ -1,4 +1,4 @@
-"""Tables: CSV and TSV, whose columns the first row names or numbers do; parquet, and the arrow files of `datasets`."""
+"""Tables: CSV and TSV, whose columns the first row names or numbers do; parquet, arrow files and streams."""
 
 import csv
 import re
@@ -19,6 +19,7 @@ Record = dict[str, Any] | UserError
 _LARGEST_FIELD_CHARACTERS = 1 << 26
 _LARGEST_TSV_ROW_CHARACTERS = 1 << 22  # of a row of several lines: the search for a closing quotation mark stops there
 _LONGEST_NAME = 100  # characters of a column's name
+_ARROW_FILE = b"ARROW1"  # the first bytes of an arrow file; a stream has none
 _OPENING_QUOTE = re.compile(r'(?:^|\t)"')
 
 
@@ -80,10 +81,13 @@ def _holds_text(row: Sequence[str]) -> bool:
 
 
 def _names(row: Sequence[str]) -> list[str]:
-    """The names of the columns; one that is there again gets a number, as pandas gives it: `text`, `text.1`."""
     if _holds_text(row):
         return [str(number) for number in range(1, len(row) + 1)]
-    names = [name.strip() for name in row]
+    return _unique([name.strip() for name in row])
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """The names of columns; one that is there again gets a number, as pandas gives it: `text`, `text.1`."""
     again = (names[:place].count(name) for place, name in enumerate(names))
     return [f"{name}.{count}" if count else name for name, count in zip(names, again, strict=True)]
 
@@ -169,15 +173,19 @@ def table_records(path: Path) -> Iterator[tuple[int, Record]]:
     row, suffix = 0, format_of(path)
     try:
         with ExitStack() as stack:
-            if suffix == "arrow":  # as `datasets` writes it
+            if suffix == "arrow":
                 source = stack.enter_context(open_hub(path) if is_hub(path) else pyarrow.memory_map(str(path)))
-                reader = stack.enter_context(pyarrow.ipc.open_stream(source))
-                batches = (batch.slice(first, 256) for batch in reader for first in range(0, batch.num_rows, 256))
+                is_stream = source.read(len(_ARROW_FILE)) != _ARROW_FILE  # as `datasets` writes it
+                source.seek(0)
+                opened = pyarrow.ipc.open_stream(source) if is_stream else pyarrow.ipc.open_file(source)
+                reader = stack.enter_context(opened)
+                whole = reader if is_stream else map(reader.get_batch, range(reader.num_record_batches))
+                batches = (batch.slice(first, 256) for batch in whole for first in range(0, batch.num_rows, 256))
             else:
                 source = stack.enter_context(open_hub(path)) if is_hub(path) else path
                 batches = stack.enter_context(pyarrow.parquet.ParquetFile(source)).iter_batches(batch_size=256)
             for batch in batches:
-                for record in batch.to_pylist():
+                for record in batch.rename_columns(_unique(batch.schema.names)).to_pylist():
                     row += 1
                     yield row, record
     # A damaged file may raise any of these; UnicodeDecodeError is a ValueError.

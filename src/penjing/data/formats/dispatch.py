@@ -16,7 +16,7 @@ from penjing.data.formats.json_values import json_records
 from penjing.data.formats.pairs import answer_field, chat_field, question_field
 from penjing.data.formats.plain_text import plain_documents
 from penjing.data.formats.schema import Kind
-from penjing.data.formats.source_location import SourceLocation, fields_of, present, text_of
+from penjing.data.formats.source_location import SourceLocation, fields_of, present, text_of, type_name
 from penjing.data.formats.warc import warc_documents
 
 _READERS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
@@ -130,7 +130,9 @@ def _ends_unanswered(last: object) -> bool:
 def unknown_record(record: Mapping[str, Any], where: SourceLocation) -> UserError:
     wanted = "text, conversations, messages, instruction + output, or prompt + response"
     hint = "Name the fields: data.columns=FIELD:text, or FIELD:question,FIELD:answer."
-    inner = next((name for name in schema.TEXT_FIELDS if isinstance(record.get(name), dict)), None)
+    inner = next((name for name in schema.TEXT_FIELDS if record.get(name) is not None), None)
+    if inner is not None and not isinstance(record[inner], dict):
+        return UserError(f"field {inner} is not text", where=where, got=type_name(record[inner]), wanted="text")
     if inner is not None:
         hint = f"Name its fields: data.columns={inner}.FIELD:text, or {inner}.FIELD:question,{inner}.FIELD:answer."
         return UserError(f"field {inner} is an object", where=where, got=fields_of(record[inner]), next_step=hint)

@@ -90,7 +90,8 @@ def fields_of(record: Mapping[Any, Any]) -> str:
 def type_name(value: object) -> str:
     if value is None:
         return "null"
-    return {dict: "an object", list: "a list", str: "text", bool: "true or false"}.get(type(value), "a number")
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return names.get(type(value), type(value).__name__)
 
 
 def text_of(value: object, field: str, where: SourceLocation) -> str:
