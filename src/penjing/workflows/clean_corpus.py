@@ -17,9 +17,10 @@ from penjing.base.markup import escape_markup, print_table
 from penjing.data.clean.cluster import Cluster
 from penjing.data.clean.engine import clean
 from penjing.data.clean.pipeline import Pipeline
-from penjing.data.formats import READERS, Kind, files_by_kind
+from penjing.data.formats import READERS, Kind
 from penjing.data.formats.fields import parse_columns
 from penjing.data.formats.files import CLEANING
+from penjing.data.formats.read import files_by_kind
 from penjing.report.cleaning import totals_by, write_cleaning_report
 
 _RULES_SHOWN, _SOURCES_SHOWN = 40, 12

@@ -14,7 +14,8 @@ from penjing.base.files import make_folder, read_parsed
 from penjing.base.formatting import count, listing, megabytes
 from penjing.base.markup import print_table
 from penjing.data.corpus import Corpus, DataSettings
-from penjing.data.formats import BadRecords, files_by_kind
+from penjing.data.formats import BadRecords
+from penjing.data.formats.read import files_by_kind
 from penjing.data.tokenizer.extend import add_words, learn_merges
 from penjing.data.tokenizer.report import PUBLISHED, measure
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -36,12 +37,10 @@ def _reading(
             bar.update(task, completed=1.0)
             bar.stop()
 
-        def show(fraction: float, num_bytes: int) -> None:
-            bar.update(task, completed=fraction)
-
-        kinds = files_by_kind(files)
-        settings = [DataSettings(train=tuple(map(str, names)), format=kind) for kind, names in kinds.items()]
-        yield chain.from_iterable(Corpus(each, show).texts(counts) for each in settings), end
+        kinds = files_by_kind(files).items()
+        settings = [DataSettings(train=tuple(map(str, names)), format=kind) for kind, names in kinds]
+        corpora = [Corpus(each, lambda fraction, _: bar.update(task, completed=fraction)) for each in settings]
+        yield chain.from_iterable(corpus.texts(counts) for corpus in corpora), end
 
 
 def train(files: list[Path], out: Path, vocab_size: int, max_han_per_token: int, console: Console) -> None:

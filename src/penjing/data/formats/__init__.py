@@ -9,20 +9,12 @@ Everything is read lazily: memory holds one record (a JSON array is decoded valu
 
 from penjing.data.formats.bad_records import DEFAULT_MAX_BAD, BadRecords, NoBadRecords, UncheckedRecords
 from penjing.data.formats.files import list_files
-from penjing.data.formats.read import (
-    READERS,
-    files_by_kind,
-    read_chats,
-    read_documents,
-    read_preferences,
-    read_prompts,
-    sniff,
-)
+from penjing.data.formats.read import READERS, read_chats, read_documents, read_preferences, read_prompts, sniff
 from penjing.data.formats.schema import CHAT_FIELDS, Chat, Document, Kind, Message, PreferenceRecord
 from penjing.data.formats.write import chat_record
 
 __all__ = [
     "CHAT_FIELDS", "DEFAULT_MAX_BAD", "READERS", "BadRecords", "Chat", "Document", "Kind", "Message", "NoBadRecords",
-    "PreferenceRecord", "UncheckedRecords", "chat_record", "files_by_kind", "list_files", "read_chats",
-    "read_documents", "read_preferences", "read_prompts", "sniff",
+    "PreferenceRecord", "UncheckedRecords", "chat_record", "list_files", "read_chats", "read_documents",
+    "read_preferences", "read_prompts", "sniff",
 ]  # fmt: skip
