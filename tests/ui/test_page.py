@@ -110,6 +110,16 @@ def test_runs_are_compared_zoomed_and_smoothed(opened, folder, write_run):
     expect(page.get_by_label("log y")).to_be_checked()
 
 
+def test_curves_follow_the_theme_of_the_system(opened, folder, write_run):
+    write_run(folder / "a")
+    page = opened(color_scheme="light")
+    plot = page.locator("#runs-charts .uplot").first
+    plot.evaluate("node => (node.dataset.theme = 'light')")
+    page.emulate_media(color_scheme="dark")
+    expect(page.locator("#runs-charts .uplot[data-theme]")).to_have_count(0)
+    expect(plot).to_be_visible()
+
+
 def test_what_a_run_left_behind_is_text(opened, folder, write_run):
     write_run(folder / "step")
     page = opened()
@@ -170,7 +180,10 @@ def test_the_form_sends_what_was_changed_and_marks_what_is_refused(opened, folde
     page.locator("#train-recipe").select_option("tiny")
     expect(page.locator(".setting .bad:visible")).to_contain_text("data.train: no data")
     page.get_by_label("data.train", exact=True).fill("a.txt")
+    expect(page.locator(".train-result .panel-error")).to_have_text("penjing: a.txt: no such file or folder")
+    (folder / "a.txt").write_text("text")
     page.get_by_label("max_steps", exact=True).fill("-3")
+    page.reload()  # before the server was asked
     expect(page.locator(".setting .bad:visible")).to_have_text("penjing: max_steps: out of range; got -3; wanted >= 0")
     expect(page.locator("#train-start")).to_be_disabled()
     page.get_by_label("max_steps", exact=True).fill("50")
@@ -198,13 +211,20 @@ def test_the_form_sends_what_was_changed_and_marks_what_is_refused(opened, folde
 def test_two_checkpoints_are_compared_blind_by_keyboard(opened, folder, write_run, models):
     (write_run(folder / "runs" / "a") / "checkpoints" / "step-00000010").mkdir(parents=True)
     page = opened("chat")
-    text = page.get_by_label("Question, or the beginning of a text")
+    text = page.locator(".blind-form textarea")
     answers = page.locator(".samples")
     for key, place in (("1", 1), ("4", 2)):
         text.fill("Who?")
         text.press("Enter")
         expect(page.get_by_role("button", name="A better")).to_be_focused()
         expect(answers.locator("h3")).to_have_text(["A", "B"])
+        page.keyboard.press(f"Control+{key}")  # another tab of the browser
+        page.locator("#theme").click()
+        for _ in range(2):
+            page.locator("#language").click()
+            expect(answers.locator("h3")).to_have_text(["A", "B"])
+            expect(text).to_have_value("Who?")
+        page.get_by_role("button", name="A better").focus()
         page.keyboard.press(key)
         expect(answers.locator("h3").first).to_have_text(re.compile(r"^A was runs/[ab]@\d0$"))
         expect(answers.locator("p").first).to_have_text(re.compile(r"^Who\? http://[ab]/$"))

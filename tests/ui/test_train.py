@@ -254,7 +254,7 @@ def test_chinese_help_is_there_for_all_that_the_form_shows_and_for_nothing_else(
     assert all(recipe["help"] for recipe in form["recipes"])
 
 
-def test_a_setting_is_marked_with_the_command_lines_own_error(client, monkeypatch, capsys):
+def test_a_setting_is_marked_with_the_command_lines_own_error(client, folder, monkeypatch, capsys):
     asked = {"recipe": "pretrain", "settings": {"batch.size": "0"}}
     error = client.post("/api/check", json=asked).json()["error"]
     monkeypatch.setattr(sys, "argv", ["penjing", "train", "pretrain", "batch.size=0"])
@@ -264,6 +264,9 @@ def test_a_setting_is_marked_with_the_command_lines_own_error(client, monkeypatc
     settings = {"optimizer": "adamw", "out": "runs/é x"}
     bare = client.post("/api/check", json={"recipe": "pretrain", "settings": settings}).json()
     assert bare["error"]["where"] == "data.train" and bare["values"]["optimizer.name"] == "adamw"
-    good = client.post("/api/check", json={"recipe": "pretrain", "settings": {**settings, "data.train": "a"}}).json()
+    asked = {"recipe": "pretrain", "settings": {**settings, "data.train": "a"}}
+    assert client.post("/api/check", json=asked).json()["error"]["where"] == "a", "no such file"
+    (folder / "a").touch()
+    good = client.post("/api/check", json=asked).json()
     assert good["command"] == "penjing train pretrain optimizer=adamw 'out=runs/é x' data.train=a"
     assert good["values"]["optimizer.name"] == "adamw" and good["error"] is None

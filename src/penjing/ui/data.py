@@ -21,7 +21,7 @@ from penjing.ui.blind import VOTES
 from penjing.ui.site import Site, is_shown, read_json, text_field
 
 DEPTH, MOST_FILES, MOST_ENTRIES = 6, 500, 20_000  # folders below the app's that are searched; listed; looked at
-LOOK_SECONDS, CLEAN_SECONDS = 120.0, 900.0
+SECONDS = 900.0  # of a program, which a person can cancel
 MOST_BYTES = 64 << 20  # of the counts of a cleaning, and of its report
 REPORT_HEADERS = {"Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"}
 
@@ -110,12 +110,12 @@ def add_routes(app: FastAPI, site: Site) -> None:
     @app.post("/api/data/look")
     async def look(request: Request) -> dict[str, Any]:
         words = look_words(site, await read_json(request))
-        return await penjing_json(request, words, site.folder, LOOK_SECONDS)
+        return await penjing_json(request, words, site.folder, SECONDS)
 
     @app.post("/api/data/clean")
     async def clean(request: Request) -> dict[str, Any]:
         words = clean_words(site, await read_json(request))
-        return await penjing_json(request, words, site.folder, CLEAN_SECONDS)
+        return await penjing_json(request, words, site.folder, SECONDS)
 
     @app.get("/api/data/cleaning")
     def finished(folder: str) -> dict[str, Any]:

@@ -47,11 +47,11 @@ export function wireSwitches(onLanguage, onTheme = () => {}) {
     change({ language: current() === "zh" ? "en" : "zh" });
     onLanguage();
   });
+  const changed = () => (showSwitches(), onTheme());
   $("#theme").addEventListener("click", () => {
     document.documentElement.dataset.theme = isDark() ? "light" : "dark";
     change({ theme: document.documentElement.dataset.theme });
-    showSwitches();
-    onTheme();
+    changed();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showSwitches);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
 }

@@ -5,12 +5,14 @@ import { t } from "./i18n.js";
 import { table } from "./table.js";
 
 const VOTES = ["a", "b", "tie", "bad"]; // by the keys 1 to 4
+// Outlives the tab and a change of language. open: the answers that wait for a vote, or had it; then names: of a and b.
+const kept = { question: "", open: null, names: {} };
 
 /** A card: {node, show(names of the loaded checkpoints)}. */
 export function blindCard({ api, fail }) {
   const select = (label) => el("select", { "aria-label": t(label) });
   const [first, second] = [select("chatFirst"), select("chatSecond")];
-  const text = el("textarea", { class: "plain-input", rows: "2", "aria-label": t("chatQuestion"), placeholder: t("chatQuestion") });
+  const text = el("textarea", { class: "plain-input", rows: "2", "aria-label": t("chatQuestion"), placeholder: t("chatQuestion"), on: { input: () => (kept.question = text.value) } });
   const ask = el("button", { type: "submit", class: "primary", text: t("chatAsk") });
   const form = el("form", { class: "blind-form", on: { submit: question } }, el("div", { class: "row" }, first, "⇄", second), text, ask);
   const needs = el("p", { class: "hint", text: t("chatBlindNeeds") });
@@ -19,10 +21,13 @@ export function blindCard({ api, fail }) {
   const votes = el("div", { class: "row gap", hidden: true }, buttons, el("span", { class: "hint", text: t("chatKeys") }));
   const strengths = el("div", { class: "gap" });
   const node = el("section", { class: "card gap", on: { keydown: keys } }, el("h2", { text: t("chatBlind") }), el("p", { class: "hint", text: t("chatBlindHint") }), needs, form, answers, votes, strengths);
-  let open = null; // the answers that wait for a vote
 
-  const drawn = (names = {}) => fill(answers, open && ["a", "b"].map((side) => el("div", {},
-    el("h3", { text: names[side] ? t("chatWas", { side: side.toUpperCase(), name: names[side] }) : side.toUpperCase() }), el("p", { text: open[side] }))));
+  function drawn(part) {
+    const { open, names } = Object.assign(kept, part);
+    votes.hidden = !open || Boolean(names.a);
+    fill(answers, open && ["a", "b"].map((side) => el("div", {},
+      el("h3", { text: names[side] ? t("chatWas", { side: side.toUpperCase(), name: names[side] }) : side.toUpperCase() }), el("p", { text: open[side] }))));
+  }
 
   async function question(event) {
     event.preventDefault();
@@ -30,23 +35,21 @@ export function blindCard({ api, fail }) {
     ask.disabled = votes.hidden = true;
     fill(answers, el("p", { class: "hint", text: t("chatAnswering") }));
     try {
-      open = await api.post("api/blind/ask", { first: first.value, second: second.value, question: text.value });
-      votes.hidden = false;
+      drawn({ open: await api.post("api/blind/ask", { first: first.value, second: second.value, question: text.value }), names: {} });
+      buttons[0].focus();
     } catch (error) {
-      open = null;
+      drawn({ open: null });
       fail(error);
     }
-    drawn();
     ask.disabled = false;
-    if (open) buttons[0].focus();
   }
 
   async function vote(choice) {
     if (votes.hidden) return;
     votes.hidden = true;
     try {
-      const said = await api.post("api/blind/vote", { id: open.id, vote: choice });
-      drawn(said);
+      const said = await api.post("api/blind/vote", { id: kept.open.id, vote: choice });
+      drawn({ names: said });
       standing(said);
       text.focus();
       text.select();
@@ -58,7 +61,7 @@ export function blindCard({ api, fail }) {
 
   function keys(event) {
     const choice = VOTES[Number(event.key) - 1];
-    if (choice && event.target !== text) vote(choice);
+    if (choice && event.target !== text && !event.ctrlKey && !event.altKey && !event.metaKey) vote(choice);
     if (event.key === "Enter" && event.target === text && !event.shiftKey && !event.isComposing) question(event);
   }
 
@@ -80,6 +83,8 @@ export function blindCard({ api, fail }) {
   }
 
   api.get("api/blind").then(standing, fail);
+  text.value = kept.question;
+  drawn();
   show([]);
   return { node, show };
 }

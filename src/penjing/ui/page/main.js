@@ -1,7 +1,8 @@
 // The frame: tabs, language, theme. Each tab is a module that exports
-//   tab = { open(root, context), close() }
+//   tab = { open(root, context), close(), repaint() }
 // open fills root, an empty element; close ends its timers and streams. Both may be called again, after a change of
-// language too. context: see contextOf. A tab brings its words with addWords.
+// language too. repaint, of a tab that has a canvas: the theme changed. context: see contextOf. A tab brings its words
+// with addWords.
 
 import { events, json, request, setKey } from "./api.js";
 import { $, copyButton, el, fill, toast } from "./dom.js";
@@ -137,7 +138,7 @@ function takeToken() {
 takeToken();
 label();
 $("#tabs").addEventListener("keydown", tabKeys);
-wireSwitches(() => (label(), show()), show);
+wireSwitches(() => (label(), show()), () => opened?.repaint?.());
 addEventListener("hashchange", () => (takeToken(), show()));
 addEventListener("pagehide", () => opened?.close());
 show();

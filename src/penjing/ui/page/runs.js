@@ -4,7 +4,7 @@
 import { $, arrange, button, el, fill } from "./dom.js";
 import { count, short, t } from "./i18n.js";
 import { duration } from "./plan_numbers.js";
-import { figure, loadPlots, Plot } from "./plot.js";
+import { figure, known, loadPlots, Plot } from "./plot.js";
 import { showDetails } from "./run_details.js";
 import "./runs_words.js";
 
@@ -31,6 +31,7 @@ export const tab = {
     state?.plots.forEach((plot) => plot.close());
     state = null;
   },
+  repaint: () => draw(state),
 };
 
 function build(now) {
@@ -134,7 +135,7 @@ function list(now) {
     item.mark.className = at >= 0 ? `swatch c${at % 8}` : "swatch";
     item.open.setAttribute("aria-pressed", String(at >= 0 && now.chosen.length === 1));
     item.state.className = `state ${row.state.replaceAll(" ", "-")}`;
-    item.state.textContent = t(`runsState_${row.state.replaceAll(" ", "_")}`);
+    item.state.textContent = known("runsState", row.state);
     item.facts.textContent = facts.filter(Boolean).join(" · ");
     return item.node;
   }));

@@ -25,7 +25,7 @@ export const tab = {
     Object.assign(now, { form, runs: runs.map((row) => row.id), files: files.map((file) => file.path) }, begun);
     context.keep({}); // a reload keeps what was changed since
     build(now);
-    await check(now);
+    soon(now, 0);
   },
   close() {
     state?.ending.abort();
@@ -103,6 +103,7 @@ function fieldOf(now, field) {
 }
 
 function soon(now, pause = PAUSE) {
+  write(KEPT, { recipe: now.recipe, changed: now.changed }, "sessionStorage");
   clearTimeout(now.timer);
   now.timer = setTimeout(() => check(now), pause);
 }
@@ -111,7 +112,6 @@ function soon(now, pause = PAUSE) {
 async function check(now) {
   const mine = ++now.asked;
   const settings = { ...now.changed };
-  write(KEPT, { recipe: now.recipe, changed: settings }, "sessionStorage");
   show(now, settings);
   try {
     const answer = await now.context.api.post("api/check", { recipe: now.recipe, settings }, now.ending.signal);
