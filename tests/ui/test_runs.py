@@ -7,7 +7,9 @@ import time
 import numpy as np
 
 from penjing.base.lock import locked
+from penjing.report.live import LiveRun
 from penjing.report.metrics import thinned
+from penjing.track.run_record import RunRecord
 from penjing.ui.curves import smoothed
 
 
@@ -41,6 +43,21 @@ def test_every_run_below_the_folder_is_listed_with_its_state(client, folder, wri
         }
     assert rows(client)["runs/c"]["state"] == "killed"
     assert found["runs/a"].items() >= {"step": 200, "steps": 200, "parameters": 1_067_136, "loss": 3.005}.items()
+
+
+def test_the_step_is_that_of_the_newest_checkpoint_where_the_metrics_lag(client, folder, write_run):
+    run = write_run(folder / "a", 1, done=False)
+    (run / "checkpoints" / "step-00000019").mkdir(parents=True)
+    (run / "ended.json").write_text(json.dumps({"ended": "stopped", "steps_done": 19}))
+    assert rows(client)["a"].items() >= {"step": 19, "state": "stopped"}.items()
+    assert LiveRun(run).step == RunRecord(run).last_step == 19
+
+
+def test_a_run_that_has_just_begun_is_the_first(client, folder, write_run):
+    (folder / "new" / "checkpoints").mkdir(parents=True)
+    for file in write_run(folder / "old").iterdir():
+        os.utime(file, (1e9, 1e9))
+    assert list(rows(client)) == ["new", "old"]
 
 
 def test_a_name_that_is_not_utf8_hides_nothing(client, folder, write_run):

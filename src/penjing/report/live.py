@@ -42,7 +42,7 @@ class LiveRun:
 
     @property
     def step(self) -> int:
-        return max((max(values) for values in self.figures.values() if values), default=0)
+        return self.record.reached(max((max(values) for values in self.figures.values() if values), default=0))
 
     def newest(self, name: str) -> float | None:
         values = self.figures.get(name)

@@ -138,15 +138,19 @@ class RunRecord:
 
     @property
     def last_step(self) -> int:
-        return max((line.raw["step"] for line in self.metrics), default=0)
+        return self.reached(max((line.raw["step"] for line in self.metrics), default=0))
 
     @property
     def is_running(self) -> bool:
         return not self.outcome and is_locked(self.folder.path)
 
+    def reached(self, logged: int) -> int:
+        """The last step that its files know of. logged: that of its metrics, which are written every so many steps."""
+        return max([logged, *self.checkpoints[:1]])
+
     def state(self, step: int) -> str:
         """running, finished, stopped, failed, interrupted, out of memory, or killed: then nothing wrote why it ended.
-        step: the last one of its metrics."""
+        step: the last one that it reached."""
         if self.is_running:
             return "running"
         if self.outcome:

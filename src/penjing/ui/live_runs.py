@@ -74,9 +74,10 @@ class LiveRun:
 
     def _make_row(self, record: RunRecord, begun: str) -> dict[str, Any]:
         steps, _ = self.column("tokens")
-        step = int(steps[-1]) if len(steps) else 0
+        step = record.reached(int(steps[-1]) if len(steps) else 0)
         settings, files = record.settings, record.folder
         written = [stamp[0] for file in (files.metrics, files.settings, files.outcome) if (stamp := _signature(file))]
+        begun_at, _ = _signature(files.path) or (0, 0)
         return {
             "id": self.name,
             "state": begun or record.state(step),
@@ -90,7 +91,7 @@ class LiveRun:
             "tokens_per_second": self.last("tokens_per_second"),
             "checkpoints": record.checkpoints[:50],
             "delivered": used._asdict() if (used := record.delivered) else None,
-            "written": max(written, default=0) / 1e9,
+            "written": max(written, default=begun_at) / 1e9,
         }
 
 

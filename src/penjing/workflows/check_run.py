@@ -112,7 +112,7 @@ def _files(record: RunRecord, findings: Findings) -> None:
             Tokenizer.load(folder.tokenizer)
     if folder.metrics.exists():
         with findings.part("metrics.jsonl") as details:
-            details.append(f"{len(record.metrics)} lines up to step {record.last_step}")
+            details.append(f"{len(record.metrics)} lines; the run reached step {record.last_step}")
     if folder.plan.is_file():
         with findings.part("plan.json"):
             planned = record.outcome.number("steps_done") or record.plan.number("steps")
