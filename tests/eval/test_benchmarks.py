@@ -6,6 +6,7 @@ import random
 import tarfile
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -176,6 +177,22 @@ def test_choices_in_each_published_form(tmp_path, kind, name, row, wanted):
     (write_parquet if name.endswith(".parquet") else write_jsonl)(tmp_path / name, [row])
     [one] = kind(tmp_path).requests()
     assert (one.text, list(one.choices), one.answer) == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "row"),
+    [
+        (ArcEasy, "arc_easy.jsonl", {**GOLD, "gold": -1}),
+        (Piqa, "piqa/test/valid.jsonl", {**PIQA, "label": -1}),
+        (WinoGrande, "winogrande.jsonl", {**WINOGRANDE, "answer": "0"}),
+        (Mmlu, "mmlu/all/test-0.parquet", {"question": "?", "subject": "law", "choices": [*"abcd"], "answer": -1}),
+        (Mmlu, "mmlu/all/test-0.parquet", {"question": "?", "subject": "law", "choices": [*"abcd"], "answer": ""}),
+    ],
+)
+def test_a_row_whose_answer_is_secret_is_not_scored(tmp_path, kind, name, row):
+    (write_parquet if name.endswith(".parquet") else write_jsonl)(tmp_path / name, [row])
+    with raises_user_error(where=f"{Path(name).name}:1"):
+        list(kind(tmp_path).requests())
 
 
 def test_winogrande_asks_for_the_ending_after_each_name(tmp_path, tokenizer, model):

@@ -95,7 +95,7 @@ class Core(Benchmark):
             text="" if texts else text,
             texts=texts,
             choices=choices,
-            answer=range(len(choices))[answer],
+            answer=range(len(choices)).index(answer),
             scored="choice" if len(choices) == 1 else "differing",
             group=name,
             language="en",

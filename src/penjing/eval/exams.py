@@ -14,7 +14,7 @@ from penjing.eval.benchmark import Benchmark, Row, name_of_file, shown_before, s
 from penjing.eval.exam_subjects import CEVAL, CMMLU
 from penjing.eval.task import LogLikelihood
 
-LETTERS = "ABCD"
+LETTERS = ("A", "B", "C", "D")
 
 
 class Exam(Benchmark):
@@ -32,7 +32,7 @@ class Exam(Benchmark):
         return LogLikelihood(
             text=f"{question.strip()}\n{''.join(options)}{self.ask}",
             choices=[f" {letter}" for letter in LETTERS],
-            answer=answer if isinstance(answer, int) else LETTERS.index(answer),
+            answer=(range(len(LETTERS)) if isinstance(answer, int) else LETTERS).index(answer),
             kind=row.get("subject") or name_of_file(where),
             language=self.language,
             where=where,

@@ -34,7 +34,7 @@ class MultipleChoice(Benchmark):
         return LogLikelihood(
             text=self.prompt.format(parts.question),
             choices=[f" {choice}" for choice in parts.choices],
-            answer=range(len(parts.choices))[parts.answer],
+            answer=range(len(parts.choices)).index(parts.answer),
             language="en",
             where=where,
             begins=False,
@@ -107,7 +107,7 @@ class WinoGrande(Benchmark):
             text="",
             texts=texts,
             choices=[f" {ending.strip()}"] * len(texts),
-            answer=range(len(texts))[answer],
+            answer=range(len(texts)).index(answer),
             language="en",
             where=where,
             begins=False,
