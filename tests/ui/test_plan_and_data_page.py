@@ -101,6 +101,10 @@ def test_dragging_moves_time_memory_and_the_address(opened):
 def test_typed_numbers_are_read_and_refused_settings_are_marked(opened):
     page = opened("plan?model=104m&gpus=2")
     tokens = page.locator("#plan-tokens + input")
+    tokens.fill("1,234,567")
+    tokens.press("Enter")
+    expect(page.locator("#plan-lines")).to_contain_text("--tokens 1234567 ")
+    expect(tokens).to_have_value("1234567")
     tokens.fill("2b tokens")
     tokens.press("Enter")
     expect(page.locator("#plan-out-tokens")).to_have_text("2B")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import threading
 import time
 
@@ -102,6 +103,24 @@ def test_it_goes_on_until_the_run_ends(run):
     thread.join()
     text = console.file.getvalue()
     assert "finished, step 4 of 40" in text[text.rindex("running") :] and "loss 2.000" in text[text.rindex("running") :]
+
+
+def test_a_run_that_is_deleted_hides_no_other(run, tmp_path, monkeypatch):
+    folder, files = run
+    log(files, 1)
+    other = shutil.copytree(folder, tmp_path / "other")
+    console = Terminal(file=io.StringIO(), width=80, height=30, force_terminal=True)
+    looks = iter(
+        [
+            lambda: (shutil.rmtree(other), log(files, 2)),
+            lambda: (folder / "outcome.json").write_text(json.dumps({"seconds": 9.0})),
+        ]
+    )
+    monkeypatch.setattr(watching.time, "sleep", lambda _: next(looks)())
+    with locked(folder):
+        monkeypatch.setattr(watching, "is_locked", lambda _: False)  # the state decides
+        watch([folder, other], console)
+    assert "running, step 2 of 40" in console.file.getvalue()
 
 
 def test_ctrl_c_leaves_it_and_the_cursor_is_back(run, monkeypatch):

@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 
+from penjing.base.errors import UserError
 from penjing.base.lock import is_locked
 from penjing.report.live import LiveRun, runs_view
 from penjing.track.run_record import find_runs
@@ -30,7 +32,8 @@ def watch(folders: Sequence[Path], console: Console, *, seconds: float = 1.0) ->
         with Live(console=console, auto_refresh=False, get_renderable=view, vertical_overflow="crop") as live:  # type: ignore[arg-type]
             while _is_running(folders, runs):
                 time.sleep(seconds)
-                runs = _found(folders, runs)
+                with suppress(UserError):  # a folder that was deleted meanwhile
+                    runs = _found(folders, runs)
                 for run in runs.values():
                     run.update()
                 live.refresh()

@@ -43,6 +43,7 @@ const nearest = (values, wanted) =>
 export function numberField(name, read, change) {
   const { values, found, unit } = NUMBERS[name];
   const written = (value) => (value === "" ? "" : unit ? short(value) : String(value));
+  const exact = (value) => (readNumber(written(value)) === value ? written(value) : String(value)); // as somebody set it
   const slider = el("input", { type: "range", min: 0, max: values.length - 1, step: 1 });
   const text = el("input", { type: "text", class: "plain-input", inputmode: "decimal", "aria-label": t(`planField_${name}`), autocomplete: "off" });
   const clear = el("button", { type: "button", class: "quiet auto", text: t("planAuto"), title: t("planAutoTitle") });
@@ -55,7 +56,7 @@ export function numberField(name, read, change) {
   text.addEventListener("change", () => {
     const value = readNumber(text.value);
     if (text.value.trim() && value === null) return refuse(t("planNotNumber", { text: text.value }));
-    return change(value === null ? "" : written(value));
+    return change(value === null ? "" : exact(value));
   });
   text.addEventListener("keydown", (event) => event.key === "Enter" && text.blur());
   clear.addEventListener("click", () => change(""));
@@ -64,7 +65,7 @@ export function numberField(name, read, change) {
     const value = (own ? readNumber(own) : answer && found(answer)) ?? "";
     node.classList.toggle("is-auto", !own);
     clear.classList.toggle("unseen", !own);
-    if (document.activeElement !== text) text.value = written(value);
+    if (document.activeElement !== text) text.value = own ? exact(value) : written(value);
     slider.value = value === "" ? 0 : nearest(values, value);
     slider.setAttribute("aria-valuetext", text.value || t("planUnknown"));
   };
