@@ -6,7 +6,7 @@ import os
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from annotated_types import Gt, Lt
@@ -379,8 +379,7 @@ def test_the_written_file_spells_out_every_setting() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranged(config.Settings):
-    section: ClassVar = "here"
+class Ranged(config.Settings, section="here"):
     count: PositiveInt = 1
     share: Annotated[float, Gt(0), Lt(1)] = 0.5
 

@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from penjing.base.config import PositiveFloat, PositiveInt, Settings
 from penjing.base.errors import UserError
@@ -14,10 +14,8 @@ class BadArgumentsError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolSettings(Settings):
+class ToolSettings(Settings, section="objective.tool"):
     """What tools need to know. Each reads only its own settings (penjing.agent_tools)."""
-
-    section: ClassVar = "objective.tool"
 
     today: str = "2025-01-01"  # dates: what day it is; given, so that a run can be done again
     table: str = ""  # lookup: a JSON file, {"key": "what is found under it", ...}

@@ -66,6 +66,9 @@ class Settings:
     # Settings of older versions, with the value that had no effect: files of old runs may hold it.
     removed: ClassVar[Mapping[str, Any]] = {}
 
+    def __init_subclass__(cls, section: str = "") -> None:
+        cls.section = section or cls.section
+
     def __post_init__(self) -> None:
         for name, bounds in _bounds(type(self)).items():  # type: ignore[arg-type]  # a class can be hashed
             value = getattr(self, name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
 
@@ -27,10 +27,8 @@ from penjing.data.progress import Show, watch
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSettings(Settings):
+class DataSettings(Settings, section="data"):
     """Training data."""
-
-    section: ClassVar = "data"
 
     train: tuple[str, ...] = ()  # files or folders of text or chats, or one folder of token shards
     # documents: learn full texts. chats: learn the assistant's turns. preferences: pairs. prompts: the model answers.

@@ -1,7 +1,7 @@
 """The configuration of a model. Every architecture equals a stock `transformers` class."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
@@ -12,10 +12,8 @@ MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Settings):
+class ModelConfig(Settings, section="model"):
     """Shape of a decoder: pre-norm RMSNorm, grouped-query attention, rotary positions, SwiGLU or mixture of experts."""
-
-    section: ClassVar = "model"
 
     preset: str = "26m"  # the named shape that the other settings start from; see penjing/model/presets.py
     # Differences: qwen3 and glm4_moe have an RMSNorm on each query and key head; llama and mixtral have none; qwen2 has

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as functional
@@ -42,10 +42,8 @@ _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lora(Settings):
+class Lora(Settings, section="lora"):
     """Which layers get an adapter, and of what size."""
-
-    section: ClassVar = "lora"
 
     rank: NonNegativeInt = 0  # R, inner width of an adapter; 0 = no adapters, all weights are trained
     alpha: PositiveFloat = 32.0  # the output is multiplied by alpha / rank (or alpha / sqrt(rank), see use_rslora)

@@ -18,10 +18,9 @@ _MIX_64 = (0x2545F4914F6CDD1D, 0x5851F42D4C957F2D)  # odd, so that a product kee
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regularization(Settings):
+class Regularization(Settings, section="regularization"):
     """Noise in training against overfitting, for little data and many epochs. Costs nothing afterwards."""
 
-    section: ClassVar = "regularization"
     removed: ClassVar = {"stochastic_depth": 0.0, "masked_inputs": 0.0}
 
     dropout: BelowOne = 0.0  # share of each attention's and MLP's outputs that is set to 0 (others are scaled up)

@@ -43,11 +43,10 @@ def reject_unused(settings: Settings, names: Sequence[str], used: bool, wanted: 
             raise UserError("has no effect here", where=f"{settings.section}.{name}", got=value, next_step=step)
 
 
-class ObjectiveSettings(Settings):
+class ObjectiveSettings(Settings, section="objective"):
     """Properties that follow from an objective's settings alone, without data. A class overrides those that differ. The
     field `name` is its name in a configuration. The stage knows what depends on data (train/stages/base.py)."""
 
-    section: ClassVar = "objective"
     name: str
     generates_text: ClassVar = True  # whether the trained model predicts tokens, so that it can answer questions
     is_language_modelling: ClassVar = False  # whether its held-out loss is nats per token, as scaling laws require

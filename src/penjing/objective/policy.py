@@ -62,10 +62,8 @@ KEPT = "kept"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardSettings(Settings):
+class RewardSettings(Settings, section="objective.reward"):
     """Settings of the rewards. Each reward reads only its own (rl/rewards/)."""
-
-    section: ClassVar = "objective.reward"
 
     answer_after: str = ""  # text that the final answer follows, such as `####`; empty: the whole answer counts
     pattern: str = ""  # regex: the whole answer without its thoughts must match it
@@ -110,10 +108,8 @@ READ_BY = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Value(Settings):
+class Value(Settings, section="objective.value"):
     """PPO's learned value of each state, a head on the policy's hidden states (`token_advantages`, `value_loss`)."""
-
-    section: ClassVar = "objective.value"
 
     gamma: Fraction = 1.0  # discount per token
     gae_lambda: Fraction = 0.95  # lambda: 1 uses the rewards alone, 0 the value alone

@@ -1,7 +1,7 @@
 """How a policy samples the answers that it learns from."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Gt, Le
 
@@ -10,10 +10,8 @@ from penjing.data.chat.render import Switch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollout(Settings):
+class Rollout(Settings, section="objective.rollout"):
     """How answers are sampled."""
-
-    section: ClassVar = "objective.rollout"
 
     num_generations: PositiveInt = 8  # answers to each prompt
     max_new_tokens: PositiveInt = 64  # longest answer; with several turns, all turns and tool results together

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -15,10 +15,8 @@ from penjing.objective.base import Loss
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterSettings(Settings):
+class RouterSettings(Settings, section="router"):
     """Load balancing of a mixture of experts. Without effect on a dense model."""
-
-    section: ClassVar = "router"
 
     # batch: the classic balance loss, over all rows of a forward pass. sequence: over each row, which is stricter and
     # does not depend on the micro-batch size. auto: none if the router is balanced by bias (glm4_moe), else batch.

@@ -1,7 +1,7 @@
 """AdamW (arXiv:1711.05101): torch's fused kernel for float32 state, our own for state in fewer bits."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,8 @@ from penjing.optim.ranks import ONE_RANK, Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW(Settings):
+class AdamW(Settings, section="optimizer"):
     """m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; w -= rate (m^ / (sqrt(v^) + eps) + decay w)."""
-
-    section: ClassVar = "optimizer"
 
     name: Literal["adamw"] = "adamw"
     learning_rate: PositiveFloat = 5e-4  # peak

@@ -171,10 +171,9 @@ def _cost(stack: list[nn.Parameter]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Muon(Settings):
+class Muon(Settings, section="optimizer"):
     """Muon for the blocks' matrices, AdamW for embedding, head and norm gains."""
 
-    section: ClassVar = "optimizer"
     removed: ClassVar = {"cautious_decay": False}
 
     name: Literal["muon"] = "muon"

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from penjing.base.config import Fraction, NonNegativeFloat, Settings
 from penjing.base.errors import UserError
@@ -14,10 +14,8 @@ def _warm_up(step: int, num_warmup: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Schedule(Settings):
+class _Schedule(Settings, section="schedule"):
     """What all schedules have. Weight decay: w -= learning rate * optimizer.weight_decay * factor * w."""
-
-    section: ClassVar = "schedule"
 
     # Factors of optimizer.weight_decay at evenly spaced points of the run, linear between them: 1,0.1 lowers it to a
     # tenth at the end; 1,1,0.1,1.2 holds, lowers and raises it. Empty: constant. With a learning rate that decays too,

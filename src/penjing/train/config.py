@@ -35,10 +35,8 @@ class TokenizerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSettings(Settings):
+class BatchSettings(Settings, section="batch"):
     """Batch size."""
-
-    section: ClassVar = "batch"
 
     # Rows (pairs, prompts) of one optimizer step, over all devices and accumulation.
     size: Annotated[int, Ge(1), Le(1 << 32)] = 32
@@ -52,10 +50,8 @@ class BatchSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComputeSettings(Settings):
+class ComputeSettings(Settings, section="compute"):
     """Device and precision."""
-
-    section: ClassVar = "compute"
 
     device: str = "auto"  # auto, cpu, cuda, cuda:1, mps
     # Of matmuls; weights and optimizer state stay float32. float16 uses loss scaling, for GPUs without bfloat16.
@@ -73,10 +69,8 @@ class ComputeSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelSettings(Settings):
+class ParallelSettings(Settings, section="parallel"):
     """Several devices."""
-
-    section: ClassVar = "parallel"
 
     # single, ddp, fsdp2, hsdp, or zero1, zero2 and zero3 (DeepSpeed); auto: single for one process, else ddp, or fsdp2
     # where only that fits
@@ -89,10 +83,8 @@ class ParallelSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalSettings(Settings):
+class EvalSettings(Settings, section="eval"):
     """Loss on the held-out texts."""
-
-    section: ClassVar = "eval"
 
     every: NonNegativeInt = 200  # steps; 0 = never. Always once at the end
     sequences: PositiveInt = 128  # of the held-out rows (pairs, prompts), at most
@@ -109,10 +101,8 @@ class EvalSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleSettings(Settings):
+class SampleSettings(Settings, section="sample"):
     """Samples from the model during training."""
-
-    section: ClassVar = "sample"
 
     every: NonNegativeInt = 0  # steps; 0 = never
     prompts: tuple[str, ...] = ()  # a base model continues them, a chat model answers them; empty: no samples
@@ -120,10 +110,8 @@ class SampleSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointSettings(Settings):
+class CheckpointSettings(Settings, section="checkpoint"):
     """Checkpoints. The last step is always saved."""
-
-    section: ClassVar = "checkpoint"
 
     every: PositiveInt = 500  # steps
     keep_last: PositiveInt = 2  # newest checkpoints to keep
@@ -139,10 +127,8 @@ class CheckpointSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogSettings(Settings):
+class LogSettings(Settings, section="log"):
     """Where metrics are logged, besides the terminal and metrics.jsonl."""
-
-    section: ClassVar = "log"
 
     every: PositiveInt = 10  # steps between logged metrics
     trackers: tuple[str, ...] = ()  # also to wandb, swanlab, tensorboard, trackio or mlflow, or to several
