@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 import torch
@@ -17,10 +15,7 @@ from penjing.model.freeze import freeze
 from penjing.model.lora import Lora, add_adapter
 from penjing.model.score import CrossEntropy
 from penjing.model.transformer import Transformer
-from penjing.plan.flops import mean_keys, parameters, training_flops_per_token
-from penjing.plan.run_estimate import ProbeTimings, RunEstimate, RunSize, estimate_run
-from penjing.plan.step_time import LinearFit
-from penjing.plan.time_interval import ProbeNoise, time_interval
+from penjing.plan.flops import mean_keys, training_flops_per_token
 from penjing.plan.trainable import trainable_from_settings, trainable_of
 
 SMALL = {
@@ -101,51 +96,3 @@ def test_more_keys_cost_only_attention():
     config = ModelConfig(**SMALL)
     per_key = training_flops_per_token(config, 101) - training_flops_per_token(config, 100)
     assert per_key == 3 * 2 * 2 * 2 * 4 * 16  # three passes, scores and mixing, 2 per multiply-add, L, H, K
-
-
-def test_a_bill_by_hand():
-    config = ModelConfig(**SMALL)
-    bill = estimate_run(
-        config,
-        trainable=10,
-        flops_per_token=training_flops_per_token(config, 9.0),
-        flops_per_token_full_square=training_flops_per_token(config, 16.0),
-        size=RunSize(
-            units_per_epoch=50,
-            tokens_per_unit=16.0,
-            units_per_step=4,
-            steps=25,
-            validations=2,
-            checkpoints=4,
-            samples=8,
-        ),
-        timings=ProbeTimings(
-            step_seconds=2.0,
-            wait_seconds=0.5,
-            validation_seconds=3.0,
-            checkpoint_seconds=1.0,
-            last_checkpoint_seconds=3.0,
-            sample_seconds=0.25,
-            startup_seconds=9.0,
-            noise=ProbeNoise(spread=0.4, num_timed=16),
-            line=LinearFit(0.5, 0.75),
-            peak_memory_bytes=700,
-        ),
-        errors=[0.3],
-    )
-    assert bill.tokens_per_step == 64
-    assert bill.tokens == 1600
-    assert bill.tokens_per_epoch == 800
-    assert bill.epochs == 2.0
-    assert bill.predicted_seconds == 25 * 2 + 2 * 3 + (3 * 1 + 3) + 8 * 0.25 == 64
-    assert bill.parts_seconds == {"training": 50, "validation": 6, "checkpoint": 6, "sample": 2}
-    assert bill.step_parts_seconds == {"compute": 1.5, "data_wait": 0.5}
-    interval = time_interval(64, ProbeNoise(spread=0.4, num_timed=16), [0.3])
-    assert (bill.predicted_seconds_low, bill.predicted_seconds_high) == interval
-    assert (bill.probe["fixed_seconds"], bill.probe["pass_seconds"], bill.probe["spread"]) == (0.5, 0.75, 0.4)
-    assert bill.tokens_per_second == 32
-    assert bill.flops == 1600 * training_flops_per_token(config, 9.0)
-    assert bill.predicted_peak_memory_bytes == 700
-    assert bill.parameters == parameters(config).total
-    assert bill.level == "L2"
-    assert RunEstimate.from_dict(asdict(bill)) == bill

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from penjing.plan import prediction_history as ledger
 from penjing.track.console import describe
-from penjing.train.throughput import Expected, Meter, Refit
+from penjing.train.throughput import Meter, Refit
 
 PLAN = {
     "steps": 100,
@@ -110,6 +111,10 @@ class Clock:
         return self.now
 
 
+def planned(steps: int, wait_seconds: float = 0.0, other_seconds: float = 0.0) -> SimpleNamespace:
+    return SimpleNamespace(steps=steps, step_seconds=1.0, wait_seconds=wait_seconds, other_seconds=other_seconds)
+
+
 def steps(meter: Meter, clock: Clock, count: int, wait: float, compute: float) -> None:
     for _ in range(count):
         with meter.step(world=1):
@@ -121,7 +126,7 @@ def steps(meter: Meter, clock: Clock, count: int, wait: float, compute: float) -
 
 def test_the_meter_fits_the_plan_again_once_and_early():
     clock = Clock()
-    meter = Meter(1.0, None, clock=clock, expected=Expected(steps=500, step_seconds=1.0, other_seconds=50.0))
+    meter = Meter(1.0, None, clock=clock, expected=planned(500, other_seconds=50.0))
     steps(meter, clock, 9, 0.0, 2.0)
     assert meter.refit is None
     steps(meter, clock, 1, 0.0, 2.0)
@@ -137,7 +142,7 @@ def test_the_meter_fits_the_plan_again_once_and_early():
 
 def test_a_late_step_says_what_it_waits_for():
     clock = Clock()
-    meter = Meter(1.0, None, clock=clock, expected=Expected(steps=100, step_seconds=1.0, wait_seconds=0.1))
+    meter = Meter(1.0, None, clock=clock, expected=planned(100, wait_seconds=0.1))
     steps(meter, clock, 4, 0.1, 0.9)
     assert "slower" not in describe(meter.interval(96))
     steps(meter, clock, 4, 0.5, 0.9)

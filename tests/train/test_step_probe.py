@@ -1,6 +1,6 @@
 """What is timed before step 1, and for how long."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,20 +8,28 @@ import pytest
 import torch
 
 from penjing.base.files import write_json
+from penjing.data.corpus import DataSettings
 from penjing.devices.cpu import Cpu
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.lora import Lora, add_adapter
 from penjing.model.transformer import Transformer
+from penjing.plan.flops import parameters, training_flops_per_token
+from penjing.plan.run_estimate import ProbeTimings, RunEstimate
+from penjing.plan.step_time import LinearFit
+from penjing.plan.time_interval import ProbeNoise, time_interval
+from penjing.plan.trainable import trainable_of
 from penjing.train import step_probe, step_timing
 from penjing.train.batch_geometry import BatchGeometry
+from penjing.train.config import BatchSettings, CheckpointSettings, EvalSettings, Run, SampleSettings
+from penjing.train.stages.base import DatasetSize
 
 
 def test_a_forecast_is_kept_for_the_run_it_was_made_for(tmp_path):
     file = tmp_path / step_probe.FORECAST
     write_json(file, {"parameters": 10, "tokens": 1000, "predicted_loss_low": 1.0})
-    for parameters, tokens, kept in ((10, 970, True), (10, 900, False), (11, 1000, False)):
-        bill = SimpleNamespace(parameters=parameters, tokens=tokens)
+    for size, tokens, kept in ((10, 970, True), (10, 900, False), (11, 1000, False)):
+        bill = SimpleNamespace(parameters=size, tokens=tokens)
         assert step_probe.predicted_loss(file, bill) == ({"predicted_loss_low": 1.0} if kept else {})
 
 
@@ -187,3 +195,53 @@ def test_unrest_is_seen_in_passes_and_in_waiting_for_a_core(monkeypatch):
     monkeypatch.setattr(step_timing.host, "physical_cores", torch.get_num_threads)
     assert step_timing._noise(CPU, timings).all_cores
     assert not step_timing._noise(SimpleNamespace(world=1, device=torch.device("cuda")), timings).all_cores
+
+
+def test_a_bill_by_hand():
+    run = Run(
+        model=ModelConfig(hidden_size=64, num_hidden_layers=2, vocab_size=300),
+        data=DataSettings(seq_len=16),
+        batch=BatchSettings(size=4),
+        eval=EvalSettings(every=13),
+        checkpoint=CheckpointSettings(every=7),
+        sample=SampleSettings(every=4),
+    )
+    size = DatasetSize(
+        unit="rows", units_per_epoch=50, tokens_per_unit=16.0, seq_len=16, num_keys=9.0, padding_fraction=0.0
+    )
+    counts = trainable_of(Transformer(run.model), run.model)
+    bill = step_probe.estimate_run(
+        run,
+        size,
+        counts,
+        25,
+        ProbeTimings(
+            step_seconds=2.0,
+            wait_seconds=0.5,
+            validation_seconds=3.0,
+            checkpoint_seconds=1.0,
+            last_checkpoint_seconds=3.0,
+            sample_seconds=0.25,
+            startup_seconds=9.0,
+            noise=ProbeNoise(spread=0.4, num_timed=16),
+            line=LinearFit(0.5, 0.75),
+            peak_memory_bytes=700,
+        ),
+        errors=[0.3],
+    )
+    assert bill.tokens_per_step == 64
+    assert bill.tokens == 1600
+    assert bill.tokens_per_epoch == 800
+    assert bill.epochs == 2.0
+    assert bill.predicted_seconds == 25 * 2 + 2 * 3 + (3 * 1 + 3) + 7 * 0.25 == 63.75
+    assert bill.parts_seconds == {"training": 50, "validation": 6, "checkpoint": 6, "sample": 1.75}
+    assert bill.step_parts_seconds == {"compute": 1.5, "data_wait": 0.5}
+    interval = time_interval(63.75, ProbeNoise(spread=0.4, num_timed=16), [0.3])
+    assert (bill.predicted_seconds_low, bill.predicted_seconds_high) == interval
+    assert (bill.probe["fixed_seconds"], bill.probe["pass_seconds"], bill.probe["spread"]) == (0.5, 0.75, 0.4)
+    assert bill.tokens_per_second == 32
+    assert bill.flops == 1600 * training_flops_per_token(run.model, 9.0)
+    assert bill.predicted_peak_memory_bytes == 700
+    assert bill.parameters == parameters(run.model).total
+    assert bill.level == "L2"
+    assert RunEstimate.from_dict(asdict(bill)) == bill

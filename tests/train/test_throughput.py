@@ -1,8 +1,10 @@
 """The meter against a case worked out by hand, with a clock that is told the time."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from penjing.train.throughput import Expected, Meter
+from penjing.train.throughput import Meter
 
 
 class Clock:
@@ -82,7 +84,9 @@ def test_how_long_a_step_may_take_is_known_from_the_run_and_its_plan():
             clock.now += seconds
         return meter.longest_seconds
 
-    meter = Meter(1.0, None, clock=clock, expected=Expected(steps=9, step_seconds=3.0))
+    meter = Meter(
+        1.0, None, clock=clock, expected=SimpleNamespace(steps=9, step_seconds=3.0, wait_seconds=0.0, other_seconds=0.0)
+    )
     assert meter.longest_seconds == 0.0  # the first one compiles
     assert [take(meter, seconds) for seconds in (2, 5, 1)] == [3.0, 5.0, 5.0]
     again = Meter(1.0, None, clock=clock)

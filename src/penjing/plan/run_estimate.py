@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from penjing.model.config import ModelConfig
-from penjing.plan.flops import parameters
 from penjing.plan.step_time import LinearFit
-from penjing.plan.time_interval import ProbeNoise, time_interval
+from penjing.plan.time_interval import ProbeNoise
 
 PARTS = ("training", "validation", "checkpoint", "sample")  # of a run's time, as the throughput meter counts it
 
@@ -55,6 +53,16 @@ class RunEstimate:
         """Read an estimate from a plan file."""
         return cls(**{entry.name: data[entry.name] for entry in fields(cls) if entry.name in data})
 
+    @property
+    def wait_seconds(self) -> float:
+        """The wait for data, or for sampled answers, within a step."""
+        return sum(seconds for name, seconds in self.step_parts_seconds.items() if name != "compute")
+
+    @property
+    def other_seconds(self) -> float:
+        """Everything that is not training."""
+        return self.predicted_seconds - self.parts_seconds.get("training", self.predicted_seconds)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeTimings:
@@ -72,76 +80,3 @@ class ProbeTimings:
     line: LinearFit | None = None  # seconds of a step as a function of its passes
     peak_memory_bytes: int
     start_loss: float | None = None  # nats per token on held-out rows, with the initial weights
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunSize:
-    """The size of a run. Units are what batch.size counts: rows, pairs, prompts."""
-
-    units_per_epoch: int
-    tokens_per_unit: float
-    units_per_step: int
-    steps: int
-    validations: int
-    checkpoints: int
-    samples: int = 0
-
-
-def estimate_run(
-    config: ModelConfig,
-    *,
-    trainable: int,
-    flops_per_token: float,
-    flops_per_token_full_square: float,
-    size: RunSize,
-    timings: ProbeTimings,
-    machine: str = "",
-    errors: Sequence[float] = (),
-    versions: Mapping[str, str] | None = None,
-) -> RunEstimate:
-    """Build an L2 estimate. errors: log(actual / predicted) of the time of earlier runs on this machine."""
-    count = parameters(config)
-    tokens_per_step = round(size.units_per_step * size.tokens_per_unit)
-    parts = {
-        "training": size.steps * timings.step_seconds,
-        "validation": size.validations * timings.validation_seconds,
-        "checkpoint": max(0, size.checkpoints - 1) * timings.checkpoint_seconds + timings.last_checkpoint_seconds,
-        "sample": size.samples * timings.sample_seconds,
-    }
-    seconds = sum(parts.values())
-    low, high = time_interval(seconds, timings.noise, errors)
-    line, wait = timings.line, timings.wait_seconds
-    return RunEstimate(
-        parameters=count.total,
-        parameters_without_embedding=count.without_embedding,
-        trainable_parameters=trainable,
-        rows_per_epoch=size.units_per_epoch,
-        tokens_per_epoch=round(size.units_per_epoch * size.tokens_per_unit),
-        epochs=size.steps * size.units_per_step / size.units_per_epoch,
-        steps=size.steps,
-        rows_per_step=size.units_per_step,
-        tokens_per_step=tokens_per_step,
-        tokens=size.steps * tokens_per_step,
-        flops_per_token=flops_per_token,
-        flops_per_token_full_square=flops_per_token_full_square,
-        flops=flops_per_token * size.steps * tokens_per_step,
-        predicted_seconds=seconds,
-        predicted_seconds_low=low,
-        predicted_seconds_high=high,
-        parts_seconds=parts,
-        step_seconds=timings.step_seconds,
-        step_parts_seconds={"compute": timings.step_seconds - wait, timings.waits_for: wait},
-        startup_seconds=timings.startup_seconds,
-        predicted_peak_memory_bytes=timings.peak_memory_bytes,
-        memory_source="measured in the probe",
-        tokens_per_second=tokens_per_step / timings.step_seconds,
-        level="L2",
-        machine=machine,
-        probe={
-            **asdict(timings.noise),
-            "deviation": timings.noise.deviation,
-            "fixed_seconds": line.fixed if line else None,
-            "pass_seconds": line.slope if line else None,
-        },
-        versions=dict(versions or {}),
-    )

@@ -20,7 +20,7 @@ from penjing.model.kernel_selection import check_expert_sizes, check_kernels
 from penjing.parallel.base import Strategy, become
 from penjing.plan.run_estimate import RunEstimate
 from penjing.track.run_dir import RunDir
-from penjing.train.build_context import Instruments, RunHooks, make_context, make_instruments
+from penjing.train.build_context import RunHooks, make_context
 from penjing.train.build_model import BuiltRun, build_run
 from penjing.train.compile_policy import Decision, compile_run, compiled_seconds
 from penjing.train.config import Run
@@ -31,7 +31,7 @@ from penjing.train.precision import Precision
 from penjing.train.resolve import AS_STARTED, Facts, record, resolve
 from penjing.train.resume import check_same_run, run_fingerprints, saved_dtype, settings_of
 from penjing.train.stages.base import DatasetSize, Report, Stage, make_stage
-from penjing.train.step_probe import expected, plan
+from penjing.train.step_probe import plan
 from penjing.train.step_timing import ProbeHooks
 
 
@@ -71,22 +71,32 @@ def prepare_run(
     built = build_run(stage, strategy, precision, checkpoint)
     fingerprints = run_fingerprints(stage, precision)
     changes = [] if checkpoint is None else check_same_run(run, fingerprints, checkpoint, allow_change)
-    instruments = make_instruments(built, size, folder, checkpoint, fingerprints)
-    if checkpoint is not None:
-        # Optimizers of another kind start with empty state.
-        same_kind = not any(change.field in ("optimizer.name", "optimizer.state_dtype") for change in changes)
-        instruments.checkpointer.restore(checkpoint, optimizers=same_kind)
-        instruments.state.restore(checkpoint.state()["progress"], strategy)
-    context = make_context(built, instruments, hooks, num_steps(run, size))
+    resumed = 0 if checkpoint is None else checkpoint.state()["resumed"] + 1
+    context, state, checkpointer = make_context(
+        built,
+        size,
+        folder,
+        hooks,
+        num_steps(run, size),
+        checkpoint=checkpoint,
+        fingerprints=fingerprints,
+        same_optimizers=not any(change.field in ("optimizer.name", "optimizer.state_dtype") for change in changes),
+        resumed=resumed,
+    )
     skipped = [] if checkpoint is None else [f"damaged checkpoint skipped: {name}" for name in checkpoint.skipped]
     notes = [*skipped, *(f"allowed to change: {change}" for change in changes)]
     notes += _start_notes(run, size, checkpoint)
-    notes += [instruments.best.stopped] * bool(instruments.best.stopped)
+    notes += [context.best.stopped] * bool(context.best.stopped)
     notes += ["nothing is held out (data.validation=none): there is no held-out loss"] * (not run.data.holds_out)
+    probe_hooks = ProbeHooks(
+        save=lambda path: checkpointer.time_save(path, state.state(strategy)),
+        sample=lambda: hooks.sample(built.model, stage.tokenizer, -1),
+        start_time=hooks.start_time,
+    )
     with ExitStack() as undo:
         undo.callback(context.trackers.end)
         notes += _choose_kernels(built)
-        estimate, compiling = _probe(built, size, context, instruments, hooks, resuming=checkpoint is not None)
+        estimate, compiling = _probe(built, size, context, probe_hooks, resuming=checkpoint is not None)
         if run.compute.compile == "auto":
             run = record(run, "compute.compile", compiling.how, compiling.why)
         if compiling.how != "off":
@@ -98,12 +108,12 @@ def prepare_run(
     return PreparedRun(
         **{**vars(built), "run": run},
         context=context,
-        state=instruments.state,
+        state=state,
         size=size,
         folder=folder,
         estimate=estimate,
         resumed_from=None if checkpoint is None else checkpoint.step,
-        resumed=instruments.resumed,
+        resumed=resumed,
         notes=notes,
     )
 
@@ -209,25 +219,13 @@ def _choose_kernels(built: BuiltRun) -> list[str]:
 
 
 def _probe(
-    built: BuiltRun,
-    size: DatasetSize,
-    context: TrainingContext,
-    instruments: Instruments,
-    hooks: RunHooks,
-    *,
-    resuming: bool,
+    built: BuiltRun, size: DatasetSize, context: TrainingContext, hooks: ProbeHooks, *, resuming: bool
 ) -> tuple[RunEstimate, Decision]:
     """Compile if it pays, time a few steps, and estimate the run."""
-    run, stage, strategy, meter = built.run, built.stage, built.strategy, instruments.meter
-    units = context.num_steps * run.batch.size / strategy.world
+    meter, units = context.meter, context.num_steps * built.run.batch.size / built.strategy.world
     flops = units * size.tokens_per_unit * meter.flops_per_token
     compiling = compile_run(built, flops, meter.peak_flops_per_second)
     malloc_trim()
-    probe_hooks = ProbeHooks(
-        save=lambda folder: instruments.checkpointer.time_save(folder, instruments.state.state(strategy)),
-        sample=lambda: hooks.sample(built.model, stage.tokenizer, -1),
-        start_time=hooks.start_time,
-    )
-    estimate = plan(built, size, context, resuming=resuming, hooks=probe_hooks)
-    meter.expected, meter.flops_per_token_full_square = expected(estimate), estimate.flops_per_token_full_square
+    estimate = plan(built, size, context, resuming=resuming, hooks=hooks)
+    meter.expected, meter.flops_per_token_full_square = estimate, estimate.flops_per_token_full_square
     return estimate, compiling

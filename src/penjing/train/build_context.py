@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -45,80 +44,9 @@ class RunHooks:
     # Further trackers, from (the run with its final batch size, number of steps, first step).
     trackers: Callable[[Run, int, int], Sequence[Tracker]] = lambda run, steps, first: ()
     sample: Sample = lambda model, tokenizer, step: []  # samples from the model; step -1: a trial that is not shown
-    ask_tasks: AskTasks = (
-        lambda model, tokenizer, strategy: {}
-    )  # further metrics of a validation, with the whole weights
+    # Further metrics of a validation, with the whole weights.
+    ask_tasks: AskTasks = lambda model, tokenizer, strategy: {}
     start_time: float = 0.0  # time.time() at the start of the command; 0: unknown
-
-
-@dataclass(frozen=True, kw_only=True)
-class Instruments:
-    """The run's stateful parts besides the model, and the checkpointer that saves them."""
-
-    source: ResizableBatchSource
-    meter: Meter
-    guard: NonFiniteGuard
-    best: BestLoss
-    trackers: Trackers
-    checkpointer: Checkpointer
-    state: TrainState
-    resumed: int  # how often the run was resumed
-
-
-def make_instruments(
-    built: BuiltRun, size: DatasetSize, folder: RunDir, checkpoint: Checkpoint | None, fingerprints: Mapping[str, str]
-) -> Instruments:
-    """All parts in their initial state. fingerprints: of the run, for its checkpoints."""
-    run, stage, scaler = built.run, built.stage, built.strategy.scaler
-    source = ResizableBatchSource(
-        lambda micro_size: _batches(built, micro_size),
-        built.geometry.micro_size,
-        sizes=built.geometry.micro_sizes,
-        exact=built.geometry.exact,
-    )
-    meter, state = _meter(built, size), TrainState()
-    first = 0 if checkpoint is None else checkpoint.step
-    files = RunFiles(folder.metrics, folder.samples, folder.incidents, resume_step=first)
-    trackers = Trackers([files] if built.strategy.rank == 0 else [])
-    stage.record = lambda incident: trackers.incident({"step": state.step + 1, **incident})
-    guard = NonFiniteGuard(trackers.incident, scaler)
-    best = BestLoss(run, -(-size.units_per_epoch // run.batch.size), trackers.incident)
-    # Everything with state, such as a loss scaler, must be listed here to be saved and restored.
-    stateful: dict[str, Stateful] = {"source": source, "meter": meter, "guard": guard, "best": best}
-    if scaler is not None:
-        stateful["scaler"] = scaler
-    resumed = 0 if checkpoint is None else checkpoint.state()["resumed"] + 1
-    settings = config.to_toml(run, run.decisions)
-    checkpointer = Checkpointer(
-        folder.checkpoints,
-        run.checkpoint,
-        built.strategy,
-        model=built.trainable,
-        optimizers=built.optimizers,
-        stateful=stateful,
-        record=trackers.incident,
-        label=Label(
-            texts={"run.toml": settings},
-            about={
-                **fingerprints,
-                "resumed": resumed,
-                "base": built.base,
-                "decisions": {decision.field: decision.why for decision in run.decisions},
-            },
-            fingerprints={**fingerprints, "config": sha256_text(config.to_toml(run))},
-        ),
-        trainable_only=bool(run.lora.rank),
-    )
-    return Instruments(
-        source=source,
-        meter=meter,
-        guard=guard,
-        best=best,
-        trackers=trackers,
-        checkpointer=checkpointer,
-        state=state,
-        resumed=resumed,
-    )
 
 
 def _batches(built: BuiltRun, micro_size: int) -> Source:
@@ -140,40 +68,79 @@ def _meter(built: BuiltRun, size: DatasetSize) -> Meter:
     )
 
 
-def make_context(built: BuiltRun, instruments: Instruments, hooks: RunHooks, num_steps: int) -> TrainingContext:
-    """The loop's context."""
-    run, stage, strategy = built.run, built.stage, built.strategy
-    scaler, step = strategy.scaler, instruments.state.step
-    instruments.trackers.rewind(step)  # creates the file of metrics
+def _label(built: BuiltRun, fingerprints: Mapping[str, str], resumed: int) -> Label:
+    run = built.run
+    return Label(
+        texts={"run.toml": config.to_toml(run, run.decisions)},
+        about={
+            **fingerprints,
+            "resumed": resumed,
+            "base": built.base,
+            "decisions": {decision.field: decision.why for decision in run.decisions},
+        },
+        fingerprints={**fingerprints, "config": sha256_text(config.to_toml(run))},
+    )
+
+
+def make_context(
+    built: BuiltRun,
+    size: DatasetSize,
+    folder: RunDir,
+    hooks: RunHooks,
+    num_steps: int,
+    *,
+    checkpoint: Checkpoint | None,
+    fingerprints: Mapping[str, str],
+    same_optimizers: bool,
+    resumed: int,
+) -> tuple[TrainingContext, TrainState, Checkpointer]:
+    """The loop's context and progress, restored from a checkpoint, and what saves them. fingerprints: of the run.
+    same_optimizers: as in the checkpoint; others start with empty state. resumed: how often the run was resumed."""
+    run, stage, strategy, scaler = built.run, built.stage, built.strategy, built.strategy.scaler
+    source = ResizableBatchSource(
+        lambda micro_size: _batches(built, micro_size),
+        built.geometry.micro_size,
+        sizes=built.geometry.micro_sizes,
+        exact=built.geometry.exact,
+    )
+    meter, state = _meter(built, size), TrainState()
+    first = 0 if checkpoint is None else checkpoint.step
+    files = RunFiles(folder.metrics, folder.samples, folder.incidents, resume_step=first)
+    trackers = Trackers([files] if strategy.rank == 0 else [])
+    stage.record = lambda incident: trackers.incident({"step": state.step + 1, **incident})
+    guard = NonFiniteGuard(trackers.incident, scaler)
+    best = BestLoss(run, -(-size.units_per_epoch // run.batch.size), trackers.incident)
+    # Everything with state must be listed here to be saved and restored.
+    stateful: dict[str, Stateful] = {"source": source, "meter": meter, "guard": guard, "best": best}
+    if scaler is not None:
+        stateful["scaler"] = scaler
+    checkpointer = Checkpointer(
+        folder.checkpoints,
+        run.checkpoint,
+        strategy,
+        model=built.trainable,
+        optimizers=built.optimizers,
+        stateful=stateful,
+        record=trackers.incident,
+        label=_label(built, fingerprints, resumed),
+        trainable_only=bool(run.lora.rank),
+    )
+    if checkpoint is not None:
+        checkpointer.restore(checkpoint, optimizers=same_optimizers)
+        state.restore(checkpoint.state()["progress"], strategy)
+    trackers.rewind(state.step)  # creates the file of metrics
     if strategy.rank == 0:
-        instruments.trackers.add(hooks.trackers(run, num_steps, step))
+        trackers.add(hooks.trackers(run, num_steps, state.step))
     extra_metrics = [optimizer.metrics for optimizer in built.optimizers if isinstance(optimizer, RouterBalance)]
-
-    average = partial(averaged, built.optimizers, strategy.loading)
-
-    def sample(index: int) -> None:
-        with average(), strategy.gathered(built.model):
-            new_samples = hooks.sample(built.model, stage.tokenizer, index)
-        if new_samples:
-            instruments.trackers.sample(index, new_samples)
-
-    def validate() -> dict[str, float]:
-        with average():
-            metrics = validate_with_retry(stage) if run.data.holds_out else {}
-        if not run.eval.tasks:
-            return metrics
-        with average(), strategy.gathered(built.model):
-            return metrics | hooks.ask_tasks(built.model, stage.tokenizer, strategy)
-
-    return TrainingContext(
+    context = TrainingContext(
         strategy=strategy,
         model=built.wrapped,
         objective=built.objective,
-        source=instruments.source,
+        source=source,
         optimizers=built.optimizers,
         schedule=run.schedule,
-        trackers=instruments.trackers,
-        meter=instruments.meter,
+        trackers=trackers,
+        meter=meter,
         num_steps=num_steps,
         accumulate=built.geometry.accumulation,
         max_grad_norm=run.max_grad_norm,
@@ -181,11 +148,29 @@ def make_context(built: BuiltRun, instruments: Instruments, hooks: RunHooks, num
         validate_every=run.eval.every,
         sample_every=run.sample.every,
         save_every=run.checkpoint.every,
-        validate=validate,
-        sample=sample,
-        save=instruments.checkpointer.save,
-        roll_back=instruments.checkpointer.roll_back,
-        guard=instruments.guard,
-        best=instruments.best,
+        validate=lambda: _validate(built, hooks),
+        sample=lambda step: _sample(built, hooks, trackers, step),
+        save=checkpointer.save,
+        roll_back=checkpointer.roll_back,
+        guard=guard,
+        best=best,
         extra_metrics=[*extra_metrics, *([scaler.metrics] if scaler is not None else [])],
     )
+    return context, state, checkpointer
+
+
+def _sample(built: BuiltRun, hooks: RunHooks, trackers: Trackers, step: int) -> None:
+    with averaged(built.optimizers, built.strategy.loading), built.strategy.gathered(built.model):
+        new_samples = hooks.sample(built.model, built.stage.tokenizer, step)
+    if new_samples:
+        trackers.sample(step, new_samples)
+
+
+def _validate(built: BuiltRun, hooks: RunHooks) -> dict[str, float]:
+    run, stage, strategy = built.run, built.stage, built.strategy
+    with averaged(built.optimizers, strategy.loading):
+        metrics = validate_with_retry(stage) if run.data.holds_out else {}
+        if not run.eval.tasks:
+            return metrics
+        with strategy.gathered(built.model):
+            return metrics | hooks.ask_tasks(built.model, stage.tokenizer, strategy)

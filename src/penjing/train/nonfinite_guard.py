@@ -111,12 +111,8 @@ class NonFiniteGuard:
 
     def state(self) -> dict[str, Any]:
         self.flush()
-        return {
-            "num_bad": self.num_bad,
-            "in_a_row": self.in_a_row,
-            "rollbacks": self.rollbacks,
-            "recent": list(self._recent),
-        }
+        counts = {name: getattr(self, name) for name in ("num_bad", "in_a_row", "rollbacks")}
+        return {**counts, "recent": list(self._recent)}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.num_bad, self.in_a_row, self.rollbacks = state["num_bad"], state["in_a_row"], state["rollbacks"]

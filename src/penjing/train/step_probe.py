@@ -13,14 +13,16 @@ from penjing.base.files import write_json
 from penjing.base.untrusted import read_fields
 from penjing.parallel.base import Strategy
 from penjing.plan import prediction_history as history
-from penjing.plan.flops import training_flops_per_token
-from penjing.plan.run_estimate import RunEstimate, RunSize, estimate_run
+from penjing.plan.flops import parameters, training_flops_per_token
+from penjing.plan.run_estimate import ProbeTimings, RunEstimate
+from penjing.plan.time_interval import time_interval
+from penjing.plan.trainable import Trainable
 from penjing.track.run_record import RunRecord
 from penjing.train.build_model import BuiltRun
+from penjing.train.config import Run
 from penjing.train.loop import TrainingContext
 from penjing.train.stages.base import DatasetSize
 from penjing.train.step_timing import ProbeHooks, probe
-from penjing.train.throughput import Expected
 
 FORECAST = "scale.json"  # in the run's folder: the loss that `penjing plan forecast` predicted
 FEW_STEPS = 50  # a run with fewer steps gives a warning
@@ -40,31 +42,8 @@ def plan(
             return saved
     timings = probe(built.stage, size, built.trainable, context, hooks)
     machine = _machine(strategy)
-    estimate = estimate_run(
-        run.model,
-        trainable=built.counts.num_trainable,
-        flops_per_token=context.meter.flops_per_token,
-        flops_per_token_full_square=training_flops_per_token(
-            run.model,
-            size.seq_len,
-            window_keys=size.seq_len,
-            trainable=built.counts,
-            extra_forwards=size.extra_forwards,
-        ),
-        size=RunSize(
-            units_per_epoch=size.units_per_epoch,
-            tokens_per_unit=size.tokens_per_unit,
-            units_per_step=run.batch.size,
-            steps=context.num_steps,
-            validations=_times(run.eval.every, context.num_steps),
-            checkpoints=_times(run.checkpoint.every, context.num_steps),
-            samples=_times(run.sample.every, context.num_steps),
-        ),
-        timings=timings,
-        machine=machine,
-        errors=history.log_errors(history.read_history(), machine),
-        versions={"penjing": __version__, "torch": torch.__version__},
-    )
+    errors = history.log_errors(history.read_history(), machine)
+    estimate = estimate_run(run, size, built.counts, context.num_steps, timings, machine=machine, errors=errors)
     sources = built.stage.sources(estimate.steps * estimate.rows_per_step)
     estimate = replace(
         estimate,
@@ -78,6 +57,69 @@ def plan(
     if strategy.rank == 0:
         write_json(record.folder.plan, {**asdict(estimate), **predicted_loss(record.folder.path / FORECAST, estimate)})
     return estimate
+
+
+def estimate_run(
+    run: Run,
+    size: DatasetSize,
+    counts: Trainable,
+    steps: int,
+    timings: ProbeTimings,
+    *,
+    machine: str = "",
+    errors: Sequence[float] = (),
+) -> RunEstimate:
+    """An L2 estimate. errors: log(actual / predicted) of the time of earlier runs on this machine."""
+    count, rows = parameters(run.model), run.batch.size
+    tokens_per_step = round(rows * size.tokens_per_unit)
+    options: dict[str, Any] = {"trainable": counts, "extra_forwards": size.extra_forwards}
+    flops_per_token = training_flops_per_token(run.model, size.num_keys, **options)
+    intermediate = max(0, _times(run.checkpoint.every, steps) - 1)
+    parts = {
+        "training": steps * timings.step_seconds,
+        "validation": _times(run.eval.every, steps) * timings.validation_seconds,
+        "checkpoint": intermediate * timings.checkpoint_seconds + timings.last_checkpoint_seconds,
+        "sample": _times(run.sample.every, steps) * timings.sample_seconds,
+    }
+    seconds = sum(parts.values())
+    low, high = time_interval(seconds, timings.noise, errors)
+    line, wait = timings.line, timings.wait_seconds
+    return RunEstimate(
+        parameters=count.total,
+        parameters_without_embedding=count.without_embedding,
+        trainable_parameters=counts.num_trainable,
+        rows_per_epoch=size.units_per_epoch,
+        tokens_per_epoch=round(size.units_per_epoch * size.tokens_per_unit),
+        epochs=steps * rows / size.units_per_epoch,
+        steps=steps,
+        rows_per_step=rows,
+        tokens_per_step=tokens_per_step,
+        tokens=steps * tokens_per_step,
+        flops_per_token=flops_per_token,
+        flops_per_token_full_square=training_flops_per_token(
+            run.model, size.seq_len, window_keys=size.seq_len, **options
+        ),
+        flops=flops_per_token * steps * tokens_per_step,
+        predicted_seconds=seconds,
+        predicted_seconds_low=low,
+        predicted_seconds_high=high,
+        parts_seconds=parts,
+        step_seconds=timings.step_seconds,
+        step_parts_seconds={"compute": timings.step_seconds - wait, timings.waits_for: wait},
+        startup_seconds=timings.startup_seconds,
+        predicted_peak_memory_bytes=timings.peak_memory_bytes,
+        memory_source="measured in the probe",
+        tokens_per_second=tokens_per_step / timings.step_seconds,
+        level="L2",
+        machine=machine,
+        probe={
+            **asdict(timings.noise),
+            "deviation": timings.noise.deviation,
+            "fixed_seconds": line.fixed if line else None,
+            "pass_seconds": line.slope if line else None,
+        },
+        versions={"penjing": __version__, "torch": torch.__version__},
+    )
 
 
 def predicted_loss(file: Path, estimate: RunEstimate) -> dict[str, float]:
@@ -122,17 +164,6 @@ def start_warnings(loss: float | None, vocab_size: int) -> list[str]:
         f"held-out loss starts at {loss:.2f} nats per token, above {uniform:.2f} of guessing among {vocab_size:,} "
         "ids: tokenizer, template or language of the data may not fit the model"
     ]
-
-
-def expected(estimate: RunEstimate) -> Expected:
-    """The plan's figures that the meter compares the run with."""
-    wait = sum(seconds for name, seconds in estimate.step_parts_seconds.items() if name != "compute")
-    return Expected(
-        steps=estimate.steps,
-        step_seconds=estimate.step_seconds,
-        wait_seconds=wait,
-        other_seconds=estimate.predicted_seconds - estimate.parts_seconds.get("training", estimate.predicted_seconds),
-    )
 
 
 def _machine(strategy: Strategy) -> str:

@@ -6,19 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-SHARES = ("training", "validation", "checkpoint", "sample")
+from penjing.plan.run_estimate import PARTS, RunEstimate
+
 REFIT_SHARE = 0.02  # fraction of the steps after which the run's duration is estimated again
 MIN_REFIT_STEPS = 5  # but at least after this many steps
-
-
-@dataclass(frozen=True, kw_only=True)
-class Expected:
-    """The plan, in seconds: a step, the wait for data within it, and everything that is not training."""
-
-    steps: int
-    step_seconds: float
-    wait_seconds: float = 0.0
-    other_seconds: float = 0.0
+SAVED = ("tokens", "seconds", "data_wait_seconds", "steps", "slowest_seconds", "refit")  # in a checkpoint
 
 
 class Refit(NamedTuple):
@@ -44,13 +36,13 @@ class Meter:
     clock: Callable[[], float] = time.perf_counter
     peak_memory_bytes: Callable[[], int] | None = None
     flops_per_token_full_square: float = 0.0
-    expected: Expected | None = None
+    expected: RunEstimate | None = None
     sum_ranks: Callable[[int], int] = lambda count: count
     tokens: int = 0  # of all ranks, at the last sum over ranks
     steps: int = 0
     slowest_seconds: float = 0.0  # of the run's steps so far
     refit: Refit | None = None
-    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SHARES, 0.0))
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     data_wait_seconds: float = 0.0
     _local_tokens: int = 0  # of this rank, since that sum
     _world: int = 0  # ranks of the last step; 0: no step in this process yet
@@ -61,7 +53,7 @@ class Meter:
 
     @contextmanager
     def share(self, name: str) -> Iterator[None]:
-        """Time spent inside counts as `name`, one of SHARES."""
+        """Time spent inside counts as `name`, one of PARTS."""
         start = self.clock()
         try:
             yield
@@ -173,19 +165,10 @@ class Meter:
         }
 
     def state(self) -> dict[str, Any]:
-        return {
-            "tokens": self.all_tokens(),
-            "seconds": self.seconds,
-            "data_wait_seconds": self.data_wait_seconds,
-            "steps": self.steps,
-            "slowest_seconds": self.slowest_seconds,
-            "refit": self.refit,
-        }
+        self.all_tokens()
+        return {name: getattr(self, name) for name in SAVED}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.tokens = state["tokens"]
-        self.seconds = dict(state["seconds"])
-        self.data_wait_seconds = self._interval_wait_start = state["data_wait_seconds"]
-        self.steps = state.get("steps", 0)
-        self.slowest_seconds = state.get("slowest_seconds", 0.0)
-        self.refit = Refit(*state["refit"]) if state.get("refit") else None
+        vars(self).update(state, seconds=dict(state["seconds"]))
+        self._interval_wait_start = self.data_wait_seconds
+        self.refit = Refit(*self.refit) if self.refit else None  # JSON made a list of it
