@@ -211,7 +211,7 @@ def _time_point(
     empty_cache()
     devices.of(device).reset_peak_memory(device)
     precision.require(device)
-    precision.switch_tf32()
+    devices.set_tf32(precision.matmul == "tf32")
     context = _context(run, point, precision, device)
     step_seconds = time_steps(
         lambda index: float(step(context, index).loss), device, steps=steps, warmup=WARMUP_STEPS, seconds=seconds

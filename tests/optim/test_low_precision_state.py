@@ -143,7 +143,7 @@ def test_our_adamw_is_torch_s_where_nothing_is_rounded(monkeypatch, piece):
     model, twin = make_model(), make_model()
     options = {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-6}
     groups = [[{"params": list(each.parameters()), "weight_decay": 0.3}] for each in (model, twin)]
-    ours = LowPrecisionAdamW(groups[0], options["lr"], options["betas"], options["eps"], "float32", 0)
+    ours = LowPrecisionAdamW(groups[0], options, "float32", 0)
     take_steps(model, [ours], [1, 2, 3])
     take_steps(twin, [torch.optim.AdamW(groups[1], **options)], [1, 2, 3])
     for (name, one), two in zip(model.named_parameters(), twin.parameters(), strict=True):

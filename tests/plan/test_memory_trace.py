@@ -259,7 +259,7 @@ def test_sharding_divides_what_it_names() -> None:
 
     def sizes(*shards: str, **more: Any) -> dict[str, int]:
         made = rank_memory(trace, Layout(ranks=8, shards=frozenset(shards), **more))
-        return {s.component: s.num_bytes for s in made.trace.storages}
+        return {s.component: s.num_bytes for s in made[0].storages}
 
     whole, part = 8 << 20, 1 << 20
     assert sizes() == dict.fromkeys(["weights", "gradients", "optimizer state", "activations"], whole)

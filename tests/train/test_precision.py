@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from penjing import devices
 from penjing.base.errors import UserError
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
@@ -72,7 +73,7 @@ def test_tf32_is_switched_on_and_off():
     before = torch.backends.cuda.matmul.allow_tf32
     try:
         for matmul in ("tf32", "float32"):
-            Precision(matmul).switch_tf32()
+            devices.set_tf32(Precision(matmul).matmul == "tf32")
             assert torch.backends.cuda.matmul.allow_tf32 == (matmul == "tf32")
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before

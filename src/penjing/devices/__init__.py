@@ -27,7 +27,7 @@ DEVICES = {
     "mps": "penjing.devices.mps:Mps",
     HOST_TYPE: "penjing.devices.cpu:Cpu",
 }
-_ANY = {"any": "penjing.devices.device:Device"}
+_ANY = "penjing.devices.device:Device"
 
 
 def __getattr__(name: str) -> Any:
@@ -45,9 +45,7 @@ def of(device: torch.device | str) -> Device:
 
 @cache
 def _row(type_name: str) -> Device:
-    known = type_name in DEVICES
-    kind = look_up(DEVICES, type_name, what="device") if known else look_up(_ANY, "any", what="device")
-    row: Device = kind(type_name)
+    row: Device = look_up({type_name: DEVICES.get(type_name, _ANY)}, type_name, what="device")(type_name)
     return row
 
 

@@ -20,23 +20,17 @@ def cache_casted_weights(model: Transformer) -> Iterator[None]:
     """For generation: cast weights to `compute_dtype` once instead of at every matmul without
     gradients, so that a token takes little longer than reading the weights, which must not change meanwhile. Also run
     eagerly: compiled code would be compiled again for every length."""
-    with casts.kept(_matmul_weights(model)), _eager():
-        yield
-
-
-@contextmanager
-def _eager() -> Iterator[None]:
-    """Nothing compiled runs until the last of those who are in here leaves, in whatever order they do."""
     _set_stance(1, "force_eager")
     try:
-        yield
+        with casts.kept(_matmul_weights(model)):
+            yield
     finally:
         _set_stance(-1, "default")
 
 
 def _set_stance(change: int, stance: str) -> None:
-    """Set the stance when one enters, and when the last one leaves. If dynamo is not imported, nothing is compiled;
-    importing it takes seconds."""
+    """Set the stance when one enters, and when the last one leaves, in whatever order they do. If dynamo is not
+    imported, nothing is compiled; importing it takes seconds."""
     with _lock:
         _users[0] += change
         if (change > 0 or not _users[0]) and "torch._dynamo" in sys.modules:

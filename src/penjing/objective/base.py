@@ -114,8 +114,6 @@ class Objective(Protocol):
     packing and data parallelism are exact for every objective.
     """
 
-    unit: str
-
     def weight(self, batch: Any) -> Tensor:
         """The batch's number of units, computed without a forward pass."""
         ...

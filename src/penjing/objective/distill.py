@@ -112,8 +112,6 @@ class Distillation:
     ids. A mixture of experts adds its router's losses.
     """
 
-    unit = "token"
-
     def __init__(
         self,
         settings: Distill,

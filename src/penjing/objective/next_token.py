@@ -27,8 +27,6 @@ class NextToken:
     """-sum_n w_n log p(target_n | earlier tokens of its document), in nats. A mixture of experts adds its router's
     losses; the reported loss does not include them."""
 
-    unit = "token"
-
     def __init__(self, router: RouterSettings = RouterSettings()) -> None:
         self.router = router
 

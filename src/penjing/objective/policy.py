@@ -122,6 +122,8 @@ class Policy(ObjectiveSettings):
     """Reinforcement learning on sampled answers."""
 
     best_metric: ClassVar = ""  # rewards are no losses
+    varying_shapes: ClassVar = True
+    compares_passes: ClassVar = True
     name: Literal["policy"] = "policy"
     loss: PolicyLoss = "grpo"  # GRPO, one of its variants, or PPO with a value head
     clip_low: NonNegativeFloat = 0.0  # clip range of the ratio below 1; 0 = the paper's
@@ -179,14 +181,6 @@ class Policy(ObjectiveSettings):
         reject_unused(self, ("kl_estimator", "reference"), self.kl_coef > 0, "objective.kl_coef above 0")
         resamples = self.degenerate_kind == "resample"
         reject_unused(self, ("resample_rounds",), resamples, "objective.degenerate=resample")
-
-    @property
-    def varying_shapes(self) -> bool:
-        return True
-
-    @property
-    def compares_passes(self) -> bool:
-        return True
 
     @property
     def needs_start_weights(self) -> bool:
@@ -255,7 +249,6 @@ class PolicyObjective:
 
     def __init__(self, settings: Policy, router: RouterSettings = RouterSettings()) -> None:
         self.settings, self.router = settings, router
-        self.unit = "token" if settings.loss in PER_TOKEN else "answer"
 
     def weight(self, batch: AnswerBatch) -> Tensor:
         return self._units_A(batch).sum()
@@ -264,7 +257,7 @@ class PolicyObjective:
         """Units of each answer: 1, or its number of generated tokens."""
         length_A = batch.length_A()
         counts_A = batch.figures[COUNTS] if COUNTS in batch.figures else torch.ones_like(length_A)
-        return counts_A * (length_A if self.unit == "token" else (length_A > 0).to(length_A.dtype))
+        return counts_A * (length_A if self.settings.loss in PER_TOKEN else (length_A > 0).to(length_A.dtype))
 
     def _units_N(self, batch: AnswerBatch) -> Tensor:
         """Units of each token; their sum is that of the answer."""

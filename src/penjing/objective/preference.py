@@ -41,6 +41,7 @@ class Preference(ObjectiveSettings):
     # The pairs contain no tool calls. Of its 40 correct tool calls, the quickstart's model lost none at 1e-4, 13 at
     # 3e-4, and all at 1e-3 (docs/methods/dpo.md).
     best_metric: ClassVar = ""  # the loss rises with the margins, also while more pairs are ranked rightly
+    varying_shapes: ClassVar = True
     adapter_rate_factor: ClassVar[float] = 2
     # A rejected answer's weight in kto hardly falls while it becomes less likely; a pair's falls as its margin grows.
     # At the rate of the pairs its squared log-ratio was three times that of this rate (docs/methods/dpo.md).
@@ -94,10 +95,6 @@ class Preference(ObjectiveSettings):
     @property
     def indivisible_units(self) -> int:
         return self.kl_groups if self.loss == "kto" else 1
-
-    @property
-    def varying_shapes(self) -> bool:
-        return True
 
     @property
     def needs_reference(self) -> bool:
@@ -207,7 +204,6 @@ class PreferenceObjective:
         router: RouterSettings = RouterSettings(),
     ) -> None:
         self.settings, self.reference, self.router = settings, reference, router
-        self.unit = "answer" if settings.loss == "kto" else "pair"
 
     def weight(self, batch: AnswerBatch) -> Tensor:
         return self._units_A(batch).sum()

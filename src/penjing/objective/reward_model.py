@@ -25,14 +25,11 @@ class RewardModel(ObjectiveSettings):
     name: Literal["reward"] = "reward"
     generates_text: ClassVar = False
     best_metric: ClassVar = "val_ranking_loss"
+    varying_shapes: ClassVar = True
     # Weight of a pair's squared sum of rewards, which centres them around zero (pairs alone do not); 0.01 is usual.
     center_rewards_coefficient: NonNegativeFloat = 0.01
     # data: the rewards should differ by at least the pair's `margin`. none: no margin.
     margin: Literal["data", "none"] = "data"
-
-    @property
-    def varying_shapes(self) -> bool:
-        return True
 
 
 def ranking_losses(settings: RewardModel, reward_P2: Tensor, margin_P: Tensor) -> Tensor:
@@ -49,8 +46,6 @@ def ranking_losses(settings: RewardModel, reward_P2: Tensor, margin_P: Tensor) -
 
 class RewardObjective:
     """A sum over pairs. The reward is read at the position that predicts the answer's last token, the end of turn."""
-
-    unit = "pair"
 
     def __init__(self, settings: RewardModel, router: RouterSettings = RouterSettings()) -> None:
         self.settings, self.router = settings, router

@@ -76,7 +76,8 @@ def adamw(
     if groups := _with_peak(full, learning_rate):
         optimizers.append(FusedAdamW(groups, learning_rate, betas, eps))
     if groups := _with_peak(low, learning_rate):
-        optimizers.append(LowPrecisionAdamW(groups, learning_rate, betas, eps, state_dtype, seed))
+        defaults = {"lr": learning_rate, "betas": betas, "eps": eps}
+        optimizers.append(LowPrecisionAdamW(groups, defaults, state_dtype, seed))
     return optimizers
 
 
@@ -86,20 +87,8 @@ def _with_peak(param_groups: GroupList, learning_rate: float) -> GroupList:
 
 
 class LowPrecisionAdamW(LowPrecisionOptimizer):
-    """The formula of `AdamW`, parameter by parameter. `step` in the state counts steps, without skipped ones."""
-
-    def __init__(
-        self,
-        params: list[dict[str, Any]],
-        learning_rate: float,
-        betas: tuple[float, float],
-        eps: float,
-        state_dtype: StateDtype,
-        seed: int,
-    ) -> None:
-        """params: groups, each with its `weight_decay`. state_dtype: of the moments. seed: of stochastic rounding."""
-        defaults = {"lr": learning_rate, "betas": betas, "eps": eps, "weight_decay": 0.0}
-        super().__init__(params, defaults, state_dtype, seed)
+    """The formula of `AdamW`, parameter by parameter. `step` in the state counts steps, without skipped ones. Its
+    defaults are `lr`, `betas` and `eps`; each group has a `weight_decay`."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

@@ -108,11 +108,8 @@ class LowPrecisionOptimizer(NoDynamoOptimizer):
     def bad(self) -> Tensor | None:
         """A tensor on the device, 1 if this step must change nothing. None if that is already known not to be so."""
         found_inf: Tensor | None = getattr(self, "found_inf", None)
-        if (
-            found_inf is not None and devices.of(found_inf.device).is_host and not bool(found_inf > 0)
-        ):  # nothing to wait for
-            return None
-        return found_inf
+        known = found_inf is not None and devices.of(found_inf.device).is_host  # nothing to wait for
+        return None if known and not found_inf else found_inf
 
     def init_state(self, parameter: Tensor, *moments: str) -> torch.Generator | None:
         """Make a parameter's state if it is missing; return this step's generator for bfloat16 state, else None."""

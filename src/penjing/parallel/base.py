@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from penjing import devices
 from penjing.base.errors import UserError
+from penjing.base.registry import look_up
 from penjing.devices.choose import local_device
 from penjing.devices.shards import local_part
 from penjing.kernels import ops
+from penjing.parallel import STRATEGIES
 from penjing.parallel.grad_scaler import LossScaler
 
 Batch = TypeVar("Batch")
@@ -190,18 +192,12 @@ def strategy_for(world: int) -> str:
 
 def become(strategy: Strategy, name: str) -> None:
     """Make a strategy of several processes another one, for all that refer to it. It has wrapped nothing yet."""
-    from penjing.base.registry import look_up
-    from penjing.parallel import STRATEGIES
-
     strategy.__class__ = look_up(STRATEGIES, name, what="parallel.strategy")
     strategy.name = name
 
 
 def make_strategy(device_name: str, name: str = "auto", *, offload: bool = False) -> Strategy:
     """The strategy of that name, on this process's device. offload: as `parallel.offload`."""
-    from penjing.base.registry import look_up
-    from penjing.parallel import STRATEGIES
-
     world = launched_world()
     if name == "auto":
         name = strategy_for(world)

@@ -86,10 +86,8 @@ class FullyShardedDataParallel(MultiProcess):
                 self._reshard_after_forward()
 
     def _reshard_after_forward(self) -> None:
-        for unit in self._units():
-            unit.set_reshard_after_forward(
-                unit is not self._root(), recurse=False
-            )  # the root's are needed at once again
+        for unit in self._units():  # the root's are needed at once again
+            unit.set_reshard_after_forward(unit is not self._root(), recurse=False)
 
     def joint_norm(self, gradients: list[Tensor]) -> Tensor:
         square = super().joint_norm(gradients).double().square()

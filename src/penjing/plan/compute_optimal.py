@@ -102,22 +102,16 @@ def batch_tokens(tokens: float) -> float:
     return float(2**19 * (tokens / 1.2e9) ** 0.383)
 
 
-@dataclass(frozen=True, slots=True)
-class CrossCheck:
-    """Batch size and learning rate of one published rule, for AdamW."""
-
-    rule: str
-    batch_tokens: float
-    learning_rate: float | None
-
-
-def cross_checks(parameters_without_embedding: int, tokens: float, flops: float) -> list[CrossCheck]:
-    """Published rules. They differ by factors of three; a value outside all of them needs a reason."""
+def cross_checks(
+    parameters_without_embedding: int, tokens: float, flops: float
+) -> list[tuple[str, float, float | None]]:
+    """Batch size in tokens and learning rate of published rules, for AdamW. They differ by factors of three; a value
+    outside all of them needs a reason."""
     size = float(parameters_without_embedding)
     return [
-        CrossCheck("Step Law (arXiv:2503.04715)", 0.58 * tokens**0.571, 1.79 * size**-0.713 * tokens**0.307),
-        CrossCheck("DeepSeek (arXiv:2401.02954)", 0.2920 * flops**0.3271, 0.3118 * flops**-0.1250),
-        CrossCheck("Power Lines (arXiv:2505.13738)", batch_tokens(tokens), None),
+        ("Step Law", 0.58 * tokens**0.571, 1.79 * size**-0.713 * tokens**0.307),  # arXiv:2503.04715
+        ("DeepSeek", 0.2920 * flops**0.3271, 0.3118 * flops**-0.1250),  # arXiv:2401.02954
+        ("Power Lines", batch_tokens(tokens), None),
     ]
 
 

@@ -56,9 +56,8 @@ def advice(run: Run, shape: Shape, amount: TokenBudget) -> list[str]:
         lines.append("training longer: " + ", ".join(gains))
     embedding = shape.vocabulary * shape.width
     rules = "; ".join(
-        f"{check.rule.split(' (')[0]} {count(float(round(check.batch_tokens)))} tokens"
-        + (f", rate {check.learning_rate:.1e}" if check.learning_rate else "")
-        for check in tokens.cross_checks(size - embedding, amount.tokens, 6.0 * size * amount.tokens)
+        f"{rule} {count(float(round(batch)))} tokens" + (f", rate {rate:.1e}" if rate else "")
+        for rule, batch, rate in tokens.cross_checks(size - embedding, amount.tokens, 6.0 * size * amount.tokens)
     )
     rate = f"rate {run.optimizer.learning_rate:.1e}"
     if isinstance(run.optimizer, Muon):

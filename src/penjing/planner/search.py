@@ -21,6 +21,7 @@ from penjing.planner.inputs import PlanOptions, find_machine, lengths_of, worklo
 from penjing.planner.page import verdict_of
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
+from penjing.train.memory_trace.trace import predict_memory
 from penjing.train.resolve import with_settings
 
 BAR = 40  # characters of the longest bar
@@ -59,8 +60,6 @@ def pareto(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def print_memory(run: Run, options: PlanOptions, console: Console, *, waterfall: bool = False) -> bool | None:
     """Print the traced peak, its location and components; returns whether it fits (None: unknown)."""
-    from penjing.train.memory_trace.trace import predict_memory
-
     _, target, _ = find_machine(options, run)
     plan = predict_memory(run, target, layout=options.layout(run))
     of_memory = f" of {units.gibibytes(target.memory_bytes)}" if target.memory_bytes else ""
@@ -90,8 +89,6 @@ def search(
     Several devices share a step as in training. Raises UserError for a bad memory size, and if
     the batch size does not divide among the devices.
     """
-    from penjing.train.memory_trace.trace import predict_memory
-
     budget = cost.read_budget(fit, "--fit") if fit else cost.Budget()
     if fit and not budget.memory_bytes:
         raise UserError("not a size of memory", where="--fit", got=repr(fit), wanted="such as 24GB or 8GiB")

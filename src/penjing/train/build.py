@@ -155,7 +155,7 @@ class TrainingFacts(Facts):
             dtype = saved_dtype(self.checkpoint, self.allow_change)
         self.precision = Precision.resolve(run.compute, device, resumed_dtype=dtype, agree=self.strategy.broadcast)
         self.precision.require(device)
-        self.precision.switch_tf32()
+        devices.set_tf32(self.precision.matmul == "tf32")
         self.strategy.scaler = self.precision.loss_scaler(device)
         return self.precision.matmul, AS_STARTED if dtype else f"the fastest on this {device.type}"
 

@@ -73,10 +73,6 @@ class Precision:
         """The dtype's name in checkpoints and plans; for tf32 it is float32."""
         return str(self.dtype).removeprefix("torch.")
 
-    def switch_tf32(self) -> None:
-        """Enable or disable tf32 (10 bits of mantissa) for float32 matmuls of this process."""
-        devices.set_tf32(self.matmul == "tf32")
-
     def loss_scaler(self, device: torch.device) -> LossScaler | None:
         """A scaler for float16, in which small gradients underflow; else None."""
         return LossScaler(device) if self.matmul == "float16" else None

@@ -5,7 +5,7 @@ gathers and reduces, ZeRO's flat copies and buckets. What a rank holds a part of
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -233,19 +233,13 @@ class ZeroBuffers:
             one.grad = part
 
 
-@dataclass(frozen=True, slots=True)
-class RankMemory:
-    """A rank's trace, its memory outside PyTorch's count, and notes on estimates."""
-
-    trace: Trace
-    communication_bytes: int
-    notes: tuple[str, ...]
-
-
-def rank_memory(trace: Trace, layout: Layout, on_host: frozenset[str] = frozenset()) -> RankMemory:
-    """The trace of one rank: its parts of what the layout shards, without those that lie `on_host` (offload)."""
+def rank_memory(
+    trace: Trace, layout: Layout, on_host: frozenset[str] = frozenset()
+) -> tuple[Trace, int, tuple[str, ...]]:
+    """The trace of one rank: its parts of what the layout shards, without those that lie `on_host` (offload). Also its
+    bytes outside PyTorch's count, and notes on estimates."""
     if layout.ranks < 2:
-        return RankMemory(trace, 0, ())
+        return trace, 0, ()
 
     def of_rank(storage: Storage) -> Storage:
         component = storage.component.removeprefix("master ")
@@ -261,4 +255,4 @@ def rank_memory(trace: Trace, layout: Layout, on_host: frozenset[str] = frozense
     notes = [COMMUNICATION_NOTE]
     if on_host:
         notes.append(f"parallel.offload: {', '.join(sorted(on_host))} are in the host's memory, and not counted here")
-    return RankMemory(Trace(storages, trace.events), COMMUNICATION_BYTES, tuple(notes))
+    return Trace(storages, trace.events), COMMUNICATION_BYTES, tuple(notes)

@@ -100,10 +100,8 @@ def predict_memory(
     if target.device.is_host:
         return _on_cpu(run, target, shape, measured_process_bytes() if process_bytes is None else process_bytes)
     trace, notes = trace_run(run, target, shape)
-    per_rank = rank_memory(trace, layout, _offloaded(run, layout))
-    return plan_from(
-        per_rank.trace, target, communication_bytes=per_rank.communication_bytes, notes=(*notes, *per_rank.notes)
-    )
+    trace, communication_bytes, more = rank_memory(trace, layout, _offloaded(run, layout))
+    return plan_from(trace, target, communication_bytes=communication_bytes, notes=(*notes, *more))
 
 
 def check_size(run: Run, rows: int, *, on_host: bool) -> None:
@@ -134,7 +132,7 @@ def _on_cpu(run: Run, target: Target, shape: TraceShape, process_bytes: int) -> 
 
     def traced(rows: int) -> tuple[Trace, tuple[str, ...]]:
         whole, notes = trace_run(run, target, replace(shape, micro_size=rows))
-        return rank_memory(whole, shape.layout).trace, notes
+        return rank_memory(whole, shape.layout)[0], notes
 
     def plan(trace: Trace, notes: tuple[str, ...], event: int | None = None) -> MemoryPlan:
         return process_plan(
