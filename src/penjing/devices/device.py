@@ -47,8 +47,6 @@ class Device:
     def __init__(self, type_name: str) -> None:
         self.type = type_name
 
-    # --- choosing one ------------------------------------------------------------------------------------------------
-
     def unavailable_reason(self) -> str:
         """Why no device of this type can be used here; empty: one can."""
         found = torch.accelerator.current_accelerator(check_available=True)
@@ -68,8 +66,6 @@ class Device:
         """The backend of torch.distributed."""
         return str(torch.distributed.Backend.default_device_backend_map.get(self.type, "gloo"))
 
-    # --- what it is --------------------------------------------------------------------------------------------------
-
     def name(self, device: torch.device) -> str:
         """The model's name, as the driver gives it."""
         return self.type
@@ -86,8 +82,6 @@ class Device:
     def pretend_capability(self, capability: Capability) -> Iterator[None]:
         """For plans: inside, devices of this type report this capability, whether or not there are any."""
         yield
-
-    # --- numbers -----------------------------------------------------------------------------------------------------
 
     def has_fast_bfloat16(self, device: torch.device, capability: Capability | None = None) -> bool:
         """Whether bf16 matmuls are faster than float32; depends on the hardware only. capability: None = ask."""
@@ -107,8 +101,6 @@ class Device:
     def dtype_name(self, setting: str, device: torch.device, capability: Capability | None = None) -> str:
         """The name of `compute_dtype`, such as bfloat16."""
         return str(self.compute_dtype(setting, device, capability)).removeprefix("torch.")
-
-    # --- memory ------------------------------------------------------------------------------------------------------
 
     def memory_bytes(self, device: torch.device) -> int:
         """Memory of the device; 0 = unknown."""
@@ -135,13 +127,9 @@ class Device:
         with suppress(RuntimeError, AttributeError):
             torch.accelerator.empty_cache()
 
-    # --- what it does now --------------------------------------------------------------------------------------------
-
     def activity_reader(self, device: torch.device) -> Callable[[], dict[str, float]]:
         """Reads what the device does now, by metric: `gpu_utilization` and so on, see devices/nvml.py."""
         return dict
-
-    # --- time --------------------------------------------------------------------------------------------------------
 
     def synchronize(self, device: torch.device) -> None:
         """Wait until the device has done its work."""
@@ -162,8 +150,6 @@ class Device:
             function()
         self.synchronize(device)
         return time.perf_counter() - start
-
-    # --- torch.compile, graphs ---------------------------------------------------------------------------------------
 
     def missing_compiler(self) -> str:
         """What this machine lacks to compile for the device; empty: nothing."""

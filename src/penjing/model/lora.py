@@ -267,9 +267,6 @@ def _share_weights(layer: Linear, other: Linear) -> None:
     other.compute_dtype, other.float8, other.training = layer.compute_dtype, layer.float8, layer.training
 
 
-# --- adapters of a model ----------------------------------------------------------------------------------------------
-
-
 def adaptable(model: nn.Module) -> dict[str, Linear]:
     """The layers that can carry an adapter, by dotted name."""
     return {

@@ -350,9 +350,6 @@ class PolicyObjective:
         return total, sums
 
 
-# --- the learned value of ppo -----------------------------------------------------------------------------------------
-
-
 def token_advantages(
     reward_N: Tensor, value_N: Tensor, answer_N: Tensor, *, gamma: float = 1.0, gae_lambda: float = 0.95
 ) -> tuple[Tensor, Tensor]:

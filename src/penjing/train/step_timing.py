@@ -222,9 +222,6 @@ def _budget(run_seconds: float) -> float:
     return max(MIN_BUDGET, min(BUDGET_SECONDS, BUDGET_SHARE * run_seconds))
 
 
-# --- steps ------------------------------------------------------------------------------------------------------------
-
-
 def _time_passes(stage: Stage[Any], size: DatasetSize, context: TrainingContext) -> tuple[list[StepTiming], list[int]]:
     """Timed steps with passes as large as the run's, and peak memory after each step of the first round."""
     passes = min(context.accumulate, MAX_PASSES) if stage.runs_ahead else context.accumulate
@@ -387,9 +384,6 @@ def _state_restored(model: nn.Module, context: TrainingContext) -> Iterator[None
         if scaler is not None:
             scaler.restore(scale)
         torch.set_rng_state(random_state)
-
-
-# --- what is not a step -----------------------------------------------------------------------------------------------
 
 
 def _time_validation(

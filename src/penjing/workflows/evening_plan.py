@@ -146,9 +146,6 @@ def overrides(settings: Sequence[str], stage: str) -> dict[str, Any]:
     return parse_overrides(settings_for(stage, settings, tuple(STAGES)[1:]))
 
 
-# --- one stage -----------------------------------------------------------------------------------------------------
-
-
 def stage_settings(stage: str, size: str, tokens: float, amount: Amount, budget: Budget) -> dict[str, Any]:
     """Batch, steps and intervals for about so many tokens. The batch is the recipe's, smaller for few tokens."""
     run = resolve_run(stage, {"model": size}, overrides(budget.settings, stage))
@@ -210,9 +207,6 @@ def _longest(stage: str, size: str, seconds: float, amount: Amount, budget: Budg
     if stage == "grpo":
         most = amount.records * report.tokens / (report.steps * report.rows_per_step)
     return min(most, max(0.0, seconds - fixed) * report.tokens / training), report
-
-
-# --- the pipeline --------------------------------------------------------------------------------------------------
 
 
 def make_plan(
@@ -321,8 +315,6 @@ def check_disk(plan: EveningPlan, out: Path) -> None:
         got, needed = f"{units.gibibytes(free)} free", units.gibibytes(wanted)
         raise UserError("not enough disk space", where=out, got=got, wanted=needed, next_step=step)
 
-
-# --- tables --------------------------------------------------------------------------------------------------------
 
 HEADINGS = ("stage", "tokens>", "time>", "price>", "on disk>", "files>", "peak memory>", "loss at its end>")
 

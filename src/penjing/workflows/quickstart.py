@@ -159,9 +159,6 @@ def _own_files(options: QuickstartOptions) -> list[list[Any]]:
     return [content_of(file) for file in (records.list_files(own) if own else ())]
 
 
-# --- start -----------------------------------------------------------------------------------------------------------
-
-
 def source_of(options: QuickstartOptions) -> str:
     """A description of `--data`. Does not read or download anything, but a missing file is an error."""
     if options.data == TOYWORLD:
@@ -257,8 +254,6 @@ def data_files(options: QuickstartOptions) -> DataFiles:
                 files.unused.append(f"{named} ({kind})")
     return files
 
-
-# --- training --------------------------------------------------------------------------------------------------------
 
 SHORT_STEPS = {"pretrain": 12, "sft": 8}
 PRETRAIN_SHARE = 0.4  # of the time, for data of one's own with conversations
@@ -372,9 +367,6 @@ def _record_tokens(log: StageLog, run: Run) -> None:
         },
         tokenizer={"vocabulary": tokenizer.size, "sha256": sha256_text(tokenizer.fingerprint)},
     )
-
-
-# --- evaluation and export -------------------------------------------------------------------------------------------
 
 
 def _evaluate(out: Path, files: DataFiles, runs: Mapping[str, Run]) -> str:

@@ -155,9 +155,6 @@ class FakeDeviceMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-# --- attention -------------------------------------------------------------------------------------------------------
-
-
 def attention_kernel(target: Target, query: Tensor, key: Tensor, mask: Tensor | None) -> str:
     """The GPU kernel that torch selects for an attention: flash, cudnn, efficient or math.
 
@@ -236,9 +233,6 @@ def _as_bias(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor | None:
     if mask.shape[-1] % 16:
         mask = functional.pad(mask, (0, 16 - mask.shape[-1] % 16))[..., : mask.shape[-1]]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-
-
-# --- others ----------------------------------------------------------------------------------------------------------
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

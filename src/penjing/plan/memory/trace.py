@@ -99,8 +99,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._in_backward = False
         self._last_line = "?"
 
-    # --- recording -----------------------------------------------------------------------------------------------
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -176,8 +174,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Nodes of operations that torch decomposes have no line; they follow directly after one that has.
         self._last_line = (_notes(node).get("line") if node is not None else None) or self._last_line
         return self._last_line
-
-    # --- tags from the caller ------------------------------------------------------------------------------------
 
     def tag(self, tensors: Iterable[Tensor | None], component: Component) -> None:
         """Assign a component to tensors; unseen ones are recorded as allocated now."""

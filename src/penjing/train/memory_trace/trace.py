@@ -165,9 +165,6 @@ def _copied_bytes(run: Run, trace: Trace) -> int:
     )
 
 
-# --- the parts -------------------------------------------------------------------------------------------------------
-
-
 def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple[str, ...]]:
     """The trace of STEPS steps with a validation between them, and the assumptions."""
     notes = ["every position is assumed to be a target, the largest possible number"]
@@ -202,9 +199,6 @@ def trace_run(run: Run, target: Target, shape: TraceShape) -> tuple[Trace, tuple
     if run.model.is_mixture:
         notes.append("tokens are assumed to spread evenly over experts")
     return tracer.trace, tuple(notes)
-
-
-# --- the step --------------------------------------------------------------------------------------------------------
 
 
 def context_of(built: BuiltRun, shape: TraceShape, tracer: Tracer) -> TrainingContext:
