@@ -76,6 +76,11 @@ def thread_seconds(since: Mapping[str, tuple[float, float]] | None = None) -> di
     return seconds
 
 
+def say(line: str) -> None:
+    """Print a line of this program on stderr at once."""
+    print(f"penjing: {line}", file=sys.stderr, flush=True)
+
+
 def run_once_per_launch(action: Callable[[], None], seconds: float = 5.0) -> None:
     """Run `action` in one of the processes that torchrun started here; the others wait until it is done.
 

@@ -150,8 +150,8 @@ def split(group: Group, seq_len: int) -> list[Group]:
         parts[-1].append(index)
         free_tokens -= len(answer.ids) - 1
     return [
-        Group(
-            prompt=group.prompt,
+        dataclasses.replace(
+            group,
             answers=[group.answers[index] for index in part],
             figures={name: [values[index] for index in part] for name, values in group.figures.items()},
         )
@@ -163,15 +163,9 @@ def collate(groups: Sequence[Group], seq_len: int, figures: dict[str, float]) ->
     """Pack the groups that count into rows (the shortest if none counts); every answer carries `figures`."""
     counting = [group for group in groups if group.figures[COUNTS][0]]
     selected = counting or [min(groups, key=lambda group: group.num_tokens)]
-    parts = [
-        Group(
-            prompt=part.prompt,
-            answers=part.answers,
-            figures={**part.figures, **{name: [value] * len(part.answers) for name, value in figures.items()}},
-        )
-        for group in selected
-        for part in split(group, seq_len)
-    ]
+    parts = [part for group in selected for part in split(group, seq_len)]
+    for part in parts:
+        part.figures.update({name: [value] * len(part.answers) for name, value in figures.items()})
     return pack(parts, seq_len)
 
 

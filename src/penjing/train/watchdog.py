@@ -11,7 +11,6 @@ import math
 import os
 import re
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -24,7 +23,7 @@ from torch import distributed
 from torch.distributed import TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
 from penjing.base.errors import EXIT_FOLLOWED, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
-from penjing.base.process_info import run_once_per_launch
+from penjing.base.process_info import run_once_per_launch, say
 from penjing.parallel.base import Strategy
 from penjing.train.signals import Ended, Stopped
 
@@ -119,7 +118,7 @@ class Watchdog:
         except Exception:  # the store ended with rank 0
             return lost if _follows(error) else None
         if trace:
-            _say(f"rank {self.rank} failed {_location(self._step)}:")
+            say(f"rank {self.rank} failed {_location(self._step)}:")
         time.sleep(FAILURE_WAIT_SECONDS)
         return None
 
@@ -208,7 +207,7 @@ class Watchdog:
             self._end(f"{names} is stuck {where}", stacks=stuck, wait=not stuck, code=code)
         elif self.rank in slowest and len(slowest) < self.world and not self._named_slow:
             self._named_slow = True
-            _say(f"{names} is slow {where}")
+            say(f"{names} is slow {where}")
             faulthandler.dump_traceback(all_threads=True)
 
     def _end_silent(self, silent: int, others: Mapping[int, Mapping[str, Any]]) -> None:
@@ -239,7 +238,7 @@ class Watchdog:
         if self._stop.is_set():
             return
         if why:
-            run_once_per_launch(lambda: _say(why))
+            run_once_per_launch(lambda: say(why))
         if stacks:
             faulthandler.dump_traceback(all_threads=True)
         time.sleep(FAILURE_WAIT_SECONDS + 1 if wait else 0)
@@ -257,11 +256,6 @@ def _collectives() -> int:
     """How many collectives this process has begun."""
     groups = list(distributed_c10d._world.pg_map) if distributed.is_initialized() else []
     return sum(group._get_sequence_number_for_group() for group in groups)  # type: ignore[attr-defined]
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"penjing: {line}\n")
-    sys.stderr.flush()
 
 
 def _location(step: int) -> str:

@@ -28,6 +28,7 @@ from penjing import devices
 from penjing.base import config
 from penjing.base.errors import EXIT_FOLLOWED, EXIT_SMALLER_PASSES, EXIT_USER_ERROR, UserError
 from penjing.base.files import write_text
+from penjing.base.process_info import say
 from penjing.devices.choose import local_device
 from penjing.track.run_record import RunRecord
 from penjing.train.config import Run
@@ -98,7 +99,7 @@ class Agent(LocalElasticAgent):
         self.lacks = [name for name in self.needs if not hasattr(self, name)]
         if self.lacks:
             what = f"the agent of torch {torch.__version__} has no {self.lacks[0]}"
-            _say(f"{what}: a rank that ends is not named, and Ctrl-C ends all ranks at once")
+            say(f"{what}: a rank that ends is not named, and Ctrl-C ends all ranks at once")
             return
         for number in NUMBERS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it for SIGHUP
@@ -158,9 +159,9 @@ class Agent(LocalElasticAgent):
             self._remaining_restarts += 1  # this one does not count
         elif self._remaining_restarts:
             most = self._worker_group.spec.max_restarts
-            _say(f"{name} {outcome}; restart {most - self._remaining_restarts + 1} of {most}, from the last checkpoint")
+            say(f"{name} {outcome}; restart {most - self._remaining_restarts + 1} of {most}, from the last checkpoint")
         else:
-            _say(f"{name} {outcome}; the same command continues from the last checkpoint")
+            say(f"{name} {outcome}; the same command continues from the last checkpoint")
 
 
 _exit_code = 1  # of the rank that ended first
@@ -227,7 +228,3 @@ def _own_address(endpoint: str) -> str:
         raise UserError(
             f"no such address: {error}", where="--rdzv-endpoint", got=endpoint, wanted="HOST:PORT"
         ) from None
-
-
-def _say(line: str) -> None:
-    print(f"penjing: {line}", file=sys.stderr, flush=True)
