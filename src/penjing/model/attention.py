@@ -43,14 +43,24 @@ class Attention(nn.Module):
         qkv = shared_input_linears(x_BTD, self.q_proj, self.k_proj, self.v_proj, consumer=metadata)
         heads = self.num_attention_heads, self.num_key_value_heads
         out_BTHK = ops.fused_attention(qkv, *heads, self._qk_norm(), rotary, metadata)
-        if out_BTHK is None:  # no kernel computes all of it
+        if out_BTHK is None:
             write = None if cache is None or position_BT is None else partial(cache.write, self.layer, position_BT)
-            q_BTHK, k_BTGK, v_BTGK = ops.split_heads(qkv, *heads)
-            q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
-            q_BTHK, k_BTGK = ops.apply_rope(q_BTHK, *rotary), ops.apply_rope(k_BTGK, *rotary)
-            out_BTHK = ops.attention(q_BTHK, k_BTGK, v_BTGK, metadata, write)
+            out_BTHK = self._attend(ops.split_heads(qkv, *heads), rotary, metadata, write)
         out_BTD: Tensor = self.o_proj(out_BTHK.flatten(2))
         return out_BTD
+
+    def _attend(
+        self,
+        heads: tuple[Tensor, Tensor, Tensor],
+        rotary: tuple[Tensor, Tensor],
+        metadata: ops.AttentionMetadata,
+        write: ops.CacheWrite | None,
+    ) -> Tensor:
+        """out_BTHK, where no kernel computes all three lines."""
+        q_BTHK, k_BTGK, v_BTGK = heads
+        q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
+        q_BTHK, k_BTGK = ops.apply_rope(q_BTHK, *rotary), ops.apply_rope(k_BTGK, *rotary)
+        return ops.attention(q_BTHK, k_BTGK, v_BTGK, metadata, write)
 
     def _qk_norm(self) -> ops.QKNorm | None:
         if isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):

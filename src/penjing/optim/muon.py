@@ -67,12 +67,17 @@ class _MuonOptimizer(LowPrecisionOptimizer):
                 self._step_sharded(group, stacks)
                 continue
             owners = owner_of_each([_cost(stack) for stack in stacks], self.ranks.world)
-            for owner, stack in zip(owners, stacks, strict=True):  # equal with any number of ranks, as are the bits
-                stack_EMN = self._directions(group, stack)
-                if owner == self.ranks.rank:
-                    self._update(group, stack, self.orthogonalize(stack_EMN))
+            for owner, stack in zip(owners, stacks, strict=True):
+                self._step_stack(group, stack, is_ours=owner == self.ranks.rank)
             for owner, stack in zip(owners, stacks, strict=True):
                 self.ranks.broadcast_tensors([*stack, *self._row_squares(group, stack)], owner)
+
+    def _step_stack(self, group: dict[str, Any], parameters: list[nn.Parameter], *, is_ours: bool) -> None:
+        """Update the momentum, and the weights if they are ours. Stacks are the same with any number of ranks, and so
+        are the bits."""
+        stack_EMN = self._directions(group, parameters)
+        if is_ours:
+            self._update(group, parameters, self.orthogonalize(stack_EMN))
 
     def _step_sharded(self, group: dict[str, Any], stacks: list[list[nn.Parameter]]) -> None:
         """The same where each rank has some rows of each matrix. Of experts, [E, M, N], it has whole matrices."""
