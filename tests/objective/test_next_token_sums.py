@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -32,12 +34,12 @@ def model():
     return small_model(noise=0.1, vocab_size=50, num_hidden_layers=1)
 
 
-def gradients(model, splits):
+def gradients(model, splits, mtp_weight=None):
     """Gradients of the mean loss, with the batch worked on in micro-batches of these numbers of rows."""
     objective, all_rows = NextToken(), rows()
     batches, first = [], 0
     for size in splits:
-        batches.append(collate(all_rows[first : first + size]))
+        batches.append(replace(collate(all_rows[first : first + size]), mtp_weight=mtp_weight))
         first += size
     assert first == NUM_ROWS
     units = sum(objective.weight(batch) for batch in batches)
@@ -50,10 +52,11 @@ def gradients(model, splits):
     return units, total, [parameter.grad.clone() for parameter in model.parameters()]
 
 
+@pytest.mark.parametrize("mtp_weight", [None, torch.tensor(0.5)])
 @pytest.mark.parametrize("splits", [(1, 1, 1, 1, 1, 1), (3, 3), (1, 5), (2, 1, 3)])
-def test_any_split_into_micro_batches_gives_the_same_gradients(model, splits):
-    units, total, expected = gradients(model, (NUM_ROWS,))
-    split_units, split_total, found = gradients(model, splits)
+def test_any_split_into_micro_batches_gives_the_same_gradients(model, splits, mtp_weight):
+    units, total, expected = gradients(model, (NUM_ROWS,), mtp_weight)
+    split_units, split_total, found = gradients(model, splits, mtp_weight)
     assert units == split_units == sum(row.weight_T.sum() for row in rows())
     torch.testing.assert_close(split_total, total, rtol=1e-5, atol=0)
     for one, other in zip(found, expected, strict=True):
@@ -92,3 +95,26 @@ def test_a_batch_without_targets_is_zero(model):
     assert loss.total.item() == 0
     loss.total.backward()
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+
+
+def test_the_second_loss_is_that_of_the_token_after_the_next_one(model):
+    """Against a softmax over all logits: values and gradients, also of targets that end their document."""
+    batch = replace(collate(rows(weighted=10)), mtp_weight=torch.tensor(0.3))
+    loss = NextToken()(model, batch)
+    loss.total.backward()
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    expected, reported = torch.zeros(()), 0.0
+    for row in rows(weighted=10):
+        logits_TV = model(torch.from_numpy(row.ids_T)[None], torch.from_numpy(row.document_T)[None])[0]
+        logp_TV = logits_TV.log_softmax(-1)
+        for at in np.flatnonzero(row.weight_T):
+            last = at + 1 == ROW_TOKENS or not row.weight_T[at + 1] or row.document_T[at] != row.document_T[at + 1]
+            second = row.target_T[at if last else at + 1]
+            expected = expected - logp_TV[at, row.target_T[at]] - 0.3 * logp_TV[at, second]
+            reported -= logp_TV[at, row.target_T[at]].item()
+    assert loss.total.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert loss.parts["loss"].item() == pytest.approx(reported, rel=1e-5)
+    expected.backward()
+    for one, parameter in zip(found, model.parameters(), strict=True):
+        assert (one - parameter.grad).norm() <= 1e-5 * parameter.grad.norm()

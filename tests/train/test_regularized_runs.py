@@ -1,4 +1,4 @@
-"""Runs with noise and a schedule of weight decay: resumed exactly, alike in any passes, validated without noise."""
+"""Runs with noise, a second loss and falling decay: resumed exactly, alike in any passes, validated without them."""
 
 import json
 
@@ -12,6 +12,8 @@ from penjing.base.files import sha256_file
 from penjing.checkpoint.manifest import MANIFEST, manifest_text, read_manifest
 from penjing.loader.batch_source import PackedSource
 from penjing.optim.schedule import Constant
+from penjing.parallel.base import make_strategy
+from penjing.train.build import prepare_run
 from penjing.train.load_model import load_trained
 from penjing.train.stages.example_batches import example_rows
 from penjing.workflows.train import resolve_run
@@ -19,6 +21,7 @@ from penjing.workflows.train import resolve_run
 NOISE = "regularization.dropout=0.2"
 EMPTY = example_rows(2, 4, torch.device("cpu"))
 OFF = "cautious_decay = false"
+MTP = "objective.mtp_weight=0.5"
 DECAY = ["optimizer.weight_decay=0.5", "schedule.weight_decay_factors=1,0.1"]
 
 
@@ -42,7 +45,7 @@ def as_of_an_older_version(folder):
 
 
 def test_a_run_resumes_exactly_and_splits_alike(small_run, tmp_path):
-    words = [*small_run, NOISE, *DECAY, "max_steps=6"]
+    words = [*small_run, NOISE, MTP, *DECAY, "max_steps=6"]
     whole, resumed, split = tmp_path / "whole", tmp_path / "resumed", tmp_path / "split"
     train("pretrain", *words, f"out={whole}")
     cut_back(whole, resumed, 3)
@@ -64,6 +67,15 @@ def test_each_row_of_the_order_has_a_seed_of_its_own():
 
     assert len({*seeds(0, 1), *seeds(0, 1, 2)}) == 4
     assert [*seeds(0, 2), *seeds(1, 2)] == [*seeds(0, 1), *seeds(0, 1, 2)]
+
+
+def test_the_weight_of_the_second_loss_falls_to_zero_at_two_thirds_of_the_steps(small_run, tmp_path):
+    run = resolve_run("pretrain", {"out": str(tmp_path)}, parse_overrides([*small_run, MTP, "max_steps=6"]))
+    prepared = prepare_run(run, make_strategy("cpu"))
+    source, (accumulate, steps) = prepared.context.source, (prepared.context.accumulate, range(6))
+    weights = [{float(next(source).mtp_weight) for _ in range(accumulate)} for _ in steps]
+    assert weights == [{0.5}, {0.375}, {0.25}, {0.125}, {0.0}, {0.0}]
+    source.close()
 
 
 def test_a_removed_setting_is_accepted_only_where_it_is_off():

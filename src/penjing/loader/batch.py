@@ -23,6 +23,7 @@ class Batch:
     num_tokens: positions without padding, for throughput metrics.
     cu_seqlens_S: first position of each document in the concatenated rows; set on the way to a GPU (see `to_device`).
     noise_B: a seed for each row's noise in training (model/regularization.py); None: no noise.
+    mtp_weight: a number, the weight of the second loss (objective/next_token.py); None: there is none.
     """
 
     ids_BT: Tensor
@@ -33,6 +34,7 @@ class Batch:
     num_tokens: int
     cu_seqlens_S: Tensor | None = None
     noise_B: Tensor | None = None
+    mtp_weight: Tensor | None = None
 
     @property
     def further_inputs(self) -> dict[str, Tensor]:

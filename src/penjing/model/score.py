@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from penjing.kernels import ops
@@ -21,6 +22,23 @@ class CrossEntropy(NamedTuple):
 
     def __call__(self, hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
         return ops.fused_linear_cross_entropy(hidden_ND, weight_VD, self.target_N, self.weight_N, dtype)
+
+
+class CrossEntropyOfTwo(NamedTuple):
+    """The cross-entropy of two targets under the same logits, -sum_n weight_n log p of each, as two nats.
+
+    Both need one softmax: log p(target_n) - log p(second_n) is the difference of their two logits.
+    """
+
+    target_N: Tensor
+    second_N: Tensor
+    weight_N: Tensor
+
+    def __call__(self, hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype) -> Tensor:
+        nats = ops.fused_linear_cross_entropy(hidden_ND, weight_VD, self.target_N, self.weight_N, dtype)
+        rows_ND = functional.embedding(self.target_N, weight_VD) - functional.embedding(self.second_N, weight_VD)
+        differences_N = (hidden_ND.float() * rows_ND.float()).sum(dim=1)
+        return torch.stack([nats, nats + (self.weight_N * differences_N).sum()])
 
 
 class LogProbs(NamedTuple):

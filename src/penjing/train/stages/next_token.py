@@ -21,7 +21,7 @@ from penjing.data.tokenize_dataset import prepare_chats, prepare_documents
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
-from penjing.objective.next_token import LOSS_METRIC, NextToken, NextTokenSettings
+from penjing.objective.next_token import LOSS_METRIC, MTP_SHARE, NextToken, NextTokenSettings
 from penjing.plan.flops import mean_keys
 from penjing.track.run_dir import RunDir
 from penjing.train.config import Run
@@ -94,7 +94,16 @@ class NextTokenStage(Stage[NextTokenSettings]):
         return [dict(zip(("name", "tokens", "share", "epochs"), values, strict=True)) for values in found]
 
     def source(self, micro_size: int, rank: int, world: int) -> Source:
-        return PackedSource(self.rows, micro_size=micro_size, rank=rank, world=world, noise_seed=self.noise_seed)
+        make, seed = self._batch if self.settings.mtp_weight else None, self.noise_seed
+        return PackedSource(self.rows, micro_size=micro_size, rank=rank, world=world, make=make, noise_seed=seed)
+
+    def _batch(self, indices: range) -> Batch:
+        """Rows with the weight of multi-token prediction at their step."""
+        run, per_epoch = self.run, self.rows.rows_per_epoch
+        num_steps = run.max_steps or math.ceil(run.epochs * per_epoch / run.batch.size)
+        left = max(0.0, 1 - indices.start // run.batch.size / (MTP_SHARE * num_steps))
+        batch = collate([self.rows.row(index) for index in indices])
+        return replace(batch, mtp_weight=torch.tensor(self.settings.mtp_weight * left))
 
     def objective(self) -> NextToken:
         return NextToken(self.router)
@@ -102,8 +111,9 @@ class NextTokenStage(Stage[NextTokenSettings]):
     def example_batch(self, micro_size: int, device: torch.device) -> Batch:
         with_edges = devices.of(self.strategy.device).uses_cu_seqlens
         batch = example_rows(micro_size, self.run.data.seq_len, device, with_edges=with_edges)
-        noise_B = batch.ids_BT.new_empty(micro_size)
-        return batch if self.noise_seed is None else replace(batch, noise_B=noise_B)
+        if self.noise_seed is not None:
+            batch = replace(batch, noise_B=batch.ids_BT.new_empty(micro_size))
+        return replace(batch, mtp_weight=batch.weight_N.new_ones(())) if self.settings.mtp_weight else batch
 
     def validate(self) -> dict[str, float]:
         if isinstance(self.held_out, MixedRows):
