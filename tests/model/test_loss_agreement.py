@@ -16,7 +16,7 @@ from penjing.loader.batch import cu_seqlens
 from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.linear import set_compute_dtype
-from penjing.model.score import CrossEntropy
+from penjing.model.score import CrossEntropy, CrossEntropyOfTwo
 from penjing.model.transformer import Transformer
 from penjing.train.compile_policy import compile_model
 
@@ -34,6 +34,7 @@ class Way:
     packing: bool = False
     padding: bool = False
     fused_head: bool = False
+    two: bool = False  # with a second target, here the same
     compiled: str = ""  # as `compile_model` takes it
     dtype: torch.dtype | None = None
 
@@ -43,6 +44,7 @@ WAYS = {
     "fused head": Way(2e-6, 2e-5, fused_head=True),
     "packing": Way(2e-6, 2e-5, packing=True, fused_head=True),
     "masking": Way(2e-6, 2e-5, padding=True, fused_head=True),
+    "two targets": Way(2e-6, 2e-5, packing=True, fused_head=True, two=True),
     "compiled": Way(2e-6, 2e-5, packing=True, fused_head=True, compiled="blocks"),
     "bfloat16": Way(5e-3, 3e-2, packing=True, fused_head=True, dtype=torch.bfloat16),
     "float16": Way(1e-3, 5e-3, packing=True, fused_head=True, dtype=torch.float16),
@@ -51,6 +53,9 @@ WAYS = {
 # On a GPU, half precision goes through kernels of our own (kernels/triton/ops.py), float32 through torch's operations.
 GPU_WAYS = WAYS | {
     "graphs": Way(5e-3, 3e-2, packing=True, fused_head=True, compiled="graphs", dtype=torch.bfloat16),
+    "graphs of two targets": Way(
+        5e-3, 3e-2, packing=True, fused_head=True, two=True, compiled="graphs", dtype=torch.bfloat16
+    ),
     "float16 compiled": Way(1e-3, 5e-3, packing=True, fused_head=True, compiled="blocks", dtype=torch.float16),
 }
 
@@ -139,7 +144,9 @@ def check(way, reference, device):
         more = {} if device == CPU else {"cu_seqlens_S": cu_seqlens(document_BT).to(device)}
         weight_N = torch.ones(len(target_N)).to(device)
         ids_BT, document_BT, target_N = (x.to(device) for x in (ids_BT, document_BT, target_N))
-        total = model(ids_BT, document_BT, scored_N=scored, score=CrossEntropy(target_N, weight_N), **more)
+        score = CrossEntropyOfTwo(target_N, target_N, weight_N) if way.two else CrossEntropy(target_N, weight_N)
+        total = model(ids_BT, document_BT, scored_N=scored, score=score, **more)
+        total = total.mean() if way.two else total
     loss = total / sum(LENGTHS)
     scale = 1024.0 if way.dtype == torch.float16 else 1.0
     (loss * scale).backward()
