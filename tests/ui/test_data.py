@@ -80,7 +80,9 @@ def test_a_finished_cleaning_is_opened(client, tmp_path):
     window = TestClient(client.app, base_url="http://127.0.0.1:7861")  # has no token
     assert window.get(f"{address}x").status_code == 401
     shown = window.get(address)
-    assert shown.text == "<h1>A report</h1>" and "sandbox" in shown.headers["Content-Security-Policy"]
+    policy = shown.headers["Content-Security-Policy"]
+    assert shown.text == "<h1>A report</h1>" and policy.startswith("sandbox allow-scripts; default-src 'none'; ")
+    assert "script-src 'sha256-" in policy and "same-origin" not in policy
     assert window.get(address).status_code == 401
     shutil.rmtree(folder)
     assert client.get("/api/data/cleaning", params={"folder": "clean"}).status_code == 404

@@ -39,7 +39,9 @@ CSS = "\n".join(
     )
 )
 SCRIPT = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in ("vendor/uplot.js", "curves.js"))
-SCRIPT_HASH = "sha256-" + base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+# Of the page, whose texts may be hostile: no other script runs, and nothing is loaded.
+POLICY = f"default-src 'none'; script-src 'sha256-{_HASH}'; style-src 'unsafe-inline'; img-src data:"
 
 Point = tuple[float, float]
 

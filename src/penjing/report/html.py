@@ -32,7 +32,7 @@ TEMPLATES = Environment(  # always escapes; an unknown name is an error
     lstrip_blocks=True,
 )
 TEMPLATES.globals.update(
-    {name: Markup(getattr(charts, name.upper())) for name in ("css", "light", "dark", "script", "script_hash")}
+    {name: Markup(getattr(charts, name.upper())) for name in ("css", "light", "dark", "script", "policy")}
 )
 LIMITS = (
     Limits(points=400, letters=360, steps=4, items=8),

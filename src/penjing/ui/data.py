@@ -14,6 +14,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import read_json as read_json_file
 from penjing.data.clean import RULES
 from penjing.data.formats.files import CLEANING, format_of
+from penjing.report.charts import POLICY
 from penjing.serve.errors import ApiError
 from penjing.track.run_record import RunRecord
 from penjing.ui.background import penjing_json
@@ -23,7 +24,7 @@ from penjing.ui.site import Site, is_shown, read_json, text_field
 DEPTH, MOST_FILES, MOST_ENTRIES = 6, 500, 20_000  # folders below the app's that are searched; listed; looked at
 SECONDS = 900.0  # of a program, which a person can cancel
 MOST_BYTES = 64 << 20  # of the counts of a cleaning, and of its report
-REPORT_HEADERS = {"Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"}
+REPORT_HEADERS = {"Content-Security-Policy": f"sandbox allow-scripts; {POLICY}"}
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
