@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compare.table import ResultTable
-from steps.standalone_chart import standalone
+from steps.standalone_chart import line_chart, standalone
 
 from penjing.base.untrusted import read_lines
-from penjing.report.charts import Axis, Series, line_chart
+from penjing.report.charts import Axis, Series
 
 # A later one's methods take the place of an earlier one's.
 RECORDS = (

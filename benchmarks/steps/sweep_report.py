@@ -19,10 +19,10 @@ from penjing.base.markup import escape_markup, print_table
 from penjing.devices.choose import local_device
 from penjing.plan.hardware import environment
 from penjing.planner.inputs import PlanOptions, find_machine
-from penjing.report.charts import Axis, Series, line_chart
+from penjing.report.charts import Axis, Series
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
-from steps.standalone_chart import standalone
+from steps.standalone_chart import line_chart, standalone
 from steps.sweep import Grid, Measured, sweep
 
 

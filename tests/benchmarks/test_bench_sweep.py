@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from steps import sweep as sweeping
 from steps import sweep_report as tables
-from steps.standalone_chart import standalone
+from steps.standalone_chart import line_chart, standalone
 from steps.sweep import Grid, SweepPoint
 
 from penjing.base import config
@@ -22,7 +22,7 @@ from penjing.plan.gpu_specs import find_gpu_spec
 from penjing.plan.memory import Target
 from penjing.plan.step_time import step_time
 from penjing.planner.inputs import PlanOptions, workload_of
-from penjing.report.charts import Axis, Series, line_chart
+from penjing.report.charts import Axis, Series
 from penjing.train import build_model
 from penjing.workflows.train import resolve_run
 

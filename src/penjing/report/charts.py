@@ -127,7 +127,8 @@ def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _drawable(series: Series, x: Axis, y: Axis, limit: int) -> list[Point]:
+def drawable(series: Series, x: Axis, y: Axis, limit: int) -> list[Point]:
+    """The points that axes can show, in order; `limit`: about how many at most."""
     known = [(number(a), number(b)) for a, b in series.points]
     points = [
         (a, b) for a, b in known if a is not None and b is not None and (a > 0 or not x.log) and (b > 0 or not y.log)
@@ -169,7 +170,7 @@ def line_chart(
     """Several series in one chart, which `curves.js` draws: a `div` with the points as JSON, and their description in
     words. `limit`: maximum points per series; axis labels include units; height in CSS pixels."""
     drawable = [
-        ((index if line.colour is None else line.colour) % NUM_COLOURS, line, _drawable(line, x, y, limit))
+        ((index if line.colour is None else line.colour) % NUM_COLOURS, line, drawable(line, x, y, limit))
         for index, line in enumerate(series)
     ]
     plotted = [(colour, line, points) for colour, line, points in drawable if points]

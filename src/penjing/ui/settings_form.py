@@ -3,7 +3,6 @@
 import tomllib
 import typing
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +11,7 @@ from penjing.base import config
 from penjing.base.code_help import field_comments, summary
 from penjing.base.errors import UserError
 from penjing.base.registry import look_up
-from penjing.data.corpus import Corpus
+from penjing.data.corpus import Corpus, DataSettings
 from penjing.data.formats.files import is_data_name
 from penjing.recipes import RECIPES, WITH_SIZE
 from penjing.track.run_record import flatten
@@ -94,7 +93,7 @@ def check(recipe: str, settings: Mapping[str, str]) -> dict[str, Any]:
         answer |= {"values": flatten(config.to_dict(run)), "out": run.out, "decisions": decisions}
         missing = tuple(name for name in run.data.train if not is_data_name(Path(name)))
         if missing or not run.data.train:
-            _ = Corpus(replace(run.data, train=missing)).sources  # raises what training would
+            _ = Corpus(DataSettings(train=missing)).sources  # raises what training would
     except UserError as error:
         where = "" if error.where is None else str(error.where)
         answer["error"] = {"where": where, "message": f"penjing: {error.line()}"}

@@ -94,8 +94,13 @@ class NextTokenStage(Stage[NextTokenSettings]):
         return [dict(zip(("name", "tokens", "share", "epochs"), values, strict=True)) for values in found]
 
     def source(self, micro_size: int, rank: int, world: int) -> Source:
-        make, seed = self._batch if self.settings.mtp_weight else None, self.noise_seed
+        make, seed = self._batch if self._mtp_weight else None, self.noise_seed
         return PackedSource(self.rows, micro_size=micro_size, rank=rank, world=world, make=make, noise_seed=seed)
+
+    @property
+    def _mtp_weight(self) -> float:
+        """At the start; 0 also where distillation reads its rows here."""
+        return self.settings.mtp_weight if isinstance(self.settings, NextTokenSettings) else 0.0
 
     def _batch(self, indices: range) -> Batch:
         """Rows with the weight of multi-token prediction at their step."""
@@ -103,7 +108,7 @@ class NextTokenStage(Stage[NextTokenSettings]):
         num_steps = run.max_steps or math.ceil(run.epochs * per_epoch / run.batch.size)
         left = max(0.0, 1 - indices.start // run.batch.size / (MTP_SHARE * num_steps))
         batch = collate([self.rows.row(index) for index in indices])
-        return replace(batch, mtp_weight=torch.tensor(self.settings.mtp_weight * left))
+        return replace(batch, mtp_weight=torch.tensor(self._mtp_weight * left))
 
     def objective(self) -> NextToken:
         return NextToken(self.router)
@@ -113,7 +118,7 @@ class NextTokenStage(Stage[NextTokenSettings]):
         batch = example_rows(micro_size, self.run.data.seq_len, device, with_edges=with_edges)
         if self.noise_seed is not None:
             batch = replace(batch, noise_B=batch.ids_BT.new_empty(micro_size))
-        return replace(batch, mtp_weight=batch.weight_N.new_ones(())) if self.settings.mtp_weight else batch
+        return replace(batch, mtp_weight=batch.weight_N.new_ones(())) if self._mtp_weight else batch
 
     def validate(self) -> dict[str, float]:
         if isinstance(self.held_out, MixedRows):
