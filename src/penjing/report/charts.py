@@ -169,11 +169,11 @@ def line_chart(
 ) -> Markup:
     """Several series in one chart, which `curves.js` draws: a `div` with the points as JSON, and their description in
     words. `limit`: maximum points per series; axis labels include units; height in CSS pixels."""
-    drawable = [
+    found = [
         ((index if line.colour is None else line.colour) % NUM_COLOURS, line, drawable(line, x, y, limit))
         for index, line in enumerate(series)
     ]
-    plotted = [(colour, line, points) for colour, line, points in drawable if points]
+    plotted = [(colour, line, points) for colour, line, points in found if points]
     if not plotted:
         return Markup()
     lines = [
