@@ -9,10 +9,24 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from penjing.report import charts
-from penjing.report.charts import DARK, LIGHT, NUM_COLOURS, Axis, Point, Series, figure, shorten, text_width
+from penjing.report.charts import (
+    DARK,
+    LIGHT,
+    NUM_COLOURS,
+    SUPERSCRIPTS,
+    Axis,
+    Point,
+    Series,
+    drawable,
+    figure,
+    legend,
+    rule,
+    svg,
+    svg_text,
+    text_description,
+    text_width,
+)
 
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SIZES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 CSS = "\n".join(
     (
@@ -73,7 +87,7 @@ def tick_labels(ticks: Sequence[float], log: bool = False) -> list[str]:
         return [figure(tick) for tick in ticks]
     if largest < 1e-2 or largest >= 1e15:
         power = math.floor(math.log10(largest))
-        unit, suffix = 10.0**power, "×10" + str(power).translate(_SUPERSCRIPTS)
+        unit, suffix = 10.0**power, "×10" + str(power).translate(SUPERSCRIPTS)
     else:
         unit, suffix = next(((unit, suffix) for unit, suffix in _SIZES if largest >= unit), (1.0, ""))
     step = min(abs(b - a) for a, b in itertools.pairwise(ticks)) / unit
@@ -98,53 +112,21 @@ def bounds(values: Iterable[float], axis: Axis) -> tuple[float, float]:
     return (low if axis.from_zero and low == 0 else low - margin), high + margin
 
 
-def _svg(width: int, height: int, label: str, parts: Iterable[str]) -> Markup:
-    head = f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
-    return Markup(head + "".join(parts) + "</svg>")
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
-    mark = f' class="{kind}"' if kind else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{mark}>{escape(text)}</text>'
-
-
-def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-
-
 def _grid(x_scale: Scale, y_scale: Scale, y_ticks: Sequence[float], y_labels: Sequence[str]) -> list[str]:
     """Horizontal grid lines with labels, and the x axis with ticks and labels."""
     parts = []
     for tick, label in zip(y_ticks, y_labels, strict=True):
         height = y_scale.at(tick)
-        parts.append(_rule(x_scale.start, height, x_scale.end, height, "grid"))
-        parts.append(_text(x_scale.start - 6, height + 4, label, "end"))
+        parts.append(rule(x_scale.start, height, x_scale.end, height, "grid"))
+        parts.append(svg_text(x_scale.start - 6, height + 4, label, "end"))
     x_ticks = (log_ticks if x_scale.log else linear_ticks)(x_scale.low, x_scale.high, 4)
     base = y_scale.start
-    parts.append(_rule(x_scale.start, base, x_scale.end, base, "base"))
+    parts.append(rule(x_scale.start, base, x_scale.end, base, "base"))
     for tick, label in zip(x_ticks, tick_labels(x_ticks, x_scale.log), strict=True):
         x = x_scale.at(tick)
         anchor = "end" if x + text_width(label) / 2 > x_scale.end + 8 else "middle"
-        parts.append(_rule(x, base, x, base + 4, "base"))
-        parts.append(_text(x, base + 17, label, anchor))
-    return parts
-
-
-def _rect(x: float, y: float, width: float, height: float, kind: str, radius: int = 2, inner: str = "") -> str:
-    geometry = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius}"'
-    return f'<rect class="{kind}" {geometry}>{inner}</rect>'
-
-
-def _legend(names: Sequence[tuple[int, str]], right: float, top: float) -> list[str]:
-    """A right-aligned legend of (colour index, name); none for a single name."""
-    parts: list[str] = []
-    if len(names) < 2:
-        return parts
-    for index, name in reversed(names):
-        name = shorten(name, 120)
-        right -= text_width(name)
-        parts += [_text(right, top, name), _rect(right - 15, top - 9, 10, 10, f"fill c{index}", 3)]
-        right -= 28
+        parts.append(rule(x, base, x, base + 4, "base"))
+        parts.append(svg_text(x, base + 17, label, anchor))
     return parts
 
 
@@ -172,14 +154,13 @@ def line_chart(
     width: int = 460,
     height: int = 250,
     limit: int = 160,
-    legend: bool = True,
 ) -> Markup:
     """Several series in one chart. `limit`: maximum points per series; axis labels include units."""
-    drawable = [
-        ((index if line.colour is None else line.colour) % NUM_COLOURS, line, charts.drawable(line, x, y, limit))
+    found = [
+        ((index if line.colour is None else line.colour) % NUM_COLOURS, line, drawable(line, x, y, limit))
         for index, line in enumerate(series)
     ]
-    plotted = [(colour, line, points) for colour, line, points in drawable if points]
+    plotted = [(colour, line, points) for colour, line, points in found if points]
     if not plotted:
         return Markup()
     all_points = [point for _, _, points in plotted for point in points]
@@ -194,13 +175,13 @@ def line_chart(
     def to_pixels(point: Point) -> Point:
         return x_scale.at(point[0]), y_scale.at(point[1])
 
-    parts = [_text(2, 16, y.label, kind="label")]
+    parts = [svg_text(2, 16, y.label, kind="label")]
     named = plotted if len(plotted) < 3 else [item for item in plotted if not item[1].dashed]
-    parts += _legend([(colour, line.name) for colour, line, _ in named], width - 14, 16) if legend else []
+    parts += legend([(colour, line.name) for colour, line, _ in named], width - 14, 16) if len(named) > 1 else []
     parts += _grid(x_scale, y_scale, y_ticks, y_labels)
     parts += [_curve(points, line, colour, to_pixels, y) for colour, line, points in plotted]
-    parts.append(_text(width - 14, height - 6, x.label, "end", "label"))
-    return _svg(width, height, charts.text_description(title, plotted, x), parts)
+    parts.append(svg_text(width - 14, height - 6, x.label, "end", "label"))
+    return svg(width, height, text_description(title, plotted, x), parts)
 
 
 _STANDALONE_CSS = f"""

@@ -22,7 +22,7 @@ from penjing.base.untrusted import number
 from penjing.report.metrics import thinned
 
 CHARACTER_WIDTH = 6.3  # of the 11.5 px figures on the axes
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 LIGHT_COLOURS = ("#b9673a", "#2c6e55", "#4a6fa5", "#8a5a83", "#94800f", "#2b8a9c", "#b8436c", "#5d5b52")
 DARK_COLOURS = ("#e0955f", "#74c2a0", "#8fb3e6", "#cf9cc6", "#d9c45a", "#6cc7d8", "#f08fb0", "#b9b6a8")
 NUM_COLOURS = len(LIGHT_COLOURS)
@@ -82,7 +82,7 @@ def power_label(value: float) -> str:
     """A number as a multiple of a power of ten: 5.1e14 -> '5.1×10¹⁴'."""
     mantissa, _, exponent = f"{value:.2e}".partition("e")
     mantissa = mantissa.rstrip("0").rstrip(".")
-    power = "10" + str(int(exponent)).translate(_SUPERSCRIPTS)
+    power = "10" + str(int(exponent)).translate(SUPERSCRIPTS)
     return power if mantissa == "1" else f"{mantissa}×{power}"
 
 
@@ -113,17 +113,17 @@ def shorten(text: str, width: float) -> str:
     return text.rstrip() + "…"
 
 
-def _svg(width: int, height: int, label: str, parts: Iterable[str]) -> Markup:
+def svg(width: int, height: int, label: str, parts: Iterable[str]) -> Markup:
     head = f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
     return Markup(head + "".join(parts) + "</svg>")
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
+def svg_text(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
     mark = f' class="{kind}"' if kind else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{mark}>{escape(text)}</text>'
 
 
-def _rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+def rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
@@ -137,18 +137,18 @@ def drawable(series: Series, x: Axis, y: Axis, limit: int) -> list[Point]:
     return [points[index] for index in thinned(np.array([y for _, y in points]), limit)]
 
 
-def _rect(x: float, y: float, width: float, height: float, kind: str, radius: int = 2, inner: str = "") -> str:
+def rect(x: float, y: float, width: float, height: float, kind: str, radius: int = 2, inner: str = "") -> str:
     geometry = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius}"'
     return f'<rect class="{kind}" {geometry}>{inner}</rect>'
 
 
-def _legend(names: Sequence[tuple[int, str]], right: float, top: float) -> list[str]:
+def legend(names: Sequence[tuple[int, str]], right: float, top: float) -> list[str]:
     """A right-aligned legend of (colour index, name)."""
     parts: list[str] = []
     for index, name in reversed(names):
         name = shorten(name, 120)
         right -= text_width(name)
-        parts += [_text(right, top, name), _rect(right - 15, top - 9, 10, 10, f"fill c{index}", 3)]
+        parts += [svg_text(right, top, name), rect(right - 15, top - 9, 10, 10, f"fill c{index}", 3)]
         right -= 28
     return parts
 
@@ -199,9 +199,9 @@ def _fraction_bar(score: Score, name: str, index: int, scale: Scale, top: float,
     note = f"{name}: {score.correct:,} of {score.total:,} (95 % interval {low * 100:.0f} % to {high * 100:.0f} %)"
     bar_width = max(scale.at(score.fraction) - scale.start, 1.0)
     return [
-        _rect(scale.start, top, bar_width, thick, f"fill c{index}", inner=f"<title>{escape(note)}</title>"),
-        _rule(scale.at(low), middle, scale.at(high), middle, "whisker"),
-        _text(scale.end + 42, middle + 4, f"{score.fraction * 100:.0f} %", "end"),
+        rect(scale.start, top, bar_width, thick, f"fill c{index}", inner=f"<title>{escape(note)}</title>"),
+        rule(scale.at(low), middle, scale.at(high), middle, "whisker"),
+        svg_text(scale.end + 42, middle + 4, f"{score.fraction * 100:.0f} %", "end"),
     ]
 
 
@@ -215,20 +215,20 @@ def fraction_bars(
     thick, gap, top = 11.0, 13.0, 34.0
     column = min(max(map(text_width, labels)) + 16, width * 0.36)
     scale = Scale(column, width - 48)
-    parts, y = _legend(list(enumerate(names)), width - 2, 16), top
+    parts, y = legend(list(enumerate(names)), width - 2, 16), top
     marks: list[str] = []
     for line, label in zip(lines, labels, strict=True):
-        parts.append(_text(column - 8, y + thick + 4, shorten(label, column - 12), "end", "name"))
+        parts.append(svg_text(column - 8, y + thick + 4, shorten(label, column - 12), "end", "name"))
         for index, score in enumerate((line.before, line.after)):
             if score:
                 parts += _fraction_bar(score, names[index], index, scale, y + thick * index, thick - 1)
         if (chance := line.best.chance) is not None:
-            mark = _rule(scale.at(chance), y - 3, scale.at(chance), y + 2 * thick + 2, "chance")
+            mark = rule(scale.at(chance), y - 3, scale.at(chance), y + 2 * thick + 2, "chance")
             marks.append(f"<g><title>guessing gets {chance * 100:.0f} %</title>{mark}</g>")
         y += 2 * thick + gap
-    grid = [_rule(scale.at(tick), top - 6, scale.at(tick), y - 4, "grid") for tick in (0, 0.25, 0.5, 0.75, 1)]
-    feet = [_text(scale.at(tick), y + 10, f"{tick * 100:.0f} %", "middle") for tick in (0, 0.5, 1)]
-    return _svg(width, int(y + 18), title, [*grid, *parts, *marks, *feet])
+    grid = [rule(scale.at(tick), top - 6, scale.at(tick), y - 4, "grid") for tick in (0, 0.25, 0.5, 0.75, 1)]
+    feet = [svg_text(scale.at(tick), y + 10, f"{tick * 100:.0f} %", "middle") for tick in (0, 0.5, 1)]
+    return svg(width, int(y + 18), title, [*grid, *parts, *marks, *feet])
 
 
 def span_bar(start: float, length: float, total: float, kind: str, note: str) -> Markup:
