@@ -41,9 +41,12 @@ def test_curves_are_drawn_and_show_their_values(opened, tmp_path: Path) -> None:
     page = opened(run)
     chart = page.locator("figure", has_text="Loss").first
     over = chart.locator(".u-over")
-    over.hover(position={"x": 1, "y": 20})
     values = chart.locator(".u-value")
+    assert values.all_inner_texts() == ["400", "1"]
+    over.hover(position={"x": 1, "y": 20})
     assert values.all_inner_texts() == ["100", "4"]
+    page.mouse.move(0, 0)
+    assert values.all_inner_texts() == ["400", "1"]
     box = over.bounding_box()
     over.hover(position={"x": box["width"] - 2, "y": 20})
     assert values.all_inner_texts() == ["400", "1"]

@@ -22,6 +22,7 @@ function draw(node) {
     label: one.name, stroke: colour(one), width: 1.8, dash: one.dashed ? [5, 4] : undefined,
     points: { show: one.dots || one.x.length === 1, size: 5, fill: css("--card") }, value: (_, value) => figure(value),
   });
+  const newest = (plot) => plot.cursor.idx ?? plot.setLegend({ idx: plot.data[0].length - 1 }, false);
   const fromZero = { min: { pad: 0, soft: 0, mode: 1 }, max: { pad: 0.1 } };
   return new uPlot({
     width: node.clientWidth,
@@ -29,6 +30,7 @@ function draw(node) {
     cursor: { sync: { key: chart.x }, points: { size: 6, fill: (_, at) => colour(chart.series[at - 1]) } },
     scales: { x: { time: false, distr: chart.log_x ? 3 : 1 }, y: { distr: chart.log_y ? 3 : 1, range: chart.from_zero ? fromZero : undefined } },
     axes: [axis(chart.x, 28), axis(chart.y, 46)],
+    hooks: { ready: [newest], setLegend: [newest] }, // the last values where nobody points at others
     series: [{ label: chart.x, value: (_, value) => figure(value) }, ...chart.series.map(line)],
   }, uPlot.join(chart.series.map((one) => [one.x, one.y])), node);
 }
