@@ -17,7 +17,7 @@ from penjing.report.charts import (
     Axis,
     Point,
     Series,
-    drawable,
+    drawn,
     figure,
     legend,
     rule,
@@ -156,11 +156,7 @@ def line_chart(
     limit: int = 160,
 ) -> Markup:
     """Several series in one chart. `limit`: maximum points per series; axis labels include units."""
-    found = [
-        ((index if line.colour is None else line.colour) % NUM_COLOURS, line, drawable(line, x, y, limit))
-        for index, line in enumerate(series)
-    ]
-    plotted = [(colour, line, points) for colour, line, points in found if points]
+    plotted = drawn(series, x, y, limit)
     if not plotted:
         return Markup()
     all_points = [point for _, _, points in plotted for point in points]

@@ -127,14 +127,24 @@ def rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def drawable(series: Series, x: Axis, y: Axis, limit: int) -> list[Point]:
-    """The points that axes can show, in order; `limit`: about how many at most."""
-    known = [(number(a), number(b)) for a, b in series.points]
-    points = [
-        (a, b) for a, b in known if a is not None and b is not None and (a > 0 or not x.log) and (b > 0 or not y.log)
-    ]
-    points.sort(key=lambda point: point[0])
-    return [points[index] for index in thinned(np.array([y for _, y in points]), limit)]
+def drawn(series: Sequence[Series], x: Axis, y: Axis, limit: int) -> list[tuple[int, Series, list[Point]]]:
+    """The colour and the points, in order, of each series that has points on these axes; `limit`: about how many."""
+    found = []
+    for index, line in enumerate(series):
+        pairs = ((number(a), number(b)) for a, b in line.points)
+        points = sorted(
+            (
+                (a, b)
+                for a, b in pairs
+                if a is not None and b is not None and (a > 0 or not x.log) and (b > 0 or not y.log)
+            ),
+            key=lambda point: point[0],
+        )
+        if points:
+            kept = thinned(np.array([b for _, b in points]), limit)
+            colour = index if line.colour is None else line.colour
+            found.append((colour % NUM_COLOURS, line, [points[place] for place in kept]))
+    return found
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str, radius: int = 2, inner: str = "") -> str:
@@ -169,11 +179,7 @@ def line_chart(
 ) -> Markup:
     """Several series in one chart, which `curves.js` draws: a `div` with the points as JSON, and their description in
     words. `limit`: maximum points per series; axis labels include units; height in CSS pixels."""
-    found = [
-        ((index if line.colour is None else line.colour) % NUM_COLOURS, line, drawable(line, x, y, limit))
-        for index, line in enumerate(series)
-    ]
-    plotted = [(colour, line, points) for colour, line, points in found if points]
+    plotted = drawn(series, x, y, limit)
     if not plotted:
         return Markup()
     lines = [
