@@ -25,7 +25,7 @@ class CrossEntropy(NamedTuple):
 
 
 class CrossEntropyOfTwo(NamedTuple):
-    """The cross-entropy of two targets under the same logits, -sum_n weight_n log p of each, as two nats.
+    """-sum_n weight_n log p of two targets under the same logits: a vector of two sums, in nats.
 
     Both need one softmax: log p(target_n) - log p(second_n) is the difference of their two logits.
     """

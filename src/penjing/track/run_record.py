@@ -218,7 +218,7 @@ def find_runs(path: Path) -> list[RunRecord]:
 
 
 def no_run(path: Path) -> UserError:
-    what = "no run in this folder" if path.is_dir() else "no such folder"
+    what = "no run in this folder" if path.is_dir() else "is a file" if path.exists() else "no such folder"
     return UserError(what, where=path, wanted="a folder made by `penjing train` or `penjing quickstart`")
 
 
