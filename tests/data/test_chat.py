@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penjing.base.files import sha256_text
 from penjing.data.chat import CHAT_TEMPLATE
 from penjing.data.chat.render import after_calls, render
 from penjing.data.formats import Message, read_chats
@@ -123,6 +124,32 @@ def test_the_template_needs_no_special_jinja(tokenizer: Tokenizer, wrap: Any) ->
             )
             ids = render(tokenizer, messages, tools, ask=True, thinking=thinking).ids
             assert text == tokenizer.decode(ids, hide=False)
+
+
+def test_transformers_renders_messages_as_files_and_clients_write_them(tokenizer: Tokenizer, theirs: Any) -> None:
+    """Arguments as a text, no content or parts of one, calls without `function`."""
+    calls = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": "北"}'}}]
+    calls += [{"name": "g", "arguments": {"b": 1}}, {"function": {"name": "h", "arguments": ""}}]
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    sent = [{"role": "system", "content": None}, {"role": "user", "content": parts}]
+    sent += [{"role": "assistant", "content": None, "tool_calls": calls}, {"role": "tool", "content": parts}]
+    same = [system(""), user("one\ntwo")]
+    arguments = {"f": {"a": "北"}, "g": {"b": 1}, "h": {}}
+    called = [{"name": name, "arguments": value} for name, value in arguments.items()]
+    same += [assistant("", "", *called), tool("one\ntwo")]
+    assert theirs.apply_chat_template(sent, tokenize=True, return_dict=False) == render(tokenizer, same).ids
+    with pytest.raises(Exception, match="tool_calls"):
+        theirs.apply_chat_template([{"role": "assistant", "content": "", "tool_calls": json.dumps(called)}])
+
+
+def test_an_earlier_text_of_our_template_is_ours(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer.save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("earlier")
+    assert not Tokenizer.load(tmp_path).is_ours
+    monkeypatch.setattr("penjing.data.tokenizer.tokenizer.EARLIER_TEMPLATES", {sha256_text("earlier")})
+    assert Tokenizer.load(tmp_path).is_ours and Tokenizer.load(tmp_path).template == CHAT_TEMPLATE
 
 
 # -------------------------------------------------------------------------------------------------------------- weights

@@ -9,6 +9,8 @@ import pytest
 from penjing.base import config
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
+from penjing.base.files import sha256_text
+from penjing.data.chat import CHAT_TEMPLATE, EARLIER_TEMPLATES
 from penjing.train.config import Run
 from penjing.train.resume import check_same_run
 
@@ -71,3 +73,8 @@ def test_facts_are_compared_like_settings(begun, name):
     with pytest.raises(UserError, match=name):
         check_same_run(resolve(), {**FACTS, name: "another"}, begun, [])
     assert check_same_run(resolve(), FACTS, begun, []) == []
+
+
+def test_a_run_that_has_an_earlier_text_of_our_template_continues(begun):
+    begun.state = lambda: FACTS | {"template": next(iter(EARLIER_TEMPLATES))}
+    assert check_same_run(resolve(), FACTS | {"template": sha256_text(CHAT_TEMPLATE)}, begun, []) == []

@@ -9,6 +9,7 @@ from penjing.base import config
 from penjing.base.errors import UserError, suggest
 from penjing.base.files import sha256_text
 from penjing.checkpoint.load import Checkpoint
+from penjing.data.chat import CHAT_TEMPLATE, EARLIER_TEMPLATES
 from penjing.train.config import Run
 from penjing.train.precision import Precision
 from penjing.train.stages.base import Stage
@@ -49,6 +50,7 @@ def differences(run: Run, fingerprints: Mapping[str, str], checkpoint: Checkpoin
     state = checkpoint.state()
     for name in FINGERPRINTS:
         saved = state.get(name)  # None in checkpoints of older versions
+        saved = sha256_text(CHAT_TEMPLATE) if saved in EARLIER_TEMPLATES else saved
         if saved is not None and name in fingerprints and saved != fingerprints[name]:
             changes.append(ConfigDifference(name, saved, fingerprints[name]))
     return changes

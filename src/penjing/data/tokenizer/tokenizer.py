@@ -18,7 +18,7 @@ import tokenizers
 
 from penjing.base.errors import UserError
 from penjing.base.files import sha256_text, write_json, write_text
-from penjing.data.chat import CHAT_TEMPLATE
+from penjing.data.chat import CHAT_TEMPLATE, EARLIER_TEMPLATES
 from penjing.data.chat.external_templates import answer_end
 from penjing.data.tokenizer.config_files import (
     add_config_tokens,
@@ -293,6 +293,7 @@ class Tokenizer:
             )
         template, settings = read_template(folder), read_object(folder / "tokenizer_config.json")
         settings.pop("chat_template", None)
+        template = CHAT_TEMPLATE if sha256_text(template) in EARLIER_TEMPLATES else template
         try:
             full = tokenizers.Tokenizer.from_str(read_checked(path))
             ours = all(full.token_to_id(token) is not None for token in CONTROL_TOKENS)
