@@ -45,7 +45,7 @@ def load(*words, adapters=(), context=0):
 
 def test_checkpoints_and_adapters_have_names_of_their_own(run, start):
     """`kite@9` is another model than `kite`, and so is `kite:mine`, in one batch with it."""
-    models = load(run, f"{run}@9", f"other={run}", adapters=[f"mine={run.parent / 'mine'}"])
+    models = load(run, f"{run}@9", f"other={run}@12", adapters=[f"mine={run.parent / 'mine'}"])
     assert models.names == ("kite", "kite:mine", "kite@9", "other")
     with start(*models.served.values()) as serving:
         facts = {each.id: each.penjing for each in serving.openai.models.list()}
@@ -61,11 +61,13 @@ def test_checkpoints_and_adapters_have_names_of_their_own(run, start):
 
 
 @pytest.mark.parametrize("folder", ["me@host/kite", "lr=0.1/a@2"])
-def test_a_folder_may_have_the_signs_of_names_and_steps(tmp_path, folder):
+def test_a_folder_may_have_the_signs_of_names_and_steps(tmp_path, monkeypatch, folder):
     (tmp_path / folder / "checkpoints" / "step-00000009").mkdir(parents=True)
     (tmp_path / folder / "run.toml").touch()
-    ((name, path),) = _named(f"{tmp_path / folder}@9")
-    assert name == f"{(tmp_path / folder).name}@9" and path.name == "step-00000009"
+    monkeypatch.chdir(tmp_path)
+    for word in (f"{tmp_path / folder}@9", f"{folder}@9"):
+        ((name, path),) = _named(word)
+        assert name == f"{(tmp_path / folder).name}@9" and path.name == "step-00000009"
 
 
 def test_what_is_not_there(run):

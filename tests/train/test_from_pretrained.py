@@ -259,6 +259,10 @@ def test_the_average_of_a_runs_checkpoints_and_of_models(stock, toy, tmp_path):
     train("sft", f"init_from={folder}", f"data.train={toy / 'sft.jsonl'}", f"out={out}")
     names = average_models([out], tmp_path / "mean", last=2)
     assert [Path(name).name for name in names] == ["step-00000004", "step-00000002"]
+    assert load_trained(Path(f"{out}@2")).checkpoint.folder == Path(names[1])
+    assert resolve_run("sft", parse_overrides([f"init_from={out}@2", *SMALL])).init_from == names[1]
+    with raises_user_error(where=f"{out}@3", got="3", wanted="2, 4"):
+        load_trained(Path(f"{out}@3"))
     first, second = (load_trained(Path(name)) for name in names)
     mean = load_trained(tmp_path / "mean")
     expected = (first.model.embed.weight.double() + second.model.embed.weight.double()) / 2

@@ -32,7 +32,7 @@ RunPath = Annotated[
     Path,
     typer.Argument(
         metavar="RUN",
-        help="A run's folder, such as runs/quickstart; a Hugging Face directory or hub name; a MiniMind .pth file.",
+        help="A run's folder; RUN@STEP, one of its checkpoints; a Hugging Face directory or hub name; a MiniMind .pth.",
     ),
 ]
 DeviceName = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda, cuda:0 or mps.")]

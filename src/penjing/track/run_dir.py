@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from penjing.base.errors import UserError
-from penjing.checkpoint.manifest import MANIFEST
+from penjing.checkpoint.manifest import MANIFEST, folder_name, steps
 
 
 class RunDir:
@@ -36,11 +36,25 @@ def _run_at(path: Path) -> Path | None:
     return next((run.path for run in folders if run.settings.is_file() and run.checkpoints.is_dir()), None)
 
 
+def checkpoint_path(path: Path) -> Path:
+    """The folder of the checkpoint RUN@STEP; any other path unchanged. Raises UserError if the run has no such step."""
+    name, _, step = str(path).rpartition("@")
+    run = None if path.exists() or not step.isdecimal() else _run_at(Path(name))
+    if run is None:
+        return path
+    folder = RunDir(run).checkpoints / folder_name(int(step))
+    if not folder.is_dir():
+        known = ", ".join(map(str, sorted(steps(folder.parent)))) or "none is there"
+        raise UserError("the run has no such checkpoint", where=path, got=step, wanted=known)
+    return folder
+
+
 def stage_folder(path: Path) -> Path:
-    """The run's folder at `path`: itself, or for a quickstart's folder that of its last stage.
+    """The run's folder at `path`: itself, for a quickstart's folder that of its last stage, for a checkpoint its run.
 
     Raises UserError if there is no run.
     """
+    path = checkpoint_path(path)
     run = _run_at(path)
     if run is not None:
         return run
@@ -60,5 +74,5 @@ def is_run(path: Path) -> bool:
 
 
 def is_run_or_checkpoint(path: Path) -> bool:
-    """Whether `path` is a run's folder, a quickstart's, or that of one checkpoint."""
-    return is_run(path) or (path / MANIFEST).is_file()
+    """Whether `path` is a run's folder, a quickstart's, or one checkpoint."""
+    return is_run(path) or (checkpoint_path(path) / MANIFEST).is_file()

@@ -145,7 +145,7 @@ class Run(Settings):
 
     stage: str = "pretrain"  # name of the recipe
     out: str = "runs/pretrain"  # folder of the run; the same command again resumes it
-    init_from: str = ""  # run or checkpoint with the start weights; empty: train from scratch
+    init_from: str = ""  # run or checkpoint (RUN@STEP) with the start weights; empty: train from scratch
     seed: Annotated[int, Ge(-(2**63)), Lt(2**63)] = 1  # of initial weights, order of data and samples
     epochs: NonNegativeFloat = 1.0  # times through the training rows
     max_steps: NonNegativeInt = 0  # optimizer steps; 0 = as many as `epochs` takes

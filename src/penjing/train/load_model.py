@@ -28,7 +28,7 @@ from penjing.model.config import ModelConfig
 from penjing.model.lora import DEFAULT, add_adapter, fingerprint, merge, trainable_state_dict
 from penjing.model.resize_embeddings import resize_embeddings
 from penjing.model.transformer import Transformer
-from penjing.track.run_dir import RunDir, is_run, is_run_or_checkpoint, stage_folder
+from penjing.track.run_dir import RunDir, checkpoint_path, is_run, is_run_or_checkpoint, stage_folder
 from penjing.train.config import ComputeSettings, Run
 from penjing.train.precision import SLOW_FLOAT16, Precision
 
@@ -57,11 +57,11 @@ class LoadedModel:
 
 
 def checkpoint_at(path: Path) -> Checkpoint | None:
-    """The checkpoint at `path`, if that is the folder of one (RUN/checkpoints/step-00000500), else None.
+    """The checkpoint at `path`, if that is one (RUN@500, or RUN/checkpoints/step-00000500), else None.
 
     Raises UserError if it is damaged or not inside a run's folder.
     """
-    path = path.resolve()
+    path = checkpoint_path(path).resolve()
     if not (path / MANIFEST).is_file():
         return None
     problem = damage(path)

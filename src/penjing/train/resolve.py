@@ -22,7 +22,7 @@ from penjing.base.formatting import gibibytes
 from penjing.model.config import ModelConfig
 from penjing.parallel import RESHARDING
 from penjing.plan.shape import shape_of
-from penjing.track.run_dir import is_run_or_checkpoint, stage_folder
+from penjing.track.run_dir import checkpoint_path, is_run_or_checkpoint, stage_folder
 from penjing.train.config import Run
 from penjing.train.load_model import read_settings, start_shape, start_tokenizer
 from penjing.train.stages import settings_classes
@@ -247,6 +247,9 @@ def start_run(base: Layer, layers: Sequence[Layer]) -> Run:
     """
     start = str(next((layer["init_from"] for layer in reversed(layers) if layer.get("init_from")), ""))
     requested = {f"{group}.{name}" for layer in layers for group in layer for name in _table(layer, group)}
+    if (folder := checkpoint_path(Path(start))) != Path(start):
+        start = str(folder)
+        layers = [*layers, {"init_from": start}]
     run = _from_pretrained(start, base, layers) if start else config.resolve(Run, base, *layers)
     run = _rate(run, base, layers)
     for setting, automatic in (

@@ -7,18 +7,17 @@ from itertools import islice
 from pathlib import Path
 
 from penjing.base.errors import UserError
-from penjing.checkpoint.manifest import folder_name, steps
 from penjing.data import formats as records
 from penjing.data.corpus import Corpus, DataSettings
 from penjing.export.adapter import attach_adapters
 from penjing.infer.forward import Weights
 from penjing.infer.generate import make_engine
 from penjing.serve.models import Models, ServedModel
-from penjing.track.run_dir import STAGES, RunDir, is_run, stage_folder
+from penjing.track.run_dir import STAGES, RunDir, checkpoint_path, is_run
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained, use_device
 
-_WORD = re.compile(r"(?:(?P<name>[^=@/]+)=)?(?P<path>.+?)(?:@(?P<step>[0-9]+))?")
+_NAMED = re.compile("([^=@/]+)=(.+)")
 MAX_EXAMPLES, EXAMPLE_CHARACTERS = 4, 300  # of the chat page
 SEARCHED_RECORDS, OPENING_CHARACTERS = 50, 40
 
@@ -88,16 +87,11 @@ def _prompts(data: DataSettings) -> Iterator[str]:
 
 def _named(word: str) -> list[tuple[str, Path]]:
     """The names and paths that one word of the command line stands for."""
-    whole = None if Path(word).exists() else _WORD.fullmatch(word)
-    called, text, step = (whole["name"], whole["path"], whole["step"]) if whole else (None, word, None)
-    path = Path(text)
-    name = called or (path.resolve().name if path.exists() else text)
-    if step is not None:
-        folder = RunDir(stage_folder(path)).checkpoints / folder_name(int(step))
-        if not folder.is_dir():
-            known = ", ".join(map(str, sorted(steps(folder.parent))))
-            raise UserError("the run has no such checkpoint", where=word, got=step, wanted=known or "none is there")
-        return [(f"{name}@{int(step)}", folder)]
+    path, called, text = checkpoint_path(Path(word)), "", word
+    if not path.exists() and (parts := _NAMED.fullmatch(word)):
+        called, text = parts.groups()
+        path = checkpoint_path(Path(text))
+    name = called or (Path(text).resolve().name if path.exists() else text)
     stages = [stage for stage in STAGES if is_run(path / stage)]
     if RunDir(path).settings.is_file() or not stages:
         return [(name, path)]

@@ -14,7 +14,7 @@ from penjing.base.errors import UserError
 from penjing.data.formats import Message
 from penjing.objective.policy import RewardSettings
 from penjing.rl.rewards.base import Reward, RewardInput, RewardRuntime
-from penjing.track.run_dir import is_run
+from penjing.track.run_dir import is_run_or_checkpoint
 from penjing.train.stages.reward import load_reward_model
 
 MODEL = "objective.reward.model"
@@ -24,7 +24,7 @@ class ModelReward(Reward):
     def __init__(self, settings: RewardSettings, runtime: RewardRuntime) -> None:
         if not settings.model:
             raise UserError("no reward model is set", where=MODEL, wanted="a run or a directory")
-        if is_run(Path(settings.model)):
+        if is_run_or_checkpoint(Path(settings.model)):
             judge = load_reward_model(Path(settings.model))
             judge.model.to(runtime.device)
             self.score_conversations = judge.rewards
