@@ -113,8 +113,9 @@ def test_thoughts_stand_first_and_call_nothing(tokenizer: Tokenizer) -> None:
 
 
 def test_a_call_that_never_ends_is_one_with_a_problem(tokenizer: Tokenizer) -> None:
-    (call,) = said(tokenizer, '<tool_call>{"name": "add", "arguments": {}}').calls
-    assert call.problem == "the call was not closed"
+    cut = said(tokenizer, '<tool_call>{"name": "add", "arguments": {}}')
+    assert cut.calls[0].problem == "the call was not closed"
+    assert cut.message.content == '<tool_call>{"name": "add", "arguments": {}}'
     first, second = said(tokenizer, "<tool_call>{" + ADD).calls
     assert first.problem == "the call was not closed" and second.problem == ""
 

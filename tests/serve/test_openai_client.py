@@ -158,8 +158,10 @@ def test_logit_bias_and_penalties(client, tokenizer):
 
 
 def test_thinking_opens_a_thought(client):
-    answer = client.chat.completions.create(**ASK, extra_body={"enable_thinking": True}, max_tokens=8, seed=1)
-    assert answer.choices[0].message.reasoning_content
+    for name in ("enable_thinking", "open_thinking"):
+        for fields in ({name: True}, {"chat_template_kwargs": {name: True}}):
+            answer = client.chat.completions.create(**ASK, extra_body=fields, max_tokens=8, seed=1)
+            assert answer.choices[0].message.reasoning_content
 
 
 def test_function_is_a_tool(client):

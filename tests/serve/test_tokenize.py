@@ -39,3 +39,10 @@ def test_what_cannot_be_counted_is_refused_and_keeps_no_place(serving):
         post("/tokenize", json={"model": "chat", "prompt": "so " * 2000}).json()["count"] > 2000
     )  # beyond the context
     assert serving.hub._open == 0
+
+
+def test_text_parts_are_lines_as_in_training(serving):
+    parts = [{"type": "text", "text": "so"}, {"type": "text", "text": "it is"}]
+    bodies = [{"model": "chat", "messages": [{"role": "user", "content": text}]} for text in (parts, "so\nit is")]
+    first, second = (serving.http.post("/tokenize", json=body).json()["tokens"] for body in bodies)
+    assert first == second

@@ -152,7 +152,7 @@ def _check_fields(body: ChatRequest) -> None:
         if field is None or field.json_schema is None:
             raise ApiError(400, "response_format: json_schema needs a schema", param="response_format")
     forced = body.requires_tool_call  # and no text follows that would need the response_format
-    if (forced or needs_json) and body.enable_thinking:
+    if (forced or needs_json) and body.thinking:
         raise ApiError(400, "enable_thinking: not with a required tool call or JSON", param="enable_thinking")
     if (forced or needs_json) and body.continue_ids:
         raise ApiError(400, "continue_ids: not with a required tool call or JSON", param="continue_ids")
@@ -171,7 +171,7 @@ def _arguments(sent: str | dict[str, Any] | None) -> Any:
 
 def _message(message: ChatMessage) -> Message:
     content = message.content or message.refusal
-    text = content if isinstance(content, str) else "".join(part.text for part in content or ())
+    text = content if isinstance(content, str) else "\n".join(part.text for part in content or ())
     calls = []
     for call in message.calls:
         arguments = _arguments(call.arguments)
@@ -200,8 +200,8 @@ def _turn(target: Target, body: ChatRequest) -> Turn:
         field = body.response_format.json_schema
         schema = field.json_schema if field is not None and body.response_format.type == "json_schema" else None
         grammar = _grammar(target, ANY_OBJECT if schema is None else schema, "response_format")
-    prompt = render(tokenizer, messages, functions, ask=True, thinking=body.enable_thinking).ids
-    return Turn(prompt, prefix_ids, suffix_ids, body.enable_thinking, grammar)
+    prompt = render(tokenizer, messages, functions, ask=True, thinking=body.thinking).ids
+    return Turn(prompt, prefix_ids, suffix_ids, body.thinking, grammar)
 
 
 def _grammar(target: Target, schema: Mapping[str, Any], param: str) -> Callable[[], JsonMask]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from penjing.data.chat.external_templates import THINKING_SWITCHES
 from penjing.data.tokenizer.tokenizer import THINK, Tokenizer
 from penjing.infer.engine import Engine
 from penjing.infer.grammar import JsonGrammars
@@ -39,11 +40,10 @@ class ServedModel:
     @property
     def thinking(self) -> bool:
         """Whether `enable_thinking` has an effect."""
-        template = self.tokenizer.template
-        has_think_token = self.tokenizer.is_ours and self.tokenizer.has(THINK)
-        return (self.loaded.answers or bool(self.chat_adapters)) and (
-            has_think_token or (not self.tokenizer.is_ours and "enable_thinking" in template)
-        )
+        tokenizer = self.tokenizer
+        has_switch = any(name in tokenizer.template for name in THINKING_SWITCHES)
+        can_think = tokenizer.has(THINK) if tokenizer.is_ours else has_switch
+        return can_think and (self.loaded.answers or bool(self.chat_adapters))
 
     @property
     def parameters(self) -> int:

@@ -1,13 +1,13 @@
 """The request fields. Unknown fields are ignored; an error names the wrong field.
 
 Numbers must not be strings, and must be finite. null means that the field is absent. Names and meanings are OpenAI's;
-`top_k`, `min_p`, `repetition_penalty`, `enable_thinking` and `continue_ids` are extensions.
+`top_k`, `min_p`, `repetition_penalty`, `enable_thinking`, `chat_template_kwargs` and `continue_ids` are extensions.
 """
 
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from penjing.serve import limits
 
@@ -205,7 +205,15 @@ class ResponseFormat(_Body):
     json_schema: NamedSchema | None = None
 
 
-class ChatRequest(SamplingFields):
+class TemplateFields(_Body):
+    """`chat_template_kwargs`, as clients of vLLM and MiniMind send them."""
+
+    enable_thinking: bool | None = Field(
+        default=None, validation_alias=AliasChoices("enable_thinking", "open_thinking")
+    )
+
+
+class ChatRequest(SamplingFields, TemplateFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[Messages, Field(min_length=1)]
@@ -220,7 +228,13 @@ class ChatRequest(SamplingFields):
     function_call: Literal["none", "auto"] | NamedFunction | None = None
     response_format: ResponseFormat | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
-    enable_thinking: bool | None = None
+    chat_template_kwargs: TemplateFields | None = None
+
+    @property
+    def thinking(self) -> bool | None:
+        """Whether the answer begins with thoughts; None: the model decides."""
+        more = self.chat_template_kwargs
+        return self.enable_thinking if self.enable_thinking is not None or more is None else more.enable_thinking
 
     @property
     def choice_field(self) -> str:

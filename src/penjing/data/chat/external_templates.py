@@ -24,6 +24,7 @@ from penjing.base.errors import UserError
 from penjing.data.chat.template_sandbox import LARGEST_TEMPLATE, LimitedEnvironment, TemplateLimit
 from penjing.data.formats import Message
 
+THINKING_SWITCHES = ("enable_thinking", "open_thinking")  # as Qwen3's and MiniMind's templates call it
 # Around a placeholder's number. Contents may contain them; they are never searched.
 _OPEN, _CLOSE = "\ue010", "\ue011"
 Write = Callable[[Sequence[Message], Sequence[dict[str, Any]], bool], str]  # messages, tools, ask -> text
@@ -107,8 +108,7 @@ def run_template(
         "tools": wrapped or None,
         "documents": None,
         "add_generation_prompt": ask,
-        "enable_thinking": thinking,  # Qwen3's name for it
-        "open_thinking": thinking,  # MiniMind's
+        **dict.fromkeys(THINKING_SWITCHES, thinking),
         **names,
     }
     num_chars = sum(len(message.content) + len(message.reasoning_content) for message in messages) + len(str(tools))

@@ -17,6 +17,7 @@ from penjing.data.tokenizer import tokenizer as tokens
 from penjing.data.tokenizer.tokenizer import Tokenizer
 
 MAX_CALL_CHARACTERS = 20_000
+NOT_CLOSED = "the call was not closed"
 Kind = Literal["reasoning", "content", "tool_call"]
 
 
@@ -44,10 +45,11 @@ class ParsedTurn:
         """The turn as a message; the text of an invalid call is kept as content."""
         invalid = [call for call in self.calls if call.problem and call.text]
         valid = [call for call in self.calls if not call.problem]
-        content = [self.content, *(f"{tokens.TOOL_CALL}{call.text}{tokens.END_TOOL_CALL}" for call in invalid)]
+        ends = ("" if call.problem == NOT_CLOSED else tokens.END_TOOL_CALL for call in invalid)
+        texts = (f"{tokens.TOOL_CALL}{call.text}{end}" for call, end in zip(invalid, ends, strict=True))
         return Message(
             role="assistant",
-            content="\n".join(span for span in content if span),
+            content="\n".join(text for text in (self.content, *texts) if text),
             reasoning_content=self.reasoning.strip(),
             tool_calls=tuple({"name": call.name, "arguments": call.arguments} for call in valid),
         )
@@ -168,7 +170,7 @@ def read_call(span: TurnSpan) -> ToolCall:
     """Parse a call from the text between its marks."""
     text = span.text.strip()
     if not span.closed:
-        return ToolCall(text=text, problem="the call was not closed")
+        return ToolCall(text=text, problem=NOT_CLOSED)
     if len(text) > MAX_CALL_CHARACTERS:
         return ToolCall(text=text, problem="the call is too long")
     try:
