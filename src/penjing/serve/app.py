@@ -166,22 +166,10 @@ def _add_status(app: FastAPI) -> None:
 
 # --- OpenAPI schema -------------------------------------------------------------------------------------------------
 
-_ERROR_SCHEMA = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
+_OPTIONAL = {"type": ["string", "null"]}
+_FIELDS = {"message": {"type": "string"}, "type": {"type": "string"}, "param": _OPTIONAL, "code": _OPTIONAL}
+_ERROR = {"type": "object", "required": list(_FIELDS), "properties": _FIELDS}
+_ERROR_SCHEMA = {"type": "object", "required": ["error"], "properties": {"error": _ERROR}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "content": {"application/json": {"schema": _ERROR_SCHEMA}}}
     for status, text in (

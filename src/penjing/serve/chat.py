@@ -10,7 +10,7 @@ from penjing.base.errors import UserError
 from penjing.data.chat.render import render
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import END_TOOL_CALL, TOOL_CALL, Tokenizer
-from penjing.infer.grammar import ANY_OBJECT, JsonMask, call_schema
+from penjing.infer.grammar import JsonMask, call_schema
 from penjing.infer.requests import Event
 from penjing.infer.text_stream import TurnStream
 from penjing.serve.deltas import Delta, TurnDeltas, as_function_call, merged, message_of
@@ -120,8 +120,7 @@ async def encode(target: Target, body: ChatRequest) -> Turn:
     """The turn to generate. Raises ApiError if a field is invalid, or the messages are too long."""
     _check_fields(body)
     all_text = body.model_dump_json(include={"messages", "tools", "functions"}, exclude_none=True)
-    needs_json = body.response_format is not None and body.response_format.type != "text"
-    has_grammar = body.requires_tool_call or needs_json
+    has_grammar = body.requires_tool_call or body.answer_schema is not None
     return await target.encode(lambda: _turn(target, body), [len(all_text)], "messages", has_grammar=has_grammar)
 
 
@@ -146,16 +145,9 @@ def _check_fields(body: ChatRequest) -> None:
         raise ApiError(400, "function_call: only with functions", param="function_call")
     if (body.requires_tool_call or body.allowed_tools) and not (body.tools or body.functions):
         raise ApiError(400, "tool_choice: only with tools", param="tool_choice")
-    needs_json = body.response_format is not None and body.response_format.type != "text"
-    if needs_json and body.response_format and body.response_format.type == "json_schema":
-        field = body.response_format.json_schema
-        if field is None or field.json_schema is None:
-            raise ApiError(400, "response_format: json_schema needs a schema", param="response_format")
-    forced = body.requires_tool_call  # and no text follows that would need the response_format
-    if (forced or needs_json) and body.thinking:
-        raise ApiError(400, "enable_thinking: not with a required tool call or JSON", param="enable_thinking")
-    if (forced or needs_json) and body.continue_ids:
-        raise ApiError(400, "continue_ids: not with a required tool call or JSON", param="continue_ids")
+    for name, value in (("enable_thinking", body.thinking), ("continue_ids", body.continue_ids)):
+        if value and (body.answer_schema is not None or body.requires_tool_call):
+            raise ApiError(400, f"{name}: not with a required tool call or JSON", param=name)
 
 
 def _arguments(sent: str | dict[str, Any] | None) -> Any:
@@ -196,10 +188,8 @@ def _turn(target: Target, body: ChatRequest) -> Turn:
         grammar = _grammar(
             target, call_schema(_named(body, functions, body.required_tool and [body.required_tool])), "tools"
         )
-    elif body.response_format is not None and body.response_format.type != "text":
-        field = body.response_format.json_schema
-        schema = field.json_schema if field is not None and body.response_format.type == "json_schema" else None
-        grammar = _grammar(target, ANY_OBJECT if schema is None else schema, "response_format")
+    elif body.answer_schema is not None:
+        grammar = _grammar(target, body.answer_schema, "response_format")
     prompt = render(tokenizer, messages, functions, ask=True, thinking=body.thinking).ids
     return Turn(prompt, prefix_ids, suffix_ids, body.thinking, grammar)
 

@@ -5,11 +5,14 @@ Numbers must not be strings, and must be finite. null means that the field is ab
 """
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
+from penjing.infer.grammar import ANY_OBJECT
 from penjing.serve import limits
+from penjing.serve.errors import ApiError
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
@@ -229,6 +232,16 @@ class ChatRequest(SamplingFields, TemplateFields):
     response_format: ResponseFormat | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
     chat_template_kwargs: TemplateFields | None = None
+
+    @property
+    def answer_schema(self) -> Mapping[str, Any] | None:
+        """The JSON schema of the answer; None: any text. Raises ApiError if it is missing."""
+        form = self.response_format
+        if form is None or form.type != "json_schema":
+            return ANY_OBJECT if form is not None and form.type == "json_object" else None
+        if form.json_schema is None or form.json_schema.json_schema is None:
+            raise ApiError(400, "response_format: json_schema needs a schema", param="response_format")
+        return form.json_schema.json_schema
 
     @property
     def thinking(self) -> bool | None:
