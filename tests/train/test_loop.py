@@ -138,17 +138,6 @@ def test_each_step_has_the_rate_of_its_place():
     assert [figures["learning_rate"] for _, figures in memory.seen] == used
 
 
-def test_each_step_has_the_weight_decay_of_its_place():
-    made, model, _ = parts([batch(2)], steps=3)
-    optimizers, used = descent(model), []
-    (group,) = optimizers[0].param_groups
-    group["peak_weight_decay"], plain_step = 0.4, optimizers[0].step
-    optimizers[0].step = lambda: used.append(group["weight_decay"]) or plain_step()
-    schedule = WarmupStableDecay(weight_decay_factors=(1, 0.5))
-    train(replace(made, optimizers=optimizers, schedule=schedule), TrainState())
-    assert used == pytest.approx([0.4, 0.3, 0.2])
-
-
 def test_gradients_travel_between_ranks_with_the_last_pass_of_a_step():
     made, _, _ = parts([batch(2)], steps=2, accumulate=3)
     told, plain = [], made.strategy.micro_step

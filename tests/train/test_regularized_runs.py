@@ -1,4 +1,4 @@
-"""Runs with noise, a second loss and falling decay: resumed exactly, alike in any passes, validated without them."""
+"""Runs with noise, a second loss and weight decay: resumed exactly, alike in any passes, validated without them."""
 
 import json
 
@@ -11,7 +11,6 @@ from penjing.base.config import parse_overrides
 from penjing.base.files import sha256_file
 from penjing.checkpoint.manifest import MANIFEST, manifest_text, read_manifest
 from penjing.loader.batch_source import PackedSource
-from penjing.optim.schedule import Constant
 from penjing.parallel.base import make_strategy
 from penjing.train.build import prepare_run
 from penjing.train.load_model import load_trained
@@ -21,8 +20,9 @@ from penjing.workflows.train import resolve_run
 NOISE = "regularization.dropout=0.2"
 EMPTY = example_rows(2, 4, torch.device("cpu"))
 OFF = "cautious_decay = false"
+FACTORS = "weight_decay_factors = []"
 MTP = "objective.mtp_weight=0.5"
-DECAY = ["optimizer.weight_decay=0.5", "schedule.weight_decay_factors=1,0.1"]
+DECAY = "optimizer.weight_decay=0.5"
 
 
 def metrics(folder, name):
@@ -34,7 +34,11 @@ def as_of_an_older_version(folder):
     """Write settings that exist no longer to a run and its checkpoint, with the values that had no effect."""
     path = newest(folder) / "run.toml"
     text = path.read_text()
-    for group, more in (("regularization", "stochastic_depth = 0.0\nmasked_inputs = 0"), ("optimizer", OFF)):
+    for group, more in (
+        ("regularization", "stochastic_depth = 0.0\nmasked_inputs = 0"),
+        ("optimizer", OFF),
+        ("schedule", FACTORS),
+    ):
         text = text.replace(f"[{group}]\n", f"[{group}]\n{more}\n")
     assert OFF in text and "masked_inputs" in text
     path.write_text(text)
@@ -45,7 +49,7 @@ def as_of_an_older_version(folder):
 
 
 def test_a_run_resumes_exactly_and_splits_alike(small_run, tmp_path):
-    words = [*small_run, NOISE, MTP, *DECAY, "max_steps=6"]
+    words = [*small_run, NOISE, MTP, DECAY, "max_steps=6"]
     whole, resumed, split = tmp_path / "whole", tmp_path / "resumed", tmp_path / "split"
     train("pretrain", *words, f"out={whole}")
     cut_back(whole, resumed, 3)
@@ -80,22 +84,17 @@ def test_the_weight_of_the_second_loss_falls_to_zero_at_two_thirds_of_the_steps(
 
 def test_a_removed_setting_is_accepted_only_where_it_is_off():
     off = ["regularization.stochastic_depth=0", "regularization.masked_inputs=0.0", "optimizer.cautious_decay=false"]
-    assert resolve_run("pretrain", parse_overrides(off)) == resolve_run("pretrain")
+    factors = "schedule.weight_decay_factors="
+    assert resolve_run("pretrain", parse_overrides([*off, f"{factors}[]"])) == resolve_run("pretrain")
+    with raises_user_error(where=factors[:-1]):
+        resolve_run("pretrain", parse_overrides([f"{factors}1,0.1"]))
     for setting in off:
         name = setting.split("=")[0]
         with raises_user_error(where=name):
             resolve_run("pretrain", parse_overrides([f"{name}={'true' if 'cautious' in name else 0.1}"]))
 
 
-def test_weight_decay_follows_its_factors():
-    schedule = Constant(weight_decay_factors=(1.0, 1.0, 0.2))
-    assert [schedule.decay_factor(step, 5) for step in range(5)] == pytest.approx([1, 1, 1, 0.6, 0.2])
-    assert Constant().decay_factor(3, 5) == Constant(weight_decay_factors=(1.0,)).decay_factor(4, 5) == 1
-
-
 @pytest.mark.parametrize("objective", ["policy", "preference", "reward"])
 def test_noise_is_refused_where_rows_have_no_seeds(objective):
     with raises_user_error(where="regularization", got=f"objective.name={objective}"):
         resolve_run("pretrain", parse_overrides([f"objective={objective}", NOISE]))
-    with raises_user_error(where="schedule.weight_decay_factors", got="optimizer.weight_decay=0"):
-        resolve_run("pretrain", parse_overrides(["optimizer=muon", DECAY[1]]))

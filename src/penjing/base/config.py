@@ -203,7 +203,7 @@ def _merge(kind: Any, base: dict[str, Any], layer: Layer, prefix: str) -> dict[s
     for name, value in layer.items():
         if name not in annotations:
             path, off = prefix + name, getattr(kind, "removed", {}).get(name)
-            if off is not None and convert(type(off), value, path) == off:
+            if off is not None and convert(tuple[str, ...] if off == () else type(off), value, path) == off:
                 continue
             while isinstance(value, Mapping) and value:  # the first setting of an unknown group
                 name, value = next(iter(value.items()))

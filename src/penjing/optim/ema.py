@@ -30,7 +30,7 @@ class Ema(NoDynamoOptimizer):
 
     def __init__(self, parameters: Iterable[nn.Parameter], decay: float) -> None:
         self.decay, self.parameters = decay, list(parameters)
-        super().__init__([{"params": self.parameters, "lr": 0.0, "peak": 0.0, "peak_weight_decay": 0.0}], {})
+        super().__init__([{"params": self.parameters, "lr": 0.0, "peak": 0.0}], {})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from penjing.base.config import Fraction, NonNegativeFloat, Settings
+from penjing.base.config import Fraction, Settings
 from penjing.base.errors import UserError
 
 
@@ -13,21 +13,8 @@ def _warm_up(step: int, num_warmup: int) -> float:
     return min(1.0, (step + 1) / num_warmup) if num_warmup else 1.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Schedule(Settings, section="schedule"):
-    """What all schedules have. Weight decay: w -= learning rate * optimizer.weight_decay * factor * w."""
-
-    # Factors of optimizer.weight_decay at evenly spaced points of the run, linear between them: 1,0.1 lowers it to a
-    # tenth at the end; 1,1,0.1,1.2 holds, lowers and raises it. Empty: constant. With a learning rate that decays too,
-    # each step's share of the weights falls with both.
-    weight_decay_factors: tuple[NonNegativeFloat, ...] = ()
-
-    def decay_factor(self, step: int, num_steps: int) -> float:
-        """Of the weight decay in a step, from 0."""
-        factors = self.weight_decay_factors or (1.0,)
-        place = min(1.0, step / max(1, num_steps - 1)) * (len(factors) - 1)
-        first = int(place)
-        return factors[first] + (place - first) * (factors[min(first + 1, len(factors) - 1)] - factors[first])
+    removed: ClassVar = {"weight_decay_factors": ()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,8 +109,6 @@ def complete(
         rate = 0.0 if run.lora.rank else run.router.bias_update_rate  # a frozen base's routers stay as they are
         optimizers.append(RouterBalance(built.model, rate, strategy.all_reduce))
     geometry = batch_geometry(run, strategy.world, strategy.device)
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["peak_weight_decay"] = group.get("weight_decay", 0.0)
     optimizers = strategy.adopt(optimizers, run, geometry)
     if run.ema_decay:  # last: it averages what the others have changed
         optimizers.append(Ema((one for one in trainable.parameters() if one.requires_grad), run.ema_decay))

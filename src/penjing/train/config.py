@@ -201,9 +201,6 @@ class Run(Settings):
         if self.regularization.dropout and not self.objective.takes_noise:
             what, got = "noise is for rows of text or conversations", f"objective.name={self.objective.name}"
             raise UserError(what, where="regularization", got=got, wanted="next_token or distill with rows")
-        if self.schedule.weight_decay_factors and not self.optimizer.weight_decay:
-            what, wanted = "have no effect without weight decay", "optimizer.weight_decay more than 0 too"
-            raise self.error("schedule.weight_decay_factors", what, got="optimizer.weight_decay=0", wanted=wanted)
         parallel = self.parallel
         zero = parallel.strategy.startswith("zero") and parallel.strategy in STRATEGIES
         if zero and (self.optimizer.name, self.optimizer.state_dtype) != ("adamw", "float32"):

@@ -9,7 +9,6 @@ _FOREIGN = {
     "optimizer.beta2": "adam_beta2",
     "optimizer.eps": "adam_epsilon adam_eps epsilon",
     "optimizer.weight_decay": "wd",
-    "schedule.weight_decay_factors": "weight_decay_end weight_decay_schedule wd_schedule",
     "schedule.name": "lr_scheduler_type lr_scheduler lr_schedule scheduler decay_lr",
     "schedule.warmup_ratio": "warmup_steps warmup_iters warmup num_warmup_steps",
     "schedule.min_lr_ratio": "min_lr min_learning_rate lr_min",
@@ -76,9 +75,10 @@ _ABSENT = {
     "The fastest kernel is chosen by itself; `penjing doctor` shows it.": (
         "attn_implementation flash_attn use_flash_attention use_flash_attn flash_attention"
     ),
-    "It gained nothing in trials. regularization.dropout and optimizer.weight_decay act against overfitting.": (
+    "It gained next to nothing in trials. regularization.dropout and optimizer.weight_decay act against overfitting.": (
         "drop_path drop_path_rate stochastic_depth layer_drop layerdrop mask_ratio token_dropout word_dropout "
-        "input_mask masked_inputs cautious_decay"
+        "input_mask masked_inputs cautious_decay weight_decay_factors weight_decay_end weight_decay_schedule "
+        "wd_schedule"
     ),
     "The template comes with the tokenizer.": "template chat_template prompt_template",
     "Upload an export with your own account.": "push_to_hub hub_model_id hub_token",

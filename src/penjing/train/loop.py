@@ -136,8 +136,6 @@ def step(context: TrainingContext, index: int) -> Step:
     for optimizer in context.optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak"] * factor
-            if (schedule := context.schedule).weight_decay_factors:
-                group["weight_decay"] = group["peak_weight_decay"] * schedule.decay_factor(index, context.num_steps)
     loss = context.strategy.all_reduce(sums["total"]) / units.clamp(min=1)
     norm, bad = context.strategy.step(context.optimizers, context.max_grad_norm, loss)
     return Step(sums, units, loss, norm, bad, tokens, lambda: source.samples(before, after))
