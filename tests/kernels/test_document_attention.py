@@ -93,36 +93,12 @@ def test_a_document_does_not_depend_on_its_neighbours():
     assert torch.equal(tiled_attention(*tensors, document_BT)[:, 40:], before)
 
 
-def test_the_operator_for_the_compiler_computes_the_same(without_cpu_kernels):
-    without_cpu_kernels()
-    document_BT, tensors = rows(2, 100, 30), inputs(2, 100, dtype=torch.float32)
-    groups = tiled.group_tiles(document_BT, None, 0, torch.float32)
-
-    def by_operator():
-        tiles = (tiled._to_tiles(x, 2) for x in tensors)
-        return tiled._to_rows(tiled._tiled_op(*tiles, document_BT, None, 0, True)[0], 100, torch.float32)
-
-    same(by_operator, lambda: tiled._TiledAttention.apply(*tensors, groups, None), tensors, rtol=0, atol=0)
-    tiles = [tiled._to_tiles(x, 2).detach().requires_grad_() for x in tensors]
-    torch.library.opcheck(
-        tiled._tiled_op, (*tiles, document_BT, None, 0, False), test_utils=("test_schema", "test_faketensor")
-    )
-
-
-def test_tiles_that_were_found_are_found_again_only_for_other_documents():
-    found, kind = tiled._GroupCache(), torch.float32
-    one, other = rows(2, 200, 30), rows(2, 200, 30, seed=1)
-    first = found(one, None, 0, kind)
-    assert found(one.clone(), None, 0, kind) is first
-    assert found(one, None, 16, kind) is not first  # another window; the first is kept
-    assert found(one, None, 0, kind) is first
-    again = found(other, None, 0, kind)
-    expected = tiled.group_tiles(other, None, 0, kind)
-    for mine, its in zip(again, expected, strict=True):
-        for name in ("tile_N", "key_tile_NM", "bias_NTS"):
-            assert torch.equal(getattr(mine, name), getattr(its, name)), name
-    mask_B1TS = document_mask(other)
-    assert found(other, mask_B1TS, 0, kind) is not again
+@pytest.mark.parametrize("window", [0, 33])
+def test_a_compiled_block_computes_the_same(window):
+    document_BT, tensors = rows(2, 100, 30), inputs(2, 100)
+    compiled = torch.compile(tiled_attention, fullgraph=True, dynamic=False, backend="aot_eager")
+    mask_B1TS = document_mask(document_BT, window)
+    same(lambda: compiled(*tensors, document_BT, None, window), lambda: reference(*tensors, mask_B1TS), tensors)
 
 
 def test_edges_of_documents():

@@ -11,6 +11,7 @@ from penjing import devices
 from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.devices.cpu import Cpu
+from penjing.devices.cuda import Cuda
 from penjing.infer.generate import generate, sample_batch
 from penjing.infer.requests import Request
 from penjing.infer.sample import Sampling
@@ -44,15 +45,14 @@ def choice(setting, device, seconds, *, bfloat16=False, **more):
 
 
 def test_only_long_runs_are_compiled(monkeypatch):
-    monkeypatch.setattr(Cpu, "missing_compiler", lambda self: "")
-    monkeypatch.setattr(compiling.library, "unavailable_reason", lambda: "no kernels")
-    border = compiling.MIN_PAYOFF * Cpu.compile_seconds / (1 - 1 / Cpu.compile_gain)
-    assert choice("auto", CPU, border * 0.99).how == "off"
-    assert choice("auto", CPU, border * 1.01).how == "blocks"
-    assert choice("off", CPU, 1e9).how == "off"
-    monkeypatch.setattr(compiling.library, "unavailable_reason", lambda: "")
-    decision = choice("auto", CPU, 1e9)
-    assert decision.how == "off" and "our C kernels are faster" in decision.why
+    cuda = torch.device("cuda")
+    for kind in (Cpu, Cuda):
+        monkeypatch.setattr(kind, "missing_compiler", lambda self: "")
+    border = compiling.MIN_PAYOFF * Cuda.compile_seconds / (1 - 1 / Cuda.compile_gain)
+    assert choice("auto", cuda, border * 0.99).how == "off"
+    assert choice("auto", cuda, border * 1.01).how == "blocks"
+    assert choice("off", cuda, 1e9).how == "off"
+    assert choice("auto", CPU, 1e9).how == "off"
     assert choice("blocks", CPU, 1.0).how == "blocks"
 
 

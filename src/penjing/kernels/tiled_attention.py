@@ -6,7 +6,6 @@ softmax, as in an eager `transformers` model. The reference is `reference.attent
 """
 
 import math
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +15,14 @@ import torch.nn.functional as functional
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from penjing.kernels import reference
 from penjing.kernels.attention_metadata import (
     TILE,
     AttentionInputs,
     AttentionMetadata,
     QKNorm,
     Rotary,
+    document_mask,
     normalised_heads,
     tree_mask,
 )
@@ -101,7 +102,7 @@ def supports(op: str, asked: AttentionInputs | Any, *_: Any) -> str:
         return "for CPUs only"
     if asked.document_BT is None or asked.cache_tokens:
         return "for packed documents only"
-    return "an exported program has no tiles" if torch.compiler.is_exporting() else ""
+    return "a compiled or exported program has no tiles" if torch.compiler.is_compiling() else ""
 
 
 def attention_metadata(asked: AttentionInputs) -> AttentionMetadata:
@@ -109,8 +110,7 @@ def attention_metadata(asked: AttentionInputs) -> AttentionMetadata:
     mask_B1TS, window = None, asked.window
     if asked.subtree_end_BT is not None:
         mask_B1TS, window = tree_mask(asked.subtree_end_BT, asked.position_BT, window), 0
-    compiling = torch.compiler.is_compiling()
-    groups = None if compiling else group_tiles(asked.document_BT, mask_B1TS, window, asked.dtype)
+    groups = group_tiles(asked.document_BT, mask_B1TS, window, asked.dtype)
     return AttentionMetadata(
         backend="torch, in tiles", mask_B1TS=mask_B1TS, document_BT=asked.document_BT, groups=groups, window=window
     )
@@ -146,11 +146,9 @@ def tiled_attention(
     rotates = find("tiles_of", q_BTHK, k_BTGK, v_BTGK, *(rotary or ())) is not tiles_of
     if rotary is not None and not rotates:
         q_BTHK, k_BTGK, rotary = apply_rope(q_BTHK, *rotary), apply_rope(k_BTGK, *rotary), None
-    if torch.compiler.is_compiling():
-        q_NGQK, k_NGTK, v_NGTK = (_to_tiles(x, k_BTGK.shape[2]) for x in (q_BTHK, k_BTGK, v_BTGK))
-        keep = torch.is_grad_enabled() and q_BTHK.requires_grad
-        out_NGQK: Tensor = _tiled_op(q_NGQK, k_NGTK, v_NGTK, document_BT, mask_B1TS, window, keep)[0]
-        return _to_rows(out_NGQK, q_BTHK.shape[1], q_BTHK.dtype)
+    if torch.compiler.is_compiling():  # which tiles are needed depends on data, and no graph expresses that
+        mask_B1TS = document_mask(document_BT, window) if mask_B1TS is None else mask_B1TS
+        return reference.masked_attention(q_BTHK, k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2), mask_B1TS)
     if groups is None:
         groups = group_tiles(document_BT, mask_B1TS, window, q_BTHK.dtype)
     return _TiledAttention.apply(q_BTHK, k_BTGK, v_BTGK, groups, rotary)  # type: ignore[no-any-return,no-untyped-call]
@@ -161,17 +159,16 @@ def tiles_of(x_BTHK: Tensor, rotary: None = None) -> Tensor:
     missing = -x_BTHK.shape[1] % TILE
     x_BTHK = functional.pad(x_BTHK, (0, 0, 0, 0, 0, missing)) if missing else x_BTHK
     num_heads, size = x_BTHK.shape[2:]
-    return _contiguous(x_BTHK.reshape(-1, TILE, num_heads, size).transpose(1, 2), x_BTHK.dtype)
+    tile_NHTK = x_BTHK.reshape(-1, TILE, num_heads, size).transpose(1, 2)
+    return arena.empty_like(tile_NHTK).copy_(tile_NHTK)
 
 
 def rows_of(x_NHTK: Tensor, num_tokens: int, dtype: torch.dtype, rotary: None = None) -> Tensor:
     """The inverse of `tiles_of`: rows of `num_tokens` positions."""
     rows, (num_heads, _, size) = len(x_NHTK) // -(-num_tokens // TILE), x_NHTK.shape[1:]
-    return _contiguous(x_NHTK.transpose(1, 2), dtype).view(rows, -1, num_heads, size)[:, :num_tokens]
-
-
-def _contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype).contiguous() if torch.compiler.is_compiling() else arena.empty(x, x.shape, dtype).copy_(x)
+    tile_NTHK = x_NHTK.transpose(1, 2)
+    tile_NTHK = arena.empty(tile_NTHK, tile_NTHK.shape, dtype).copy_(tile_NTHK)
+    return tile_NTHK.view(rows, -1, num_heads, size)[:, :num_tokens]
 
 
 def _to_tiles(x_BTHK: Tensor, num_groups: int, rotary: Rotary | None = None) -> Tensor:
@@ -326,88 +323,3 @@ class _TiledAttention(torch.autograd.Function):
         grads = _backward(grad_out_NGQK, q_NGQK, k_NGTK, v_NGTK, ctx.groups, probs_P)
         rotaries = zip(grads, (ctx.rotary, ctx.rotary, None), strict=True)
         return (*(_to_rows(x, upstream[0].shape[1], q_NGQK.dtype, rotary) for x, rotary in rotaries), None, None)
-
-
-class _GroupCache:
-    """Caches `group_tiles` for the last documents: each layer and its backward pass needs the same groups. Documents
-    are compared by value, which takes little time compared with `group_tiles`."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # backward passes run in another thread
-        self._document_BT, self._mask_B1TS = torch.empty(0), torch.empty(0)
-        self._groups: dict[tuple[int, torch.dtype], list[TileGroup]] = {}
-
-    def __call__(
-        self, document_BT: Tensor, mask_B1TS: Tensor | None, window: int, dtype: torch.dtype
-    ) -> list[TileGroup]:
-        mask_or_empty = torch.empty(0) if mask_B1TS is None else mask_B1TS
-        with self._lock:
-            if not torch.equal(document_BT, self._document_BT) or not torch.equal(mask_or_empty, self._mask_B1TS):
-                self._document_BT, self._mask_B1TS, self._groups = document_BT.clone(), mask_or_empty.clone(), {}
-            if (window, dtype) not in self._groups:
-                self._groups[window, dtype] = group_tiles(document_BT, mask_B1TS, window, dtype)
-            return self._groups[window, dtype]
-
-
-_cached_groups = _GroupCache()
-
-
-# The same as two custom operators for `torch.compile`: the needed tiles depend on data, which would break its graph.
-# An operator's outputs have known shapes, so the buffer is for MAX_KEPT_KEYS keys of every query.
-@torch.library.custom_op("penjing::tiled_attention", mutates_args=())
-def _tiled_op(
-    q_NGQK: Tensor,
-    k_NGTK: Tensor,
-    v_NGTK: Tensor,
-    document_BT: Tensor,
-    mask_B1TS: Tensor | None,
-    window: int,
-    keep: bool,
-) -> tuple[Tensor, Tensor]:
-    probs_P = _max_probs_buffer(q_NGQK, keep)
-    return _forward(
-        q_NGQK, k_NGTK, v_NGTK, _cached_groups(document_BT, mask_B1TS, window, q_NGQK.dtype), probs_P
-    ), probs_P
-
-
-def _max_probs_buffer(q_NGQK: Tensor, keep: bool) -> Tensor:
-    return q_NGQK.new_empty(q_NGQK[..., 0].numel() * MAX_KEPT_KEYS * keep)
-
-
-@torch.library.custom_op("penjing::tiled_attention_backward", mutates_args=())
-def _tiled_backward_op(
-    grad_out_NGQK: Tensor,
-    q_NGQK: Tensor,
-    k_NGTK: Tensor,
-    v_NGTK: Tensor,
-    probs_P: Tensor,
-    document_BT: Tensor,
-    mask_B1TS: Tensor | None,
-    window: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    groups = _cached_groups(document_BT, mask_B1TS, window, q_NGQK.dtype)
-    grad_q, grad_k, grad_v = _backward(grad_out_NGQK, q_NGQK, k_NGTK, v_NGTK, groups, probs_P)
-    return grad_q, arena.cast(grad_k, k_NGTK.dtype), arena.cast(grad_v, v_NGTK.dtype)
-
-
-@_tiled_op.register_fake
-def _(q_NGQK: Tensor, *more: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q_NGQK), _max_probs_buffer(q_NGQK, more[-1])
-
-
-@_tiled_backward_op.register_fake
-def _(_: Tensor, q_NGQK: Tensor, k_NGTK: Tensor, v_NGTK: Tensor, *__: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(q_NGQK), torch.empty_like(k_NGTK), torch.empty_like(v_NGTK)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q_NGQK, k_NGTK, v_NGTK, document_BT, mask_B1TS, ctx.window, _ = inputs
-    ctx.save_for_backward(q_NGQK, k_NGTK, v_NGTK, output[1], document_BT, mask_B1TS)
-
-
-def _autograd_backward(ctx: Any, grad_out_NGQK: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    grads = _tiled_backward_op(grad_out_NGQK.contiguous(), *ctx.saved_tensors, ctx.window)
-    return (*grads, None, None, None, None)
-
-
-_tiled_op.register_autograd(_autograd_backward, setup_context=_setup_context)

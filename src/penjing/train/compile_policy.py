@@ -15,7 +15,6 @@ from torch import nn
 from penjing import devices
 from penjing.base.errors import UserError
 from penjing.devices.device import Device
-from penjing.kernels.cpu import library
 from penjing.train.build_model import BuiltRun
 from penjing.train.config import Run
 
@@ -73,8 +72,8 @@ def choose(setting: Setting, kind: Device, lacking: str, eager_seconds: float) -
             where, wanted = "compute.compile", "blocks or auto"
             raise UserError("no graphs can be recorded", where=where, got=kind.type, wanted=wanted)
         return Decision(setting, "as set", kind.compile_seconds)
-    if not lacking and kind.is_host and not library.unavailable_reason():
-        lacking = "our C kernels are faster on a CPU than compiled ones"
+    if not lacking and kind.compile_gain <= 1:
+        lacking = "a compiled step is not faster on this device"
     if lacking:
         return Decision("off", lacking)
     cost, saved = kind.compile_seconds, eager_seconds * (1 - 1 / kind.compile_gain)
