@@ -332,11 +332,8 @@ def test_bad_input_is_one_line(asked, where):
 def test_a_hugging_face_config_is_read(tmp_path):
     gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps(gpt2))
-    run, external = read_external(tmp_path, {})
-    page = make_report("gpt2", run, PlanOptions(gpu="A100"), external)
-    assert page.parameters == 124_439_808
-    assert not page.traced  # a formula, and the page says so
-    assert "formula" in text_of(lambda console: print_page(page, console))
+    with raises_user_error(where="config.json", got="gpt2"):
+        read_external(tmp_path, {})
     llama = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -348,8 +345,11 @@ def test_a_hugging_face_config_is_read(tmp_path):
         "max_position_embeddings": 1024,
     }
     (tmp_path / "config.json").write_text(json.dumps(llama))
-    run, external = read_external(tmp_path / "config.json", {})
-    assert external is None and run.model.hidden_size == 64
+    run = read_external(tmp_path / "config.json", {})
+    assert run.model.hidden_size == 64
+    page = make_report("llama", run, PlanOptions(gpu="A100"), trace=False)
+    assert not page.traced  # a formula, and the page says so
+    assert "formula" in text_of(lambda console: print_page(page, console))
     with raises_user_error(where="data.seq_len", got=99999, wanted="at most model.max_position_embeddings = 1024"):
         read_external(tmp_path, {"data": {"seq_len": 99999}})
 
@@ -363,15 +363,6 @@ def test_a_probed_plan_costs_what_its_one_card_does():
 def test_matmuls_that_a_cpu_does_not_have_are_refused():
     with raises_user_error(where="--dtypes", got="tf32"):
         planner_profile.run_matmul((64,), ("tf32",), 1.0, None, Console(quiet=True))
-
-
-def test_memory_of_a_foreign_model_is_refused_in_one_line(tmp_path):
-    from penjing.commands.planning import _traceable
-
-    gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
-    (tmp_path / "config.json").write_text(json.dumps(gpt2))
-    with raises_user_error(next_step=f"penjing plan {tmp_path}"):
-        _traceable(str(tmp_path), [], "")
 
 
 def test_sizes_beyond_the_ladder_have_its_largest_shape():
@@ -396,15 +387,15 @@ def test_what_a_probe_does_not_look_at_is_refused(option):
 @pytest.mark.parametrize(
     ("shards", "held"), [((), 16), (("optimizer state",), 10), (("optimizer state", "gradients"), 7), (STATE_BYTES, 4)]
 )
-def test_devices_that_share_the_states_of_a_foreign_model_hold_a_part(tmp_path, monkeypatch, shards, held):
+def test_devices_that_share_the_states_hold_a_part_by_formula(monkeypatch, shards, held):
     """Bytes of a parameter on each of four devices."""
-    gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
-    (tmp_path / "config.json").write_text(json.dumps(gpt2))
-    run, external = read_external(tmp_path, {"optimizer": "adamw", "batch": {"micro_size": 4}})
-    alone = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4), external)
+    run = resolve_run("pretrain", settings("optimizer=adamw", "batch.size=32", "batch.micro_size=4"))
+    options = PlanOptions(gpu="A100", gpus=4)
+    alone = make_report("pretrain", run, options, trace=False)
     monkeypatch.setattr(DataParallel, "shards", frozenset(shards))
-    shared = make_report("gpt2", run, PlanOptions(gpu="A100", gpus=4), external)
-    assert alone.peak_memory_bytes - shared.peak_memory_bytes == pytest.approx((16 - held) * 124_439_808, abs=4)
+    shared = make_report("pretrain", run, options, trace=False)
+    saved = alone.peak_memory_bytes - shared.peak_memory_bytes
+    assert saved == pytest.approx((16 - held) * alone.parameters, abs=4)
 
 
 def test_several_devices_are_searched_as_training_shares_them():

@@ -16,7 +16,6 @@ from penjing.base.markup import escape_markup, print_table
 from penjing.commands.arguments import Recipe, Settings, console, resolved, say
 
 if TYPE_CHECKING:
-    from penjing.plan.shape import Shape
     from penjing.train.config import Run
 
 EXIT_DOES_NOT_FIT = 3
@@ -80,8 +79,8 @@ def plan_run(
 
     machines = {"gpu": gpu, "gpus": gpus, "nodes": nodes, "network": network}
     options = PlanOptions(**machines, budget=budget, tokens=tokens, unique=unique, price=price)  # type: ignore[arg-type]
-    run, external = _planned(recipe, settings, strategy)
-    if run.data.train and not gpu and external is None:
+    run = _planned(recipe, settings, strategy)
+    if run.data.train and not gpu:
         unused = {"--tokens": tokens, "--unique": unique, "--gpus": gpus > 1, "--nodes": nodes, "--network": network}
         unused |= {"--strategy": strategy, "--explain": explain, "--rough": rough}
         if names := [name for name, given in unused.items() if given]:
@@ -89,7 +88,7 @@ def plan_run(
             raise UserError("has no effect with data.train", where=", ".join(names), next_step=hint)
         _plan_measured(run, options, as_json)
         return
-    page = make_report(recipe, run, options, external, trace=not rough)
+    page = make_report(recipe, run, options, trace=not rough)
     if as_json:
         console.print_json(data=asdict(page))
     else:
@@ -119,22 +118,14 @@ def _plan_measured(run: Run, options: Any, as_json: bool) -> None:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _planned(recipe: str, settings: list[str] | None, strategy: str) -> tuple[Run, Shape | None]:
-    """The run of a recipe or of a Hugging Face model, and the shape of a model that penjing cannot train."""
+def _planned(recipe: str, settings: list[str] | None, strategy: str) -> Run:
+    """The run of a recipe or of a Hugging Face model."""
     from penjing.planner.report import is_external, read_external
 
     settings = [*(settings or []), *([f"parallel.strategy={strategy}"] if strategy else [])]
     if is_external(recipe):
         return read_external(Path(recipe), config.parse_overrides(settings))
-    return resolved(recipe, settings), None
-
-
-def _traceable(recipe: str, settings: list[str] | None, strategy: str) -> Run:
-    """The run. Raises UserError if penjing cannot train that model."""
-    run, external = _planned(recipe, settings, strategy)
-    if external is not None:
-        raise UserError("penjing cannot train this model", where=recipe, next_step=f"Try `penjing plan {recipe}`.")
-    return run
+    return resolved(recipe, settings)
 
 
 @app.command("memory")
@@ -157,7 +148,7 @@ def plan_memory(
     from penjing.planner.search import print_memory
 
     options = PlanOptions(gpu=gpu, gpus=gpus, nodes=nodes, network=network)
-    if print_memory(_traceable(recipe, settings, strategy), options, console, waterfall=waterfall) is False:
+    if print_memory(_planned(recipe, settings, strategy), options, console, waterfall=waterfall) is False:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
@@ -173,7 +164,7 @@ def plan_dry_run(
     from penjing.planner.dry_run import dry_run
     from penjing.planner.inputs import PlanOptions
 
-    run = _traceable(recipe, settings, strategy)
+    run = _planned(recipe, settings, strategy)
     figures = dry_run(run, PlanOptions(gpus=gpus, nodes=nodes).layout(run))
     rows = [(name, *map(gibibytes, sizes), f"{sizes[0] / sizes[1] - 1:+.1%}") for name, sizes in figures.items()]
     print_table(console, (f"rank 0 of {gpus}", "dry run>", "plan>", "difference>"), rows)
@@ -202,7 +193,7 @@ def plan_search(
 
     rows = config.convert(tuple[int, ...], lengths, "--lengths")
     options = PlanOptions(gpu=gpu, gpus=gpus, nodes=nodes, network=network)
-    if not search(_traceable(recipe, settings, strategy), options, fit, rows, console, every=every):
+    if not search(_planned(recipe, settings, strategy), options, fit, rows, console, every=every):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 

@@ -7,7 +7,6 @@ import torch
 from penjing.plan.device_model import Machine
 from penjing.plan.memory import MemoryPlan, Target, safe_bytes
 from penjing.plan.rough_memory import rough_memory
-from penjing.plan.shape import Shape
 from penjing.planner.inputs import PlanOptions, lengths_of, workload_of
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
@@ -41,15 +40,13 @@ def fit(run: Run, target: Target, options: PlanOptions) -> Fitted:
     )
 
 
-def rough_fit(
-    run: Run, machine: Machine, target: Target, options: PlanOptions, external: Shape | None = None
-) -> tuple[int, dict[str, int]]:
+def rough_fit(run: Run, machine: Machine, target: Target, options: PlanOptions) -> tuple[int, dict[str, int]]:
     """The micro-batch size and the memory of its step, as `fit` chooses them, by formula."""
     geometry = batch_geometry(run, options.gpus, torch.device(machine.kind))
     sizes = [geometry.micro_size]
     if target.memory_bytes and not run.batch.micro_size:
         sizes += [size for size in geometry.micro_sizes if size < geometry.micro_size]
-    work, parts = workload_of(run, machine, options, sizes[0], external=external), dict[str, int]()
+    work, parts = workload_of(run, machine, options, sizes[0]), dict[str, int]()
     state, context = run.state_bytes, target.context_bytes
     for size in sizes:
         passes = geometry.global_size // (size * options.gpus)

@@ -231,16 +231,14 @@ def _tokens_in(settings: DataSettings) -> int:
     return round(stats.estimated_tokens / (part if num_bytes >= READ_BYTES else 1.0))
 
 
-def workload_of(
-    run: Run, machine: Machine, options: PlanOptions, micro_size: int, *, steps: int = 0, external: Shape | None = None
-) -> Workload:
+def workload_of(run: Run, machine: Machine, options: PlanOptions, micro_size: int, *, steps: int = 0) -> Workload:
     """The run's step on one device. steps: of the full run, which determine whether compiling pays.
 
     Raises UserError if training cannot compile as the settings request.
     """
     dtype, lengths = dtype_of(run, machine), lengths_of(run)
     eager = Workload(
-        shape=external or shape_of(run.model),
+        shape=shape_of(run.model),
         tokens=max(1, round(micro_size * lengths.tokens)),
         seq_len=run.data.seq_len,
         keys=lengths.keys,

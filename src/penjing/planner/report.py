@@ -17,11 +17,11 @@ from penjing.devices import host
 from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
 from penjing.plan.device_model import LEVELS, MARGINS, Machine
-from penjing.plan.flops import components, parameters, training_flops_per_token, windowed_keys
+from penjing.plan.flops import components, parameters, training_flops_per_token
 from penjing.plan.gpu_specs import match_gpu_spec
 from penjing.plan.layout import Layout
 from penjing.plan.memory import Target, is_tight
-from penjing.plan.shape import Shape, shape_from_hf, shape_of
+from penjing.plan.shape import Shape, shape_of
 from penjing.plan.step_time import StepTime, interval, optimizer_ranks, step_time
 from penjing.plan.step_workload import Workload
 from penjing.planner.advice import advice, alternatives, expected_loss
@@ -134,31 +134,29 @@ class PlanFacts(Facts):
         return max(1, round(self.unique / lengths_of(run).tokens)) if self.unique else None
 
 
-def make_report(
-    what: str, run: Run, options: PlanOptions, external: Shape | None = None, *, trace: bool = True
-) -> PlanReport:
-    """The full report, from settings alone. external: shape of a model we cannot train. Its memory is by formula, as is
-    that of every model without `trace`: in milliseconds instead of seconds. Raises UserError for bad input.
+def make_report(what: str, run: Run, options: PlanOptions, *, trace: bool = True) -> PlanReport:
+    """The full report, from settings alone. Without `trace` its memory is by formula: in milliseconds instead of
+    seconds. Raises UserError for bad input.
     """
     budget = cost.read_budget(options.budget) if options.budget else cost.Budget()
     machine, target, warnings = find_machine(options, run)
     if budget.memory_bytes:
         target = replace(target, memory_bytes=min(budget.memory_bytes, target.memory_bytes or budget.memory_bytes))
-    shape = external or shape_of(run.model)
+    shape = shape_of(run.model)
     longest_row = run.data.seq_len
-    dtype, facts = run.compute.dtype, PlanFacts(options, machine, target if trace and external is None else None)
+    dtype, facts = run.compute.dtype, PlanFacts(options, machine, target if trace else None)
     any_strategy = run = resolve(_with_epochs(run, options, facts.unique), facts)
     if run.parallel.strategy == "auto":
         run = with_settings(run, {"parallel.strategy": facts.strategy})
     amount = amount_of(run, options, shape)
-    fitted = fit(run, target, options) if trace and external is None else None
-    micro, memory = _memory(fitted, target.memory_bytes, lambda: rough_fit(run, machine, target, options, external))
-    work = workload_of(run, machine, options, micro, steps=amount.steps, external=external)
+    fitted = fit(run, target, options) if trace else None
+    micro, memory = _memory(fitted, target.memory_bytes, lambda: rough_fit(run, machine, target, options))
+    work = workload_of(run, machine, options, micro, steps=amount.steps)
     step = step_time(work, machine)
     parts, generation = parts_of(run, work, machine, amount.steps)
     seconds = sum(parts.values())
     low, high = interval(seconds, MARGINS[machine.level])
-    causal, full_square = _flops(run, external)
+    causal, full_square = _flops(run)
     per_step = round(run.batch.size * lengths_of(run).tokens)
     busy = parts["training"] / amount.steps
     peak = machine.peak_flops.get(work.dtype, 0.0) * options.gpus
@@ -172,8 +170,8 @@ def make_report(
         level=machine.level,
         source=machine.source,
         parameters=shape.parameters,
-        active_parameters=shape.parameters if external else parameters(run.model).active,
-        components={} if external else components(run.model),
+        active_parameters=parameters(run.model).active,
+        components=components(run.model),
         flops_per_token=causal,
         flops_per_token_full_square=full_square,
         tokens=amount.tokens,
@@ -273,13 +271,9 @@ def _warnings(run: Run, amount: TokenBudget, shape: Shape, longest_row: int) -> 
     return warnings
 
 
-def _flops(run: Run, external: Shape | None) -> tuple[float, float]:
+def _flops(run: Run) -> tuple[float, float]:
     """FLOPs per token, causal and full square."""
     square, lengths = run.data.seq_len, lengths_of(run)
-    if external is not None:
-        per_key, windows = 12.0 * external.query_size, external.windows or (0,) * external.layers
-        keys = sum(windowed_keys(lengths.keys, window) for window in windows)
-        return 6.0 * external.matrices + per_key * keys, 6.0 * external.matrices + per_key * external.layers * square
     options: dict[str, Any] = {"trainable": trainable_part(run), "extra_forwards": lengths.extra_forwards}
     return (
         training_flops_per_token(run.model, lengths.keys, **options),
@@ -343,22 +337,15 @@ def _over(budget: cost.Budget, seconds: float, spent: cost.Money | None, memory:
     return lines
 
 
-def read_external(path: Path, settings: Mapping[str, Any]) -> tuple[Run, Shape | None]:
-    """A Hugging Face `config.json` or its folder, as a pretraining run of that shape.
-
-    For an architecture that penjing cannot train, its shape is returned as well; the run then has default settings.
-    """
+def read_external(path: Path, settings: Mapping[str, Any]) -> Run:
+    """A Hugging Face `config.json` or its folder, as a pretraining run of that shape. Raises UserError if penjing
+    cannot train that architecture."""
     file = path / "config.json" if path.is_dir() else path
     hf_config = read_json(file)
     if not isinstance(hf_config, dict):
         raise UserError("not the config.json of a model", where=file)
-    base = {**pretrain(), "stage": "pretrain"}
-    try:
-        shape = config.to_dict(config_from_hf(hf_config, file))
-    except UserError:
-        external = shape_from_hf(hf_config, file)
-        return config.resolve(Run, base, {**settings, "model": {"max_position_embeddings": 1 << 20}}), external
-    return config.resolve(Run, {**base, "model": shape}, settings), None
+    model = config.to_dict(config_from_hf(hf_config, file))
+    return config.resolve(Run, {**pretrain(), "stage": "pretrain", "model": model}, settings)
 
 
 def is_external(what: str) -> bool:
