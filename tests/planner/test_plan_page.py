@@ -31,7 +31,6 @@ from penjing.plan.step_time import step_time
 from penjing.planner import counts as plan_counts
 from penjing.planner import history as verify
 from penjing.planner import inputs as plan_run
-from penjing.planner import profile as planner_profile
 from penjing.planner import report as planning
 from penjing.planner import search as plan_tools
 from penjing.planner.inputs import PlanOptions
@@ -359,12 +358,6 @@ def test_a_probed_plan_costs_what_its_one_card_does():
     assert over == ["3.00 USD of at most 1.00 USD"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="it may have such matmuls")
-def test_matmuls_that_a_cpu_does_not_have_are_refused():
-    with raises_user_error(where="--dtypes", got="tf32"):
-        planner_profile.run_matmul((64,), ("tf32",), 1.0, None, Console(quiet=True))
-
-
 def test_sizes_beyond_the_ladder_have_its_largest_shape():
     assert plan_counts.model_of(7_000_000_000) == plan_counts.model_of(3_000_000_000)
 
@@ -460,19 +453,6 @@ LARGE_CPU = Target(kind="cpu", name="cpu", memory_bytes=1 << 40)
 def work_on_card(run):
     """What the page times, in passes of four rows."""
     return plan_run.workload_of(run, CARD, PlanOptions(), 4)
-
-
-def test_matmul_is_a_table(tmp_path, monkeypatch):
-    from penjing.plan import microbenchmarks as measure
-
-    monkeypatch.setattr(measure, "TRY_SECONDS", 1e-4)
-    found = planner_profile.run_matmul((16, 32), ("float32",), 5.0, tmp_path / "matmul.json", Console(quiet=True))
-    assert [row["size"] for row in json.loads((tmp_path / "matmul.json").read_text())["rows"]] == [16, 32]
-    assert all(row["spread"] >= 0 for row in found["rows"])
-    if not torch.cuda.is_available():  # whose data sheet is known
-        assert all(row["share_of_peak"] is None for row in found["rows"])
-    with raises_user_error(where="--dtypes", got="float7", wanted="bfloat16, float16, tf32, float32"):
-        planner_profile.run_matmul((16,), ("float7",), 5.0, None, Console(quiet=True))
 
 
 def test_growth_of_memory_is_taken_for_a_geometric_series():

@@ -1,20 +1,16 @@
-"""penjing plan profile and penjing bench matmul: measure this machine."""
+"""penjing plan profile: measure this machine."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
 from penjing.base import formatting as units
-from penjing.base.errors import UserError
-from penjing.base.files import write_json
 from penjing.base.markup import print_table
 from penjing.base.process_info import thread_seconds
 from penjing.devices.choose import local_device
 from penjing.plan.gpu_specs import GpuSpec, match_gpu_spec
-from penjing.plan.hardware import environment
-from penjing.plan.microbenchmarks import SIZES, dtypes_of, measure, profile_key, squares
+from penjing.plan.microbenchmarks import measure, profile_key
 from penjing.plan.profile import Profile, find_profile, save_profile
 from penjing.plan.shape import shape_of
 from penjing.plan.step_workload import Workload
@@ -84,29 +80,3 @@ def print_profile(measured: Profile, console: Console) -> None:
     )
     if measured.all_reduce_bytes_per_second:
         console.print(f"  all-reduce {measured.all_reduce_bytes_per_second / 1e9:.3g} GB/s (bus)", highlight=False)
-
-
-def run_matmul(
-    sizes: tuple[int, ...], dtypes: tuple[str, ...], seconds: float, out: Path | None, console: Console
-) -> dict[str, Any]:
-    """Print the table of square matmuls, with the fraction of the specified peak if known, and write it."""
-    known = ("bfloat16", "float16", "tf32", "float32")
-    unknown = [name for name in dtypes if name not in known]
-    if unknown:
-        raise UserError("no such dtype", where="--dtypes", got=", ".join(unknown), wanted=", ".join(known))
-    set_threads(0, 1)
-    device = local_device("auto")
-    if "tf32" in dtypes and "tf32" not in dtypes_of(device):
-        raise UserError("this device has no such matmuls", where="--dtypes", got="tf32")
-    measured = squares(device, sizes=sizes or SIZES, dtypes=dtypes, budget_seconds=seconds)
-    if not measured:
-        raise UserError("nothing was measured in the time and memory that there is", where="--sizes, --seconds")
-    record = {**environment(device, torch.float32), "rows": measured}
-    card = match_gpu_spec(record["machine"]["device"])
-    for row in measured:
-        row["share_of_peak"] = row["flops_per_second"] / card.peak_flops(row["dtype"]) if card else None
-    rows = [matmul_cells(row, card) for row in measured]
-    print_table(console, MATMUL_HEADINGS, rows, title=record["machine"]["device"])
-    if out is not None:
-        write_json(out, record)
-    return record
