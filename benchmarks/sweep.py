@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from compare.options import numbers
 from compare.run import main
 from steps.sweep import Grid
 from steps.sweep_report import run_sweep
 
 from penjing.base import config
 from penjing.commands.arguments import Settings, console, resolved
-from penjing.commands.benchmarks import numbers
 
 
 def sweep(

@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -13,7 +13,7 @@ from penjing import __version__
 from penjing.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from penjing.base.markup import Terminal, escape_markup
 from penjing.base.process_info import run_once_per_launch
-from penjing.commands import benchmarks, datasets, exporting, inference, inspection, launching, pipeline, planning
+from penjing.commands import datasets, exporting, inference, inspection, launching, pipeline, planning
 
 # In the order of `penjing --help`. These modules import torch only when a verb runs.
 VERBS: dict[str, typer.Typer | Callable[..., None]] = {
@@ -32,7 +32,6 @@ VERBS: dict[str, typer.Typer | Callable[..., None]] = {
     "average": exporting.average,
     "data": datasets.data_app,
     "tokenizer": datasets.tokenizer_app,
-    "bench": benchmarks.app,
     "watch": inspection.watch,
     "report": inspection.report,
     "show": inspection.show,
@@ -60,6 +59,13 @@ for _name, _verb in VERBS.items():
         app.add_typer(_verb, name=_name)
     else:
         app.command(_name)(_verb)
+
+
+@app.command("bench", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def _moved(name: Annotated[str, typer.Argument()] = "") -> None:
+    script = f"`python benchmarks/{name or 'NAME'}.py` of penjing's source"
+    command = "`penjing plan profile`" if name == "matmul" else script
+    raise UserError("moved", where=f"bench {name}".strip(), next_step=f"Run {command}.")
 
 
 def main(program: typer.Typer = app) -> None:

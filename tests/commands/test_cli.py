@@ -186,6 +186,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(mistake, tmp_path, toy):
         (("plan", "tokens", "--params", "64M", "--hours", "2", "--gpu", "A100", "--gpus", "-1"), "--gpus"),
         (("bench", "train", "--steps", "3"), "python benchmarks/train.py"),
         (("bench", "sweep", "pretrain", "--rows", "2"), "python benchmarks/sweep.py"),
+        (("bench", "scale", "pretrain", "model=tiny"), "python benchmarks/scale.py"),
         (("bench", "matmul", "--sizes", "0"), "`penjing plan profile`"),
         (("report", "."), "no run in this folder"),
         (("chat", "runs/none"), "no such folder"),

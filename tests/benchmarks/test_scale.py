@@ -1,15 +1,14 @@
-"""penjing bench scale: speed-ups of the same round, and the trainings that it times."""
+"""benchmarks/scale.py: speed-ups of the same round, and the trainings that it times."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+import scale as script
 from rich.console import Console
+from scale import ScaleOptions, measure_scaling
 from user_errors import raises_user_error
-
-from penjing.workflows import bench_scale
-from penjing.workflows.bench_scale import ScaleOptions, measure_scaling
 
 
 def test_the_median_speed_up_of_the_rounds_is_recorded(tmp_path, monkeypatch):
@@ -21,7 +20,7 @@ def test_the_median_speed_up_of_the_rounds_is_recorded(tmp_path, monkeypatch):
         sizes.append(next(word for word in words if word.startswith("batch.size=")))
         return rates[strategy].pop(0)
 
-    monkeypatch.setattr(bench_scale, "_tokens_per_second", rate)
+    monkeypatch.setattr(script, "_tokens_per_second", rate)
     options = ScaleOptions(ranks=(1, 2), weak=True, batch_size=4)
     measure_scaling("pretrain", ["data.train=x"], options, tmp_path / "record.json", Console(quiet=True))
     record = json.loads((tmp_path / "record.json").read_text())
@@ -39,7 +38,7 @@ def test_a_strategy_that_is_not_there_is_one_line():
 def test_ranks_stay_anywhere_where_the_system_pins_nothing(monkeypatch):
     monkeypatch.delattr("os.sched_setaffinity")  # as on macOS
     monkeypatch.delattr("os.sched_getaffinity")
-    exec(bench_scale.PIN, {})  # noqa: S102  # a script's own lines
+    exec(script.PIN, {})  # noqa: S102  # a script's own lines
 
 
 @pytest.mark.nightly

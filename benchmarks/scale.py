@@ -1,4 +1,6 @@
-"""penjing bench scale: the speed of the same training on one rank and on several, by strategy."""
+"""The speed of a training on one rank and on several, by strategy: `python benchmarks/scale.py --help`."""
+
+from __future__ import annotations
 
 import os
 import statistics
@@ -9,15 +11,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
+from compare.options import numbers
+from compare.run import main
 from rich.console import Console
 
 from penjing import devices
+from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.base.files import write_json
 from penjing.base.markup import escape_markup, print_table
+from penjing.commands.arguments import Recipe, Settings, console, resolved
 from penjing.devices.choose import local_device
 from penjing.parallel import STRATEGIES
 from penjing.plan.hardware import environment
@@ -124,3 +131,36 @@ def _tokens_per_second(words: list[str], strategy: str, ranks: int, folder: Path
         raise UserError("too few steps to time", where="--steps", wanted=f"at least {WARM_STEPS + 2}")
     rates = [(b["tokens"] - a["tokens"]) / (b["seconds"] - a["seconds"]) for a, b in pairwise(counted)]
     return float(statistics.median(rates))
+
+
+def scale(
+    recipe: Recipe,
+    settings: Settings = None,
+    ranks: Annotated[str, typer.Option(help="Numbers of processes, each compared with one.")] = "2",
+    strategies: Annotated[str, typer.Option(help="Strategies to compare, as parallel.strategy.")] = "ddp",
+    weak: Annotated[bool, typer.Option("--weak", help="Weak scaling: each rank has the batch of one alone.")] = False,
+    steps: Annotated[int, typer.Option(help="Steps of each training; the first two do not count.", min=4)] = 6,
+    rounds: Annotated[int, typer.Option(help="Trainings of each; the median speed-up counts.", min=1)] = 3,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+) -> None:
+    """Tokens per second of a training on one device and on several, in turn: the speed-up of each strategy.
+
+    On a CPU each process stays on a core of its own.
+
+    [bold]Example[/]
+
+    python benchmarks/scale.py pretrain model=26m batch.size=8 batch.micro_size=2 --strategies ddp,fsdp2
+    """
+    options = ScaleOptions(
+        ranks=numbers(ranks, "--ranks"),
+        strategies=config.convert(tuple[str, ...], strategies, "--strategies"),
+        weak=weak,
+        batch_size=resolved(recipe, settings).batch.size,
+        steps=steps,
+        rounds=rounds,
+    )
+    measure_scaling(recipe, settings or [], options, out, console)
+
+
+if __name__ == "__main__":
+    main(scale)
