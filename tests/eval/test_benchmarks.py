@@ -195,6 +195,30 @@ def test_a_row_whose_answer_is_secret_is_not_scored(tmp_path, kind, name, row):
         list(kind(tmp_path).requests())
 
 
+@pytest.mark.parametrize("name", ["physicaliqa-train-dev/dev", "piqa/data/valid"])
+def test_piqa_with_labels_in_a_file_beside_it(tmp_path, name):
+    rows = [{name: value for name, value in PIQA.items() if name != "label"}] * 2
+    path, labels = tmp_path / f"{name}.jsonl", tmp_path / f"{name}-labels.lst"
+    for part in (path, path.with_name("train.jsonl")):
+        write_jsonl(part, rows)
+        part.with_name(f"{part.stem}-labels.lst").write_text("1\n0\n")
+    first, second = Piqa(tmp_path, shots=2).requests()
+    assert (first.answer, second.answer) == (1, 0)
+    assert first.text.count("Answer: Sing.") == first.text.count("Answer: Sleep.") == 1
+    labels.write_text("1\n")
+    with raises_user_error(where=labels.name):
+        list(Piqa(tmp_path).requests())
+    labels.unlink()
+    with raises_user_error(where=f"{path.name}:1"):
+        list(Piqa(tmp_path).requests())
+
+
+def test_a_sentence_of_winogrande_without_a_blank_is_not_scored(tmp_path):
+    write_jsonl(tmp_path / "winogrande_1.1/dev.jsonl", [WINOGRANDE, {**WINOGRANDE, "sentence": "A cat fled."}])
+    with raises_user_error(where="dev.jsonl:2", got="blank"):
+        list(WinoGrande(tmp_path).requests())
+
+
 def test_winogrande_asks_for_the_ending_after_each_name(tmp_path, tokenizer, model):
     write_parquet(tmp_path / "winogrande_xl/validation-0.parquet", [WINOGRANDE])
     task = WinoGrande(tmp_path)
@@ -323,6 +347,14 @@ def test_lambada_is_right_if_each_token_is_the_most_likely_one(tmp_path, tokeniz
     assert graded[0].request.chance == 0 and "ties" not in summary("lambada", task, graded)
 
 
+def test_lambada_as_its_authors_publish_it(tmp_path):
+    (tmp_path / "lambada_test_plain_text.txt").write_text("a dog and a cat\n\ntwo dogs bark\n")
+    asked = [(one.text, one.choices) for one in Lambada(tmp_path).requests()]
+    assert asked == [("a dog and a", (" cat",)), ("two dogs", (" bark",))]
+    write_parquet(tmp_path / "lambada/plain_text/test-0.parquet", [{"text": "a dog and a cat", "domain": None}])
+    assert [(one.text, one.choices) for one in Lambada(tmp_path).requests()] == asked[:1]
+
+
 def test_gsm8k_reads_the_number_after_its_mark(tmp_path):
     rows = [{"question": f"How many dogs are {n} dogs?", "answer": f"Count them.\n#### {n},000"} for n in range(1, 7)]
     write_jsonl(tmp_path / "gsm8k_test.jsonl", rows[:1])
@@ -396,6 +428,20 @@ def test_core_by_hand(tmp_path, tokenizer, model):
     assert copa.result.num_tokens == tuple(len(each) - same for each in ids)
     [schema] = grade(task, [by_group["winograd"]], model, tokenizer)
     assert len(set(schema.result.num_tokens)) == 1
+
+
+def test_a_limit_counts_for_each_task_of_core(tmp_path):
+    """CORE is a mean over tasks, of which one has 32 rows and one 10,570."""
+    for file, rows in (("squad", 40), ("bigbench_repeat_copy_logic", 3), ("coqa", 4)):
+        write_jsonl(
+            tmp_path / f"{file}.jsonl", [{"context": f"{n} ", "continuation": f"{n}"} for n in range(rows + 11)]
+        )
+    found = [one.group for one in Suite(names=["core"], data=tmp_path, limit=15).requests("core")]
+    assert {name: found.count(name) for name in found} == {
+        "bigbench_repeat_copy_logic": 14,
+        "squad": 15,
+        "coqa": 15,
+    }
 
 
 def test_core_has_22_tasks_and_three_chances_differ():

@@ -102,6 +102,9 @@ class Core(Benchmark):
             where=where,
         )
 
+    def part(self, request: LogLikelihood) -> str:
+        return request.group
+
     def score(self, request: LogLikelihood, result: Result) -> float:
         return result.greedy[0] if len(request.choices) == 1 else super().score(request, result)
 

@@ -1,9 +1,12 @@
 """LAMBADA (arXiv:1606.06031): the last word of a passage, right if each of its tokens is the most likely one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from penjing.base.errors import UserError
+from penjing.data.formats.files import lines
 from penjing.eval.benchmark import Benchmark, Row
 from penjing.eval.task import LogLikelihood, Result
 
@@ -15,8 +18,21 @@ class Lambada(Benchmark):
         "lambada_openai/default/test*.parquet",
         "lambada_test_en.jsonl",
         "lambada_test.jsonl",
+        "lambada/plain_text/test*.parquet",
+        "lambada_test_plain_text.txt",
     )
     chance = "0"
+
+    def rows(self, path: Path) -> Iterator[tuple[str, Row]]:
+        """The authors' file has a passage on each line."""
+        if path.suffix != ".txt":
+            yield from super().rows(path)
+            return
+        for number, line in lines(path):
+            if isinstance(line, UserError):
+                raise line
+            if text := line.strip():
+                yield f"{path}:{number}", {"text": text}
 
     def request(self, row: Row, where: str) -> LogLikelihood:
         text, word = (row["context"], row["continuation"]) if "context" in row else row["text"].rsplit(" ", 1)

@@ -6,9 +6,11 @@ files (`query`, `choices`, `gold`).
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from penjing.base.errors import UserError
 from penjing.eval.benchmark import Benchmark, Row
 from penjing.eval.task import LogLikelihood
 
@@ -70,9 +72,22 @@ class OpenBookQA(ArcEasy):
 
 class Piqa(MultipleChoice):
     name = "piqa"
-    patterns = ("piqa.jsonl", "piqa/**/validation*.parquet", "piqa/**/valid*.jsonl")
-    shot_patterns = ("piqa/**/train*.parquet",)
+    patterns = ("piqa.jsonl", "piqa/**/validation*.parquet", "piqa/**/valid*.jsonl", "physicaliqa*/dev.jsonl")
+    shot_patterns = ("piqa/**/train*.parquet", "piqa/**/train.jsonl", "physicaliqa*/train.jsonl")
+    archives = ("physicaliqa*.zip",)
     chance = "50"
+
+    def rows(self, path: Path) -> Iterator[tuple[str, Row]]:
+        """The authors' labels are in a file beside the questions."""
+        labels = path.with_name(f"{path.stem}-labels.lst")
+        if not labels.is_file():
+            yield from super().rows(path)
+            return
+        try:
+            for (where, row), label in zip(super().rows(path), labels.read_text().split(), strict=True):
+                yield where, {**row, "label": label}
+        except ValueError as error:  # another number of them; not text
+            raise UserError(f"not a label for each line of {path.name}: {error}", where=labels) from error
 
     def parts(self, row: Row) -> Parts:
         return Parts(row["goal"], (row["sol1"], row["sol2"]), int(row["label"]))
@@ -101,7 +116,9 @@ class WinoGrande(Benchmark):
         if "gold" in row:
             texts, ending, answer = row["context_options"], row["continuation"], int(row["gold"])
         else:
-            before, _, ending = row["sentence"].partition("_")
+            before, blank, ending = row["sentence"].partition("_")
+            if not blank:
+                raise ValueError("sentence without _, the blank")
             texts, answer = [before + row["option1"], before + row["option2"]], int(row["answer"]) - 1
         return LogLikelihood(
             text="",

@@ -1,5 +1,6 @@
 """Several tasks, made by their names and asked of a model."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,15 @@ class Suite:
         self.limit = limit
 
     def requests(self, name: str) -> list[Any]:
-        """What the task asks: all, or `limit` at equal distances."""
-        requests = list(self.tasks[name].requests())
-        if not requests:
+        """What the task asks: all, or of each part `limit` at equal distances."""
+        task, parts = self.tasks[name], defaultdict[str, list[Any]](list)
+        for request in task.requests():
+            parts[task.part(request)].append(request)
+        if not parts:
             raise UserError("asks nothing", where=f"task {name}")
-        if not 0 < self.limit < len(requests):
-            return requests
-        return [requests[number * len(requests) // self.limit] for number in range(self.limit)]
+        return [request for part in parts.values() for request in _spread(part, self.limit or len(part))]
+
+
+def _spread(requests: list[Any], limit: int) -> list[Any]:
+    count = min(limit, len(requests))
+    return [requests[number * len(requests) // count] for number in range(count)]

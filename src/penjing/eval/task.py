@@ -145,6 +145,10 @@ class Task:
     def requests(self) -> Iterable[LogLikelihood | Continuation | Generate]:
         raise NotImplementedError
 
+    def part(self, request: Any) -> str:
+        """Its part of the task: a limit counts the requests of each."""
+        return ""
+
     def score(self, request: Any, result: Result) -> float:
         """The answer is right or wrong; of k choices that tie for the highest probability each counts 1/k."""
         if isinstance(request, LogLikelihood):

@@ -97,7 +97,7 @@ class EvalSettings(Settings, section="eval"):
     # Tasks that are asked at each validation (`penjing eval --list`), of files in the folder `data`.
     tasks: tuple[str, ...] = ()
     data: str = ""  # the folder of these files
-    limit: NonNegativeInt = 200  # requests of each task, spread over all; 0 = all
+    limit: NonNegativeInt = 200  # requests of each task (and of each task of core), spread over all; 0 = all
 
 
 @dataclass(frozen=True, kw_only=True)
