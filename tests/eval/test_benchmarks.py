@@ -83,7 +83,11 @@ def test_a_paradigm_without_a_name_has_that_of_its_file(tmp_path):
     row = {"sentence_good": "两只狗在叫。", "sentence_bad": "两狗只在叫。"}
     write_jsonl(tmp_path / "zhoblimp/classifier.jsonl", [row])
     write_parquet(tmp_path / "hub/zhoblimp/classifier/train-0.parquet", [row])
-    for folder in (tmp_path, tmp_path / "hub"):
+    hidden = tmp_path / "zhoblimp/.cache/huggingface/download/classifier.jsonl.lock"  # beside what `hf download` writes
+    hidden.parent.mkdir(parents=True)
+    for beside in (hidden, tmp_path / "zhoblimp/._classifier.jsonl"):  # and beside files of a Mac
+        beside.touch()
+    for folder in (tmp_path, tmp_path / "zhoblimp", tmp_path / "hub"):
         [one] = ZhoBlimp(folder).requests()
         assert (one.kind, one.choices) == ("classifier", (row["sentence_good"], row["sentence_bad"]))
 

@@ -11,7 +11,7 @@ from user_errors import raises_user_error
 
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.eval.scorer import Graded, grade, standard_error
-from penjing.eval.task import LogLikelihood, Result, Task
+from penjing.eval.task import LogLikelihood, Result, Task, best
 
 WORDS = ["The cat sat on the mat, and a frog sang.", "猫坐在垫子上，青蛙唱歌。"] * 20
 ASKED = [
@@ -64,7 +64,7 @@ def test_a_uniform_model_scores_chance(tokenizer):
     asked = [LogLikelihood(text="a", choices=tuple(choices), answer=answer) for choices, answer in places]
     graded = grade(Task(), asked, model, tokenizer)
     assert [one.score for one in graded] == [one.request.chance for one in graded]
-    assert [one.result.num_best for one in graded] == [2, 2, 3, 3, 3]
+    assert [sum(best(one.result.logps)) for one in graded] == [2, 2, 3, 3, 3]
     assert all(
         logp == pytest.approx(-math.log(tokenizer.size), rel=1e-12) for one in graded for logp in one.result.logps
     )

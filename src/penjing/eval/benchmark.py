@@ -68,10 +68,14 @@ class Benchmark(Task):
 
     def rows(self, path: Path) -> Iterator[tuple[str, Row]]:
         """(file and line, row) of a file. Raises UserError for the first broken one."""
-        for line, row in rows_of(path):
+        for line, row in self.numbered(path):
             if isinstance(row, UserError):
                 raise row
             yield f"{path}:{line}", row
+
+    def numbered(self, path: Path) -> Iterator[tuple[int, Any]]:
+        """(line, row or error) of a file."""
+        return rows_of(path)
 
     def read(self, paths: Iterable[Path]) -> Iterator[Any]:
         """The requests of files. Raises UserError for the first row that is none."""
@@ -106,7 +110,7 @@ def row_errors(name: str, where: str) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        got = f"{type(error).__name__}: {error}"
+        got = f"no field {error}" if isinstance(error, KeyError) else error
         raise UserError(f"not a record of {name}", where=where, got=got) from error
 
 
@@ -137,9 +141,11 @@ def shown_before(text: str, request: Any) -> Any:
 
 
 def _matches(folder: Path, pattern: str) -> list[Path]:
-    """Files by this name in a folder at any depth; the folder itself may be the name's first part."""
+    """Files by this name in a folder at any depth; the folder itself may be the name's first part. Hidden ones are
+    those of programs that copy files, such as `hf download`."""
     inside = [pattern.removeprefix(f"{folder.name}/")] if pattern.startswith(f"{folder.name}/") else []
-    return sorted({path for name in (f"**/{pattern}", *inside) for path in folder.glob(name) if path.is_file()})
+    found = {path for name in (f"**/{pattern}", *inside) for path in folder.glob(name) if path.is_file()}
+    return sorted(path for path in found if "/." not in f"/{path.relative_to(folder).as_posix()}")
 
 
 @cache

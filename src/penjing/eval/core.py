@@ -58,12 +58,13 @@ class Core(Benchmark):
     name = "core"
     patterns = tuple(f"{file}.jsonl" for file in dict.fromkeys(task.file for task in CORE.values()))
     metric = "acc_token"
+    limit_by = "group"
     shots = 10  # at most; see CORE
 
     def __init__(self, data: Path | None = None, *, shots: int | None = None) -> None:
         super().__init__(data, shots=shots)
-        found = {name: self.find([f"{task.file}.jsonl"]) for name, task in CORE.items()}
-        self.files_of = {name: paths[0] for name, paths in found.items() if paths}
+        found = ((name, self.find([f"{task.file}.jsonl"])) for name, task in CORE.items())
+        self.files_of = {name: paths[0] for name, paths in found if paths}
 
     def requests(self) -> Iterator[LogLikelihood]:
         for name, path in self.files_of.items():
@@ -95,15 +96,12 @@ class Core(Benchmark):
             text="" if texts else text,
             texts=texts,
             choices=choices,
-            answer=range(len(choices)).index(answer),
+            answer=answer,
             scored="choice" if len(choices) == 1 else "differing",
             group=name,
             language="en",
             where=where,
         )
-
-    def part(self, request: LogLikelihood) -> str:
-        return request.group
 
     def score(self, request: LogLikelihood, result: Result) -> float:
         return result.greedy[0] if len(request.choices) == 1 else super().score(request, result)
@@ -121,10 +119,8 @@ class Core(Benchmark):
 
     def notes(self) -> list[str]:
         missing = [name for name in CORE if name not in self.files_of]
-        if not missing:
-            return []
         found = f"{len(self.files_of)} of {len(CORE)} tasks found: a mean over a part, not comparable with CORE"
-        return [f"{found}; missing: {', '.join(missing)}"]
+        return [f"{found}; missing: {', '.join(missing)}"] if missing else []
 
 
 def _centred(name: str, version: str, accuracy: float) -> float:

@@ -4,12 +4,12 @@ Which of the letters A to D follows the question with its four answers. Prompts 
 solved examples are the first ones of the subject's `dev` file.
 """
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from penjing.base.errors import UserError
+from penjing.data.formats.csv_parquet import csv_records
 from penjing.eval.benchmark import Benchmark, Row, name_of_file, shown_before, solved
 from penjing.eval.exam_subjects import CEVAL, CMMLU
 from penjing.eval.task import LogLikelihood
@@ -25,14 +25,13 @@ class Exam(Benchmark):
     subjects: ClassVar[Mapping[str, str]] = {}  # their names in the description; others: with spaces
 
     def request(self, row: Row, where: str) -> LogLikelihood:
-        question = row["Question"] if "Question" in row else row["question"]
+        question, answer = (row[name] if name in row else row[name.lower()] for name in ("Question", "Answer"))
         answers = row.get("choices") or [row[letter] for letter in LETTERS]
-        answer = row["Answer"] if "Answer" in row else row["answer"]
         options = [f"{letter}. {text}\n" for letter, text in zip(LETTERS, answers, strict=True)]
         return LogLikelihood(
             text=f"{question.strip()}\n{''.join(options)}{self.ask}",
             choices=[f" {letter}" for letter in LETTERS],
-            answer=(range(len(LETTERS)) if isinstance(answer, int) else LETTERS).index(answer),
+            answer=LETTERS.index(answer) if answer in LETTERS else answer,
             kind=row.get("subject") or name_of_file(where),
             language=self.language,
             where=where,
@@ -83,16 +82,8 @@ class Mmlu(Exam):
     ask = "Answer:"
     description = "The following are multiple choice questions (with answers) about {}."
 
-    def rows(self, path: Path) -> Iterator[tuple[str, Row]]:
+    def numbered(self, path: Path) -> Iterator[tuple[int, Any]]:
         """The authors' CSV files have no names of columns."""
         if path.suffix != ".csv":
-            yield from super().rows(path)
-            return
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            try:
-                for row in reader:
-                    yield f"{path}:{reader.line_num}", dict(zip(("question", *LETTERS, "answer"), row, strict=True))
-            except (csv.Error, ValueError) as error:  # another number of columns; not UTF-8
-                where = f"{path}:{max(1, reader.line_num)}"
-                raise UserError(f"not a row of {self.name}: {error}", where=where) from error
+            return super().numbered(path)
+        return csv_records(path, ("question", *LETTERS, "answer"))

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from penjing.base.errors import UserError
 from penjing.data.formats.files import lines
 from penjing.eval.benchmark import Benchmark, Row
 from penjing.eval.task import LogLikelihood, Result
@@ -23,16 +22,11 @@ class Lambada(Benchmark):
     )
     chance = "0"
 
-    def rows(self, path: Path) -> Iterator[tuple[str, Row]]:
+    def numbered(self, path: Path) -> Iterator[tuple[int, Any]]:
         """The authors' file has a passage on each line."""
         if path.suffix != ".txt":
-            yield from super().rows(path)
-            return
-        for number, line in lines(path):
-            if isinstance(line, UserError):
-                raise line
-            if text := line.strip():
-                yield f"{path}:{number}", {"text": text}
+            return super().numbered(path)
+        return ((at, {"text": line.strip()} if isinstance(line, str) else line) for at, line in lines(path) if line)
 
     def request(self, row: Row, where: str) -> LogLikelihood:
         text, word = (row["context"], row["continuation"]) if "context" in row else row["text"].rsplit(" ", 1)

@@ -105,7 +105,7 @@ def _rows(inputs: Iterable[tuple[int, ...]], hidden_size: int) -> Iterator[_Row]
     row: _Row | None = None
     for ids in inputs:
         if row is not None:
-            shared = _common(row.inputs[-1], ids)
+            shared = num_common(row.inputs[-1], ids)
             size = row.size + len(ids) - shared
             # A layer has about 24 D^2 operations per token and 4 D per pair of tokens, which take about 3 x as long.
             if size <= SHORT_ROW or 2 * hidden_size * shared > row.size * len(ids):
@@ -119,10 +119,10 @@ def _rows(inputs: Iterable[tuple[int, ...]], hidden_size: int) -> Iterator[_Row]
         yield row
 
 
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many ids at the beginning are equal."""
-    limit = min(len(first), len(second))
-    return next((place for place in range(limit) if first[place] != second[place]), limit)
+def num_common(*sequences: Sequence[int]) -> int:
+    """How many ids all sequences have in common at their beginning."""
+    columns = enumerate(zip(*sequences, strict=False))
+    return next((place for place, ids in columns if ids.count(ids[0]) < len(ids)), min(map(len, sequences)))
 
 
 def _passes(rows: Sequence[_Row], max_tokens: int) -> Iterator[Sequence[_Row]]:
@@ -161,7 +161,6 @@ def _score_rows(
                 places[index] = [number * width + place for place in path[endings[index].first - 1 :]]
             at = end
         subtree_end_BT[number, path] = at
-    lengths = [len(found) for found in places.values()]
     flat = np.fromiter(chain.from_iterable(places.values()), dtype=np.int64)
     ends = (endings[index].ids[endings[index].first :] for index in places)
     targets = np.fromiter(chain.from_iterable(ends), dtype=np.int64)
@@ -184,9 +183,9 @@ def _score_rows(
     by_token_2M = np.empty(found_2M.shape)
     by_token_2M[:, order] = found_2M.numpy()
     scores, first = {}, 0
-    for index, length in zip(places, lengths, strict=True):
-        logps, greedy = by_token_2M[:, first : first + length]
+    for index, found in places.items():
+        logps, greedy = by_token_2M[:, first : first + len(found)]
         # Added exactly: equal values tie in any order.
-        scores[index] = EndingScore(math.fsum(logps.tolist()), length, float(greedy.prod()))
-        first += length
+        scores[index] = EndingScore(math.fsum(logps.tolist()), len(found), float(greedy.prod()))
+        first += len(found)
     return scores

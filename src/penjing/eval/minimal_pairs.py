@@ -19,12 +19,11 @@ class Blimp(Benchmark):
 
     def request(self, row: Row, where: str) -> LogLikelihood:
         good, bad = (row[name] if name in row else row[f"sentence_{name}"] for name in ("good", "bad"))
-        names = ("UID", "uid", "paradigm")
         return LogLikelihood(
             text="",
             choices=(self.before + good, self.before + bad),
             answer=0,
-            kind=next((row[name] for name in names if row.get(name)), "") or name_of_file(where),
+            kind=next((row[name] for name in ("UID", "uid", "paradigm") if row.get(name)), "") or name_of_file(where),
             group=row.get("field") or row.get("phenomenon") or "",
             language=self.language,
             where=where,

@@ -36,7 +36,7 @@ class MultipleChoice(Benchmark):
         return LogLikelihood(
             text=self.prompt.format(parts.question),
             choices=[f" {choice}" for choice in parts.choices],
-            answer=range(len(parts.choices)).index(parts.answer),
+            answer=parts.answer,
             language="en",
             where=where,
             begins=False,
@@ -124,7 +124,7 @@ class WinoGrande(Benchmark):
             text="",
             texts=texts,
             choices=[f" {ending.strip()}"] * len(texts),
-            answer=range(len(texts)).index(answer),
+            answer=answer,
             language="en",
             where=where,
             begins=False,

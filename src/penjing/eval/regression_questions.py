@@ -63,13 +63,8 @@ class RegressionQuestions:
             strategy.any(False)  # the other ranks wait here; waiting longer would exceed the collective timeout
         if strategy.rank == 0:
             answers = [
-                {
-                    "kind": graded.request.kind,
-                    "right": graded.is_correct,
-                    "question": graded.request.text,
-                    "said": graded.text,
-                }
-                for graded in graded_answers
+                {"kind": one.request.kind, "right": one.is_correct, "question": one.request.text, "said": one.text}
+                for one in graded_answers
             ]
             result = {"rows": scorer.score_rows(when, graded_answers), "answers": answers}
             write_json(prepared.folder.questions, {**self._saved(prepared), when: result})

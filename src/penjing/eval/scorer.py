@@ -11,7 +11,7 @@ from penjing.base.errors import UserError
 from penjing.data.chat.render import render
 from penjing.data.chat.turn_parser import without_reasoning
 from penjing.data.tokenizer.tokenizer import Tokenizer
-from penjing.eval.log_likelihood import Ending, log_likelihoods
+from penjing.eval.log_likelihood import Ending, log_likelihoods, num_common
 from penjing.eval.task import Continuation, Generate, LogLikelihood, Result, Task
 from penjing.infer import requests as engine_requests
 from penjing.infer.generate import generate, sample_batch
@@ -183,20 +183,14 @@ def _endings(requests: Sequence[LogLikelihood], tokenizer: Tokenizer) -> Iterato
         if request.scored == "choice":
             # A token may contain characters of both text and choice: it counts to the choice.
             firsts = [
-                _num_common([[*begin, *ids_of[before]], ids]) for (before, _), ids in zip(ends, all_ids, strict=True)
+                num_common([*begin, *ids_of[before]], ids) for (before, _), ids in zip(ends, all_ids, strict=True)
             ]
         elif request.texts:
-            common = _num_common([ids[::-1] for ids in all_ids])
+            common = num_common(*(ids[::-1] for ids in all_ids))
             firsts = [len(ids) - common for ids in all_ids]
         else:
-            firsts = [_num_common(all_ids)] * len(all_ids)
+            firsts = [num_common(*all_ids)] * len(all_ids)
         yield [Ending(ids, max(1, first)) for ids, first in zip(all_ids, firsts, strict=True)]
-
-
-def _num_common(sequences: Sequence[Sequence[int]]) -> int:
-    """How many ids all sequences have in common at their beginning."""
-    columns = enumerate(zip(*sequences, strict=False))
-    return next((place for place, ids in columns if len(set(ids)) > 1), min(map(len, sequences)))
 
 
 def groups(graded: Sequence[Graded], by: Literal["kind", "group"] = "kind") -> dict[tuple[str, str], list[Graded]]:

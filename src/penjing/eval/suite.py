@@ -34,12 +34,8 @@ class Suite:
         """What the task asks: all, or of each part `limit` at equal distances."""
         task, parts = self.tasks[name], defaultdict[str, list[Any]](list)
         for request in task.requests():
-            parts[task.part(request)].append(request)
+            parts[getattr(request, task.limit_by, "")].append(request)
         if not parts:
             raise UserError("asks nothing", where=f"task {name}")
-        return [request for part in parts.values() for request in _spread(part, self.limit or len(part))]
-
-
-def _spread(requests: list[Any], limit: int) -> list[Any]:
-    count = min(limit, len(requests))
-    return [requests[number * len(requests) // count] for number in range(count)]
+        counts = ((part, min(self.limit or len(part), len(part))) for part in parts.values())
+        return [part[number * len(part) // count] for part, count in counts for number in range(count)]

@@ -43,6 +43,10 @@ class LogLikelihood(Request):
     begins: bool = True
     scored: Literal["choice", "differing"] = "choice"
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.answer, int) or not 0 <= self.answer < len(self.choices):  # -1: secret
+            raise ValueError(f"answer {self.answer!r} of {len(self.choices)} choices")
+
     @property
     def chance(self) -> float:
         return 1 / len(self.choices) if len(self.choices) > 1 else 0.0
@@ -100,11 +104,6 @@ class Result:
     num_tokens: Sequence[int] = ()
     greedy: Sequence[float] = ()
 
-    @property
-    def num_best(self) -> int:
-        """How many choices share the highest probability: 1 without a tie."""
-        return sum(best(self.logps)) if self.logps else 1
-
 
 def normalised(request: LogLikelihood, result: Result, metric: Metric) -> list[float]:
     """Log p of each choice; for acc_char, acc_byte and acc_token divided by its length without the space before it."""
@@ -133,10 +132,10 @@ class Task:
     """A task yields requests and scores each result from 0 to 1. The chance level is that of its requests."""
 
     metric: ClassVar[Metric] = "acc"  # how choices are compared; those of METRICS are shown beside it
+    limit_by: ClassVar[str] = ""  # a field of the requests: `limit` counts for each of its values
     shots: int = 0  # solved examples before each request
     option: ClassVar[Literal["data", "questions"]] = "data"  # of `penjing eval`, which names its file or folder
     shows_answers: ClassVar[bool] = True  # scores are shown by kind, with some of the wrong answers
-    files: ClassVar[str] = ""  # that it reads, for --list
     chance: ClassVar[str] = ""  # in %, for --list
 
     def __init__(self, data: Path | None = None, *, shots: int | None = None) -> None:
@@ -144,10 +143,6 @@ class Task:
 
     def requests(self) -> Iterable[LogLikelihood | Continuation | Generate]:
         raise NotImplementedError
-
-    def part(self, request: Any) -> str:
-        """Its part of the task: a limit counts the requests of each."""
-        return ""
 
     def score(self, request: Any, result: Result) -> float:
         """The answer is right or wrong; of k choices that tie for the highest probability each counts 1/k."""

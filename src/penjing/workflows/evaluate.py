@@ -13,13 +13,12 @@ from typing import Any
 from rich.console import Console
 
 from penjing.base import formatting as units
-from penjing.base.accuracy import Score
 from penjing.base.errors import UserError
 from penjing.base.markup import escape_markup, print_table
 from penjing.base.registry import look_up
 from penjing.data import formats as records
 from penjing.eval import TASKS
-from penjing.eval.scorer import Graded, grade, groups, standard_error
+from penjing.eval.scorer import Graded, grade
 from penjing.eval.scores import paired_change, summary
 from penjing.eval.suite import Suite
 from penjing.eval.task import METRICS
@@ -69,12 +68,11 @@ def evaluate(
                 task, asked, trained.model, trained.tokenizer, thinking=options.thinking, max_tokens=options.max_tokens
             )
             row = {**summary(name, task, graded), "seconds": time.perf_counter() - start}
-            if name in first_graded:
-                row["change"], row["change_standard_error"] = paired_change(first_graded[name], graded)
-            first_graded.setdefault(name, graded)
+            if (before := first_graded.setdefault(name, graded)) is not graded:
+                row["change"], row["change_standard_error"] = paired_change(before, graded)
             rows.append(row)
             if task.shows_answers:
-                print_scores(name, graded, shown)
+                print_scores(row, graded, shown)
         if benchmarks := [row for row in rows if not suite.tasks[row["task"]].shows_answers]:
             print_benchmarks(benchmarks, shown, details=options.details)
         runs.append({"run": str(path), "tasks": rows})
@@ -94,8 +92,7 @@ def print_benchmarks(rows: Sequence[Row], console: Console, *, details: bool) ->
         cells += [_cells(row["task"], row), *(_cells(f"  {part['name']}", part) for part in parts)]
     print_table(console, (*HEADINGS, *(f"{metric}>" for metric in METRICS)), cells)
     for row in rows:
-        for note in _notes(row):
-            console.print(escape_markup(row["task"], note, indent=""))
+        print_notes(row, console)
 
 
 def _cells(name: str, row: Row) -> list[object]:
@@ -109,13 +106,15 @@ def _percent(value: float | None, digits: int = 1) -> str:
     return "" if value is None else f"{100 * value:.{digits}f}"
 
 
-def _notes(row: Row) -> list[str]:
+def print_notes(row: Row, console: Console) -> None:
+    """Further figures of a task, and what belongs beside its score."""
     notes = [f"{name} {value:.4g}" for name, value in row.get("figures", {}).items()]
     if row["metric"] != "acc":
         notes.append(f"the score is {row['metric']}")
     if row["truncated"]:
-        notes.append(f"{row['truncated']} of {row['asked']} do not fit: beginning or end cut off")
-    return [*notes, *row["notes"]]
+        notes.append(f"{row['truncated']} do not fit: beginning cut off, or end (--max-tokens)")
+    for note in (*notes, *row["notes"]):
+        console.print(escape_markup(row["task"], note, indent=""))
 
 
 def print_comparison(runs: Sequence[Row], console: Console) -> None:
@@ -137,31 +136,25 @@ def print_comparison(runs: Sequence[Row], console: Console) -> None:
     print_table(console, ("task", "chance>", f"{runs[0]['run']}>", *others), cells)
 
 
-def print_scores(name: str, graded: list[Graded], console: Console) -> None:
+def print_scores(row: Row, graded: list[Graded], console: Console) -> None:
     """The mean score per kind and language, with its 95 % interval and standard error, and the chance level."""
-    by_kind = groups(graded)
-    counted = [one for group in by_kind.values() for one in group]
     cells = []
-    for (kind, language), group in (*by_kind.items(), (("all", ""), counted)):
-        right, chance = sum(one.score for one in group), sum(one.request.chance for one in group)
-        score = Score(total=len(group), correct=right, chance=chance / max(1, len(group)))
-        low, high = score.interval
-        counts = (f"{right:g}", len(group), f"{score.fraction:.0%}", f"{low:.0%}-{high:.0%}")
-        error = standard_error(group)
-        cells.append((kind, language, *counts, "" if error is None else f"{error:.1%}", f"{score.chance:.0%}"))
+    for part in (*row["kinds"], {**row, "name": "all", "language": ""}):
+        (low, high), error = part["interval"], part["standard_error"]
+        counts = (f"{part['asked'] * part['score']:g}", part["asked"], f"{part['score']:.0%}", f"{low:.0%}-{high:.0%}")
+        standard_error = "" if error is None else f"{error:.1%}"
+        cells.append((part["name"], part["language"], *counts, standard_error, f"{part['chance']:.0%}"))
     headings = ("kind", "language", "right>", "asked>", "accuracy>", "95 %>", "standard error>", "chance>")
-    print_table(console, headings, cells, title=name)
+    print_table(console, headings, cells, title=row["task"])
     wrong = [answer for answer in graded if not answer.is_correct]
     for answer in wrong[:: max(1, -(-len(wrong) // WRONG_SHOWN))]:  # spread over the requests, and so over the kinds
         asked, said, wanted = map(_short, (answer.request.text, answer.text, answer.request.wanted))
         line = f"{asked} -> {said or 'nothing'}; wanted {wanted}"
         console.print(escape_markup("wrong", line, indent=""), soft_wrap=True)
-    if truncated := sum(answer.result.is_truncated for answer in graded):
-        note = f"{truncated} of {len(graded)} answers were truncated; raise --max-tokens"
+    if row.get("ties"):
+        note = f"{row['ties']:.1%} of the choices tie for the highest probability; each of k counts 1/k"
         console.print(escape_markup("note", note, indent=""))
-    if ties := sum(answer.result.num_best > 1 for answer in graded):
-        note = f"{ties / len(graded):.1%} of the choices tie for the highest probability; each of k counts 1/k"
-        console.print(escape_markup("note", note, indent=""))
+    print_notes(row, console)
 
 
 def _short(text: str) -> str:
@@ -181,11 +174,9 @@ def print_bits(trained: LoadedModel, sources: Sequence[Path], console: Console) 
         score = score_texts(trained.model, trained.tokenizer, texts, seq_len=seq_len)
         found = {"source": str(source), "bits_per_byte": score.bits, "bytes": score.num_bytes}
         rows.append({**found, "zstd": zstd_bits_per_byte("\n".join(texts)), "perplexity": score.perplexities()})
-    num_bytes = sum(row["bytes"] for row in rows)
-    means = {
-        name: sum(row[name] * row["bytes"] for row in rows) / max(1, num_bytes) for name in ("bits_per_byte", "zstd")
-    }
-    total: dict[str, Any] = {**means, "bytes": num_bytes}
+    total: dict[str, Any] = {"bytes": sum(row["bytes"] for row in rows)}
+    for name in ("bits_per_byte", "zstd"):
+        total[name] = sum(row[name] * row["bytes"] for row in rows) / max(1, total["bytes"])
     for row in [*rows, {"source": "all", **total}][: None if len(rows) > 1 else 1]:
         bits = f"{row['bits_per_byte']:.4f} bits per byte; zstd -19: {row['zstd']:.4f}"
         console.print(f"{row['source']}: {units.megabytes(row['bytes'])}, {bits}", highlight=False)
@@ -203,6 +194,5 @@ def print_tasks(console: Console) -> None:
     cells = []
     for name in TASKS:
         task = look_up(TASKS, name, what="task")
-        files = " or ".join(getattr(task, "patterns", ())) or task.files
-        cells.append((name, task.chance, task.shots, task.metric, files))
+        cells.append((name, task.chance, task.shots, task.metric, " or ".join(getattr(task, "patterns", ()))))
     print_table(console, ("task", "chance>", "shots>", "score", "files below --data DIR"), cells)

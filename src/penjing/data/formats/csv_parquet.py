@@ -28,8 +28,8 @@ def _readable(line: str | UserError) -> str:
     return line if isinstance(line, str) else line.readable if isinstance(line, NotTextError) else ""
 
 
-def csv_records(path: Path) -> Iterator[tuple[int, Record]]:
-    """(line, record); a broken row is an error in its place."""
+def csv_records(path: Path, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Record]]:
+    """(line, record); a broken row is an error in its place. columns: of a file that does not name them."""
     csv.field_size_limit(_LARGEST_FIELD_CHARACTERS)  # the default of 131,072 refuses a chapter
     errors: list[UserError] = []  # of the lines of a row
     ended = False
@@ -42,8 +42,7 @@ def csv_records(path: Path) -> Iterator[tuple[int, Record]]:
             yield _readable(line) + "\n"
         ended = True
 
-    rows = csv.reader(csv_lines(), strict=True, delimiter=_delimiter(path))
-    columns: list[str] | None = None
+    rows = csv.reader(csv_lines(), strict=not columns, delimiter="," if columns else _delimiter(path))
     while True:
         line = rows.line_num + 1
         errors.clear()
