@@ -124,11 +124,14 @@ def examples(tmp_path, lines, data_format, prompts=()):
 def test_examples_are_of_the_models_own_data(tmp_path):
     assert examples(tmp_path, CHATS, "chats") == ("first?", "第二？")
     assert examples(tmp_path, CHATS, "chats", ("ask me",)) == ("ask me",)
-    assert examples(tmp_path, [{"question": f"{n}?"} for n in range(9)], "prompts") == ("0?", "1?", "2?", "3?")
+    asked = [{"question": f"{n}?"} for n in range(9)]
+    found = examples(tmp_path, asked, "prompts")
+    assert len(found) == 4 and set(found) < {question["question"] for question in asked}
     pair = {"prompt": "why?", "chosen": "so", "rejected": "no"}
     assert examples(tmp_path, [pair], "preferences") == ("why?",)
     texts = [{"text": "One line.\nTwo"}, {"text": "words " * 30}, {"text": "字" * 90}]
-    assert examples(tmp_path, texts, "documents") == ("One line.", "words words words words words words", "字" * 40)
+    openings = {"One line.", "words words words words words words", "字" * 40}
+    assert openings < set(examples(tmp_path, texts, "documents"))  # the end of the last is held out
     moved = DataSettings(train=(str(tmp_path / "moved.jsonl"),))
     assert examples_of(Run(stage="any", out="any", data=moved)) == ()
     assert examples_of(Run(stage="external", out="any")) == ()

@@ -133,6 +133,13 @@ def test_a_broken_line_is_left_out_and_told(begin, monkeypatch):
     assert 200 < len(read) < 256
 
 
+@pytest.mark.parametrize(("settings", "prompts"), [((), ("a?",)), (("sample.prompts=My own",), ("My own",))])
+def test_samples_answer_questions_of_the_data_unless_the_settings_name_others(settings, prompts):
+    jsonl("chats.jsonl", ANSWERED)
+    run = resolve_run("tiny_sft", {"data": {"train": ["chats.jsonl"]}}, parse_overrides(settings))
+    assert module.with_prompts(run, toy=False).sample.prompts == prompts
+
+
 def test_a_folder_of_saved_pages_is_cleaned_and_the_report_says_so(begin):
     pytest.importorskip("trafilatura")
     Path("pages").mkdir()

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -249,9 +249,27 @@ class Corpus:
             below = threshold((place for _, place in self.placed()), self.split.share)
         return (_text_of(record) for record, place in self.placed(counts) if (place < below) == held_out)
 
+    def prompts(self, most: int) -> tuple[str, ...]:
+        """First questions of conversations, or first words of documents: of those held out, if there are enough."""
+        placed = sorted(islice(self.placed(), SEARCHED_RECORDS), key=lambda pair: pair[1])
+        found = dict.fromkeys(_prompt(record) for record, _ in placed)
+        return tuple(prompt for prompt in found if 0 < len(prompt) <= PROMPT_CHARACTERS)[:most]
+
 
 def _text_of(record: Record) -> str:
     return "\n".join(texts_of(record))
+
+
+SEARCHED_RECORDS, PROMPT_CHARACTERS, OPENING_CHARACTERS = 1000, 300, 40
+
+
+def _prompt(record: Record) -> str:
+    if isinstance(record, Document):
+        line, _, _ = record.text.strip().partition("\n")
+        start = line[:OPENING_CHARACTERS]
+        return line if start == line else start.rpartition(" ")[0] or start
+    messages = (record if isinstance(record, Chat) else record.chats[0]).messages
+    return next((message.content.strip() for message in messages if message.role == "user"), "")
 
 
 # Their values without effect on the records

@@ -19,7 +19,6 @@ from penjing.planner.inputs import PlanOptions, find_machine
 from penjing.track.run_record import RunRecord
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
-from penjing.train.resolve import with_settings
 from penjing.workflows import evening_plan as planning
 from penjing.workflows import quickstart as stages
 from penjing.workflows.evening_plan import STAGES, Amount, Budget, EveningPlan
@@ -158,9 +157,7 @@ def _training(options: EveningOptions, plan: EveningPlan, name: str, files: stag
         "data": {"train": getattr(files, STAGES[name]), "clean": stages.cleaning(options)},
     }
     run = resolve_run(name, planned.settings, layer, planning.overrides(options.settings, name))
-    if name == "pretrain" and options.data != stages.TOYWORLD:
-        return with_settings(run, {"sample.prompts": tuple(stages.held_out_openings(run.data))})
-    return with_settings(run, {"sample.prompts": stages.STORY_PROMPTS if name == "pretrain" else stages.CHAT_PROMPTS})
+    return stages.with_prompts(run, options.data == stages.TOYWORLD)
 
 
 def _actual(out: Path, plan: EveningPlan, log: StageLog) -> dict[str, dict[str, float]]:

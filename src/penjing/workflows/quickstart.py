@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,7 +39,7 @@ from penjing.track.run_dir import RunDir
 from penjing.track.run_record import RunRecord
 from penjing.train.config import Run
 from penjing.train.load_model import load_trained, set_threads
-from penjing.train.resolve import decide
+from penjing.train.resolve import decide, with_settings
 from penjing.workflows.launch import LaunchOptions, train_in
 from penjing.workflows.little_data import compare_choice, fit_to_text
 from penjing.workflows.report import write_page
@@ -57,7 +56,6 @@ CHAT_PROMPTS = (
     "用英文说：红色的苹果",
 )
 ADDRESS = "http://127.0.0.1:8000"  # of `penjing serve`
-OPENING_CHARACTERS = 20
 HELD_OUT_OF_REAL_TEXT = 0.05  # fraction; larger because real corpora here are small
 EXAMPLES_SHOWN = 24
 # What the data of a training are called.
@@ -276,12 +274,10 @@ def _overrides(options: QuickstartOptions, stage: str) -> list[str]:
 
 def _pretraining(options: QuickstartOptions, files: DataFiles, log: StageLog) -> Run:
     toy = options.data == TOYWORLD
-    prompts = list(STORY_PROMPTS) if toy else held_out_openings(_document_settings(options, files))
     val_fraction = 0.01 if toy else HELD_OUT_OF_REAL_TEXT
     layer: dict[str, Any] = {
         "out": str(options.out / "pretrain"),
         "data": {"train": files.documents, "clean": cleaning(options), "val_fraction": val_fraction},
-        "sample": {"prompts": prompts},
         "eval": {"sequences": 128 if toy else 1024},
     }
     requested = parse_overrides(_overrides(options, "pretrain"))
@@ -292,7 +288,7 @@ def _pretraining(options: QuickstartOptions, files: DataFiles, log: StageLog) ->
     elif not requested.keys() & {"max_steps", "epochs"}:
         why = f"this machine is slow or busy; for all of them: max_steps={run.max_steps}"
         run = decide(run, "max_steps", pretrain_steps(run, log), why)
-    return _in_one_pass(run, requested, options)
+    return with_prompts(_in_one_pass(run, requested, options), toy)
 
 
 def _in_one_pass(run: Run, requested: Layer, options: QuickstartOptions) -> Run:
@@ -309,15 +305,15 @@ def _finetuning(options: QuickstartOptions, files: DataFiles) -> Run | None:
         "out": str(options.out / "sft"),
         "init_from": str(options.out / "pretrain"),
         "data": {"train": files.chats, "clean": cleaning(options), "val_fraction": 0.01},
-        "sample": {"prompts": list(CHAT_PROMPTS)},
         "eval": {"questions": str(files.questions or "")},
     }
     requested = parse_overrides(_overrides(options, "sft"))
-    run = _in_one_pass(resolve_run("tiny_sft", layer, requested), requested, options)
+    toy = options.data == TOYWORLD
+    run = with_prompts(_in_one_pass(resolve_run("tiny_sft", layer, requested), requested, options), toy)
     if requested.keys() & {"max_steps", "epochs"}:
         return run
     why = f"this machine is slow or busy; for all of them: sft.max_steps={SFT_STEPS}"
-    least = MIN_SFT_STEPS if options.data == TOYWORLD else 100
+    least = MIN_SFT_STEPS if toy else 100
     return decide(run, "max_steps", sft_steps(options.out / "pretrain", options.seconds, least), why)
 
 
@@ -332,9 +328,12 @@ def cleaning(options: QuickstartOptions) -> tuple[str, ...]:
     return () if set(data_names(options)) <= {TOYWORLD, *catalogue.CATALOGUE} else ("default",)
 
 
-def held_out_openings(data: DataSettings) -> list[str]:
-    """The first characters of two held-out texts, as prompts for samples during training."""
-    return [text.strip()[:OPENING_CHARACTERS] for text in islice(Corpus(data).texts(held_out=True), 2)]
+def with_prompts(run: Run, toy: bool) -> Run:
+    """The run with prompts for its samples: those of its settings, else the toy world's, or some of its own data."""
+    prompts: tuple[str, ...] = STORY_PROMPTS if run.data.format == "documents" else CHAT_PROMPTS
+    if not toy:
+        prompts = Corpus(run.data).prompts(len(prompts))
+    return with_settings(run, {"sample.prompts": run.sample.prompts or prompts})
 
 
 def _train(options: QuickstartOptions, run: Run, console: Console) -> str:

@@ -1,14 +1,12 @@
 """The models that `penjing serve` was told to serve: their names, and where they are."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from penjing.base.errors import UserError
-from penjing.data import formats as records
-from penjing.data.corpus import Corpus, DataSettings
+from penjing.data.corpus import PROMPT_CHARACTERS, Corpus
 from penjing.export.adapter import attach_adapters
 from penjing.infer.forward import Weights
 from penjing.infer.generate import make_engine
@@ -18,8 +16,7 @@ from penjing.train.config import Run
 from penjing.train.load_model import load_trained, use_device
 
 _NAMED = re.compile("([^=@/]+)=(.+)")
-MAX_EXAMPLES, EXAMPLE_CHARACTERS = 4, 300  # of the chat page
-SEARCHED_RECORDS, OPENING_CHARACTERS = 50, 40
+MAX_EXAMPLES = 4  # of the chat page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,22 +64,10 @@ def load_models(words: Sequence[str], options: ServeOptions) -> Models:
 def examples_of(run: Run) -> tuple[str, ...]:
     """Prompts for the chat page: those of the run's samples, else from its training data if the files are there."""
     try:
-        found = run.sample.prompts or [text for text in islice(_prompts(run.data), SEARCHED_RECORDS) if text]
+        found = run.sample.prompts or Corpus(run.data).prompts(MAX_EXAMPLES)
     except UserError:  # the data have been moved, or are token shards
         return ()
-    return tuple(dict.fromkeys(text for text in found if len(text) <= EXAMPLE_CHARACTERS))[:MAX_EXAMPLES]
-
-
-def _prompts(data: DataSettings) -> Iterator[str]:
-    """The first question of each conversation, or the first words of each document."""
-    for record in Corpus(data).records(records.UncheckedRecords()):
-        if isinstance(record, records.Document):
-            line, _, _ = record.text.strip().partition("\n")
-            start = line[:OPENING_CHARACTERS]
-            yield line if start == line else start.rpartition(" ")[0] or start
-        else:
-            chat = record.chats[0] if isinstance(record, records.PreferenceRecord) else record
-            yield next((message.content.strip() for message in chat.messages if message.role == "user"), "")
+    return tuple(text for text in dict.fromkeys(found) if len(text) <= PROMPT_CHARACTERS)[:MAX_EXAMPLES]
 
 
 def _named(word: str) -> list[tuple[str, Path]]:
