@@ -217,6 +217,7 @@ def test_doctor_looks_for_the_packages_of_every_extra():
     extras = set(project["optional-dependencies"]) - {"test", "dev"}
     assert set(optional_packages().values()) == extras
     assert optional_packages()["llama-cpp-python"] == "llama"
+    assert "penjing" not in optional_packages()  # the extra `trackers` is made of others
 
 
 def test_another_system_is_one_line(monkeypatch, capsys):

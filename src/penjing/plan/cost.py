@@ -69,7 +69,8 @@ def price_of(card: str, price_option: str = "") -> Price | None:
         if card in user_prices:
             return Price(hour=read_money(user_prices[card], f"{path}: {card}"), source=str(path))
     if card in PRICES:
-        return Price(hour=read_money(PRICES[card], card), source="a round figure; give --price, or edit prices.toml")
+        source = "a round figure; give --price, or edit ~/.penjing/prices.toml"
+        return Price(hour=read_money(PRICES[card], card), source=source)
     return None
 
 

@@ -62,6 +62,6 @@ def optional_packages() -> dict[str, str]:
     found = {}
     for requirement in requirements:
         match = re.match(r"([\w.-]+).*\bextra == [\"']([\w-]+)", requirement)
-        if match and match[2] not in FOR_DEVELOPERS:
+        if match and match[2] not in FOR_DEVELOPERS and match[1] != "penjing":
             found[match[1]] = match[2]
     return found
