@@ -1,6 +1,6 @@
 """docs/speed.md shows the newest measurement, and its bounds are those that are tested.
 
-`python tests/docs/test_speed_page.py` writes the tables from results/.
+`PYTHONPATH=benchmarks python tests/docs/test_speed_page.py` writes the tables from results/.
 """
 
 import importlib.util
