@@ -215,6 +215,7 @@ def known_settings():
         ("dtype=bf16", "compute.dtype?"),
         ("packing=true", "data.packing?"),
         ("save_steps=5", "checkpoint.every?"),
+        ("reward_model=runs/x", "objective.reward.model?"),
         ("block_size=8", "data.seq_len?"),
         ("training.lr=1", "optimizer.learning_rate?"),
         ("model.n_layer=1", "model.num_hidden_layers?"),
@@ -239,7 +240,7 @@ def test_other_programs_names_lead_to_settings_that_exist():
 
 def test_what_other_programs_have_alone_is_not_taken_for_something_similar():
     assert not ABSENT.keys() & (FOREIGN.keys() | {name.rpartition(".")[2] for name in known_settings()})
-    for word in ("tensor_parallel_size=2", "data.template=qwen", "load_in_4bit=true"):
+    for word in ("tensor_parallel_size=2", "data.template=qwen", "load_in_4bit=true", "from_resume=1"):
         with pytest.raises(UserError) as caught:
             resolve(word)
         assert ABSENT[word.split("=")[0].rpartition(".")[2]] in str(caught.value)

@@ -72,22 +72,14 @@ def _print_models() -> None:
     from penjing.plan.flops import parameters
 
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    widths = ("intermediate_size", "vocab_size")
     rows = []
     for name in presets.names():
         shape = config.resolve(ModelConfig, {"preset": name})
         count = parameters(shape)
-        rows.append(
-            (
-                name,
-                f"{count.total:,}",
-                f"{count.active:,}" if shape.is_mixture else "",
-                f"{count.without_embedding:,}",
-                shape.architecture,
-                *(getattr(shape, size) for size in sizes),
-                shape.intermediate_size,
-                shape.vocab_size,
-            )
-        )
+        active = f"{count.active:,}" if shape.is_mixture else ""
+        counts = (f"{count.total:,}", active, f"{count.without_embedding:,}", shape.architecture)
+        rows.append((name, *counts, *(getattr(shape, size) for size in (*sizes, *widths))))
     numbers = ("width>", "layers>", "heads>", "kv>", "head>", "mlp>", "vocabulary>")
     print_table(console, ("name", "parameters>", "active>", "without embedding>", "layout", *numbers), rows)
     console.print("ladder-SIZE is any size from 500k to 3b; `penjing train ladder:SIZE` derives rate, batch and steps.")

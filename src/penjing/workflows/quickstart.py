@@ -24,7 +24,7 @@ from penjing.data import dataset_stats as survey
 from penjing.data import formats as records
 from penjing.data import synthetic as toyworld
 from penjing.data.catalog import registry as catalogue
-from penjing.data.corpus import Corpus, DataSettings
+from penjing.data.corpus import Corpus
 from penjing.data.formats.files import content_of, is_data_name
 from penjing.data.token_shards import TokenShards
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -207,7 +207,8 @@ def make_data(options: QuickstartOptions, log: StageLog) -> str:
             got=units.listing([f"{name} (chats)" for name in files.chats] + files.unused),
             next_step="Add a text: --data TEXT.txt,CHATS.jsonl",
         )
-    corpus = Corpus(_document_settings(options, files))
+    layer = {"data": {"train": files.documents, "clean": cleaning(options), "val_fraction": HELD_OUT_OF_REAL_TEXT}}
+    corpus = Corpus(resolve_run("tiny", layer, parse_overrides(_overrides(options, "pretrain"))).data)
     bad_records = corpus.counts()
     facts = survey.DocumentStats(bad_records).count(corpus.records(bad_records))
     log.record(
@@ -315,12 +316,6 @@ def _finetuning(options: QuickstartOptions, files: DataFiles) -> Run | None:
     why = f"this machine is slow or busy; for all of them: sft.max_steps={SFT_STEPS}"
     least = MIN_SFT_STEPS if toy else 100
     return decide(run, "max_steps", sft_steps(options.out / "pretrain", options.seconds, least), why)
-
-
-def _document_settings(options: QuickstartOptions, files: DataFiles) -> DataSettings:
-    """Settings of the texts. Broken ones are counted in the data stage."""
-    layer = {"data": {"train": files.documents, "clean": cleaning(options), "val_fraction": HELD_OUT_OF_REAL_TEXT}}
-    return resolve_run("tiny", layer, parse_overrides(_overrides(options, "pretrain"))).data
 
 
 def cleaning(options: QuickstartOptions) -> tuple[str, ...]:
