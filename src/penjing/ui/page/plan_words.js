@@ -69,7 +69,7 @@ addWords({
   planFigure_flops: ["FLOPs", "运算量（FLOPs）"],
   planNote_flops: ["Arithmetic of the whole run (causal attention).", "整个训练的运算（因果注意力）。"],
   planFigure_loss: ["Expected loss", "预期损失"],
-  planNote_loss: ["Nats per token by a published law, for its own texts: compare settings by the difference.", "按已发表的规律、在其文本上的每词元奈特数：只宜比较差值。"],
+  planNote_loss: ["Nats per token by a published law, for its own texts: compare settings by the difference.", "按已发表的规律、在其文本上的每词元损失（nat）：只宜比较差值。"],
   planFigure_parameters: ["Parameters", "参数量"],
   planNote_parameters: ["All are used for each token.", "每个词元都用到全部参数。"],
   planSeconds: ["{s} s", "{s} 秒"],
