@@ -1,5 +1,6 @@
 """Files as people have them: web pages, archives, books, other encodings, other packers, standard input."""
 
+import copy
 import gzip
 import io
 import json
@@ -337,6 +338,8 @@ def test_standard_input_is_read_more_than_once(stdin, raw, wanted):
     assert texts("-") == wanted
     assert texts("-") == wanted
     assert list_files(["-"]) == list_files(["-"])
+    assert {document.source for document in read_documents([Path("-")])} == {"-"}
+    assert copy.copy(list_files(["-"])[0]).is_file(), "pickled, it can be opened too"
 
 
 def test_standard_input_without_end_or_data(stdin, monkeypatch):
@@ -348,5 +351,5 @@ def test_standard_input_without_end_or_data(stdin, monkeypatch):
     with raises_user_error(where="-", wanted="a pipe"):
         texts("-")
     stdin(b"")
-    with raises_user_error(where="stdin.txt"):
+    with raises_user_error(where="-"):
         texts("-")

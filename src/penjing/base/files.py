@@ -59,7 +59,7 @@ def make_folder(folder: Path) -> None:
 
 def printable(path: Path) -> str:
     r"""The path as valid UTF-8: bytes that are not UTF-8 become \xNN."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    return os.fsencode(str(path)).decode("utf-8", "backslashreplace")
 
 
 def check_free_space(folder: Path, wanted_bytes: int) -> None:

@@ -197,3 +197,14 @@ def test_what_overlaps_little_stays(evaluation: str) -> None:
         assert rule(document(f"before {text} after")) == document(f"before {text} after")
     longer = Decontamination(DecontaminationSettings(against=(evaluation,), words=20))
     assert longer(document(QUESTION)) != document(QUESTION), "a shorter text is compared by 8 of 13 as many words"
+
+
+def test_prompts_with_other_references_are_other_prompts() -> None:
+    def prompt(**fields: object) -> Chat:
+        question = Message(role="user", content="How many apples are in the basket of the last question?")
+        return Chat(messages=(question,), tools=(), source="", line=1, fields=fields)
+
+    prompts = [prompt(gt="3", id=1), prompt(gt="4", id=2), prompt(gt="3", id=3), prompt(cases=["x"]), prompt()]
+    for rule in (ExactDuplicates(), NearDuplicates()):
+        found = [rule.first_seen(rule.sketch(each), ("", line)) for line, each in enumerate(prompts)]
+        assert found == [None, None, ("", 0), None, None]

@@ -1,5 +1,6 @@
 """Leave out a record that has words in sequence in common with an evaluation set."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ class DecontaminationSettings(RuleSettings):
     characters: Annotated[int, Ge(2)] = 20  # the same for texts that are mostly Chinese
 
     def files(self) -> tuple[str, ...]:
-        return tuple(map(str, list_files([Path(name) for name in self.against]))) if self.against else ()
+        return tuple(map(os.fspath, list_files([Path(name) for name in self.against]))) if self.against else ()
 
 
 class Decontamination(Rule):

@@ -13,7 +13,7 @@ def content_hash(record: Record) -> bytes:
     if isinstance(record, Document):
         content: object = record.text
     elif isinstance(record, Chat):
-        content = (record.messages, record.tools)
+        content = (record.messages, record.tools, record.reference)
     else:
         content = (record.is_chosen, [(chat.messages, chat.tools) for chat in record.chats])
     text = content if isinstance(content, str) else repr(content)

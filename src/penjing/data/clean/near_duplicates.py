@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated
+from zlib import crc32
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from penjing.base.config import PositiveInt
 from penjing.data.clean.ngrams import NUM_BANDS, sketch
 from penjing.data.clean.rule import CorpusRule, Place, Record, RuleSettings, chats_of
-from penjing.data.formats.schema import Document
+from penjing.data.formats.schema import Chat, Document
 
 _KEY_BYTES = 8 * NUM_BANDS
 _MOST_OF_KEY = 32  # records that are remembered for a key: of a template that a million records share, the first ones
@@ -29,7 +30,9 @@ class NearDuplicatesSettings(RuleSettings):
 
 
 class NearDuplicates(CorpusRule):
-    """Keeps the first of nearly equal records. Case, white space and the system message do not count."""
+    """Keeps the first of nearly equal records. Case, white space and the system message do not count. Prompts with
+    other references differ.
+    """
 
     settings_type = NearDuplicatesSettings
     settings: NearDuplicatesSettings
@@ -43,7 +46,10 @@ class NearDuplicates(CorpusRule):
 
     def sketch(self, record: Record) -> bytes:
         """The keys of its bands, then its distinct shingles. Of a record without words nothing: it equals no other."""
-        return sketch(compared_text(record), self.settings.shingle)
+        made = sketch(compared_text(record), self.settings.shingle)
+        if isinstance(record, Chat) and record.reference:  # so that none is shared with another reference
+            made = (np.frombuffer(made, np.uint32) ^ np.uint32(crc32(repr(record.reference).encode()))).tobytes()
+        return made
 
     def first_seen(self, sketch: bytes, place: Place) -> Place | None:
         if not sketch:

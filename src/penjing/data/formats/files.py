@@ -1,6 +1,7 @@
 """Data files: list them, open them safely, read lines and blocks of bounded size, detect encodings."""
 
 import glob
+import os
 import re
 import warnings
 from codecs import BOM_UTF8, getincrementaldecoder, utf_8_decode
@@ -43,7 +44,7 @@ _TRAIN_SPLIT, _TEST_SPLIT = (
 )
 
 
-def list_files(paths: Sequence[Path]) -> list[Path]:
+def list_files(paths: Sequence[Path | str]) -> list[Path]:
     """The files of `paths`; a folder stands for its data files at any depth, sorted by path.
 
     A name with `*`, `?` or `[` that does not exist stands for the files that it matches, `-` for standard input, which
@@ -57,8 +58,8 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
     if not paths:
         raise UserError("no data is given", wanted="at least one file or folder")
     files: list[Path] = []
-    for path in map(Path, paths):
-        if path == STANDARD_INPUT:
+    for path in (Path(path) if isinstance(path, str) else path for path in paths):
+        if os.fspath(path) == STANDARD_INPUT:
             files.append(standard_input())
         elif path.is_dir() or is_hub(path):
             found = hub_files(path) if is_hub(path) else (file for file in sorted(path.rglob("*")) if file.is_file())
@@ -84,7 +85,7 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
 
 def is_data_name(path: Path) -> bool:
     """Whether `list_files` can find data by this name."""
-    return path == STANDARD_INPUT or is_hub(path) or path.exists() or bool(glob.glob(str(path), recursive=True))
+    return str(path) == STANDARD_INPUT or is_hub(path) or path.exists() or bool(glob.glob(str(path), recursive=True))
 
 
 def format_of(path: Path) -> str:

@@ -130,6 +130,11 @@ class Chat:
     line: int
     fields: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
+    @property
+    def reference(self) -> dict[str, Any]:
+        """Of a prompt, what rewards compare its answer with."""
+        return {name: self.fields[name] for name in REFERENCE_FIELDS if name in self.fields}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreferenceRecord:

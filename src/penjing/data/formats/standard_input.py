@@ -5,16 +5,26 @@ import shutil
 import sys
 import tempfile
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 from penjing.base.errors import UserError
 from penjing.base.files import disk_errors
 
-STANDARD_INPUT = Path("-")
+STANDARD_INPUT = "-"
 LARGEST_INPUT_BYTES = 1 << 32
 _CHUNK_BYTES = 1 << 20
 _folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when the program ends
 _JSON = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\{\s*[\"}]|\[\s*\{)")
+
+
+class StandardInput(PosixPath):
+    """The temporary file, which messages and results call `-`."""
+
+    def __str__(self) -> str:
+        return STANDARD_INPUT
+
+    def __fspath__(self) -> str:
+        return super().__str__()
 
 
 @lru_cache(maxsize=1)
@@ -31,7 +41,7 @@ def standard_input() -> Path:
     limit = min(LARGEST_INPUT_BYTES, shutil.disk_usage(folder.name).free // 2)
     stream = sys.stdin.buffer
     chunk = stream.read(_CHUNK_BYTES)
-    path = Path(folder.name) / ("stdin.json" if _JSON.match(chunk) else "stdin.txt")
+    path = StandardInput(folder.name) / ("stdin.json" if _JSON.match(chunk) else "stdin.txt")
     size = 0
     with disk_errors(path), open(path, "wb") as file:
         while chunk:
