@@ -186,6 +186,9 @@ def test_ready_shards_that_switch_thoughts_otherwise_are_refused(tmp_path):
     assert stage(shards, "fifth").fingerprint == plain.fingerprint != made.fingerprint
     with raises_user_error(where="data.thinking", got="switch"):
         stage(shards, "sixth", "data.thinking=switch")
+    assert stage(shards, "seventh", "tokenizer.path=").fingerprint == plain.fingerprint, "by the tokenizer beside them"
+    with raises_user_error(where=shards):
+        stage(f"{shards},{tmp_path / 'chats.jsonl'}", "eighth")
 
 
 def test_a_tokenizer_that_an_abandoned_attempt_left_is_not_taken_for_another_start(tmp_path):

@@ -61,6 +61,9 @@ def list_files(paths: Sequence[Path | str]) -> list[Path]:
     for path in (Path(path) if isinstance(path, str) else path for path in paths):
         if os.fspath(path) == STANDARD_INPUT:
             files.append(standard_input())
+        elif (path / "train" / "tokens.bin").is_file():
+            hint = "Give the files that they were made from, or them alone as data.train."
+            raise UserError("a folder of tokens, not of records", where=path, next_step=hint)
         elif path.is_dir() or is_hub(path):
             found = hub_files(path) if is_hub(path) else (file for file in sorted(path.rglob("*")) if file.is_file())
             folder_files = _data_files(path, found)

@@ -29,7 +29,8 @@ def on_rank_0(strategy: Strategy, make: Callable[[], T]) -> T:
 
 
 def run_tokenizer(run: Run, report: Report) -> Tokenizer:
-    """The run's tokenizer: its existing one, the named one, that of `init_from`, or a new one trained on the text.
+    """The run's tokenizer: its existing one, the named one, that of `init_from` or of the run that made the tokens of
+    data.train, or a new one trained on the text.
 
     If the run has no checkpoint yet, a named tokenizer or that of `init_from` replaces an existing one, which may be
     that of an earlier attempt with other settings.
@@ -41,6 +42,8 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
     given = start_tokenizer(run)
     if given is None and existing is not None and existing.size <= run.model.vocab_size:
         given = existing
+    if given is None and (ready := Corpus(run.data).ready_tokens(META)):
+        given = Tokenizer.load(RunDir(ready.parent).tokenizer)  # of the run that made them
     if given is None and run.data.format not in ("documents", "chats"):
         what, wanted = (
             "no tokenizer: one is trained on texts and conversations only",
