@@ -171,6 +171,7 @@ def test_preferences_hand_counted(tmp_path: Path) -> None:
     assert found.bad_records.reasons == {"both answers are the same": 1}
     assert found.counts["pairs whose chosen answer is longer"] == 2
     assert {name: (min(each), max(each)) for name, each in found.lengths.items()} == ENDS
+    assert found.num_bytes == 2 * 4 + 6 + 7, "a prompt counts once for both answers"
     assert found.warnings[:2] == [
         "25 % of records are exact duplicates: a model memorizes them.",
         "17 % of records are left out: both answers are the same.",

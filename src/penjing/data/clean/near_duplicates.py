@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from penjing.base.config import PositiveInt
 from penjing.data.clean.ngrams import NUM_BANDS, sketch
-from penjing.data.clean.rule import CorpusRule, Place, Record, RuleSettings, chats_of
+from penjing.data.clean.rule import CorpusRule, Place, Record, RuleSettings, turns_of
 from penjing.data.formats.schema import Chat, Document
 
 _KEY_BYTES = 8 * NUM_BANDS
@@ -73,8 +73,7 @@ def compared_text(record: Record) -> str:
     """What is compared of a record. Long system messages would make all conversations of an assistant nearly equal."""
     if isinstance(record, Document):
         return record.text
-    messages = (message for chat in chats_of(record) for message in chat.messages)
-    return "\n".join(message.text for message in messages if message.role != "system")
+    return "\n".join(turn.text for turn in turns_of(record) if turn.role != "system")
 
 
 def similarity(one: NDArray[np.uint32], other: NDArray[np.uint32]) -> float:

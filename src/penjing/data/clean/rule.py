@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from penjing.base.config import Settings
 from penjing.base.errors import missing_extra
-from penjing.data.formats.schema import Chat, Document, PreferenceRecord
+from penjing.data.formats.schema import Chat, Document, Message, PreferenceRecord
 
 Record = Document | Chat | PreferenceRecord
 Place = tuple[str, int]  # file and line of a record
@@ -121,9 +121,16 @@ def chats_of(record: Record) -> Sequence[Chat]:
     return record.chats if isinstance(record, PreferenceRecord) else (record,)
 
 
+def turns_of(record: Record) -> Iterator[Message]:
+    """The messages of a record; what the answers of a preference share comes once."""
+    before: Sequence[Message] = ()
+    for chat in chats_of(record):
+        yield from (turn for place, turn in enumerate(chat.messages) if before[place : place + 1] != (turn,))
+        before = chat.messages
+
+
 def texts_of(record: Record) -> Iterator[str]:
     """The texts of a record: that of a document; thoughts and contents of messages."""
     if isinstance(record, Document):
         yield record.text
-    for chat in chats_of(record):
-        yield from (message.text for message in chat.messages)
+    yield from (turn.text for turn in turns_of(record))
