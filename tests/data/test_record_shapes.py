@@ -119,7 +119,8 @@ QUESTION = "Who?\nA. Ben\nB. Mia"
 def test_choices_stand_in_the_question_and_the_right_one_in_the_answer(tmp_path: Path, record: Any) -> None:
     (chat,), counts = read(tmp_path, record)
     assert words(chat) == [("user", QUESTION), ("assistant", "B. Mia")] and not counts.ignored
-    assert words(read(tmp_path, record, reader=read_prompts)[0][0])[0] == ("user", QUESTION)
+    (prompt,), _ = read(tmp_path, record, reader=read_prompts)
+    assert words(prompt) == [("user", QUESTION)] and prompt.fields["gt"] == ["B. Mia", "B", "Mia"]
 
 
 def test_an_answer_that_names_no_choice_is_broken_and_one_in_words_stays(tmp_path: Path) -> None:

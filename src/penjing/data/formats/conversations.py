@@ -7,7 +7,6 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.data.formats import schema
 from penjing.data.formats.dispatch import kind_of, unknown_record
-from penjing.data.formats.fields import field_at
 from penjing.data.formats.functions import tools_of
 from penjing.data.formats.messages import assistant_turn, conversation, refuse_media, system_of, turns_of
 from penjing.data.formats.pairs import answer_field, chat_field, pair_answer, pair_question, question_field, question_of
@@ -78,16 +77,6 @@ def prompt_of(record: Mapping[str, Any], where: SourceLocation) -> Chat:
     used = {*where.used, *schema.REFERENCE_FIELDS, *(name.partition(".")[0] for name in schema.TRUTH_FIELDS)}
     where.note_ignored(record, used, [message.content for message in messages])
     return conversation(messages, tools, where, keeps_end=True)
-
-
-def with_truth(record: Mapping[str, Any], where: SourceLocation) -> Mapping[str, Any]:
-    """The record of a prompt with its reference answer in `gt`, if it has one by another name only."""
-    names = (*schema.REFERENCE_FIELDS[:3], *schema.TRUTH_FIELDS)
-    name = next((name for name in names if field_at(record, name) is not None), None)
-    if name is None:
-        return record
-    where.used[name] = "reference"
-    return record if name in schema.REFERENCE_FIELDS else {**record, "gt": field_at(record, name)}
 
 
 # --- preferences -----------------------------------------------------------------------------------------------------

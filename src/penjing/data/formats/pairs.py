@@ -7,6 +7,7 @@ from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.formats import schema
+from penjing.data.formats.fields import field_at
 from penjing.data.formats.functions import tool_calls_of, tools_of
 from penjing.data.formats.loose_json import parsed_json
 from penjing.data.formats.messages import assistant_turn, field_text, reasoning_of, turns_of
@@ -92,7 +93,7 @@ def pair_answer(record: Mapping[str, Any], name: str, where: SourceLocation) -> 
     if choices := choices_of(record, where):
         key = filled(record, schema.KEY_FIELDS) or name
         where.used[key] = "answer"
-        value = _chosen(record.get(key), choices, key, where)
+        value = _right_choice(record.get(key), choices, key, where)[0]
     elif any(record.get(field) for field in schema.TOOL_FIELDS) and (calls := _calls(value, name, where)):
         where.used[name] = "answer"
         return Message(role="assistant", content="", tool_calls=calls)
@@ -105,6 +106,20 @@ def pair_answer(record: Mapping[str, Any], name: str, where: SourceLocation) -> 
     for field in _REASONING_FIELDS.intersection(record):
         where.used[field] = "thought"
     return assistant_turn(text_of(value, where.names.get(name, name), where), reasoning)
+
+
+def with_truth(record: Mapping[str, Any], where: SourceLocation) -> Mapping[str, Any]:
+    """The record of a prompt with its reference answer in `gt`, if it has one by another name only, or as a choice."""
+    key = filled(record, schema.KEY_FIELDS)
+    if key and record[key] is not None and record.get("gt") is None and (choices := choices_of(record, where)):
+        where.used[key] = "reference"
+        return {**record, "gt": _right_choice(record[key], choices, key, where)}
+    names = (*schema.REFERENCE_FIELDS[:3], *schema.TRUTH_FIELDS)
+    name = next((name for name in names if field_at(record, name) is not None), None)
+    if name is None:
+        return record
+    where.used[name] = "reference"
+    return record if name in schema.REFERENCE_FIELDS else {**record, "gt": field_at(record, name)}
 
 
 def _calls(value: object, name: str, where: SourceLocation) -> tuple[dict[str, Any], ...]:
@@ -168,8 +183,8 @@ def choices_of(record: Mapping[str, Any], where: SourceLocation) -> Choices:
     return [(_LETTERS[number] if has_letters else str(number), text) for number, text in enumerate(texts)]
 
 
-def _chosen(key: object, choices: Choices, name: str, where: SourceLocation) -> str:
-    """The text of an answer with choices: letter and text of the right one; an answer in words stays as it is."""
+def _right_choice(key: object, choices: Choices, name: str, where: SourceLocation) -> list[str]:
+    """The right one of the choices as `B. its text`, as letter and as text; an answer in words stays as it is."""
     number = None
     if isinstance(key, str):
         text = key.strip()
@@ -181,11 +196,11 @@ def _chosen(key: object, choices: Choices, name: str, where: SourceLocation) -> 
         if number is None and text.isdecimal() and len(text) < 3:
             key = int(text)
         elif number is None and len(text) > 1:
-            return key
+            return [key]
     if isinstance(key, int) and not isinstance(key, bool) and 0 <= key < len(choices):
         number = key
     if number is None:
         got = repr(key)[:40]
         raise UserError(f"field {name} names no choice", where=where, got=got, wanted="a letter, an index or a text")
     letter, text = choices[number]
-    return text if letter == text else f"{letter}. {text}"
+    return [text] if letter == text else [f"{letter}. {text}", letter, text]

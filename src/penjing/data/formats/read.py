@@ -9,10 +9,11 @@ from typing import Any
 from penjing.base.errors import UserError
 from penjing.data.formats import schema
 from penjing.data.formats.bad_records import BadRecords, NoBadRecords
-from penjing.data.formats.conversations import chats_of, preferences_of, prompt_of, with_truth
+from penjing.data.formats.conversations import chats_of, preferences_of, prompt_of
 from penjing.data.formats.dispatch import first_record, kind_of, named_records, record_text, rows_of
 from penjing.data.formats.fields import Columns, standard_record
 from penjing.data.formats.files import format_of, list_files, no_record_error
+from penjing.data.formats.pairs import with_truth
 from penjing.data.formats.repair import is_blank
 from penjing.data.formats.schema import Chat, Document, Kind, PreferenceRecord
 from penjing.data.formats.source_location import SourceLocation, unrecoverable
