@@ -131,6 +131,10 @@ def test_a_tokenizer_is_trained_on_what_is_whole(penjing, tmp_path):
     assert "of 21 records 1 are broken" in done.stdout
     assert re.search(r"tokenizer: 2\d\d ids, not 300", done.stdout)
     assert (tmp_path / "tokenizer/tokenizer.json").is_file()
+    (tmp_path / "more.jsonl").write_text('{"text": "unseen letters"}\n' * 20 + '{"text": "cut\n')
+    options = ("--train", "more.jsonl", "--vocabulary", "290", "--out", "more")
+    for command in (("extend", "tokenizer", *options), ("report", "tokenizer", "more.jsonl")):
+        assert "of 21 records 1 are broken" in penjing("tokenizer", *command, cwd=tmp_path).stdout
 
 
 def test_a_tokenizer_learns_from_conversations_and_their_thoughts(penjing, tmp_path):

@@ -25,10 +25,10 @@ from penjing.track.run_dir import RunDir, is_run_or_checkpoint, stage_folder
 
 
 @contextmanager
-def _reading(
-    console: Console, files: list[Path], counts: BadRecords | None = None
-) -> Iterator[tuple[Iterator[str], Callable[[], None]]]:
-    """The texts of files of any kind, with a bar on a terminal while they are read; and what to call at their end."""
+def _reading(console: Console, files: list[Path]) -> Iterator[tuple[Iterator[str], Callable[[], None]]]:
+    """The texts of files of any kind, with a bar on a terminal while they are read; and what to call at their end. At
+    last a line says what could not be read."""
+    counts = BadRecords(max_bad_fraction=1)
     columns = (*Progress.get_default_columns(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading", total=1.0)
@@ -41,13 +41,14 @@ def _reading(
         settings = [DataSettings(train=tuple(map(str, names)), format=kind) for kind, names in kinds]
         corpora = [Corpus(each, lambda fraction, _: bar.update(task, completed=fraction)) for each in settings]
         yield chain.from_iterable(corpus.texts(counts) for corpus in corpora), end
+    if counts.bad:
+        console.print(f"{counts.note()}; `penjing data look` names the first", soft_wrap=True)
 
 
 def train(files: list[Path], out: Path, vocab_size: int, max_han_per_token: int, console: Console) -> None:
     """Train a tokenizer on texts, or those of conversations, and save it; on a terminal with bars."""
     make_folder(out)
-    bad_records = BadRecords(max_bad_fraction=1)
-    with _reading(console, files, bad_records) as (texts, end):
+    with _reading(console, files) as (texts, end):
         tokenizer = train_tokenizer(
             texts,
             vocab_size,
@@ -57,8 +58,6 @@ def train(files: list[Path], out: Path, vocab_size: int, max_han_per_token: int,
             show_progress=console.is_terminal,
         )
     tokenizer.save(out)
-    if bad_records.bad:
-        console.print(f"{bad_records.note()}; `penjing data look` names the first", soft_wrap=True)
     fewer = f", not {vocab_size:,}: the text has no more pairs to merge" * (tokenizer.size < vocab_size)
     console.print(f"{out}: {tokenizer.size:,} ids{fewer}", soft_wrap=True)
 
