@@ -120,13 +120,15 @@ def test_weights_that_cannot_be(kind: str, weights: tuple[float, ...]) -> None:
         DataSettings(train=("a", "b"), format=kind, weights=weights)  # type: ignore[arg-type]
 
 
-def test_weights_need_a_source_each(tmp_path: Path) -> None:
+def test_weights_need_a_source_each_and_a_file_is_in_one(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("text")
     files = tuple(str(tmp_path / f"{name}.txt") for name in "aba")
-    for train, weights in ((files[:2], (1.0,)), (files, (1.0, 1.0, 1.0))):
-        with raises_user_error(where="data.weights"):
-            Corpus(DataSettings(train=train, weights=weights)).files  # noqa: B018
+    with raises_user_error(where="data.weights"):
+        Corpus(DataSettings(train=files[:2], weights=(1.0,))).files  # noqa: B018
+    for weights in ((), (1.0, 1.0, 1.0)):
+        with raises_user_error(where="data.train", got="a.txt"):
+            Corpus(DataSettings(train=files, weights=weights)).files  # noqa: B018
     with raises_user_error(where="data.validation"):
         Corpus(DataSettings(train=files[:2], weights=(1.0, 1.0), validation=files[:1])).files  # noqa: B018
     with raises_user_error(where="data.weights"):

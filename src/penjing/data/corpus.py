@@ -121,8 +121,12 @@ class Corpus:
             what = f"holds all files of {', '.join(empty)}, so none is left to learn from"
             raise self.settings.error("validation", what, wanted="other files")
         paths = [path for _, files in sources for path in files]
-        if self.settings.weights and (len(self.settings.weights) != len(sources) or len(set(paths)) < len(paths)):
-            wanted = f"{len(sources)}, one for each of {', '.join(name for name, _ in sources)}, with no file in two"
+        if len(set(paths)) < len(paths):
+            twice, _ = Counter(paths).most_common(1)[0]
+            hint = "To learn more of it, give it a larger share by data.weights."
+            raise UserError("a file is named twice", where="data.train", got=printable(twice), next_step=hint)
+        if self.settings.weights and len(self.settings.weights) != len(sources):
+            wanted = f"{len(sources)}, one for each of {', '.join(name for name, _ in sources)}"
             raise self.settings.error("weights", "not one for each source", wanted=wanted)
         return sources
 
