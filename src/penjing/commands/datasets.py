@@ -36,22 +36,11 @@ def data_list() -> None:
     """
     from penjing.data.catalog.registry import CATALOGUE
 
-    print_table(
-        console,
-        ("name", "what", "kind", "language", "download>", "tokens (est.)>", "licence"),
-        [
-            (
-                entry.name,
-                entry.title,
-                entry.kind,
-                entry.language,
-                units.megabytes(entry.source.num_bytes) if entry.source.num_bytes else "none",
-                units.count(entry.num_tokens),
-                entry.licence,
-            )
-            for entry in CATALOGUE.values()
-        ],
-    )
+    rows = []
+    for each in CATALOGUE.values():
+        size = units.megabytes(each.source.num_bytes) if each.source.num_bytes else "none"
+        rows.append((each.name, each.title, each.kind, each.language, size, units.count(each.num_tokens), each.licence))
+    print_table(console, ("name", "what", "kind", "language", "download>", "tokens (est.)>", "licence"), rows)
 
 
 @data_app.command("get")

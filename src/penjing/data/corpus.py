@@ -73,9 +73,8 @@ class DataSettings(Settings, section="data"):
         for name in ("weights", "final_weights"):
             self._check_weights(name)
         if self.max_epochs and len(self.max_epochs) not in (1, len(self.weights)):
-            raise self.error(
-                "max_epochs", "not one for each of data.weights", wanted=f"1 or {len(self.weights)} numbers"
-            )
+            wanted = f"1 or {len(self.weights)} numbers"
+            raise self.error("max_epochs", "not one for each of data.weights", wanted=wanted)
         if self.max_epochs and not self.weights:
             raise self.error("max_epochs", "has no effect without data.weights", wanted="a weight for each source")
 

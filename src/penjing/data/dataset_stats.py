@@ -200,9 +200,8 @@ class ChatStats(Stats):
         turns = [role for role in roles if role != "system"]
         self.tables["messages by role"].update(roles)
         self.lengths["conversation, messages"].append(len(turns))
-        for message in record.messages:
-            if message.role == "assistant":
-                self.lengths["answer, bytes"].append(_num_bytes([message]))
+        answers = (message for message in record.messages if message.role == "assistant")
+        self.lengths["answer, bytes"].extend(_num_bytes([answer]) for answer in answers)
         self.counts["tool calls"] += sum(len(message.tool_calls) for message in record.messages)
         self.counts["with reasoning"] += any(message.reasoning_content for message in record.messages)
         self.counts["with a system message"] += "system" in roles

@@ -165,13 +165,9 @@ class PreferenceShardWriter(ArrayFolderWriter):
         self.num_records += 1
 
     def close(self) -> PreferenceShards:
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "prompts": np.asarray(self._prompts, dtype=np.int64).reshape(-1, 2),
-            "first": np.asarray(self._first, dtype=np.int64),
-            "ends": np.asarray(self._ends, dtype=np.int64),
-            "wanted": np.asarray(self._is_chosen, dtype=np.uint8),
-            "margins": np.asarray(self._margins, dtype=np.float32),
-        }
+        prompts, first = np.asarray(self._prompts, np.int64).reshape(-1, 2), np.asarray(self._first, np.int64)
+        arrays = {"prompts": prompts, "first": first, "ends": np.asarray(self._ends, np.int64)}
+        arrays |= {"wanted": np.asarray(self._is_chosen, np.uint8), "margins": np.asarray(self._margins, np.float32)}
         self.finish(META, arrays, {"groups": len(self._prompts), "answers": len(self._ends)})
         return PreferenceShards(self.folder)
 

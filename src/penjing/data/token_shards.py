@@ -133,7 +133,7 @@ class ArrayFolderWriter:
                 self._streams["weights.bin"].write(np.asarray(weights, dtype=np.uint8).tobytes())
         self.num_tokens += len(ids)
 
-    def finish(self, meta_file: str, arrays: Mapping[str, npt.NDArray[Any]], counts: Mapping[str, Any]) -> None:
+    def finish(self, meta_file: str, arrays: Mapping[str, Any], counts: Mapping[str, Any]) -> None:
         """Finish the files, then rename the folder to its final name, replacing an older one."""
         with disk_errors(self.partial):
             for stream in self._streams.values():
@@ -225,10 +225,7 @@ class TokenShardWriter(ArrayFolderWriter):
             self.append(shards.token_N[part], None if shards.weight_N is None else shards.weight_N[part])
 
     def close(self) -> TokenShards:
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "ends": np.asarray(self._ends, dtype=np.int64),
-            "bytes": np.asarray(self._bytes, dtype=np.int32),
-        }
+        arrays = {"ends": np.asarray(self._ends, np.int64), "bytes": np.asarray(self._bytes, np.int32)}
         counts = {"kind": self.kind, "documents": len(self._ends), "text_bytes": sum(self._bytes)}
         self.finish(META, arrays, counts)
         return TokenShards(self.folder)

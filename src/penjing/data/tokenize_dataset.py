@@ -55,9 +55,8 @@ def prepare_documents(
     """
     encoded = _encode_documents(kept.others(documents) if kept else documents, tokenizer)
     writer = partial(TokenShardWriter, kind="documents")
-    return TokenizedDataset(
-        *write_splits(encoded, writer, tokenizer, folder, split, about, lambda: "Give more text.", kept)
-    )
+    splits = write_splits(encoded, writer, tokenizer, folder, split, about, lambda: "Give more text.", kept)
+    return TokenizedDataset(*splits)
 
 
 def prepare_chats(

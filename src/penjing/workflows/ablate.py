@@ -166,9 +166,8 @@ def ablate(
             raise UserError("the held-out loss of a run is NaN or Inf", where=arm.name, next_step=hint)
         figures[arm.name].append(outcome[FIGURE])
         left = units.duration((time.monotonic() - began) / number * (count - number))
-        console.print(
-            f"  {number} of {count}: {arm.name}, seed {seed}: {outcome[FIGURE]:.4f} bits per byte; {left} left"
-        )
+        what = f"{number} of {count}: {arm.name}, seed {seed}"
+        console.print(f"  {what}: {outcome[FIGURE]:.4f} bits per byte; {left} left")
     return Ablation(
         figures=figures,
         effects=effects_of(sources, rules, figures),
@@ -202,10 +201,8 @@ class _Trainer:
 
 def print_ablation(made: Ablation, console: Console) -> None:
     """Two tables and the recommended weights."""
-    rows = [
-        (name, f"{statistics.mean(runs):.4f}", f"{min(runs):.4f} to {max(runs):.4f}")
-        for name, runs in made.figures.items()
-    ]
+    figures = made.figures.items()
+    rows = [(name, f"{statistics.mean(runs):.4f}", f"{min(runs):.4f} to {max(runs):.4f}") for name, runs in figures]
     print_table(console, ("trained on", "bits per byte>", "over the seeds>"), rows)
     effects = [
         (one.name, f"{one.helps:+.4f}", f"{one.low:+.4f} to {one.high:+.4f}", one.verdict) for one in made.effects

@@ -128,8 +128,7 @@ def report(path: Path, files: list[Path], as_json: bool, console: Console) -> No
 def show(path: Path, text: str, console: Console) -> None:
     """Print a text split into tokens, with their ids, and the mean characters per token."""
     tokenizer = load_tokenizer(path)
-    printable = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    if text != printable:
+    if text != (printable := text.encode("utf-8", "backslashreplace").decode("utf-8")):
         raise UserError("not valid UTF-8", where="the text", got=printable[:40])
     ids = tokenizer.encode(text)
     console.print(" ".join(f"{tokenizer.token(index)!r}:{index}" for index in ids), highlight=False, markup=False)

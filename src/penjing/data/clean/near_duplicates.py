@@ -30,9 +30,7 @@ class NearDuplicatesSettings(RuleSettings):
 
 
 class NearDuplicates(CorpusRule):
-    """Keeps the first of nearly equal records. Case, white space and the system message do not count. Prompts with
-    other references differ.
-    """
+    """Keeps the first of nearly equal records. Case, white space, system messages do not count; references do."""
 
     settings_type = NearDuplicatesSettings
     settings: NearDuplicatesSettings

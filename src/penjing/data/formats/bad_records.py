@@ -117,13 +117,9 @@ class BadRecords:
         if self.bad > self.max_bad_fraction * self.records:
             share = self.bad / self.records
             hint = f"Correct them, or allow more: data.max_bad_fraction={math.ceil(share * 1000) / 1000}."
-            raise UserError(
-                f"{self.bad:,} of {self.records:,} records are broken: {examples}",
-                where=self.path,
-                got=f"{share:.2%}",
-                wanted=f"at most {self.max_bad_fraction:.2%}",
-                next_step=hint if self.good else None,  # without a good one no fraction would do
-            )
+            what = f"{self.bad:,} of {self.records:,} records are broken: {examples}"
+            wanted, next_step = f"at most {self.max_bad_fraction:.2%}", hint if self.good else None  # else none does
+            raise UserError(what, where=self.path, got=f"{share:.2%}", wanted=wanted, next_step=next_step)
         if not self.good:
             counts = [f"{self.left_out:,} are left out{_counted(self.reasons)}"] * bool(self.left_out)
             counts += [f"{self.bad:,} broken: {examples}"] * bool(self.bad)

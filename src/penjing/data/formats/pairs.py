@@ -119,7 +119,7 @@ def with_truth(record: Mapping[str, Any], where: SourceLocation) -> Mapping[str,
     if name is None:
         return record
     where.used[name] = "reference"
-    return record if name in schema.REFERENCE_FIELDS else {**record, "gt": field_at(record, name)}
+    return record if name in names[:3] else {**record, "gt": field_at(record, name)}
 
 
 def _calls(value: object, name: str, where: SourceLocation) -> tuple[dict[str, Any], ...]:

@@ -60,9 +60,8 @@ class MixedRows(Rows):
         self.phases = [_by_rows(self.sources, given) for given in (shares, final_shares) if given]
         epochs = max_epochs or [0] * len(self.sources)
         limits = zip(epochs, self.sources, strict=True)
-        self.limit_S = np.array(
-            [max(1, math.floor(most * one.rows.rows_per_epoch)) if most else _NO_LIMIT for most, one in limits]
-        )
+        most_S = [max(1, math.floor(most * one.rows.rows_per_epoch)) if most else _NO_LIMIT for most, one in limits]
+        self.limit_S = np.array(most_S)
         self.rows_per_epoch = sum(source.rows.rows_per_epoch for source in self.sources)
         filled = float(np.dot(self.phases[0], [source.rows.filled for source in self.sources]))
         self.padding_per_epoch = round(self.rows_per_epoch * self.seq_len * (1 - filled))

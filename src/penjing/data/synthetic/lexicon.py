@@ -140,9 +140,8 @@ def described(thing: Thing, colour: Word | None, looks: Word | None) -> Describe
 @cache
 def amount(number: int, thing: Thing) -> NumberWord:
     """`number` of `thing`, with the right plural and measure word."""
-    return NumberWord(
-        number, f"{number} {thing.en if number == 1 else thing.plural}", f"{number}{thing.measure}{thing.zh}"
-    )
+    english = f"{number} {thing.en if number == 1 else thing.plural}"
+    return NumberWord(number, english, f"{number}{thing.measure}{thing.zh}")
 
 
 @cache

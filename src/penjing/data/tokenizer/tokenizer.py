@@ -284,13 +284,8 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             advice = "load the tokenizer with transformers, and call save_pretrained on it."
-            is_sentencepiece = (folder / "tokenizer.model").is_file()
-            raise UserError(
-                "no tokenizer here",
-                where=folder,
-                wanted="a folder with tokenizer.json",
-                next_step=f"tokenizer.model alone is not read: {advice}" if is_sentencepiece else None,
-            )
+            hint = f"tokenizer.model alone is not read: {advice}" if (folder / "tokenizer.model").is_file() else None
+            raise UserError("no tokenizer here", where=folder, wanted="a folder with tokenizer.json", next_step=hint)
         template, settings = read_template(folder), read_object(folder / "tokenizer_config.json")
         settings.pop("chat_template", None)
         template = CHAT_TEMPLATE if sha256_text(template) in EARLIER_TEMPLATES else template
@@ -395,9 +390,8 @@ def infer_special_tokens(
         names["eos_token"] = ends[0]
     missing = [token for token in names.values() if full.token_to_id(token) is None]
     if missing:
-        raise UserError(
-            "the tokenizer has no " + " ".join(missing), where=folder, wanted="what tokenizer_config.json names"
-        )
+        what = "the tokenizer has no " + " ".join(missing)
+        raise UserError(what, where=folder, wanted="what tokenizer_config.json names")
     # Some files name an ordinary vocabulary entry. It becomes a control token if it is a mark. Others, such as a
     # padding word, may occur in user text, and would vanish from it.
     added = {token.content for token in full.get_added_tokens_decoder().values()}

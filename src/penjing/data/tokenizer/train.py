@@ -39,9 +39,8 @@ def train_tokenizer(
     Raises UserError if `vocab_size` cannot hold the 256 bytes and the control tokens, or the text is empty.
     """
     if vocab_size < tokens.SMALLEST_VOCABULARY:
-        raise UserError(
-            "too small", where="tokenizer.vocab_size", got=vocab_size, wanted=f"at least {tokens.SMALLEST_VOCABULARY}"
-        )
+        wanted = f"at least {tokens.SMALLEST_VOCABULARY}"
+        raise UserError("too small", where="tokenizer.vocab_size", got=vocab_size, wanted=wanted)
     if max_han_per_token < 1:
         raise UserError("too small", where="tokenizer.max_han_per_token", got=max_han_per_token, wanted="at least 1")
     sample = sample_texts(texts)

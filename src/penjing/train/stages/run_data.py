@@ -45,10 +45,8 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
     if given is None and (ready := Corpus(run.data).ready_tokens(META)):
         given = Tokenizer.load(RunDir(ready.parent).tokenizer)  # of the run that made them
     if given is None and run.data.format not in ("documents", "chats"):
-        what, wanted = (
-            "no tokenizer: one is trained on texts and conversations only",
-            "an existing model, or tokenizer.path",
-        )
+        what = "no tokenizer: one is trained on texts and conversations only"
+        wanted = "an existing model, or tokenizer.path"
         raise run.error("init_from", what, got=f"data.format={run.data.format}", wanted=wanted)
     if given is None:
         size = run.tokenizer.vocab_size or run.model.vocab_size
@@ -58,9 +56,8 @@ def run_tokenizer(run: Run, report: Report) -> Tokenizer:
         han = run.tokenizer.max_han_per_token
         given = train_tokenizer(texts, size, max_han_per_token=han, note=report)
     elif run.tokenizer.path and (added := added_pieces(run, given)):
-        report(
-            f"tokenizer.path extends that of init_from by {len(added):,} tokens; each begins as the mean of its pieces"
-        )
+        more = f"tokenizer.path extends that of init_from by {len(added):,} tokens"
+        report(f"{more}; each begins as the mean of its pieces")
     if given.size > run.model.vocab_size:
         raise run.error(
             "model.vocab_size",

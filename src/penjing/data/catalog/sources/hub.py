@@ -88,9 +88,8 @@ def _hub_error(error: Exception, where: str) -> UserError:
         step = "Accept its terms on the hub's page, then  hf auth login."
         return UserError("the data set asks for consent", where=where, next_step=step)
     if names & {"RepositoryNotFoundError", "RevisionNotFoundError", "RemoteEntryNotFoundError"}:
-        return UserError(
-            "the hub no longer has this file", where=where, got=type(error).__name__, next_step="Please report this."
-        )
+        what, hint = "the hub no longer has this file", "Please report this."
+        return UserError(what, where=where, got=type(error).__name__, next_step=hint)
     if "PermissionError" in names or getattr(error, "errno", None) in (28, 30, 122):  # disk full, read-only, quota
         return UserError(f"cannot write: {getattr(error, 'strerror', None) or error}", where=where)
     hint = "Check the network, or set HF_ENDPOINT to a mirror; what is there already is kept and resumed."

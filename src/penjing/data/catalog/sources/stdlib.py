@@ -14,9 +14,8 @@ from penjing.data.catalog.sources import Fetched, Report
 from penjing.data.formats.write import write_jsonl
 
 LARGEST_FILE_BYTES = 200_000
-FOLDERS_LEFT_OUT = frozenset(
-    ("test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages", "_bundled", "pydoc_data")
-)
+_LEFT_OUT = "test tests idlelib lib2to3 turtledemo site-packages dist-packages _bundled pydoc_data"
+FOLDERS_LEFT_OUT = frozenset(_LEFT_OUT.split())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
