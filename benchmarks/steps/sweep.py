@@ -17,7 +17,7 @@ import torch
 
 from penjing import devices
 from penjing.base import config
-from penjing.kernels.memory_errors import is_out_of_memory
+from penjing.base.errors import is_out_of_memory
 from penjing.parallel.single import Single
 from penjing.plan.device_model import Machine
 from penjing.plan.flops import training_flops_per_token

@@ -126,6 +126,10 @@ class Shout:
 
 class Mute:
     schema = {"name": "mute"}
+
+class Broken:
+    def __init__(self):
+        self.key = {}["KEY"]
 """
 
 
@@ -157,6 +161,7 @@ def test_a_tool_of_ones_own_fails_alone_and_in_time(own: str) -> None:
         (["absent_module:Tool"], {"where": "absent_module:Tool", "next_step": "PYTHONPATH"}),
         (["json:Absent"], {"where": "json:Absent", "next_step": "PYTHONPATH"}),
         (["shouting_tool:Mute"], {"where": "shouting_tool:Mute", "wanted": "schema"}),
+        (["shouting_tool:Broken"], {"where": "shouting_tool.py:17", "what": "KeyError: 'KEY'"}),
         (["os:path"], {"where": "os:path", "wanted": "schema"}),
         (["builtins:dict"], {"where": "builtins:dict", "wanted": "schema"}),
         ([".near:Tool"], {"where": ".near:Tool", "next_step": "PYTHONPATH"}),

@@ -232,6 +232,13 @@ def test_another_system_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "penjing: needs Linux or macOS; on Windows run it in WSL 2\n"
 
 
+def test_names_between_colons_stay_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["penjing", "train", f"{tmp_path}/a:smile:b.toml"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "a:smile:b.toml" in capsys.readouterr().err
+
+
 def test_what_may_not_be_read_is_one_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "closed").mkdir()
 

@@ -8,8 +8,7 @@ import torch
 from reliability_batches import make_batch
 from test_bad_steps import make, same
 
-from penjing.base.errors import UserError
-from penjing.kernels.memory_errors import is_out_of_memory
+from penjing.base.errors import UserError, is_out_of_memory
 from penjing.loader.batch_source import Source
 from penjing.objective.next_token import NextToken
 from penjing.train.batch_geometry import micro_sizes

@@ -356,6 +356,38 @@ def test_a_reward_of_ones_own_is_named_by_module_and_class(monkeypatch):
             RewardMix(Policy(rewards=(wrong,)), SETTING)
 
 
+class Broken(Reward):
+    """A reward of the user's own with a mistake in each of its methods."""
+
+    def __init__(self, settings, runtime):
+        if settings.pattern:
+            raise FileNotFoundError("words.txt")
+
+    def check(self, context):
+        context.record["level"]
+
+    def score(self, answer):
+        return answer.truths[1] if answer.truths else "good"
+
+
+def test_a_mistake_in_a_reward_of_ones_own_is_one_line(monkeypatch):
+    own = f"{__name__}:Broken"
+    scorer = RewardMix(Policy(rewards=(own,)), SETTING)
+    line = f"{__file__}:{Broken.score.__code__.co_firstlineno + 1}"
+    with raises_user_error(what="IndexError: tuple index out of range", where=line, got="prompts.jsonl:3") as caught:
+        scorer([answer("41", "42")])
+    assert "Broken" in str(caught.value)
+    with raises_user_error(where="Broken", got="prompts.jsonl:3"):  # no number
+        scorer([answer("41")])
+    with raises_user_error(where=f"{__file__}:{Broken.check.__code__.co_firstlineno + 1}", got="prompts.jsonl:3"):
+        scorer.check([answer("41")])
+    with raises_user_error(what="words.txt"):
+        RewardMix(Policy(rewards=(own,), reward=RewardSettings(pattern=".")), SETTING)
+    monkeypatch.setattr(Broken, "score", lambda self, answer: torch.empty(1 << 60))
+    with pytest.raises(RuntimeError, match="memory"):  # training knows what to do
+        scorer([answer("41")])
+
+
 def test_a_model_from_outside_judges(tmp_path):
     transformers = pytest.importorskip("transformers")
     from penjing.data.tokenizer.train import train_tokenizer

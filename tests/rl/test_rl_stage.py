@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -250,6 +251,31 @@ def test_rewards_see_the_whole_trajectory():
         assert answer.text.split() == last[: len(answer.text.split())]
         assert answer.answer_text == answer.turns[-1].turn.content
     assert max(len(answer.turns) for answer in seen) > 1
+
+
+def test_tools_and_rewards_may_take_any_time():
+    """The watchdog of several ranks is told so (train/watchdog.py)."""
+    strategy, untimed, during = Single(CPU), [], []
+
+    @contextmanager
+    def told():
+        untimed.append(True)
+        yield
+        untimed.pop()
+
+    class SlowTools(GivesNumbers):
+        def __call__(self, turns):
+            during.append(bool(untimed))
+            return super().__call__(turns)
+
+    class SlowReward(EvenTokens):
+        def __call__(self, answers):
+            during.append(bool(untimed))
+            return super().__call__(answers)
+
+    strategy.untimed = told
+    next(make_source(policy(rollout=TURNS), strategy=strategy, turns=SlowTools(), scorer=SlowReward()))
+    assert len(during) > 1 and all(during)
 
 
 def test_the_weights_of_now_are_asked():

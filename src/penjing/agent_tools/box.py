@@ -10,7 +10,7 @@ from typing import Any
 
 from penjing.agent_tools import TOOLS
 from penjing.agent_tools.base import BadArgumentsError, Tool, ToolSettings
-from penjing.base.errors import UserError
+from penjing.base.errors import UserError, user_code
 from penjing.base.registry import look_up_or_import
 from penjing.data.chat.turn_parser import ToolCall
 
@@ -98,7 +98,8 @@ def _make_tool(source: str, settings: ToolSettings) -> Tool:
         takes_settings = bool(inspect.signature(maker).parameters)
     except (TypeError, ValueError):  # a module, a number, a class of Python's own
         raise UserError("not a tool", where=source, wanted=wanted) from None
-    tool: Tool = maker(settings) if takes_settings else maker()
+    with user_code(maker):
+        tool: Tool = maker(settings) if takes_settings else maker()
     schema, call = (getattr(tool, name, None) for name in ("schema", "call"))
     if not (isinstance(schema, Mapping) and isinstance(schema.get("name"), str) and callable(call)):
         raise UserError("not a tool", where=source, wanted=wanted)

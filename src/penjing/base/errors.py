@@ -1,8 +1,12 @@
 """`UserError` is a mistake the user can correct: one line, exit code 2. Other exceptions are bugs, with a traceback."""
 
 import difflib
-from collections.abc import Iterable
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 EXIT_USER_ERROR = 2
@@ -56,6 +60,13 @@ def import_extra(module: str, extra: str = "data", where: object = None) -> Any:
         raise missing_extra(module.partition(".")[0], extra, where) from None
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, torch or a device has no memory left."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # the latter: torch's
+        return True
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
+
+
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """The choice most similar to `name`, for "did you mean"; None if nothing is close."""
     choices = list(choices)
@@ -73,3 +84,26 @@ def suggest(name: str, choices: Iterable[str]) -> str:
     if best is not None:
         return f"Did you mean {best}?"
     return "Choices: " + ", ".join(choices)
+
+
+def own_line(error: Exception) -> str:
+    """FILE:LINE of the user's own code at which an error was raised; empty if none of it was running."""
+    others = ("<", str(Path(__file__).parents[1]), *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib")))
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f"{one.filename}:{one.lineno}" for one in reversed(frames) if not one.filename.startswith(others)), "")
+
+
+@contextmanager
+def user_code(code: object, got: str | None = None) -> Iterator[None]:
+    """Raises UserError, with the line, for an error of the user's own code; of penjing's it is a bug and stays.
+    code: the class, function or object that is called. got: what it works on. Out of memory is no mistake of the code.
+    """
+    kind: Any = code if hasattr(code, "__qualname__") else type(code)
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError) or is_out_of_memory(error) or kind.__module__.startswith("penjing."):
+            raise
+        where = ", ".join(filter(None, (f"{kind.__module__}:{kind.__qualname__}", own_line(error))))
+        hint = "Mend it; the same command continues."
+        raise UserError(f"{type(error).__name__}: {error}", where=where, got=got, next_step=hint) from error

@@ -3,6 +3,7 @@ and its control characters never reach the terminal: they could set its title, w
 
 import io
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.segment import Segment
@@ -21,7 +22,10 @@ def printable(text: str) -> str:
 
 
 class Terminal(Console):
-    """A console that prints no control characters but rich's own."""
+    """A console that prints no control characters but rich's own, and no emoji for words between colons."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         return super()._render_buffer(

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from penjing.base.errors import UserError, suggest
+from penjing.base.errors import UserError, own_line, suggest
 
 
 def look_up(table: Mapping[str, str], name: str, *, what: str) -> Any:
@@ -25,4 +25,4 @@ def look_up_or_import(table: Mapping[str, str], name: str, *, what: str) -> Any:
     except Exception as error:  # user code may raise anything
         hint = "Give MODULE:CLASS; a module in this folder is found with PYTHONPATH=. before the command."
         problem = f"the {what} cannot be imported: {type(error).__name__}: {error}"
-        raise UserError(problem, where=name, next_step=hint) from None
+        raise UserError(problem, where=name, got=own_line(error) or None, next_step=hint) from None

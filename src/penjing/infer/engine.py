@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penjing.base.errors import UserError
+from penjing.base.errors import UserError, is_out_of_memory
 from penjing.infer.capacity import Capacity, in_parts
 from penjing.infer.forward import Forward, Ints, ints, on_device
 from penjing.infer.jobs import Answer, Job, JobQueue
@@ -41,7 +41,6 @@ from penjing.infer.requests import (
 from penjing.infer.sampler import Sampler, SamplerOutput, score
 from penjing.infer.scheduler import Pass, Scheduler
 from penjing.infer.slots import Slots
-from penjing.kernels.memory_errors import is_out_of_memory
 
 Result = TypeVar("Result")
 

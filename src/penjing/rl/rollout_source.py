@@ -23,7 +23,7 @@ from penjing.base.seeds import derive
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.infer.forward import default_slots
 from penjing.infer.generate import sample_batch
-from penjing.infer.requests import Completion, Request
+from penjing.infer.requests import Completion, InjectedTokens, Request, Turn
 from penjing.infer.sample import Sampling
 from penjing.infer.tool_loop import ToolLoop, last_turn
 from penjing.loader.batch_source import Source
@@ -101,7 +101,7 @@ class RolloutSampler:
                 sampling=sampling,
                 slots=self.slots,
                 score_temperature=rollout.temperature,
-                on_turn_end=self.tool_loop if rollout.max_turns > 1 else None,
+                on_turn_end=self._run_tools if rollout.max_turns > 1 else None,
             )
 
         with self.strategy.gathered(self.model):
@@ -110,6 +110,12 @@ class RolloutSampler:
             warnings.warn(f"out of memory while sampling: max_concurrent is now {self.slots}", stacklevel=2)
             self.record({"kind": "out of memory", "slots": self.slots})
         return answers
+
+    def _run_tools(self, turns: Sequence[Turn]) -> list[InjectedTokens | None]:
+        """Tools may take any time, as the user's own do."""
+        assert self.tool_loop is not None, "there are several turns only with tools"
+        with self.strategy.untimed():
+            return self.tool_loop(turns)
 
     def _halve_slots(self, num_answers: int, message: str) -> None:
         """Fewer at once gives the same answers, since each answer has its own seed."""

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 import torch
 
 from penjing import devices
-from penjing.base.errors import EXIT_SMALLER_PASSES, UserError
+from penjing.base.errors import EXIT_SMALLER_PASSES, UserError, is_out_of_memory
 from penjing.base.files import read_json, write_json
-from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.loader.batch_source import Source, WrappedSource
 from penjing.track.run_dir import RunDir
 from penjing.train.batch_geometry import batch_geometry, micro_sizes

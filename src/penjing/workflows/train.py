@@ -20,7 +20,7 @@ import penjing
 from penjing import devices
 from penjing.base import config
 from penjing.base.config import Layer
-from penjing.base.errors import UserError, missing_extra
+from penjing.base.errors import UserError, is_out_of_memory, missing_extra
 from penjing.base.files import sha256_file, write_json
 from penjing.base.lock import locked
 from penjing.base.markup import escape_markup, printable, silent_console
@@ -41,7 +41,6 @@ from penjing.infer.generate import generate
 from penjing.infer.requests import NotFiniteError
 from penjing.infer.sample import Sampling
 from penjing.kernels.cpu import spinning
-from penjing.kernels.memory_errors import is_out_of_memory
 from penjing.model.transformer import Transformer
 from penjing.optim.ema import swap
 from penjing.parallel.base import launched_world, make_strategy
