@@ -176,6 +176,7 @@ def test_the_bar_goes_back_with_the_run():
 
 def test_what_is_absent_is_left_out():
     assert describe({}) == ""
+    assert "2" in describe({"skipped_steps": 2})
     assert describe({"mfu": 0.0}) == ""
     text = describe({"mfu": 0.42, "tokens_per_second": 12_000, "memory_bytes": 2**30, "val_bits_per_byte": 1.0})
     assert "MFU 42%" in text

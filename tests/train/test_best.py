@@ -154,10 +154,23 @@ def test_the_best_is_used_unless_a_checkpoint_is_named(overfitted):
     assert (row["delivered"]["step"], row["state"]) == (best, "finished")
 
 
-@pytest.mark.parametrize(("last", "step"), [(2.003, 500), (2.006, 300), (1.9, 500), (None, 500)])
+@pytest.mark.parametrize(("last", "step"), [(2.003, 500), (2.006, 300), (1.9, 500), (None, 300)])
 def test_the_newest_is_used_unless_it_is_clearly_worse(last, step):
     assert choose({"kept": {"step": 300, "loss": 2.0}, "last": last}, 500).step == step
     assert choose({}, 500).step == 500
+
+
+def test_a_held_out_loss_that_is_nan_is_a_bad_one():
+    best = BestLoss(resolve_run("pretrain", {"eval": {"patience": 2}}))
+    assert best.observe(100, {"val_loss": 3.0, "val_other": float("nan")}, due=True)
+    assert not best.observe(200, {"val_loss": 2.0}, due=True, finite=False)  # no checkpoint is written
+    assert not best.observe(300, {"val_loss": float("nan")}, due=True)
+    state = json.loads(json.dumps(best.state(), allow_nan=False))
+    used = choose(state, 300)
+    assert (used.step, used.loss, used.newest_loss) == (100, 3.0, None) and "NaN" in used.why
+    assert not best.stopped
+    best.observe(400, {"val_loss": float("inf")}, due=True)
+    assert best.stopped
 
 
 def test_a_killed_run_knows_its_best(tmp_path, overfitted):

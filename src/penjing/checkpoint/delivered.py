@@ -9,7 +9,8 @@ TOLERANCE = 0.002  # the newest is used if its held-out loss is not higher than 
 
 
 class Delivered(NamedTuple):
-    """The step of the checkpoint that is used, and of the newest one; their held-out losses if the run follows them."""
+    """The step of the checkpoint that is used, and of the newest one; their held-out losses if the run follows them:
+    of the newest one none if it is NaN or Inf."""
 
     step: int
     newest: int
@@ -19,10 +20,11 @@ class Delivered(NamedTuple):
     @property
     def why(self) -> str:
         """A sentence; empty if there is nothing to choose by."""
-        if self.loss is None or self.newest_loss is None:
+        if self.loss is None or (self.newest_loss is None and self.step == self.newest):
             return ""
-        if self.step != self.newest:
-            after = f"at the newest step, {self.newest}, it is {self.newest_loss:.4f}"
+        if self.step != self.newest or self.newest_loss is None:
+            found = "NaN or Inf" if self.newest_loss is None else f"{self.newest_loss:.4f}"
+            after = f"at the newest step, {self.newest}, it is {found}"
             return f"step {self.step} is used: held-out loss {self.loss:.4f}, the lowest; {after}"
         what = f"the lowest is {self.loss:.4f}" if self.newest_loss > self.loss else "the lowest"
         return f"step {self.step}, the newest, is used: held-out loss {self.newest_loss:.4f}, {what}"
@@ -32,6 +34,7 @@ def choose(best: Mapping[str, Any], newest: int) -> Delivered:
     """best: what the newest checkpoint's state has of `train/best.py`, or nothing."""
     kept, last = Fields(best).fields("kept"), Fields(best).number("last")
     step, loss = kept.number("step"), kept.number("loss")
-    if step is None or loss is None or last is None:
+    if step is None or loss is None:
         return Delivered(newest, newest)
-    return Delivered(int(step) if last - loss > TOLERANCE * abs(loss) else newest, newest, loss, last)
+    is_newest_good = last is not None and last - loss <= TOLERANCE * abs(loss)
+    return Delivered(newest if is_newest_good else int(step), newest, loss, last)

@@ -69,6 +69,7 @@ SHOWN = (
     ("frac_zero_reward_std", "zero reward std {:.0%}"),
     ("answer_tokens", "{:.0f} tokens per answer"),
     ("mean_expert_load_ratio", "expert load {:.2f} x mean"),
+    ("skipped_steps", "skipped steps {:.0f} (NaN or Inf)"),
 )
 
 

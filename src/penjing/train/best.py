@@ -32,11 +32,12 @@ class BestLoss:
         why = f"stopped early: {self.since} validations without a new best; eval.patience=0 continues it"
         return why if 0 < self.patience <= self.since else ""
 
-    def observe(self, step: int, figures: Mapping[str, float], due: bool) -> bool:
-        """Take in a validation; whether this step is the new best and gets a checkpoint. due: it gets one anyway."""
-        loss = figures.get(self.metric, math.nan)
-        if not math.isfinite(loss):
+    def observe(self, step: int, figures: Mapping[str, float], due: bool, finite: bool = True) -> bool:
+        """Take in a validation; whether this step is the new best and gets a checkpoint. due: it gets one anyway.
+        finite: whether its loss and gradients were; else it gets none. A held-out loss that is NaN is a bad one."""
+        if self.metric not in figures:
             return False
+        loss = figures[self.metric] if math.isfinite(figures[self.metric]) else math.inf
         self.last, self.since = loss, self.since + 1
         if loss < self.lowest:
             self.step, self.lowest, self.since = step, loss, 0
@@ -46,14 +47,19 @@ class BestLoss:
             hint = "" if self.patience else "; eval.patience=N stops such a run"
             kept = f", which is kept{hint}" if self.kept.get("step") == self.step else ""
             self._record({"step": step, "kind": "held-out loss rises", "note": f"{above} at step {self.step}{kept}"})
-        if not self.keeps or not (due or step >= self._saves_from) or loss >= self.kept.get("loss", math.inf):
+        is_saved = finite and (due or step >= self._saves_from)
+        if not self.keeps or not is_saved or loss >= self.kept.get("loss", math.inf):
             return False
-        self.kept = {"step": step, "loss": loss, "figures": dict(figures)}
+        known = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
+        self.kept = {"step": step, "loss": loss, "figures": known}
         return True
 
     def state(self) -> dict[str, Any]:
         names = ("kept", "step", "lowest", "last", "since", "_measure", "_named")
-        return {name: getattr(self, name) for name in names} if math.isfinite(self.lowest) else {}
+        if not math.isfinite(self.lowest):
+            return {}
+        last = self.last if math.isfinite(self.last) else None
+        return {**{name: getattr(self, name) for name in names}, "last": last}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Losses on other texts are no measure for those to come."""
