@@ -268,7 +268,7 @@ def test_log_probabilities_and_values_come_from_one_pass(model):
     [
         ({"loss": "robust"}, "label_smoothing", {"got": 0.0, "wanted": "more than 0"}),
         ({"loss": "cdpo", "label_smoothing": 0.5}, "label_smoothing", {"wanted": "0.5"}),
-        ({"label_smoothing": 0.1}, "label_smoothing", {"next_step": "cdpo and robust"}),
+        ({"label_smoothing": 0.1}, "label_smoothing", {"next_step": "cdpo or robust"}),
         ({"beta": -1}, "beta", {}),
         ({"simpo_gamma": 1.0}, "simpo_gamma", {"next_step": "simpo"}),
         ({"kl_groups": 4}, "kl_groups", {"next_step": "kto"}),

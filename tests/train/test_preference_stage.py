@@ -237,7 +237,8 @@ def test_a_reward_model_is_trained_saved_resumed_and_read(tmp_path, words, adapt
     good, bad = judge.rewards([[asked, answer] for answer in answers])
     assert good > bad
     assert judge.rewards([[asked, answers[1]]]) == pytest.approx([bad], abs=1e-5)
-    assert load_trained(folder, adapters="merged").answers
+    with pytest.warns(UserWarning, match="reward model"):  # it was not trained to write
+        assert load_trained(folder, adapters="merged").answers
     with raises_user_error(where=str(folder), next_step="--last N"):
         average_models([folder, folder], tmp_path / "mean")
 

@@ -95,9 +95,8 @@ def own_line(error: Exception) -> str:
 
 @contextmanager
 def user_code(code: object, got: str | None = None) -> Iterator[None]:
-    """Raises UserError, with the line, for an error of the user's own code; of penjing's it is a bug and stays.
-    code: the class, function or object that is called. got: what it works on. Out of memory is no mistake of the code.
-    """
+    """Raises UserError, with the line, for an error of the user's own code (not of penjing's: a bug; nor if memory ran
+    out). code: the class, function or object that is called. got: what it works on."""
     kind: Any = code if hasattr(code, "__qualname__") else type(code)
     try:
         yield

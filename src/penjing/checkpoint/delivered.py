@@ -20,14 +20,15 @@ class Delivered(NamedTuple):
     @property
     def why(self) -> str:
         """A sentence; empty if there is nothing to choose by."""
-        if self.loss is None or (self.newest_loss is None and self.step == self.newest):
+        if self.loss is None:
             return ""
-        if self.step != self.newest or self.newest_loss is None:
-            found = "NaN or Inf" if self.newest_loss is None else f"{self.newest_loss:.4f}"
-            after = f"at the newest step, {self.newest}, it is {found}"
+        newest = "NaN or Inf" if self.newest_loss is None else f"{self.newest_loss:.4f}"
+        if self.step != self.newest:
+            after = f"at the newest step, {self.newest}, it is {newest}"
             return f"step {self.step} is used: held-out loss {self.loss:.4f}, the lowest; {after}"
-        what = f"the lowest is {self.loss:.4f}" if self.newest_loss > self.loss else "the lowest"
-        return f"step {self.step}, the newest, is used: held-out loss {self.newest_loss:.4f}, {what}"
+        is_lowest = self.newest_loss is not None and self.newest_loss <= self.loss
+        what = "the lowest" if is_lowest else f"the lowest is {self.loss:.4f}"
+        return f"step {self.step}, the newest, is used: held-out loss {newest}, {what}"
 
 
 def choose(best: Mapping[str, Any], newest: int) -> Delivered:

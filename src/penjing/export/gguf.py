@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from penjing import __version__
-from penjing.base.errors import UserError, missing_extra, suggest
+from penjing.base.errors import UserError, import_extra, suggest
 from penjing.base.files import disk_error, write_text
 from penjing.data.chat.external_templates import run_template
 from penjing.data.formats import Message
@@ -240,10 +240,7 @@ def export(
     llama.cpp cannot compute the model.
     """
     path = Path(path)
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
-        raise missing_extra("gguf", "gguf") from None
+    import_extra("gguf", "gguf")
     _check_type(kind, path)
     check_gguf_support(model.config)
     if path.exists() and not gguf_read.is_ours(path):

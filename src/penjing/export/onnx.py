@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from penjing.base.errors import UserError, missing_extra, suggest
+from penjing.base.errors import UserError, import_extra, suggest
 from penjing.base.files import write_json
 from penjing.convert.hf_config import hf_config
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -53,12 +53,8 @@ def export(model: Transformer, tokenizer: Tokenizer, path: Path, *, kind: str = 
     if kind == "int8" and model.config.is_mixture:
         what = "onnxruntime's quantiser does not support a mixture of experts"
         raise UserError(what, where="--dtype", got=kind, next_step="`penjing export gguf --dtype q8_0` writes 8 bits.")
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise missing_extra(str(error.name), "onnx") from None
+    for module in ("onnx", "onnxruntime", "onnxscript"):
+        import_extra(module, "onnx")
     with check.export_folder(path) as folder:
         _write(check.float_copy(model), folder, kind)
         tokenizer.save(folder)

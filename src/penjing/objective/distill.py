@@ -56,8 +56,7 @@ class Distill(ObjectiveSettings):
         reject_unused(self, ("top_k", "store"), self.mode == "top_k", "objective.mode=top_k")
         on_policy_settings = ("on_policy_fraction", "sample_temperature", "max_new_tokens")
         reject_unused(self, on_policy_settings, self.mode == "on_policy", "objective.mode=on_policy")
-        uses_beta = self.divergence in ("mixed", "jsd")
-        reject_unused(self, ("jsd_beta",), uses_beta, "objective.divergence=mixed or jsd")
+        reject_unused(self, ("jsd_beta",), self.divergence in ("mixed", "jsd"), "objective.divergence=mixed or jsd")
         if self.mode == "on_policy" and self.on_policy_fraction == 1 and self.ce_weight:
             wanted = "0, or objective.on_policy_fraction under 1"
             raise self.error("ce_weight", "must be 0 when on_policy_fraction is 1", wanted=wanted)

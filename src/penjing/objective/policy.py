@@ -167,20 +167,17 @@ class Policy(ObjectiveSettings):
             raise UserError("has no effect without objective.rollout.tools", where="objective.tool")
         if self.loss != "ppo" and self.value != Value():
             raise UserError("only ppo trains a value head", where="objective.value", got=f"objective.loss={self.loss}")
-        if self.loss == "ppo" and self.advantage != "auto":
-            raise UserError("ppo takes its advantages from the value head", where="objective.advantage")
+        reject_unused(self, ("advantage",), self.loss != "ppo", "an objective.loss other than ppo")
         if self.loss == "ppo" and self.degenerate_kind != "keep":
             raise self.error("degenerate", "has no effect on ppo, which does not compare answers", wanted="it left out")
-        if self.loss == "cispo" and self.clip_low:
-            raise UserError("has no effect on cispo, which clips above only", where="objective.clip_low")
+        reject_unused(self, ("clip_low",), self.loss != "cispo", "an objective.loss other than cispo")
         for name, reader in self.reward.unused(self.rewards):
             raise UserError(f"has no effect without {reader} in objective.rewards", where=f"objective.reward.{name}")
         steps = "objective.rollout.steps_per_rollout or num_epochs above 1"
         reject_unused(self.rollout, ("old_logprobs",), not self.strictly_on_policy, steps)
         reject_unused(self, ("clip_low", "clip_high"), not self.strictly_on_policy, steps)
         reject_unused(self, ("kl_estimator", "reference"), self.kl_coef > 0, "objective.kl_coef above 0")
-        resamples = self.degenerate_kind == "resample"
-        reject_unused(self, ("resample_rounds",), resamples, "objective.degenerate=resample")
+        reject_unused(self, ("resample_rounds",), self.degenerate_kind == "resample", "objective.degenerate=resample")
 
     @property
     def needs_start_weights(self) -> bool:

@@ -78,8 +78,7 @@ class Preference(ObjectiveSettings):
         noisy = self.loss in ("cdpo", "robust")
         if noisy and not self.label_smoothing:
             raise self._error("label_smoothing", "more than 0, less than 0.5")
-        if self.label_smoothing and not noisy:
-            raise self._error("label_smoothing", "0", "Only cdpo and robust use it.")
+        reject_unused(self, ("label_smoothing",), noisy, "objective.loss=cdpo or robust")
         reject_unused(self, ("simpo_gamma",), self.loss == "simpo", "objective.loss=simpo")
         of_kto = ("desirable_weight", "undesirable_weight", "kl_groups")
         reject_unused(self, of_kto, self.loss == "kto", "objective.loss=kto")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from penjing import devices
-from penjing.base.errors import missing_extra
+from penjing.base.errors import import_extra
 from penjing.parallel.base import guarded_step
 from penjing.parallel.ds_config import check_file, engine_config
 from penjing.parallel.process_group import MultiProcess
@@ -249,10 +249,7 @@ class ZeroAdamW:
 def _import_deepspeed(device: torch.device) -> Any:
     """DeepSpeed, for this type of device."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    try:
-        import deepspeed
-    except ImportError:
-        raise missing_extra("deepspeed", "deepspeed", where="parallel.strategy") from None
+    deepspeed = import_extra("deepspeed", "deepspeed", where="parallel.strategy")
     deepspeed.utils.logger.setLevel("ERROR")
     # It calls torch by names that are going to change.
     warnings.filterwarnings("ignore", message="`torch.distributed.*` is deprecated", category=FutureWarning)

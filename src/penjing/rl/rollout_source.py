@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from penjing import devices
 from penjing.base.errors import UserError
@@ -42,11 +41,6 @@ from penjing.train.stages.reference import LogProbs, answer_log_probs
 
 SCORED_ROWS = 8  # rows of one scoring pass (reference, value)
 FLAT_ROUNDS = 5  # in a row without any advantage, after which the user is told
-# What each rank fills in for its own prompts; all other fields are computed from these.
-EXCHANGED_FIELDS = (
-    "id_PAM", "length_PA", "sampled_PAM", "turns_PA", "calls_PA", "failed_PA", "behaviour_PAM", "reference_PAM",
-    "kept_PAM", "value_PAM", "cut_off_PA", "score_RPA",
-)  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -73,10 +67,10 @@ class RolloutSampler:
     scored_rows: int = SCORED_ROWS
 
     def __post_init__(self) -> None:
-        self.slots = self._slots_requested
+        self.slots = self.slots_requested
 
     @property
-    def _slots_requested(self) -> int:
+    def slots_requested(self) -> int:
         return self.settings.rollout.max_concurrent or default_slots(self.model, self.seq_len)
 
     @property
@@ -131,11 +125,6 @@ class RolloutSampler:
             hint = "Take shorter rows or a smaller model."
             raise UserError(what, where="data.seq_len", got=self.seq_len, next_step=hint)
         self.scored_rows //= 2
-
-    @property
-    def slots_were_halved(self) -> bool:
-        """Whether there are fewer slots than the run requested, because memory ran out."""
-        return self.slots < self._slots_requested
 
     def reward_input(self, prompt: Prompt, completion: Completion) -> RewardInput:
         """An answer as rewards see it."""
@@ -193,7 +182,7 @@ class RolloutSampler:
         if rollout.old_logprobs == "recomputed":
             values["behaviour"] = partial(answer_log_probs, self.model, temperature=rollout.temperature)
         if self.values is not None:
-            values["value"] = partial(predict_values, self.values)
+            values["value"] = lambda batch: run_rows(self.values, batch, scalar_N=batch.scored_N)
         with strategy.gathered(self.model) if values else nullcontext():
             for name, score_fn in values.items():
                 score = partial(self._score, buffer, local_indices, prompts, name, score_fn)
@@ -219,9 +208,10 @@ class RolloutSampler:
         """All-reduce by sum: every rank filled in its own prompts and left zeros elsewhere."""
         if self.strategy.world == 1:
             return
-        for name in EXCHANGED_FIELDS:
-            local = torch.from_numpy(getattr(buffer, name)).to(self.strategy.device)
-            setattr(buffer, name, self.strategy.all_reduce(local).cpu().numpy())
+        for name, array in vars(buffer).items():
+            if isinstance(array, np.ndarray) and name not in ("prompt_P", "counts_P"):  # every rank has all of these
+                local = torch.from_numpy(array).to(self.strategy.device)
+                setattr(buffer, name, self.strategy.all_reduce(local).cpu().numpy())
 
     def _compute_gae(self, buffer: RolloutBuffer) -> None:
         """GAE: advantages of tokens from values, whitened over the round. An answer's reward is at its last token.
@@ -275,13 +265,6 @@ class RolloutSampler:
             yield pending
 
 
-@torch.no_grad()
-def predict_values(head: ScalarHead, batch: AnswerBatch) -> Tensor:
-    """value_N of the state before each token of the answers. Without gradients there is no dropout."""
-    value_N: Tensor = run_rows(head, batch, scalar_N=batch.scored_N)
-    return value_N
-
-
 class RolloutSource(Source):
     """Batches of sampled answers to `micro_units` prompts on each rank; see the file's docstring."""
 
@@ -319,8 +302,8 @@ class RolloutSource(Source):
         if self.sampler.values is not None:
             values += ["value", ADVANTAGE, "return"]
         groups = [buffer.group(index, self.prompts, values) for index in range(first, first + self.micro_units)]
-        steps = rollout.steps_per_rollout * rollout.num_epochs
-        figures = buffer.metrics(indices, self.sampler.scorer.names, steps, turns=rollout.max_turns > 1)
+        names, steps = self.sampler.scorer.names, rollout.steps_per_round
+        figures = buffer.metrics(indices, names, steps, turns=rollout.max_turns > 1)
         batch = collate(groups, self.sampler.seq_len, figures)
         self._unit += self.world * self.micro_units
         if self._unit >= self.round_units:
@@ -365,7 +348,7 @@ class RolloutSource(Source):
 
     def position(self) -> dict[str, Any]:
         """The same with the uncompressed round, for use in this process."""
-        slots = {"slots": self.sampler.slots} if self.sampler.slots_were_halved else {}
+        slots = {"slots": self.sampler.slots} if self.sampler.slots < self.sampler.slots_requested else {}
         return {"next_place": self._next_index, "unit": self._unit, "round": self._round, **slots}
 
     def restore(self, state: dict[str, Any]) -> None:

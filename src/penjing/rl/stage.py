@@ -1,6 +1,5 @@
 """The stage of reinforcement learning: prompts, rollouts, rewards, reference, and exact match on held-out prompts."""
 
-from collections import defaultdict
 from functools import partial
 from typing import cast
 
@@ -10,7 +9,6 @@ from torch import nn
 from penjing.agent_tools.box import Toolbox
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
-from penjing.checkpoint.manifest import steps
 from penjing.data.chat.render import parse_switch
 from penjing.data.corpus import Corpus
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -22,15 +20,14 @@ from penjing.model.transformer import Transformer
 from penjing.model.value_head import ScalarHead
 from penjing.objective.policy import ADVANTAGE, COUNTS, KEPT, Policy, PolicyObjective
 from penjing.rl import prompts as prompt_files
-from penjing.rl.rewards.base import RewardMix, RewardRuntime
+from penjing.rl.rewards.base import RewardInput, RewardMix, RewardRuntime
 from penjing.rl.rewards.reference_answer import is_correct
 from penjing.rl.rollout_source import RolloutSampler, RolloutSource
-from penjing.train.load_model import start_tokenizer
 from penjing.train.stages.base import DatasetSize, Stage
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import summed_over_ranks
 from penjing.train.stages.reference import LogProbs, answer_log_probs, base_log_probs, frozen_copy
-from penjing.train.stages.run_data import on_rank_0
+from penjing.train.stages.run_data import on_rank_0, run_tokenizer
 
 EXACT_MATCH = "val_exact_match"
 
@@ -83,14 +80,9 @@ class PolicyStage(Stage[Policy]):
             )
 
     def _save_tokenizer(self) -> None:
-        """Save the tokenizer of `init_from`, unless a checkpoint already uses the saved one."""
-        if (self.folder.tokenizer / "tokenizer.json").is_file() and steps(self.folder.checkpoints):
-            return
-        tokenizer = start_tokenizer(self.run)
-        if tokenizer is None or not tokenizer.template:
+        if not run_tokenizer(self.run, self.report).template:
             wanted = "a run of `penjing train sft`, or another chat model"
             raise UserError("must be a chat model", where="init_from", got=repr(self.run.init_from), wanted=wanted)
-        tokenizer.save(self.folder.tokenizer)
 
     def assume_data(self) -> list[str]:
         return ["the training step is traced, the sampling of answers is not"]
@@ -178,34 +170,31 @@ class PolicyStage(Stage[Policy]):
         """On held-out prompts: exact match of greedy answers, in all and by kind, and their mean reward. Also the exact
         match of one answer each, sampled as in training, with the same seeds every time."""
         strategy, after = self.strategy, self.settings.reward.answer_after
-        kinds = sorted({prompt.kind for prompt in self.held_out if prompt.truths and prompt.kind})
-        prompts = self.held_out[strategy.rank :: strategy.world]
-        answers = self.sampler.generate(prompts, [[0]] * len(prompts), Sampling())
-        inputs = [self.sampler.reward_input(prompt, group[0]) for prompt, group in zip(prompts, answers, strict=True)]
-        sums: dict[str, float] = defaultdict(float)
-        sums["reward"] = float(self.scorer.total(self.scorer(inputs)).sum())
-        sums["answers"], sums["tokens"] = len(inputs), sum(answer.num_tokens for answer in inputs)
-        for prompt, answer in zip(prompts, inputs, strict=True):
-            for kind in {"", prompt.kind} if prompt.truths else ():
-                sums[f"graded {kind}"] += 1
-                sums[f"right {kind}"] += is_correct(answer, after)
-        seeds = [[derive(self.run.seed, "validation", index)] for index in range(len(self.held_out))]
-        sampled = self.sampler.generate(prompts, seeds[strategy.rank :: strategy.world], self.sampler.sampling)
-        for prompt, group in zip(prompts, sampled, strict=True):
-            sums["drawn"] += is_correct(self.sampler.reward_input(prompt, group[0]), after)
-        counters = [f"{what} {kind}" for kind in ["", *kinds] for what in ("graded", "right")]
-        names = ["reward", "drawn", "answers", "tokens", *counters]
-        total = dict(zip(names, summed_over_ranks([sums[name] for name in names], strategy), strict=True))
-        if not total["answers"]:
+        kinds = ["", *sorted({prompt.kind for prompt in self.held_out if prompt.truths and prompt.kind})]  # "": all
+        indices = range(strategy.rank, len(self.held_out), strategy.world)
+        prompts = [self.held_out[index] for index in indices]
+
+        def ask(seeds: list[list[int]], sampling: Sampling) -> list[RewardInput]:
+            answers = self.sampler.generate(prompts, seeds, sampling)
+            return [self.sampler.reward_input(prompt, group[0]) for prompt, group in zip(prompts, answers, strict=True)]
+
+        greedy = ask([[0]] * len(prompts), Sampling())
+        reward = float(self.scorer.total(self.scorer(greedy)).sum())
+        sampled = ask([[derive(self.run.seed, "validation", index)] for index in indices], self.sampler.sampling)
+        sums = [reward, len(greedy), sum(answer.num_tokens for answer in greedy)]
+        sums += [sum(is_correct(answer, after) for answer in sampled)]
+        for kind in kinds:
+            asked = (answer for answer in zip(prompts, greedy, strict=True) if kind in ("", answer[0].kind))
+            graded = [is_correct(answer, after) for prompt, answer in asked if prompt.truths]
+            sums += [len(graded), sum(graded)]
+        reward, number, tokens, drawn, *counts = summed_over_ranks(sums, strategy)
+        if not number:
             return {}
-        figures = {
-            "val_reward": total["reward"] / total["answers"],
-            "val_answer_tokens": total["tokens"] / total["answers"],
-        }
-        if total["graded "]:
-            figures[EXACT_MATCH] = total["right "] / total["graded "]
-            figures[f"{EXACT_MATCH}_drawn"] = total["drawn"] / total["graded "]
-            figures |= {f"{EXACT_MATCH}_{kind}": total[f"right {kind}"] / total[f"graded {kind}"] for kind in kinds}
+        figures = {"val_reward": reward / number, "val_answer_tokens": tokens / number}
+        if counts[0]:
+            figures[f"{EXACT_MATCH}_drawn"] = drawn / counts[0]
+            for kind, total, correct in zip(kinds, counts[::2], counts[1::2], strict=True):
+                figures[f"{EXACT_MATCH}_{kind}" if kind else EXACT_MATCH] = correct / total
         return figures
 
     def describe(self) -> list[tuple[str, str]]:

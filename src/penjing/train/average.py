@@ -35,7 +35,7 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
         raise UserError("exists already", where=out, next_step="Choose another --out.")
     if last and len(paths) != 1:
         raise UserError("takes one run", where="--last", got=f"{len(paths)} models")
-    first = load_trained(paths[0], adapters="merged")
+    first = load_trained(paths[0], adapters="merged", to_score=True)
     if not (last or first.run.objective.generates_text):
         next_step = "Average checkpoints of one run: --last N."
         raise UserError("a reward model's head is not averaged", where=paths[0], next_step=next_step)

@@ -22,7 +22,8 @@ class BestLoss:
         self._measure = f"{self.metric} {run.eval.sequences} {run.data.validation}" if run else ""
         self._saves_from, self._record = 0 if self.patience else epoch_steps, record
         self.kept: dict[str, Any] = {}  # its `step`, `loss` and all `figures` of that validation
-        self.step, self.lowest, self.last = 0, math.inf, math.inf
+        self.step, self.lowest = 0, math.inf
+        self.last: float | None = None  # None: NaN or Inf
         self.since = 0  # validations since the lowest
         self._named = False  # that the loss rises
 
@@ -38,7 +39,7 @@ class BestLoss:
         if self.metric not in figures:
             return False
         loss = figures[self.metric] if math.isfinite(figures[self.metric]) else math.inf
-        self.last, self.since = loss, self.since + 1
+        self.last, self.since = loss if loss < math.inf else None, self.since + 1
         if loss < self.lowest:
             self.step, self.lowest, self.since = step, loss, 0
         elif loss - self.lowest > CLEARLY * abs(self.lowest) and not self._named:
@@ -56,10 +57,7 @@ class BestLoss:
 
     def state(self) -> dict[str, Any]:
         names = ("kept", "step", "lowest", "last", "since", "_measure", "_named")
-        if not math.isfinite(self.lowest):
-            return {}
-        last = self.last if math.isfinite(self.last) else None
-        return {**{name: getattr(self, name) for name in names}, "last": last}
+        return {name: getattr(self, name) for name in names} if math.isfinite(self.lowest) else {}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Losses on other texts are no measure for those to come."""

@@ -114,12 +114,14 @@ def load_trained(
     adapters: Literal["beside", "merged"] = "beside",
     hints: Mapping[str, Any] | None = None,
     tokenizer_folder: Path | None = None,
+    to_score: bool = False,
 ) -> LoadedModel:
     """Read a model: of a run the newest or the best checkpoint (checkpoint/delivered.py), that of one checkpoint's
     folder, or an external one.
 
     adapters: a run's adapters stay active beside the base, or are merged into its weights. hints, tokenizer_folder: for
-    MiniMind's weights, settings that they do not determine, and the folder of their tokenizer.
+    MiniMind's weights, settings that they do not determine, and the folder of their tokenizer. to_score: the caller
+    reads the head of a reward model.
     Raises UserError if there is no model, or it does not fit its settings.
     """
     spinning.control(torch.get_num_threads())  # who loads a model computes, and not every command sets the threads
@@ -131,6 +133,8 @@ def load_trained(
     checkpoint = chosen or delivered(folder.checkpoints)
     if checkpoint is None:
         raise UserError("the run has no checkpoint yet", where=folder.path)
+    if not (to_score or run.objective.generates_text):
+        warnings.warn(f"{path} is a reward model, read without its head: it was not trained to write", stacklevel=2)
     if run.lora.rank:
         model, _ = build_adapted(run, checkpoint)
     else:

@@ -190,8 +190,7 @@ def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
                     metrics = context.validate()
                 if metrics:
                     context.trackers.log(state.step, {"tokens": context.meter.all_tokens(), **metrics})
-                    finite = context.guard.last_step_finite
-                    save_now |= context.best.observe(state.step, metrics, save_now, finite)
+                    save_now |= context.best.observe(state.step, metrics, save_now, context.guard.last_step_finite)
             if _due(state.step, context.sample_every, context.num_steps) and not hurry:
                 with _between(context, state, "sample"), signals.interruptible(alone):
                     context.sample(state.step)

@@ -8,18 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from penjing.base.errors import UserError, missing_extra
+from penjing.base.errors import UserError, import_extra
 from penjing.workflows.serve import is_loopback, listen, shown_host
 
 
 def start(folder: Path, host: str, port: int, console: Console) -> None:
     """Serve until SIGTERM or SIGINT. Raises UserError for a folder or an address that cannot be used."""
-    try:
-        import fastapi  # noqa: F401
-        import httptools  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise missing_extra(str(error.name), "serve") from None
+    for module in ("fastapi", "httptools", "uvicorn"):
+        import_extra(module, "serve")
     from penjing.serve.connection import make_server
     from penjing.ui import plan
     from penjing.ui.app import make_app

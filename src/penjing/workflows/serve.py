@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.console import Console
 
 from penjing.base import formatting as units
-from penjing.base.errors import UserError
+from penjing.base.errors import UserError, import_extra
 from penjing.base.markup import print_table
 
 if TYPE_CHECKING:
@@ -47,13 +47,8 @@ def start(words: Sequence[str], options: ServeOptions, console: Console) -> None
 @contextmanager
 def open_server(words: Sequence[str], options: ServeOptions) -> Iterator[OpenServer]:
     """Take the address and load the models. Raises UserError for what cannot be used."""
-    try:
-        import fastapi  # noqa: F401
-        import httptools  # noqa: F401
-        import llguidance  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"{error.name} is missing", next_step='Install it: pip install "penjing[serve]"') from None
+    for module in ("fastapi", "httptools", "llguidance", "uvicorn"):
+        import_extra(module, "serve")
     from penjing.agent_tools.base import ToolSettings
     from penjing.agent_tools.box import Toolbox
     from penjing.serve.app import make_app

@@ -330,9 +330,8 @@ def _outcome(prepared: PreparedRun, figures: dict[str, float], began: float) -> 
     if not figures:  # never validated during training, or resumed at the last checkpoint
         with prepared.context.meter.share("validation"):
             figures = prepared.context.validate()
-    if (number := prepared.context.guard.num_bad) and strategy.rank == 0:
-        what = f"loss or gradients were NaN or Inf in {number} steps, which changed nothing"
-        warnings.warn(f"{what}; their samples: {folder.incidents}", stacklevel=2)
+    if bad := prepared.context.guard.num_bad:
+        warnings.warn(f"NaN or Inf in {bad} steps, which changed nothing; samples: {folder.incidents}", stacklevel=2)
     for name in [name for name, value in figures.items() if not math.isfinite(value)]:
         if strategy.rank == 0:
             warnings.warn(f"{name} is NaN or Inf after the last step: left out of {folder.outcome}", stacklevel=2)

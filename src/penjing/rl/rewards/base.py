@@ -112,12 +112,11 @@ class RewardMix:
             raise UserError("named twice", where="objective.rewards", got=", ".join(settings.rewards))
         self.names = settings.rewards
         self.weights = settings.reward_weights or (1.0,) * len(settings.rewards)
-        kinds = [look_up_or_import(REWARDS, name, what="reward") for name in settings.rewards]
-        for name, kind in zip(self.names, kinds, strict=True):
+        self.rewards: list[Reward] = []
+        for name in self.names:
+            kind = look_up_or_import(REWARDS, name, what="reward")
             if not (isinstance(kind, type) and issubclass(kind, Reward)):
                 raise UserError("not a reward", where=name, wanted=f"a subclass of {Reward.__module__}.Reward")
-        self.rewards: list[Reward] = []
-        for kind in kinds:
             with user_code(kind):
                 self.rewards.append(kind(settings.reward, runtime))
 

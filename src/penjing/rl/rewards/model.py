@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from penjing.base.errors import UserError
+from penjing.base.errors import UserError, import_extra
 from penjing.data.formats import Message
 from penjing.objective.policy import RewardSettings
 from penjing.rl.rewards.base import Reward, RewardInput, RewardRuntime
@@ -41,14 +41,10 @@ class Classifier:
     """A sequence classifier of `transformers` with one output."""
 
     def __init__(self, name: str, device: torch.device) -> None:
+        transformers = import_extra("transformers", "hf", where=MODEL)
         try:
-            from transformers import AutoModelForSequenceClassification, AutoTokenizer
-        except ImportError:
-            next_step = 'Install it: pip install "penjing[hf]".'
-            raise UserError("loading an external model needs transformers", where=MODEL, next_step=next_step) from None
-        try:
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(name)
-            self.model: Any = AutoModelForSequenceClassification.from_pretrained(name).to(device).eval()
+            self.tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)
+            self.model: Any = transformers.AutoModelForSequenceClassification.from_pretrained(name).to(device).eval()
         except (OSError, ValueError) as error:
             raise UserError(f"not a reward model: {str(error).splitlines()[0]}", where=MODEL, got=name) from None
         if self.model.config.num_labels != 1:

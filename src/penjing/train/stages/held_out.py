@@ -15,8 +15,7 @@ def summed_over_ranks(values: Sequence[float], strategy: Strategy) -> list[float
     totals = torch.tensor(values, dtype=torch.float64)
     on_device = devices.of(strategy.device).supports_float64  # elsewhere ranks add on the host
     totals = strategy.all_reduce(totals.to(strategy.device) if on_device else totals)
-    summed: list[float] = totals.tolist()
-    return summed
+    return list(totals.tolist())
 
 
 def held_out_means(

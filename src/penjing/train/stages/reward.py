@@ -91,7 +91,7 @@ class RewardScorer:
 
 def load_reward_model(path: Path) -> RewardScorer:
     """The reward model of a run made by `penjing train reward`. Raises UserError if the run is of another kind."""
-    saved = load_trained(path, adapters="merged")
+    saved = load_trained(path, adapters="merged", to_score=True)
     if saved.run.objective.name != "reward":
         raise UserError("no reward model", where=path, got=f"a run of {saved.run.stage}", wanted="penjing train reward")
     model = ScalarHead(saved.model)
