@@ -40,6 +40,7 @@ from penjing.train import step_timing
 from penjing.train.build import prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.memory_trace import trace
+from penjing.train.signals import Stopped
 from penjing.train.step_timing import extrapolate_growth
 from penjing.workflows.forecast import family
 from penjing.workflows.train import execute, resolve_run
@@ -535,21 +536,29 @@ def test_a_run_keeps_its_plan_and_its_score(small_run, tmp_path):
     assert shown.count("run  ") == 2 or shown.count("L2") >= 2  # a line, and the summary of its level
 
 
-def test_a_run_that_breaks_is_scored_too(small_run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "ended", "why"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory", "OutOfMemoryError: CUDA out of memory"),
+        (UserError("NaN"), "failed", "NaN"),
+        (Stopped(15, 3), "stopped", str(Stopped(15, 3))),
+    ],
+)
+def test_a_run_that_breaks_is_scored_too(small_run, tmp_path, monkeypatch, error, ended, why):
     from penjing.workflows import train as module
 
     def broken(parts, progress):
         progress.step = 3
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     monkeypatch.setattr(module, "train", broken)
     words = [*small_run, f"out={tmp_path / 'run'}", "compute.compile=off"]
-    with pytest.raises(UserError, match="cpu: out of memory: CUDA out of memory"):
+    with pytest.raises((UserError, Stopped)):
         execute(resolve_run("pretrain", config.parse_overrides(words)), Console(quiet=True))
-    ended = json.loads((tmp_path / "run/ended.json").read_text())
-    assert (ended["ended"], ended["steps_done"]) == ("out of memory", 3)
-    assert "out of memory after step 3 of 12" in text_of(lambda console: verify.verify(tmp_path / "run", console))
-    assert "out of memory" in text_of(verify.print_history)
+    written = json.loads((tmp_path / "run/ended.json").read_text())
+    assert (written["ended"], written["why"], written["steps_done"]) == (ended, why, 3)
+    assert f"{ended} after step 3 of 12" in text_of(lambda console: verify.verify(tmp_path / "run", console))
+    assert ended in text_of(verify.print_history)
 
 
 def test_what_was_never_planned_or_never_ended_is_one_line(tmp_path):

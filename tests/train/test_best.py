@@ -144,7 +144,7 @@ def test_the_best_is_used_unless_a_checkpoint_is_named(overfitted):
     best, last = min(losses, key=losses.get), max(losses)
     assert load_trained(folder).checkpoint.step == best
     assert load_trained(newest(folder)).checkpoint.step == last
-    assert ReportedRun(folder, []).delivered == (best, last, losses[best], losses[last])
+    assert ReportedRun(folder, []).delivered == (best, last, losses[best], losses[last], "loss")
     assert f"Step {best} is used" in run_state(ReportedRun(folder, []))
     words = [word for word in words if not word.startswith(("out=", "max_steps"))]
     after = folder.parent / "after"
@@ -171,6 +171,11 @@ def test_a_held_out_loss_that_is_nan_is_a_bad_one():
     assert not best.stopped
     best.observe(400, {"val_loss": float("inf")}, due=True)
     assert best.stopped
+
+
+def test_the_choice_names_what_the_run_follows():
+    best = {"kept": {"step": 300, "loss": 0.01}, "last": 0.02, "_measure": "val_ranking_loss 64 validation"}
+    assert "held-out ranking loss 0.0100" in choose(best, 500).why
 
 
 def test_a_killed_run_knows_its_best(tmp_path, overfitted):

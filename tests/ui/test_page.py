@@ -106,6 +106,7 @@ def test_runs_are_compared_zoomed_and_smoothed(opened, folder, write_run):
         page.get_by_label("Smooth").fill("0.5")
     page.reload()
     expect(chart.locator(".legend li")).to_have_count(6)
+    expect(page.locator("#runs-details tbody tr")).to_have_count(3)  # what differs
     expect(page.get_by_label("Horizontal axis")).to_have_value("tokens")
     expect(page.get_by_label("log y")).to_be_checked()
 

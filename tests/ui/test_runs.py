@@ -27,7 +27,7 @@ def test_every_run_below_the_folder_is_listed_with_its_state(client, folder, wri
     write_run(folder / "runs" / "quick" / "sft", done=False)
     stopped = write_run(folder / "runs" / "b", done=False)
     (stopped / "ended.json").write_text(
-        json.dumps({"ended": "stopped", "why": "Stopped: by SIGTERM", "steps_done": 200})
+        json.dumps({"ended": "stopped", "why": "stopped by SIGTERM", "steps_done": 200})
     )
     active = write_run(folder / "runs" / "c", done=False)
     (folder / "runs" / "out").symlink_to(write_run(tmp_path_factory.mktemp("other") / "run"))
@@ -42,7 +42,41 @@ def test_every_run_below_the_folder_is_listed_with_its_state(client, folder, wri
             "runs/quick/sft": "killed",
         }
     assert rows(client)["runs/c"]["state"] == "killed"
-    assert found["runs/a"].items() >= {"step": 200, "steps": 200, "parameters": 1_067_136, "loss": 3.005}.items()
+    shown = {name: found["runs/a"][name] for name in ("step", "steps", "parameters")}
+    assert shown == {"step": 200, "steps": 200, "parameters": 1_067_136}
+    assert (found["runs/a"]["figure"]["title"], found["runs/a"]["figure"]["value"]) == ("Loss", 3.01)  # held out
+
+
+def test_each_kind_of_run_is_listed_with_its_own_figure(client, folder, write_run):
+    figures = {"preference_loss": 0.6, "val_reward": 0.25, "kl": 0.5}
+    for name, value in figures.items():
+        run = write_run(folder / name)
+        line = {"step": 10, name: value, "policy_loss": 0.0, "grad_norm": 1.0}
+        (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert {name: row["figure"]["value"] for name, row in rows(client).items()} == figures
+
+
+def test_a_chart_of_several_figures_has_a_colour_for_each_and_scores_of_tasks_are_percentages(
+    client, folder, write_run
+):
+    run = write_run(folder / "a")
+    names = ("chosen_reward", "val_chosen_reward", "rejected_reward", "val_rejected_reward")
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 10, "val_acc_blimp": 0.5, **dict.fromkeys(names, 1.0)}))
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write("\n")
+    drawn = curves(client, "a")
+    places = {metric: line["place"] for (chart, _, metric), line in drawn.items() if chart == "chosen_reward"}
+    assert places == dict(zip(names, (0, 0, 1, 1), strict=True))
+    charts = {chart["metric"]: chart for chart in client.get("/api/curves", params={"run": "a"}).json()["charts"]}
+    assert charts["acc_blimp"]["percent"] and not curves(client, "a", small=True)
+
+
+def test_what_differs_between_runs(client, folder, write_run):
+    for name, more in (("a", "seq_len = 64"), ("b", ""), ("c", "seq_len = 128")):
+        with open(write_run(folder / name) / "run.toml", "a") as file:
+            file.write(f"[data]\n{more}\n")
+    found = client.get("/api/differences", params={"run": ["a", "c", "b"]}).json()
+    assert found == {"data.seq_len": ["64", "128", ""]}
 
 
 def test_the_step_is_that_of_the_newest_checkpoint_where_the_metrics_lag(client, folder, write_run):

@@ -8,27 +8,34 @@ from penjing.base.untrusted import Fields
 TOLERANCE = 0.002  # the newest is used if its held-out loss is not higher than the lowest by more than this fraction
 
 
+def held_out(metric: str) -> str:
+    """ranking_loss -> held-out ranking loss."""
+    return f"held-out {metric.replace('_', ' ')}"
+
+
 class Delivered(NamedTuple):
-    """The step of the checkpoint that is used, and of the newest one; their held-out losses if the run follows them:
-    of the newest one none if it is NaN or Inf."""
+    """The step of the checkpoint that is used, and of the newest one; if the run follows a held-out loss, its values at
+    both, of the newest one none if it is NaN or Inf, and the name of its metric."""
 
     step: int
     newest: int
     loss: float | None = None
     newest_loss: float | None = None
+    metric: str = ""
 
     @property
     def why(self) -> str:
         """A sentence; empty if there is nothing to choose by."""
         if self.loss is None:
             return ""
+        name = held_out(self.metric)
         newest = "NaN or Inf" if self.newest_loss is None else f"{self.newest_loss:.4f}"
         if self.step != self.newest:
             after = f"at the newest step, {self.newest}, it is {newest}"
-            return f"step {self.step} is used: held-out loss {self.loss:.4f}, the lowest; {after}"
+            return f"step {self.step} is used: {name} {self.loss:.4f}, the lowest; {after}"
         is_lowest = self.newest_loss is not None and self.newest_loss <= self.loss
         what = "the lowest" if is_lowest else f"the lowest is {self.loss:.4f}"
-        return f"step {self.step}, the newest, is used: held-out loss {newest}, {what}"
+        return f"step {self.step}, the newest, is used: {name} {newest}, {what}"
 
 
 def choose(best: Mapping[str, Any], newest: int) -> Delivered:
@@ -37,5 +44,6 @@ def choose(best: Mapping[str, Any], newest: int) -> Delivered:
     step, loss = kept.number("step"), kept.number("loss")
     if step is None or loss is None:
         return Delivered(newest, newest)
+    metric = Fields(best).text("_measure").partition(" ")[0].removeprefix("val_") or "loss"
     is_newest_good = last is not None and last - loss <= TOLERANCE * abs(loss)
-    return Delivered(newest if is_newest_good else int(step), newest, loss, last)
+    return Delivered(newest if is_newest_good else int(step), newest, loss, last, metric)

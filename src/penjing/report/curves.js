@@ -23,12 +23,13 @@ function draw(node) {
     points: { show: one.dots || one.x.length === 1, size: 5, fill: css("--card") }, value: (_, value) => figure(value),
   });
   const newest = (plot) => plot.cursor.idx ?? plot.setLegend({ idx: plot.data[0].length - 1 }, false);
-  const fromZero = { min: { pad: 0, soft: 0, mode: 1 }, max: { pad: 0.1 } };
+  // Where all is 0 uPlot would end at 100.
+  const range = (_, low, high) => uPlot.rangeNum(chart.from_zero ? Math.min(0, low) : low, low || high ? high : 1, 0.1, true);
   return new uPlot({
     width: node.clientWidth,
     height: chart.height,
     cursor: { sync: { key: chart.x }, points: { size: 6, fill: (_, at) => colour(chart.series[at - 1]) } },
-    scales: { x: { time: false, distr: chart.log_x ? 3 : 1 }, y: { distr: chart.log_y ? 3 : 1, range: chart.from_zero ? fromZero : undefined } },
+    scales: { x: { time: false, distr: chart.log_x ? 3 : 1 }, y: { distr: chart.log_y ? 3 : 1, range: chart.log_y ? undefined : range } },
     axes: [axis(chart.x, 28), axis(chart.y, 46)],
     hooks: { ready: [newest], setLegend: [newest] }, // the last values where nobody points at others
     series: [{ label: chart.x, value: (_, value) => figure(value) }, ...chart.series.map(line)],

@@ -15,7 +15,7 @@ from penjing.base.untrusted import Fields
 from penjing.report import charts, metrics, text_format
 from penjing.report.charts import Axis, Series, figure
 from penjing.report.load_runs import ReportData, ReportedRun
-from penjing.report.metrics import CHARTS, HELD_OUT, SMALL_CHARTS, TOKENS, Chart, default_charts, task_names
+from penjing.report.metrics import HELD_OUT, SMALL_CHARTS, TOKENS, Chart, default_charts, main_charts, task_names
 from penjing.report.quickstart_section import FactTable, Limits, View, facts, quickstart_view
 from penjing.report.text_format import NONE, clip, count, kind_name, percent
 
@@ -77,7 +77,8 @@ RUN_FACTS: FactTable = (
 def group_view(runs: Sequence[ReportedRun], limits: Limits) -> View:
     """The runs of one task, together in charts and tables."""
     title, chinese, _ = task_names(runs[0].task)
-    others = default_charts({name for run in runs for name in run.figures})
+    names = {name for run in runs for name in run.figures}
+    main, others = main_charts(names), default_charts(names)
     return {
         "title": title,
         "chinese": chinese,
@@ -86,10 +87,10 @@ def group_view(runs: Sequence[ReportedRun], limits: Limits) -> View:
         "plan": plan_table(runs),
         "notes": [text_format.plan_basis(runs[0]), text_format.time_parts(runs[0])] if len(runs) == 1 else [],
         "facts": facts(Fields({**runs[0].plan.raw, **runs[0].outcome.raw}), RUN_FACTS) if len(runs) == 1 else [],
-        "charts": chart_views(CHARTS, runs, limits),
+        "charts": chart_views(main, runs, limits),
         "small": chart_views(SMALL_CHARTS, runs, limits, small=True),
         "others": chart_views(others[: 3 * limits.items], runs, limits, small=True),
-        "figures": figures_table(runs, [*CHARTS, *SMALL_CHARTS, *others[: limits.items]]),
+        "figures": figures_table(runs, [*main, *SMALL_CHARTS, *others[: limits.items]]),
         "settings": settings_table(runs, limits),
         "questions": questions_view(runs, limits),
         "samples": [group for run in runs for group in sample_groups(run, limits, len(runs) > 1)],

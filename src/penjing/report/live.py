@@ -11,13 +11,12 @@ from rich.text import Text
 
 from penjing.base import formatting as units
 from penjing.base.untrusted import text
-from penjing.report.metrics import HELD_OUT
+from penjing.report.metrics import HELD_OUT, first_chart
 from penjing.report.text_chart import text_chart
 from penjing.track.console import describe
 from penjing.track.run_record import GrowingFigures, RunRecord
 
 COLUMN_WIDTH = 60  # of a run, at least, beside another one
-CURVES = ("loss", "preference_loss", "ranking_loss", "policy_loss", "kl", "bits_per_byte")  # the first that there is
 MOST_SAMPLES, MOST_INCIDENTS = 3, 3
 
 
@@ -84,8 +83,8 @@ def run_view(run: LiveRun, width: int, height: int, *, ascii_only: bool = False)
     lines = [part for line in _figure_lines(run) for part in wrap(line, inner)]
     above = [Text(line, overflow="ellipsis", no_wrap=True) for line in lines]
     below = [*_sample_lines(run), *_incident_lines(run)]
-    name = next((name for name in CURVES if run.figures.get(name) or run.figures.get(HELD_OUT + name)), "")
-    curves = [curve for prefix in ("", HELD_OUT) if (curve := run.figures.get(prefix + name))]
+    main = first_chart(run.figures)
+    curves = [curve for prefix in ("", HELD_OUT) if main and (curve := run.figures.get(prefix + main.metric))]
     room = min(14, height - len(above) - len(below) - 5)
     chart = text_chart(curves, width=inner, height=max(4, room), ascii=ascii_only)
     drawn = [Text(line, style="cyan", no_wrap=True, overflow="crop") for line in chart]

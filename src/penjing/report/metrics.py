@@ -1,10 +1,13 @@
 """Charts of a run's metrics: the table of names in metrics.jsonl, and which points are drawn."""
 
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penjing.track.console import BY_TASK
 
 HELD_OUT = "val_"  # prefix of the same metric on held-out data
 TOKENS = "tokens"  # trained on so far
@@ -85,11 +88,25 @@ def task_names(task: str) -> tuple[str, str, bool]:
     return TASKS.get(task, ("Training", "训练", False))
 
 
+def main_charts(names: Iterable[str]) -> list[Chart]:
+    """What a run is judged by: the table, and the score of each of `eval.tasks`."""
+    scores = sorted(name.removeprefix(BY_TASK) for name in names if name.startswith(BY_TASK))
+    unit = "fraction of questions"
+    return [
+        *CHARTS,
+        *(Chart(f"acc_{task}", f"Score: {task}", f"得分：{task}", unit, best="high", percent=True) for task in scores),
+    ]
+
+
+def first_chart(names: Container[str]) -> Chart | None:
+    """That of the figure which says most about a run with these metrics."""
+    return next((chart for chart in CHARTS if chart.metric in names or HELD_OUT + chart.metric in names), None)
+
+
 def default_charts(names: set[str]) -> list[Chart]:
     """A small chart for each metric without an entry in the tables: reward components, metrics of a new objective."""
-    known = NOT_DRAWN | {
-        name for chart in (*CHARTS, *SMALL_CHARTS) for name in (chart.metric, *(extra for extra, _ in chart.extras))
-    }
+    tables = (*main_charts(names), *SMALL_CHARTS)
+    known = NOT_DRAWN | {name for chart in tables for name in (chart.metric, *(extra for extra, _ in chart.extras))}
     unknown = {name.removeprefix(HELD_OUT) for name in names} - known
     return [Chart(name, name.replace("_", " ").capitalize(), "", name) for name in sorted(unknown)]
 

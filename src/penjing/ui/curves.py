@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import Query
 
-from penjing.report.metrics import CHARTS, HELD_OUT, SMALL_CHARTS, TOKENS, Chart, Floats, default_charts, thinned
+from penjing.report.metrics import HELD_OUT, SMALL_CHARTS, TOKENS, Floats, default_charts, main_charts, thinned
 from penjing.ui.live_runs import LiveRun
 
 POINTS = 12_000  # of one chart, over all of its lines
@@ -27,24 +27,28 @@ class View:
 def charts(runs: Sequence[LiveRun], view: View, *, small: bool) -> list[dict[str, Any]]:
     """The charts that these runs have points for. small: those that explain the others, such as the learning rate."""
     names = {name for run in runs for name in run.metrics}
-    table = [*SMALL_CHARTS, *default_charts(names)] if small else CHARTS
+    table = [*SMALL_CHARTS, *default_charts(names)] if small else main_charts(names)
     drawn = []
     for chart in table:
-        metrics = [chart.metric, HELD_OUT + chart.metric, *(extra for extra, _ in chart.extras if len(runs) == 1)]
-        lines = [(run, metric) for run in runs for metric in metrics if metric in run.metrics]
+        own = [(chart.metric, chart.label), *(chart.extras if len(runs) == 1 else ())]
+        lines = [
+            (run, prefix + metric, {"label": label, "place": place, "held_out": bool(prefix)})
+            for run in runs
+            for place, (metric, label) in enumerate(own)
+            for prefix in ("", HELD_OUT)
+            if prefix + metric in run.metrics
+        ]
         if lines:
             most = min(MOST, max(LEAST, POINTS // len(lines)))
-            series = [_series(run, metric, chart, view, most) for run, metric in lines]
+            series = [{**about, **_series(run, metric, view, most)} for run, metric, about in lines]
             drawn.append({**asdict(chart), "series": [line for line in series if line["x"]]})
     return drawn
 
 
-def _series(run: LiveRun, metric: str, chart: Chart, view: View, most: int) -> dict[str, Any]:
+def _series(run: LiveRun, metric: str, view: View, most: int) -> dict[str, Any]:
     steps, y = run.column(metric)
-    held_out = metric.startswith(HELD_OUT)
-    names = {chart.metric: chart.label, HELD_OUT + chart.metric: "held out", **dict(chart.extras)}
     x = x_axis(run, steps, view.x)
-    if view.smooth and not held_out:
+    if view.smooth and not metric.startswith(HELD_OUT):
         y = smoothed(y, view.smooth)
     inside = np.ones(len(x), bool)
     if view.low is not None:
@@ -56,8 +60,6 @@ def _series(run: LiveRun, metric: str, chart: Chart, view: View, most: int) -> d
     return {
         "run": run.name,
         "metric": metric,
-        "label": names[metric],
-        "held_out": held_out,
         "x": [round(value, 3) for value in x[kept].tolist()],
         "y": [float(f"{value:.6g}") for value in y[kept].tolist()],
     }

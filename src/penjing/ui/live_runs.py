@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penjing.base.untrusted import text
+from penjing.report.metrics import CHARTS, HELD_OUT, first_chart
 from penjing.serve.errors import ApiError
 from penjing.track.run_record import GrowingFigures, RunRecord
 from penjing.ui.processes import Trainings
@@ -85,14 +86,27 @@ class LiveRun:
             "step": step,
             "steps": record.plan.number("steps"),
             "parameters": record.plan.number("parameters"),
-            "loss": self.last("loss"),
-            "val_loss": self.last("val_loss"),
+            "figure": self._figure(),
             "seconds_left": self.last("seconds_left"),
             "tokens_per_second": self.last("tokens_per_second"),
             "checkpoints": record.checkpoints[:50],
-            "delivered": used._asdict() if (used := record.delivered) else None,
+            "delivered": used._asdict() | _names(used.metric) if (used := record.delivered) else None,
             "written": max(written, default=begun_at) / 1e9,
         }
+
+    def _figure(self) -> dict[str, Any] | None:
+        """The figure that says most about this run, of held-out data if it was asked there."""
+        chart = first_chart(self.metrics)
+        if chart is None:
+            return None
+        value = self.last(HELD_OUT + chart.metric)
+        value = self.last(chart.metric) if value is None else value
+        return {**_names(chart.metric), "percent": chart.percent, "value": value}
+
+
+def _names(metric: str) -> dict[str, str]:
+    """Of a metric's chart, in English and in Chinese."""
+    return next(({"title": chart.title, "chinese": chart.chinese} for chart in CHARTS if chart.metric == metric), {})
 
 
 def _signature(path: Path) -> tuple[int, int] | None:

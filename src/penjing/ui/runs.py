@@ -21,7 +21,7 @@ from penjing.ui.train import resuming
 TICK_SECONDS = 0.5  # between two looks at the files
 ALIVE_TICKS = 30  # between two events of an idle stream, so that a client that is gone is noticed
 MOST_ROWS = 200  # incidents, and samples of a prompt
-MOST_RUNS = 50  # in one chart
+Names = Annotated[list[str], Query(max_length=50)]  # of runs in one chart
 
 
 def add_routes(app: FastAPI, site: Site, trainings: Trainings) -> None:
@@ -41,10 +41,15 @@ def add_routes(app: FastAPI, site: Site, trainings: Trainings) -> None:
         words, _ = resuming(one.path, site.folder)
         return {**_details(one, trainings.state(one.name)), "command": command(words)}
 
+    @app.get("/api/differences")
+    def differences(run: Names) -> dict[str, list[str]]:
+        """By setting, other than `out`, that is not the same in all of these runs: its value in each."""
+        all_settings = [live.run(name).read().settings for name in run]
+        values = {name: [one.get(name, "") for one in all_settings] for one in all_settings for name in one}
+        return {name: found for name, found in values.items() if name != "out" and len(set(found)) > 1}
+
     @app.get("/api/curves")
-    def draw(
-        run: Annotated[list[str], Query(max_length=MOST_RUNS)], view: Annotated[View, Depends()], small: bool = False
-    ) -> Response:
+    def draw(run: Names, view: Annotated[View, Depends()], small: bool = False) -> Response:
         runs = [live.run(name) for name in dict.fromkeys(run)]
         for one in runs:
             one.read()

@@ -382,9 +382,10 @@ def _append_history(prepared: PreparedRun, seconds: float, error: BaseException 
 
 def _ended(prepared: PreparedRun, seconds: float, error: BaseException) -> dict[str, Any]:
     kind = "out of memory" if is_out_of_memory(error) else "stopped" if isinstance(error, Stopped) else "failed"
+    told = isinstance(error, UserError | Stopped)  # in a sentence for people
     return {
         "ended": "interrupted" if isinstance(error, KeyboardInterrupt) else kind,
-        "why": f"{type(error).__name__}: {error}"[:500],
+        "why": (str(error) if told else f"{type(error).__name__}: {error}")[:500],
         "steps_done": prepared.state.step,
         **_spent(prepared, seconds),
     }

@@ -18,9 +18,6 @@ export function loadPlots() {
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** The colour of a run's lines, the same in every chart. */
-const colourOf = (place) => css(`--c${place % 8}`);
-
 const X = { step: (value) => value.toLocaleString("en-US"), tokens: short, time: duration };
 
 export function figure(value, percent = false) {
@@ -37,6 +34,16 @@ export function known(prefix, word, other = word) {
   const own = t(key);
   return own === key ? other : own;
 }
+
+/** The name of a chart, or of its figure. */
+export const named = ({ title, chinese }) => (current() === "zh" && chinese) || title;
+
+/** The ends of an axis. Where all is 0 uPlot would end at 100; no fraction is above 1. */
+const rangeOf = ({ from_zero, percent }) => (_, low, high) => {
+  if (low === null) return [null, null];
+  const [least, most] = uPlot.rangeNum(from_zero ? Math.min(0, low) : low, low || high ? high : 1, 0.1, true);
+  return [least, percent && high <= 1 ? Math.min(1, most) : most];
+};
 
 /** One chart in a card. show(chart, view) draws; view: {x, logX, logY, colours, zoom}. */
 export class Plot {
@@ -59,15 +66,15 @@ export class Plot {
     const tables = lines.map((line) => [line.x, log ? line.y.map((y) => (y > 0 ? y : null)) : line.y])
       .map(([x, y]) => (view.logX ? [x.filter((one) => one > 0), y.filter((_, at) => x[at] > 0)] : [x, y]));
     const data = tables.length ? uPlot.join(tables) : [[]];
-    const name = current() === "zh" && chart.chinese ? chart.chinese : chart.title;
+    const name = named(chart);
     this.title.textContent = name;
     this.about.textContent = known("runsAbout", chart.metric, "");
     this.unit = ` ${known("runsUnit", chart.unit)}`;
     this.title.append(el("span", { class: "unit", text: this.unit }));
-    this.canvas.setAttribute("aria-label", t("runsChart", { name, values: lines.map((line) => `${line.run} ${line.label} ${figure(line.y.at(-1), chart.percent)}`).join("; ") }));
+    this.canvas.setAttribute("aria-label", t("runsChart", { name, values: lines.map((line) => `${line.run} ${label(line, chart)} ${figure(line.y.at(-1), chart.percent)}`).join("; ") }));
     this.values = lines.map((line) => el("b", { text: figure(line.y.at(-1), chart.percent) }));
-    this.legend.replaceChildren(...lines.map((line, at) => el("li", {}, swatch(view.colours[line.run], line.held_out),
-      view.alone ? label(line) : `${line.run}${line.held_out ? ` · ${t("runsHeldOut")}` : ""}`, " ", this.values[at])));
+    this.legend.replaceChildren(...lines.map((line, at) => el("li", {}, swatch(placeOf(line, view), line.held_out),
+      view.alone ? label(line, chart) : `${line.run}${line.held_out ? ` · ${t("runsHeldOut")}` : ""}`, " ", this.values[at])));
     this.legend.classList.toggle("many", lines.length > 8);
     const shape = JSON.stringify([lines.map((line) => [line.run, line.metric]), view.x, view.logX, log, current(), view.theme]);
     if (this.plot && this.shape === shape) {
@@ -83,7 +90,7 @@ export class Plot {
     const axis = { stroke: css("--soft"), grid: { stroke: css("--hair"), width: 1 }, ticks: { show: false }, font: "11.5px system-ui, sans-serif" };
     const logged = (values) => (_, splits) => splits.map((value) => (value === null ? "" : values(value)));
     const series = (line) => ({
-      stroke: colourOf(view.colours[line.run]),
+      stroke: css(`--c${placeOf(line, view) % 8}`),
       width: 1.6,
       dash: line.held_out || view.colours[line.run] >= 8 ? [5, 4] : undefined,
       points: { show: line.x.length < 25 || line.held_out && line.x.length < 60, size: 4 },
@@ -93,7 +100,7 @@ export class Plot {
       ...this.size(),
       legend: { show: false },
       cursor: { drag: { x: true, y: false, setScale: false }, sync: { key: "runs" }, points: { size: 6 } },
-      scales: { x: { time: false, distr: view.logX ? 3 : 1 }, y: { distr: log ? 3 : 1 } },
+      scales: { x: { time: false, distr: view.logX ? 3 : 1 }, y: { distr: log ? 3 : 1, range: log ? undefined : rangeOf(chart) } },
       axes: [
         { ...axis, values: logged(X[view.x]), size: 34 },
         { ...axis, values: logged((value) => figure(value, chart.percent)), size: 58 },
@@ -131,8 +138,9 @@ export class Plot {
   }
 }
 
-const label = (line) => (line.held_out ? t("runsHeldOut") : known("runsLabel", line.label));
+/** Of a line among the colours: by its run; in a chart of several figures of one run, by the figure. */
+const placeOf = (line, view) => (view.colours[line.run] ?? 0) + line.place;
 
-function swatch(place, dashed = false) {
-  return el("i", { class: `swatch c${(place ?? 0) % 8}${dashed ? " dashed" : ""}`, "aria-hidden": "true" });
-}
+const label = (line, { extras }) => [!line.held_out || extras.length ? known("runsLabel", line.label) : "", line.held_out ? t("runsHeldOut") : ""].filter(Boolean).join(" · ");
+
+const swatch = (place, dashed) => el("i", { class: `swatch c${place % 8}${dashed ? " dashed" : ""}`, "aria-hidden": "true" });

@@ -2,7 +2,7 @@
 
 import { arrange, el } from "./dom.js";
 import { count, short, t } from "./i18n.js";
-import { figure, known } from "./plot.js";
+import { figure, known, named } from "./plot.js";
 import { duration, gibibytes } from "./plan_numbers.js";
 import { table } from "./table.js";
 
@@ -13,16 +13,30 @@ const made = new WeakMap(); // by container: the parts that are shown, and of wh
 export function showDetails(container, run, context) {
   const parts = {
     actions: [[run.state, run.checkpoints, run.command, run.delivered], () => actions(run, context)],
-    why: [run.why, () => run.why && el("p", { class: "panel-error", text: run.why })],
+    why: [[run.why, run.state], () => run.why && el("p", { class: run.state === "stopped" ? "hint" : "panel-error", text: run.why })],
     samples: [run.samples, () => section("samples", t("runsSamples"), samples(run), true)],
     plan: [[run.terms, run.warnings], () => section("plan", t("runsPlan"), terms(run), true)],
     incidents: [run.incidents, () => section("incidents", t("runsIncidents", { count: run.incidents.length }), incidents(run), run.incidents.length > 0)],
     log: [[run.log, run.state], () => section("log", t("runsLog"), run.log ? el("pre", { class: "log", tabindex: "0", text: run.log }) : null, ["failed", "starting"].includes(run.state))],
     settings: [run.settings, () => section("settings", t("settings"), table([], Object.entries(run.settings), t("settings")), false)],
   };
+  showParts(container, run.id, parts);
+}
+
+/** rows: of several runs, in the list. differences: by setting, its value in each. */
+export function showDifferences(container, rows, differences, context) {
+  const names = Object.keys(differences);
+  const lines = rows.map(({ id, state, figure: one }, at) => [id, known("runsState", state), one ? `${named(one)} ${figure(one.value, one.percent)}` : "", ...names.map((name) => differences[name][at])]);
+  showParts(container, "", {
+    differences: [[lines, names], () => section("differences", t("runsDifferences"), table(["", "", "", ...names], lines, t("runsDifferences")), true)],
+    report: [rows.map(({ id }) => id), () => context.commandLine(`penjing report ${rows.map(({ id }) => `'${id.replaceAll("'", "'\\''")}'`).join(" ")}`)],
+  });
+}
+
+function showParts(container, of, parts) {
   const before = made.get(container) ?? {};
   const now = Object.fromEntries(Object.entries(parts).map(([id, [data, make]]) => {
-    const key = JSON.stringify([run.id, data]);
+    const key = JSON.stringify([of, data]);
     return [id, before[id]?.key === key ? before[id] : { key, node: make() }];
   }));
   made.set(container, now);
@@ -40,7 +54,7 @@ function actions(run, context) {
   const act = (name, path, className) => context.actButton(className, t(name), () => context.api.post(path, { run: run.id }));
   const active = ["running", "starting"].includes(run.state);
   const canContinue = !active && run.state !== "finished";
-  const used = run.delivered, losses = used && { step: count(used.step), newest: count(used.newest), loss: figure(used.loss), last: figure(used.newest_loss) };
+  const used = run.delivered, losses = used && { name: named(used), step: count(used.step), newest: count(used.newest), loss: figure(used.loss), last: figure(used.newest_loss) };
   const step = el("select", { "aria-label": t("uiCheckpoint") }, run.checkpoints.map((value) => el("option", { value, selected: value === used?.step, text: t("uiStep", { step: count(value) }) })));
   const chat = el("button", { type: "button", class: "plain", text: t("runsChat"), on: { click: () => context.go("chat", { run: run.id, step: step.value }) } });
   return el("div", { class: "card" }, el("h2", { text: run.id }),
@@ -76,6 +90,6 @@ function incidents(run) {
   if (!run.incidents.length) return null;
   const rest = ({ step, kind, ...more }) => Object.entries(more).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
   return el("ul", { class: "incidents" }, [...run.incidents].reverse().map((incident) => el("li", {},
-    el("strong", { text: `${t("uiStep", { step: count(incident.step) })}: ${incident.kind ?? ""}` }), el("span", { class: "hint", text: ` ${rest(incident).slice(0, 300)}` }))));
+    el("strong", { text: `${t("uiStep", { step: count(incident.step) })}: ${known("runsIncident", String(incident.kind ?? ""))}` }), el("span", { class: "hint", text: ` ${rest(incident).slice(0, 300)}` }))));
 }
 

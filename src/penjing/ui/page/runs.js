@@ -4,8 +4,8 @@
 import { $, arrange, button, el, fill } from "./dom.js";
 import { count, short, t } from "./i18n.js";
 import { duration } from "./plan_numbers.js";
-import { figure, known, loadPlots, Plot } from "./plot.js";
-import { showDetails } from "./run_details.js";
+import { figure, known, loadPlots, named, Plot } from "./plot.js";
+import { showDetails, showDifferences } from "./run_details.js";
 import "./runs_words.js";
 
 const MOST_CHOSEN = 20;
@@ -53,7 +53,7 @@ function build(now) {
     el("section", { class: "runs-list", "aria-label": t("uiRuns") }, el("p", { class: "hint", id: "runs-folder" }), el("ul", { id: "runs-rows" })),
     el("div", { class: "runs-main" },
       el("div", { class: "row tools" }, select, el("label", { class: "check" }, t("runsSmooth"), smooth), box("runsLogX", "logX"), box("runsLogY", "logY"),
-        el("span", { class: "spring" }), edge("low"), edge("high"), button("close", t("runsWhole"), () => change(now, { low: null, high: null }))),
+        el("span", { class: "spring" }), el("span", { class: "edges" }, edge("low"), edge("high"), button("close", t("runsWhole"), () => change(now, { low: null, high: null })))),
       el("p", { class: "panel-error", id: "runs-gone", role: "alert", hidden: true }),
       first(now),
       el("div", { class: "charts", id: "runs-charts" }),
@@ -128,7 +128,7 @@ function list(now) {
     const item = now.items.get(row.id);
     const at = now.chosen.indexOf(row.id);
     const facts = [row.steps ? `${count(row.step)} / ${count(row.steps)}` : row.step ? count(row.step) : "",
-      row.loss === null ? "" : t("runsLoss", { value: figure(row.val_loss ?? row.loss) }), row.parameters ? short(row.parameters) : "",
+      row.figure ? `${named(row.figure)} ${figure(row.figure.value, row.figure.percent)}` : "", row.parameters ? short(row.parameters) : "",
       row.state === "running" && row.seconds_left ? t("runsLeft", { time: duration(row.seconds_left) }) : ""];
     item.node.className = at >= 0 ? "chosen" : "";
     item.box.checked = at >= 0;
@@ -184,7 +184,7 @@ async function drawOnce(now) {
   place(now, $("#runs-charts"), main.charts, view);
   place(now, $("#runs-small"), small.charts, view);
   if (run.length === 1) showDetails($("#runs-details"), await api.get("api/run", { run }, signal), now.context);
-  else $("#runs-details").replaceChildren();
+  else showDifferences($("#runs-details"), run.map((id) => now.rows.find((row) => row.id === id)), await api.get("api/differences", { run }, signal), now.context);
 }
 
 function place(now, container, charts, view) {
