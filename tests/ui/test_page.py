@@ -205,6 +205,7 @@ def test_the_form_sends_what_was_changed_and_marks_what_is_refused(opened, folde
     assert (folder / "runs" / "x" / "told").read_text() == "train tiny data.train=a.txt max_steps=50 out=runs/x"
     page.get_by_role("button", name="Stop (saves first)").click()
     expect(page.locator("#runs-rows .state")).to_have_text("killed")  # this program saves nothing
+    expect(page.get_by_role("button", name="Continue")).to_have_count(0)  # nor its settings
     assert not is_locked(folder / "runs" / "x")
     opened.troubles.clear()  # the refusal of ../x is in the console
 

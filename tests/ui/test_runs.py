@@ -87,6 +87,15 @@ def test_the_step_is_that_of_the_newest_checkpoint_where_the_metrics_lag(client,
     assert LiveRun(run).step == RunRecord(run).last_step == 19
 
 
+def test_why_a_run_ended_is_forgotten_once_it_has_gone_on(client, folder, write_run):
+    run = write_run(folder / "a", 2, done=False)
+    for steps_done, why in ((20, "NaN"), (10, "")):
+        (run / "ended.json").write_text(json.dumps({"ended": "failed", "why": "NaN", "steps_done": steps_done}))
+        shown = client.get("/api/run", params={"run": "a"}).json()
+        assert (shown["why"], shown["state"]) == (why, "failed" if why else "killed")
+        assert any(term[0] == "time" for term in shown["terms"]) != bool(why)  # those of the metrics
+
+
 def test_a_run_that_has_just_begun_is_the_first(client, folder, write_run):
     (folder / "new" / "checkpoints").mkdir(parents=True)
     for file in write_run(folder / "old").iterdir():
@@ -157,11 +166,14 @@ def test_the_stream_tells_of_changes(client, folder, write_run, monkeypatch):
     site = Site(folder, lambda: bool(closing))
 
     async def listen():
-        stream = tab._events(LiveRuns(site, Trainings(site)), site)
+        live = LiveRuns(site, Trainings(site))
+        stream = tab._events(live, site)
         first = json.loads((await anext(stream))[6:])
         with open(run / "metrics.jsonl", "a") as file:
             file.write('{"step": 30, "loss": 1.5, "tokens": 1920}\n')
         second = json.loads((await anext(stream))[6:])
+        write_run(folder / "new")
+        assert b'"new"' in await anext(tab._events(live, site)), "another window, opened at a run that has just begun"
         closing.append(True)
         return first, second, [event async for event in stream]
 

@@ -16,6 +16,7 @@ from penjing.base.markup import Terminal
 from penjing.cli import app
 from penjing.report.live import LiveRun
 from penjing.track.jsonl import RunFiles
+from penjing.workflows import check_run
 from penjing.workflows import watch as watching
 from penjing.workflows.watch import watch
 
@@ -63,6 +64,9 @@ def test_a_killed_run_says_that_it_can_go_on(run):
     folder, files = run
     log(files, 1, 2)
     assert "killed, step 2 of 40" in shown(folder)
+    (folder / "ended.json").write_text(json.dumps({"ended": "failed", "why": "it was NaN", "steps_done": 2}))
+    assert "it was NaN" in shown(folder)
+    assert "it was NaN" in check_run.examine(folder).notes[0]
 
 
 def test_a_run_without_a_line_yet_is_shown(run):

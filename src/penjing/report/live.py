@@ -100,7 +100,8 @@ def _figure_lines(run: LiveRun) -> list[str]:
     if "grad_norm" in newest:
         trained += f"  gradient norm {newest['grad_norm']:.3g}"
     used, early = run.record.delivered, run.record.outcome.text("stopped_early")
-    lines = (trained, describe(held_out), run.time_text, early, used.why if used else "")
+    why = "" if run.is_running else run.record.ending(run.step).text("why")
+    lines = (trained, describe(held_out), run.time_text, why, early, used.why if used else "")
     return [line for line in lines if line]
 
 

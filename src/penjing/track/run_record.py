@@ -155,9 +155,11 @@ class RunRecord:
             return "running"
         if self.outcome:
             return "finished"
-        if self.ended and step <= (self.ended.number("steps_done") or 0):
-            return self.ended.text("ended")
-        return "killed"
+        return self.ending(step).text("ended") or "killed"
+
+    def ending(self, step: int) -> Fields:
+        """`ended`, unless the run went on after it. step: the last one that it reached."""
+        return self.ended if step <= (self.ended.number("steps_done") or 0) else Fields()
 
 
 class GrowingFigures:

@@ -9,7 +9,7 @@ from fastapi import Depends, FastAPI, Query
 from starlette.responses import Response
 
 from penjing.base.errors import UserError
-from penjing.base.untrusted import text
+from penjing.base.untrusted import Fields, text
 from penjing.plan.prediction_history import compare
 from penjing.serve.streams import DONE, EventStream, dumps, sse_event
 from penjing.ui.curves import View, charts
@@ -60,7 +60,9 @@ async def _events(live: LiveRuns, site: Site) -> AsyncIterator[bytes]:
     """All rows at once, and again whenever one has changed."""
     shown, idle = None, 0
     while not site.is_closing():
-        rows = await run_in_thread(live.rows)
+        rows = await run_in_thread(
+            live.rows, search=shown is None
+        )  # a window may open at a run that another just began
         if rows != shown or idle >= ALIVE_TICKS:
             yield sse_event({"folder": str(site.folder), "runs": rows})
             shown, idle = rows, 0
@@ -72,7 +74,7 @@ async def _events(live: LiveRuns, site: Site) -> AsyncIterator[bytes]:
 def _details(run: LiveRun, begun: str) -> dict[str, Any]:
     """What stands in a run's folder besides its curves."""
     row, record = run.row(begun), run.read()
-    done = record.outcome or record.ended
+    done = Fields() if row["state"] == "running" else record.outcome or record.ending(row["step"])
     so_far = {
         "steps_done": row["step"],
         "seconds": run.last("seconds"),
@@ -80,15 +82,14 @@ def _details(run: LiveRun, begun: str) -> dict[str, Any]:
         "tokens_per_second": row["tokens_per_second"],
         "peak_memory_bytes": run.last("memory_bytes"),
     }
-    outcome = done.raw if row["state"] != "running" and done else so_far
     try:
-        terms = compare(record.plan.raw, outcome) if record.plan else []
+        terms = compare(record.plan.raw, done.raw if done else so_far) if record.plan else []
     except (UserError, ArithmeticError, TypeError, ValueError):  # files that somebody else has written
         terms = []
     return {
         **row,
         "settings": record.settings,
-        "why": record.ended.text("why") if row["state"] not in ("running", "finished") else "",
+        "why": done.text("why"),
         "terms": [[term.name, term.unit, term.predicted, term.actual, term.error] for term in terms],
         "warnings": record.plan.texts("warnings"),
         "incidents": [_printable(incident.raw) for incident in record.incidents[-MOST_ROWS:]],

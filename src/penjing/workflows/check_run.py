@@ -5,7 +5,7 @@ It reads every byte that a resumed run would read, and changes nothing.
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,6 +113,9 @@ def _files(record: RunRecord, findings: Findings) -> None:
     if folder.metrics.exists():
         with findings.part("metrics.jsonl") as details:
             details.append(f"{len(record.metrics)} lines; the run reached step {record.last_step}")
+    with suppress(UserError):  # it is named where it is read
+        if why := record.ending(record.last_step).text("why"):
+            findings.notes.append(f"{record.ended.text('ended')}: {why}")
     if folder.plan.is_file():
         with findings.part("plan.json"):
             planned = record.outcome.number("steps_done") or record.plan.number("steps")

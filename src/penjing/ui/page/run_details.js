@@ -12,13 +12,13 @@ const made = new WeakMap(); // by container: the parts that are shown, and of wh
 /** run: as the server describes it. Only parts that have changed are made anew: a person may be reading. */
 export function showDetails(container, run, context) {
   const parts = {
-    actions: [[run.state, run.checkpoints, run.command, run.delivered], () => actions(run, context)],
+    actions: [[run.state, run.checkpoints, run.command, run.delivered, run.settings], () => actions(run, context)],
     why: [[run.why, run.state], () => run.why && el("p", { class: run.state === "stopped" ? "hint" : "panel-error", text: run.why })],
     samples: [run.samples, () => section("samples", t("runsSamples"), samples(run), true)],
     plan: [[run.terms, run.warnings], () => section("plan", t("runsPlan"), terms(run), true)],
     incidents: [run.incidents, () => section("incidents", t("runsIncidents", { count: run.incidents.length }), incidents(run), run.incidents.length > 0)],
     log: [[run.log, run.state], () => section("log", t("runsLog"), run.log ? el("pre", { class: "log", tabindex: "0", text: run.log }) : null, ["failed", "starting"].includes(run.state))],
-    settings: [run.settings, () => section("settings", t("settings"), table([], Object.entries(run.settings), t("settings")), false)],
+    settings: [run.settings, () => section("settings", t("settings"), Object.keys(run.settings).length ? table([], Object.entries(run.settings), t("settings")) : null, false)],
   };
   showParts(container, run.id, parts);
 }
@@ -26,9 +26,9 @@ export function showDetails(container, run, context) {
 /** rows: of several runs, in the list. differences: by setting, its value in each. */
 export function showDifferences(container, rows, differences, context) {
   const names = Object.keys(differences);
-  const lines = rows.map(({ id, state, figure: one }, at) => [id, known("runsState", state), one ? `${named(one)} ${figure(one.value, one.percent)}` : "", ...names.map((name) => differences[name][at])]);
+  const lines = rows.map(({ id, figure: one }, at) => [id, one ? `${named(one)} ${figure(one.value, one.percent)}` : "", ...names.map((name) => differences[name][at])]);
   showParts(container, "", {
-    differences: [[lines, names], () => section("differences", t("runsDifferences"), table(["", "", "", ...names], lines, t("runsDifferences")), true)],
+    differences: [[lines, names], () => section("differences", t("runsDifferences"), el("div", { class: "differences" }, table([t("uiRuns"), t("runsFigure"), ...names], lines, t("runsDifferences"))), true)],
     report: [rows.map(({ id }) => id), () => context.commandLine(`penjing report ${rows.map(({ id }) => `'${id.replaceAll("'", "'\\''")}'`).join(" ")}`)],
   });
 }
@@ -53,7 +53,8 @@ function section(id, title, content, open) {
 function actions(run, context) {
   const act = (name, path, className) => context.actButton(className, t(name), () => context.api.post(path, { run: run.id }));
   const active = ["running", "starting"].includes(run.state);
-  const canContinue = !active && run.state !== "finished";
+  const begun = Object.keys(run.settings).length > 0; // else it failed before it wrote its settings
+  const canContinue = begun && !active && run.state !== "finished";
   const used = run.delivered, losses = used && { name: named(used), step: count(used.step), newest: count(used.newest), loss: figure(used.loss), last: figure(used.newest_loss) };
   const step = el("select", { "aria-label": t("uiCheckpoint") }, run.checkpoints.map((value) => el("option", { value, selected: value === used?.step, text: t("uiStep", { step: count(value) }) })));
   const chat = el("button", { type: "button", class: "plain", text: t("runsChat"), on: { click: () => context.go("chat", { run: run.id, step: step.value }) } });
@@ -62,9 +63,9 @@ function actions(run, context) {
       active ? act("runsStop", "api/stop", "plain") : null,
       canContinue ? act("runsContinue", "api/resume", "primary") : null,
       run.checkpoints.length ? [step, chat] : el("span", { class: "hint", text: t("runsNoCheckpoint") }),
-      el("button", { type: "button", class: "plain", text: t("runsAgain"), on: { click: () => context.go("train", { recipe: `${run.id}/run.toml` }) } })),
+      begun ? el("button", { type: "button", class: "plain", text: t("runsAgain"), on: { click: () => context.go("train", { recipe: `${run.id}/run.toml` }) } }) : null),
     typeof used?.loss === "number" ? el("p", { class: "hint", text: t(used.step === used.newest ? "runsUsedNewest" : "runsUsedBest", losses) }) : null,
-    active ? null : el("div", { class: "gap" }, context.commandLine(run.command)));
+    begun && !active ? el("div", { class: "gap" }, context.commandLine(run.command)) : null);
 }
 
 const UNITS = { seconds: duration, bytes: gibibytes, "tokens per second": (value) => t("planPerSecond", { tokens: short(value) }) };

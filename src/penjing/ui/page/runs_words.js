@@ -52,6 +52,7 @@ addWords({
   runsPredicted: ["planned", "计划"],
   runsActual: ["actual", "实际"],
   runsError: ["plan is off by", "计划偏差"],
+  runsFigure: ["figure", "指标"],
   runsDifferences: ["What differs in their settings", "设置的不同"],
   runsSamples: ["Samples, newest first", "样例（最新在前）"],
   runsIncidents: ["Incidents ({count})", "异常（{count}）"],
