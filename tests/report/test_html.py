@@ -97,7 +97,7 @@ def test_says_what_was_made_and_how_well_it_answers(tmp_path: Path) -> None:
     _, _, words = read(write_folder(tmp_path, bad=""))
     assert "A language model of 5.24M parameters was trained from nothing on 16.4M tokens" in words
     assert "answers 68 % of 400 questions right (95 % interval 63 % to 72 %); guessing would get 16 %" in words
-    assert "16 min 05 s 16 min 49 s +4.6 %" in words.replace("\u00a0", " ")
+    assert "16 min 05 s 16 min 49 s −4.4 %" in words.replace("\u00a0", " ")
     assert "1.010 below zstd -19" in words and "taken up again" in words
     assert "penjing chat runs/quickstart" in words and "3f" * 32 in words and "答题正确率" in words
 

@@ -22,7 +22,7 @@ def printed(folder: Path, width: int = 100) -> str:
 def test_says_the_same_facts(tmp_path: Path) -> None:
     words = " ".join(printed(write_folder(tmp_path, bad="")).split())
     assert "answers 68% of 400 questions right" in words and "68% (63–72)" in words
-    assert "time 16 min 05 s → 16 min 49 s (+4.6%)" in words
+    assert "time 16 min 05 s → 16 min 49 s (off by −4.4%)" in words
     assert "Next: penjing chat runs/quickstart" in words and "1.010 below zstd -19" in words
 
 

@@ -103,10 +103,10 @@ def plan_table(runs: Sequence[ReportedRun]) -> HtmlTable | None:
     by_run = [(run, text_format.plan_rows(run)) for run in runs]
     if len(runs) == 1:
         rows = [
-            [Cell(row.name), Cell(row.predicted), Cell(row.actual), Cell(text_format.signed_percent(row.difference))]
+            [Cell(row.name), Cell(row.predicted), Cell(row.actual), Cell(text_format.signed_percent(row.error))]
             for row in by_run[0][1]
         ]
-        return HtmlTable(("", "predicted 预测", "actual 实测", "difference 差异"), rows) if rows else None
+        return HtmlTable(("", "predicted 预测", "actual 实测", "plan is off by 计划偏差"), rows) if rows else None
     names = list(dict.fromkeys(row.name for _, rows in by_run for row in rows))
     rows = [[Cell(run.name), *_plan_cells(found, names)] for run, found in by_run]
     return HtmlTable(("run", *names), rows) if names else None
@@ -116,7 +116,7 @@ def _plan_cells(rows: Sequence[text_format.PlanRow], names: Sequence[str]) -> li
     by_name = {row.name: row for row in rows}
     cells = []
     for row in map(by_name.get, names):
-        error = text_format.signed_percent(row.difference) if row and row.difference is not None else ""
+        error = text_format.signed_percent(row.error) if row and row.error is not None else ""
         sides = [side.replace(" ", "\u00a0") for side in (row.predicted, row.actual)] if row else [NONE]
         cells.append(Cell(" → ".join(sides), error))
     return cells

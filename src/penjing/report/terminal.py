@@ -40,7 +40,7 @@ def plan_line(run: ReportedRun) -> Text:
     """One line per run: predicted and actual of each figure, and the error."""
     parts = []
     for row in text_format.plan_rows(run):
-        error = f" ({signed_percent(row.difference)})".replace("\u00a0", "") if row.difference is not None else ""
+        error = f" (off by {signed_percent(row.error)})".replace("\u00a0", "") if row.error is not None else ""
         parts.append(f"{row.name.lower()} {row.predicted} → {row.actual}{error}")
     line = Text(f"{run.name}, predicted → actual: ", style="bold")
     return line.append("; ".join(parts) if parts else "neither plan nor outcome was written", style="not bold")

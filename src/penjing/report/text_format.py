@@ -11,6 +11,7 @@ from penjing.base.untrusted import Fields
 from penjing.devices import HOST_TYPE
 from penjing.devices.host import PROCESSOR
 from penjing.plan.device_model import LEVELS
+from penjing.plan.prediction_history import Comparison
 from penjing.report.charts import figure
 from penjing.report.load_runs import Quickstart, ReportData, ReportedRun
 from penjing.report.metrics import CHARTS, HELD_OUT, TOKENS, task_names
@@ -86,12 +87,12 @@ def spread(items: Sequence[int], limit: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """One figure, predicted and actual. `difference` is (actual - predicted) / predicted."""
+    """One figure, predicted and actual. `error`: as `penjing plan verify` has it."""
 
     name: str
     predicted: str
     actual: str
-    difference: float | None
+    error: float | None
 
 
 PLAN_FIGURES: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
@@ -107,10 +108,12 @@ def plan_rows(run: ReportedRun) -> list[PlanRow]:
     rows = []
     for name, before, after, form in PLAN_FIGURES:
         predicted, actual = run.plan.number(before), run.outcome.number(after)
-        difference = actual / predicted - 1 if actual is not None and predicted and predicted > 0 else None
+        compared = None if predicted is None or actual is None else Comparison(name, "", predicted, actual)
         if predicted is not None or actual is not None:
             sides = shown(predicted, form), shown(actual, form)
-            rows.append(PlanRow(name=name, predicted=sides[0], actual=sides[1], difference=difference))
+            rows.append(
+                PlanRow(name=name, predicted=sides[0], actual=sides[1], error=compared.error if compared else None)
+            )
     return rows
 
 
