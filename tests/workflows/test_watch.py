@@ -15,6 +15,8 @@ from penjing.base.lock import locked
 from penjing.base.markup import Terminal
 from penjing.cli import app
 from penjing.report.live import LiveRun
+from penjing.report.load_runs import ReportedRun
+from penjing.report.text_format import run_state
 from penjing.track.jsonl import RunFiles
 from penjing.workflows import check_run
 from penjing.workflows import watch as watching
@@ -67,6 +69,7 @@ def test_a_killed_run_says_that_it_can_go_on(run):
     (folder / "ended.json").write_text(json.dumps({"ended": "failed", "why": "it was NaN", "steps_done": 2}))
     assert "it was NaN" in shown(folder)
     assert "it was NaN" in check_run.examine(folder).notes[0]
+    assert "it was NaN" in run_state(ReportedRun(folder, []))
 
 
 def test_a_run_without_a_line_yet_is_shown(run):

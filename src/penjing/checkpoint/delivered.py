@@ -8,11 +8,6 @@ from penjing.base.untrusted import Fields
 TOLERANCE = 0.002  # the newest is used if its held-out loss is not higher than the lowest by more than this fraction
 
 
-def held_out(metric: str) -> str:
-    """ranking_loss -> held-out ranking loss."""
-    return f"held-out {metric.replace('_', ' ')}"
-
-
 class Delivered(NamedTuple):
     """The step of the checkpoint that is used, and of the newest one; if the run follows a held-out loss, its values at
     both, of the newest one none if it is NaN or Inf, and the name of its metric."""
@@ -28,7 +23,7 @@ class Delivered(NamedTuple):
         """A sentence; empty if there is nothing to choose by."""
         if self.loss is None:
             return ""
-        name = held_out(self.metric)
+        name = f"held-out {self.metric.replace('_', ' ')}"
         newest = "NaN or Inf" if self.newest_loss is None else f"{self.newest_loss:.4f}"
         if self.step != self.newest:
             after = f"at the newest step, {self.newest}, it is {newest}"

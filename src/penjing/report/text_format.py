@@ -148,7 +148,9 @@ def run_state(run: ReportedRun) -> str:
     steps = run.plan.number("steps")
     at = f"step {count(run.last_step)}" + (f" of {count(steps)}" if steps else "")
     if not run.outcome:
-        return f"{what} is running, at {at}." if run.is_running else f"{what} is not finished: it stopped at {at}."
+        if run.is_running:
+            return f"{what} is running, at {at}."
+        return f"{what} is not finished: it stopped at {at}. {run.ending(run.last_step).text('why')}".rstrip()
     tokens, seconds = run.outcome.number("tokens"), run.outcome.number("seconds")
     known = ((run.last_step, f"{count(run.last_step)} steps"), (tokens, f"{count(tokens)} tokens"))
     figures = ", ".join(shown for number, shown in known if number) or "no figures"

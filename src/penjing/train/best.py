@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from penjing.checkpoint.delivered import held_out
 from penjing.train.config import Run
 from penjing.train.nonfinite_guard import Record
 
@@ -45,7 +44,7 @@ class BestLoss:
             self.step, self.lowest, self.since = step, loss, 0
         elif loss - self.lowest > CLEARLY * abs(self.lowest) and not self._named:
             self._named = True
-            name = held_out(self.metric.removeprefix("val_"))
+            name = f"held-out {self.metric.removeprefix('val_').replace('_', ' ')}"
             above = f"{name} {loss:.3f} is {loss - self.lowest:.3f} above its best, {self.lowest:.3f}"
             hint = "" if self.patience else "; eval.patience=N stops such a run"
             kept = f", which is kept{hint}" if self.kept.get("step") == self.step else ""

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penjing.base.untrusted import text
-from penjing.report.metrics import CHARTS, HELD_OUT, first_chart
+from penjing.report.metrics import HELD_OUT, first_chart
 from penjing.serve.errors import ApiError
 from penjing.track.run_record import GrowingFigures, RunRecord
 from penjing.ui.processes import Trainings
@@ -78,6 +79,9 @@ class LiveRun:
         step = record.reached(int(steps[-1]) if len(steps) else 0)
         settings, files = record.settings, record.folder
         written = [stamp[0] for file in (files.metrics, files.settings, files.outcome) if (stamp := _signature(file))]
+        main, used = first_chart(self.metrics), record.delivered
+        followed = used and first_chart((used.metric,))
+        held_out = main and HELD_OUT + main.metric in self.metrics
         begun_at, _ = _signature(files.path) or (0, 0)
         return {
             "id": self.name,
@@ -86,27 +90,13 @@ class LiveRun:
             "step": step,
             "steps": record.plan.number("steps"),
             "parameters": record.plan.number("parameters"),
-            "figure": self._figure(),
+            "figure": main and {**asdict(main), "value": self.last(HELD_OUT * bool(held_out) + main.metric)},
             "seconds_left": self.last("seconds_left"),
             "tokens_per_second": self.last("tokens_per_second"),
             "checkpoints": record.checkpoints[:50],
-            "delivered": used._asdict() | _names(used.metric) if (used := record.delivered) else None,
+            "delivered": used and {**used._asdict(), **(asdict(followed) if followed else {})},
             "written": max(written, default=begun_at) / 1e9,
         }
-
-    def _figure(self) -> dict[str, Any] | None:
-        """The figure that says most about this run, of held-out data if it was asked there."""
-        chart = first_chart(self.metrics)
-        if chart is None:
-            return None
-        value = self.last(HELD_OUT + chart.metric)
-        value = self.last(chart.metric) if value is None else value
-        return {**_names(chart.metric), "percent": chart.percent, "value": value}
-
-
-def _names(metric: str) -> dict[str, str]:
-    """Of a metric's chart, in English and in Chinese."""
-    return next(({"title": chart.title, "chinese": chart.chinese} for chart in CHARTS if chart.metric == metric), {})
 
 
 def _signature(path: Path) -> tuple[int, int] | None:

@@ -23,19 +23,8 @@ from penjing.ui.processes import command
 from penjing.ui.site import Site, read_json, run_in_thread
 
 RECIPES = ("pretrain", "sft", "dpo", "grpo")
-SIZES = (
-    "tiny",
-    "ladder-3m",
-    "ladder-10m",
-    "26m",
-    "64m",
-    "104m",
-    "198m-moe",
-    "ladder-300m",
-    "qwen3-0.6b",
-    "ladder-1b",
-    "ladder-3b",
-)
+SIZES: tuple[str, ...] = ("tiny", "ladder-3m", "ladder-10m", "26m", "64m", "104m")
+SIZES += ("198m-moe", "ladder-300m", "qwen3-0.6b", "ladder-1b", "ladder-3b")
 REFINE_SECONDS = 180.0
 _LOAD_AFTER_SECONDS = 1.0  # so that the page is there first
 _OPTIONS = ("gpu", "gpus", "tokens", "unique", "price")  # of `penjing plan`, with the page's names

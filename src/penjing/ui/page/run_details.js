@@ -75,7 +75,7 @@ function terms(run) {
   const show = (value, unit) => (UNITS[unit] ?? ((one) => (one >= 1e4 ? short(one) : figure(one))))(value);
   const percent = (error) => (error === null ? "–" : `${["−", "", "+"][Math.sign(Math.round(error * 100)) + 1]}${Math.abs(error * 100).toFixed(0)}\u00a0%`);
   return el("div", {}, table(["runsTerm", "runsPredicted", "runsActual", "runsError"].map((key) => t(key)),
-    run.terms.map(([name, unit, predicted, actual, error]) => [known("runsTerm", name), show(predicted, unit), show(actual, unit), percent(error)])),
+    run.terms.map(([name, unit, predicted, actual, error]) => [known("runsTerm", name), show(predicted, unit), show(actual, unit), percent(error)]), t("runsPlan")),
   run.warnings.map((text) => el("p", { class: "hint", text })));
 }
 

@@ -53,7 +53,7 @@ function build(now) {
     el("section", { class: "runs-list", "aria-label": t("uiRuns") }, el("p", { class: "hint", id: "runs-folder" }), el("ul", { id: "runs-rows" })),
     el("div", { class: "runs-main" },
       el("div", { class: "row tools" }, select, el("label", { class: "check" }, t("runsSmooth"), smooth), box("runsLogX", "logX"), box("runsLogY", "logY"),
-        el("span", { class: "spring" }), el("span", { class: "edges" }, edge("low"), edge("high"), button("close", t("runsWhole"), () => change(now, { low: null, high: null })))),
+        el("span", { class: "spring" }), el("span", { class: "row" }, edge("low"), edge("high"), button("close", t("runsWhole"), () => change(now, { low: null, high: null })))),
       el("p", { class: "panel-error", id: "runs-gone", role: "alert", hidden: true }),
       first(now),
       el("div", { class: "charts", id: "runs-charts" }),
