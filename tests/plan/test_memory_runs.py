@@ -11,6 +11,7 @@ from user_errors import raises_user_error
 
 from penjing import devices
 from penjing.base.config import Layer, parse_overrides
+from penjing.kernels import tiled_attention
 from penjing.loader.batch import Batch
 from penjing.loader.batch_source import Source
 from penjing.model.linear import set_compute_dtype
@@ -18,7 +19,7 @@ from penjing.model.transformer import Transformer
 from penjing.objective.next_token import NextToken
 from penjing.parallel.single import Single
 from penjing.plan.layout import STATE_BYTES, Layout
-from penjing.plan.memory import Target, Tracer, plan_from
+from penjing.plan.memory import FakeDeviceMode, Target, Tracer, plan_from
 from penjing.train.config import Run
 from penjing.train.loop import TrainingContext, step
 from penjing.train.memory_trace.trace import TraceShape, predict_memory, trace_run
@@ -62,6 +63,23 @@ def test_every_stage_is_traced_and_adds_up(recipe: str, changes: Layer) -> None:
     assert plan.peak_at and ".py:" in plan.peak_line
     held = plan.waterfall.get("weights", 0) + plan.waterfall.get("master weights", 0)
     assert held >= 2 * sum(p.numel() for p in meta_model(run).parameters())
+
+
+@pytest.mark.parametrize("recipe", ["dpo", "grpo", "ppo", "reward"])
+def test_answers_to_one_prompt_are_traced_on_a_cpu(recipe: str) -> None:
+    plan = predict_memory(run_of(recipe, data={"seq_len": 256}), CPU, process_bytes=0)
+    assert plan.peak_allocated_bytes > 16 * sum(p.numel() for p in meta_model(run_of(recipe)).parameters())
+
+
+@pytest.mark.parametrize("window", [0, 100])
+def test_traced_tiles_are_those_of_rows_that_hold_one_document(window: int) -> None:
+    document_BT = torch.zeros(3, 500, dtype=torch.long)
+    with FakeDeviceMode(CPU):
+        traced = tiled_attention.group_tiles(document_BT, None, window, torch.float32)
+    real = tiled_attention.group_tiles(document_BT, None, window, torch.float32)
+    for one, other in zip(traced, real, strict=True):
+        for name in ("tile_N", "key_tile_NM", "bias_NTS"):
+            assert getattr(one, name).shape == getattr(other, name).shape
 
 
 def meta_model(run: Run) -> Transformer:

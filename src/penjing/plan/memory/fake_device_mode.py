@@ -8,6 +8,7 @@ a kernel by device below Python (attention, dropout, RMSNorm), this mode chooses
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -22,7 +23,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from penjing import devices
+from penjing.kernels import tiled_attention
+from penjing.kernels.attention_metadata import TILE
 from penjing.kernels.cpu import tensor_arena as arena
+from penjing.kernels.tiled_attention import TileGroup
 from penjing.kernels.triton import ops as gpu
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.trace import note_line
@@ -58,6 +62,18 @@ _CONSTRUCTORS = _device_constructors()  # functions that create a tensor on the 
 _GROUPED = getattr(torch, "_grouped_mm", None)  # behind `functional.grouped_mm`
 
 
+def _group_tiles(document_BT: Tensor, mask: Tensor | None, window: int, dtype: torch.dtype) -> list[TileGroup]:
+    """The groups of rows that hold one document each, the largest that there are: documents have no values here."""
+    rows, num_tiles = document_BT.shape[0], -(-document_BT.shape[1] // TILE)
+    first_N = [max(0, tile * TILE + 1 - window) // TILE if window else 0 for tile in range(num_tiles)]
+    groups = []
+    for needed, count in Counter(tile + 1 - first for tile, first in enumerate(first_N)).items():
+        key_tile_NM = torch.empty(rows * count, needed, dtype=torch.long)
+        bias_NTS = torch.empty(rows * count, TILE, needed * TILE, dtype=dtype)
+        groups.append(TileGroup(torch.empty_like(key_tile_NM[:, 0]), key_tile_NM, bias_NTS))
+    return groups
+
+
 class _HostGenerator(torch.Generator):
     """A CPU generator, whatever device was requested."""
 
@@ -85,6 +101,7 @@ class FakeDeviceMode(TorchFunctionMode):
             patch.dict(_recomputed_checks, default=lambda x: {"shape": x.shape, "dtype": x.dtype}),
             patch.object(gpu, "has_triton", self.target.triton_kernels),
             arena.disabled(),
+            patch.object(tiled_attention, "group_tiles", _group_tiles),
         ):
             self._patches.enter_context(patched)
         super().__enter__()  # type: ignore[no-untyped-call]
