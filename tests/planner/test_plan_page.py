@@ -597,6 +597,21 @@ def test_a_plan_for_another_card_counts_the_tokens_of_the_data(tmp_path, monkeyp
     assert part.unique_tokens == pytest.approx(page.unique_tokens, rel=0.1)
 
 
+def test_a_plan_by_data_has_the_batch_of_one_by_their_tokens(tmp_path):
+    turns = [{"role": role, "content": "some words " * 20} for role in ("user", "assistant")]
+    lines = {"pretrain": {"text": "some words " * 40}, "sft": {"messages": turns}}
+    for recipe, line in lines.items():
+        file = tmp_path / f"{recipe}.jsonl"
+        file.write_text(f"{json.dumps(line)}\n" * 1000)
+        run = resolve_run(recipe, {"model": "tiny", "data": {"train": [str(file)]}})
+        page = make_report(recipe, run, PlanOptions(gpu="RTX 3090"), trace=False)
+        assert page.unique_tokens == pytest.approx(110_000, rel=0.01) and page.rows_per_step < run.batch.size
+        options = PlanOptions(gpu="RTX 3090", unique=str(page.unique_tokens))
+        other = make_report(recipe, resolve_run(recipe, {"model": "tiny"}), options, trace=False)
+        for figure in ("tokens", "steps", "rows_per_step", "seq_len"):
+            assert getattr(page, figure) == getattr(other, figure)
+
+
 def test_of_many_sources_the_largest_are_shown():
     sources = [{"name": f"{n}.html", "tokens": n, "share": 0.01, "epochs": 2.0} for n in range(100)]
     rows = list(source_rows(sources))

@@ -192,16 +192,21 @@ class TokenBudget:
         return self.tokens / self.unique if self.unique else 1.0
 
 
-def amount_of(run: Run, options: PlanOptions, shape: Shape) -> TokenBudget:
-    """Steps and tokens: from the command line, else from the settings, else compute-optimal."""
-    tokens_per_step = lengths_of(run).tokens * run.batch.size
-    unique, source, unknown = 0, "", "no data given"
+def unique_tokens(run: Run, options: PlanOptions) -> tuple[int, str]:
+    """Tokens of the data, and where the number is from; 0: unknown, and why."""
     if options.unique:
-        unique, source = cost.read_count(options.unique, "--unique"), "--unique"
-    elif run.data.train and run.data.format == "documents":
-        unique, source = _tokens_in(run.data), "data.train (estimate)"
-    elif run.data.train:
-        unknown = "of data.train only texts are counted"
+        return cost.read_count(options.unique, "--unique"), "--unique"
+    if not run.data.train:
+        return 0, "no data given"
+    if run.data.format not in ("documents", "chats"):
+        return 0, "of data.train only texts and conversations are counted"
+    return _tokens_in(run.data), "data.train (estimate)"
+
+
+def amount_of(run: Run, options: PlanOptions, shape: Shape, unique: int, source: str) -> TokenBudget:
+    """Steps and tokens: from the command line, else from the settings, else compute-optimal. unique, source: see
+    `unique_tokens`."""
+    tokens_per_step = lengths_of(run).tokens * run.batch.size
     if options.tokens and options.tokens != "auto":
         total, reason = cost.read_count(options.tokens, "--tokens"), "--tokens"
     elif run.max_steps:
@@ -210,17 +215,17 @@ def amount_of(run: Run, options: PlanOptions, shape: Shape) -> TokenBudget:
         total, reason = round(run.epochs * unique), f"{run.epochs:g} epochs of {source}"
     elif run.data.format == "documents":
         advice = tokens.advise(shape.parameters, shape.matrices)
-        total, reason = round(advice.tokens), f"{unknown}: compute-optimal for this size"
+        total, reason = round(advice.tokens), f"{source}: compute-optimal for this size"
     else:
-        total, reason = round(DEFAULT_STEPS * tokens_per_step), f"{unknown}: {DEFAULT_STEPS} steps assumed"
+        total, reason = round(DEFAULT_STEPS * tokens_per_step), f"{source}: {DEFAULT_STEPS} steps assumed"
     return TokenBudget(steps=max(1, math.ceil(total / tokens_per_step)), tokens=total, unique=unique, reason=reason)
 
 
 @lru_cache(maxsize=8)
 def _tokens_in(settings: DataSettings) -> int:
-    """Tokens of the texts to learn from, estimated from their beginning. Raises UserError for a missing file, and for
+    """Tokens of the records to learn from, estimated from their beginning. Raises UserError for a missing file, and for
     more broken records than data.max_bad_fraction."""
-    part, num_bytes, stats = 1.0, 0, STATS["documents"]()
+    part, num_bytes, stats = 1.0, 0, STATS[settings.format]()
 
     def show(fraction: float, so_far: int) -> None:
         nonlocal part, num_bytes

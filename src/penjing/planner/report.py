@@ -36,6 +36,7 @@ from penjing.planner.inputs import (
     lengths_of,
     parts_of,
     trainable_part,
+    unique_tokens,
     workload_of,
 )
 from penjing.planner.strategies import StrategyPlan, compare_strategies
@@ -105,11 +106,11 @@ class PlanReport:
 
 
 class PlanFacts(Facts):
-    """What a plan assumes: the device of the options, and --unique tokens in conversations that fit any row."""
+    """What a plan assumes: the device of the options, and conversations that fit any row."""
 
-    def __init__(self, options: PlanOptions, machine: Machine, target: Target | None) -> None:
-        """target: of traces; None: nothing is traced."""
-        self.unique = cost.read_count(options.unique, "--unique") if options.unique else 0
+    def __init__(self, options: PlanOptions, machine: Machine, target: Target | None, unique: int) -> None:
+        """target: of traces; None: nothing is traced. unique: tokens of the data; 0: unknown."""
+        self.unique = unique
         self._options, self._machine, self._target, self.world = options, machine, target, options.gpus
         self.strategy = "auto"
 
@@ -144,11 +145,12 @@ def make_report(what: str, run: Run, options: PlanOptions, *, trace: bool = True
         target = replace(target, memory_bytes=min(budget.memory_bytes, target.memory_bytes or budget.memory_bytes))
     shape = shape_of(run.model)
     longest_row = run.data.seq_len
-    dtype, facts = run.compute.dtype, PlanFacts(options, machine, target if trace else None)
-    any_strategy = run = resolve(_with_epochs(run, options, facts.unique), facts)
+    dtype, (unique, source) = run.compute.dtype, unique_tokens(run, options)
+    facts = PlanFacts(options, machine, target if trace else None, unique)
+    any_strategy = run = resolve(_with_epochs(run, options, unique), facts)
     if run.parallel.strategy == "auto":
         run = with_settings(run, {"parallel.strategy": facts.strategy})
-    amount = amount_of(run, options, shape)
+    amount = amount_of(run, options, shape, unique, source)
     fitted = fit(run, target, options) if trace else None
     micro, memory = _memory(fitted, target.memory_bytes, lambda: rough_fit(run, machine, target, options))
     work = workload_of(run, machine, options, micro, steps=amount.steps)
@@ -224,10 +226,10 @@ def network_notes(layout: Layout, machine: Machine, options: PlanOptions) -> lis
 
 
 def _with_epochs(run: Run, options: PlanOptions, unique: int) -> Run:
-    """The run with as many epochs of --unique as make --tokens, if both are given."""
+    """The run with as many epochs of the data as make --tokens, if both are known."""
     if not unique or options.tokens in ("", "auto"):
         return run
-    return decide(run, "epochs", cost.read_count(options.tokens, "--tokens") / unique, "--tokens of --unique")
+    return decide(run, "epochs", cost.read_count(options.tokens, "--tokens") / unique, "--tokens")
 
 
 def _memory(
@@ -259,7 +261,7 @@ def _warnings(run: Run, amount: TokenBudget, shape: Shape, longest_row: int) -> 
         warnings.append(f"without data {lengths.note}")
     if run.data.seq_len < longest_row:
         warnings.append(
-            f"without data, conversations are assumed to fit rows of {run.data.seq_len} tokens; "
+            f"conversations are assumed to fit rows of {run.data.seq_len} tokens; "
             f"a longer conversation makes rows longer, up to {longest_row}"
         )
     units_per_epoch = amount.unique / lengths.tokens if amount.unique else math.inf
