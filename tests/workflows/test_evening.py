@@ -47,6 +47,24 @@ def test_a_price_buys_time_and_more_time_a_larger_model(tmp_path):
     assert planned(tmp_path, gpu="RTX 3060", size="26m")[0].size == "26m"
 
 
+@pytest.mark.parametrize(("hours", "size"), [(1.5, "1b"), (1, "64m")])
+def test_a_short_time_is_kept(tmp_path, hours, size):
+    plan, _ = planned(tmp_path, gpu="RTX 4090", hours=str(hours), size=size)
+    assert 0.9 * hours * HOUR < plan.total("seconds") < 1.002 * hours * HOUR
+
+
+def test_every_stage_is_planned_with_the_shape_of_the_pretraining(tmp_path):
+    options = {"gpu": "RTX 4090", "hours": "1", "size": "26m"}
+    plans = [planned(tmp_path, **options, settings=settings)[0] for settings in ((), ("model.num_hidden_layers=2",))]
+    for whole, small in zip(plans[0].stages[1:4], plans[1].stages[1:4], strict=True):
+        assert small.memory_bytes < 0.5 * whole.memory_bytes
+
+
+def test_the_toy_world_is_planned_for_another_card(tmp_path):
+    plan, _ = planned(tmp_path, gpu="RTX 4090", data="toyworld")
+    assert [stage.name for stage in plan.stages[1:4]] == ["pretrain", "sft", "dpo"] and not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("settings", "chosen"),
     [((), {"momentum": 0.9}), (("optimizer=adamw", "optimizer.learning_rate=1e-3"), None), (("batch.size=1",), None)],
@@ -77,6 +95,7 @@ def test_more_time_for_little_text_is_no_larger_model(tmp_path):
     [
         ({"gpu": "RTX 3060", "size": "1b"}, {"where": "--size 1b"}),
         ({"gpu": "RTX 3060", "hours": "1min"}, {"where": "--hours"}),
+        ({"gpu": "RTX 3060", "settings": ("model=26m",)}, {"where": "model", "wanted": "--size 26m"}),
         ({"gpu": "RTX 3060", "hours": "20GB"}, {"where": "--hours"}),
         ({"gpu": "RTX 3060", "price": "5EUR"}, {"where": "--price"}),
         ({"gpu": "RTX 3060", "data": "minimind-sft-mini"}, {"where": "minimind-sft-mini"}),

@@ -5,6 +5,7 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from rich.console import Console
@@ -61,7 +62,11 @@ def evening(options: EveningOptions, console: Console) -> EveningPlan:
         options = replace(options, data=stages.TOYWORLD)
     stages.source_of(options)
     if options.gpu and not options.rehearse:
-        plan = planning.make_plan(_amounts(options), _budget(options))
+        with TemporaryDirectory() as folder:
+            there = replace(options, out=Path(folder))
+            if options.data == stages.TOYWORLD:
+                stages.make_toyworld(there)
+            plan = planning.make_plan(_amounts(there), _budget(options))
         planning.print_plan(plan, console)
         console.print("This is a plan for another machine: start it there, without --gpu, or add --rehearse.")
         return plan
@@ -117,6 +122,9 @@ def _amounts(options: EveningOptions) -> dict[str, Amount]:
 
 def _budget(options: EveningOptions) -> Budget:
     size = options.size.removeprefix("ladder-")
+    model = planning.overrides(options.settings, "pretrain").get("model", {})
+    if named := model if isinstance(model, str) else model.get("", model.get("preset")):
+        raise UserError("--size names the model here", where="model", got=named, wanted=f"--size {named}")
     return Budget(
         seconds=_seconds(options),
         size=size if size in PRESETS or not size else f"ladder-{size}",

@@ -146,9 +146,15 @@ def overrides(settings: Sequence[str], stage: str) -> dict[str, Any]:
     return parse_overrides(settings_for(stage, settings, tuple(STAGES)[1:]))
 
 
+def _run_of(stage: str, size: str, settings: Mapping[str, Any], budget: Budget) -> Run:
+    """The run of a stage; each one trains the model of the pretraining."""
+    model = {"preset": size, **overrides(budget.settings, "pretrain").get("model", {})}
+    return resolve_run(stage, {"model": model, **settings}, overrides(budget.settings, stage))
+
+
 def stage_settings(stage: str, size: str, tokens: float, amount: Amount, budget: Budget) -> dict[str, Any]:
     """Batch, steps and intervals for about so many tokens. The batch is the recipe's, smaller for few tokens."""
-    run = resolve_run(stage, {"model": size}, overrides(budget.settings, stage))
+    run = _run_of(stage, size, {}, budget)
     units_wanted = max(2.0 * MIN_STEPS, tokens / unit_tokens(run, amount))
     rows = step_rows(
         run.batch.size, round(units_wanted), steps_of_batch_1=units_wanted, min_steps=MIN_STEPS, multiple=2
@@ -188,7 +194,7 @@ def _filled(kind: str, seq_len: int, amount: Amount) -> float:
 
 def report_of(stage: str, size: str, settings: Mapping[str, Any], amount: Amount, budget: Budget) -> PlanReport:
     """The page of `penjing plan` for the stage, its memory by formula. A pair has its mean length."""
-    run = resolve_run(stage, {"model": size, **settings}, overrides(budget.settings, stage))
+    run = _run_of(stage, size, settings, budget)
     if run.data.format == "preferences":
         run = with_settings(run, {"data.seq_len": max(8, math.ceil(unit_tokens(run, amount)))})
     options = PlanOptions(
@@ -197,16 +203,27 @@ def report_of(stage: str, size: str, settings: Mapping[str, Any], amount: Amount
     return make_report(stage, run, options, trace=False)
 
 
+def _settled(stage: str, size: str, tokens: float, amount: Amount, budget: Budget) -> tuple[dict[str, Any], PlanReport]:
+    """The settings for about so many tokens, and their report."""
+    settings = stage_settings(stage, size, tokens, amount, budget)
+    settings = with_intervals(settings, report_of(stage, size, settings, amount, budget).step_seconds)
+    return settings, report_of(stage, size, settings, amount, budget)
+
+
 def _longest(stage: str, size: str, seconds: float, amount: Amount, budget: Budget) -> tuple[float, PlanReport]:
-    """Tokens of the stage that so many seconds allow, at most MAX_EPOCHS; and the report of so many."""
+    """Tokens of the stage that so many seconds allow, at most MAX_EPOCHS; and the report of about so many."""
     most = MAX_EPOCHS[stage] * (amount.tokens if stage != "grpo" else math.inf)
-    settings = stage_settings(stage, size, max(1.0, min(most, 1e9)), amount, budget)
-    report = report_of(stage, size, settings, amount, budget)
-    training = sum(report.parts_seconds[part] for part in ("training", "validation", "checkpoint"))
-    fixed = sum(report.parts_seconds.values()) - training + amount.num_bytes / budget.encode_rate
-    if stage == "grpo":
-        most = amount.records * report.tokens / (report.steps * report.rows_per_step)
-    return min(most, max(0.0, seconds - fixed) * report.tokens / training), report
+    tokens = min(most, 1e9)
+    for _ in range(2):  # the first time for about a thousand million
+        settings, report = _settled(stage, size, max(1.0, tokens), amount, budget)
+        learned = report.tokens * _filled(STAGES[stage], report.seq_len, amount)
+        if stage == "grpo":
+            most = amount.records * report.tokens / (report.steps * report.rows_per_step)
+        if settings["max_steps"] != report.steps:  # the command line's
+            most = min(most, learned)
+        other = amount.num_bytes / budget.encode_rate + report.predicted_seconds - report.parts_seconds["training"]
+        tokens = min(most, max(0.0, seconds - other) * learned / report.parts_seconds["training"])
+    return tokens, report
 
 
 def make_plan(
@@ -278,10 +295,7 @@ def _best_size(amounts: Mapping[str, Amount], seconds: float, budget: Budget) ->
 
 def _training(name: str, size: str, tokens: float, amount: Amount, budget: Budget) -> PlannedStage:
     """A training on about so many tokens, with the time to encode its data."""
-    settings = stage_settings(name, size, tokens, amount, budget)
-    report = report_of(name, size, settings, amount, budget)
-    settings = with_intervals(settings, report.step_seconds)
-    report = report_of(name, size, settings, amount, budget)
+    settings, report = _settled(name, size, tokens, amount, budget)
     if report.fits is False:
         raise UserError(
             f"{name} does not fit the memory of {report.device}",
@@ -290,7 +304,7 @@ def _training(name: str, size: str, tokens: float, amount: Amount, budget: Budge
             wanted=f"at most {units.gibibytes(report.memory_bytes)}",
             next_step="Give a smaller --size.",
         )
-    vocabulary = resolve_run(name, {"model": size}).model.vocab_size
+    vocabulary = _run_of(name, size, {}, budget).model.vocab_size
     kept = min(2, math.ceil(report.steps / settings["checkpoint"]["every"]))
     return PlannedStage(
         name=name,

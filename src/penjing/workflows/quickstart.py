@@ -194,7 +194,7 @@ QUESTIONS_PER_KIND = 20
 def make_data(options: QuickstartOptions, log: StageLog) -> str:
     folder, source = options.out / "data", source_of(options)
     if options.data == TOYWORLD:
-        toyworld.write(folder, seed=TOYWORLD_SEED, **options.toyworld_sizes())
+        make_toyworld(options)
     else:
         for name in data_names(options):
             if name in catalogue.CATALOGUE:
@@ -229,6 +229,10 @@ def make_data(options: QuickstartOptions, log: StageLog) -> str:
     if 2 * bad_records.left_out > bad_records.records:
         note += "; to keep them, add data.clean="
     return note + (f"; not used: {units.listing(files.unused)}" if files.unused else "")
+
+
+def make_toyworld(options: QuickstartOptions) -> None:
+    toyworld.write(options.out / "data", seed=TOYWORLD_SEED, **options.toyworld_sizes())
 
 
 def data_files(options: QuickstartOptions) -> DataFiles:
