@@ -612,6 +612,14 @@ def test_a_plan_by_data_has_the_batch_of_one_by_their_tokens(tmp_path):
             assert getattr(page, figure) == getattr(other, figure)
 
 
+def test_tokens_of_an_hour_are_those_of_the_plan():
+    run = resolve_run("pretrain", {"model": "26m"})
+    page = make_report("pretrain", run, PlanOptions(gpu="RTX 3090"), trace=False)
+    shown = text_of(lambda console: plan_counts.print_tokens("25.83M", "", "1", "RTX 3090", 1, console))
+    found = re.search(r"sheet\) is (\d+)M tokens", shown)
+    assert 1e6 * float(found[1]) == pytest.approx(3600 * page.tokens_per_second, rel=0.1)
+
+
 def test_of_many_sources_the_largest_are_shown():
     sources = [{"name": f"{n}.html", "tokens": n, "share": 0.01, "epochs": 2.0} for n in range(100)]
     rows = list(source_rows(sources))

@@ -1,6 +1,6 @@
 """penjing plan tokens and plan estimate: they need only the model's size, and no torch."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from rich.console import Console
 
@@ -78,7 +78,7 @@ def _print_tokens_in(hours: str, count: int, shape: Shape, gpu: str, gpus: int, 
     console.print(
         f"  {units.duration(seconds)} on {gpus} x {machine.name} ({machine.level}, "
         f"{LEVELS[machine.level]}) is {units.count(round(trained_tokens))} tokens ({units.count(round(low))} to "
-        f"{units.count(round(high))}), {trained_tokens / count:.0f} a parameter"
+        f"{units.count(round(high))}), {trained_tokens / count:.1f} a parameter"
     )
     best_size = tokens.LAWS["corrected"].optimal_parameters(trained_tokens)
     console.print(f"  compute-optimal for so many tokens: {units.count(round(best_size))} parameters")
@@ -87,7 +87,15 @@ def _print_tokens_in(hours: str, count: int, shape: Shape, gpu: str, gpus: int, 
 
 
 def _usual_work(shape: Shape, machine: Machine) -> Workload:
-    return Workload(shape=shape, tokens=32 * 512, seq_len=512, keys=256.5, dtype=machine.fastest_dtype)
+    return Workload(
+        shape=shape,
+        tokens=32 * 512,
+        seq_len=512,
+        keys=256.5,
+        dtype=machine.fastest_dtype,
+        fused_optimizer=True,
+        compiled=not machine.on_host,
+    )
 
 
 def print_estimate(size: str, amount: str, tflops: float, gpu: str, console: Console) -> None:
@@ -127,7 +135,7 @@ def nearest_card(tflops: float) -> GpuSpec:
 
 def step_estimate(shape: Shape, count: int, total: int, machine: Machine) -> tuple[float, dict[str, float]]:
     """Seconds for `total` tokens with a model of this shape, scaled to `count` parameters; fractions of the step."""
-    work = replace(_usual_work(shape, machine), fused_optimizer=True, compiled=True)
+    work = _usual_work(shape, machine)
     step = step_time(work, machine)
     seconds = step.seconds / work.tokens * total * count / shape.parameters
     shares = {name: value / step.seconds for name, value in asdict(step).items() if value > 0}
