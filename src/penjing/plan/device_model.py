@@ -13,12 +13,7 @@ if TYPE_CHECKING:
     from penjing.devices.device import Device
 
 Level = Literal["L0", "L1", "L2", "L3"]
-LEVELS: dict[str, str] = {
-    "L0": "spec sheet",
-    "L1": "machine profile",
-    "L2": "probe of the real step",
-    "L3": "re-fit in the run",
-}
+LEVELS = {"L0": "spec sheet", "L1": "machine profile", "L2": "probe of the real step", "L3": "re-fit in the run"}
 # Half-width of the printed interval, by level. L2 and L3 widen it by the noise they measured.
 MARGINS: dict[str, float] = {"L0": 0.30, "L1": 0.15, "L2": 0.03, "L3": 0.02}
 
@@ -35,6 +30,7 @@ PEAK_SHARES = {
     "blackwell": (0.55, 0.20),
     "consumer": (0.95, 0.50),  # boost clocks above the sheet's
 }
+MAX_SHAPE_RATIO = 1.5  # of a dimension to that of a measured matmul of similar shape
 UNALIGNED_SHARE = 0.5  # of the rate if a dimension is no multiple of 8 (vocabulary 50,257), as tensor cores need
 BANDWIDTH_SHARE = 0.80  # of the sheet's memory bandwidth that elementwise kernels reach
 LAUNCH_SECONDS = 25e-6  # host time of one eager operation in Python, forward and backward
@@ -129,20 +125,16 @@ class Machine:
 
 
 def nearest_matmul(matmuls: Sequence[Gemm], rows: int, inner: int, outputs: int, dtype: str) -> Gemm | None:
-    """The measured matmul of similar shape: no dimension more than 1.5 times off, dimensions in any order."""
-    best, distance = None, 1.5
-    for matmul in matmuls:
-        if matmul.dtype != dtype:
-            continue
-        max_ratio = max(
-            max(requested, measured) / max(1, min(requested, measured))
-            for requested, measured in zip(
-                sorted((rows, inner, outputs)), sorted((matmul.rows, matmul.inner, matmul.outputs)), strict=True
-            )
-        )
-        if max_ratio <= distance:
-            best, distance = matmul, max_ratio
-    return best
+    """The measured matmul of similar shape, dimensions in any order."""
+
+    def ratio(matmul: Gemm) -> float:
+        measured = sorted((matmul.rows, matmul.inner, matmul.outputs))
+        pairs = zip(sorted((rows, inner, outputs)), measured, strict=True)
+        return max(max(pair) / max(1, min(pair)) for pair in pairs)
+
+    same = (matmul for matmul in reversed(matmuls) if matmul.dtype == dtype)
+    best = min(same, key=ratio, default=None)
+    return best if best and ratio(best) <= MAX_SHAPE_RATIO else None
 
 
 def machine_from_spec(card: GpuSpec) -> Machine:

@@ -109,12 +109,8 @@ def find_gpu_spec(name: str) -> GpuSpec:
     suggestion = suggest(query, [_normal(card) for card in GPU_SPECS])
     for card in sorted(GPU_SPECS, key=len):
         suggestion = suggestion.replace(f"{_normal(card)}?", f"{card}?")
-    raise UserError(
-        "no card of this name is known",
-        where="--gpu",
-        got=repr(name),
-        next_step=suggestion if suggestion.startswith("Did") else "Known: " + ", ".join(GPU_SPECS),
-    )
+    step = suggestion if suggestion.startswith("Did") else "Known: " + ", ".join(GPU_SPECS)
+    raise UserError("no card of this name is known", where="--gpu", got=repr(name), next_step=step)
 
 
 def _normal(name: str) -> str:

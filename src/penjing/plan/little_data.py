@@ -92,11 +92,8 @@ class Candidate:
 def sizes(text: Text) -> Iterator[ModelConfig]:
     """The models to choose from, smallest first."""
     for shape in SIZES:
-        settings: dict[str, Any] = {
-            **ModelConfig.named("tiny"),
-            **dict(zip(SHAPE, (text.vocab_size, *shape), strict=True)),
-        }
-        yield ModelConfig(**settings)
+        sizes: dict[str, Any] = dict(zip(SHAPE, (text.vocab_size, *shape), strict=True))
+        yield ModelConfig(**{**ModelConfig.named("tiny"), **sizes})
 
 
 def candidate(

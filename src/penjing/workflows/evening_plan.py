@@ -6,7 +6,7 @@ share the time, which size the budget is best spent on, and what lies on the dis
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,23 +121,17 @@ def measure(names: Sequence[str], files: Mapping[str, Sequence[str]]) -> dict[st
     """The data by kind: by the catalogue's figures for `names`, by reading `files`, a list for each kind."""
     found: dict[str, Amount] = {}
     for entry in (catalogue.CATALOGUE[name] for name in names):
-        size = entry.source.num_bytes
-        fetched = Amount(
-            tokens=entry.num_tokens,
-            records=entry.num_tokens // UNIT_TOKENS.get(entry.kind, 1),
-            num_bytes=size,
-            download_bytes=size,
-            files=2,
-        )
-        found[entry.kind] = found.get(entry.kind, Amount()) + fetched
+        size, counted = entry.source.num_bytes, entry.num_tokens // UNIT_TOKENS.get(entry.kind, 1)
+        sizes = {"num_bytes": size, "download_bytes": size, "files": 2}
+        found[entry.kind] = found.get(entry.kind, Amount()) + Amount(tokens=entry.num_tokens, records=counted, **sizes)
     for kind, paths in files.items():
         if paths:
             read = records.READERS[kind](list(map(Path, paths)), bad_records=records.UncheckedRecords())  # type: ignore[index]
             stats = STATS[kind]().count(read)  # type: ignore[index]
             again = sum(stats.lengths["prompt, bytes"]) if kind == "preferences" else 0  # a prompt is encoded once
             tokens = round(stats.estimated_tokens * (1 - again / max(1, stats.num_bytes)))
-            counted = Amount(tokens=tokens, records=stats.num_records, num_bytes=stats.num_bytes)
-            found[kind] = found.get(kind, Amount()) + counted
+            read_all = Amount(tokens=tokens, records=stats.num_records, num_bytes=stats.num_bytes)
+            found[kind] = found.get(kind, Amount()) + read_all
     return found
 
 
@@ -166,16 +160,15 @@ def stage_settings(stage: str, size: str, tokens: float, amount: Amount, budget:
         settings["data"] = {"val_fraction": min(0.05, HELD_OUT_BYTES / max(1, amount.num_bytes))}
         if run.optimizer.name == "muon" and settings["max_steps"] <= little_data.SHORT_RUN_STEPS:
             settings["optimizer"] = {"momentum": little_data.SHORT_RUN_MOMENTUM}
-    return with_intervals(settings, 0.0)
+    return settings
 
 
 def with_intervals(settings: dict[str, Any], step_seconds: float) -> dict[str, Any]:
     """The settings with checkpoints ten minutes apart, four at least, and about ten validations."""
-    steps = settings["max_steps"]
-    between = SECONDS_BETWEEN_CHECKPOINTS / step_seconds if step_seconds else steps
-    often = {"every": max(1, steps // EVALUATIONS)}
-    checkpoint = {**settings.get("checkpoint", {}), "every": max(1, min(steps // 4, round(between)))}
-    return {**settings, "checkpoint": checkpoint, "eval": often, "sample": {"every": max(1, steps // 4)}}
+    steps, between = settings["max_steps"], round(SECONDS_BETWEEN_CHECKPOINTS / step_seconds)
+    intervals = {"checkpoint": min(steps // 4, between), "eval": steps // EVALUATIONS, "sample": steps // 4}
+    groups = {name: {**settings.get(name, {}), "every": max(1, every)} for name, every in intervals.items()}
+    return {**settings, **groups}
 
 
 def unit_tokens(run: Run, amount: Amount) -> float:
@@ -297,13 +290,9 @@ def _training(name: str, size: str, tokens: float, amount: Amount, budget: Budge
     """A training on about so many tokens, with the time to encode its data."""
     settings, report = _settled(name, size, tokens, amount, budget)
     if report.fits is False:
-        raise UserError(
-            f"{name} does not fit the memory of {report.device}",
-            where=f"--size {size.removeprefix('ladder-')}",
-            got=units.gibibytes(report.peak_memory_bytes),
-            wanted=f"at most {units.gibibytes(report.memory_bytes)}",
-            next_step="Give a smaller --size.",
-        )
+        what, where = f"{name} does not fit the memory of {report.device}", f"--size {size.removeprefix('ladder-')}"
+        got, wanted = units.gibibytes(report.peak_memory_bytes), f"at most {units.gibibytes(report.memory_bytes)}"
+        raise UserError(what, where=where, got=got, wanted=wanted, next_step="Give a smaller --size.")
     vocabulary = _run_of(name, size, {}, budget).model.vocab_size
     kept = min(2, math.ceil(report.steps / settings["checkpoint"]["every"]))
     return PlannedStage(
@@ -358,23 +347,16 @@ def print_plan(plan: EveningPlan, console: Console) -> None:
 
 def print_comparison(plan: EveningPlan, actual: Mapping[str, Mapping[str, float]], console: Console) -> None:
     """Predicted and actual, stage by stage, with the error of tokens, bytes and files together."""
-    rows = []
-    for stage in plan.stages:
-        found = actual[stage.name]
-        rows.append(
-            (
-                stage.name,
-                f"{units.count(stage.tokens)} → {units.count(found['tokens'])}" if stage.tokens else "",
-                f"{units.duration(stage.seconds)} → {units.duration(found['seconds'])}",
-                f"{units.megabytes(stage.num_bytes)} → {units.megabytes(found['num_bytes'])}",
-                f"{stage.files} → {found['files']:.0f}",
-                f"{units.gibibytes(stage.memory_bytes)} → {units.gibibytes(found['memory_bytes'])}"
-                if stage.memory_bytes
-                else "",
-            )
-        )
-    errors = [f"{error:+.1%}" for error in errors_of(plan, actual).values()]
-    rows.append(("error of the sum", errors[0], errors[1], errors[2], errors[3], ""))
+    texts: tuple[Callable[[Any], str], ...] = (units.count, units.duration, units.megabytes, "{:.0f}".format)
+    shown = dict(zip((*FIGURES, "memory_bytes"), (*texts, units.gibibytes), strict=True))
+
+    def change(stage: PlannedStage, figure: str) -> str:
+        was, now = (shown[figure](value) for value in (getattr(stage, figure), actual[stage.name][figure]))
+        trains = stage.name in STAGES or figure not in ("tokens", "memory_bytes")
+        return f"{was} → {now}" if trains else ""
+
+    rows = [(stage.name, *(change(stage, figure) for figure in shown)) for stage in plan.stages]
+    rows.append(("error of the sum", *(f"{error:+.1%}" for error in errors_of(plan, actual).values()), ""))
     headings = ("stage", "tokens>", "time>", "on disk>", "files>", "peak memory>")
     print_table(console, headings, rows, title="predicted → actual")
 

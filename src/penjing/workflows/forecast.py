@@ -121,18 +121,12 @@ def proxy_runs(run: Run, budget_seconds: float, machine: Machine) -> list[ProxyR
         sizes.append((shape, parameters(model).total, OVERHEAD * step_time(work, machine).seconds))
     total_seconds = sum(seconds for _, _, seconds in sizes) * sum(LENGTHS)
     shortest = max(20, math.floor(budget_seconds / total_seconds))
-    return [
-        ProxyRun(
-            name=f"{units.count(count)}-{steps}",
-            model=shape,
-            parameters=count,
-            steps=steps,
-            tokens=steps * per_step,
-            seconds=steps * seconds,
-        )
-        for shape, count, seconds in sizes
-        for steps in (round(shortest * length) for length in LENGTHS)
-    ]
+    runs = []
+    for shape, count, seconds in sizes:
+        for steps in (round(shortest * length) for length in LENGTHS):
+            what: dict[str, Any] = {"name": f"{units.count(count)}-{steps}", "model": shape, "parameters": count}
+            runs.append(ProxyRun(**what, steps=steps, tokens=steps * per_step, seconds=steps * seconds))
+    return runs
 
 
 def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
@@ -145,9 +139,8 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
         stage = f"{run.objective.name} on {run.data.format}"
         raise UserError("a forecast is for next-token losses only", where=run.stage, got=stage)
     if run.init_from:
-        raise run.error(
-            "init_from", "a forecast is for a run that trains from scratch", next_step="Leave init_from= out."
-        )
+        what = "a forecast is for a run that trains from scratch"
+        raise run.error("init_from", what, next_step="Leave init_from= out.")
     if not run.data.holds_out:
         raise run.data.error("validation", "a forecast needs held-out texts", wanted="files, or it left out")
     Corpus(run.data).files  # noqa: B018 (an error comes before a proxy run)
@@ -160,9 +153,8 @@ def forecast_loss(run: Run, budget: str, console: Console) -> Forecast:
         outcome = _train(run, proxy, folder, first, console)
         first = first or str(folder / proxy.name)
         if LOSS not in outcome:
-            raise UserError(
-                "the loss of a proxy run is NaN or Inf", where=folder / proxy.name, next_step="Lower the learning rate."
-            )
+            what = "the loss of a proxy run is NaN or Inf"
+            raise UserError(what, where=folder / proxy.name, next_step="Lower the learning rate.")
         points.append(LossPoint(proxy.parameters, int(outcome["tokens"]), float(outcome[LOSS])))
         console.print(f"  {proxy.name}: {points[-1].loss:.4f} nats per token")
     return _predict(run, points, first, console)
@@ -214,15 +206,10 @@ def _predict(run: Run, points: list[LossPoint], first: str, console: Console) ->
     tokens = run.max_steps * per_step if run.max_steps else round(run.epochs * per_epoch)
     predicted = forecast(points, size, tokens)
     law = predicted.law
-    rows = [
-        (
-            units.count(point.parameters),
-            units.count(point.tokens),
-            f"{point.loss:.4f}",
-            f"{law.loss(point.parameters, point.tokens):.4f}",
-        )
-        for point in points
-    ]
+    rows = []
+    for point in points:
+        losses = (point.loss, law.loss(point.parameters, point.tokens))
+        rows.append((units.count(point.parameters), units.count(point.tokens), *(f"{loss:.4f}" for loss in losses)))
     print_table(console, ("parameters>", "tokens>", "loss>", "law>"), rows)
     console.print(
         f"L = {law.limit:.3f} + {law.a:.4g} / N^{law.alpha:.2f} + {law.b:.4g} / D^{law.beta:.2f}, off by "
@@ -234,9 +221,8 @@ def _predict(run: Run, points: list[LossPoint], first: str, console: Console) ->
     )
     reach = size * tokens / max(point.parameters * point.tokens for point in points)
     if reach > 100:
-        console.print(
-            escape_markup("note", f"extrapolates to {reach:.0f} x the compute of the longest proxy run", indent="")
-        )
+        note = f"extrapolates to {reach:.0f} x the compute of the longest proxy run"
+        console.print(escape_markup("note", note, indent=""))
     write_json(
         Path(run.out) / FORECAST,
         {

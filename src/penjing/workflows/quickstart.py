@@ -168,11 +168,8 @@ def source_of(options: QuickstartOptions) -> str:
         elif is_data_name(Path(name)):
             sources.append(Path(name).name)
         else:
-            raise UserError(
-                "no such file, and no such name in the catalogue",
-                where=name,
-                wanted="a file, a folder, toyworld alone, or one of " + ", ".join(catalogue.CATALOGUE),
-            )
+            wanted = "a file, a folder, toyworld alone, or one of " + ", ".join(catalogue.CATALOGUE)
+            raise UserError("no such file, and no such name in the catalogue", where=name, wanted=wanted)
     return ", ".join(sources)
 
 
@@ -201,12 +198,9 @@ def make_data(options: QuickstartOptions, log: StageLog) -> str:
                 catalogue.get(name, folder / name)
     files = data_files(options)
     if not files.documents:
-        raise UserError(
-            "there is no text to pretrain on",
-            where=options.data,
-            got=units.listing([f"{name} (chats)" for name in files.chats] + files.unused),
-            next_step="Add a text: --data TEXT.txt,CHATS.jsonl",
-        )
+        got = units.listing([f"{name} (chats)" for name in files.chats] + files.unused)
+        step = "Add a text: --data TEXT.txt,CHATS.jsonl"
+        raise UserError("there is no text to pretrain on", where=options.data, got=got, next_step=step)
     layer = {"data": {"train": files.documents, "clean": cleaning(options), "val_fraction": HELD_OUT_OF_REAL_TEXT}}
     corpus = Corpus(resolve_run("tiny", layer, parse_overrides(_overrides(options, "pretrain"))).data)
     bad_records = corpus.counts()
@@ -455,12 +449,7 @@ def _compare_with_zstd(out: Path, run: Run) -> str:
 def _export(out: Path, last: Path, log: StageLog) -> str:
     trained = load_trained(last)
     exported = export(trained.model, trained.tokenizer, out / "export", card=model_card(trained, out))
-    log.record(
-        export={
-            "path": str(exported.path),
-            "verified": exported.largest_difference is not None,
-            "largest_logit_difference": exported.largest_difference,
-            "note": exported.note,
-        }
-    )
+    diff = exported.largest_difference
+    facts = {"verified": diff is not None, "largest_logit_difference": diff, "note": exported.note}
+    log.record(export={"path": str(exported.path), **facts})
     return f"{exported.path}: {exported.note}"

@@ -77,13 +77,9 @@ def open_log(out: Path, command: str, request: Mapping[str, Any], console: Conso
     has_begun = is_locked(out) or any(file.name not in (QUICKSTART, LOCK) for file in out.iterdir())
     if facts and (has_begun or facts["asked"] == request):  # after an error in the data, options may be corrected
         if facts["asked"] != request:
-            raise UserError(
-                "this folder holds a quickstart with other options",
-                where=out,
-                got=json.dumps(request, ensure_ascii=False),
-                wanted=json.dumps(facts["asked"], ensure_ascii=False),
-                next_step=START_ANEW,
-            )
+            what = "this folder holds a quickstart with other options"
+            got, wanted = (json.dumps(one, ensure_ascii=False) for one in (request, facts["asked"]))
+            raise UserError(what, where=out, got=got, wanted=wanted, next_step=START_ANEW)
         return StageLog(path, facts, console)
     device = local_device("auto")
     facts = {
