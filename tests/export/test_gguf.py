@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -275,14 +275,7 @@ def test_a_disk_that_refuses_is_one_line_and_keeps_the_old_file(tmp_path, tokeni
 
 
 def test_without_the_package_one_line_says_what_to_install(tmp_path, tokenizer, monkeypatch):
-    honest = builtins.__import__
-
-    def without(name, *args, **options):
-        if name == "gguf":
-            raise ImportError(name)
-        return honest(name, *args, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "gguf", None)
     with raises_user_error(next_step='pip install "penjing[gguf]"'):
         gguf.export(make_model(tokenizer), tokenizer, tmp_path / "model.gguf")
 

@@ -140,7 +140,9 @@ def test_figures_that_are_no_number_are_left_out_and_told_once(tmp_path, rank, r
         resumed=0,
         stage=SimpleNamespace(fingerprint="d"),
         state=TrainState(step=3),
-        context=SimpleNamespace(num_steps=3, meter=meter, strategy=strategy, best=BestLoss()),
+        context=SimpleNamespace(
+            num_steps=3, meter=meter, strategy=strategy, best=BestLoss(), guard=SimpleNamespace(num_bad=0)
+        ),
     )
     checkpoint = tmp_path / "checkpoints/step-00000003"
     checkpoint.mkdir(parents=True)
