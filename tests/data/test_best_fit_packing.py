@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,8 @@ from user_errors import raises_user_error
 from penjing.data.packing.best_fit import BLOCK_ROWS, BestFitRows, build_layout
 from penjing.data.packing.concat import Row
 from penjing.data.token_shards import TokenShards, TokenShardWriter
+from penjing.data.tokenizer.bpe_dropout import BpeDropout
+from penjing.data.tokenizer.tokenizer import Tokenizer
 
 END = 0  # the end-of-text token
 Segments = list[tuple[int, int, int]]
@@ -362,3 +365,44 @@ def test_too_little_text_is_a_clear_error(tmp_path: Path) -> None:
 def test_no_text_is_a_clear_error(tmp_path: Path) -> None:
     with raises_user_error(got="0 tokens"):
         BestFitRows(write_documents(tmp_path / "a", []), 1, end_of_text=END, seed=0)
+
+
+# ------------------------------------------------------------------------------------- tokenized anew each epoch
+
+
+def bpe_rows(folder: Path, tokenizer: Tokenizer, texts: list[str], dropout: float, num_epochs: float) -> BestFitRows:
+    writer = TokenShardWriter(folder, kind="documents", vocab_size=tokenizer.size, about={})
+    for text in texts:
+        writer.add(tokenizer.encode(text), len(text.encode()))
+    rows = BestFitRows(writer.close(), 32, end_of_text=tokenizer.end_of_text, seed=1)
+    rows.bpe_dropout = BpeDropout(rows.shards, tokenizer, dropout, num_epochs, seed=1)
+    return rows
+
+
+def test_bpe_dropout_reads_the_same_text_in_other_tokens(
+    tokenizer: Tokenizer, corpus: list[str], tmp_path: Path
+) -> None:
+    rows = bpe_rows(tmp_path, tokenizer, corpus[:60], 0.1, 2)
+    plain, number = rows.shards, rows.rows_per_epoch
+    draws = [rows.bpe_dropout.epoch(epoch) for epoch in (0, 1)]
+    for made in draws:
+        parts = zip(made.start_D, made.end_D, strict=True)
+        assert [tokenizer.decode(made.token_N[begin:end].tolist()) for begin, end in parts] == corpus[:60]
+        assert len(made.token_N) > 1.01 * plain.num_tokens
+    assert not np.array_equal(draws[0].token_N, draws[1].token_N)
+    again = bpe_rows(tmp_path / "again", tokenizer, corpus[:60], 0.1, 2)
+    for index in (2 * number + 1, number, 3, number - 1):  # in any order, from any process
+        assert same(rows.row(index), again.row(index))
+    without = BestFitRows(plain, 32, end_of_text=tokenizer.end_of_text, seed=1)
+    assert all(same(rows.row(index), without.row(index)) for index in range(2 * number, 3 * number))
+
+
+def test_bpe_dropout_leaves_out_each_merge_with_its_probability(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    text = "the little dog 北京的小狗 " * 20
+    none = bpe_rows(tmp_path / "none", tokenizer, [text], 0.0, 1)
+    assert none.bpe_dropout.epoch(0).token_N.tolist() == tokenizer.encode(text)
+    names = map(tokenizer.token, range(tokenizer.size))
+    pair = next(name for name in names if len(name) == 2 and name.isascii() and name.isalpha())
+    made = bpe_rows(tmp_path, tokenizer, [f"{pair}1"] * 4000, 0.25, 1).bpe_dropout.epoch(0)
+    split = len(made.token_N) - 4000 * len(tokenizer.encode(f"{pair}1"))
+    assert split == pytest.approx(1000, abs=4 * math.sqrt(4000 * 0.25 * 0.75))

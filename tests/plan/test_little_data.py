@@ -52,6 +52,7 @@ def test_noise_is_for_a_text_that_the_model_could_learn_by_heart():
     some, few = (settings_of(replace(choose(200_000, "fast")[0], epochs=epochs)) for epochs in (6.0, 1.0))
     assert 0 < some["optimizer.weight_decay"][0] < diary["optimizer.weight_decay"][0]
     assert "regularization.dropout" not in some and "optimizer.weight_decay" not in few
+    assert "regularization.bpe_dropout" in diary and "regularization.bpe_dropout" not in some
     assert diary["objective.mtp_weight"] == some["objective.mtp_weight"] and "objective.mtp_weight" not in few
     assert few["optimizer.momentum"][0] == corpus["optimizer.momentum"][0] < Muon().momentum
 

@@ -22,6 +22,7 @@ EMPTY = example_rows(2, 4, torch.device("cpu"))
 OFF = "cautious_decay = false"
 FACTORS = "weight_decay_factors = []"
 MTP = "objective.mtp_weight=0.5"
+BPE = "regularization.bpe_dropout=0.2"
 DECAY = "optimizer.weight_decay=0.5"
 
 
@@ -49,7 +50,7 @@ def as_of_an_older_version(folder):
 
 
 def test_a_run_resumes_exactly_and_splits_alike(small_run, tmp_path):
-    words = [*small_run, NOISE, MTP, DECAY, "max_steps=6"]
+    words = [*small_run, NOISE, MTP, BPE, DECAY, "max_steps=6"]
     whole, resumed, split = tmp_path / "whole", tmp_path / "resumed", tmp_path / "split"
     train("pretrain", *words, f"out={whole}")
     cut_back(whole, resumed, 3)
@@ -98,3 +99,5 @@ def test_a_removed_setting_is_accepted_only_where_it_is_off():
 def test_noise_is_refused_where_rows_have_no_seeds(objective):
     with raises_user_error(where="regularization", got=f"objective.name={objective}"):
         resolve_run("pretrain", parse_overrides([f"objective={objective}", NOISE]))
+    with raises_user_error(where="regularization.bpe_dropout", got="data.format=chats"):
+        resolve_run("sft", parse_overrides([BPE]))

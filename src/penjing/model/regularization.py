@@ -23,6 +23,9 @@ class Regularization(Settings, section="regularization"):
 
     removed: ClassVar = {"stochastic_depth": 0.0, "masked_inputs": 0.0}
 
+    # Share of the tokenizer's merges left out, others in each of the first 70 % of the epochs: words are read in
+    # several ways (BPE-dropout, arXiv:1910.13267). For pretraining on little text.
+    bpe_dropout: BelowOne = 0.0
     dropout: BelowOne = 0.0  # share of each attention's and MLP's outputs that is set to 0 (others are scaled up)
 
 

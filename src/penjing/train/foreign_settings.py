@@ -59,6 +59,7 @@ _FOREIGN = {
     "tokenizer.path": "tokenizer_name tokenizer_path",
     "lora.rank": "lora_r lora_rank r use_lora finetuning_type",
     "lora.target_modules": "lora_target lora_target_modules",
+    "regularization.bpe_dropout": "subword_regularization stochastok tokenizer_dropout",
     "regularization.dropout": "dropout resid_pdrop resid_dropout hidden_dropout residual_dropout attention_dropout",
     "objective.beta": "pref_beta dpo_beta",
     "objective.teacher": "teacher_model_name_or_path",

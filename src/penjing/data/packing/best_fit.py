@@ -10,6 +10,7 @@ import numpy as np
 
 from penjing.base.seeds import derive
 from penjing.data.packing.concat import BLOCK_ROWS, FixedRows, IntArray, Row, best_fit
+from penjing.data.tokenizer.bpe_dropout import BpeDropout
 
 Segment = tuple[int, int, int]  # document, first position, length
 
@@ -24,6 +25,7 @@ class BestFitRows(FixedRows):
     """
 
     repacks = True
+    bpe_dropout: BpeDropout | None = None  # other tokens each epoch; rows beyond `rows_per_epoch` are left out
     _layout_epoch = -1
 
     def _build_layout(self) -> None:
@@ -31,9 +33,12 @@ class BestFitRows(FixedRows):
         self._set_num_rows(int(self._positions_D.sum()))
         self._lay_out(0)
 
-    def _arrange(self, epoch: int) -> None:
-        super()._arrange(epoch)
+    def _arrange(self, epoch: int, num_rows: int = 0) -> None:
+        if self.bpe_dropout:
+            self.shards, self._layout_epoch = self.bpe_dropout.epoch(epoch), -1
+            self._positions_D = self.shards.end_D - self.shards.start_D + 1
         self._lay_out(epoch if self.repacks and self.order != "fixed" else 0)
+        super()._arrange(epoch, len(self.first_R) - 1)
 
     def _lay_out(self, epoch: int) -> None:
         """Lay out the rows of an epoch. From the second on, documents over T start with a shorter piece."""

@@ -144,15 +144,16 @@ class FixedRows(Rows):
 
     repacks = False  # whether each epoch has a layout of its own
 
-    def _arrange(self, epoch: int) -> None:
+    def _arrange(self, epoch: int, num_rows: int = 0) -> None:
+        """num_rows: that are laid out in this epoch, if not `rows_per_epoch`."""
         generator = np.random.Generator(np.random.PCG64(derive(self.seed, "rows", epoch)))
-        rows = np.arange(self.rows_per_epoch)
+        rows = np.arange(num_rows or self.rows_per_epoch)
         if self.order == "shuffled":
             rows = generator.permutation(rows)
         elif self.order == "as_given":
             blocks = [rows[first : first + BLOCK_ROWS] for first in range(0, len(rows), BLOCK_ROWS)]
             rows = np.concatenate([generator.permutation(block) for block in blocks])
-        self._order = rows
+        self._order = np.resize(rows, self.rows_per_epoch)
 
     def _row_number(self, index: int) -> int:
         """The row at `index` of the stream."""

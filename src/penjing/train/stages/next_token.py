@@ -18,6 +18,7 @@ from penjing.data.packing.concat import ConcatRows, Order, PackedRows, Rows
 from penjing.data.packing.mix import MixedRows, MixedSource
 from penjing.data.token_shards import META, TokenShards
 from penjing.data.tokenize_dataset import prepare_chats, prepare_documents
+from penjing.data.tokenizer.bpe_dropout import BpeDropout
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
@@ -31,6 +32,7 @@ from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.run_data import on_rank_0, run_tokenizer, tokenized
 
 VAL_LOSS = f"val_{LOSS_METRIC}"
+BPE_DROPOUT_SHARE = 0.7  # of the epochs; the others read the tokens that the model is used with
 
 
 class NextTokenStage(Stage[NextTokenSettings]):
@@ -247,7 +249,13 @@ def _packed(run: Run, shards: TokenShards, tokenizer: Tokenizer, validation: boo
     packer = PackedRows if shards.kind == "chats" else packers[run.data.packing]
     order: Order = "fixed" if validation else run.data.order
     seed = derive(run.seed, "order")
-    return packer(shards, seq_len, end_of_text=tokenizer.end_of_text, seed=seed, order=order)
+    rows = packer(shards, seq_len, end_of_text=tokenizer.end_of_text, seed=seed, order=order)
+    if isinstance(rows, BestFitRows) and run.regularization.bpe_dropout and not validation:
+        num_epochs = run.max_steps * run.batch.size / rows.rows_per_epoch or run.epochs
+        rows.bpe_dropout = BpeDropout(
+            shards, tokenizer, run.regularization.bpe_dropout, BPE_DROPOUT_SHARE * num_epochs, run.seed
+        )
+    return rows
 
 
 def make_shards(run: Run, tokenizer: Tokenizer, report: Report) -> tuple[Path, list[str]]:
