@@ -202,10 +202,10 @@ class Run(Settings):
             what, got = "noise is for rows of text or conversations", f"objective.name={self.objective.name}"
             raise UserError(what, where="regularization", got=got, wanted="next_token or distill with rows")
         plain = {"objective.name": "next_token", "data.format": "documents", "data.packing": "best_fit"}
-        for setting, wanted in (plain | {"data.order": "shuffled", "data.weights": ()}).items():
-            if self.regularization.bpe_dropout and (got := attrgetter(setting)(self)) != wanted:
-                what, one = "works with one text in shuffled rows only", f"{setting}={wanted or 'none'}"
-                raise self.error("regularization.bpe_dropout", what, got=f"{setting}={got}", wanted=one)
+        for setting, only in (plain | {"data.order": "shuffled", "data.weights": ()}).items():
+            if self.regularization.bpe_dropout and attrgetter(setting)(self) != only:
+                what, got = "works with one text in shuffled rows only", f"{setting}={attrgetter(setting)(self)}"
+                raise self.error("regularization.bpe_dropout", what, got=got, wanted=f"{setting}={only or 'none'}")
         parallel = self.parallel
         zero = parallel.strategy.startswith("zero") and parallel.strategy in STRATEGIES
         if zero and (self.optimizer.name, self.optimizer.state_dtype) != ("adamw", "float32"):

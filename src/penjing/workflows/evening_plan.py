@@ -128,9 +128,9 @@ def measure(names: Sequence[str], files: Mapping[str, Sequence[str]]) -> dict[st
         if paths:
             read = records.READERS[kind](list(map(Path, paths)), bad_records=records.UncheckedRecords())  # type: ignore[index]
             stats = STATS[kind]().count(read)  # type: ignore[index]
-            again = sum(stats.lengths["prompt, bytes"]) if kind == "preferences" else 0  # a prompt is encoded once
-            tokens = round(stats.estimated_tokens * (1 - again / max(1, stats.num_bytes)))
-            read_all = Amount(tokens=tokens, records=stats.num_records, num_bytes=stats.num_bytes)
+            read_all = Amount(
+                tokens=round(stats.estimated_tokens), records=stats.num_records, num_bytes=stats.num_bytes
+            )
             found[kind] = found.get(kind, Amount()) + read_all
     return found
 
