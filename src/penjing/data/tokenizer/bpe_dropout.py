@@ -7,8 +7,7 @@ little text that hinders learning it by heart. What the draw depends on is seed 
 import copy
 import json
 from functools import cache
-from itertools import chain, groupby
-from operator import itemgetter
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from penjing.data.tokenizer.tokenizer import Tokenizer
 IntArray = npt.NDArray[np.int64]
 SETTING = "regularization.bpe_dropout"
 MAX_TOKENS = 1 << 25  # an epoch's tokens are made at once, in memory
+MAX_SYMBOLS = 64  # of a word that is merged at once: without a pre-tokenizer a whole text is one
 _NONE = np.iinfo(np.int64).max
 
 
@@ -40,7 +40,7 @@ class BpeDropout:
         if not merges:
             raise UserError("this tokenizer has no merges", where=SETTING, got=model["type"], wanted="a BPE tokenizer")
         self.shards, self.dropout, self.num_epochs, self.seed = shards, dropout, num_epochs, seed
-        vocabulary: dict[str, int] = model["vocab"]
+        vocabulary = tokenizer.vocabulary
         pair_M2 = np.array([[vocabulary[part] for part in pair] for pair in merges])
         self._made_M = np.array([vocabulary["".join(pair)] for pair in merges])
         self._size = tokenizer.size
@@ -55,15 +55,19 @@ class BpeDropout:
             whole = token not in parts or len(tokenizer.token(vocabulary[token])) == 1
             return [vocabulary[token]] if whole else [*chain(*map(symbols, parts[token]))]
 
-        prefix = [] if tokenizer.begin == tokenizer.end_of_text else [tokenizer.begin]
         ids, words, ends = list[IntArray](), list[IntArray](), [0]
         for begin, end in zip(shards.start_D, shards.end_D, strict=True):
-            found = tokenizer.tokens_with_words(tokenizer.decode(shards.token_N[begin:end].tolist()))
-            groups = [[*chain(*(symbols(token) for token, _ in word))] for _, word in groupby(found, itemgetter(1))]
-            groups = [prefix, *groups] if prefix else groups
-            ids.append(np.array([*chain(*groups)], dtype=np.int64))
-            words.append(np.repeat(np.arange(len(groups)) + ends[-1], [len(word) for word in groups]))
-            ends.append(ends[-1] + len(groups))
+            text = tokenizer.decode(shards.token_N[begin:end].tolist())
+            found = [[]] if tokenizer.begin == tokenizer.end_of_text else [[tokenizer.begin]]
+            last: int | None = -1
+            for token, word in tokenizer.tokens_with_words(text):
+                if word != last or len(found[-1]) >= MAX_SYMBOLS:
+                    found.append([])
+                found[-1] += symbols(token)
+                last = word
+            ids.append(np.array([*chain(*found)], dtype=np.int64))
+            words.append(np.repeat(np.arange(len(found)) + ends[-1], [len(word) for word in found]))
+            ends.append(ends[-1] + len(found))
         self._symbol_N, self._word_N = np.concatenate(ids), np.concatenate(words)
         self._end_D = np.array(ends[1:])
 
