@@ -2,7 +2,7 @@
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -57,6 +57,27 @@ class Trackers(Tracker):
     def add(self, trackers: Iterable[Tracker]) -> None:
         self._active += trackers
 
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._call_all("log", step, metrics)
+
+    def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        self._call_all("sample", step, samples)
+
+    def incident(self, incident: Mapping[str, Any]) -> None:
+        self._call_all("incident", incident)
+
+    def summary(self, name: str, figures: Mapping[str, Any]) -> None:
+        self._call_all("summary", name, figures)
+
+    def attach(self, path: Path) -> None:
+        self._call_all("attach", path)
+
+    def rewind(self, step: int) -> None:
+        self._call_all("rewind", step)
+
+    def end(self) -> None:
+        self._call_all("end")
+
     def _call_all(self, method: str, *arguments: Any) -> None:
         for tracker in list(self._active):
             try:
@@ -65,11 +86,3 @@ class Trackers(Tracker):
                 self._active.remove(tracker)
                 name = type(tracker).__name__
                 warnings.warn(f"{name} failed and is left out from here on: {error}", stacklevel=3)
-
-
-def _passing(method: str) -> Callable[..., None]:
-    return lambda trackers, *arguments: trackers._call_all(method, *arguments)
-
-
-for _name in ("log", "sample", "incident", "summary", "attach", "rewind", "end"):
-    setattr(Trackers, _name, _passing(_name))
