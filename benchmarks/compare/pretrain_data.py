@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import sysconfig
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +24,6 @@ from penjing.base.errors import UserError
 from penjing.base.files import write_text
 from penjing.convert.hf_config import hf_config
 from penjing.data import formats
-from penjing.data.catalog import registry
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
 from penjing.devices.choose import local_device
@@ -87,7 +88,7 @@ def prepare(work: Path, request: BenchmarkRequest) -> Prepared:
         evaluations=5 if request.quick else request.options.evaluations,
     )
     torch.set_num_threads(options.threads)
-    train_texts, held_out = _texts(request.data, work, size.held_out)
+    train_texts, held_out = _texts(request.data, size.held_out)
     tokenizer = train_tokenizer(iter(train_texts), size.model["vocab_size"])
     tokenizer.save(work / "tokenizer")
     run = _run(work, size, options, device, request)
@@ -116,10 +117,10 @@ def _device(overrides: Layer) -> torch.device:
     return device if device.type == "cuda" else torch.device("cpu")
 
 
-def _texts(data: Path | None, work: Path, held_out: int) -> tuple[list[str], list[str]]:
+def _texts(data: Path | None, held_out: int) -> tuple[list[str], list[str]]:
     """(training documents, held-out documents), in a fixed random order."""
     if data is None:
-        texts = list(_standard_library(work))
+        texts = list(_standard_library())
     else:
         texts = [record.text for record in formats.read_documents(formats.list_files([data]))]
     if len(texts) < 4 * held_out:
@@ -128,14 +129,36 @@ def _texts(data: Path | None, work: Path, held_out: int) -> tuple[list[str], lis
     return [texts[i] for i in order[held_out:]], [texts[i] for i in order[:held_out]]
 
 
-def _standard_library(work: Path) -> Iterator[str]:
+# Of the standard library: no tests, no packages of others, no tables.
+LEFT_OUT = {
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "turtledemo",
+    "site-packages",
+    "dist-packages",
+    "_bundled",
+    "pydoc_data",
+}
+LARGEST_FILE_BYTES = 200_000
+
+
+def _standard_library() -> Iterator[str]:
     """Each top-level function and class of each module."""
-    for record in formats.read_documents([registry.get("stdlib", work) / "stdlib.jsonl"]):
-        lines = record.text.splitlines(keepends=True)
-        try:
-            nodes = ast.parse(record.text).body
-        except SyntaxError:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        folders = path.relative_to(root).parts[:-1]
+        is_part = LEFT_OUT.isdisjoint(folders) and not "".join(folders[:1]).startswith("config-")
+        if not is_part or path.stat().st_size > LARGEST_FILE_BYTES:
             continue
+        try:
+            with tokenize.open(path) as stream:  # honours the file's own coding line
+                text = stream.read()
+            nodes = ast.parse(text).body
+        except (SyntaxError, UnicodeDecodeError):
+            continue
+        lines = text.splitlines(keepends=True)
         for node in nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 yield "".join(lines[node.lineno - 1 : node.end_lineno])

@@ -38,7 +38,7 @@ def data_list() -> None:
 
     rows = []
     for each in CATALOGUE.values():
-        size = units.megabytes(each.source.num_bytes) if each.source.num_bytes else "none"
+        size = units.megabytes(each.source.num_bytes)
         rows.append((each.name, each.title, each.kind, each.language, size, units.count(each.num_tokens), each.licence))
     print_table(console, ("name", "what", "kind", "language", "download>", "tokens (est.)>", "licence"), rows)
 

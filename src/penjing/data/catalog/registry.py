@@ -1,12 +1,13 @@
 """A catalogue of public corpora with their licences; `get` downloads one and checks its hash.
 
-`get("sanguo", folder)` writes data files and a SOURCE.json to `folder/sanguo/`: origin, licence, what was left out, and
+`get("sanguo", folder)` writes data files and a SOURCE.json to `folder/sanguo/`: origin, licence, and
 the SHA-256 of each file. A complete folder is not downloaded again. The folder appears by one rename at the end, so an
 interrupted download leaves no partial folder (hub downloads resume from a hidden folder beside it).
 """
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,10 +18,9 @@ from penjing.base.config import read_toml
 from penjing.base.errors import UserError, suggest
 from penjing.base.files import disk_error, read_json, sha256_file, write_json
 from penjing.base.formatting import gibibytes
-from penjing.data.catalog.sources import DatasetSource, Fetched, Report
+from penjing.data.catalog.sources import DatasetSource, Report
 from penjing.data.catalog.sources.hub import HubSource
-from penjing.data.catalog.sources.packages import CONVERTERS, PackageSource
-from penjing.data.catalog.sources.stdlib import StdlibSource
+from penjing.data.catalog.sources.packages import PackageSource
 
 SOURCE_FILE = "SOURCE.json"
 NON_COMMERCIAL = "Not for commercial use; nor, by the usual reading, is a model trained on it."
@@ -45,11 +45,7 @@ class Dataset:
 
 def _dataset(row: dict[str, Any]) -> Dataset:
     """An entry of catalog.toml."""
-    source: DatasetSource
-    if package := row.pop("package", None):
-        source = PackageSource(**{**package, "convert": CONVERTERS[package["convert"]]})
-    else:
-        source = HubSource(**hub) if (hub := row.pop("hub", None)) else StdlibSource(**row.pop("stdlib"))
+    source: DatasetSource = PackageSource(**row.pop("package")) if "package" in row else HubSource(**row.pop("hub"))
     caveats = [row.pop("caveat", ""), NON_COMMERCIAL if row.pop("non_commercial", False) else ""]
     return Dataset(**row, caveat=" ".join(filter(None, caveats)), source=source)
 
@@ -79,8 +75,8 @@ def get(name: str, folder: Path, *, progress: Report | None = None) -> Path:
             shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
         partial.mkdir(parents=True, exist_ok=True)
         _check_space(entry, partial)
-        fetched = entry.source.fetch(partial, report)
-        write_json(partial / SOURCE_FILE, _manifest(entry, fetched, partial))
+        provenance = entry.source.fetch(partial, report)
+        write_json(partial / SOURCE_FILE, _manifest(entry, provenance, partial))
         _back_up(target, report)
         os.replace(partial, target)
     except OSError as error:
@@ -129,14 +125,12 @@ def _check_space(entry: Dataset, folder: Path) -> None:
         raise UserError("not enough disk space", where=folder.parent, got=got, wanted=gibibytes(entry.source.num_bytes))
 
 
-def _manifest(entry: Dataset, fetched: Fetched, folder: Path) -> dict[str, Any]:
+def _manifest(entry: Dataset, provenance: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SOURCE_FILE)
     return {
         **entry.to_dict(),
         "identity": entry.source.identity(),
-        "provenance": dict(fetched.provenance),
-        "num_records": fetched.num_records,
-        "left_out": dict(fetched.dropped),
+        "provenance": provenance,
         "files": {path.relative_to(folder).as_posix(): _entry(path) for path in paths},
         "fetched_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "fetched_by": f"penjing {__version__}",

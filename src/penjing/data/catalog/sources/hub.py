@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from penjing.base.errors import UserError, import_extra
 from penjing.base.files import sha256_file
 from penjing.base.formatting import megabytes
-from penjing.data.catalog.sources import Fetched, Report
+from penjing.data.catalog.sources import Report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +36,13 @@ class HubSource:
     def identity(self) -> dict[str, Any]:
         return {"hub": self.repository, "revision": self.revision, "files_sha256": {self.path: self.sha256}}
 
-    def fetch(self, folder: Path, report: Report) -> Fetched:
+    def fetch(self, folder: Path, report: Report) -> dict[str, Any]:
         """Download the file, or all that `path` matches, into `folder` and check each. Raises `UserError`."""
         hub = import_extra("huggingface_hub", "hub", self.repository)
         report(f"{self.repository}: {self.path}" + (f" ({megabytes(self.num_bytes)})" if self.sha256 else ""))
         downloaded = {path: self._fetch_file(hub, path, folder) for path in self._paths(hub)}
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # huggingface_hub's state for resuming
-        return Fetched(provenance={**self.identity(), "downloaded": downloaded})
+        return {**self.identity(), "downloaded": downloaded}
 
     def _paths(self, hub: Any) -> list[str]:
         """The file, or those of the repository that match."""
