@@ -102,6 +102,12 @@ def test_says_what_was_made_and_how_well_it_answers(tmp_path: Path) -> None:
     assert "penjing chat runs/quickstart" in words and "3f" * 32 in words and "答题正确率" in words
 
 
+def test_scores_have_bars_with_their_interval_and_guessing(tmp_path: Path) -> None:
+    """33 of 50: Wilson's interval is 52.2 % to 77.6 %."""
+    source, _, _ = read(write_folder(tmp_path, bad=""))
+    assert 'class="n bar" style="--right: 66.0%; --low: 52.2%; --high: 77.6%; --chance: 25.0%"' in source
+
+
 def test_long_samples_are_cut(tmp_path: Path) -> None:
     source, _, _ = read(write_folder(tmp_path))
     assert "x" * 300 in source and "x" * 700 not in source

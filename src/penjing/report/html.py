@@ -22,7 +22,6 @@ from penjing.report.text_format import NONE, clip, count, kind_name, percent
 FILE_NAME = "report.html"
 MAX_PAGE_BYTES = 500_000
 MAX_CURVES = charts.NUM_COLOURS  # runs in one chart; tables show all
-BEFORE_AFTER = ("before training", "after training")
 
 TEMPLATES = Environment(  # always escapes; an unknown name is an error
     loader=PackageLoader("penjing.report", package_path=""),
@@ -43,11 +42,15 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell: a figure, a small remark below it, and whether it is marked (best, differing, total)."""
+    """A table cell: a figure, a small remark below it, and whether it is marked (best, differing, total).
+
+    bar: the ends of a bar, of its 95 % interval, and where guessing is, in per cent.
+    """
 
     text: str
     remark: str = ""
     marked: bool = False
+    bar: str = ""
 
 
 @dataclass(frozen=True)
@@ -275,7 +278,6 @@ def questions_view(runs: Sequence[ReportedRun], limits: Limits) -> View | None:
     if len(runs) == 1:
         return {
             "table": accuracy_table(by_run[0], limits),
-            "charts": accuracy_charts(by_run[0], limits),
             "lost": [text_format.regression_sentence(runs[0])],
         }
     by_kind = [{(line.kind, line.language): line for line in lines} for lines in by_run]
@@ -286,7 +288,7 @@ def questions_view(runs: Sequence[ReportedRun], limits: Limits) -> View | None:
     ]
     lost = [f"{run.name}: {text}" for run in runs if (text := text_format.regression_sentence(run))]
     columns = ("kind 题型", "language 语言", "guessing 随机", *(run.name for run in runs))
-    return {"table": HtmlTable(columns, rows, texts=2), "charts": [], "lost": lost}
+    return {"table": HtmlTable(columns, rows, texts=2), "lost": lost}
 
 
 def _kind_cells(line: AccuracyLine) -> list[Cell]:
@@ -304,7 +306,11 @@ def _score_cell(score: Score) -> Cell:
     if not score:
         return Cell(NONE)
     low, high = score.interval
-    return Cell(percent(score.fraction), f"{score.correct:,} / {score.total:,} ({low * 100:.0f}–{percent(high)})")
+    ends = {"right": score.fraction, "low": low, "high": high, "chance": -1.0 if score.chance is None else score.chance}
+    bar = "; ".join(f"--{name}: {fraction:.1%}" for name, fraction in ends.items())
+    return Cell(
+        percent(score.fraction), f"{score.correct:,} / {score.total:,} ({low * 100:.0f}–{percent(high)})", bar=bar
+    )
 
 
 def accuracy_table(lines: list[AccuracyLine], limits: Limits) -> HtmlTable:
@@ -318,17 +324,6 @@ def accuracy_table(lines: list[AccuracyLine], limits: Limits) -> HtmlTable:
     return HtmlTable(
         ("kind 题型", "language 语言", "guessing 随机", "before 训练前", "after 训练后", ""), rows, texts=2
     )
-
-
-def accuracy_charts(lines: list[AccuracyLine], limits: Limits) -> list[tuple[str, Markup]]:
-    """One bar chart per language: each kind, and the language's total."""
-    figures = []
-    for language in dict.fromkeys(line.language for line in lines if line.language):
-        chosen = [line for line in lines if line.language == language][: 2 * limits.items]
-        name, labels = clip(text_format.language_name(language), 40), [kind_name(line.kind) for line in chosen]
-        title = f"Right answers, {name}, against guessing"
-        figures.append((name, charts.fraction_bars(chosen, labels, BEFORE_AFTER, title=title)))
-    return figures
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
