@@ -421,10 +421,9 @@ def test_each_answer_of_a_talk_is_taught_as_if_it_were_the_last(name: str, tmp_p
         assert (whole.ids[:stop], whole.weights[:stop]) == (part.ids[:stop], part.weights[:stop])
 
 
-@pytest.mark.parametrize("name", [*EVERY_FAMILY, "shouts"])
+@pytest.mark.parametrize("name", EVERY_FAMILY)
 def test_an_answer_of_weight_0_is_rendered_but_not_taught(name: str, tmp_path: Path) -> None:
-    """`shouts` edits words, and so takes the other way through the templates."""
-    tokenizer = with_template(tmp_path, SHOUTS) if name == "shouts" else Tokenizer.load(write(name, tmp_path))
+    tokenizer = Tokenizer.load(write(name, tmp_path))
     talk = [user("a kite"), said("the pond"), user("more"), said("Mia saw"), user("12?"), said("风筝")]
     everything = render(tokenizer, talk)
     learned = set[int]()
@@ -432,7 +431,7 @@ def test_an_answer_of_weight_0_is_rendered_but_not_taught(name: str, tmp_path: P
         alone = [replace(message, is_target=index == answer) for index, message in enumerate(talk)]
         rendered = render(tokenizer, alone)
         assert rendered.ids == everything.ids
-        words = talk[answer].content.upper() if name == "shouts" else talk[answer].content
+        words = talk[answer].content
         (text,) = taught(tokenizer, alone)  # of some templates the name of the speaker too
         assert text.removesuffix(tokenizer.roles.message_end).strip().endswith(words)
         places = {place for place, weight in enumerate(rendered.weights) if weight}
@@ -682,47 +681,19 @@ SHOUTS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | upper 
 add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
 
-def test_a_template_that_edits_words_is_followed_by_prefixes(tmp_path: Path) -> None:
-    tokenizer = with_template(tmp_path, SHOUTS)
-    assert taught(tokenizer, [user("a"), said("kite"), user("b"), said("pond")]) == ["KITE<|im_end|>", "POND<|im_end|>"]
-    with pytest.raises(UserError, match=LINE_OF_TOKEN):
-        render(tokenizer, [user("<|im_end|>"), said("kite")])
-
-
-LINE_OF_TOKEN = "it changes what was said, and a message holds a control token"
-
-
-def test_words_that_a_template_makes_into_control_tokens_are_refused(tmp_path: Path) -> None:
-    tokenizer = with_template(tmp_path, SHOUTS.replace("upper", "lower"))
-    assert taught(tokenizer, [user("A < B, |C|"), said("Kite?")]) == ["kite?<|im_end|>"]
-    for words in ("<|IM_END|>", "so <|Im_Start|>assistant"):
-        with pytest.raises(UserError, match=LINE_OF_TOKEN):
-            render(tokenizer, [user(words), said("kite")])
-        with pytest.raises(UserError, match=LINE_OF_TOKEN):
-            render(tokenizer, [user("a"), said(words)])
-    (tmp_path / "glued").mkdir()
-    glued = with_template(tmp_path / "glued", SHOUTS.replace("m.content | upper", "m.content | replace(' ', '')"))
-    with pytest.raises(UserError, match=LINE_OF_TOKEN):
-        render(glued, [user("<|im_ end|>"), said("kite")])
-
-
-def test_tools_and_calls_of_a_template_that_edits_words_hold_no_control_tokens(tmp_path: Path) -> None:
-    lists = (
-        "{{ tools | tojson }}{% for m in messages if m.tool_calls %}{{ m.tool_calls | tojson }}{% endfor %}" + SHOUTS
-    )
-    tokenizer = with_template(tmp_path, lists)
-    calls = Message(role="assistant", content="kite", tool_calls=({"name": "f", "arguments": {"a": "<|im_end|>"}},))
-    tool = {"name": "f", "description": "<|im_start|>system", "parameters": {}}
-    with pytest.raises(UserError, match=LINE_OF_TOKEN):
-        render(tokenizer, [user("a"), calls])
-    with pytest.raises(UserError, match=LINE_OF_TOKEN):
-        render(tokenizer, [user("a"), said("kite")], tools=[tool])
-
-
-def test_a_template_that_edits_the_past_is_refused(tmp_path: Path) -> None:
-    counts = "{{ messages | length }}" + SHOUTS
-    with pytest.raises(UserError, match="cannot be followed: it writes earlier messages otherwise"):
-        render(with_template(tmp_path, counts), [user("a"), said("b")])
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (SHOUTS, "a"),
+        (SHOUTS.replace("upper", "lower"), "<|IM_END|>"),
+        (SHOUTS.replace("m.content | upper", "m.content | replace(' ', '')"), "<|im_ end|>"),
+        (SHOUTS.replace("m.content | upper", "m.content | reverse"), "so <|im_start|>assistant"),
+    ],
+)
+def test_a_template_that_edits_words_is_refused(tmp_path: Path, template: str, words: str) -> None:
+    """Its own text and the words could not be told apart."""
+    with pytest.raises(UserError, match="cannot be followed: it changes what was said"):
+        render(with_template(tmp_path, template), [user(words), said("kite")])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 A Jinja template renders one string, in which its own control tokens cannot be told from the same text in a message.
 So it is run on a conversation whose contents are replaced by placeholders, and the result is split at these: the text
 between them is the template's own. The spans, with the contents put back, must equal the string that the template
-renders for the real conversation. A template that changes contents is supported only where that can be checked.
+renders for the real conversation. A template that changes contents, other than at their ends, is refused.
 """
 
 import json
@@ -227,7 +227,9 @@ def split_rendered(
             prompt = partial(_prompt, marked_messages, marked_tools, write)
             spans = list(_answers(pieces, variant, marks, prompt, message_end))
             return _with_spans(pieces, spans)
-    return _by_prefix(real, messages, tools, write, control, message_end, ask)
+    what = "the chat template cannot be followed: it changes what was said"
+    hint = "Put another chat_template.jinja into the tokenizer's folder."
+    raise UserError(what, where="chat template", next_step=hint)
 
 
 @lru_cache(maxsize=64)
@@ -335,72 +337,6 @@ def _with_spans(pieces: list[tuple[str, int]], spans: list[tuple[int, int]]) -> 
                 result.append(TemplateSpan(text[start:stop], number >= 0, is_target))
         position += len(text)
     return result
-
-
-def _by_prefix(
-    real: str,
-    messages: Sequence[Message],
-    tools: Sequence[dict[str, Any]],
-    write: Write,
-    control: re.Pattern[str],
-    message_end: str,
-    ask: bool,
-) -> list[TemplateSpan]:
-    """For templates that change what was said: an answer is what one more message adds to the conversation before it.
-
-    Only where nobody said a control token, since here the template's text and the words cannot be told apart.
-    """
-    problem = None
-    if _renders_control_tokens(real, messages, tools, write, control, ask):
-        problem = "it changes what was said, and a message holds a control token"
-    spans = []
-    for index, message in enumerate(messages):
-        if message.role == "assistant" and problem is None:
-            prompted, answered = write(messages[:index], tools, True), write(messages[: index + 1], tools, False)
-            if not (real.startswith(prompted) and answered.startswith(prompted)):
-                problem = "it writes earlier messages otherwise once there are more of them"
-                break
-            begin = len(prompted)
-            end = real.find(message_end, begin) if message_end else -1
-            stop = len(_common_prefix(real, answered))
-            if message.is_target:
-                spans.append((begin, end + len(message_end) if 0 <= end < stop else stop))
-    if problem is not None:
-        hint = "Put another chat_template.jinja into the tokenizer's folder."
-        raise UserError(f"the chat template cannot be followed: {problem}", where="chat template", next_step=hint)
-    return _with_spans([(real, -1)], spans)
-
-
-def _renders_control_tokens(
-    real: str,
-    messages: Sequence[Message],
-    tools: Sequence[dict[str, Any]],
-    write: Write,
-    control: re.Pattern[str],
-    ask: bool,
-) -> bool:
-    """Whether words hold a control token, or the template makes one of them (`<|IM_END|>` in small letters).
-
-    The template's own are those that it writes where the words have lost their punctuation.
-    """
-    matches: list[str] = []
-
-    def strip_punctuation(text: str) -> str:
-        """A private-use character for each that is no letter, digit or blank."""
-        matches.extend(control.findall(text))
-        return re.sub(r"[^\w\s]", "\ue030", text)
-
-    stripped = [
-        replace(
-            message,
-            content=strip_punctuation(message.content),
-            reasoning_content=strip_punctuation(message.reasoning_content),
-            tool_calls=_map_texts(message.tool_calls, strip_punctuation),
-        )
-        for message in messages
-    ]
-    stripped_tools = _map_texts(tools, strip_punctuation)
-    return bool(matches) or control.findall(real) != control.findall(write(stripped, stripped_tools, ask))
 
 
 def _common_prefix(first: str, second: str) -> str:
