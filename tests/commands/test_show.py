@@ -78,7 +78,6 @@ def test_figures_have_names_units_and_one_row_for_quantiles(toy, tmp_path):
     }
     assert cells(said, "size") == ["1.1 kB"]
     assert cells(said, "languages, by script") == ["Latin 100.0 %"]
-    assert cells(said, "long line")[0] == f"1,000 characters, {path}:4"
     assert not re.search(r"None|\bnum\b|\bp5\b|: min\b", said + report(toy))
 
 
@@ -104,7 +103,7 @@ def test_the_mask_is_seen_with_colours_and_without(tmp_path):
     assert "\u27e6" not in coloured and "\x1b[32mMia\x1b[0m" in coloured and "\x1b[2mWho [b]?\x1b[0m" in coloured
 
 
-def test_json_is_one_object_and_the_old_name_says_the_new_one(tmp_path, penjing):
+def test_json_is_one_object(tmp_path, penjing):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "Mia \\ud83d\\ude42"}\n{"text": 3}\n')
     (tmp_path / "b.jsonl").write_text('{"riddle": 1}\n')
@@ -112,8 +111,6 @@ def test_json_is_one_object_and_the_old_name_says_the_new_one(tmp_path, penjing)
     found = json.loads(done.stdout)
     assert [group["records"] for group in found["groups"]] == [{"good": 1, "bad": 1, "left_out": 0}]
     assert found["groups"][0]["problems"][0]["line"] == 2 and len(found["not_understood"]) == 1
-    done = penjing("data", "report", path, check=False)
-    assert done.returncode == 2 and "penjing data look" in done.stderr and len(done.stderr.splitlines()) == 1
     done = penjing("data", "look", tmp_path / "b.jsonl", "--json", check=False)
     assert done.returncode == 2 and json.loads(done.stdout)["groups"] == []
 

@@ -118,11 +118,6 @@ def data_look(
     data_look(files, console, columns=words(columns), tokenizer=tokenizer, as_json=as_json)
 
 
-@data_app.command("report", hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def data_report() -> None:
-    raise UserError("renamed", where="data report", next_step="Run `penjing data look FILES`.")
-
-
 @data_app.command("clean")
 def data_clean(
     files: Records,

@@ -17,8 +17,6 @@ from penjing.data.clean.rule import texts_of
 from penjing.data.formats import CHAT_FIELDS, DEFAULT_MAX_BAD, BadRecords, Chat, Document, Kind, PreferenceRecord
 from penjing.data.formats.schema import Message
 
-NUM_LONGEST_LINES = 5
-NUM_COMMON_CHARACTERS = 30
 NUM_FIELDS_NAMED = 20
 QUANTILES = {"min": 0.0, "p5": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
 _SCRIPTS = {  # by the first word of a character's name
@@ -138,29 +136,10 @@ class Stats(ABC):
 
 
 class DocumentStats(Stats):
-    """Documents. longest: the longest lines as (characters, source, first line of the document)."""
-
     singular, plural = "text", "documents"
-    longest: tuple[tuple[int, str, int], ...] = ()
 
     def add(self, record: Document) -> None:
         self.lengths["document, bytes"].append(len(record.text.encode("utf-8", "surrogatepass")))
-        longest = (max(map(len, record.text.split("\n"))), record.source, record.line)
-        self.longest = tuple(sorted([*self.longest, longest], reverse=True)[:NUM_LONGEST_LINES])
-
-    @property
-    def common_characters(self) -> list[str]:
-        """The most frequent characters without white space, most frequent first."""
-        ordered = sorted(self.characters.items(), key=lambda item: (-item[1], item[0]))
-        return [char for char, _ in ordered if not char.isspace()][:NUM_COMMON_CHARACTERS]
-
-    def rows(self) -> Iterator[tuple[str, str]]:
-        yield from super().rows()
-        yield "characters", f"{self.characters.total():,}, {len(self.characters):,} distinct"
-        common = self.common_characters
-        yield "most frequent", " ".join(char if char.isprintable() else f"U+{ord(char):04X}" for char in common)
-        for num_characters, source, line in self.longest:
-            yield "long line", f"{num_characters:,} characters, {source}:{line}"
 
     def quality_warnings(self) -> Iterator[str]:
         lengths, num_bytes = quantiles(self.lengths["document, bytes"]), self.num_bytes
@@ -185,9 +164,6 @@ class DocumentStats(Stats):
             yield f"{number} carriage returns: line ends of another system, which cost tokens."
         if (number := counts["\u3000"]) > 0.005 * counts.total():
             yield f"{number} full-width spaces: indents of novels, which cost tokens."
-        size, source, line = self.longest[0]
-        if size > 100_000:
-            yield f"The longest line has {size:,} characters ({source}:{line}): perhaps not prose."
 
 
 class ChatStats(Stats):
