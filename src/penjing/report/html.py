@@ -16,11 +16,11 @@ from penjing.report import charts, metrics, text_format
 from penjing.report.charts import Axis, Series, figure
 from penjing.report.load_runs import ReportData, ReportedRun
 from penjing.report.metrics import HELD_OUT, SMALL_CHARTS, TOKENS, Chart, default_charts, main_charts, task_names
-from penjing.report.quickstart_section import FactTable, Limits, View, facts, quickstart_view
+from penjing.report.quickstart_section import LONGEST, MOST_ITEMS, FactTable, View, facts, quickstart_view
 from penjing.report.text_format import NONE, clip, count, kind_name, percent
 
 FILE_NAME = "report.html"
-MAX_PAGE_BYTES = 500_000
+MOST_POINTS, MOST_STEPS = 400, 4  # of a curve; samples side by side
 MAX_CURVES = charts.NUM_COLOURS  # runs in one chart; tables show all
 
 TEMPLATES = Environment(  # always escapes; an unknown name is an error
@@ -32,11 +32,6 @@ TEMPLATES = Environment(  # always escapes; an unknown name is an error
 )
 TEMPLATES.globals.update(
     {name: Markup(getattr(charts, name.upper())) for name in ("css", "light", "dark", "script", "policy")}
-)
-LIMITS = (
-    Limits(points=400, letters=360, steps=4, items=8),
-    Limits(points=100, letters=200, steps=3, items=4),
-    Limits(points=24, letters=100, steps=2, items=3),
 )
 
 
@@ -77,7 +72,7 @@ RUN_FACTS: FactTable = (
 # --- a group of runs of one task -------------------------------------------------------------------------------------
 
 
-def group_view(runs: Sequence[ReportedRun], limits: Limits) -> View:
+def group_view(runs: Sequence[ReportedRun]) -> View:
     """The runs of one task, together in charts and tables."""
     title, chinese, _ = task_names(runs[0].task)
     names = {name for run in runs for name in run.figures}
@@ -90,14 +85,14 @@ def group_view(runs: Sequence[ReportedRun], limits: Limits) -> View:
         "plan": plan_table(runs),
         "notes": [text_format.plan_basis(runs[0]), text_format.time_parts(runs[0])] if len(runs) == 1 else [],
         "facts": facts(Fields({**runs[0].plan.raw, **runs[0].outcome.raw}), RUN_FACTS) if len(runs) == 1 else [],
-        "charts": chart_views(main, runs, limits),
-        "small": chart_views(SMALL_CHARTS, runs, limits, small=True),
-        "others": chart_views(others[: 3 * limits.items], runs, limits, small=True),
-        "figures": figures_table(runs, [*main, *SMALL_CHARTS, *others[: limits.items]]),
-        "settings": settings_table(runs, limits),
-        "questions": questions_view(runs, limits),
-        "samples": [group for run in runs for group in sample_groups(run, limits, len(runs) > 1)],
-        "incidents": incidents_table(runs, limits),
+        "charts": chart_views(main, runs),
+        "small": chart_views(SMALL_CHARTS, runs, small=True),
+        "others": chart_views(others[: 3 * MOST_ITEMS], runs, small=True),
+        "figures": figures_table(runs, [*main, *SMALL_CHARTS, *others[:MOST_ITEMS]]),
+        "settings": settings_table(runs),
+        "questions": questions_view(runs),
+        "samples": [group for run in runs for group in sample_groups(run, len(runs) > 1)],
+        "incidents": incidents_table(runs),
     }
 
 
@@ -125,13 +120,11 @@ def _plan_cells(rows: Sequence[text_format.PlanRow], names: Sequence[str]) -> li
     return cells
 
 
-def chart_views(
-    requested: Sequence[Chart], runs: Sequence[ReportedRun], limits: Limits, *, small: bool = False
-) -> list[View]:
+def chart_views(requested: Sequence[Chart], runs: Sequence[ReportedRun], *, small: bool = False) -> list[View]:
     """The charts that have points, with their captions."""
     views = []
     for chart in requested:
-        points = max(16, limits.points // (1 + len(runs) // 2))
+        points = max(16, MOST_POINTS // (1 + len(runs) // 2))
         curves = draw(chart, runs[:MAX_CURVES], *((points // 2, 190) if small else (points, 250)))
         if curves:
             views.append({"title": chart.title, "chinese": chart.chinese, "curves": curves})
@@ -201,7 +194,7 @@ def _column(runs: Sequence[ReportedRun], chart: Chart, name: str) -> list[Cell]:
     return [Cell(_form(chart, value), marked=value == best) for value in last]
 
 
-def settings_table(runs: Sequence[ReportedRun], limits: Limits) -> HtmlTable | None:
+def settings_table(runs: Sequence[ReportedRun]) -> HtmlTable | None:
     """Settings that differ between the runs (first, marked), then settings that differ from the recipe's default."""
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     differing, changed = [], []
@@ -214,7 +207,7 @@ def settings_table(runs: Sequence[ReportedRun], limits: Limits) -> HtmlTable | N
         elif any(run.defaults and run.defaults.get(name, "") != values[0] for run in runs):
             changed.append(name)
     rows = []
-    for name in (*differing, *changed)[: 6 * limits.items]:
+    for name in (*differing, *changed)[: 6 * MOST_ITEMS]:
         defaults = dict.fromkeys(run.defaults[name] for run in runs if name in run.defaults)
         cells = [clip(run.settings.get(name, NONE), 80) or "(empty)" for run in runs]
         default = clip(" / ".join(each or "(empty)" for each in defaults), 80) or NONE
@@ -223,18 +216,18 @@ def settings_table(runs: Sequence[ReportedRun], limits: Limits) -> HtmlTable | N
     return HtmlTable(("setting 设置", "recipe 默认", *heads), rows, texts=2 + len(runs)) if rows else None
 
 
-def sample_groups(run: ReportedRun, limits: Limits, named: bool) -> list[View]:
+def sample_groups(run: ReportedRun, named: bool) -> list[View]:
     """Samples of each prompt at a few steps, in order."""
     groups = []
-    for (prompt, language), texts in list(run.samples.items())[: limits.items]:
-        steps = text_format.spread(list(texts), limits.steps)
-        cells = [(f"step {step:,}", clip(texts[step], limits.letters)) for step in steps]
+    for (prompt, language), texts in list(run.samples.items())[:MOST_ITEMS]:
+        steps = text_format.spread(list(texts), MOST_STEPS)
+        cells = [(f"step {step:,}", clip(texts[step], LONGEST)) for step in steps]
         name = run.name if named else ""
         groups.append({"run": name, "prompt": clip(prompt, 300), "language": language, "cells": cells})
     return groups
 
 
-def incidents_table(runs: Sequence[ReportedRun], limits: Limits) -> HtmlTable | None:
+def incidents_table(runs: Sequence[ReportedRun]) -> HtmlTable | None:
     """Incidents by kind: count, first and last step, and details of the first."""
     rows = []
     for run in runs:
@@ -248,7 +241,7 @@ def incidents_table(runs: Sequence[ReportedRun], limits: Limits) -> HtmlTable | 
         lines += [("skipped steps", round(skipped), "", "loss or gradients were not finite")] if skipped else []
         rows += [
             [Cell(run.name), Cell(clip(kind, 60)), Cell(about), Cell(f"{times:,}"), Cell(steps)]
-            for kind, times, steps, about in lines[: limits.items]
+            for kind, times, steps, about in lines[:MOST_ITEMS]
         ]
     return HtmlTable(("run", "what 事件", "about the first", "times 次数", "steps 步"), rows, texts=3) if rows else None
 
@@ -270,21 +263,21 @@ def _about(incident: Fields) -> str:
 # --- questions -------------------------------------------------------------------------------------------------------
 
 
-def questions_view(runs: Sequence[ReportedRun], limits: Limits) -> View | None:
+def questions_view(runs: Sequence[ReportedRun]) -> View | None:
     """Right answers by kind: of one run with bars and intervals, of several side by side; None where nobody asked."""
     by_run = [accuracy_lines(run.questions) for run in runs]
     if not any(by_run):
         return None
     if len(runs) == 1:
         return {
-            "table": accuracy_table(by_run[0], limits),
+            "table": accuracy_table(by_run[0]),
             "lost": [text_format.regression_sentence(runs[0])],
         }
     by_kind = [{(line.kind, line.language): line for line in lines} for lines in by_run]
     every = {key: line for lines in by_kind for key, line in lines.items()}
     rows = [
         [*_kind_cells(line), Cell(percent(line.best.chance)), *(_change_cell(lines.get(key)) for lines in by_kind)]
-        for key, line in list(every.items())[: 8 * limits.items]
+        for key, line in list(every.items())[: 8 * MOST_ITEMS]
     ]
     lost = [f"{run.name}: {text}" for run in runs if (text := text_format.regression_sentence(run))]
     columns = ("kind 题型", "language 语言", "guessing 随机", *(run.name for run in runs))
@@ -313,9 +306,9 @@ def _score_cell(score: Score) -> Cell:
     )
 
 
-def accuracy_table(lines: list[AccuracyLine], limits: Limits) -> HtmlTable:
+def accuracy_table(lines: list[AccuracyLine]) -> HtmlTable:
     """A line per kind and language with its interval, and what that says of guessing."""
-    chosen = lines if len(lines) <= 8 * limits.items else [*lines[: 8 * limits.items], lines[-1]]
+    chosen = lines if len(lines) <= 8 * MOST_ITEMS else [*lines[: 8 * MOST_ITEMS], lines[-1]]
     rows = []
     for line in chosen:
         verdict = line.best.verdict + ("; lost" if line.is_regression else "")
@@ -337,35 +330,24 @@ def title_of(record: ReportData) -> str:
     return clip(f"{task_names(record.runs[0].task)[0]}: {record.runs[0].name}", 120)
 
 
-def context(record: ReportData, limits: Limits) -> Mapping[str, Any]:
+def context(record: ReportData) -> Mapping[str, Any]:
     """Everything the template shows, already formatted."""
     tasks = dict.fromkeys(run.task for run in record.runs)
-    groups = [group_view([run for run in record.runs if run.task == task], limits) for task in tasks]
-    quickstart = quickstart_view(record.quickstart, record.runs, limits) if record.quickstart else None
+    groups = [group_view([run for run in record.runs if run.task == task]) for task in tasks]
+    quickstart = quickstart_view(record.quickstart, record.runs) if record.quickstart else None
     return {
         "has": {name for view in (*groups, quickstart or {}) for name, shown in view.items() if shown},
         "title": title_of(record),
         "created": text_format.date(record.quickstart.facts.text("created")) if record.quickstart else "",
         "headline": [clip(sentence, 500) for sentence in text_format.headline(record)],
-        "problems": [clip(problem, 300) for problem in record.problems[: limits.items]],
+        "problems": [clip(problem, 300) for problem in record.problems[:MOST_ITEMS]],
         "groups": groups,
         "quickstart": quickstart,
         "folder": clip(record.folder, 300),
     }
 
 
-def render(record: ReportData) -> str:
-    """The page as text, with fewer details until it is smaller than `MAX_PAGE_BYTES`."""
-    template = TEMPLATES.get_template("page.html.jinja")
-    page = ""
-    for limits in LIMITS:
-        page = template.render(context(record, limits))
-        if len(page.encode("utf-8")) < MAX_PAGE_BYTES:
-            break
-    return page
-
-
 def write_report(record: ReportData, path: Path) -> Path:
     """Write the page to `path`, and return `path`. Raises `UserError` if it cannot be written."""
-    write_text(path, render(record))
+    write_text(path, TEMPLATES.get_template("page.html.jinja").render(context(record)))
     return path

@@ -1,7 +1,6 @@
 """The quickstart section of the page: stages, examples, data, tokenizer, machine, next step."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from penjing.base import formatting as units
@@ -43,12 +42,8 @@ MACHINE_FACTS: FactTable = (
 VERSION_FACTS: FactTable = tuple((name, name.lower(), None) for name in ("penjing", "torch", "Command"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    points: int  # per curve
-    letters: int  # per sample or reply
-    steps: int  # samples side by side
-    items: int  # prompts, examples, warnings, lines of a table
+MOST_ITEMS = 8  # prompts, examples, warnings; of tables some times as many lines
+LONGEST = 360  # letters of a sample
 
 
 def facts(fields: Fields, table: FactTable) -> Facts:
@@ -60,33 +55,33 @@ def facts(fields: Fields, table: FactTable) -> Facts:
     return [(name, shown) for name, shown in rows if shown not in ("", NONE)]
 
 
-def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun], limits: Limits) -> View:
+def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun]) -> View:
     found, evaluation = quickstart.facts, quickstart.evaluation
     tokenizer, data, choice = (found.fields(name) for name in ("tokenizer", "data", "choice"))
-    examples = [example_cells(example, limits) for example in evaluation.items("examples")]
+    examples = [example_cells(example) for example in evaluation.items("examples")]
     hashes = [(f"{task_names(run.task)[0]} weights, SHA-256", run.outcome.text("weights_sha256")) for run in runs]
     tokenizer_facts = [
         (kind_name(name).capitalize(), name, None if tokenizer.number(name) is None else count)
         for name in list(tokenizer.raw)[:16]
     ]
     return {
-        "stages": stage_rows(found, limits),
+        "stages": stage_rows(found),
         "examples": [
             (english, chinese, items)
             for english, chinese, right in (("Right", "答对", True), ("Wrong", "答错", False))
-            if (items := [each for each in examples if each["right"] == right][: limits.items])
+            if (items := [each for each in examples if each["right"] == right][:MOST_ITEMS])
         ],
         "stories_sentence": text_format.stories_sentence(quickstart),
         "stories": [
             {
                 "prompt": clip(story.text("prompt"), 300),
-                "text": clip(continuation(story), limits.letters),
+                "text": clip(continuation(story), LONGEST),
                 "language": story.text("language"),
             }
-            for story in evaluation.fields("stories").items("examples")[: limits.items]
+            for story in evaluation.fields("stories").items("examples")[:MOST_ITEMS]
         ],
         "data": facts(data, DATA_FACTS),
-        "warnings": [clip(warning, 300) for warning in data.texts("warnings")[: limits.items]],
+        "warnings": [clip(warning, 300) for warning in data.texts("warnings")[:MOST_ITEMS]],
         "tokenizer": facts(tokenizer, tokenizer_facts),
         "choice": clip(choice.text("why"), 300),
         "choice_rows": [(clip(row.text("name"), 60), clip(row.text("text"), 60)) for row in choice.items("rows")[:9]],
@@ -102,9 +97,9 @@ def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun], limits:
     }
 
 
-def stage_rows(facts: Fields, limits: Limits) -> list[View]:
+def stage_rows(facts: Fields) -> list[View]:
     """The timeline: each stage with its bar (style; it starts where the previous one ended), state, time and note."""
-    stages = facts.items("stages")[: 4 * limits.items]
+    stages = facts.items("stages")[: 4 * MOST_ITEMS]
     total, begin, rows = text_format.total_seconds(stages) or 0.0, 0.0, []
     for stage in stages:
         seconds = max(stage.number("seconds") or 0.0, 0.0)
@@ -124,9 +119,9 @@ def stage_rows(facts: Fields, limits: Limits) -> list[View]:
     return rows
 
 
-def example_cells(example: Fields, limits: Limits) -> View:
+def example_cells(example: Fields) -> View:
     """One question with both replies and whether each is right; `right` is the last reply's verdict."""
-    length = limits.letters // 2
+    length = LONGEST // 2
     replies = [
         (
             BEFORE if stage == "pretrain" else AFTER,
