@@ -67,7 +67,6 @@ TRAININGS = {
     "pretrain_bfloat16": ("pretrain", f"{SHAPE} {RUN} {TEXTS} compute.dtype=bfloat16 schedule.name=constant"),
     "mixture": ("pretrain", f"{SHAPE} {RUN} {TEXTS} model.preset=tiny-moe model.num_experts=4"
                 " model.moe_intermediate_size=16 model.shared_expert_intermediate_size=16"),
-    "ladder": ("ladder:500k", f"{RUN} {TEXTS}"),
     "sft": ("sft", f"{RUN} {CHATS}"),
     "lora": ("lora", f"{RUN} {CHATS} lora.rank=2 lora.dropout=0.3"),
     "dora": ("lora", f"{RUN} {CHATS} lora.rank=2 lora.use_dora=true"),

@@ -67,7 +67,7 @@ def test_a_number_of_steps_is_read_as_any_number():
         resolve_run("sft", parse_overrides(["max_steps=many"]))
 
 
-@pytest.mark.parametrize("recipe", ["tiny", "tiny_sft", "tiny_distill", "ladder", "grpo", "ppo"])
+@pytest.mark.parametrize("recipe", ["tiny", "tiny_sft", "tiny_distill", "grpo", "ppo"])
 def test_recipes_that_know_their_batch_keep_it(recipe):
     run = resolve_run(recipe)
     assert fit_batch(run, 10) == run

@@ -237,7 +237,7 @@ def test_the_form_has_every_setting_of_the_code_once(client):
     assert by_path["compute.dtype"]["help"].startswith("Of matmuls; weights and optimizer state stay float32.")
     without_help = [field["path"] for field in fields if not field["help"]]
     assert len(without_help) < len(fields) / 10, without_help
-    assert {"pretrain", "tiny", "ladder:30m"} <= {recipe["name"] for recipe in form["recipes"]}
+    assert {"pretrain", "tiny", "grpo"} <= {recipe["name"] for recipe in form["recipes"]}
 
 
 def test_chinese_help_is_there_for_all_that_the_form_shows_and_for_nothing_else(client):

@@ -24,7 +24,7 @@ def test_one_run_has_its_page_inside_and_several_have_it_here(tmp_path, monkeypa
 
 
 def test_only_what_was_changed_differs_from_the_recipe(tmp_path):
-    folder = settled(tmp_path / "run", "ladder:1m", seed=7, optimizer={"learning_rate": 0.25})
+    folder = settled(tmp_path / "run", "pretrain", seed=7, optimizer={"learning_rate": 0.25})
     record, page = write_page([folder])
     run = record.runs[0]
     changed = {name for name, value in run.settings.items() if run.defaults[name] != value}

@@ -28,19 +28,17 @@ def show(
     penjing show models
     penjing show runs/quickstart
     """
-    from penjing.recipes import RECIPES, WITH_SIZE
+    from penjing.recipes import RECIPES
     from penjing.track.run_dir import RunDir, stage_folder
     from penjing.track.run_record import RunRecord
 
-    is_recipe = what.partition(":")[0] in RECIPES
+    is_recipe = what in RECIPES
     if settings and not is_recipe:
         raise UserError("takes no settings", where=what, wanted="a recipe", next_step=suggest(what, RECIPES))
     if what == "models":
         _print_models()
     elif what == "recipes":
-        names = {name: f"{name}:SIZE" if name in WITH_SIZE else name for name in RECIPES}
-        helps = ((shown, summary(look_up(RECIPES, name, what="recipe"))) for name, shown in names.items())
-        print_table(console, (), helps)
+        print_table(console, (), ((name, summary(look_up(RECIPES, name, what="recipe"))) for name in RECIPES))
     elif is_recipe:
         run = resolved(what, settings)
         _print_file(config.to_toml(run, run.decisions, explain=True))
@@ -82,7 +80,7 @@ def _print_models() -> None:
         rows.append((name, *counts, *(getattr(shape, size) for size in (*sizes, *widths))))
     numbers = ("width>", "layers>", "heads>", "kv>", "head>", "mlp>", "vocabulary>")
     print_table(console, ("name", "parameters>", "active>", "without embedding>", "layout", *numbers), rows)
-    console.print("ladder-SIZE is any size from 500k to 3b; `penjing train ladder:SIZE` derives rate, batch and steps.")
+    console.print("ladder-SIZE is any size from 500k to 3b.")
 
 
 def ui(

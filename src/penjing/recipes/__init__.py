@@ -3,7 +3,6 @@
 RECIPES = {
     "pretrain": "penjing.recipes.pretrain:pretrain",
     "babylm": "penjing.recipes.babylm:babylm",
-    "ladder": "penjing.recipes.ladder:ladder",
     "sft": "penjing.recipes.sft:sft",
     "lora": "penjing.recipes.sft:lora",
     "tiny": "penjing.recipes.quickstart_configs:tiny",
@@ -15,4 +14,3 @@ RECIPES = {
     "grpo": "penjing.recipes.grpo:grpo",
     "ppo": "penjing.recipes.grpo:ppo",
 }
-WITH_SIZE = ("ladder",)  # ladder:30m

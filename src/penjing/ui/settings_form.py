@@ -13,7 +13,7 @@ from penjing.base.errors import UserError
 from penjing.base.registry import look_up
 from penjing.data.corpus import Corpus, DataSettings
 from penjing.data.formats.files import is_data_name
-from penjing.recipes import RECIPES, WITH_SIZE
+from penjing.recipes import RECIPES
 from penjing.track.run_record import flatten
 from penjing.ui.processes import command
 
@@ -21,7 +21,7 @@ from penjing.ui.processes import command
 @cache
 def form() -> dict[str, Any]:
     """Recipes, and the groups of settings in the order of the code."""
-    from penjing.model.presets import LADDER, names
+    from penjing.model.presets import names
     from penjing.train.config import Run
 
     groups: dict[str, dict[str, Any]] = {}
@@ -41,9 +41,8 @@ def form() -> dict[str, Any]:
             group["fields"][f"{leaf} {setting.needs}"] = _field(setting)
     return {
         "recipes": [
-            {"name": recipe, "help": summary(look_up(RECIPES, name, what="recipe")), "zh": chinese("recipes", name)}
+            {"name": name, "help": summary(look_up(RECIPES, name, what="recipe")), "zh": chinese("recipes", name)}
             for name in RECIPES
-            for recipe in ([f"{name}:{size}" for size in LADDER] if name in WITH_SIZE else [name])
         ],
         "groups": [{**group, "fields": list(group["fields"].values())} for group in groups.values()],
         "presets": names(),

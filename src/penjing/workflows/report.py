@@ -4,14 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penjing.base import config
-from penjing.base.errors import UserError
 from penjing.recipes import RECIPES
 from penjing.report.html import FILE_NAME, write_report
 from penjing.report.load_runs import ReportData, ReportedRun, read_record
 from penjing.track.run_record import flatten
 from penjing.workflows.train import resolve_run
-
-SIZE_PRESET = "ladder-"  # prefix of presets of the ladder; its recipe takes the size after a colon
 
 
 def write_page(folders: Sequence[Path], out: Path | None = None) -> tuple[ReportData, Path]:
@@ -26,14 +23,9 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> tuple[Report
 def recipe_defaults(run: ReportedRun) -> dict[str, str]:
     """The default of every setting in the run's recipe; empty if the run names no known recipe. With init_from, the
     model's shape comes from that model, so it counts as a default."""
-
-    stage, preset = run.settings.get("stage", ""), run.settings.get("model.preset", "")
+    stage = run.settings.get("stage", "")
     if stage not in RECIPES:
         return {}
-    try:
-        recipe = f"{stage}:{preset.removeprefix(SIZE_PRESET)}" if stage == "ladder" else stage
-        defaults = flatten(config.to_dict(resolve_run(recipe)))
-    except UserError:
-        return {}
+    defaults = flatten(config.to_dict(resolve_run(stage)))
     shape = {name: value for name, value in run.settings.items() if name.startswith("model.")}
     return defaults | shape if run.settings.get("init_from") else defaults

@@ -47,7 +47,7 @@ from penjing.parallel.base import launched_world, make_strategy
 from penjing.plan import prediction_history as history
 from penjing.plan.run_estimate import RunEstimate
 from penjing.planner.page import print_plan
-from penjing.recipes import RECIPES, WITH_SIZE
+from penjing.recipes import RECIPES
 from penjing.report.html import FILE_NAME, write_report
 from penjing.report.load_runs import read_record
 from penjing.track import TRACKERS
@@ -73,13 +73,8 @@ SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
 
 
 def resolve_run(recipe: str, *layers: Layer) -> Run:
-    """The settings of a recipe, overridden by `layers`; with `init_from`, the shape is that of the initial model. A
-    recipe with a size takes it after a colon: `ladder:30m`."""
-    name, _, size = recipe.partition(":")
-    make = look_up(RECIPES, name, what="recipe")
-    if size and name not in WITH_SIZE:
-        raise UserError("takes no size", where=recipe, wanted=f"{name} alone, or {', '.join(WITH_SIZE)}:SIZE")
-    base = make(size) if size else make()
+    """The settings of a recipe, overridden by `layers`; with `init_from`, the shape is that of the initial model."""
+    base = look_up(RECIPES, recipe, what="recipe")()
     requested = [*layers[:-1], *map(_last_length_wins, layers[-1:])]
     return start_run(base, requested)
 
