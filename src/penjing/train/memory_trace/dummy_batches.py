@@ -7,12 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from penjing.devices import HOST
-from penjing.kernels import attention_metadata, experts
-from penjing.kernels.tiled_attention import TileGroup, group_tiles
+from penjing.kernels import experts
 from penjing.loader.batch_source import Source
 from penjing.parallel.ds_config import BUCKET
 from penjing.parallel.single import Single
@@ -23,8 +20,7 @@ from penjing.plan.memory.sharded_memory import GatheredUnits, GradientBuckets, Z
 from penjing.plan.memory.trace import Tracer
 
 META = torch.device("meta")
-_attention: Any = attention_metadata  # modules that are patched here
-_experts: Any = experts
+_experts: Any = experts  # a module that is patched here
 
 
 @contextmanager
@@ -53,8 +49,8 @@ def _clear_caches() -> None:
 
 @contextmanager
 def _without_values() -> Iterator[None]:
-    """On a CPU the model reads values: document boundaries, and each expert's number of rows. Assume equal shares."""
-    real_dispatch, real_groups = experts.dispatch_to_experts, group_tiles
+    """On a CPU the model reads each expert's number of rows. Assume equal shares."""
+    real_dispatch = experts.dispatch_to_experts
 
     def even_experts(expert_Nk: Tensor, num_experts: int, *, on_host: bool) -> experts.ExpertDispatch:
         dispatch = real_dispatch(expert_Nk, num_experts, on_host=False)
@@ -65,21 +61,11 @@ def _without_values() -> Iterator[None]:
         ends = [rows * (expert + 1) for expert in range(num_experts)]
         return dispatch._replace(token_R=torch.empty(ends[-1], dtype=torch.long, device=META), ends=ends)
 
-    def even_documents(
-        document_BT: Tensor, mask_B1TS: Tensor | None, window: int, dtype: torch.dtype
-    ) -> list[TileGroup]:
-        rows, tokens = document_BT.shape
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
-            number_T = torch.zeros(tokens, dtype=torch.long, device=HOST)
-            seen = None if mask_B1TS is None else torch.ones(rows, 1, tokens, tokens, dtype=torch.bool).tril()
-            groups = real_groups(number_T.repeat(rows, 1), seen, window, dtype)
-        return [TileGroup(one.tile_N.to(META), one.key_tile_NM.to(META), one.bias_NTS.to(META)) for one in groups]
-
-    _experts.dispatch_to_experts, _attention.group_tiles = even_experts, even_documents
+    _experts.dispatch_to_experts = even_experts
     try:
         yield
     finally:
-        _experts.dispatch_to_experts, _attention.group_tiles = real_dispatch, real_groups
+        _experts.dispatch_to_experts = real_dispatch
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
