@@ -32,7 +32,6 @@ WIDE = ("model.hidden_size=64", "model.intermediate_size=128", "model.head_dim=3
     ("more", "tolerance"),
     [
         ((), 1e-6),
-        pytest.param(("optimizer.normuon_beta2=0.9",), 1e-6, marks=pytest.mark.nightly),
         pytest.param((*WIDE, "optimizer.state_dtype=bfloat16"), 0.02, marks=pytest.mark.nightly),
         pytest.param((*WIDE, "optimizer.state_dtype=int8"), 0.02, marks=pytest.mark.nightly),
         pytest.param((*WIDE, "optimizer.name=adamw", "optimizer.state_dtype=int8"), 0.02, marks=pytest.mark.nightly),

@@ -26,8 +26,7 @@ MAX_ADAMW_RATE = 2e-3  # a learning rate up to this was probably meant for AdamW
 
 
 class _MuonOptimizer(LowPrecisionOptimizer):
-    """w -= rate (s orthogonal(nesterov momentum) + decay w), with s = sqrt(max(1, rows / columns)). A group's
-    `row_beta2`: see `_balance_rows`."""
+    """w -= rate (s orthogonal(nesterov momentum) + decay w), with s = sqrt(max(1, rows / columns))."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class _MuonOptimizer(LowPrecisionOptimizer):
             for owner, stack in zip(owners, stacks, strict=True):
                 self._step_stack(group, stack, is_ours=owner == self.ranks.rank)
             for owner, stack in zip(owners, stacks, strict=True):
-                self.ranks.broadcast_tensors([*stack, *self._row_squares(group, stack)], owner)
+                self.ranks.broadcast_tensors(stack, owner)
 
     def _step_stack(self, group: dict[str, Any], parameters: list[nn.Parameter], *, is_ours: bool) -> None:
         """Update the momentum, and the weights if they are ours. Stacks are the same with any number of ranks, and so
@@ -110,42 +109,14 @@ class _MuonOptimizer(LowPrecisionOptimizer):
         for parameter, direction_MN in zip(parameters, stack_EMN, strict=True):
             self._nesterov_direction(group["momentum"], parameter, direction_MN)
             parameter.grad = None
-        self._row_squares(group, parameters)  # on every rank, also one without rows
         return stack_EMN
 
     def _update(self, group: dict[str, Any], parameters: list[nn.Parameter], update_EMN: Tensor) -> None:
         like = parameters[0]
-        if means := self._row_squares(group, parameters):
-            update_EMN = self._balance_rows(means, group["row_beta2"], update_EMN, max(like.shape[-2:]))
         scale = max(1.0, like.shape[-2] / like.shape[-1]) ** 0.5
         decay = 1 - group["lr"] * group["weight_decay"]
         here = [local_part(parameter) for parameter in parameters]
         ops.decayed_update(here, update_EMN, decay, group["lr"], scale, self.bad)
-
-    def _row_squares(self, group: dict[str, Any], parameters: list[nn.Parameter]) -> list[Tensor]:
-        """Each matrix's running mean squares of its update's rows, [M, 1] of the rows here: at first those of an
-        orthogonal matrix. Empty without `row_beta2`."""
-        if not group.get("row_beta2") or parameters[0].shape[-1] == 1:
-            return []
-        for state, parameter in ((self.state[parameter], parameter) for parameter in parameters):
-            if "row_mean_square" not in state:
-                like = parameter.detach()[..., :1]
-                state["row_mean_square"] = torch.full_like(like, 1 / max(parameter.shape[-2:]), dtype=torch.float32)
-        return [local_part(self.state[parameter]["row_mean_square"]) for parameter in parameters]
-
-    def _balance_rows(self, means: list[Tensor], beta2: float, update_EMN: Tensor, longest: int) -> Tensor:
-        """NorMuon (arXiv:2510.05491): divide each row by the root of its running mean square, so that all neurons learn
-        at one speed. The size stays that of an orthogonal matrix; it follows from the matrix's `longest` side, so a
-        rank needs no other's rows."""
-        before_EM1 = torch.stack(means)
-        norm_EM1 = torch.linalg.vector_norm(update_EMN, dim=-1, keepdim=True, dtype=torch.float32)
-        mean_EM1 = before_EM1.lerp(norm_EM1.square() / update_EMN.shape[-1], 1 - beta2)
-        if self.bad is not None:
-            mean_EM1 = torch.where(self.bad > 0, before_EM1, mean_EM1)
-        for mean_M1, new_M1 in zip(means, mean_EM1, strict=True):
-            mean_M1.copy_(new_M1)
-        factor_EM1 = (longest * mean_EM1).clamp(min=1e-12).rsqrt()
-        return update_EMN * factor_EM1  # in float32
 
     def _nesterov_direction(self, momentum: float, parameter: nn.Parameter, out: Tensor) -> None:
         """Update the momentum with the gradient, and write Nesterov's mean of the two to `out`."""
@@ -174,15 +145,12 @@ def _cost(stack: list[nn.Parameter]) -> int:
 class Muon(Settings, section="optimizer"):
     """Muon for the blocks' matrices, AdamW for embedding, head and norm gains."""
 
-    removed: ClassVar = {"cautious_decay": False}
+    removed: ClassVar = {"cautious_decay": False, "normuon_beta2": 0.0}
 
     name: Literal["muon"] = "muon"
     learning_rate: PositiveFloat = 0.02  # peak, of the matrices
     momentum: BelowOne = 0.95  # decay of the mean of gradients
     weight_decay: NonNegativeFloat = 0.0  # of the matrices
-    # NorMuon (arXiv:2510.05491): decay of the mean square of each row of the update, which it is divided by; such as
-    # 0.95. 0 = plain Muon.
-    normuon_beta2: BelowOne = 0.0
     adamw_learning_rate: PositiveFloat = 3e-3  # peak, of embedding, head and gains
     beta1: BelowOne = 0.9  # AdamW's: decay of the mean of gradients
     beta2: BelowOne = 0.95  # AdamW's: decay of the mean of squared gradients
@@ -209,8 +177,7 @@ class Muon(Settings, section="optimizer"):
         groups = group_parameters(model)
         dtype = getattr(model, "compute_dtype", None)  # the dtype of the model's matmuls
         optimizers: list[torch.optim.Optimizer] = []
-        options = {"peak": self.learning_rate, "row_beta2": self.normuon_beta2}
-        matrices: list[dict[str, Any]] = [{"params": groups.matrices, **options}]
+        matrices: list[dict[str, Any]] = [{"params": groups.matrices, "peak": self.learning_rate}]
         full, low = split_groups(matrices, self.state_dtype, set())
         settings = (self.learning_rate, self.momentum, self.weight_decay, dtype)
         variants: tuple[tuple[list[dict[str, Any]], StateDtype], ...] = ((full, "float32"), (low, self.state_dtype))

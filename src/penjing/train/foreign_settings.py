@@ -92,7 +92,7 @@ _ABSENT = {
     "It gained next to nothing in trials. regularization.dropout and optimizer.weight_decay act against overfitting.": (
         "drop_path drop_path_rate stochastic_depth layer_drop layerdrop mask_ratio token_dropout word_dropout "
         "input_mask masked_inputs cautious_decay weight_decay_factors weight_decay_end weight_decay_schedule "
-        "wd_schedule"
+        "wd_schedule normuon_beta2"
     ),
     "The template comes with the tokenizer.": "template chat_template prompt_template",
     "Upload an export with your own account.": "push_to_hub hub_model_id hub_token",
