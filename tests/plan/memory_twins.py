@@ -13,17 +13,20 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as functional
+from limited_allocator import LimitedAllocator, OutOfMemory
 from memory_autocast import Autocast
 from memory_compiled import FARTHEST_TO_2_2, compiled
 from memory_rows import at_rows
 from torch import Tensor, nn
 
-from penjing.plan.memory import FakeDeviceMode, MemoryPlan, Target, Trace, Tracer, plan_from, replay
+from penjing.plan.memory import FakeDeviceMode, MemoryPlan, Target, Trace, Tracer, plan_from, replay, report
 
 GIB = 1 << 30
 
@@ -299,7 +302,11 @@ def largest_batch(shape: SweepShape, target: Target, *, is_compiled: bool) -> in
     def fits(rows: int) -> bool:
         trace = at_rows(low, high, pair, rows)
         assert trace is not None
-        return replay(trace, target, capacity=target.memory_bytes - target.context_bytes).fits
+        capacity = target.memory_bytes - target.context_bytes
+        with patch.object(report, "CachingAllocator", lambda: LimitedAllocator(capacity)), suppress(OutOfMemory):
+            replay(trace, target)
+            return True
+        return False
 
     good, bad = 0, 1
     while fits(bad):

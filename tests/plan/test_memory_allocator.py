@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from limited_allocator import LimitedAllocator, OutOfMemory
 
-from penjing.plan.memory.allocator import CachingAllocator, MemoryBlock, OutOfMemory, round_request, segment_bytes
+from penjing.plan.memory.allocator import CachingAllocator, MemoryBlock, round_request, segment_bytes
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -103,7 +104,7 @@ def test_neighbours_of_a_segment_join_and_segments_do_not() -> None:
 
 
 def test_cached_segments_are_given_back_before_memory_is_out() -> None:
-    allocator = CachingAllocator(40 * MIB)
+    allocator = LimitedAllocator(40 * MIB)
     allocator.free(take(allocator, 20 * MIB))
     take(allocator, 30 * MIB)
     assert (allocator.reserved, allocator.peak_reserved) == (30 * MIB, 30 * MIB)
@@ -112,7 +113,7 @@ def test_cached_segments_are_given_back_before_memory_is_out() -> None:
 
 
 def test_a_segment_that_is_used_in_part_is_not_given_back() -> None:
-    allocator = CachingAllocator(30 * MIB)
+    allocator = LimitedAllocator(30 * MIB)
     used, loose = take(allocator, 8 * MIB), take(allocator, 8 * MIB)  # one segment of 20
     allocator.free(loose)
     with pytest.raises(OutOfMemory):

@@ -3,8 +3,7 @@
 The rules are those of its `CachingAllocator.cpp` in c10 (torch 2.6 to 2.13, default settings): sizes are rounded up
 to 512 bytes; requests up to 1 MiB share segments of 2 MiB, larger ones below 10 MiB segments of 20 MiB, and each other
 request gets a dedicated segment, rounded up to 2 MiB. The smallest free block that fits is taken, and split if the
-remainder is large enough. A freed block merges with its free neighbours in the segment. Segments stay reserved; only
-when the device runs out of memory are completely free ones released.
+remainder is large enough. A freed block merges with its free neighbours in the segment. Segments stay reserved.
 """
 
 from __future__ import annotations
@@ -34,10 +33,6 @@ def segment_bytes(rounded: int) -> int:
     return -(-rounded // ROUND_SEGMENT) * ROUND_SEGMENT
 
 
-class OutOfMemory(Exception):
-    """The device has too little free memory for a request, even after all cached segments were released."""
-
-
 @dataclass(slots=True, eq=False)
 class MemoryBlock:
     """A part of a segment, allocated or free. Neighbours within the segment are linked."""
@@ -51,20 +46,16 @@ class MemoryBlock:
 
 
 class CachingAllocator:
-    """Bytes in blocks (`allocated`) and in segments (`reserved`), with their peaks.
+    """Bytes in blocks (`allocated`) and in segments (`reserved`), with their peaks, on a device that never fills up."""
 
-    capacity: bytes available for segments; 0 = no limit.
-    """
-
-    def __init__(self, capacity: int = 0) -> None:
-        self.capacity = capacity
+    def __init__(self) -> None:
         self.allocated = self.reserved = self.peak_allocated = self.peak_reserved = 0
         self._next_address = 1 << 40
         # Free blocks by pool, sorted by size and address: best fit is a bisection.
         self._free: dict[str, list[tuple[int, int, MemoryBlock]]] = {"small": [], "large": []}
 
     def malloc(self, num_bytes: int) -> MemoryBlock | None:
-        """Allocate a block; None for zero bytes. Raises OutOfMemory if the device is full."""
+        """Allocate a block; None for zero bytes."""
         if num_bytes == 0:
             return None
         size = round_request(num_bytes)
@@ -109,24 +100,12 @@ class CachingAllocator:
         return block
 
     def _new_segment(self, pool: str, size: int) -> MemoryBlock:
-        """Allocate a segment, after releasing cached ones if necessary."""
         segment = segment_bytes(size)
-        if self.capacity and self.reserved + segment > self.capacity:
-            self._release_cached()
-            if self.reserved + segment > self.capacity:
-                raise OutOfMemory(f"{size:,} bytes requested, {self.reserved:,} reserved")
         self.reserved += segment
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         block = MemoryBlock(self._next_address, segment, pool)
         self._next_address += segment + ROUND_SEGMENT  # a gap: segments are not adjacent
         return block
-
-    def _release_cached(self) -> None:
-        """Release every completely free segment."""
-        for _, _, block in [*self._free["small"], *self._free["large"]]:
-            if block.previous is None and block.next is None:
-                self._remove_free(block)
-                self.reserved -= block.size
 
     def _insert_free(self, block: MemoryBlock) -> None:
         block.free = True

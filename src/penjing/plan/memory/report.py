@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import get_args
 
-from penjing.plan.memory.allocator import CachingAllocator, MemoryBlock, OutOfMemory, round_request
+from penjing.plan.memory.allocator import CachingAllocator, MemoryBlock, round_request
 from penjing.plan.memory.device_target import Target
 from penjing.plan.memory.kernels import WORKSPACE
 from penjing.plan.memory.trace import Component, Storage, Trace
@@ -35,37 +35,30 @@ class MemoryPlan:
 
 @dataclass(slots=True)
 class Replay:
-    """Result of replaying a trace. fits: False if the device ran out of memory."""
+    """Result of replaying a trace."""
 
     allocated: int
     reserved: int
     event_index: int  # event of the peak of allocated bytes
-    fits: bool
 
 
-def replay(trace: Trace, target: Target, *, capacity: int = 0) -> Replay:
-    """Run a trace's events through the target's allocator.
-
-    capacity: bytes for segments, 0 = no limit. On a CPU nothing is rounded or cached.
-    """
+def replay(trace: Trace, target: Target) -> Replay:
+    """Run a trace's events through the target's allocator. On a CPU nothing is rounded or cached."""
     if target.device.is_host:
         curve = trace.live_bytes()
         peak = max(curve, default=0)
-        return Replay(peak, peak, curve.index(peak) if curve else 0, not capacity or peak <= capacity)
-    allocator = CachingAllocator(capacity)
+        return Replay(peak, peak, curve.index(peak) if curve else 0)
+    allocator = CachingAllocator()
     blocks: dict[int, MemoryBlock | None] = {}
-    highest, event_index, fits = -1, 0, True
-    try:
-        for index, event in enumerate(trace.events):
-            if event > 0:
-                blocks[event] = allocator.malloc(_bytes_of(trace.storages[event - 1], target))
-            else:
-                allocator.free(blocks.pop(-event))
-            if allocator.allocated > highest:
-                highest, event_index = allocator.allocated, index
-    except OutOfMemory:
-        fits = False
-    return Replay(allocator.peak_allocated, allocator.peak_reserved, event_index, fits)
+    highest, event_index = -1, 0
+    for index, event in enumerate(trace.events):
+        if event > 0:
+            blocks[event] = allocator.malloc(_bytes_of(trace.storages[event - 1], target))
+        else:
+            allocator.free(blocks.pop(-event))
+        if allocator.allocated > highest:
+            highest, event_index = allocator.allocated, index
+    return Replay(allocator.peak_allocated, allocator.peak_reserved, event_index)
 
 
 def plan_from(
@@ -79,7 +72,7 @@ def plan_from(
     replayed = replay(trace, target)
     if event is not None:
         live = trace.live_bytes()[event]
-        replayed = Replay(live, live, event, fits=True)
+        replayed = Replay(live, live, event)
     waterfall = dict.fromkeys(ORDER, 0)
     waterfall |= live_bytes_by_component(trace, target, replayed.event_index)
     waterfall["fragmentation"] = replayed.reserved - sum(waterfall.values())
