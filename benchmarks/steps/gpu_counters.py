@@ -59,7 +59,7 @@ def measure_utilisation(function: Callable[[], object], device: torch.device) ->
 
 def estimate_utilisation(work: Workload, machine: Machine, seconds: float) -> Utilisation:
     """Computed bytes and FLOPs of the step over its time. float32 units are not estimated separately."""
-    moved = work.passes * (work.elementwise_bytes() + work.head_bytes() + work.map_bytes()) + work.optimizer_bytes()
+    moved = work.passes * (work.elementwise_bytes() + work.head_bytes()) + work.optimizer_bytes()
     flops = work.passes * (work.matmul_flops() + work.attention_flops())
     peak = machine.peak_flops.get(work.dtype) or machine.rate(work.dtype)
     return Utilisation(

@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from penjing.plan.device_model import machine_from_spec
 from penjing.plan.gpu_specs import GpuSpec, match_gpu_spec
 from penjing.plan.layout import NODE_RANKS, STATE_BYTES, Layout
 from penjing.plan.shape import Shape
-from penjing.plan.step_workload import Workload
+from penjing.plan.step_time import step_time
+from penjing.plan.step_workload import VALUE_BYTES, Workload
 
 TABLE = Path(__file__).parents[2] / "../shared/reference/published_runs.csv"
 WHERE = "the table ../shared/reference/published_runs.csv is not here"
+# Reads and writes of each value of a materialised attention map: scores, scale, mask, softmax, mixing and their
+# gradients. Dropout adds some. Half-precision matmuls with float32 master weights compute the softmax in float32.
+MAP_VALUES, MAP_DROPOUT_VALUES, MAP_MASTER_FACTOR = 18, 5, 1.25
+MAP_RATE = 0.6  # matmuls of small heads run at about six tenths of large ones
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaterialisedWork(Workload):
+    """A step whose attention stores its maps, as other people's programs do; their bytes count as elementwise."""
+
+    attention_dropout: bool = False
+
+    def attention_flops(self) -> float:
+        """FLOPs of one pass: forward 2 matmuls, backward 4, on all pairs."""
+        layers, forwards = self.shape.layers, 1 + float(self.recompute == "block") + self.extra_forwards
+        flops = 2.0 * self.tokens * self.shape.query_size * self.seq_len
+        return flops * (2 * forwards * layers + 4 * (layers - self.first_backward))
+
+    def map_bytes(self) -> float:
+        """Bytes moved in one pass for the maps."""
+        values = MAP_VALUES + (MAP_DROPOUT_VALUES if self.attention_dropout else 0)
+        value_bytes = VALUE_BYTES[self.dtype] * (MAP_MASTER_FACTOR if self._has_masters else 1.0)
+        return self.tokens * self.seq_len * self.shape.heads * self.shape.layers * values * value_bytes
+
+    def elementwise_bytes(self) -> float:
+        return super().elementwise_bytes() + self.map_bytes()
 
 
 def read_rows() -> list[dict[str, str]]:
@@ -58,7 +87,7 @@ def workload_of(row: dict[str, str]) -> Workload:
         vocabulary=whole("vocab"),
         parameters=whole("params"),
     )
-    return Workload(
+    fused = Workload(
         shape=shape,
         tokens=whole("micro_batch") * whole("seq_len"),
         seq_len=whole("seq_len"),
@@ -66,13 +95,22 @@ def workload_of(row: dict[str, str]) -> Workload:
         passes=int(row["grad_accum"] or 1),
         dtype=dtype,
         master_weights="float32" if automatic or dtype in ("float32", "tf32") else "same",
-        attention="materialised" if "materialised" in row["attention"] else "fused",
-        attention_dropout="dropout" in row["attention"],
         recompute="block" if row["act_ckpt"] == "full" else "none",
         fused_optimizer="fused" in row["optimizer"],
         compiled=row["compile"] == "yes",
         layout=Layout(ranks=ranks, nodes=-(-ranks // NODE_RANKS), shards=shards),
     )
+    if "materialised" not in row["attention"]:
+        return fused
+    return MaterialisedWork(**vars(fused), attention_dropout="dropout" in row["attention"])
+
+
+def predicted_seconds(row: dict[str, str]) -> float:
+    """What we say of one step, without a probe."""
+    work, machine = workload_of(row), machine_from_spec(card_of(row))
+    if isinstance(work, MaterialisedWork):
+        machine = replace(machine, attention_share=MAP_RATE)
+    return step_time(work, machine).seconds
 
 
 def textbook_seconds(row: dict[str, str]) -> float:

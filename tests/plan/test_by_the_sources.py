@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from published_rows import MaterialisedWork
 
 from penjing.model.config import ModelConfig
 from penjing.plan import compute_optimal as tokens
@@ -106,7 +107,7 @@ def test_launches_and_what_kernels_of_our_own_move():
     assert half.elementwise_bytes() == pytest.approx(100 * values * 2 * 1.5)
     assert half.optimizer_bytes() == SHAPE.parameters * (28 * 2 + 20)
     assert replace(half, fused_optimizer=True).optimizer_bytes() == SHAPE.parameters * (28 + 20)
-    maps = replace(WORK, attention="materialised")
+    maps = MaterialisedWork(**vars(WORK))
     assert maps.map_bytes() == 100 * 100 * 2 * 2 * 18 * 4
     assert maps.attention_flops() == (2 + 4) * 2 * 100 * 64 * 100 * 2
 

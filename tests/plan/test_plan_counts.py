@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from published_rows import MaterialisedWork
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
@@ -115,7 +116,7 @@ def test_checkpointed_blocks_are_computed_once_more(name, no_padding, monkeypatc
 
     monkeypatch.setattr(block.Block, "forward", twice)
     plain = {"shape": shape_of(config), "tokens": ROWS * TOKENS, "seq_len": TOKENS, "keys": TOKENS}
-    work = Workload(**plain, attention="materialised", recompute="block")
+    work = MaterialisedWork(**plain, recompute="block")
     with set_checkpoint_early_stop(False):  # else torch leaves out the block's last matmul, whose result nobody reads
         assert counted(model, config.vocab_size) == work.matmul_flops() + work.attention_flops()
 
@@ -126,9 +127,7 @@ def test_the_workload_has_the_same_products(options):
     config = ModelConfig(**{**BASE, **options})
     work = Workload(shape=shape_of(config), tokens=ROWS * TOKENS, seq_len=TOKENS, keys=TOKENS / 2)
     assert work.matmul_flops() == 6 * parameters(config).matrices * ROWS * TOKENS
-    plain = Workload(
-        shape=shape_of(config), tokens=ROWS * TOKENS, seq_len=TOKENS, keys=TOKENS / 2, attention="materialised"
-    )
+    plain = MaterialisedWork(**vars(work))
     assert plain.matmul_flops() + plain.attention_flops() == full_square(config)
     # A fused kernel does the causal half, and its two forward matmuls are five backward ones and not four.
     assert work.attention_flops() == 7 / 6 * plain.attention_flops() / 2

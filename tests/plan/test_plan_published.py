@@ -7,10 +7,10 @@ from statistics import median
 
 import numpy as np
 import pytest
-from published_rows import TABLE, WHERE, card_of, group_of, rows_with_time, textbook_seconds, workload_of
+from published_rows import TABLE, WHERE, card_of, group_of, predicted_seconds, rows_with_time, textbook_seconds
 
-from penjing.plan.device_model import MARGINS, machine_from_spec
-from penjing.plan.step_time import fit_two_points, step_time
+from penjing.plan.device_model import MARGINS
+from penjing.plan.step_time import fit_two_points
 
 needs_table = pytest.mark.skipif(not TABLE.is_file(), reason=WHERE)
 ONE_SCRIPT = "rasbt"  # twelve variants of one teaching script, which waits for its data; see docs/cost.md
@@ -24,7 +24,7 @@ def errors_by_group() -> dict[str, tuple[list[float], float]]:
     found = {}
     for name, rows in groups.items():
         measured = [float(row["step_time_ms"]) / 1e3 for row in rows]
-        ours = [step_time(workload_of(row), machine_from_spec(card_of(row))).seconds for row in rows]
+        ours = [predicted_seconds(row) for row in rows]
         plain = [textbook_seconds(row) for row in rows]
         # The constant is chosen with the answers known, for each group anew: more than any user could do.
         constants = [1.01**power for power in range(400)]

@@ -39,17 +39,13 @@ def step_time(work: Workload, machine: Machine) -> StepTime:
     matmuls = sum(
         count * machine.matmul_seconds(rows, inner, outputs, dtype) for rows, inner, outputs, count in work.matmuls()
     )
-    rate = machine.rate(dtype)
-    if work.attention == "fused":
-        keys = sum(work.layer_keys()) / work.shape.layers
-        attention = work.attention_flops() / machine.attention_rate(dtype, keys)
-    else:  # matmuls of small heads run at about six tenths of large ones
-        attention = work.attention_flops() / (0.6 * rate) + work.map_bytes() / bandwidth
+    keys = sum(work.layer_keys()) / work.shape.layers
+    attention = work.attention_flops() / machine.attention_rate(dtype, keys)
     elementwise, head = work.elementwise_bytes() / bandwidth, work.head_bytes() / bandwidth
     busy = matmuls + attention + elementwise + head
     host = work.kernels() * machine.launch_seconds
     sharing = optimizer_ranks(work, machine)
-    optimizer = work.optimizer_bytes() / bandwidth + work.optimizer_flops() / (rate * sharing)
+    optimizer = work.optimizer_bytes() / bandwidth + work.optimizer_flops() / (machine.rate(dtype) * sharing)
     passes = work.passes
     exposed = exposed_seconds(work, machine, busy) + work.shared_weight_bytes(sharing) / machine.bus_bytes_per_second
     # On a CPU the call overhead adds up; a GPU computes while its host launches.

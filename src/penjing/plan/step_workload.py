@@ -24,9 +24,6 @@ VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "tf32": 4}
 WIDTH_VALUES, MLP_VALUES, GATED_VALUES = 45, 8, 14
 DROPOUT_VALUES = 20  # per unit of width: hashes, masks and products of both branches; an estimate
 MASTER_FACTOR = 1.5  # float32 master weights with half-precision matmuls: residual stream and casts are in float32
-# Reads and writes of each value of a materialised attention map: scores, scale, mask, softmax, mixing and their
-# gradients. Dropout adds some. Half-precision matmuls with float32 master weights compute the softmax in float32.
-MAP_VALUES, MAP_DROPOUT_VALUES, MAP_MASTER_FACTOR = 18, 5, 1.25
 LOGIT_BYTES = 40  # per logit: matmul, float32 copy, softmax, gradient
 # With kernels/triton/ops.py on an H200: 43 ms for 26 G logits, and half of that to accumulate gradients; an eager step
 # of 26M took 13 ms more than a compiled one.
@@ -50,8 +47,6 @@ class Workload:
     passes: int = 1  # forward and backward passes per optimizer step
     dtype: str = "bfloat16"  # of matmuls
     master_weights: Literal["float32", "same"] = "float32"  # their dtype
-    attention: Literal["fused", "materialised"] = "fused"
-    attention_dropout: bool = False  # of materialised maps
     dropout: bool = False  # of the outputs of attention and MLP
     recompute: Recompute = "none"  # the part of each block that the backward pass recomputes
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -136,21 +131,10 @@ class Workload:
         return sum(2.0 * rows * inner * outputs * count for rows, inner, outputs, count in self.matmuls())
 
     def attention_flops(self) -> float:
-        """FLOPs of one pass: forward 2 matmuls; backward 5 with recomputed scores (fused), or 4 on all pairs."""
+        """FLOPs of one pass: forward 2 matmuls; backward 5 with recomputed scores."""
         forwards = 1 + float(self.recompute == "block") + self.extra_forwards
         flops_per_key, keys = 2.0 * self.tokens * self.shape.query_size, self.layer_keys()
-        if self.attention == "fused":
-            return flops_per_key * (2 * forwards * sum(keys) + 5 * sum(keys[self.first_backward :]))
-        layers = self.shape.layers
-        return flops_per_key * self.seq_len * (2 * forwards * layers + 4 * (layers - self.first_backward))
-
-    def map_bytes(self) -> float:
-        """Bytes moved in one pass for materialised attention maps."""
-        if self.attention == "fused":
-            return 0.0
-        values = MAP_VALUES + (MAP_DROPOUT_VALUES if self.attention_dropout else 0)
-        value_bytes = VALUE_BYTES[self.dtype] * (MAP_MASTER_FACTOR if self._has_masters else 1.0)
-        return self.tokens * self.seq_len * self.shape.heads * self.shape.layers * values * value_bytes
+        return flops_per_key * (2 * forwards * sum(keys) + 5 * sum(keys[self.first_backward :]))
 
     def elementwise_bytes(self) -> float:
         """Bytes moved in one pass by all operations except matmuls, attention and the head."""
