@@ -1,9 +1,8 @@
-"""Tools by OpenAI's other forms: `functions` of 2023, `allowed_tools`, one call at a time; and what is not served."""
+"""Tools by OpenAI's other forms: `allowed_tools`, one call at a time; and what is not served."""
 
 import json
 
 import pytest
-from sse import events
 
 from penjing.infer.text_stream import SpanDelta
 from penjing.serve.deltas import TurnDeltas
@@ -39,54 +38,6 @@ def roomy(start, make_served):
         yield running
 
 
-@pytest.mark.parametrize("name", ["kite", "rain"])
-def test_a_function_call_is_the_tool_call_of_the_same_seed(roomy, name):
-    new = roomy.chat(tools=TOOLS, tool_choice=named(name)[0], seed=3, max_tokens=99).json()
-    old = roomy.chat(functions=FUNCTIONS, function_call={"name": name}, seed=3, max_tokens=99).json()
-    (call,) = new["choices"][0]["message"]["tool_calls"]
-    assert json.loads(call["function"]["arguments"]) == {"a": name}
-    assert old["choices"][0]["message"] == {
-        "role": "assistant",
-        "content": None,
-        "refusal": None,
-        "function_call": call["function"],
-    }
-    assert old["choices"][0]["finish_reason"] == "function_call"
-    assert old["usage"]["total_tokens"] == new["usage"]["total_tokens"]
-
-
-def test_a_streamed_function_call(roomy):
-    asked = {"functions": FUNCTIONS, "function_call": {"name": "rain"}, "seed": 3, "max_tokens": 99}
-    choices = [chunk["choices"][0] for chunk in events(roomy.chat(**asked, stream=True).text)]
-    assert not any("tool_calls" in choice["delta"] or choice["delta"].get("content") for choice in choices)
-    parts = [choice["delta"]["function_call"] for choice in choices if "function_call" in choice["delta"]]
-    assert [part.get("name") for part in parts] == ["rain"] + [None] * (len(parts) - 1)
-    assert json.loads("".join(part["arguments"] for part in parts)) == {"a": "rain"}
-    assert choices[-1]["finish_reason"] == "function_call" and choices[-1]["delta"] == {}
-    cut = roomy.chat(**{**asked, "max_tokens": 12}).json()["choices"][0]
-    assert cut["finish_reason"] == "length" and "tool_calls" not in cut["message"]
-
-
-def test_history_of_function_calls_reads_as_that_of_tool_calls(roomy):
-    called = {"name": "kite", "arguments": '{"a": "kite"}'}
-    call = {"id": "1", "type": "function", "function": called}
-    old = [
-        QUESTION,
-        {"role": "assistant", "content": None, "function_call": called},
-        {"role": "function", "name": "kite", "content": "rain"},
-    ]
-    new = [
-        QUESTION,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": "rain"},
-    ]
-    ids = [
-        roomy.http.post("/tokenize", json={"model": "chat", "messages": messages, field: offered}).json()["tokens"]
-        for messages, field, offered in ((old, "functions", FUNCTIONS), (new, "tools", TOOLS))
-    ]
-    assert ids[0] == ids[1]
-
-
 @pytest.mark.parametrize("arguments", ['{"a": ', "[1]", "kite", "NaN", '{"a": 1} so', "[" * 9999])
 def test_a_past_call_may_have_broken_arguments(roomy, tokenizer, arguments):
     """A model wrote them, and the client sends back what it got: the prompt holds them as text."""
@@ -115,12 +66,6 @@ def test_a_forced_call_does_without_the_format_of_texts(roomy):
 
 def count(server, **fields):
     return server.http.post("/tokenize", json={"model": "chat", "messages": [QUESTION], **fields}).json()["count"]
-
-
-def test_the_old_choices_offer_what_the_new_ones_do(roomy):
-    for choice in ("none", "auto", None):
-        assert count(roomy, functions=FUNCTIONS, function_call=choice) == count(roomy, tools=TOOLS, tool_choice=choice)
-    assert count(roomy, functions=FUNCTIONS, function_call="none") == count(roomy)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -152,12 +97,7 @@ def test_allowed_tools_may_be_left_alone(roomy):
     ({"tools": TOOLS, "tool_choice": {"type": []}}, "tool_choice"),
     ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice"),
     ({"tool_choice": allowed("auto", "rain")}, "tool_choice"),
-    ({"functions": FUNCTIONS, "function_call": {"name": "nothing"}}, "function_call"),
-    ({"functions": FUNCTIONS, "function_call": "required"}, "function_call"),
-    ({"function_call": {"name": "kite"}}, "function_call"),
-    ({"tools": TOOLS, "function_call": "auto"}, "function_call"),
-    ({"tools": TOOLS, "functions": FUNCTIONS}, "functions"),
-    ({"functions": [{"name": "a b"}]}, "functions"),
+    ({"functions": FUNCTIONS}, "functions"),
 ])  # fmt: skip
 def test_a_choice_that_cannot_be_followed_is_refused(roomy, fields, param):
     for path in ("/v1/chat/completions", "/tokenize"):
@@ -253,4 +193,5 @@ def test_an_error_is_of_the_kind_of_value_that_fits_best(serving):
     assert "at most 16 items" in error(serving.chat(stop=["a"] * 17))["message"]
     assert "at most 256 characters" in error(serving.chat(stop="a" * 257))["message"]
     assert "valid string" in error(serving.chat(stop=1))["message"]
-    assert error(serving.chat(functions=[{"name": "a b"}]))["param"] == "functions[0].name"
+    nameless = [{"type": "function", "function": {"name": "a b"}}]
+    assert error(serving.chat(tools=nameless))["param"] == "tools[0].function"

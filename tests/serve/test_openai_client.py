@@ -164,18 +164,6 @@ def test_thinking_opens_a_thought(client):
             assert answer.choices[0].message.reasoning_content
 
 
-def test_function_is_a_tool(client):
-    asked, called = {"role": "user", "content": "so"}, {"role": "assistant", "content": "it"}
-    prompts = []
-    for role in ("tool", "function"):
-        told = {"role": role, "name": "f", "tool_call_id": "1", "content": "12"}
-        answer = client.chat.completions.create(
-            model="chat", messages=[asked, called, told], max_tokens=4, temperature=0
-        )
-        prompts.append((answer.usage.prompt_tokens, answer.choices[0].message.content))
-    assert prompts[0] == prompts[1]
-
-
 def test_developer_is_the_system(client):
     user = {"role": "user", "content": [{"type": "text", "text": "so "}, {"type": "text", "text": "it is"}]}
     counts = [

@@ -13,7 +13,7 @@ from penjing.data.tokenizer.tokenizer import END_TOOL_CALL, TOOL_CALL, Tokenizer
 from penjing.infer.grammar import JsonMask, call_schema
 from penjing.infer.requests import Event
 from penjing.infer.text_stream import TurnStream
-from penjing.serve.deltas import Delta, TurnDeltas, as_function_call, merged, message_of
+from penjing.serve.deltas import Delta, TurnDeltas, merged, message_of
 from penjing.serve.errors import ApiError, from_user_error
 from penjing.serve.generation import PendingResponse, Service, Target
 from penjing.serve.hub import Job
@@ -21,8 +21,6 @@ from penjing.serve.limits import MAX_VALUES
 from penjing.serve.request_body import has_more_values
 from penjing.serve.response_fields import finish_reason_of
 from penjing.serve.schema import ChatMessage, ChatRequest
-
-ROLES = {"developer": "system", "function": "tool"}  # OpenAI's name since 2024, and until 2023
 
 
 @dataclass(frozen=True)
@@ -46,9 +44,8 @@ class ChatChoice:
         self.stop, self.texts = tokenizer.stop, target.service.token_texts(target.served)
         self.num_top = (body.top_logprobs or 0) if body.logprobs else None
         self.stream = TurnStream(tokenizer, turn.thinking, body.stop_texts)
-        self.is_legacy = bool(body.functions)
-        has_one_call = self.is_legacy or body.parallel_tool_calls is False
-        self.deltas = TurnDeltas(is_forced=bool(turn.suffix_ids), max_calls=1 if has_one_call else None)
+        max_calls = 1 if body.parallel_tool_calls is False else None
+        self.deltas = TurnDeltas(is_forced=bool(turn.suffix_ids), max_calls=max_calls)
         for index in turn.prefix_ids:  # one by one: together, half a character at the end would hold back all of them
             self.stream.extend([index])
         self.stream.reasoning_tokens = 0
@@ -82,8 +79,8 @@ class ChatChoice:
         pieces = self.stream.finish() if self.finish else self.stream.take()
         deltas = merged(self.deltas.add(pieces, ended=self.finish is not None))
         if self.finish == "stop" and self.deltas.calls:
-            self.finish = "function_call" if self.is_legacy else "tool_calls"
-        return [as_function_call(delta) for delta in deltas] if self.is_legacy else deltas
+            self.finish = "tool_calls"
+        return deltas
 
     @property
     def reasoning_tokens(self) -> int:
@@ -119,7 +116,7 @@ async def start(service: Service, body: ChatRequest, job: Job) -> PendingRespons
 async def encode(target: Target, body: ChatRequest) -> Turn:
     """The turn to generate. Raises ApiError if a field is invalid, or the messages are too long."""
     _check_fields(body)
-    all_text = body.model_dump_json(include={"messages", "tools", "functions"}, exclude_none=True)
+    all_text = body.model_dump_json(include={"messages", "tools"}, exclude_none=True)
     has_grammar = body.requires_tool_call or body.answer_schema is not None
     return await target.encode(lambda: _turn(target, body), [len(all_text)], "messages", has_grammar=has_grammar)
 
@@ -139,11 +136,9 @@ def _check_fields(body: ChatRequest) -> None:
     """Raises ApiError for fields that exclude each other."""
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: only with logprobs", param="top_logprobs")
-    if body.tools and body.functions:
-        raise ApiError(400, "functions: not with tools", param="functions")
-    if body.function_call and not body.functions:
-        raise ApiError(400, "function_call: only with functions", param="function_call")
-    if (body.requires_tool_call or body.allowed_tools) and not (body.tools or body.functions):
+    if body.functions:
+        raise ApiError(400, "functions: this form of 2023 is not served: use tools", param="functions")
+    if (body.requires_tool_call or body.allowed_tools) and not body.tools:
         raise ApiError(400, "tool_choice: only with tools", param="tool_choice")
     for name, value in (("enable_thinking", body.thinking), ("continue_ids", body.continue_ids)):
         if value and (body.answer_schema is not None or body.requires_tool_call):
@@ -165,12 +160,12 @@ def _message(message: ChatMessage) -> Message:
     content = message.content or message.refusal
     text = content if isinstance(content, str) else "\n".join(part.text for part in content or ())
     calls = []
-    for call in message.calls:
-        arguments = _arguments(call.arguments)
+    for call in message.tool_calls or ():
+        arguments = _arguments(call.function.arguments)
         json.dumps(arguments, ensure_ascii=False).encode()  # raises for half a character, as \ud800
-        calls.append({"name": call.name, "arguments": arguments})
+        calls.append({"name": call.function.name, "arguments": arguments})
     return Message(
-        role=ROLES.get(message.role, message.role),
+        role="system" if message.role == "developer" else message.role,
         content=text,
         reasoning_content=message.reasoning_content or "",
         tool_calls=tuple(calls),
@@ -185,9 +180,8 @@ def _turn(target: Target, body: ChatRequest) -> Turn:
     prefix_ids, suffix_ids, grammar = target.prefix_ids(body), list[int](), None
     if body.requires_tool_call:
         prefix_ids, suffix_ids = _mark_ids(tokenizer, TOOL_CALL, after="\n"), _mark_ids(tokenizer, END_TOOL_CALL)
-        grammar = _grammar(
-            target, call_schema(_named(body, functions, body.required_tool and [body.required_tool])), "tools"
-        )
+        callable_functions = _named(functions, body.required_tool and [body.required_tool])
+        grammar = _grammar(target, call_schema(callable_functions), "tools")
     elif body.answer_schema is not None:
         grammar = _grammar(target, body.answer_schema, "response_format")
     prompt = render(tokenizer, messages, functions, ask=True, thinking=body.thinking).ids
@@ -211,14 +205,14 @@ def _mark_ids(tokenizer: Tokenizer, mark: str, after: str = "") -> list[int]:
 def _offered_functions(body: ChatRequest) -> list[dict[str, Any]]:
     """What the prompt lists. Tools that are not allowed are left out, since nothing else keeps a model from calling
     them."""
-    offered = body.functions or [tool.function for tool in body.tools or ()]
-    return _named(body, [function.model_dump(exclude_none=True) for function in offered], body.allowed_tools)
+    offered = [tool.function.model_dump(exclude_none=True) for tool in body.tools or ()]
+    return _named(offered, body.allowed_tools)
 
 
-def _named(body: ChatRequest, functions: list[dict[str, Any]], names: Sequence[str] | None) -> list[dict[str, Any]]:
+def _named(functions: list[dict[str, Any]], names: Sequence[str] | None) -> list[dict[str, Any]]:
     """The functions of these names; all if there are none. Raises ApiError if one is missing."""
     if names is None:
         return functions
     if not {function["name"] for function in functions}.issuperset(names):
-        raise ApiError(400, f"{body.choice_field}: no such tool is offered", param=body.choice_field)
+        raise ApiError(400, "tool_choice: no such tool is offered", param="tool_choice")
     return [function for function in functions if function["name"] in names]

@@ -81,11 +81,6 @@ def _call(index: int, name: str, arguments: str) -> list[Delta]:
     return [{"tool_calls": [opening]}, {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}]
 
 
-def as_function_call(delta: Delta) -> Delta:
-    """A delta in the form for requests with `functions`."""
-    return {"function_call": delta["tool_calls"][0]["function"]} if "tool_calls" in delta else delta
-
-
 def merged(deltas: Sequence[Delta]) -> list[Delta]:
     """Merge neighbouring text deltas of the same kind."""
     result: list[Delta] = []
@@ -106,9 +101,6 @@ def message_of(deltas: Sequence[Delta]) -> dict[str, Any]:
         for name in ("content", "reasoning_content"):
             if name in delta:
                 message[name] = (message.get(name) or "") + delta[name]
-        if "function_call" in delta:
-            called = message.setdefault("function_call", {**delta["function_call"], "arguments": ""})
-            called["arguments"] += delta["function_call"]["arguments"]
         for call in delta.get("tool_calls", ()):
             if "id" in call:
                 calls.append({name: call[name] for name in ("id", "type")} | {"function": dict(call["function"])})
@@ -116,6 +108,6 @@ def message_of(deltas: Sequence[Delta]) -> dict[str, Any]:
                 calls[-1]["function"]["arguments"] += call["function"]["arguments"]
     if calls:
         message["tool_calls"] = calls
-    elif message["content"] is None and "function_call" not in message:
+    elif message["content"] is None:
         message["content"] = ""
     return message

@@ -60,7 +60,7 @@ def _path(location: Sequence[int | str]) -> str:
     """Such as `messages[0].role`. Cut at a depth, since pydantic adds type names of unions behind it."""
     if not location:
         return ""
-    depth = {"messages": 3, "tools": 3, "functions": 3, "logit_bias": 2}.get(str(location[0]), 1)
+    depth = {"messages": 3, "tools": 3, "logit_bias": 2}.get(str(location[0]), 1)
     path = str(location[0])
     for key in location[1:depth]:
         path += f"[{key}]" if isinstance(key, int) else f".{key[:64]}"

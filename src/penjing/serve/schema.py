@@ -130,7 +130,7 @@ class PastCall(_Body):
 
 
 class ChatMessage(_Body):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: (
         str
         | Annotated[
@@ -142,11 +142,6 @@ class ChatMessage(_Body):
     refusal: str | None = None
     reasoning_content: str | None = None
     tool_calls: Annotated[list[PastCall], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
-    function_call: CalledFunction | None = None
-
-    @property
-    def calls(self) -> list[CalledFunction]:
-        return [call.function for call in self.tool_calls or ()] or ([self.function_call] if self.function_call else [])
 
 
 Messages = Annotated[list[ChatMessage], Field(max_length=limits.MAX_MESSAGES, fail_fast=True)]
@@ -227,8 +222,7 @@ class ChatRequest(SamplingFields, TemplateFields):
     tools: Annotated[list[OfferedTool], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[OfferedFunction], Field(max_length=limits.MAX_TOOLS, fail_fast=True)] | None = None
-    function_call: Literal["none", "auto"] | NamedFunction | None = None
+    functions: Any = None
     response_format: ResponseFormat | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
     chat_template_kwargs: TemplateFields | None = None
@@ -250,32 +244,23 @@ class ChatRequest(SamplingFields, TemplateFields):
         return self.enable_thinking if self.enable_thinking is not None or more is None else more.enable_thinking
 
     @property
-    def choice_field(self) -> str:
-        """The field that chooses among the functions: OpenAI's name since 2023, or before."""
-        return "function_call" if self.functions else "tool_choice"
-
-    @property
-    def choice(self) -> Any:
-        return getattr(self, self.choice_field)
-
-    @property
     def requires_tool_call(self) -> bool:
         """Whether the answer must be a tool call. (`isinstance` of pydantic's classes costs 0.1 ms.)"""
-        allowed = getattr(self.choice, "allowed_tools", None)
-        return (allowed.mode if allowed else self.choice) not in (None, "none", "auto")
+        allowed = getattr(self.tool_choice, "allowed_tools", None)
+        return (allowed.mode if allowed else self.tool_choice) not in (None, "none", "auto")
 
     @property
     def required_tool(self) -> str | None:
         """The name of the tool to call; None for any."""
-        name: str | None = getattr(getattr(self.choice, "function", self.choice), "name", None)
+        name: str | None = getattr(getattr(self.tool_choice, "function", None), "name", None)
         return name
 
     @property
     def allowed_tools(self) -> list[str] | None:
         """The names of the tools that may be offered; None for all."""
-        allowed = getattr(self.choice, "allowed_tools", None)
+        allowed = getattr(self.tool_choice, "allowed_tools", None)
         names = allowed and [tool.function.name for tool in allowed.tools]
-        return [] if self.choice == "none" else names
+        return [] if self.tool_choice == "none" else names
 
 
 class TokenizeRequest(ChatRequest):
