@@ -573,26 +573,6 @@ def test_a_conversation_that_another_tab_deletes_is_gone(opened, server):
     expect(page.locator("#welcome")).to_be_visible()
 
 
-def test_conversations_of_an_older_version_are_taken_over(opened, server):
-    page = opened()
-    old = {
-        "id": "a",
-        "title": "old",
-        "updated": 1,
-        "nodes": {},
-        "children": [],
-        "active": 0,
-        "pieces": [{"text": "It"}],
-    }
-    page.evaluate("(all) => localStorage.setItem('penjing.conversations', all)", json.dumps([old]))
-    page.reload()
-    page.get_by_role("button", name="old", exact=True).click()
-    expect(page.locator("#sheet")).to_have_value("It")
-    assert page.evaluate("localStorage['penjing.conversations']") is None
-    page.reload()
-    expect(page.locator(".conversation")).to_have_text("old")
-
-
 def test_a_reload_in_mid_stream_keeps_the_answer_and_it_goes_on(opened, server):
     page = opened()
     page.locator("#text").fill("slow")

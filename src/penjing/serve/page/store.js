@@ -7,7 +7,6 @@ import { change, read, settings } from "./preferences.js";
 import { pack, unpack } from "./tokens.js";
 
 export { change, settings };
-const OLD = "penjing.conversations"; // all of them, before each had a key of its own
 const PREFIX = "penjing.conversation.";
 
 /** As the server understands them; seed "" draws a new one for every answer. */
@@ -57,19 +56,14 @@ function restored(kept, written) {
 const sort = () => conversations.sort((one, other) => other.updated - one.updated);
 
 export function loadConversations() {
-  const old = read(OLD, []);
   let kept = [];
   try {
     kept = storedKeys().map((key) => read(key, null));
   } catch {
     // No storage (a private window).
   }
-  conversations = [...kept, ...old].map((one) => restored(one, "stopped")).filter(Boolean);
+  conversations = kept.map((one) => restored(one, "stopped")).filter(Boolean);
   sort();
-  if (!old.length) return;
-  localStorage.removeItem(OLD);
-  for (const { id } of old) changed.add(id);
-  save();
 }
 
 /**
