@@ -722,7 +722,7 @@ def test_prompts_that_a_reward_could_not_judge_are_found_before_the_first_step(w
         ("data.format=chats", {"where": "data.format", "wanted": "prompts"}),
         ("objective.rollout.tools=calculator", {"where": "objective.rollout.max_turns", "got": 1}),
         ("objective.rollout.max_turns=2", {"where": "objective.rollout.max_turns", "got": 2}),
-        ("objective.tool.table=x.json", {"where": "objective.tool"}),
+        ("objective.tool.seconds=9", {"where": "objective.tool"}),
         (
             "objective.reward.judge_tries=5",
             {"where": "objective.reward.judge_tries"},

@@ -5,7 +5,5 @@ TOOLS = {
     "calc": "penjing.agent_tools.calculator:Calc",
     "dates": "penjing.agent_tools.dates:Dates",
     "units": "penjing.agent_tools.convert:Units",
-    "count": "penjing.agent_tools.count:Count",
-    "lookup": "penjing.agent_tools.lookup:Lookup",
     "python": "penjing.agent_tools.python:Python",
 }

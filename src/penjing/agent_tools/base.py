@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from penjing.base.config import PositiveFloat, PositiveInt, Settings
 from penjing.base.errors import UserError
@@ -17,8 +17,9 @@ class BadArgumentsError(Exception):
 class ToolSettings(Settings, section="objective.tool"):
     """What tools need to know. Each reads only its own settings (penjing.agent_tools)."""
 
+    removed: ClassVar = {"table": ""}
+
     today: str = "2025-01-01"  # dates: what day it is; given, so that a run can be done again
-    table: str = ""  # lookup: a JSON file, {"key": "what is found under it", ...}
     output_characters: PositiveInt = 400  # longest result; more is cut off
     seconds: PositiveFloat = 5.0  # python, and tools of your own: the longest that one call may take
     mebibytes: PositiveInt = 256  # python: memory of one call

@@ -51,7 +51,6 @@ Thinking = Annotated[
 ToolNames = Annotated[
     str, typer.Option("--tools", metavar="NAME,...", help=f"The model may call: {', '.join(TOOLS)}, MOD:CLASS.")
 ]
-ToolTable = Annotated[str, typer.Option(help="JSON file that the tool lookup reads.")]
 TopP = Annotated[float, typer.Option(help="Nucleus sampling: the most likely tokens with this total probability.")]
 SampleSeed = Annotated[int, typer.Option(help="Sampling seed (used when temperature > 0).", min=0)]
 Gpus = Annotated[int, typer.Option(help="Train on so many GPUs of this machine, a process for each.", min=0)]

@@ -24,7 +24,6 @@ def chat(
     adapter: given.Adapters = None,
     think: given.Thinking = None,
     tools: given.ToolNames = "",
-    table: given.ToolTable = "",
     device: given.DeviceName = "auto",
     dtype: given.DtypeName = "auto",
     weights: given.WeightsName = "auto",
@@ -50,7 +49,7 @@ def chat(
         max_tokens=max_tokens,
         seed=seed,
         thinking=think,
-        toolbox=Toolbox(words(tools), ToolSettings(today=date.today().isoformat(), table=table)),
+        toolbox=Toolbox(words(tools), ToolSettings(today=date.today().isoformat())),
     )
     start_chat(
         run, console, options, prompt=prompt, adapters=adapter or (), device=device, dtype=dtype, weights=weights
@@ -74,7 +73,6 @@ def serve(
     ] = "",
     adapter: given.Adapters = None,
     tools: given.ToolNames = "",
-    table: given.ToolTable = "",
     slots: Annotated[
         int, typer.Option(help="Answers written at once by each model; others wait.", min=1, max=1024)
     ] = 16,
@@ -107,7 +105,6 @@ def serve(
         key=api_key or os.environ.get(KEY, ""),
         adapters=tuple(adapter or ()),
         tools=tuple(words(tools)),
-        table=table,
         slots=slots,
         max_tokens=max_tokens,
         context=context,

@@ -58,7 +58,7 @@ def open_server(words: Sequence[str], options: ServeOptions) -> Iterator[OpenSer
 
     loopback_only = is_loopback(options.host)
     _check_key(options.key, options.host, loopback_only)
-    toolbox = Toolbox(options.tools, ToolSettings(today=date.today().isoformat(), table=options.table))
+    toolbox = Toolbox(options.tools, ToolSettings(today=date.today().isoformat()))
     with closing(listen(options.host, options.port)) as listener:
         set_threads(0, 1)
         models = load_models(words, options)

@@ -28,7 +28,6 @@ class ServeOptions:
     key: str = ""
     adapters: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
-    table: str = ""
     slots: int = 16
     max_tokens: int = 1024
     context: int = 0
