@@ -196,7 +196,7 @@ def test_no_word_of_a_request_becomes_a_control_token(serving, tokenizer):
 
 def test_tools_that_leave_no_space_are_refused(run):
     """Where the largest model that chats reads too little; what only continues texts calls no tools."""
-    tools = Toolbox(["calculator", "dates", "units"], ToolSettings(today="2026-11-24"))
+    tools = Toolbox(["calculator", "dates", "sum=calculator"], ToolSettings(today="2026-11-24"))
     check_tools(load(run), tools)
     models = load(run, adapters=[f"mine={run.parent / 'mine'}"])
     with pytest.raises(UserError) as error:

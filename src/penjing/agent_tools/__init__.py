@@ -4,6 +4,5 @@ TOOLS = {
     "calculator": "penjing.agent_tools.calculator:Calculator",
     "calc": "penjing.agent_tools.calculator:Calc",
     "dates": "penjing.agent_tools.dates:Dates",
-    "units": "penjing.agent_tools.convert:Units",
     "python": "penjing.agent_tools.python:Python",
 }
