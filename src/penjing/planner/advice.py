@@ -18,7 +18,6 @@ from penjing.plan.step_workload import Workload
 from penjing.planner.fit import Fitted
 from penjing.planner.inputs import TokenBudget, accepted, busy_seconds, lengths_of
 from penjing.train.batch_geometry import micro_sizes
-from penjing.train.compile_policy import choose
 from penjing.train.config import Run
 from penjing.train.memory_trace.fit import layout_of
 from penjing.train.resolve import with_settings
@@ -111,7 +110,6 @@ def alternatives(run: Run, machine: Machine, fitted: Fitted | None, work: Worklo
     suggestions = [
         *(_passes(current, fitted) if fitted else ()),
         *(_nearby_batch(current, fitted) if fitted else ()),
-        *_compiled(current),
         *_faster_gpus(current, fitted),
         *_more_gpus(current),
         *_larger_batch(current, fitted),
@@ -188,16 +186,6 @@ def _smaller_runs(run: Run) -> Iterator[tuple[str, Run]]:
     while run.data.seq_len >= 2 * MIN_SEQ_LEN and run.objective.sampling is None:
         run = with_settings(run, {"data.seq_len": run.data.seq_len // 2})
         yield " ".join([*changes, f"data.seq_len={run.data.seq_len}"]), run
-
-
-def _compiled(current: _CurrentPlan) -> Iterator[Suggestion]:
-    """torch.compile, if it is off and `auto` would turn it on."""
-    run = with_settings(current.run, {"compute.compile": "blocks"})
-    if current.run.compute.compile != "off" or not current.accepts(run):
-        return
-    if choose("auto", current.machine.device, "", current.seconds).how != "off":
-        gain = current.gain(run, replace(current.work, compiled=True))
-        yield gain, f"compute.compile=auto: {gain:.0%} faster by formula (estimate)"
 
 
 def _faster_gpus(current: _CurrentPlan, fitted: Fitted | None) -> Iterator[Suggestion]:
