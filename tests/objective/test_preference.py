@@ -223,9 +223,7 @@ def test_ranking_loss_at_a_point_worked_out_by_hand():
     reward_P2 = torch.tensor([[2.0, 1.0]])
     loss = ranking_losses(RewardModel(center_rewards_coefficient=0.1), reward_P2, torch.tensor([0.5])).item()
     assert loss == pytest.approx(math.log1p(math.exp(-0.5)) + 0.9)
-    loss = ranking_losses(
-        RewardModel(center_rewards_coefficient=0.0, margin="none"), reward_P2, torch.tensor([0.5])
-    ).item()
+    loss = ranking_losses(RewardModel(center_rewards_coefficient=0.0), reward_P2, torch.tensor([0.0])).item()
     assert loss == pytest.approx(math.log1p(math.exp(-1.0)))
 
 

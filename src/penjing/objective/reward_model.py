@@ -20,7 +20,9 @@ MARGIN = "margin"  # key in a batch's figures: how much better a pair's first an
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModel(ObjectiveSettings):
-    """Learn to score answers from preference pairs."""
+    """Learn to score answers from preference pairs, whose rewards are to differ by at least the pair's `margin`."""
+
+    removed: ClassVar = {"margin": "data"}
 
     name: Literal["reward"] = "reward"
     generates_text: ClassVar = False
@@ -28,8 +30,6 @@ class RewardModel(ObjectiveSettings):
     varying_shapes: ClassVar = True
     # Weight of a pair's squared sum of rewards, which centres them around zero (pairs alone do not); 0.01 is usual.
     center_rewards_coefficient: NonNegativeFloat = 0.01
-    # data: the rewards should differ by at least the pair's `margin`. none: no margin.
-    margin: Literal["data", "none"] = "data"
 
 
 def ranking_losses(settings: RewardModel, reward_P2: Tensor, margin_P: Tensor) -> Tensor:
@@ -38,9 +38,7 @@ def ranking_losses(settings: RewardModel, reward_P2: Tensor, margin_P: Tensor) -
     The first part is arXiv:2203.02155 eq. 1 for two answers (Bradley-Terry), with arXiv:2307.09288's margin; the second
     is arXiv:2312.09244's centring.
     """
-    gap_P = reward_P2[:, 0] - reward_P2[:, 1]
-    if settings.margin == "data":
-        gap_P = gap_P - margin_P
+    gap_P = reward_P2[:, 0] - reward_P2[:, 1] - margin_P
     return -functional.logsigmoid(gap_P) + settings.center_rewards_coefficient * reward_P2.sum(dim=1).square()
 
 
