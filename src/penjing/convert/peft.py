@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
 from penjing.base.files import atomic_write, read_json, write_json
+from penjing.checkpoint.load import read_tensors
 from penjing.convert import minimind
 from penjing.convert.names import hf_name
 from penjing.model.lora import AdapterSize, adaptable, adapted, attach
@@ -155,12 +155,8 @@ def read_peft(folder: Path) -> PeftAdapter:
         pickled = (folder / "adapter_model.bin").is_file()
         reason = "is pickled, which could run code" if pickled else "has no weights"
         raise UserError(f"the adapter {reason}", where=folder, wanted=WEIGHTS, next_step="Save it as safetensors.")
-    try:
-        loaded = safetensors.torch.load_file(folder / WEIGHTS)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise UserError(f"cannot be read: {error}", where=folder / WEIGHTS) from None
     tensors: dict[str, dict[str, Tensor]] = {}
-    for key, value in loaded.items():
+    for key, value in read_tensors(folder / WEIGHTS).items():
         part = next((part for part in _PARTS if key.endswith(part)), None)
         if part is None or not key.startswith(_PREFIX):
             raise UserError("a tensor that is not part of LoRA or DoRA", where=folder / WEIGHTS, got=key)
