@@ -17,7 +17,7 @@ from penjing.agent_tools.box import MAX_CALLS, Result, Toolbox
 from penjing.base.errors import UserError
 from penjing.data.chat.turn_parser import ToolCall
 
-SETTINGS = ToolSettings(today="2024-02-28", output_characters=60, seconds=1.0)
+SETTINGS = ToolSettings(output_characters=60, seconds=1.0)
 
 
 def call(box: Toolbox, name: str, **arguments: Any) -> Result:
@@ -26,7 +26,7 @@ def call(box: Toolbox, name: str, **arguments: Any) -> Result:
 
 def made(name: str) -> Toolbox:
     try:
-        return Toolbox([name], ToolSettings(today="2024-02-28", seconds=1.0))
+        return Toolbox([name], ToolSettings(seconds=1.0))
     except UserError as error:
         pytest.skip(str(error))
 
@@ -50,15 +50,6 @@ def test_every_tool_has_a_schema_and_survives_what_it_is_given(name: str) -> Non
 @pytest.mark.parametrize(
     ("name", "arguments", "result"),
     [
-        ("dates", {"what": "difference", "date": "2024-02-28", "other": "2024-03-01"}, "2"),
-        ("dates", {"what": "difference", "date": "2024-03-01", "other": "today"}, "-2"),
-        ("dates", {"what": "weekday", "date": "2024-02-29"}, "Thursday"),
-        ("dates", {"what": "add", "days": 2}, "2024-03-01"),
-        ("dates", {"what": "today"}, "2024-02-28"),
-        ("dates", {"what": "add", "date": "2024-02-30", "days": "1"}, None),
-        ("dates", {"what": "add", "days": "1e99"}, None),
-        ("dates", {"what": "add", "days": "9" * 30}, None),
-        ("dates", {"what": "guess"}, None),
         ("python", {"code": "print(6 * 7)"}, "42"),
         ("python", {"code": "x = 1"}, "(nothing was printed)"),
         ("python", {"code": "print(1)\n1/0"}, "1\nZeroDivisionError: division by zero"),
@@ -75,7 +66,7 @@ def test_whose_results_are_answers() -> None:
     """Those of `calc`; a call that is none of a tool's, where there are no other tools."""
     calls = [ToolCall(name="calc", arguments={"expression": text}) for text in ("1+2", "1+")] + [ToolCall(name="sum")]
     assert [result.is_answer for result in Toolbox(["calc"]).run(calls)] == [True, True, True]
-    assert [result.is_answer for result in Toolbox(["calc", "dates"]).run(calls)] == [True, True, False]
+    assert [result.is_answer for result in Toolbox(["calc", "calculator"]).run(calls)] == [True, True, False]
     assert not call(Toolbox(["calculator"]), "calculator", expression="1+2").is_answer
 
 
@@ -156,7 +147,5 @@ def test_what_is_no_tool_is_refused(own: str, words: list[str], facts: dict[str,
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
-    with raises_user_error(where="objective.tool.today", got="tomorrow"):
-        ToolSettings(today="tomorrow")
     with raises_user_error(where="objective.tool.output_characters", got=0):
         ToolSettings(output_characters=0)

@@ -6,7 +6,6 @@ from contextlib import closing
 
 import pytest
 
-from penjing.agent_tools.base import ToolSettings
 from penjing.agent_tools.box import Toolbox
 from penjing.base.errors import UserError
 from penjing.convert.peft import write_peft
@@ -196,10 +195,10 @@ def test_no_word_of_a_request_becomes_a_control_token(serving, tokenizer):
 
 def test_tools_that_leave_no_space_are_refused(run):
     """Where the largest model that chats reads too little; what only continues texts calls no tools."""
-    tools = Toolbox(["calculator", "dates", "sum=calculator"], ToolSettings(today="2026-11-24"))
+    tools = Toolbox(["calculator", "again=calculator", "sum=calculator"])
     check_tools(load(run), tools)
     models = load(run, adapters=[f"mine={run.parent / 'mine'}"])
     with pytest.raises(UserError) as error:
         check_tools(models, tools)
     assert error.value.where == "--tools"
-    check_tools(models, Toolbox((), ToolSettings(today="2026-11-24")))
+    check_tools(models, Toolbox(()))

@@ -3,6 +3,5 @@
 TOOLS = {
     "calculator": "penjing.agent_tools.calculator:Calculator",
     "calc": "penjing.agent_tools.calculator:Calc",
-    "dates": "penjing.agent_tools.dates:Dates",
     "python": "penjing.agent_tools.python:Python",
 }

@@ -1,12 +1,10 @@
 """What a tool is given and what it gives."""
 
-import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from penjing.base.config import PositiveFloat, PositiveInt, Settings
-from penjing.base.errors import UserError
 
 
 class BadArgumentsError(Exception):
@@ -17,19 +15,11 @@ class BadArgumentsError(Exception):
 class ToolSettings(Settings, section="objective.tool"):
     """What tools need to know. Each reads only its own settings (penjing.agent_tools)."""
 
-    removed: ClassVar = {"table": ""}
+    removed: ClassVar = {"table": "", "today": "2025-01-01"}
 
-    today: str = "2025-01-01"  # dates: what day it is; given, so that a run can be done again
     output_characters: PositiveInt = 400  # longest result; more is cut off
     seconds: PositiveFloat = 5.0  # python, and tools of your own: the longest that one call may take
     mebibytes: PositiveInt = 256  # python: memory of one call
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        try:
-            datetime.date.fromisoformat(self.today)
-        except ValueError:
-            raise UserError("no date", where="objective.tool.today", got=self.today, wanted="2025-01-31") from None
 
 
 class Tool(Protocol):
@@ -44,19 +34,19 @@ class Tool(Protocol):
         ...
 
 
-def function(name: str, description: str, required: Mapping[str, str], **optional: str) -> dict[str, Any]:
+def function(name: str, description: str, arguments: Mapping[str, str]) -> dict[str, Any]:
     """A schema whose arguments are all texts: their names, and what each says."""
-    properties = {name: {"type": "string", "description": text} for name, text in {**required, **optional}.items()}
+    properties = {name: {"type": "string", "description": text} for name, text in arguments.items()}
     return {
         "name": name,
         "description": description,
-        "parameters": {"type": "object", "properties": properties, "required": list(required)},
+        "parameters": {"type": "object", "properties": properties, "required": list(arguments)},
     }
 
 
-def text(arguments: Mapping[str, Any], name: str, *, default: str | None = None, longest: int = 2000) -> str:
+def text(arguments: Mapping[str, Any], name: str, *, longest: int = 2000) -> str:
     """An argument as text; numbers are taken too. Raises BadArgumentsError."""
-    value = arguments.get(name, default)
+    value = arguments.get(name)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise BadArgumentsError(f"argument {name} is missing" if value is None else f"argument {name} is not text")
     try:

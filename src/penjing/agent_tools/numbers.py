@@ -30,16 +30,6 @@ def bounded(value: Fraction) -> Fraction:
     return value
 
 
-def number(text: str, name: str) -> Fraction:
-    """A whole text as a number, with a sign perhaps. Raises BadArgumentsError."""
-    stripped = text.strip().replace("\u2212", "-")
-    sign = -1 if stripped.startswith("-") else 1
-    found = NUMBER.fullmatch(stripped.removeprefix("-").removeprefix("+"))
-    if found is None:
-        raise BadArgumentsError(f"argument {name} is not a number")
-    return sign * Fraction(found[0])
-
-
 def show(value: Fraction) -> str:
     """Whole numbers whole; others with up to 12 digits, exact where that is enough."""
     if value.denominator == 1 and len(str(abs(value.numerator))) <= _LONGEST_WHOLE:

@@ -1,7 +1,6 @@
 """penjing chat, serve, generate and eval: use a trained model."""
 
 import os
-from datetime import date
 from pathlib import Path
 from typing import Annotated
 
@@ -36,9 +35,8 @@ def chat(
     penjing chat runs/quickstart
     penjing chat runs/quickstart --prompt "Tell a story about Tom and a kite."
     penjing chat runs/sft --adapter runs/lora --adapter other=downloads/adapter
-    penjing chat runs/agent --tools calculator,dates --think
+    penjing chat runs/agent --tools calculator,python --think
     """
-    from penjing.agent_tools.base import ToolSettings
     from penjing.agent_tools.box import Toolbox
     from penjing.commands.chat import chat as start_chat
     from penjing.infer.conversation import GenerationOptions
@@ -49,7 +47,7 @@ def chat(
         max_tokens=max_tokens,
         seed=seed,
         thinking=think,
-        toolbox=Toolbox(words(tools), ToolSettings(today=date.today().isoformat())),
+        toolbox=Toolbox(words(tools)),
     )
     start_chat(
         run, console, options, prompt=prompt, adapters=adapter or (), device=device, dtype=dtype, weights=weights
@@ -90,7 +88,7 @@ def serve(
 
     [bold]Examples[/]
     penjing serve runs/quickstart
-    penjing serve runs/pretrain@1200 runs/sft runs/dpo --tools calculator,dates
+    penjing serve runs/pretrain@1200 runs/sft runs/dpo --tools calculator
     penjing serve runs/sft --adapter mine=runs/lora
     PENJING_API_KEY=... penjing serve runs/sft --host 0.0.0.0
     """

@@ -7,7 +7,6 @@ import resource
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from datetime import date
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
@@ -49,7 +48,6 @@ def open_server(words: Sequence[str], options: ServeOptions) -> Iterator[OpenSer
     """Take the address and load the models. Raises UserError for what cannot be used."""
     for module in ("fastapi", "httptools", "llguidance", "uvicorn"):
         import_extra(module, "serve")
-    from penjing.agent_tools.base import ToolSettings
     from penjing.agent_tools.box import Toolbox
     from penjing.serve.app import make_app
     from penjing.serve.connection import make_server
@@ -58,7 +56,7 @@ def open_server(words: Sequence[str], options: ServeOptions) -> Iterator[OpenSer
 
     loopback_only = is_loopback(options.host)
     _check_key(options.key, options.host, loopback_only)
-    toolbox = Toolbox(options.tools, ToolSettings(today=date.today().isoformat()))
+    toolbox = Toolbox(options.tools)
     with closing(listen(options.host, options.port)) as listener:
         set_threads(0, 1)
         models = load_models(words, options)
