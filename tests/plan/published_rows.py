@@ -22,7 +22,21 @@ MAP_RATE = 0.6  # matmuls of small heads run at about six tenths of large ones
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaterialisedWork(Workload):
+class PublishedWork(Workload):
+    """A step of other people's programs, whose weights may be of half precision themselves."""
+
+    half_weights: bool = False
+
+    @property
+    def _has_masters(self) -> bool:
+        return super()._has_masters and not self.half_weights
+
+    def optimizer_bytes(self) -> float:
+        return super().optimizer_bytes() * (16 / 28 if self.half_weights else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaterialisedWork(PublishedWork):
     """A step whose attention stores its maps, as other people's programs do; their bytes count as elementwise."""
 
     attention_dropout: bool = False
@@ -87,14 +101,14 @@ def workload_of(row: dict[str, str]) -> Workload:
         vocabulary=whole("vocab"),
         parameters=whole("params"),
     )
-    fused = Workload(
+    fused = PublishedWork(
         shape=shape,
         tokens=whole("micro_batch") * whole("seq_len"),
         seq_len=whole("seq_len"),
         keys=(whole("seq_len") + 1) / 2,
         passes=int(row["grad_accum"] or 1),
         dtype=dtype,
-        master_weights="float32" if automatic or dtype in ("float32", "tf32") else "same",
+        half_weights=not automatic and dtype not in ("float32", "tf32"),
         recompute="block" if row["act_ckpt"] == "full" else "none",
         fused_optimizer="fused" in row["optimizer"],
         compiled=row["compile"] == "yes",

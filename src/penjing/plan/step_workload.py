@@ -46,7 +46,6 @@ class Workload:
     keys: float  # mean per query
     passes: int = 1  # forward and backward passes per optimizer step
     dtype: str = "bfloat16"  # of matmuls
-    master_weights: Literal["float32", "same"] = "float32"  # their dtype
     dropout: bool = False  # of the outputs of attention and MLP
     recompute: Recompute = "none"  # the part of each block that the backward pass recomputes
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -154,14 +153,12 @@ class Workload:
         """Bytes moved in one pass between logits and loss."""
         if self.triton_kernels:
             return self.tokens * self.shape.vocabulary * KERNEL_LOGIT_BYTES * (1 + 0.3 * self.extra_forwards)
-        half = self.master_weights == "same" and VALUE_BYTES[self.dtype] == 2
-        factor = (1.0 if half else VALUE_BYTES[self.dtype] / 2) * (0.6 if self.compiled else 1.0)
+        factor = VALUE_BYTES[self.dtype] / 2 * (0.6 if self.compiled else 1.0)
         return self.tokens * self.shape.vocabulary * LOGIT_BYTES * factor * (1 + 0.3 * self.extra_forwards)
 
     def optimizer_bytes(self) -> float:
         """Bytes moved on one device by clipping, the update and the weight casts, once per step."""
-        state = 16.0 if self.master_weights == "same" and VALUE_BYTES[self.dtype] == 2 else 28.0
-        bytes_each = state * (1.0 if self.fused_optimizer else 2.0) + (20.0 if self._has_masters else 0.0)
+        bytes_each = 28.0 * (1.0 if self.fused_optimizer else 2.0) + (20.0 if self._has_masters else 0.0)
         return self.trained / self.layout.parts("optimizer state") * bytes_each
 
     def optimizer_flops(self) -> float:
@@ -210,4 +207,4 @@ class Workload:
 
     @property
     def _has_masters(self) -> bool:
-        return self.master_weights == "float32" and VALUE_BYTES[self.dtype] == 2
+        return VALUE_BYTES[self.dtype] == 2
