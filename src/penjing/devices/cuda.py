@@ -53,11 +53,7 @@ class Cuda(Device):
 
     def identity(self, device: torch.device) -> dict[str, Any]:
         driver, watts = _driver(device)
-        return {
-            "driver": driver,
-            "power_limit_watts": watts,
-            "devices": torch.cuda.device_count(),
-        }
+        return {"driver": driver, "power_limit_watts": watts, "devices": torch.cuda.device_count()}
 
     def capability(self, device: torch.device) -> Capability:
         return torch.cuda.get_device_capability(device)

@@ -143,12 +143,7 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def decayed_update(
-    parameters: Sequence[Tensor],
-    update_EMN: Tensor,
-    decay: float,
-    rate: float,
-    scale: float,
-    bad: Tensor | None = None,
+    parameters: Sequence[Tensor], update_EMN: Tensor, decay: float, rate: float, scale: float, bad: Tensor | None = None
 ) -> None:
     """w <- decay w - rate scale update, for each parameter and its matrix of a stack of updates in any dtype. bad: 1 on
     the device if the update must be skipped; None: never skip."""

@@ -216,12 +216,7 @@ def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float
 
 
 def decayed_update(
-    update_EMN: Tensor,
-    parameters: Sequence[Tensor],
-    decay: float,
-    scale: float,
-    rate: float,
-    bad: Tensor | None = None,
+    update_EMN: Tensor, parameters: Sequence[Tensor], decay: float, scale: float, rate: float, bad: Tensor | None = None
 ) -> None:
     """w <- decay w - rate scale update for each parameter, unless `bad` is 1 on the device."""
     update_EMN = update_EMN.to(parameters[0].dtype)  # in two steps: the stack in half precision is freed between them

@@ -199,13 +199,6 @@ class Checkpointer:
                 part.restore(saved[name])
 
 
-def _has_shape(value: Any, like: Tensor) -> bool:
-    """Or one number for each row."""
-    if not isinstance(value, Tensor) or value.ndim != like.ndim:
-        return False
-    return value.shape == like.shape or (value.ndim > 1 and value.shape == (*like.shape[:-1], 1))
-
-
 def restore_optimizers(
     optimizers: Sequence[Any],
     checkpoint: Checkpoint,
@@ -225,7 +218,10 @@ def restore_optimizers(
         like = parameters[optimizer][parameter]
         if local_part(like) is not like:
             values = decoded(values)
-        return {name: place(value, like) if _has_shape(value, like) else value for name, value in values.items()}
+        return {
+            name: place(value, like) if isinstance(value, Tensor) and value.shape == like.shape else value
+            for name, value in values.items()
+        }
 
     try:
         states, random_state = checkpoint.optimizers(fit)

@@ -151,12 +151,7 @@ def nesterov_update(gradient: Tensor, mean: Tensor, out: Tensor, momentum: float
 
 
 def decayed_update(
-    update_EMN: Tensor,
-    parameters: Sequence[Tensor],
-    decay: float,
-    scale: float,
-    rate: float,
-    bad: None = None,
+    update_EMN: Tensor, parameters: Sequence[Tensor], decay: float, scale: float, rate: float, bad: None = None
 ) -> None:
     """w <- decay w - rate scale update for each parameter, in float32."""
     for parameter, update_MN in zip(parameters, update_EMN, strict=True):
