@@ -41,7 +41,6 @@ from penjing.train.build import prepare_run
 from penjing.train.build_context import RunHooks
 from penjing.train.memory_trace import trace
 from penjing.train.signals import Stopped
-from penjing.train.step_timing import extrapolate_growth
 from penjing.workflows.forecast import family
 from penjing.workflows.train import execute, resolve_run
 
@@ -454,12 +453,6 @@ LARGE_CPU = Target(kind="cpu", name="cpu", memory_bytes=1 << 40)
 def work_on_card(run):
     """What the page times, in passes of four rows."""
     return plan_run.workload_of(run, CARD, PlanOptions(), 4)
-
-
-def test_growth_of_memory_is_taken_for_a_geometric_series():
-    assert extrapolate_growth([]) == extrapolate_growth([5, 5, 5, 5]) == 0
-    assert extrapolate_growth([0, 50, 100, 125, 150]) == 50  # 100, then 50: another 25, 12.5, ...
-    assert extrapolate_growth([0, 5, 10, 55, 110]) == 300  # not slower at all: taken for three quarters
 
 
 @pytest.mark.parametrize("few_rows", [False, True])

@@ -82,7 +82,7 @@ def taken(monkeypatch):
         monkeypatch.setattr(step_timing.ProbeSteps, "take", take)
         parts = Parts(num_steps, accumulate, strategy=CPU, source=Rows())
         size = SimpleNamespace(round_steps=1, probe_steps=2)
-        timings, _ = step_timing._time_passes(stage, size, parts)
+        timings = step_timing._time_passes(stage, size, parts)
         full = [one.full_seconds(accumulate) for one in timings]
         assert full == pytest.approx([pass_seconds * (accumulate + 0.1)] * len(full))
         return steps
@@ -150,7 +150,7 @@ def test_where_a_pass_takes_long_fewer_rows_tell_of_many(monkeypatch):
     assert step_timing._small_pass_units(size, replace(parts, meter=quick), geometry) == 64
     timings, held, few = step_timing._time_small_passes(READY, parts, geometry, 1)
     assert rows == [1, few, 2 * few, few] and few > 1
-    assert held == [1000 + 65 * 64]
+    assert held == 1000 + 65 * 64
     assert timings[0].full_seconds(2 * 64 / few) == pytest.approx(0.05 * 128 + 1)
 
 

@@ -48,13 +48,10 @@ SLOW_STEP_SECONDS = 0.5  # compiling new GEMM shapes, 0.4 ms each, is negligible
 # rows per pass to theirs; the slowdown of the first one (26M parameters: 1.42 s, then 0.80 s).
 SMALL_PASSES, MIN_RATIO, COLD_FACTOR = 12, 3, 1.5
 FORWARD_SHARE = 1 / 3  # forward part of a pass, to estimate a validation that takes too long
-# Growth of a CPU run's resident memory after the probe, because block sizes vary (4 to 5 % in three runs): a fraction
-# that is always added, and the largest fraction for growth within the probe.
-RISE, MAX_GROWTH = 0.03, 0.03
+RISE = 0.045  # of a CPU run's resident memory after the probe, because block sizes vary (4 to 5 % in three runs)
 # Bytes of code for GEMM shapes that occur only later: once routers prefer some experts, or as answers change in length.
 # 59 to 86 MiB in four runs of two small models.
 LATE_SHAPES_BYTES = 70 << 20
-SLOWEST_DECAY = 0.75  # largest credible ratio of memory's growth in the second half of the probe to the first
 MAX_SAVED_BYTES = 2 << 30  # largest checkpoint that is timed; larger ones are estimated from WRITE_RATE
 SAVE_SECONDS = 0.02  # of a checkpoint, independent of its size
 WRITE_RATE = 300e6  # bytes per second of a checkpoint, including hashing and syncing
@@ -163,14 +160,15 @@ def probe(
     """
     probe_start, start, run, strategy = time.time(), time.perf_counter(), stage.run, context.strategy
     geometry = batch_geometry(run, strategy.world, strategy.device)
-    units = small = geometry.micro_size
+    units, peak = geometry.micro_size, 0
+    small = units
     if stage.runs_ahead and not any(module._compiled_call_impl for module in model.modules()):
         small = _small_pass_units(size, context, geometry)
     with _state_restored(model, context):
         if small < units:
             timings, peak, small = _time_small_passes(stage, context, geometry, small)
         else:
-            timings, peak = _time_passes(stage, size, context)
+            timings = _time_passes(stage, size, context)
         passes = context.accumulate * units / small
         noise = _noise(strategy, timings)
         lasting = noise.lasting_slowdown / noise.slowdown
@@ -222,8 +220,8 @@ def _budget(run_seconds: float) -> float:
     return max(MIN_BUDGET, min(BUDGET_SECONDS, BUDGET_SHARE * run_seconds))
 
 
-def _time_passes(stage: Stage[Any], size: DatasetSize, context: TrainingContext) -> tuple[list[StepTiming], list[int]]:
-    """Timed steps with passes as large as the run's, and peak memory after each step of the first round."""
+def _time_passes(stage: Stage[Any], size: DatasetSize, context: TrainingContext) -> list[StepTiming]:
+    """Timed steps with passes as large as the run's."""
     passes = min(context.accumulate, MAX_PASSES) if stage.runs_ahead else context.accumulate
     steps = ProbeSteps(
         context,
@@ -240,7 +238,7 @@ def _time_passes(stage: Stage[Any], size: DatasetSize, context: TrainingContext)
         steps.source.close()
 
 
-def _time_steps(steps: ProbeSteps, size: DatasetSize) -> tuple[list[StepTiming], list[int]]:
+def _time_steps(steps: ProbeSteps, size: DatasetSize) -> list[StepTiming]:
     """Steps whose batches need no sampling.
 
     Quick steps run twice on the same batches: the first time compiles new GEMM shapes, which a run soon stops doing;
@@ -249,7 +247,6 @@ def _time_steps(steps: ProbeSteps, size: DatasetSize) -> tuple[list[StepTiming],
     context, strategy, start = steps.context, steps.context.strategy, steps.source.position()
     first = steps.take()
     max_steps = max(LEAST_STEPS, round(SHORT_RUN_SHARE * context.num_steps))
-    peaks: list[int] = []
     timings: list[StepTiming] = []
 
     def enough() -> bool:
@@ -264,15 +261,14 @@ def _time_steps(steps: ProbeSteps, size: DatasetSize) -> tuple[list[StepTiming],
 
     while not timings or not strategy.any(enough()):
         timings.append(steps.take())
-        peaks.append(devices.of(strategy.device).peak_memory_bytes(strategy.device))
     if strategy.any(_mean([timing.seconds for timing in timings]) < SLOW_STEP_SECONDS):
         steps.source.restore(start)
         steps.take()  # only the first batch has to be waited for
         timings = [steps.take() for _ in timings]
-    return timings, peaks
+    return timings
 
 
-def _time_sampled_steps(steps: ProbeSteps, size: DatasetSize) -> tuple[list[StepTiming], list[int]]:
+def _time_sampled_steps(steps: ProbeSteps, size: DatasetSize) -> list[StepTiming]:
     """Steps on sampled answers. Rounds of sampling differ and the first ones compile, so half are not used."""
     context, round_steps, min_rounds = steps.context, size.round_steps, max(1, size.probe_steps // size.round_steps)
     max_steps = max(LEAST_STEPS, min(20, round(SHORT_RUN_SHARE * context.num_steps)))
@@ -287,7 +283,7 @@ def _time_sampled_steps(steps: ProbeSteps, size: DatasetSize) -> tuple[list[Step
     while len(timings) < min_rounds or not context.strategy.any(enough()):
         timings.append(steps.take())
     skipped = max(0, min(len(timings) // 2, len(timings) - min_rounds))
-    return timings[skipped:], []
+    return timings[skipped:]
 
 
 def _small_pass_units(size: DatasetSize, context: TrainingContext, geometry: BatchGeometry) -> int:
@@ -309,7 +305,7 @@ def _affordable(seconds: float, unit_seconds: float, geometry: BatchGeometry) ->
 
 def _time_small_passes(
     stage: Stage[Any], context: TrainingContext, geometry: BatchGeometry, small: int
-) -> tuple[list[StepTiming], list[int], int]:
+) -> tuple[list[StepTiming], int, int]:
     """A timed step with small passes, the predicted peak memory of the run's passes, and the units of a small pass.
 
     small: first guess of these units; the first step corrects it. Peak memory is extrapolated linearly from passes of
@@ -328,23 +324,7 @@ def _time_small_passes(
     small = max(small, min(largest, _affordable(budget, unit_seconds, geometry)))
     _, low = take(small)
     _, high = take(2 * small)
-    return [take(small)[0]], [round(fit_two_points((small, low), (2 * small, high)).at(units))], small
-
-
-def extrapolate_growth(peaks: list[int]) -> int:
-    """Predicted growth of memory after the probe, in bytes, from its growth within the probe.
-
-    On a CPU each new GEMM shape is compiled and cached, so memory grows with every new document length, ever more
-    slowly. The growth is extrapolated as a geometric series, whose ratio is the second half's growth over the first's.
-    """
-    if len(peaks) < 4:
-        return 0
-    middle = len(peaks) // 2
-    early, late = peaks[middle] - peaks[0], peaks[-1] - peaks[middle]
-    if late <= 0 or early <= 0:
-        return max(0, late)
-    ratio = min(SLOWEST_DECAY, late / early)
-    return round(late * ratio / (1 - ratio))
+    return [take(small)[0]], round(fit_two_points((small, low), (2 * small, high)).at(units)), small
 
 
 def _mean(seconds: list[float]) -> float:
@@ -422,15 +402,15 @@ def _time_save_and_sample(
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _with_growth(run: Run, size: DatasetSize, context: TrainingContext, peaks: list[int], *, late_shapes: bool) -> int:
+def _with_growth(run: Run, size: DatasetSize, context: TrainingContext, peak: int, *, late_shapes: bool) -> int:
     """Peak memory so far, which covers all work of a run; on a CPU plus later growth and the pages of token files.
 
-    peaks: measured or estimated in the probe's steps. late_shapes: whether many further GEMM shapes are expected.
+    peak: estimated from small passes; 0: there were none. late_shapes: whether many further GEMM shapes are expected.
     """
-    peak = max([devices.of(context.strategy.device).peak_memory_bytes(context.strategy.device), *peaks])
+    peak = max(devices.of(context.strategy.device).peak_memory_bytes(context.strategy.device), peak)
     if not devices.of(context.strategy.device).is_host:
         return peak
-    peak += round(peak * RISE) + min(extrapolate_growth(peaks), round(peak * MAX_GROWTH))
+    peak += round(peak * RISE)
     if late_shapes:
         peak += LATE_SHAPES_BYTES
     if size.unit != "rows":
