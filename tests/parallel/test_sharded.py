@@ -57,14 +57,16 @@ def test_weights_can_lie_in_the_memory_of_the_host(train, losses):
 
 
 def test_it_learns_saves_resumes_validates_and_samples_as_one_process_does(train, losses, outcome, tmp_path):
-    one, two = train("one"), train("two", ranks=2, strategy="fsdp2")
+    start = "embedding_init=cooccurrence"
+    one, two = train("one", start), train("two", start, ranks=2, strategy="fsdp2")
     assert losses(two) == pytest.approx(losses(one), abs=1e-6)
     assert outcome(two)["val_loss"] == pytest.approx(outcome(one)["val_loss"], abs=1e-6)
     assert (two / "samples.jsonl").read_text().count("\n") == (one / "samples.jsonl").read_text().count("\n") > 0
     assert 'reshard = "step"' in (two / "run.toml").read_text(), "weights and gradients of so few are kept whole"
     for source, ranks, strategy, more in ((two, 1, "single", ()), (one, 2, "fsdp2", ("parallel.reshard=pass",))):
         cut_back(source, tmp_path / strategy, 2)
-        assert losses(train(strategy, *more, ranks=ranks, strategy=strategy)) == pytest.approx(losses(one), abs=1e-6)
+        again = train(strategy, start, *more, ranks=ranks, strategy=strategy)
+        assert losses(again) == pytest.approx(losses(one), abs=1e-6)
 
 
 @pytest.mark.nightly

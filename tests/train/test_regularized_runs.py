@@ -1,4 +1,4 @@
-"""Runs with noise, a second loss and weight decay: resumed exactly, alike in any passes, validated without them."""
+"""Runs with noise, a second loss, decay, a start from the text: resumed exactly, in any passes, validated as ever."""
 
 import json
 
@@ -24,6 +24,7 @@ FACTORS = "weight_decay_factors = []"
 MTP = "objective.mtp_weight=0.5"
 BPE = "regularization.bpe_dropout=0.2"
 DECAY = "optimizer.weight_decay=0.5"
+START = "embedding_init=cooccurrence"
 
 
 def metrics(folder, name):
@@ -50,7 +51,7 @@ def as_of_an_older_version(folder):
 
 
 def test_a_run_resumes_exactly_and_splits_alike(small_run, tmp_path):
-    words = [*small_run, NOISE, MTP, BPE, DECAY, "max_steps=6"]
+    words = [*small_run, START, NOISE, MTP, BPE, DECAY, "max_steps=6"]
     whole, resumed, split = tmp_path / "whole", tmp_path / "resumed", tmp_path / "split"
     train("pretrain", *words, f"out={whole}")
     cut_back(whole, resumed, 3)
@@ -101,3 +102,5 @@ def test_noise_is_refused_where_rows_have_no_seeds(objective):
         resolve_run("pretrain", parse_overrides([f"objective={objective}", NOISE]))
     with raises_user_error(where="regularization.bpe_dropout", got="data.format=chats"):
         resolve_run("sft", parse_overrides([BPE]))
+    with raises_user_error(where="embedding_init"):
+        resolve_run("pretrain", parse_overrides([f"objective={objective}", START]))

@@ -12,7 +12,10 @@ from penjing.model.transformer import Transformer
 
 @torch.no_grad()
 def initialise(
-    model: Transformer, seed: int, place: Callable[[Tensor, Tensor], Tensor] = lambda full, like: full
+    model: Transformer,
+    seed: int,
+    place: Callable[[Tensor, Tensor], Tensor] = lambda full, like: full,
+    embedding_VD: Tensor | None = None,
 ) -> None:
     """Normal weights of standard deviation 0.02 (GPT-2), residual outputs at zero, keys equal to queries, gains at one.
 
@@ -23,6 +26,7 @@ def initialise(
     global random state is neither read nor changed.
 
     place: of a strategy whose ranks hold parts. Each tensor is drawn whole, one at a time, so all draw the same.
+    embedding_VD: in place of a normal one (model/cooccurrence.py); the other weights stay the same.
     """
     generator = torch.Generator().manual_seed(seed)
     matrix_std = max(0.02, 0.5 / math.sqrt(model.config.hidden_size))
@@ -36,7 +40,9 @@ def initialise(
         else:
             std = 0.02 if name == "embed.weight" else matrix_std
             whole = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
-            if name.endswith("q_proj.weight"):
+            if name == "embed.weight" and embedding_VD is not None:
+                whole = embedding_VD
+            elif name.endswith("q_proj.weight"):
                 query = whole
             elif name.endswith("k_proj.weight"):  # comes after it
                 query_GRKD = query.view(model.config.num_key_value_heads, -1, model.config.head_dim, query.shape[1])

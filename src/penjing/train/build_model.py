@@ -76,7 +76,7 @@ def build_model(
 ) -> BuiltModel:
     """The first part. On the meta device the model has shapes, but no weights are read or drawn."""
     run = stage.run
-    model, base = _shape_only(run) if device.type == "meta" else _with_weights(run, checkpoint)
+    model, base = _shape_only(run) if device.type == "meta" else _with_weights(stage, checkpoint)
     freeze(model, run.freeze)
     recompute_activations(model, run.compute.activation_checkpointing)
     model.regularization = run.regularization
@@ -101,7 +101,7 @@ def complete(
     strategy.reshard = run.parallel.reshard
     wrapped = strategy.wrap(trainable)
     if later:
-        _fill_parts(built.model, run, strategy, checkpoint)
+        _fill_parts(built.model, stage, strategy, checkpoint)
     # On GPUs nobody has run the exchange, nor compared it with the work that it saves.
     ranks: Ranks = strategy if devices.of(strategy.device).is_host else ONE_RANK
     optimizers: list[Any] = run.optimizer.build(trainable, derive(run.seed, "optimizer"), ranks)
@@ -127,8 +127,9 @@ def complete(
 
 
 @torch.no_grad()
-def _fill_parts(model: Transformer, run: Run, strategy: Strategy, checkpoint: Checkpoint | None) -> None:
+def _fill_parts(model: Transformer, stage: Stage[Any], strategy: Strategy, checkpoint: Checkpoint | None) -> None:
     """Give a wrapped model that had shapes only its weights, a tensor at a time. Those of `init_from` rank 0 reads."""
+    run = stage.run
     if checkpoint is not None:
         load_weights(model, checkpoint, strategy.place)
     elif run.init_from:
@@ -138,7 +139,7 @@ def _fill_parts(model: Transformer, run: Run, strategy: Strategy, checkpoint: Ch
             strategy.broadcast_tensors([whole.copy_(start[name]) if start else whole], source=0)
             part.copy_(strategy.place(whole, part))
     else:
-        initialise(model, derive(run.seed, "weights"), strategy.place)
+        initialise(model, derive(run.seed, "weights"), strategy.place, stage.initial_embedding())
 
 
 def _shape_only(run: Run) -> tuple[Transformer, dict[str, str]]:
@@ -149,16 +150,17 @@ def _shape_only(run: Run) -> tuple[Transformer, dict[str, str]]:
     return model, {}
 
 
-def _with_weights(run: Run, checkpoint: Checkpoint | None) -> tuple[Transformer, dict[str, str]]:
+def _with_weights(stage: Stage[Any], checkpoint: Checkpoint | None) -> tuple[Transformer, dict[str, str]]:
     """A model with the run's start weights, of `init_from` or newly initialised; and the base of its adapters.
 
     A resumed run reads its start weights again only if its objective needs them.
     """
+    run = stage.run
     if run.lora.rank:
         return build_adapted(run, checkpoint)
     if run.init_from and (checkpoint is None or run.objective.needs_start_weights):
         return load_start(run), {}
     model = Transformer(run.model)
     if checkpoint is None:
-        initialise(model, derive(run.seed, "weights"))
+        initialise(model, derive(run.seed, "weights"), embedding_VD=stage.initial_embedding())
     return model, {}

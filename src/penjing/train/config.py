@@ -146,6 +146,9 @@ class Run(Settings):
     stage: str = "pretrain"  # name of the recipe
     out: str = "runs/pretrain"  # folder of the run; the same command again resumes it
     init_from: str = ""  # run or checkpoint (RUN@STEP) with the start weights; empty: train from scratch
+    # Embedding of a model trained from scratch. cooccurrence: tokens with the same neighbours in the text begin alike
+    # (model/cooccurrence.py), which saves steps of a short pretraining.
+    embedding_init: Literal["normal", "cooccurrence"] = "normal"
     seed: Annotated[int, Ge(-(2**63)), Lt(2**63)] = 1  # of initial weights, order of data and samples
     epochs: NonNegativeFloat = 1.0  # times through the training rows
     max_steps: NonNegativeInt = 0  # optimizer steps; 0 = as many as `epochs` takes
@@ -201,6 +204,13 @@ class Run(Settings):
         if self.regularization.dropout and not self.objective.takes_noise:
             what, got = "noise is for rows of text or conversations", f"objective.name={self.objective.name}"
             raise UserError(what, where="regularization", got=got, wanted="next_token or distill with rows")
+        for setting, only in {"objective.name": "next_token", "init_from": ""}.items():
+            if self.embedding_init != "normal" and attrgetter(setting)(self) != only:
+                what, got = (
+                    "only a model trained from scratch on text gets one",
+                    f"{setting}={attrgetter(setting)(self)}",
+                )
+                raise self.error("embedding_init", what, got=got, wanted="normal")
         plain = {"objective.name": "next_token", "data.format": "documents", "data.packing": "best_fit"}
         for setting, only in (plain | {"data.order": "shuffled", "data.weights": ()}).items():
             if self.regularization.bpe_dropout and attrgetter(setting)(self) != only:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
@@ -111,6 +111,10 @@ class Stage(ABC, Generic[S]):
 
     @abstractmethod
     def size(self) -> DatasetSize: ...
+
+    def initial_embedding(self) -> Tensor | None:
+        """embedding_VD of a new model, by `embedding_init`; None: drawn like its other weights."""
+        return None
 
     def trainable(self, model: Transformer) -> nn.Module:
         """The module that is trained and saved: the model, or a module with another head that contains the model."""

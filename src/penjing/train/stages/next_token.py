@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from penjing import devices
 from penjing.base.errors import UserError
@@ -22,6 +24,7 @@ from penjing.data.tokenizer.bpe_dropout import BpeDropout
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.loader.batch import Batch, collate
 from penjing.loader.batch_source import PackedSource, Source
+from penjing.model.cooccurrence import cooccurrence_embedding
 from penjing.objective.next_token import LOSS_METRIC, MTP_SHARE, NextToken, NextTokenSettings
 from penjing.plan.flops import mean_keys
 from penjing.track.run_dir import RunDir
@@ -32,6 +35,7 @@ from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.run_data import on_rank_0, run_tokenizer, tokenized
 
 VAL_LOSS = f"val_{LOSS_METRIC}"
+COUNTED_TOKENS = 1 << 22  # of the training text, for `embedding_init`
 BPE_DROPOUT_SHARE = 0.7  # of the epochs; the others read the tokens that the model is used with
 
 
@@ -68,6 +72,14 @@ class NextTokenStage(Stage[NextTokenSettings]):
         if isinstance(self.held_out, MixedRows):
             rates = [_targets_per_byte(one.rows.shards) for one in self.held_out.sources]
             self.targets_per_byte = 1 / float(np.dot(self.held_out.phases[0], 1 / np.array(rates)))
+
+    def initial_embedding(self) -> Tensor | None:
+        if self.run.embedding_init == "normal":
+            return None
+        model, ids_N = self.run.model, _beginning(self._shards[0], self.tokenizer.end_of_text)
+        seed = derive(self.run.seed, "embedding")
+        make = partial(cooccurrence_embedding, ids_N, model.vocab_size, model.hidden_size, seed)
+        return on_rank_0(self.strategy, make)
 
     def size(self) -> DatasetSize:
         return DatasetSize(
@@ -174,6 +186,17 @@ class NextTokenStage(Stage[NextTokenSettings]):
             return metrics
         nats = metrics[VAL_LOSS]
         return {**metrics, "val_bits_per_byte": nats / math.log(2) * self.targets_per_byte}
+
+
+def _beginning(shards: TokenShards, end_of_text: int) -> npt.NDArray[np.int64]:
+    """Up to COUNTED_TOKENS tokens of documents from all over the text, each after an end-of-text token."""
+    stride, parts, left = max(1, shards.num_tokens // COUNTED_TOKENS), [], COUNTED_TOKENS
+    for first, end in zip(shards.start_D[::stride], shards.end_D[::stride], strict=True):
+        parts += [[end_of_text], shards.token_N[first : min(end, first + left)]]
+        left -= end - first
+        if left <= 0:
+            break
+    return np.concatenate(parts).astype(np.int64)
 
 
 def _targets_per_byte(shards: TokenShards) -> float:
