@@ -9,7 +9,7 @@ WINDOW = 2  # tokens to either side; those at distance d count 1/sqrt(d)
 CONTEXT_POWER = 0.75  # p(context) ~ count^0.75
 PRIOR = 2.0  # contexts drawn from p(context) that each token is given besides its own: rare tokens say less
 SPECTRUM_POWER = 0.25  # of the singular values
-STD = 0.15
+STD, NOISE_STD = 0.15, 0.02
 OVERSAMPLING, ITERATIONS = 16, 5  # of the randomized SVD
 
 
@@ -31,7 +31,8 @@ def cooccurrence_embedding(ids_N: npt.NDArray[np.int64], vocab_size: int, width:
     vectors_VR, values_R, _ = torch.linalg.svd(pmi_VC @ basis_CR, full_matrices=False)
     turned_RD = torch.linalg.qr(torch.randn(width, width, generator=generator))[0][:rank]
     embedding_VD = vectors_VR[:, :rank] * values_R[:rank] ** SPECTRUM_POWER @ turned_RD
-    return embedding_VD * (STD / embedding_VD.square().mean().sqrt())
+    noise_VD = torch.randn(embedding_VD.shape, generator=generator)  # all that ids without a neighbour have
+    return embedding_VD * (STD / embedding_VD.square().mean().sqrt()) + NOISE_STD * noise_VD
 
 
 def _positive_pmi(ids_N: npt.NDArray[np.int64], vocab_size: int, distance: int) -> Tensor:
