@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from penjing.model import cooccurrence
 from penjing.model.cooccurrence import CONTEXT_POWER, PRIOR, SPECTRUM_POWER, STD, WINDOW, cooccurrence_embedding
 from penjing.model.init import initialise
 from penjing.model.transformer import Transformer
@@ -37,7 +38,8 @@ def plain_gram(ids_N: np.ndarray) -> np.ndarray:
     return rows @ rows.T
 
 
-def test_rows_have_the_inner_products_of_the_plain_computation() -> None:
+def test_rows_have_the_inner_products_of_the_plain_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cooccurrence, "NOISE_STD", 0.0)
     state = torch.get_rng_state()
     embedding_VD = cooccurrence_embedding(some_text(), VOCABULARY, WIDTH, seed=1)
     assert torch.equal(state, torch.get_rng_state())
@@ -63,11 +65,15 @@ def test_a_width_of_more_than_the_ids_and_hardly_any_text(vocab_size: int, width
     assert embedding_VD.shape == (vocab_size, width) and embedding_VD.isfinite().all()
 
 
-def test_the_other_weights_are_those_of_a_normal_start(make_model) -> None:
+def test_the_other_weights_are_those_of_a_normal_start_and_the_first_logits_are_small(make_model) -> None:
     config = make_model().config
     normal, made = Transformer(config), Transformer(config)
     initialise(normal, 5)
-    embedding_VD = torch.ones(config.vocab_size, config.hidden_size)
+    embedding_VD = cooccurrence_embedding(some_text() % config.vocab_size, config.vocab_size, config.hidden_size, 1)
     initialise(made, 5, embedding_VD=embedding_VD)
+    assert torch.equal(made.embed.weight, embedding_VD)
     for name, value in made.state_dict().items():
-        assert torch.equal(value, embedding_VD if name == "embed.weight" else normal.state_dict()[name]), name
+        assert name in ("embed.weight", "norm.weight") or torch.equal(value, normal.state_dict()[name]), name
+    ids_BT = torch.arange(12)[None] % config.vocab_size
+    first, usual = (model(ids_BT).std().item() for model in (made, normal))
+    assert first == pytest.approx(usual, rel=0.5)

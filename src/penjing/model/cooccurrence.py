@@ -30,7 +30,7 @@ def cooccurrence_embedding(ids_N: npt.NDArray[np.int64], vocab_size: int, width:
         basis_CR = torch.linalg.qr(pmi_VC.t() @ basis_VR)[0]
     vectors_VR, values_R, _ = torch.linalg.svd(pmi_VC @ basis_CR, full_matrices=False)
     turned_RD = torch.linalg.qr(torch.randn(width, width, generator=generator))[0][:rank]
-    embedding_VD = vectors_VR[:, :rank] * values_R[:rank] ** SPECTRUM_POWER @ turned_RD
+    embedding_VD: Tensor = vectors_VR[:, :rank] * values_R[:rank] ** SPECTRUM_POWER @ turned_RD
     noise_VD = torch.randn(embedding_VD.shape, generator=generator)  # all that ids without a neighbour have
     return embedding_VD * (STD / embedding_VD.square().mean().sqrt()) + NOISE_STD * noise_VD
 

@@ -26,15 +26,19 @@ def initialise(
     global random state is neither read nor changed.
 
     place: of a strategy whose ranks hold parts. Each tensor is drawn whole, one at a time, so all draw the same.
-    embedding_VD: in place of a normal one (model/cooccurrence.py); the other weights stay the same.
+    embedding_VD: in place of a normal one (model/cooccurrence.py). If it is also the head, the last norm's gain makes
+    the first logits as small as normal ones; the other weights stay the same.
     """
     generator = torch.Generator().manual_seed(seed)
     matrix_std = max(0.02, 0.5 / math.sqrt(model.config.hidden_size))
+    last_gain = 1.0
+    if embedding_VD is not None and model.head is None:
+        last_gain = 0.02 / embedding_VD.std().item()
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
             local_part(parameter).zero_()
         elif parameter.ndim < 2:
-            local_part(parameter).fill_(1.0)
+            local_part(parameter).fill_(last_gain if name == "norm.weight" else 1.0)
         elif name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
             local_part(parameter).zero_()
         else:

@@ -204,13 +204,10 @@ class Run(Settings):
         if self.regularization.dropout and not self.objective.takes_noise:
             what, got = "noise is for rows of text or conversations", f"objective.name={self.objective.name}"
             raise UserError(what, where="regularization", got=got, wanted="next_token or distill with rows")
-        for setting, only in {"objective.name": "next_token", "init_from": ""}.items():
-            if self.embedding_init != "normal" and attrgetter(setting)(self) != only:
-                what, got = (
-                    "only a model trained from scratch on text gets one",
-                    f"{setting}={attrgetter(setting)(self)}",
-                )
-                raise self.error("embedding_init", what, got=got, wanted="normal")
+        if self.embedding_init != "normal" and (self.init_from or self.objective.name != "next_token"):
+            what, got = "is for a model trained from scratch on text", f"objective.name={self.objective.name}"
+            got = f"init_from={self.init_from}" if self.init_from else got
+            raise self.error("embedding_init", what, got=got, wanted="normal")
         plain = {"objective.name": "next_token", "data.format": "documents", "data.packing": "best_fit"}
         for setting, only in (plain | {"data.order": "shuffled", "data.weights": ()}).items():
             if self.regularization.bpe_dropout and attrgetter(setting)(self) != only:

@@ -190,7 +190,8 @@ class NextTokenStage(Stage[NextTokenSettings]):
 
 def _beginning(shards: TokenShards, end_of_text: int) -> npt.NDArray[np.int64]:
     """Up to COUNTED_TOKENS tokens of documents from all over the text, each after an end-of-text token."""
-    stride, parts, left = max(1, shards.num_tokens // COUNTED_TOKENS), [], COUNTED_TOKENS
+    stride, left = max(1, shards.num_tokens // COUNTED_TOKENS), COUNTED_TOKENS
+    parts: list[npt.ArrayLike] = []
     for first, end in zip(shards.start_D[::stride], shards.end_D[::stride], strict=True):
         parts += [[end_of_text], shards.token_N[first : min(end, first + left)]]
         left -= end - first
