@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +76,13 @@ class NextTokenStage(Stage[NextTokenSettings]):
     def initial_embedding(self) -> Tensor | None:
         if self.run.embedding_init == "normal":
             return None
-        model, ids_N = self.run.model, _beginning(self._shards[0], self.tokenizer.end_of_text)
-        seed = derive(self.run.seed, "embedding")
-        make = partial(cooccurrence_embedding, ids_N, model.vocab_size, model.hidden_size, seed)
+
+        def make() -> Tensor:
+            self.report("embedding: which tokens stand beside each other")
+            model, ids_N = self.run.model, _beginning(self._shards[0], self.tokenizer.end_of_text)
+            seed = derive(self.run.seed, "embedding")
+            return cooccurrence_embedding(ids_N, model.vocab_size, model.hidden_size, seed)
+
         return on_rank_0(self.strategy, make)
 
     def size(self) -> DatasetSize:
