@@ -86,7 +86,8 @@ def test_settings_reach_their_parts(parts):
 
 @pytest.mark.parametrize(("words", "rate"), [((), 0.25), (("lora.rank=2",), 0.0)])
 def test_routers_beneath_adapters_stay_as_they_are(parts, monkeypatch, words, rate):
-    def fresh(run, checkpoint):
+    def fresh(stage, checkpoint):
+        run = stage.run
         model = Transformer(run.model)
         initialise(model, 0)
         if run.lora.rank:
