@@ -13,7 +13,7 @@ COPY pyproject.toml README.md LICENSE constraints.txt /penjing/
 COPY src /penjing/src
 RUN python3 -m venv /venv \
     && /venv/bin/pip install --no-cache-dir --index-url "${TORCH_INDEX}" --extra-index-url https://pypi.org/simple \
-        -c /penjing/constraints.txt "/penjing[hf,serve,data]"
+        -c /penjing/constraints.txt "/penjing[hf,chat,serve,data]"
 ENV PATH=/venv/bin:$PATH
 WORKDIR /work
 ENTRYPOINT ["penjing"]

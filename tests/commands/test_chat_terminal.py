@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import json
 import os
-import pty
 import re
-import select
 import signal
 import stat
 import sys
-from contextlib import suppress
 
 import pytest
 from rich.console import Console
@@ -20,9 +16,10 @@ from small_models import small_model
 
 from penjing.agent_tools.box import Toolbox
 from penjing.base.errors import UserError
+from penjing.commands import chat_input
 from penjing.commands.chat import converse
 from penjing.commands.chat_commands import COMMANDS, command_of
-from penjing.commands.chat_input import make_reader
+from penjing.commands.chat_input import EditorReader, PlainReader, make_reader
 from penjing.commands.chat_screen import Screen
 from penjing.data.formats import Message, read_chats
 from penjing.data.tokenizer.train import train_tokenizer
@@ -257,7 +254,7 @@ class Lines:
     def __init__(self, *lines):
         self.lines = [*lines, EOFError()]
 
-    def __call__(self):
+    def read(self):
         line = self.lines.pop(0)
         if isinstance(line, BaseException):
             raise line
@@ -316,72 +313,74 @@ def test_the_summary_tells_rate_first_token_and_what_was_read_again():
 # --- input -----------------------------------------------------------------------------------------------------------
 
 
-TYPED = """
-import sys
-from rich.console import Console
-from penjing.commands.chat_commands import COMMANDS
-from penjing.commands.chat_input import make_reader
-read = make_reader(Console(force_terminal=True), COMMANDS)
-lines = []
-try:
-    while True:
-        lines.append(read())
-except EOFError:
-    open(sys.argv[1], "w").write(repr(lines))
-"""
+def typed(keys, tmp_path, monkeypatch, reads=1):
+    """What the editor makes of these keys."""
+    pytest.importorskip("prompt_toolkit")
+    from prompt_toolkit.input import create_pipe_input
+    from prompt_toolkit.output import DummyOutput
 
-
-def typed(tmp_path, monkeypatch, *lines):
-    """What readline makes of the keys of these lines in a terminal. Ctrl-D ends them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("TERM", "xterm")
-    found = tmp_path / "lines"
-    process, terminal = pty.fork()
-    if not process:
-        os.execv(sys.executable, [sys.executable, "-c", TYPED, str(found)])
-    for keys in (*lines, "\x04"):
-        shown = b""
-        while not shown.endswith((b"> ", b". ")):
-            assert select.select([terminal], [], [], 60)[0], shown
-            shown += os.read(terminal, 4096)
-        os.write(terminal, keys.encode())
-    with suppress(OSError):  # it is closed
-        while os.read(terminal, 4096):
-            pass
-    os.waitpid(process, 0)
-    os.close(terminal)
-    return ast.literal_eval(found.read_text())
+    with create_pipe_input() as pipe:
+        pipe.send_text(keys)
+        reader = EditorReader(COMMANDS, input=pipe, output=DummyOutput())
+        return [reader.read() for _ in range(reads)]
 
 
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
-        (["one\x1b\rtwo\r"], "one\ntwo"),
-        (["one\\\r", "two\r"], "one\ntwo"),
-        (["\x1b[200~one\rtwo\x1b[201~\r"], "one\ntwo"),
-        (["gone\x03", "\x03", "kept\r"], "kept"),
-        (["/temp\t\r"], "/temperature"),
-        (["so /temp\t\r"], "so /temp"),
+        ("one\r", "one"),
+        ("one\x1b\rtwo\r", "one\ntwo"),
+        ("one\\\rtwo\r", "one\ntwo"),
+        ("\x1b[200~one\r\ntwo\x1b[201~\r", "one\ntwo"),
+        ("gone\x03kept\r", "kept"),
     ],
 )
 def test_keys(keys, line, tmp_path, monkeypatch):
-    assert typed(tmp_path, monkeypatch, *keys) == [line]
+    assert typed(keys, tmp_path, monkeypatch) == [line]
+
+
+def test_ctrl_c_and_ctrl_d_on_an_empty_line_end(tmp_path, monkeypatch):
+    for key in "\x03\x04":
+        with pytest.raises(EOFError):
+            typed(key, tmp_path, monkeypatch)
 
 
 def test_the_history_is_kept_and_for_the_user_alone(tmp_path, monkeypatch):
-    typed(tmp_path, monkeypatch, "first\r")
+    typed("first\r", tmp_path, monkeypatch)
     file = tmp_path / "penjing" / "chat_history"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert typed("\x1b[A\r", tmp_path, monkeypatch) == ["first"]
     file.chmod(0o644)
-    assert typed(tmp_path, monkeypatch, "\x1b[A\r") == ["first"]
+    typed("second\r", tmp_path, monkeypatch)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.unlink()
     file.symlink_to(tmp_path / "other")
-    assert typed(tmp_path, monkeypatch, "third\r") == ["third"] and not (tmp_path / "other").exists()
+    assert typed("third\r", tmp_path, monkeypatch) == ["third"] and not (tmp_path / "other").exists()
+
+
+def test_commands_are_completed(tmp_path, monkeypatch):
+    from prompt_toolkit.document import Document
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    completer = EditorReader(COMMANDS).session.completer
+    found = [each.text for each in completer.get_completions(Document("/te"), None)]
+    assert found == ["/temperature"] and not list(completer.get_completions(Document("so /te"), None))
+
+
+def test_without_prompt_toolkit_lines_are_plain_and_it_is_said_once(monkeypatch):
+    shown = Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr(chat_input, "is_interactive", lambda console: True)
+    monkeypatch.setitem(sys.modules, "prompt_toolkit", None)
+    reader = make_reader(shown, COMMANDS)
+    assert isinstance(reader, PlainReader) and shown.file.getvalue().count("penjing[chat]") == 1
+    lines = iter(["one\\", "two", "three"])
+    monkeypatch.setattr(shown, "input", lambda prompt: next(lines))
+    assert [reader.read(), reader.read()] == ["one\ntwo", "three"]
 
 
 def test_a_pipe_is_read_as_it_is(monkeypatch):
     shown = Console(file=io.StringIO(), width=200)
     reader = make_reader(shown, COMMANDS)
     monkeypatch.setattr(shown, "input", lambda prompt: "C:\\")
-    assert reader() == "C:\\" and not shown.file.getvalue()
+    assert isinstance(reader, PlainReader) and reader.read() == "C:\\" and not shown.file.getvalue()

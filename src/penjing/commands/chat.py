@@ -86,7 +86,7 @@ def converse(talk: Conversation, reader: Reader, console: Console, *, ends_with_
     """Answer lines and follow commands until the input ends."""
     while True:
         try:
-            line = reader()
+            line = reader.read()
             line.encode()  # half a character, if the terminal allows one
         except (EOFError, KeyboardInterrupt):
             return

@@ -1,19 +1,29 @@
-"""Where the lines of `penjing chat` come from: in a terminal readline, with a history, else plain input."""
+"""Where the lines of `penjing chat` come from: an editor with a history in a terminal, else plain input."""
+
+from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 from rich.text import Text
 
 from penjing.base.user_dir import cache_dir
 
-HISTORY, LONGEST_HISTORY = "chat_history", 1000  # in the user's cache; lines
-Reader = Callable[[], str]
-"""The next line, which may hold line breaks. Raises EOFError where there is none."""
+if TYPE_CHECKING:
+    from penjing.commands.chat_commands import ChatCommand
+
+HISTORY = "chat_history"  # in the user's cache
+PLAIN = 'history, completion and Alt+Enter need: pip install "penjing[chat]"'
+
+
+class Reader(Protocol):
+    def read(self) -> str:
+        """The next line, which may hold line breaks. Raises EOFError where there is none."""
 
 
 def is_interactive(console: Console) -> bool:
@@ -21,48 +31,85 @@ def is_interactive(console: Console) -> bool:
     return console.is_terminal and sys.stdin.isatty()
 
 
-def make_reader(console: Console, commands: Collection[str]) -> Reader:
+def make_reader(console: Console, commands: Mapping[str, ChatCommand]) -> Reader:
+    """An editor where a person types, if prompt_toolkit is installed; says once if it is not."""
     if not is_interactive(console):
-        return lambda: console.input(Text("> ", style="bold"))
-    with suppress(ImportError):  # a Python without readline: lines without history and completion
-        _set_up_readline(commands)
-    return read_line
+        return PlainReader(console)
+    try:
+        return EditorReader(commands)
+    except ImportError:
+        console.print(PLAIN, style="dim", highlight=False, markup=False)
+        return PlainReader(console, goes_on=True)
 
 
-def read_line() -> str:
-    """A line that a person types. Alt+Enter breaks it, as does a backslash at its end; Ctrl-C clears it."""
-    while True:
-        try:
-            line = input("> ")
-            while line.endswith("\\"):
-                line = f"{line[:-1]}\n{input('. ')}"
-        except KeyboardInterrupt:
-            print("  (Ctrl-D ends)")
+class PlainReader:
+    """goes_on: a backslash at the end of a line joins the next one to it."""
+
+    def __init__(self, console: Console, *, goes_on: bool = False) -> None:
+        self.console, self.goes_on = console, goes_on
+
+    def read(self) -> str:
+        line = self.console.input(Text("> ", style="bold"))
+        while self.goes_on and line.endswith("\\"):
+            line = f"{line[:-1]}\n{self.console.input(Text('. ', style='bold'))}"
+        return line
+
+
+class EditorReader:
+    """Lines by prompt_toolkit. Raises ImportError without it."""
+
+    def __init__(self, commands: Mapping[str, ChatCommand], **where: Any) -> None:
+        """where: input and output, as of prompt_toolkit's session."""
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+        path = _history_file()
+        self.session: PromptSession[str] = PromptSession(
+            "> ",
+            multiline=True,
+            prompt_continuation=". ",
+            key_bindings=_keys(),
+            history=FileHistory(str(path)) if path else InMemoryHistory(),
+            completer=WordCompleter(
+                [*commands], sentence=True, meta_dict={name: command.what for name, command in commands.items()}
+            ),
+            complete_while_typing=True,
+            enable_open_in_editor=False,
+            **where,
+        )
+
+    def read(self) -> str:
+        return self.session.prompt()
+
+
+def _keys() -> Any:
+    """Enter ends the input, Alt+Enter or a backslash before Enter breaks the line, Ctrl-C clears it or ends."""
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: Any) -> None:
+        buffer = event.current_buffer
+        if buffer.document.char_before_cursor == "\\" and buffer.document.is_cursor_at_the_end:
+            buffer.delete_before_cursor()
+            buffer.newline(copy_margin=False)
         else:
-            return line
+            buffer.validate_and_handle()
 
+    @keys.add("escape", "enter")
+    def _(event: Any) -> None:
+        event.current_buffer.newline(copy_margin=False)
 
-def _set_up_readline(commands: Collection[str]) -> None:
-    """History, and completion of commands by Tab."""
-    import atexit
-    import readline
+    @keys.add("c-c")
+    def _(event: Any) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=EOFError())
 
-    def completed(text: str, number: int) -> str | None:
-        return [*(name for name in commands if text and name.startswith(text)), None][number]
-
-    readline.set_completer_delims("")
-    readline.set_completer(completed)
-    readline.parse_and_bind("tab: complete")
-    readline.parse_and_bind(r'"\e\C-m": "\C-v\C-j"')  # Alt+Enter
-    readline.set_history_length(LONGEST_HISTORY)
-    if path := _history_file():
-        with suppress(OSError):
-            readline.read_history_file(path)
-
-        @atexit.register
-        def save() -> None:
-            with suppress(OSError):
-                readline.write_history_file(path)
+    return keys
 
 
 def _history_file() -> Path | None:
