@@ -45,7 +45,7 @@ NOISE = {"regularization.dropout": 0.2, "optimizer.weight_decay": 0.4}
 BPE_EPOCHS, BPE_NOISE = 15.0, {"regularization.dropout": 0.1, "regularization.bpe_dropout": 0.2}
 # Muon's momentum in so short a run: 0.1 to 1.2 % fewer bits per byte than 0.95 in one pass, nothing at 4 epochs.
 SHORT_RUN_STEPS, SHORT_RUN_EPOCHS, SHORT_RUN_MOMENTUM = 1000, 2.0, 0.9
-# Where such a run starts: 0.3 to 2.7 % fewer in one pass of 1 to 1.3 tokens per parameter, more bits at 4 epochs.
+# Where such a run starts: 0.8 to 2.5 % fewer in one pass of 1 to 1.3 tokens per parameter, more bits at 4 epochs.
 SHORT_RUN_START = "cooccurrence"
 # Multi-token prediction: 0.6 to 2.6 % fewer bits per byte at 0.4M parameters, 0.1 to 0.7 % at 1M to 2.6M, from so many
 # epochs on; not clear in one pass, and not measured between.
