@@ -59,6 +59,11 @@ def test_tokens_with_the_same_neighbours_begin_alike() -> None:
     assert likeness_V.argmax() == 5 and likeness_V[5] > 0.9
 
 
+def test_a_text_of_one_token_gives_noise_alone() -> None:
+    embedding_VD = cooccurrence_embedding(np.zeros(100, np.int64), VOCABULARY, WIDTH, seed=1)
+    assert embedding_VD.isfinite().all() and embedding_VD.std() < 2 * cooccurrence.NOISE_STD
+
+
 @pytest.mark.parametrize(("vocab_size", "width"), [(28, 64), (3, 2)])
 def test_a_width_of_more_than_the_ids_and_hardly_any_text(vocab_size: int, width: int) -> None:
     embedding_VD = cooccurrence_embedding(some_text()[:40] % vocab_size, vocab_size, width, seed=1)

@@ -9,6 +9,8 @@ from torch import Tensor
 from penjing.devices.shards import local_part
 from penjing.model.transformer import Transformer
 
+EMBEDDING_STD = 0.02
+
 
 @torch.no_grad()
 def initialise(
@@ -33,7 +35,7 @@ def initialise(
     matrix_std = max(0.02, 0.5 / math.sqrt(model.config.hidden_size))
     last_gain = 1.0
     if embedding_VD is not None and model.head is None:
-        last_gain = 0.02 / embedding_VD.std().item()
+        last_gain = EMBEDDING_STD / embedding_VD.std().item()
     for name, parameter in model.named_parameters():
         if name.endswith(".bias"):
             local_part(parameter).zero_()
@@ -42,7 +44,7 @@ def initialise(
         elif name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
             local_part(parameter).zero_()
         else:
-            std = 0.02 if name == "embed.weight" else matrix_std
+            std = EMBEDDING_STD if name == "embed.weight" else matrix_std
             whole = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
             if name == "embed.weight" and embedding_VD is not None:
                 whole = embedding_VD

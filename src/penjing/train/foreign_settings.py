@@ -23,7 +23,6 @@ _FOREIGN = {
     "out": "output_dir out_dir save_dir output save_path",
     "init_from": "model_name_or_path model_name from_weight from_pretrained base_model pretrained_model "
     "checkpoint_path adapter_name_or_path sft_model_path ref_model ref_model_name_or_path",
-    "embedding_init": "init_method initializer weight_init",
     "ema_decay": "ema use_ema",
     "freeze": "freeze_trainable_layers trainable_layers",
     "compute.dtype": "torch_dtype bf16 fp16 precision mixed_precision amp",

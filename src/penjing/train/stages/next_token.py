@@ -79,7 +79,7 @@ class NextTokenStage(Stage[NextTokenSettings]):
 
         def make() -> Tensor:
             self.report("embedding: which tokens stand beside each other")
-            model, ids_N = self.run.model, _beginning(self._shards[0], self.tokenizer.end_of_text)
+            model, ids_N = self.run.model, _counted_ids(self._shards[0], self.tokenizer.end_of_text)
             seed = derive(self.run.seed, "embedding")
             return cooccurrence_embedding(ids_N, model.vocab_size, model.hidden_size, seed)
 
@@ -192,8 +192,8 @@ class NextTokenStage(Stage[NextTokenSettings]):
         return {**metrics, "val_bits_per_byte": nats / math.log(2) * self.targets_per_byte}
 
 
-def _beginning(shards: TokenShards, end_of_text: int) -> npt.NDArray[np.int64]:
-    """Up to COUNTED_TOKENS tokens of documents from all over the text, each after an end-of-text token."""
+def _counted_ids(shards: TokenShards, end_of_text: int) -> npt.NDArray[np.int64]:
+    """About COUNTED_TOKENS tokens, of documents from all over the text, each after an end-of-text token."""
     stride, left = max(1, shards.num_tokens // COUNTED_TOKENS), COUNTED_TOKENS
     parts: list[npt.ArrayLike] = []
     for first, end in zip(shards.start_D[::stride], shards.end_D[::stride], strict=True):
