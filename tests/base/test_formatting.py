@@ -22,6 +22,11 @@ def test_count_where_rounding_crosses_a_unit(number: float, text: str) -> None:
     assert units.count(number) == text
 
 
+@pytest.mark.parametrize(("number", "text"), [(646.342117, "646.3"), (999.96, "1000"), (-0.51234, "-0.5123")])
+def test_small_figures_are_rounded_too(number: float, text: str) -> None:
+    assert units.count(number) == text
+
+
 def test_gib_and_gb_are_not_mixed() -> None:
     assert units.gibibytes(2**30) == "1.00 GiB"
     assert units.gibibytes(10**9) == "0.93 GiB"

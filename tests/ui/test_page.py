@@ -56,6 +56,7 @@ def test_curves_of_a_running_run_move_and_a_reload_shows_the_same(opened, folder
         expect(page.locator(".chart canvas").first).to_be_visible()
         loss = page.locator(".chart", has_text="Loss").locator(".legend b").first
         expect(loss).to_have_text("3.01")
+        expect(page.locator("#runs-rows .run-facts")).to_contain_text("Loss 3.02 (held out)")
         began = time.monotonic()
         grow(run, 110, 1.25)
         expect(loss).to_have_text("1.25")

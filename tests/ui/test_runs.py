@@ -53,7 +53,9 @@ def test_each_kind_of_run_is_listed_with_its_own_figure(client, folder, write_ru
         run = write_run(folder / name)
         line = {"step": 10, name: value, "policy_loss": 0.0, "grad_norm": 1.0}
         (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    assert {name: row["figure"]["value"] for name, row in rows(client).items()} == figures
+    found = {name: row["figure"] for name, row in rows(client).items()}
+    assert {name: figure["value"] for name, figure in found.items()} == figures
+    assert [name for name, figure in found.items() if figure["held_out"]] == ["val_reward"]
 
 
 def test_a_chart_of_several_figures_has_a_colour_for_each_and_scores_of_tasks_are_percentages(

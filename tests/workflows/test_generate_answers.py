@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -301,6 +302,18 @@ def test_every_verb_takes_a_gpu_where_there_is_one_and_the_device_it_is_told(tmp
         with pytest.raises(Moved) as caught:
             run(**where)
         assert str(caught.value) == place
+
+
+def test_bits_per_byte_of_models_with_other_windows_say_so(tmp_path, model):
+    other, text, said = tmp_path / "other", tmp_path / "a.txt", io.StringIO()
+    shutil.copytree(model, other)
+    settings = other / "run.toml"
+    settings.write_text(settings.read_text().replace("seq_len = 256", "seq_len = 512", 1))
+    text.write_text("Tom had a red cup.")
+    evaluate([model, other], Suite(names=[]), [text], Console(file=said, width=300), EvalOptions())
+    windows = [line.split()[-3:] for line in said.getvalue().splitlines() if line.startswith("  window, tokens")]
+    assert windows == [["256", "512", "+256"]]
+    assert said.getvalue().count("in windows of 512 tokens") == 1
 
 
 def test_conversations_with_an_empty_answer_are_counted(tmp_path):

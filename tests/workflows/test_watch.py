@@ -157,6 +157,13 @@ def test_several_runs_are_side_by_side_where_there_is_room(tmp_path, run, width)
     assert max(map(len, text.splitlines())) <= width
 
 
+@pytest.mark.parametrize("width", [1, 4, 9])
+def test_a_pane_of_a_few_columns_ends_nothing(run, width):
+    folder, files = run
+    log(files, 1, 2)
+    assert shown(folder, console=Console(file=io.StringIO(), width=width))
+
+
 def test_the_command_prints_a_snapshot_into_a_pipe_and_refuses_what_is_no_run(run, tmp_path):
     folder, files = run
     log(files, 1, 2)

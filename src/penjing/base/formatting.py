@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 
 def count(number: float) -> str:
-    """1_234_567 -> '1.23M'."""
+    """1_234_567 -> '1.23M', 646.3421 -> '646.3'."""
     for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         # 999,600 rounds to 1,000 k, which is 1M.
         if abs(number) >= 0.9995 * size and abs(number) >= 1000:
             return f"{number / size:.3g}{suffix}" if abs(number) < 999.5 * size else f"{number / size:.0f}{suffix}"
-    return f"{number:g}" if isinstance(number, float) else str(number)
+    return f"{number:.4g}" if isinstance(number, float) else str(number)
 
 
 def listing(names: Sequence[str], max_names: int = 5) -> str:

@@ -79,7 +79,7 @@ def runs_view(runs: list[LiveRun], width: int, height: int, *, ascii_only: bool 
 
 
 def run_view(run: LiveRun, width: int, height: int, *, ascii_only: bool = False) -> Panel:
-    inner = width - 4
+    inner = max(1, width - 4)
     lines = [part for line in _figure_lines(run) for part in wrap(line, inner)]
     above = [Text(line, overflow="ellipsis", no_wrap=True) for line in lines]
     below = [*_sample_lines(run), *_incident_lines(run)]

@@ -81,7 +81,8 @@ class LiveRun:
         written = [stamp[0] for file in (files.metrics, files.settings, files.outcome) if (stamp := _signature(file))]
         main, used = first_chart(self.metrics), record.delivered
         followed = used and first_chart((used.metric,))
-        held_out = main and HELD_OUT + main.metric in self.metrics
+        held_out = main is not None and HELD_OUT + main.metric in self.metrics
+        figure = main and {**asdict(main), "value": self.last(HELD_OUT * held_out + main.metric), "held_out": held_out}
         begun_at, _ = _signature(files.path) or (0, 0)
         return {
             "id": self.name,
@@ -90,7 +91,7 @@ class LiveRun:
             "step": step,
             "steps": record.plan.number("steps"),
             "parameters": record.plan.number("parameters"),
-            "figure": main and {**asdict(main), "value": self.last(HELD_OUT * bool(held_out) + main.metric)},
+            "figure": figure,
             "seconds_left": self.last("seconds_left"),
             "tokens_per_second": self.last("tokens_per_second"),
             "checkpoints": record.checkpoints[:50],

@@ -129,9 +129,10 @@ def print_comparison(runs: Sequence[Row], console: Console) -> None:
             line += [_percent(row["score"]), f"{100 * row['change']:+.1f} ± {_percent(error) or '?'}"]
         cells.append(line)
     if all("text" in run for run in runs):
-        first_bits, *bits = (run["text"]["bits_per_byte"] for run in runs)
-        more = (cell for value in bits for cell in (f"{value:.4f}", f"{value - first_bits:+.4f}"))
-        cells.append(["bits per byte", "", f"{first_bits:.4f}", *more])
+        for name, key, form in (("bits per byte", "bits_per_byte", ".4f"), ("  window, tokens", "window_tokens", ",")):
+            first_value, *values = (run["text"][key] for run in runs)
+            more = (cell for value in values for cell in (f"{value:{form}}", f"{value - first_value:+{form}}"))
+            cells.append([name, "", f"{first_value:{form}}", *more])
     others = [heading for run in runs[1:] for heading in (f"{run['run']}>", "change>")]
     print_table(console, ("task", "chance>", f"{runs[0]['run']}>", *others), cells)
 
@@ -167,18 +168,18 @@ def print_bits(trained: LoadedModel, sources: Sequence[Path], console: Console) 
     """Print bits per byte of each text, for the model and for zstd -19, and perplexity by position; returns those of
     all texts, and of each."""
     rows: list[dict[str, Any]] = []
+    # Runs on few conversations have short rows, and external models have no row length.
+    seq_len = max(trained.run.data.seq_len, min(ROW_TOKENS, trained.context_tokens))
     for source in sources:
         texts = [document.text for document in records.read_documents([source])]
-        # Runs on few conversations have short rows, and external models have no row length.
-        seq_len = max(trained.run.data.seq_len, min(ROW_TOKENS, trained.context_tokens))
         score = score_texts(trained.model, trained.tokenizer, texts, seq_len=seq_len)
         found = {"source": str(source), "bits_per_byte": score.bits, "bytes": score.num_bytes}
         rows.append({**found, "zstd": zstd_bits_per_byte("\n".join(texts)), "perplexity": score.perplexities()})
-    total: dict[str, Any] = {"bytes": sum(row["bytes"] for row in rows)}
+    total: dict[str, Any] = {"window_tokens": seq_len, "bytes": sum(row["bytes"] for row in rows)}
     for name in ("bits_per_byte", "zstd"):
         total[name] = sum(row[name] * row["bytes"] for row in rows) / max(1, total["bytes"])
     for row in [*rows, {"source": "all", **total}][: None if len(rows) > 1 else 1]:
-        bits = f"{row['bits_per_byte']:.4f} bits per byte; zstd -19: {row['zstd']:.4f}"
+        bits = f"{row['bits_per_byte']:.4f} bits per byte in windows of {seq_len:,} tokens; zstd -19: {row['zstd']:.4f}"
         console.print(f"{row['source']}: {units.megabytes(row['bytes'])}, {bits}", highlight=False)
     parts = {part["first"]: f"{part['first']}-{part['last']}" for row in rows for part in row["perplexity"]}
     cells = []

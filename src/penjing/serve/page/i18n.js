@@ -38,9 +38,9 @@ export const count = (value) => Math.round(value).toLocaleString(language === "z
 /** The shortest form that loses less than a hundredth: 2000000000 -> 2B. */
 export function short(value) {
   for (const [size, letter] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]]) {
-    if (value >= size) return `${Number((value / size).toPrecision(3))}${letter}`;
+    if (Math.abs(value) >= size) return `${Number((value / size).toPrecision(3))}${letter}`;
   }
-  return String(value);
+  return String(Number(value.toPrecision(4)));
 }
 
 /** Seconds as people say them: 38 ms, 1.2 s. */

@@ -38,6 +38,9 @@ export function known(prefix, word, other = word) {
 /** The name of a chart, or of its figure. */
 export const named = ({ title, chinese }) => (current() === "zh" && chinese) || title;
 
+/** A run's figure, as the list has it. */
+export const told = (one) => one && `${named(one)} ${figure(one.value, one.percent)}${one.held_out ? ` (${t("runsHeldOut")})` : ""}`;
+
 /** The ends of an axis. Where all is 0 uPlot would end at 100; no fraction is above 1. */
 const rangeOf = ({ from_zero, percent }) => (_, low, high) => {
   if (low === null) return [null, null];

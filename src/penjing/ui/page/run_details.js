@@ -2,7 +2,7 @@
 
 import { arrange, el } from "./dom.js";
 import { count, short, t } from "./i18n.js";
-import { figure, known, named } from "./plot.js";
+import { figure, known, named, told } from "./plot.js";
 import { duration, gibibytes } from "./plan_numbers.js";
 import { table } from "./table.js";
 
@@ -26,7 +26,7 @@ export function showDetails(container, run, context) {
 /** rows: of several runs, in the list. differences: by setting, its value in each. */
 export function showDifferences(container, rows, differences, context) {
   const names = Object.keys(differences);
-  const lines = rows.map(({ id, figure: one }, at) => [id, one ? `${named(one)} ${figure(one.value, one.percent)}` : "", ...names.map((name) => differences[name][at])]);
+  const lines = rows.map(({ id, figure: one }, at) => [id, told(one), ...names.map((name) => differences[name][at])]);
   showParts(container, "", {
     differences: [[lines, names], () => section("differences", t("runsDifferences"), el("div", { class: "differences" }, table([t("uiRuns"), t("runsFigure"), ...names], lines, t("runsDifferences"))), true)],
     report: [rows.map(({ id }) => id), () => context.commandLine(`penjing report ${rows.map(({ id }) => `'${id.replaceAll("'", "'\\''")}'`).join(" ")}`)],

@@ -4,7 +4,7 @@
 import { $, arrange, button, el, fill } from "./dom.js";
 import { count, short, t } from "./i18n.js";
 import { duration } from "./plan_numbers.js";
-import { figure, known, loadPlots, named, Plot } from "./plot.js";
+import { known, loadPlots, Plot, told } from "./plot.js";
 import { showDetails, showDifferences } from "./run_details.js";
 import "./runs_words.js";
 
@@ -128,7 +128,7 @@ function list(now) {
     const item = now.items.get(row.id);
     const at = now.chosen.indexOf(row.id);
     const facts = [row.steps ? `${count(row.step)} / ${count(row.steps)}` : row.step ? count(row.step) : "",
-      row.figure ? `${named(row.figure)} ${figure(row.figure.value, row.figure.percent)}` : "", row.parameters ? short(row.parameters) : "",
+      told(row.figure), row.parameters ? short(row.parameters) : "",
       row.state === "running" && row.seconds_left ? t("runsLeft", { time: duration(row.seconds_left) }) : ""];
     item.node.className = at >= 0 ? "chosen" : "";
     item.box.checked = at >= 0;
