@@ -18,7 +18,7 @@ from penjing.plan.device_model import MARGINS, machine_from_spec
 from penjing.plan.flops import parameters, training_flops_per_token
 from penjing.plan.gpu_specs import GPU_SPECS
 from penjing.plan.shape import shape_of
-from penjing.planner.counts import step_estimate
+from penjing.planner.counts import model_of, step_estimate
 from penjing.planner.inputs import target_of
 from penjing.workflows.train import resolve_run
 
@@ -50,7 +50,8 @@ def test_hours(tflops, card, reported):
     cells = row(f"{tflops} TFLOPS ({card})")
     assert number(cells[1]) == round(6 * 26e6 * 10e9 / (tflops * 1e12) / 60)
     assert number(cells[2]) == reported
-    seconds, shares = step_estimate(shape_of(SMALL), 26_000_000, 10_000_000_000, machine_from_spec(GPU_SPECS[card]))
+    shape, machine = shape_of(model_of(26_000_000)), machine_from_spec(GPU_SPECS[card])
+    seconds, shares = step_estimate(shape, 26_000_000, 10_000_000_000, machine)
     assert number(cells[3]) == round(seconds / 60)
     assert number(cells[4]) == pytest.approx(6 * 26e6 * 10e9 / (reported * 60) / 1e12, abs=0.05)
     if card == "RTX 3090":

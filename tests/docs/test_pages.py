@@ -99,6 +99,12 @@ def test_files_and_links_are_there(page: Path) -> None:
             assert not anchor or anchor in anchors(linked), target
 
 
+def test_every_record_is_linked_from_a_page() -> None:
+    """One that supports no claim is old: `git rm` it."""
+    linked = "".join(text_of(page) for page in (*PAGES, LOG))
+    assert not [path.name for path in sorted((ROOT / "results").iterdir()) if f"results/{path.name})" not in linked]
+
+
 def anchors(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
     headings = re.findall(r"^#+ (.*)$", text_of(page), flags=re.MULTILINE)
