@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+import penjing
 from penjing.report.metrics import CHARTS, SMALL_CHARTS
 from penjing.serve.errors import ApiError
 from penjing.ui.app import CHAT_PAGE, PAGE, SHARED, make_app
@@ -73,6 +74,7 @@ def test_files_of_the_page_need_no_token_and_run_no_foreign_script(client):
     for name in (*names - {"index.html"}, *SHARED, "", "uplot.js"):
         response = client.get(f"/{name}")
         assert response.status_code == 200, name
+        assert client.head(f"/{name}").headers == response.headers, "as `curl -I` asks"
         assert response.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
     assert not re.search(r"<script>|<style|style=|\son\w+=|https?://", (PAGE / "index.html").read_text())
@@ -127,6 +129,13 @@ def test_both_languages_are_whole():
         used |= set(re.findall(r"\bt\(\"(\w+)\"", file.read_text()))
     used |= set(re.findall(r"data-i18n(?:-[\w-]+)?=\"(\w+)\"", (PAGE / "index.html").read_text()))
     assert used <= known and len(files) == 6
+
+
+def test_the_server_still_says_the_mistakes_that_the_page_translates():
+    table = (PAGE / "words.js").read_text().partition("const MISTAKES = {")[2].partition("\n};")[0]
+    sources = "\n".join(file.read_text() for file in Path(penjing.__file__).parent.rglob("*.py"))
+    mistakes = re.findall(r'"([^"]+)": "[^"]+"', table)
+    assert len(mistakes) > 15 and [text for text in mistakes if text not in sources] == []
 
 
 def test_a_chart_has_chinese_words():

@@ -211,6 +211,27 @@ def test_the_form_sends_what_was_changed_and_marks_what_is_refused(opened, folde
     opened.troubles.clear()  # the refusal of ../x is in the console
 
 
+def test_the_usual_mistakes_are_told_in_the_pages_language(opened, folder):
+    page = opened("train", locale="zh-CN")
+    wanted = "data.train：没有数据。请填写 data.train，或查看 `penjing data list`。"
+    expect(page.locator(".panel-error")).to_have_text(wanted)
+    page.get_by_label("data.train", exact=True).fill("a.txt")
+    expect(page.locator(".panel-error")).to_have_text("a.txt：没有这个文件或文件夹")
+    page.get_by_label("max_steps", exact=True).fill("-3")
+    expect(page.locator(".setting .bad:visible")).to_have_text("max_steps：超出范围；实际为 -3；应为 >= 0")
+    told = "runs/a: strange, and new: yes; got 1.5; wanted at most 3. Do it."
+    texts = page.evaluate("(text) => import('./words.js').then(({ said }) => said(text))", told)
+    assert texts == "runs/a：strange, and new: yes；实际为 1.5；应为 at most 3。Do it."
+    page.locator("#language").click()
+    expect(page.locator(".panel-error")).to_have_text("penjing: max_steps: out of range; got -3; wanted >= 0")
+    assert page.evaluate("(text) => import('./words.js').then(({ said }) => said(text))", told) == told
+    page.locator("#tab-plan").click()
+    page.locator("#language").click()
+    page.locator("[data-field=seq_len] .plain-input").fill("3")
+    page.keyboard.press("Tab")
+    expect(page.locator("#plan-status")).to_have_text("data.seq_len：超出范围；实际为 3；应为 >= 8")
+
+
 def test_two_checkpoints_are_compared_blind_by_keyboard(opened, folder, write_run, models):
     (write_run(folder / "runs" / "a") / "checkpoints" / "step-00000010").mkdir(parents=True)
     page = opened("chat")

@@ -8,6 +8,7 @@ empty. Colours are CSS variables, for light and dark mode, and screen readers ge
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,16 +82,11 @@ def figure(value: float) -> str:
 def drawn(series: Sequence[Series], x: Axis, y: Axis, limit: int) -> list[tuple[int, Series, list[Point]]]:
     """The colour and the points, in order, of each series that has points on these axes; `limit`: about how many."""
     found = []
+    left, bottom = (0.0 if axis.log else -math.inf for axis in (x, y))
     for index, line in enumerate(series):
         pairs = ((number(a), number(b)) for a, b in line.points)
-        points = sorted(
-            (
-                (a, b)
-                for a, b in pairs
-                if a is not None and b is not None and (a > 0 or not x.log) and (b > 0 or not y.log)
-            ),
-            key=lambda point: point[0],
-        )
+        inside = ((a, b) for a, b in pairs if a is not None and b is not None and a > left and b > bottom)
+        points = sorted(inside, key=lambda point: point[0])
         if points:
             kept = thinned(np.array([b for _, b in points]), limit)
             colour = index if line.colour is None else line.colour

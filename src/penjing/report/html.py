@@ -122,13 +122,10 @@ def _plan_cells(rows: Sequence[text_format.PlanRow], names: Sequence[str]) -> li
 
 def chart_views(requested: Sequence[Chart], runs: Sequence[ReportedRun], *, small: bool = False) -> list[View]:
     """The charts that have points, with their captions."""
-    views = []
-    for chart in requested:
-        points = max(16, MOST_POINTS // (1 + len(runs) // 2))
-        curves = draw(chart, runs[:MAX_CURVES], *((points // 2, 190) if small else (points, 250)))
-        if curves:
-            views.append({"title": chart.title, "chinese": chart.chinese, "curves": curves})
-    return views
+    points = max(16, MOST_POINTS // (1 + len(runs) // 2))
+    size = (points // 2, 190) if small else (points, 250)
+    drawn = ((chart, draw(chart, runs[:MAX_CURVES], *size)) for chart in requested)
+    return [{"title": chart.title, "chinese": chart.chinese, "curves": curves} for chart, curves in drawn if curves]
 
 
 def draw(chart: Chart, runs: Sequence[ReportedRun], limit: int, height: int) -> Markup:
@@ -222,8 +219,8 @@ def sample_groups(run: ReportedRun, named: bool) -> list[View]:
     for (prompt, language), texts in list(run.samples.items())[:MOST_ITEMS]:
         steps = text_format.spread(list(texts), MOST_STEPS)
         cells = [(f"step {step:,}", clip(texts[step], LONGEST)) for step in steps]
-        name = run.name if named else ""
-        groups.append({"run": name, "prompt": clip(prompt, 300), "language": language, "cells": cells})
+        about = {"run": run.name * named, "prompt": clip(prompt, 300), "language": language}
+        groups.append({**about, "cells": cells})
     return groups
 
 

@@ -117,11 +117,8 @@ def _sample_lines(run: LiveRun) -> list[Text]:
 
 def _incident_lines(run: LiveRun) -> list[Text]:
     """The last incidents, and how many there are."""
-    lines = []
     incidents = run.record.incidents
-    for incident in incidents[-MOST_INCIDENTS:]:
-        line = f"step {incident.raw['step']:,}: {incident.text('kind')}"
-        lines.append(Text(line, style="yellow", no_wrap=True, overflow="ellipsis"))
+    lines = [f"step {incident.raw['step']:,}: {incident.text('kind')}" for incident in incidents[-MOST_INCIDENTS:]]
     if len(incidents) > MOST_INCIDENTS:
-        lines.append(Text(f"{len(incidents)} incidents, in incidents.jsonl", style="yellow"))
-    return lines
+        lines.append(f"{len(incidents)} incidents, in incidents.jsonl")
+    return [Text(line, style="yellow", no_wrap=True, overflow="ellipsis") for line in lines]

@@ -11,7 +11,7 @@ from penjing.report import text_format
 from penjing.report.charts import figure
 from penjing.report.load_runs import Quickstart, ReportedRun
 from penjing.report.metrics import task_names
-from penjing.report.text_format import NONE, clip, count, duration, kind_name, percent
+from penjing.report.text_format import NONE, clip, count, duration, kind_name, percent, shown
 from penjing.track.run_dir import STAGES as TRAININGS
 from penjing.track.run_record import continuation
 
@@ -48,11 +48,8 @@ LONGEST = 360  # letters of a sample
 
 def facts(fields: Fields, table: FactTable) -> Facts:
     """The known facts of a table, each clipped to a reasonable length."""
-    rows = []
-    for name, field, form in table:
-        shown = text_format.shown(fields.number(field), form) if form else fields.text(field)
-        rows.append((clip(name, 60), clip(shown, 300)))
-    return [(name, shown) for name, shown in rows if shown not in ("", NONE)]
+    rows = ((name, shown(fields.number(field), form) if form else fields.text(field)) for name, field, form in table)
+    return [(clip(name, 60), clip(value, 300)) for name, value in rows if value not in ("", NONE)]
 
 
 def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun]) -> View:

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from penjing.base import formatting as units
 from penjing.base.accuracy import Score, accuracy_lines, change_lines
@@ -85,8 +85,7 @@ def spread(items: Sequence[int], limit: int) -> list[int]:
 # --- predicted and actual --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanRow:
+class PlanRow(NamedTuple):
     """One figure, predicted and actual. `error`: as `penjing plan verify` has it."""
 
     name: str
@@ -108,12 +107,9 @@ def plan_rows(run: ReportedRun) -> list[PlanRow]:
     rows = []
     for name, before, after, form in PLAN_FIGURES:
         predicted, actual = run.plan.number(before), run.outcome.number(after)
-        compared = None if predicted is None or actual is None else Comparison(name, "", predicted, actual)
+        error = None if predicted is None or actual is None else Comparison(name, "", predicted, actual).error
         if predicted is not None or actual is not None:
-            sides = shown(predicted, form), shown(actual, form)
-            rows.append(
-                PlanRow(name=name, predicted=sides[0], actual=sides[1], error=compared.error if compared else None)
-            )
+            rows.append(PlanRow(name, shown(predicted, form), shown(actual, form), error))
     return rows
 
 

@@ -39,7 +39,8 @@ class ChatChoice:
     """One answer. Log-probabilities are sent with the text of their tokens."""
 
     def __init__(self, index: int, turn: Turn, body: ChatRequest, target: Target) -> None:
-        self.index, self.turn, self.finish = index, turn, None
+        self.index, self.turn = index, turn
+        self.finish: str | None = None
         tokenizer = target.served.tokenizer
         self.stop, self.texts = tokenizer.stop, target.service.token_texts(target.served)
         self.num_top = (body.top_logprobs or 0) if body.logprobs else None
@@ -51,8 +52,6 @@ class ChatChoice:
         self.stream.reasoning_tokens = 0
         if not turn.suffix_ids:
             self.deltas.add(self.stream.take())  # the client has this text
-
-    finish: str | None
 
     def take(self, events: Sequence[Event]) -> list[dict[str, Any]]:
         tokens = [event.token for event in events if event.token is not None and event.token.id not in self.stop]

@@ -60,9 +60,7 @@ async def _events(live: LiveRuns, site: Site) -> AsyncIterator[bytes]:
     """All rows at once, and again whenever one has changed."""
     shown, idle = None, 0
     while not site.is_closing():
-        rows = await run_in_thread(
-            live.rows, search=shown is None
-        )  # a window may open at a run that another just began
+        rows = await run_in_thread(live.rows, search=shown is None)  # a window may open at a run that just began
         if rows != shown or idle >= ALIVE_TICKS:
             yield sse_event({"folder": str(site.folder), "runs": rows})
             shown, idle = rows, 0

@@ -182,10 +182,8 @@ def print_bits(trained: LoadedModel, sources: Sequence[Path], console: Console) 
         bits = f"{row['bits_per_byte']:.4f} bits per byte in windows of {seq_len:,} tokens; zstd -19: {row['zstd']:.4f}"
         console.print(f"{row['source']}: {units.megabytes(row['bytes'])}, {bits}", highlight=False)
     parts = {part["first"]: f"{part['first']}-{part['last']}" for row in rows for part in row["perplexity"]}
-    cells = []
-    for row in rows:
-        shown = {part["first"]: f"{part['perplexity']:.4g}" for part in row["perplexity"]}
-        cells.append([row["source"], *(shown.get(first, "") for first in parts)])
+    values = ({part["first"]: f"{part['perplexity']:.4g}" for part in row["perplexity"]} for row in rows)
+    cells = [[row["source"], *(own.get(first, "") for first in parts)] for row, own in zip(rows, values, strict=True)]
     print_table(console, ("perplexity at token", *(f"{name}>" for name in parts.values())), cells)
     return {**total, "sources": rows}
 

@@ -8,7 +8,7 @@ import { events, json, request, setKey } from "./api.js";
 import { $, copyButton, el, fill, toast } from "./dom.js";
 import { t } from "./i18n.js";
 import { showSwitches, wireSwitches } from "./preferences.js";
-import "./words.js";
+import { said } from "./words.js";
 
 // id: [label, module], in the order of the page. A module is loaded when its tab is opened.
 const TABS = {
@@ -43,7 +43,7 @@ const api = {
 /** What an error says to a person. */
 function reason(error) {
   if (error.status === 0) return t("uiGone");
-  return error.status === 401 ? t("uiNoToken") : error.message;
+  return error.status === 401 ? t("uiNoToken") : said(error.message);
 }
 
 const fail = (error) => error.name !== "AbortError" && toast(t("uiFailed", { error: reason(error) }));

@@ -7,6 +7,7 @@ import { choiceField, numberField, textField } from "./plan_fields.js";
 import { duration, gibibytes, power, readNumber } from "./plan_numbers.js";
 import { known } from "./plot.js";
 import { drawWaterfall, waterfall } from "./waterfall.js";
+import { said } from "./words.js";
 
 const DEFAULTS = { recipe: "pretrain", model: "26m", gpu: "RTX 3090" };
 const NAMES = ["recipe", "model", "layers", "width", "experts", "active_experts", "tokens", "unique", "seq_len", "batch",
@@ -177,13 +178,13 @@ const source = (plan) => t(plan.traced ? "planTraced" : "planByFormula", { rows:
 function show(answer) {
   const { refused } = answer;
   const at = refused && fieldOf(refused.where);
-  for (const [name, field] of Object.entries(page.fields)) field.refuse(name === at ? refused.message : "");
+  for (const [name, field] of Object.entries(page.fields)) field.refuse(name === at ? said(refused.message) : "");
   $(".plan-results").classList.toggle("is-stale", Boolean(refused));
   $("#plan-status").classList.toggle("bad", Boolean(refused));
   if (!refused) page.answer = answer;
   for (const field of Object.values(page.fields)) field.show(page.answer);
   if (refused) {
-    $("#plan-status").textContent = refused.message;
+    $("#plan-status").textContent = said(refused.message);
     return;
   }
   refining(false);
@@ -229,7 +230,7 @@ function figures(plan) {
 function table(place, rows, chosen, choose) {
   const row = (one) => {
     const name = el("button", { type: "button", class: "link", text: one.name, on: { click: () => choose(one.name) } });
-    if (one.refused) return el("tr", { class: "refused" }, el("td", {}, name), el("td", { colspan: 4, class: "hint", text: one.refused.message }));
+    if (one.refused) return el("tr", { class: "refused" }, el("td", {}, name), el("td", { colspan: 4, class: "hint", text: said(one.refused.message) }));
     return el("tr", { "data-fits": verdictOf(one), "aria-current": one.name === chosen ? "true" : null }, el("td", {}, name),
       el("td", { class: "verdict", text: fitting(one) }), el("td", { text: gibibytes(one.peak_memory_bytes) }),
       el("td", { text: duration(one.predicted_seconds) }), el("td", { text: one.cost || "–" }));

@@ -5,6 +5,7 @@ import { button, el, fill } from "./dom.js";
 import { current, t } from "./i18n.js";
 import { read, write } from "./preferences.js";
 import "./train_words.js";
+import { said } from "./words.js";
 
 const KEPT = "penjing.train"; // in this browser tab: the recipe and what was changed
 const PAUSE = 250; // ms after a key, until the server is asked
@@ -145,7 +146,7 @@ function result(now, { error, command, decisions, out }, settings) {
   const wrong = error && [...now.fields.values()].find(({ field, node }) => node.dataset.absent === "false" && names(field).includes(error.where));
   for (const entry of now.fields.values()) {
     entry.error.hidden = entry !== wrong;
-    entry.error.textContent = entry === wrong ? error.message : "";
+    entry.error.textContent = entry === wrong ? said(error.message) : "";
     entry.input.setAttribute("aria-invalid", String(entry === wrong));
   }
   const start = now.context.actButton("primary", t("trainStart"), async () => {
@@ -154,7 +155,7 @@ function result(now, { error, command, decisions, out }, settings) {
   });
   Object.assign(start, { id: "train-start", disabled: Boolean(error) });
   fill(now.result,
-    error ? el("p", { class: "panel-error", role: "alert", text: error.message }) : el("p", { class: "hint", role: "status", text: t("trainInto", { out }) }),
+    error ? el("p", { class: "panel-error", role: "alert", text: said(error.message) }) : el("p", { class: "hint", role: "status", text: t("trainInto", { out }) }),
     command ? now.context.commandLine(command) : null,
     el("div", { class: "row gap" }, start, Object.keys(settings).length ? el("button", { type: "button", class: "plain", text: t("trainReset"), on: { click: () => {
       now.changed = {};
