@@ -200,8 +200,8 @@ def test_an_answer_that_a_template_leaves_out_is_set_aside(tmp_path, tokenizer, 
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {}}]}
     real = module.render
 
-    def blind(tokenizer, messages, tools):
-        return real(tokenizer, [message for message in messages if not message.tool_calls], tools)
+    def blind(tokenizer, messages, tools, **more):
+        return real(tokenizer, [message for message in messages if not message.tool_calls], tools, **more)
 
     monkeypatch.setattr(module, "render", blind)
     (judged,) = read(tmp_path, {"prompt": [*past, user("who?")], "completion": [call], "label": True})
@@ -291,6 +291,17 @@ def test_all_answers_to_a_question_are_held_out_together(tmp_path, tokenizer):
         made.train.fingerprint,
         made.validation.fingerprint,
     )
+
+
+def test_pairs_that_differ_in_thoughts_alone_are_no_pairs_without_them(tmp_path, tokenizer):
+    asked = {"role": "user", "content": "where ?"}
+    answers = [{"role": "assistant", "content": "the ball", "reasoning_content": one} for one in ("me", "you")]
+    path = write(tmp_path, {"chosen": [asked, answers[0]], "rejected": [asked, answers[1]]})
+    (record,) = read_preferences([path])
+    answers = [tokenizer.decode(one.ids) for one in encode(record, tokenizer).answers]
+    assert all(one.endswith("the ball") for one in answers) and answers[0] != answers[1]
+    with raises_user_error(what="thoughts only", wanted="two answers"):
+        encode(record, tokenizer, thoughts=False)
 
 
 def test_what_is_longer_than_a_row_is_left_out_and_counted(tmp_path, tokenizer):

@@ -8,7 +8,7 @@ import torch
 from small_models import small_model
 from user_errors import raises_user_error
 
-from penjing.loader.shared_prompt_batch import Answer, Group, best_fit_rows, pack
+from penjing.loader.shared_prompt_batch import Answer, Group, pack
 from penjing.objective.run_model import run_model
 
 
@@ -107,9 +107,9 @@ def test_a_group_longer_than_a_row_is_refused():
 
 
 def test_rows_are_well_filled():
-    generator = np.random.default_rng(0)
-    sizes = generator.integers(20, 120, 400).tolist()
-    rows = best_fit_rows(sizes, 256)
-    assert sorted(index for row in rows for index in row) == list(range(400))
-    assert all(sum(sizes[index] for index in row) <= 256 for row in rows)
-    assert sum(sizes) / (256 * len(rows)) > 0.97
+    sizes = np.random.default_rng(0).integers(20, 120, 400).tolist()
+    batch = pack([Group(prompt=[1] * size, answers=[Answer(ids=[2])]) for size in sizes], 256)
+    numbers, lengths = np.unique(batch.document_BT, return_counts=True)
+    assert numbers.tolist() == list(range(-1, 400))
+    assert lengths[1:].tolist() == sizes
+    assert sum(sizes) / (256 * len(batch.ids_BT)) > 0.97

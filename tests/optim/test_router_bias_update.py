@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from small_models import small_model
 
+from penjing.model.freeze import freeze
 from penjing.model.moe import moe_layers
 from penjing.optim.router_bias_update import RouterBalance
 
@@ -36,6 +38,16 @@ def test_routers_without_a_bias_are_only_watched():
     keeper.step()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert keeper.metrics()["max_expert_load_ratio"] >= 1
+
+
+def test_frozen_routers_stay_as_they_are():
+    model = made("glm4_moe")
+    freeze(model, ["blocks.1.mlp.router.*"])
+    keeper, layers = RouterBalance(model, 0.01, lambda value: value), moe_layers(model)
+    for layer in layers:
+        layer.load_E[:] = torch.tensor([9.0, 1.0, 4.0, 2.0])
+    keeper.step()
+    assert [layer.router.correction.abs().max().item() for layer in layers] == pytest.approx([0.01, 0.0])
 
 
 def test_uneven_routing_becomes_even():

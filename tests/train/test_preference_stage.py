@@ -10,7 +10,12 @@ from short_runs import cut_back, train, weights_of
 from user_errors import raises_user_error
 
 from penjing.data.formats import Message
+from penjing.data.preference_shards import PreferenceShards
+from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.model.lora import fingerprint
+from penjing.objective.policy import RewardSettings
+from penjing.rl.rewards.base import RewardInput, RewardRuntime
+from penjing.rl.rewards.model import ModelReward
 from penjing.train.average import average_models
 from penjing.train.load_model import load_trained
 from penjing.train.stages.preference_data import PreferenceDataStage
@@ -234,13 +239,43 @@ def test_a_reward_model_is_trained_saved_resumed_and_read(tmp_path, words, adapt
     judge = load_reward_model(folder)
     asked = Message(role="user", content="Tom has 99 cats. Who?")
     answers = [Message(role="assistant", content=content) for content in ("Tom", "not Amy I think")]
-    good, bad = judge.rewards([[asked, answer] for answer in answers])
+    good, bad = judge.rewards([([asked, answer], ()) for answer in answers])
     assert good > bad
-    assert judge.rewards([[asked, answers[1]]]) == pytest.approx([bad], abs=1e-5)
+    assert judge.rewards([([asked, answers[1]], ())]) == pytest.approx([bad], abs=1e-5)
     with pytest.warns(UserWarning, match="reward model"):  # it was not trained to write
         assert load_trained(folder, adapters="merged").answers
     with raises_user_error(where=str(folder), next_step="--last N"):
         average_models([folder, folder], tmp_path / "mean")
+
+
+def test_a_reward_model_reads_in_rl_what_it_was_trained_on(tmp_path, words):
+    """Of pairs with thoughts and tools: the score of an answer as RL asks for it is that of the run's validation."""
+    tool = {"name": "count"}
+    records = {}
+    for index, line in enumerate(pairs_of(tmp_path).read_text().splitlines()):
+        record = {**json.loads(line), "tools": [tool]}
+        for name in ("chosen", "rejected"):
+            record[name][-1]["reasoning_content"] = f"{name} it is {index}"
+        records[record["chosen"][0]["content"]] = record
+    path = tmp_path / "thoughts.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records.values()))
+    pairs, folder = (f"data.train={path}", "data.seq_len=256", "optimizer.learning_rate=1e-2"), tmp_path / "run"
+    train("reward", *words, *pairs, f"out={folder}")
+    reward = ModelReward(RewardSettings(model=str(folder)), RewardRuntime(device=torch.device("cpu"), max_tokens=64))
+    tokenizer = Tokenizer.load(folder / "tokenizer")
+    scores = {"chosen": [], "rejected": []}
+    for group in PreferenceShards(folder / "groups" / "validation"):
+        record = next(record for asked, record in records.items() if asked in tokenizer.decode(group.prompt))
+        for name, found in scores.items():
+            text = f"<think>\nof something else\n</think>\n\n{record[name][1]['content']}"
+            asked = (Message(role="user", content=record[name][0]["content"]),)
+            given = {"messages": asked, "tools": (tool,), "num_tokens": 9, "truncated": False}
+            found += reward([RewardInput(text=text, **given)])
+    assert len(scores["chosen"]) > 4
+    for name, found in scores.items():
+        assert sum(found) / len(found) == pytest.approx(curve(folder, f"val_{name}_reward")[6], abs=1e-5)
+    with raises_user_error(where="groups/train", got="without", next_step="data.train"):
+        train("dpo", *words, f"data.train={folder / 'groups'}", "data.seq_len=256", f"out={tmp_path / 'dpo'}")
 
 
 def test_what_cannot_be_learned_is_refused(base, tmp_path, words):

@@ -83,8 +83,8 @@ def test_a_judge_reads_where_the_end_of_the_last_answer_is_predicted(monkeypatch
     head = ScalarHead(model)
     head.scalar.data.normal_(generator=torch.Generator().manual_seed(2))
     ids, weights = [3, 4, 5, 6, 7, 0, 9], [0, 0, 1, 1, 1, 1, 0]  # the last is a newline after the turn
-    monkeypatch.setattr(reward, "render", lambda tokenizer, messages: EncodedChat(ids, weights))
-    found = reward.RewardScorer(head.eval(), None).rewards([[Message(role="user", content="?")]])
+    monkeypatch.setattr(reward, "render", lambda *_, **options: EncodedChat(ids, weights))
+    found = reward.RewardScorer(head.eval(), None).rewards([([Message(role="user", content="?")], ())])
     with torch.no_grad():
         hidden_BTD = model.hidden(torch.tensor([ids[:5]]))
     assert found == pytest.approx([(hidden_BTD[0, -1] @ head.scalar.detach()).item()], rel=1e-5)

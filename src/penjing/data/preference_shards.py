@@ -50,14 +50,14 @@ class TokenGroup:
 # --- conversations to ids --------------------------------------------------------------------------------------------
 
 
-def encode(record: PreferenceRecord, tokenizer: Tokenizer) -> TokenGroup:
+def encode(record: PreferenceRecord, tokenizer: Tokenizer, *, thoughts: bool = True) -> TokenGroup:
     """The ids of a pair or of one labelled answer, with the common prompt once.
 
     A pair's answers begin at the assistant turn in which they first differ, a single answer at the first assistant turn
-    after the last question. Raises UserError if the pair differs before an assistant turn, or if the template drops an
-    answer.
+    after the last question. thoughts: see `render`. Raises UserError if the pair differs before an assistant turn or
+    in left-out thoughts only, or if the template drops an answer.
     """
-    rendered = [render(tokenizer, chat.messages, chat.tools) for chat in record.chats]
+    rendered = [render(tokenizer, chat.messages, chat.tools, thoughts=thoughts) for chat in record.chats]
     first, where = rendered[0], "{}:{}".format(*place_of(record))
     if len(rendered) == 1:
         starts = _turn_starts(first.weights)[_num_earlier_answers(record.chats[0], tokenizer) :]
@@ -68,6 +68,8 @@ def encode(record: PreferenceRecord, tokenizer: Tokenizer) -> TokenGroup:
         other = rendered[1]
         pairs = zip(first.ids, other.ids, first.weights, other.weights, strict=False)
         answer_start = next((index for index, (a, b, v, w) in enumerate(pairs) if (a, v) != (b, w)), -1)
+        if first == other:
+            raise UserError("chosen and rejected differ in their thoughts only", where=where, wanted="two answers")
         if answer_start < 0 or not (first.weights[answer_start] and other.weights[answer_start]):
             what, wanted = "chosen and rejected differ before the answer", "the same messages up to an assistant turn"
             raise UserError(what, where=where, wanted=wanted)
@@ -181,10 +183,12 @@ def prepare_groups(
     split: Split,
     about: dict[str, Any],
     bad_records: BadRecords | None = None,
+    thoughts: bool = True,
 ) -> TokenizedDataset:
     """Encode labelled answers into `folder/train` and `folder/validation`; questions are split by hash.
 
     A group of more than `seq_len` tokens is skipped and counted; one that cannot be encoded goes to `bad_records`.
+    thoughts: see `encode`.
     Raises UserError if a split is empty.
     """
     bad_records = bad_records or NoBadRecords()
@@ -195,7 +199,7 @@ def prepare_groups(
         for record, place in records:
             source = record.chats[0]
             try:
-                group = encode(record, tokenizer)
+                group = encode(record, tokenizer, thoughts=thoughts)
             except UserError as error:
                 bad_records.reject(error, source.source, source.line)
                 continue
@@ -208,6 +212,6 @@ def prepare_groups(
         note = f"{too_long} were longer than data.seq_len={seq_len}. " if too_long else ""
         return f"{note}Give more: answers to at least two different questions that fit."
 
-    about = {**about, "seq_len": seq_len}
+    about = {**about, "seq_len": seq_len, "thoughts": thoughts}
     splits = write_splits(encoded_groups(), PreferenceShardWriter, tokenizer, folder, split, about, next_step)
     return TokenizedDataset(*splits, skipped=too_long)

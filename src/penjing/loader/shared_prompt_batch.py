@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
+from penjing.data.packing.concat import best_fit
 from penjing.loader.batch import to_device
 
 # The row length is that of the longest row, rounded up to a multiple of this: few shapes, little padding.
@@ -101,23 +102,6 @@ class AnswerBatch:
         return replace(self, **to_device(vars(self), device))
 
 
-def best_fit_rows(sizes: Sequence[int], seq_len: int) -> list[list[int]]:
-    """The groups of each row of at most `seq_len` positions: best fit, largest first. Deterministic."""
-    rows: list[list[int]] = []
-    free_R: list[int] = []
-    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        fitting = [row for row, free in enumerate(free_R) if free >= sizes[index]]
-        if fitting:
-            row = min(fitting, key=lambda row: (free_R[row], row))
-        else:
-            row = len(rows)
-            rows.append([])
-            free_R.append(seq_len)
-        rows[row].append(index)
-        free_R[row] -= sizes[index]
-    return [sorted(row) for row in rows]
-
-
 def pack(groups: Sequence[Group], seq_len: int) -> AnswerBatch:
     """Pack groups into rows of at most `seq_len` positions; answers keep the order of their groups. Raises UserError if
     a group is longer than a row."""
@@ -126,7 +110,7 @@ def pack(groups: Sequence[Group], seq_len: int) -> AnswerBatch:
     if max(sizes) > seq_len:
         what = "a prompt and its answers are longer than a row"
         raise UserError(what, where="data.seq_len", got=seq_len, wanted=f"at least {max(sizes)}")
-    rows = best_fit_rows(sizes, seq_len)
+    rows = [sorted(row) for row in best_fit(np.array(sizes), seq_len)]
     longest = max(sum(sizes[index] for index in row) for row in rows)
     num_tokens = min(seq_len, -(-longest // ROW_MULTIPLE) * ROW_MULTIPLE)
     ids_BT = np.zeros((len(rows), num_tokens), dtype=np.int64)

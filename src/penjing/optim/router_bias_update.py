@@ -13,8 +13,8 @@ from penjing.model.moe import moe_layers
 class RouterBalance:
     """One of a run's optimizers. Each step reads and clears every router's load, and changes the router's bias.
 
-    bias_e += rate sign(mean load - load_e), over the tokens of all ranks. Of routers without a bias only the load is
-    measured. If `found_inf` is 1, which torch's grad scalers set, a step changes nothing.
+    bias_e += rate sign(mean load - load_e), over the tokens of all ranks. Of routers that are frozen or
+    have no bias only the load is measured. If `found_inf` is 1, which torch's grad scalers set, a step changes nothing.
     """
 
     _step_supports_amp_scaling = True
@@ -31,7 +31,7 @@ class RouterBalance:
         load_LE = self._all_reduce(torch.stack([layer.load_E for layer in self.layers]))
         rate = self.rate if self.found_inf is None else self.rate * (1 - self.found_inf)
         for layer, load_E in zip(self.layers, load_LE, strict=True):
-            if layer.router.correction is not None:
+            if layer.router.correction is not None and layer.router.weight.requires_grad:
                 layer.router.correction += rate * (load_E.mean() - load_E).sign()
         self._load_LE = load_LE
 

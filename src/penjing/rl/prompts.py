@@ -56,6 +56,7 @@ def read(
             prompt = Prompt(
                 ids=tuple(render(tokenizer, chat.messages, tools, ask=True, thinking=thinking).ids),
                 messages=chat.messages,
+                tools=tools,
                 truths=_truths(record, where),
                 kind=str(record.get("kind", "")),
                 record=record,

@@ -132,6 +132,7 @@ class RolloutSampler:
         last = last_turn(completion)
         return RewardInput(
             messages=prompt.messages,
+            tools=prompt.tools,
             text=self.tokenizer.decode(last[:-1] if stopped else last).strip(),
             num_tokens=(len(completion.ids) if completion.is_sampled is None else sum(completion.is_sampled)) - stopped,
             truncated=completion.finish_reason == "length",

@@ -106,8 +106,7 @@ def complete(
     ranks: Ranks = strategy if devices.of(strategy.device).is_host else ONE_RANK
     optimizers: list[Any] = run.optimizer.build(trainable, derive(run.seed, "optimizer"), ranks)
     if run.model.is_mixture:
-        rate = 0.0 if run.lora.rank else run.router.bias_update_rate  # a frozen base's routers stay as they are
-        optimizers.append(RouterBalance(built.model, rate, strategy.all_reduce))
+        optimizers.append(RouterBalance(built.model, run.router.bias_update_rate, strategy.all_reduce))
     geometry = batch_geometry(run, strategy.world, strategy.device)
     optimizers = strategy.adopt(optimizers, run, geometry)
     if run.ema_decay:  # last: it averages what the others have changed

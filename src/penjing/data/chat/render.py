@@ -14,7 +14,7 @@ and the first one also opens reasoning, so that requested reasoning came out emp
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Literal
@@ -204,13 +204,17 @@ def render(
     *,
     ask: bool = False,
     thinking: bool | None = None,
+    thoughts: bool = True,
 ) -> EncodedChat:
     """Ids and weights of a conversation.
 
-    ask: end with an open assistant turn, for the model to fill. thinking: see the file's docstring.
+    ask: end with an open assistant turn, for the model to fill. thinking: see the file's docstring. thoughts: False
+    leaves out what the messages have.
     A tokenizer with an external template uses that (data/chat/external_templates.py). Raises UserError if the template
     is not supported.
     """
+    if not thoughts:
+        messages = [replace(message, reasoning_content="") for message in messages]
     if not tokenizer.is_ours:
         return _render_external(tokenizer, messages, tools, ask, thinking)
     writer = _Writer(tokenizer)

@@ -24,9 +24,11 @@ _FRACTION_AFTER_DIGIT = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞↉])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardContext:
-    """A prompt as rewards see it. truths: the accepted reference answers. record: the JSON object of its line."""
+    """A prompt as rewards see it. tools: on offer. truths: the accepted reference answers. record: the JSON object of
+    its line."""
 
     messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
     truths: tuple[str, ...] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""  # file:line

@@ -15,7 +15,7 @@ from penjing.data.formats import Message
 from penjing.objective.policy import RewardSettings
 from penjing.rl.rewards.base import Reward, RewardInput, RewardRuntime
 from penjing.track.run_dir import is_run_or_checkpoint
-from penjing.train.stages.reward import load_reward_model
+from penjing.train.stages.reward import Conversation, load_reward_model
 
 MODEL = "objective.reward.model"
 
@@ -33,7 +33,7 @@ class ModelReward(Reward):
 
     def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         return self.score_conversations(
-            [(*answer.messages, Message(role="assistant", content=answer.answer_text)) for answer in answers]
+            [([*one.messages, Message(role="assistant", content=one.answer_text)], one.tools) for one in answers]
         )
 
 
@@ -55,10 +55,10 @@ class Classifier:
         self.device = device
 
     @torch.no_grad()
-    def rewards(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
+    def rewards(self, conversations: Sequence[Conversation]) -> list[float]:
         """One conversation at a time: padding would need a pad token."""
         scores: list[float] = []
-        for messages in conversations:
+        for messages, _ in conversations:
             turns = [{"role": message.role, "content": message.content} for message in messages]
             ids = self.tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
             scores.append(float(self.model(torch.tensor([ids], device=self.device)).logits[0, 0]))

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from penjing.base.errors import UserError
 from penjing.base.seeds import derive
@@ -35,6 +36,7 @@ class PreferenceDataStage(Stage[S]):
 
     train: PreferenceGroups
     held_out: PreferenceGroups
+    thoughts: ClassVar = True  # whether the model reads them
 
     @abstractmethod
     def groups(self, tokens: PreferenceShards) -> PreferenceGroups:
@@ -46,7 +48,8 @@ class PreferenceDataStage(Stage[S]):
 
         def make() -> tuple[Path, list[str]]:
             tokenizer = run_tokenizer(run, self.report)
-            return tokenized(run, folder, META, tokenizer, prepare_groups, self.report, seq_len=run.data.seq_len)
+            options = {"seq_len": run.data.seq_len, "thoughts": self.thoughts}
+            return tokenized(run, folder, META, tokenizer, prepare_groups, self.report, **options)
 
         path, notes = on_rank_0(self.strategy, make)
         self.tokenizer = Tokenizer.load(self.folder.tokenizer)
@@ -62,6 +65,10 @@ class PreferenceDataStage(Stage[S]):
         if tokens.meta["seq_len"] > self.run.data.seq_len:
             wanted = f"at least {tokens.meta['seq_len']}"
             raise self.run.error("data.seq_len", "these token groups were made for longer rows", wanted=wanted)
+        if tokens.meta.get("thoughts", self.thoughts) != self.thoughts:  # missing in groups of older versions
+            got = f"groups {'without' if self.thoughts else 'with'} them"
+            hint = "Give the preferences themselves as data.train."
+            raise UserError("thoughts are for DPO and no reward model", where=tokens.folder, got=got, next_step=hint)
         return tokens
 
     @property

@@ -3,10 +3,14 @@
 The reward is read at the answer's last token before the end of turn. SFT has trained that position to attend to the
 full answer, because it must predict the end. The end-of-turn token itself was never trained to predict anything, and
 reading there orders fewer held-out pairs correctly (docs/log.md).
+
+Conversations are read without thoughts, in training and scoring: people compare answers, and a policy could not raise
+its reward by what it thinks.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +31,8 @@ from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means
 from penjing.train.stages.preference_data import CHUNK, PreferenceDataStage, PreferenceGroups, need_pairs
 
+Conversation = tuple[Sequence[Message], Sequence[dict[str, Any]]]  # messages, and the tools on offer
+
 
 class PairsWithMargin(PreferenceGroups):
     """Pairs with the margin by which the chosen answer is better."""
@@ -39,6 +45,8 @@ class PairsWithMargin(PreferenceGroups):
 
 class RewardStage(PreferenceDataStage[RewardModel]):
     """Pairs, a decoder with a scalar head, and its accuracy on held-out pairs."""
+
+    thoughts = False
 
     def groups(self, tokens: PreferenceShards) -> PairsWithMargin:
         need_pairs(tokens, "a reward model")
@@ -70,11 +78,11 @@ class RewardScorer:
         self.model, self.tokenizer = model, tokenizer
 
     @torch.no_grad()
-    def rewards(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
+    def rewards(self, conversations: Sequence[Conversation]) -> list[float]:
         """One reward per conversation, higher for better answers; only differences are meaningful."""
         groups = []
-        for messages in conversations:
-            rendered = render(self.tokenizer, messages)
+        for messages, tools in conversations:
+            rendered = render(self.tokenizer, messages, tools, thoughts=False)
             end = max((index for index, weight in enumerate(rendered.weights) if weight), default=0)
             if not end:
                 raise UserError("nothing to score", where="messages", wanted="a conversation that ends with an answer")
