@@ -255,7 +255,7 @@ def test_the_students_order_among_the_others_is_left_to_itself():
     eye = torch.eye(V)
     ones = torch.ones(N)
     total = fused_distillation_loss(
-        logits, eye, made["target_N"], ones, ones, torch.float32, teacher, DivergenceConfig()
+        logits, eye, torch.float32, made["target_N"], ones, ones, teacher, DivergenceConfig()
     )[0]
     (slope,) = torch.autograd.grad(total, logits)
     ratio = slope / logits.softmax(-1).detach()
@@ -480,7 +480,7 @@ def test_the_generalised_jsd_is_trls(monkeypatch):
         eye, ones = torch.eye(V), torch.ones(21)
         flat = LiveTeacher(teacher.flatten(0, 1), eye, torch.float32)
         sums = fused_distillation_loss(
-            student.flatten(0, 1), eye, ones.long(), ones, ones, torch.float32, flat, measure
+            student.flatten(0, 1), eye, torch.float32, ones.long(), ones, ones, flat, measure
         )
         ours = sums[0] / 1.7**2
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

@@ -254,9 +254,7 @@ def test_generalised_advantages_equal_the_sum_of_the_paper():
 
 
 def test_whitening_and_the_clipped_value_loss():
-    advantage_N = torch.tensor([1.0, 2.0, 5.0, 100.0])
-    weight_N = torch.tensor([1.0, 1.0, 1.0, 0.0])
-    white_N = whiten(advantage_N, weight_N)[:3]
+    white_N = whiten(torch.tensor([1.0, 2.0, 5.0]))
     assert float(white_N.mean()) == pytest.approx(0, abs=1e-6)
     assert float((white_N**2).mean()) == pytest.approx(1, abs=1e-5)
     value_N = torch.tensor([0.0, 1.0, 0.1], requires_grad=True)

@@ -2,13 +2,18 @@
 
 import json
 import random
+from collections import Counter
 
 import pytest
 import torch
 from short_runs import cut_back, train, weights_of
 from user_errors import raises_user_error
 
+from penjing.data.token_shards import TokenShards
+from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.data.tokenizer.train import train_tokenizer
+from penjing.train.load_model import read_settings
+from penjing.train.stages.next_token import make_rows
 
 WORDS = {"a": ["the", "cat", "sat", "mat"], "b": ["red", "green", "blue", "white"], "c": ["one", "two", "three"]}
 TINY = [
@@ -98,6 +103,23 @@ def test_validation_is_by_source_and_in_total(files, tmp_path):
     last = metrics(tmp_path / "run")[-1]
     a, b, total = (last[f"val_bits_per_byte{name}"] for name in ("_a", "_b", ""))
     assert min(a, b) < total < max(a, b) and abs(total - b) < abs(total - a)
+
+
+def test_bits_per_byte_of_sources_are_all_bits_over_all_bytes(files, tmp_path):
+    """Of five rows, which no shares divide evenly, of texts whose tokens are of different lengths."""
+    mix = ["data.weights=1,1", "max_steps=2", "eval.every=2", "eval.sequences=5"]
+    train("pretrain", *words(files, tmp_path / "run", "ab", *mix))
+    last = metrics(tmp_path / "run")[-1]
+    run = read_settings(tmp_path / "run")
+    shards, tokenizer = TokenShards(tmp_path / "run" / "shards" / "validation"), Tokenizer.load(files / "tokenizer")
+    rows = make_rows(run, shards, tokenizer, validation=True)
+    counts = Counter(rows.place(index)[0] for index in range(5))
+    assert sorted(counts.values()) == [2, 3]
+    sizes = [part.num_bytes / (part.num_tokens + part.num_documents) for _, _, part in shards.sources()]
+    assert abs(sizes[0] / sizes[1] - 1) > 0.05
+    num_bytes = [counts[number] * run.data.seq_len * sizes[number] for number in range(2)]
+    bits = sum(last[f"val_bits_per_byte_{name}"] * count for name, count in zip("ab", num_bytes, strict=True))
+    assert last["val_bits_per_byte"] == pytest.approx(bits / sum(num_bytes), rel=1e-6)
 
 
 def test_only_a_new_file_is_encoded(files, tmp_path):

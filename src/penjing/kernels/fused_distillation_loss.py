@@ -213,10 +213,10 @@ class _FusedDistillationLoss(torch.autograd.Function):
 def fused_distillation_loss(
     hidden_ND: Tensor,
     weight_VD: Tensor,
+    dtype: torch.dtype,
     target_N: Tensor,
     weight_N: Tensor,
     ce_weight_N: Tensor,
-    dtype: torch.dtype,
     teacher: Teacher,
     measure: DivergenceConfig,
 ) -> Tensor:

@@ -130,7 +130,7 @@ class Distillation:
             branches = {"subtree_end_BT": batch.subtree_end_BT, "position_BT": batch.position_BT}
             ce_weight_N = batch.weight_N * batch.values["from_data"]
         score = partial(
-            _score,
+            fused_distillation_loss,
             target_N=batch.target_N,
             weight_N=batch.weight_N,
             ce_weight_N=ce_weight_N,
@@ -165,7 +165,3 @@ def run_teacher(teacher: Transformer, batch: Batch | AnswerBatch, **branches: An
         hidden_ND = hidden_ND[batch.scored_N]
     weight_VD = teacher.head_weight_VD.detach()
     return LiveTeacher(hidden_ND, weight_VD, teacher.compute_dtype or weight_VD.dtype)
-
-
-def _score(hidden_ND: Tensor, weight_VD: Tensor, dtype: torch.dtype, **given: Any) -> Tensor:
-    return fused_distillation_loss(hidden_ND, weight_VD, dtype=dtype, **given)

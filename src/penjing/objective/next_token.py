@@ -57,10 +57,9 @@ class NextToken:
 
 def second_targets(batch: Batch) -> Tensor:
     """second_N: the token after each target. Where a row, a document or an answer ends there, the target again."""
-    target_N, document_N = batch.target_N, batch.document_BT.flatten()
-    index_N = torch.arange(len(target_N), device=target_N.device)
-    if batch.scored_N is not None:
-        index_N, document_N = batch.scored_N, document_N[batch.scored_N]
+    target_N = batch.target_N
+    index_N = torch.arange(len(target_N), device=target_N.device) if batch.scored_N is None else batch.scored_N
+    document_N = batch.document_BT.flatten()[index_N]
     follows = (index_N[1:] == index_N[:-1] + 1) & (index_N[1:] % batch.ids_BT.shape[1] != 0)
     follows &= document_N[1:] == document_N[:-1]
     return torch.cat([torch.where(follows, target_N[1:], target_N[:-1]), target_N[-1:]])

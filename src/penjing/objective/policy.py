@@ -367,12 +367,10 @@ def token_advantages(
     return advantage_N, advantage_N + value_N
 
 
-def whiten(advantage_N: Tensor, weight_N: Tensor) -> Tensor:
-    """Advantages with mean 0 and variance 1 over tokens, weighted by `weight_N`."""
-    units = weight_N.sum().clamp(min=1)
-    mean = (advantage_N * weight_N).sum() / units
-    variance = ((advantage_N - mean) ** 2 * weight_N).sum() / units
-    return (advantage_N - mean) * (variance + 1e-8).rsqrt()
+def whiten(advantage_N: Tensor) -> Tensor:
+    """Advantages with mean 0 and variance 1 over tokens."""
+    centred_N = advantage_N - advantage_N.mean()
+    return centred_N * (centred_N.square().mean() + 1e-8).rsqrt()
 
 
 def value_loss(value_N: Tensor, old_value_N: Tensor, return_N: Tensor, *, clip: float = 0.2) -> tuple[Tensor, Tensor]:

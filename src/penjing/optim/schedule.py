@@ -51,10 +51,9 @@ class WarmupStableDecay(_Schedule):
     def factor(self, step: int, num_steps: int) -> float:
         num_warmup = round(self.warmup_ratio * num_steps)
         num_decay = round(self.decay_ratio * num_steps)
-        if step < num_warmup:
-            return _warm_up(step, num_warmup)
         remaining = (num_steps - step) / num_decay if num_decay else 1.0
-        return self.min_lr_ratio + (1 - self.min_lr_ratio) * min(1.0, max(0.0, remaining))
+        decayed = self.min_lr_ratio + (1 - self.min_lr_ratio) * min(1.0, max(0.0, remaining))
+        return min(_warm_up(step, num_warmup), decayed)
 
 
 @dataclass(frozen=True, kw_only=True)

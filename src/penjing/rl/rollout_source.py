@@ -224,7 +224,7 @@ class RolloutSampler:
         answer_N = torch.from_numpy(np.repeat(np.arange(buffer.length_PA.size), sampled_PAM.sum(-1).reshape(-1)))
         value_N = torch.from_numpy(buffer.value_PAM[sampled_PAM])
         gain_N, return_N = token_advantages(reward_N, value_N, answer_N, gamma=value.gamma, gae_lambda=value.gae_lambda)
-        buffer.gain_PAM[sampled_PAM] = whiten(gain_N, torch.ones_like(gain_N)).numpy()
+        buffer.gain_PAM[sampled_PAM] = whiten(gain_N).numpy()
         buffer.return_PAM[sampled_PAM] = return_N.numpy()
 
     @torch.no_grad()

@@ -71,7 +71,8 @@ class NextTokenStage(Stage[NextTokenSettings]):
             self._num_keys = float(np.dot(self.rows.phases[0], keys))
         if isinstance(self.held_out, MixedRows):
             rates = [_targets_per_byte(one.rows.shards) for one in self.held_out.sources]
-            self.targets_per_byte = 1 / float(np.dot(self.held_out.phases[0], 1 / np.array(rates)))
+            scored = {number: scored for number, (_, scored) in self._held_out_parts.items()}
+            self.targets_per_byte = sum(scored.values()) / sum(scored[number] / rates[number] for number in scored)
 
     def initial_embedding(self) -> Tensor | None:
         if self.run.embedding_init == "normal":

@@ -226,13 +226,8 @@ class _PreferenceSplit(PreferenceGroups):
         for ids, weights, other in self._answers(index):
             values = {REFERENCE: self.reference_N[first : first + len(ids)]} if len(self.reference_N) else {}
             first += len(ids)
-            answers.append(
-                Answer(
-                    ids=ids,
-                    weights=None if all(weights) else [float(weight) for weight in weights],
-                    values=values,  # type: ignore[arg-type]  # an array is as good as a sequence here
-                )
-            )
+            # an array is as good as a sequence here
+            answers.append(Answer(ids=ids, weights=weights, values=values))  # type: ignore[arg-type]
             mismatched.append(float(other))
         desirable = [float(value) for value in record.is_chosen]
         figures: dict[str, Sequence[float]] = {
