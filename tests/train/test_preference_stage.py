@@ -18,6 +18,7 @@ from penjing.rl.rewards.base import RewardInput, RewardRuntime
 from penjing.rl.rewards.model import ModelReward
 from penjing.train.average import average_models
 from penjing.train.load_model import load_trained
+from penjing.train.stages import preference_data
 from penjing.train.stages.preference_data import PreferenceDataStage
 from penjing.train.stages.reward import load_reward_model
 
@@ -211,6 +212,21 @@ def test_kto_learns_from_single_answers_and_goes_on_exactly(tmp_path, words):
         train("dpo", *kto, f"out={tmp_path / 'x'}", "batch.micro_size=2")
     with raises_user_error(next_step="objective.loss=kto"):
         train("dpo", *words, f"data.train={path}", f"out={tmp_path / 'y'}")
+
+
+def test_held_out_blocks_of_kto_do_not_depend_on_the_size_of_a_pass(tmp_path, words, monkeypatch):
+    pairs = map(json.loads, pairs_of(tmp_path).read_text().splitlines())
+    path = tmp_path / "good.jsonl"
+    path.write_text("".join(json.dumps({"messages": pair["chosen"], "label": True}) + "\n" for pair in pairs))
+    kto = [*words, f"data.train={path}", "objective.loss=kto", "objective.kl_groups=5", "objective.beta=3"]
+    kto += ["batch.size=10", "max_steps=3"]
+    train("dpo", *kto, f"out={tmp_path / 'one'}")
+    monkeypatch.setattr(preference_data, "CHUNK", 8)
+    train("dpo", *kto, f"out={tmp_path / 'two'}")
+    for name in ("val_kto_z", "val_preference_loss"):
+        one, two = curve(tmp_path / "one", name), curve(tmp_path / "two", name)
+        assert one == pytest.approx(two, abs=1e-5)
+    assert curve(tmp_path / "one", "val_kto_z")[3] > 0.1
 
 
 def test_two_ranks_equal_one(tuned, tmp_path, words, penjing):

@@ -153,8 +153,8 @@ class PreferenceStage(PreferenceDataStage[Preference]):
 
     def validate(self) -> dict[str, float]:
         objective = PreferenceObjective(self.settings, self._log_probs)
-        # Batches of complete blocks that share an estimate.
-        batches = self.held_out_batches(max(self.no_grad_size, self.settings.indivisible_units))
+        block = self.settings.indivisible_units  # shares an estimate
+        batches = self.held_out_batches(max(1, self.no_grad_size // block) * block)
         metrics = held_out_means(objective, self.model, batches, self.strategy)
         return {
             **metrics,
