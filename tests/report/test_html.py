@@ -16,10 +16,12 @@ from report_synthetic import FIGURES, HOSTILE, PARTS, put, put_lines, write_fold
 
 from penjing.base.errors import UserError
 from penjing.base.lock import locked
+from penjing.plan.prediction_history import compare
 from penjing.report import html as page
 from penjing.report.charts import SCRIPT
 from penjing.report.html import write_report
-from penjing.report.load_runs import read_record
+from penjing.report.load_runs import ReportedRun, read_record
+from penjing.report.text_format import plan_rows
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 NOT_ALLOWED = {"img", "iframe", "object", "embed", "link", "form", "base", "foreignobject", "audio", "video"}
@@ -292,6 +294,25 @@ def test_incidents_are_counted_by_kind(tmp_path: Path) -> None:
     put_lines(folder / "incidents.jsonl", [*lines, {"step": 7, "kind": "out of memory", "slots": 6}])
     _, _, words = read(folder)
     assert "not finite in a row 1 3 4 … 9" in words and "out of memory slots 6 1 7" in words
+
+
+@pytest.mark.parametrize("file", ["ended.json", "outcome.json"])
+def test_a_run_that_ended_early_is_compared_with_its_share_of_the_plan(tmp_path: Path, file: str) -> None:
+    folder = tmp_path / "run"
+    plan = {"steps": 100, "predicted_seconds": 100.0, "tokens": 6400, "tokens_per_second": 64}
+    plan |= {"predicted_seconds_low": 80.0, "predicted_seconds_high": 130.0, "predicted_peak_memory_bytes": 2**30}
+    done = {"ended": "failed", "why": "hot", "steps_done": 50, "seconds": 60.0, "tokens": 3200, "mfu": 0.21}
+    done |= {"tokens_per_second": 53.3, "peak_memory_bytes": 2**29, "training_seconds": 59.0, "resumed": 1}
+    put(folder / "plan.json", plan)
+    put(folder / file, done)
+    verified = {term.name: term.error for term in compare(plan, done)}
+    names = {"Time": "time", "Speed": "speed", "Tokens trained on": "tokens", "Peak memory": "peak memory"}
+    rows = plan_rows(ReportedRun(folder, []))
+    assert {row.name: row.error for row in rows} == {name: verified[old] for name, old in names.items()}
+    assert rows[0][1:3] == ("50 s", "1 min 00 s")
+    _, _, words = read(folder)
+    assert "between 40 s and 1 min 05 s for the steps that it made, and it does" in words
+    assert "59 s training" in words and "21 %" in words and "resumed" in words and "no outcome.json" not in words
 
 
 def test_the_prediction_says_what_it_rests_on(tmp_path: Path) -> None:

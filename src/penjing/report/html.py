@@ -84,7 +84,7 @@ def group_view(runs: Sequence[ReportedRun]) -> View:
         "drawn": min(len(runs), MAX_CURVES),
         "plan": plan_table(runs),
         "notes": [text_format.plan_basis(runs[0]), text_format.time_parts(runs[0])] if len(runs) == 1 else [],
-        "facts": facts(Fields({**runs[0].plan.raw, **runs[0].outcome.raw}), RUN_FACTS) if len(runs) == 1 else [],
+        "facts": facts(Fields({**runs[0].plan.raw, **runs[0].done.raw}), RUN_FACTS) if len(runs) == 1 else [],
         "charts": chart_views(main, runs),
         "small": chart_views(SMALL_CHARTS, runs, small=True),
         "others": chart_views(others[: 3 * MOST_ITEMS], runs, small=True),
@@ -100,10 +100,7 @@ def plan_table(runs: Sequence[ReportedRun]) -> HtmlTable | None:
     """Predicted and actual: a row per figure of one run, or a row per run of several."""
     by_run = [(run, text_format.plan_rows(run)) for run in runs]
     if len(runs) == 1:
-        rows = [
-            [Cell(row.name), Cell(row.predicted), Cell(row.actual), Cell(text_format.signed_percent(row.error))]
-            for row in by_run[0][1]
-        ]
+        rows = [[*map(Cell, row[:3]), Cell(text_format.signed_percent(row.error))] for row in by_run[0][1]]
         return HtmlTable(("", "predicted 预测", "actual 实测", "plan is off by 计划偏差"), rows) if rows else None
     names = list(dict.fromkeys(row.name for _, rows in by_run for row in rows))
     rows = [[Cell(run.name), *_plan_cells(found, names)] for run, found in by_run]
@@ -232,10 +229,8 @@ def incidents_table(runs: Sequence[ReportedRun]) -> HtmlTable | None:
         for incident in run.incidents:
             by_kind.setdefault(incident.text("kind") or "unknown", []).append(incident)
         lines = [(kind, len(incidents), _steps(incidents), _about(incidents[0])) for kind, incidents in by_kind.items()]
-        resumed = run.outcome.number("resumed")
+        resumed = run.done.number("resumed")
         lines += [("resumed", round(resumed), "", "interrupted and taken up again")] if resumed else []
-        skipped = max(run.figures.get(metrics.SKIPPED_STEPS, {}).values(), default=0)
-        lines += [("skipped steps", round(skipped), "", "loss or gradients were not finite")] if skipped else []
         rows += [
             [Cell(run.name), Cell(clip(kind, 60)), Cell(about), Cell(f"{times:,}"), Cell(steps)]
             for kind, times, steps, about in lines[:MOST_ITEMS]
@@ -251,9 +246,7 @@ def _steps(incidents: Sequence[Fields]) -> str:
 def _about(incident: Fields) -> str:
     names = [name for name in incident.raw if name not in ("step", "kind")]
     facts = [(name, incident.number(name), incident.text(name)) for name in names]
-    lines = [
-        f"{name.replace('_', ' ')} {figure(real) if real is not None else text}" for name, real, text in facts if text
-    ]
+    lines = (f"{name.replace('_', ' ')} {text if real is None else figure(real)}" for name, real, text in facts if text)
     return clip(", ".join(lines), 200)
 
 

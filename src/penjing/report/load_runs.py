@@ -30,6 +30,11 @@ class ReportedRun(RunRecord):
         return self.settings.get("data.format", task) if task == "next_token" else task
 
     @cached_property
+    def done(self) -> Fields:
+        """What it took: the outcome, or of a run that ended before its last step what it took until then."""
+        return Fields() if self.is_running else self.outcome or self.ending(self.last_step)
+
+    @cached_property
     def questions(self) -> Scores:
         return read_scores((when, row) for when in (BEFORE, AFTER) for row in self.answers.fields(when).items("rows"))
 

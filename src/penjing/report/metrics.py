@@ -11,7 +11,6 @@ from penjing.track.console import BY_TASK
 
 HELD_OUT = "val_"  # prefix of the same metric on held-out data
 TOKENS = "tokens"  # trained on so far
-SKIPPED_STEPS = "skipped_steps"
 Floats = NDArray[np.float64]
 
 
@@ -70,7 +69,7 @@ SMALL_CHARTS = (
     Chart("tokens_per_second", "Speed", "速度", "tokens/s", best="high", from_zero=True),
 )
 # Not drawn: the x axis, and metrics that other parts of the page show better.
-NOT_DRAWN = {TOKENS, "seconds", "seconds_left", "memory_bytes", "mfu", "mfu_full_square", SKIPPED_STEPS}
+NOT_DRAWN = {TOKENS, "seconds", "seconds_left", "memory_bytes", "mfu", "mfu_full_square", "skipped_steps"}
 NOT_DRAWN |= {"seconds_over_plan", "wait_over_plan", "rollout_seconds", "scoring_seconds"}
 NOT_FINAL = {"learning_rate", "grad_norm"}  # their last value says nothing about a run
 # By task: English and Chinese name, and whether the x axis is tokens (else steps).

@@ -11,7 +11,7 @@ from penjing.base.untrusted import Fields
 from penjing.devices import HOST_TYPE
 from penjing.devices.host import PROCESSOR
 from penjing.plan.device_model import LEVELS
-from penjing.plan.prediction_history import Comparison
+from penjing.plan.prediction_history import Comparison, share_done
 from penjing.report.charts import figure
 from penjing.report.load_runs import Quickstart, ReportData, ReportedRun
 from penjing.report.metrics import CHARTS, HELD_OUT, TOKENS, task_names
@@ -94,6 +94,7 @@ class PlanRow(NamedTuple):
     error: float | None
 
 
+GROW_WITH_STEPS = ("predicted_seconds", "tokens")  # of the plan; a run that ended early is compared with its share
 PLAN_FIGURES: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
     ("Time", "predicted_seconds", "seconds", duration),
     ("Speed", "tokens_per_second", "tokens_per_second", lambda number: f"{count(number)} tokens/s"),
@@ -104,9 +105,10 @@ PLAN_FIGURES: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
 
 def plan_rows(run: ReportedRun) -> list[PlanRow]:
     """Predicted and actual, for figures of which at least one is known."""
-    rows = []
+    rows, share = [], share_done(run.plan.raw, run.done.raw)
     for name, before, after, form in PLAN_FIGURES:
-        predicted, actual = run.plan.number(before), run.outcome.number(after)
+        predicted, actual = run.plan.number(before), run.done.number(after)
+        predicted = predicted * share if predicted and before in GROW_WITH_STEPS else predicted
         error = None if predicted is None or actual is None else Comparison(name, "", predicted, actual).error
         if predicted is not None or actual is not None:
             rows.append(PlanRow(name, shown(predicted, form), shown(actual, form), error))
@@ -115,7 +117,7 @@ def plan_rows(run: ReportedRun) -> list[PlanRow]:
 
 def plan_basis(run: ReportedRun) -> str:
     """The basis of the prediction, and whether the time is inside its interval."""
-    plan, seconds = run.plan, run.outcome.number("seconds")
+    plan, seconds, share = run.plan, run.done.number("seconds"), share_done(run.plan.raw, run.done.raw)
     if not plan:
         return "There is no plan.json, so nothing is known of what was predicted."
     level = plan.text("level")
@@ -123,15 +125,16 @@ def plan_basis(run: ReportedRun) -> str:
     low, high = plan.number("predicted_seconds_low"), plan.number("predicted_seconds_high")
     if low is None or high is None:
         return f"The prediction {basis}."
+    low, high, part = low * share, high * share, " for the steps that it made" if share < 1 else ""
     inside = "" if seconds is None else ", and it does" if low <= seconds <= high else ", and it does not"
-    return f"The prediction {basis}; predicted to take between {duration(low)} and {duration(high)}{inside}."
+    return f"The prediction {basis}; predicted to take between {duration(low)} and {duration(high)}{part}{inside}."
 
 
 def time_parts(run: ReportedRun) -> str:
     names = {"training": "training", "validation": "validation", "checkpoint": "checkpoints", "other": "other work"}
-    seconds = {name: run.outcome.number(f"{key}_seconds") for key, name in names.items()}
+    seconds = {name: run.done.number(f"{key}_seconds") for key, name in names.items()}
     known = [f"{duration(value)} {name}" for name, value in seconds.items() if value is not None]
-    none = "" if run.outcome else "There is no outcome.json yet, so nothing is known of how it came out."
+    none = "" if run.done else "There is no outcome.json yet, so nothing is known of how it came out."
     return f"The time went into {', '.join(known)}." if known else none
 
 

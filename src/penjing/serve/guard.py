@@ -45,7 +45,6 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-
         size = 0
 
         async def receive_counted() -> Message:
