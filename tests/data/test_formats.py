@@ -678,7 +678,9 @@ def test_empty_answers_are_left_out_and_counted(tmp_path: Path) -> None:
         ({"text": "a", "label": True}, "documents"),
         ({"text": "a", "answer": "b", "label": True}, "documents"),
         ({"question": "a", "answer": "b", "label": 1}, "chats"),
-        (turns(("user", "a"), ("assistant", "无")), "chats"),
+        (turns(("user", "a"), ("assistant", "无")), "prompts"),  # MiniMind's, in the place of an answer
+        (turns(("user", "a"), ("assistant", "空")), "prompts"),
+        (turns(("user", "a"), ("assistant", "空的")), "chats"),
         ({"question": "a", "answer": "b"}, "chats"),
     ],
 )
@@ -716,6 +718,11 @@ def test_prompts(tmp_path: Path, record: dict[str, Any], wanted: list[tuple[str,
 )
 def test_bad_prompts(tmp_path: Path, record: dict[str, Any], words: str) -> None:
     assert f":1: {words}" in error_of(jsonl(tmp_path / "a.jsonl", record), read_prompts).line()
+
+
+def test_one_real_answer_makes_placeholders_answers(tmp_path: Path) -> None:
+    records = [turns(("user", "a"), ("assistant", answer)) for answer in ("空", "b")]
+    assert sniff(jsonl(tmp_path / "a.jsonl", *records)) == "chats"
 
 
 def test_sniff_of_text_and_of_nothing(tmp_path: Path) -> None:

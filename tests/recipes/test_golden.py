@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from user_errors import raises_user_error
 
 from penjing.base import config
 from penjing.recipes import RECIPES
@@ -20,6 +21,12 @@ def test_recipe_resolves_to_what_is_on_record(name):
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_a_resolved_recipe_can_be_started_from_its_file(name):
     assert config.resolve(Run, config.read_toml(GOLDEN / f"{name}.toml")) == resolve_run(name)
+
+
+@pytest.mark.parametrize("name", ["ladder-30m", "ladder:30m", "26m"])
+def test_a_model_is_no_recipe(name):
+    with raises_user_error(where=name, next_step=f"model={name.replace(':', '-')}"):
+        resolve_run(name)
 
 
 if __name__ == "__main__":

@@ -263,6 +263,21 @@ def test_adapters_beside_a_base_by_name(whole, base, tmp_path):
         attach_adapters(load_trained(base), [str(whole), str(whole)])
 
 
+def test_the_adapter_of_a_checkpoint(whole, base):
+    trained = load_trained(base)
+    read = attach_adapters(trained, [f"{whole}@4", f"new={whole}@6", f"old={newest(whole).with_name('step-00000004')}"])
+    assert list(read) == ["taught_4", "new", "old"]
+    saved = attach_adapters(load_trained(base), [str(whole)])["taught"].tensors
+    for layer, parts in saved.items():
+        assert torch.equal(parts["B"], read["new"].tensors[layer]["B"])
+        assert torch.equal(read["taught_4"].tensors[layer]["B"], read["old"].tensors[layer]["B"])
+    assert any(not torch.equal(parts["B"], read["old"].tensors[layer]["B"]) for layer, parts in saved.items())
+    with raises_user_error(where=f"{whole}@5", wanted="4, 6"):
+        attach_adapters(trained, [f"{whole}@5"])
+    with raises_user_error(where=str(base), next_step="lora"):
+        attach_adapters(trained, [str(base)])
+
+
 def test_an_adapter_of_another_base_is_refused(tmp_path, whole, base, small_run):
     train("pretrain", *small_run, "seed=2", "max_steps=2", f"out={tmp_path / 'other'}")
     with raises_user_error(where="adapter", got="a base with hash"):

@@ -154,6 +154,15 @@ def test_the_best_is_used_unless_a_checkpoint_is_named(overfitted):
     assert (row["delivered"]["step"], row["state"]) == (best, "finished")
 
 
+def test_the_adapter_in_the_folder_names_the_step_that_it_is_of(overfitted):
+    folder, words, _ = overfitted
+    words = [word for word in words if not word.startswith(("out=", "max_steps"))]
+    after = folder.parent / "adapted"
+    train("pretrain", *words, f"init_from={folder}", "max_steps=20", "lora.rank=2", f"out={after}")
+    step = json.loads((after / "outcome.json").read_text())["delivered"]["step"]
+    assert json.loads((after / "adapter/penjing_adapter.json").read_text())["step"] == step < 20
+
+
 @pytest.mark.parametrize(("last", "step"), [(2.003, 500), (2.006, 300), (1.9, 500), (None, 300)])
 def test_the_newest_is_used_unless_it_is_clearly_worse(last, step):
     assert choose({"kept": {"step": 300, "loss": 2.0}, "last": last}, 500).step == step

@@ -1,6 +1,7 @@
 """The evening's plan, what it refuses, and rehearsals of it from outside."""
 
 import io
+import json
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -104,6 +105,19 @@ def test_more_time_for_little_text_is_no_larger_model(tmp_path):
 def test_what_cannot_be_is_one_line(tmp_path, options, facts):
     with raises_user_error(**facts):
         planned(tmp_path, **options)
+
+
+def test_prompts_that_the_rewards_cannot_score_are_no_plan(tmp_path, toy, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    prompts = tmp_path / "rlaif.jsonl"
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "空"}]
+    prompts.write_text(json.dumps({"conversations": turns}))
+    options = small(toy, "pretrain")
+    options = {**options, "data": f"{options['data']},{prompts}", "hours": "4"}
+    with raises_user_error(where="rlaif.jsonl:1", wanted="gt"):
+        planned(tmp_path, **options)
+    plan, _ = planned(tmp_path, **{**options, "settings": (*options["settings"], "grpo.objective.rewards=length")})
+    assert [stage.name for stage in plan.stages[1:3]] == ["pretrain", "grpo"]
 
 
 def test_nothing_starts_without_yes_or_on_a_small_disk(tmp_path, toy, monkeypatch):

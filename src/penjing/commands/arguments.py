@@ -41,7 +41,7 @@ DtypeName = Annotated[
 ]
 Adapters = Annotated[
     list[str] | None,
-    typer.Option("--adapter", metavar="[NAME=]PATH", help="A LoRA adapter of the first RUN; may be given again."),
+    typer.Option("--adapter", metavar="[NAME=]PATH", help="Adapter of the first RUN, or its run; may be given again."),
 ]
 MaxTokens = Annotated[int, typer.Option(help="Most new tokens of an answer.", min=1)]
 Temperature = Annotated[float, typer.Option(help="0: greedy.", min=0)]

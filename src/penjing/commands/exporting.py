@@ -119,7 +119,7 @@ def export_onnx(
 
 AdapterPaths = Annotated[
     list[str] | None,
-    typer.Option(metavar="[NAME=]PATH", help="A folder in peft's format, or a MiniMind LoRA .pth; default: the run's."),
+    typer.Option(metavar="[NAME=]PATH", help="A folder of peft, a run, RUN@STEP or MiniMind's LoRA; default: RUN's."),
 ]
 
 

@@ -35,9 +35,7 @@ def find_hf(name: str) -> Path | None:
     path = Path(name)
     if (path / CONFIG).is_file():
         return path
-    if path.exists() or not _HUB_NAME.match(name):
-        return None
-    return _fetch(name)
+    return None if path.exists() or not _HUB_NAME.match(name) else _fetch(name)
 
 
 def _fetch(name: str) -> Path:

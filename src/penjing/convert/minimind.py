@@ -79,7 +79,6 @@ def infer_config(tensors: Mapping[str, Tensor], hints: Mapping[str, Any], where:
     Raises UserError if the number of heads cannot be determined; the message names the setting to add.
     """
     shape = partial(_shape, tensors, where)
-
     vocab_size, hidden_size = shape(EMBEDDING)
     layers = {int(match[1]) for name in tensors if (match := re.match(r"model\.layers\.(\d+)\.", name))}
     first_layer = _LAYER.format(0)
@@ -103,10 +102,8 @@ def infer_config(tensors: Mapping[str, Tensor], hints: Mapping[str, Any], where:
         "max_position_embeddings": 32768,
         "rope_theta": 1e6,
         "rms_norm_eps": 1e-6 if has_qk_norm else 1e-5,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": HEAD not in tensors or torch.equal(tensors[HEAD], tensors[EMBEDDING]),
     }
-    if HEAD in tensors and not torch.equal(tensors[HEAD], tensors[EMBEDDING]):
-        fields["tie_word_embeddings"] = False
     fields |= _mlp(tensors, has_qk_norm, first_layer + "mlp.", hints, where)
     overridable = {"max_position_embeddings", "rope_theta", "rms_norm_eps"}
     return ModelConfig(**{**fields, **{name: value for name, value in hints.items() if name in overridable}})
@@ -163,12 +160,8 @@ def _mlp(
         return {**fields, "architecture": "qwen3_moe"}
     if has_qk_norm:
         raise UserError("shared experts beside query/key norms", where=where, got="not known")
-    return {
-        **fields,
-        "architecture": "qwen2_moe",
-        "attention_bias": "none",
-        "shared_expert_intermediate_size": sum(shared),
-    }
+    fields |= {"architecture": "qwen2_moe", "attention_bias": "none"}
+    return {**fields, "shared_expert_intermediate_size": sum(shared)}
 
 
 def from_minimind(
@@ -199,7 +192,5 @@ def from_minimind(
 
 def tokenizer_folder(path: Path) -> Path | None:
     """The folder of MiniMind's tokenizer: beside the weights, or ../model; None if neither has one."""
-    for folder in (path.parent, path.parent.parent / "model"):
-        if (folder / "tokenizer.json").is_file():
-            return folder
-    return None
+    folders = (path.parent, path.parent.parent / "model")
+    return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)

@@ -3,7 +3,9 @@
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from penjing.base.errors import UserError
 from penjing.convert.peft import CONFIG, PeftAdapter, attach_peft, read_peft, write_peft
@@ -13,6 +15,7 @@ from penjing.export.equivalence_check import VerifiedFolder
 from penjing.export.model_card import model_card
 from penjing.model.lora import DEFAULT, fingerprint, merge, names, set_adapter
 from penjing.model.transformer import Transformer
+from penjing.track.run_dir import is_run_or_checkpoint
 from penjing.train.config import Run
 from penjing.train.load_model import LoadedModel, added_pieces, load_trained
 
@@ -48,12 +51,11 @@ def export_adapter(path: Path, adapters: Sequence[str], out: Path) -> None:
     attached = attach_adapters(trained, adapters)
     name = _only_adapter(path, trained.model)
     if not attached:
-        state = trained.checkpoint.state()
-        step = trained.checkpoint.step
-        save_run_adapter(trained.run, trained.model, trained.tokenizer, state["base"], step, out)
+        base = trained.checkpoint.state()["base"]
+        save_run_adapter(trained.run, trained.model, trained.tokenizer, base, trained.checkpoint.step, out)
         return
-    base, extra = fingerprint(trained.model), attached[name].metadata
-    write_peft(out, trained.model, name, base_name=_base_name(str(path)), base_sha256=base, extra=extra)
+    sha256, extra = fingerprint(trained.model), attached[name].metadata
+    write_peft(out, trained.model, name, base_name=_base_name(str(path)), base_sha256=sha256, extra=extra)
 
 
 def merge_adapter(path: Path, adapters: Sequence[str], out: Path) -> VerifiedFolder:
@@ -79,14 +81,15 @@ def _only_adapter(path: Path, model: Transformer) -> str:
 def attach_adapters(trained: LoadedModel, specs: Sequence[str]) -> dict[str, PeftAdapter]:
     """Attach adapters to a model, each given as PATH or NAME=PATH; returns them by name. The first becomes active.
 
-    PATH: a folder with adapter_config.json, a run that trained an adapter, or a LoRA file of MiniMind.
+    PATH: a folder with adapter_config.json, a run that trained an adapter or one of its checkpoints, or a LoRA file of
+    MiniMind.
     Raises UserError for an adapter whose recorded base hash differs.
     """
     attached: dict[str, PeftAdapter] = {}
     base = ""
     for spec in specs:
         name, path = _parse_spec(spec)
-        adapter = read_peft(path)
+        adapter = _trained_adapter(path) if is_run_or_checkpoint(path) else read_peft(path)
         if adapter.base_sha256:
             base = base or fingerprint(trained.model)
             if adapter.base_sha256 != base:
@@ -101,6 +104,13 @@ def attach_adapters(trained: LoadedModel, specs: Sequence[str]) -> dict[str, Pef
         set_adapter(trained.model, next(iter(attached)))
     trained.model.eval()
     return attached
+
+
+def _trained_adapter(path: Path) -> PeftAdapter:
+    """The adapter of a run or a checkpoint, which is exported for it."""
+    with TemporaryDirectory() as folder:
+        export_adapter(path, (), Path(folder))
+        return replace(read_peft(Path(folder)), folder=path)
 
 
 def _parse_spec(spec: str) -> tuple[str, Path]:

@@ -26,8 +26,10 @@ def _val_metric_row(name: str, value: Any) -> str:
 def model_card(trained: LoadedModel, run_path: Path) -> str:
     """README.md of an export, in the format of the hub. Unknown values are left out."""
     run, config = trained.run, trained.run.model
-    path = Path(run.out) if trained.external else stage_folder(run_path)
-    title = path.resolve().name if trained.external else f"{path.parent.name}-{path.name}"
+    path = (Path(run.out) if trained.external else stage_folder(run_path)).resolve()
+    title = path.name if trained.external else f"{path.parent.name}-{path.name}"
+    data = ", ".join(Path(name).name for name in run.data.train)
+    facts = {"stage": run.stage, "step": trained.checkpoint.step, "data": data}
     record = RunRecord(path)
     outcome, plan = record.outcome.raw, record.plan.raw
     if outcome and outcome["weights_sha256"] != weights_sha256(trained.checkpoint.folder):
@@ -46,15 +48,7 @@ def model_card(trained: LoadedModel, run_path: Path) -> str:
         "",
         "| | |",
         "|---|---|",
-        *(
-            []
-            if trained.external
-            else [
-                f"| stage | {run.stage} |",
-                f"| step | {trained.checkpoint.step} |",
-                f"| data | {', '.join(Path(name).name for name in run.data.train)} |",
-            ]
-        ),
+        *(f"| {name} | {value} |" for name, value in facts.items() if not trained.external),
         f"| vocabulary | {trained.tokenizer.size} |",
     ]
     if outcome:

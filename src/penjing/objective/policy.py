@@ -229,9 +229,7 @@ def divergence(logp_N: Tensor, reference_N: Tensor, estimator: KLEstimator) -> T
     difference_N = (reference_N - logp_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if estimator == "k1":
         return -difference_N
-    if estimator == "k2":
-        return 0.5 * difference_N**2
-    return difference_N.exp() - difference_N - 1
+    return 0.5 * difference_N**2 if estimator == "k2" else difference_N.exp() - difference_N - 1
 
 
 class PolicyObjective:

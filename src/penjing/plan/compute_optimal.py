@@ -92,9 +92,7 @@ def repeat_warning(epochs: float) -> str:
     worth = f"each token is then worth {repeat_worth(epochs):.0%} of a fresh one"
     if epochs > 16:
         return f"{epochs:.1f} epochs: {worth}; more text, a smaller model or a higher weight decay would do more"
-    if epochs > 4:
-        return f"{epochs:.1f} epochs: {worth}; up to 4 cost little"
-    return ""
+    return f"{epochs:.1f} epochs: {worth}; up to 4 cost little" if epochs > 4 else ""
 
 
 def batch_tokens(tokens: float) -> float:

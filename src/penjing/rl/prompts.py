@@ -1,7 +1,7 @@
 """Reads prompts with their reference answers, and splits them into training and held-out prompts."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from penjing.base.errors import UserError
 from penjing.base.files import sha256_text
 from penjing.data.chat.render import render
 from penjing.data.corpus import Corpus, threshold
-from penjing.data.formats import BadRecords, NoBadRecords
+from penjing.data.formats import BadRecords, Chat, NoBadRecords
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.rl.rewards.base import RewardContext
 
@@ -51,17 +51,10 @@ def read(
     parsed: list[tuple[Prompt, float]] = []
     tool_names: set[str] = set()
     for chat, place in corpus.placed(bad_records or NoBadRecords()):
-        record, tools, where = chat.fields, chat.tools or tuple(default_tools), f"{chat.source}:{chat.line}"
+        tools = chat.tools or tuple(default_tools)
         try:
-            prompt = Prompt(
-                ids=tuple(render(tokenizer, chat.messages, tools, ask=True, thinking=thinking).ids),
-                messages=chat.messages,
-                tools=tools,
-                truths=_truths(record, where),
-                kind=str(record.get("kind", "")),
-                record=record,
-                where=where,
-            )
+            ids = render(tokenizer, chat.messages, tools, ask=True, thinking=thinking).ids
+            prompt = prompt_of(chat, ids, tools)
         except UserError as error:
             if bad_records is None:
                 raise
@@ -88,12 +81,13 @@ def read(
     )
 
 
-def _truths(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    name = next((name for name in TRUTH_FIELDS if name in record), None)
-    if name is None:
-        return ()
-    value = record[name]
+def prompt_of(chat: Chat, ids: Sequence[int] = (), tools: tuple[dict[str, Any], ...] = ()) -> Prompt:
+    """The prompt of a record, with the tools on offer. Raises UserError for reference answers that are no texts."""
+    where, kind = f"{chat.source}:{chat.line}", str(chat.fields.get("kind", ""))
+    name = next((name for name in TRUTH_FIELDS if name in chat.fields), None)
+    value = [] if name is None else chat.fields[name]
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in items):
         raise UserError(f"field {name} is not a reference answer", where=where, got=repr(value)[:80], wanted="texts")
-    return tuple(map(str, items))
+    about = {"messages": chat.messages, "tools": tools, "record": chat.fields, "where": where}
+    return Prompt(ids=tuple(ids), kind=kind, truths=tuple(map(str, items)), **about)

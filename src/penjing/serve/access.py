@@ -25,6 +25,4 @@ def check_key(headers: Headers, expected: bytes) -> None:
 
 def host_name(host: str) -> str:
     """The name in a Host header, without the port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
+    return (host[1:].partition("]") if host.startswith("[") else host.partition(":"))[0].lower()

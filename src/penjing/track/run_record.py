@@ -153,9 +153,7 @@ class RunRecord:
         step: the last one that it reached."""
         if self.is_running:
             return "running"
-        if self.outcome:
-            return "finished"
-        return self.ending(step).text("ended") or "killed"
+        return "finished" if self.outcome else self.ending(step).text("ended") or "killed"
 
     def ending(self, step: int) -> Fields:
         """`ended`, unless the run went on after it. step: the last one that it reached."""

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,13 +11,17 @@ from typing import Any, ClassVar
 
 from rich.console import Console
 
+from penjing import devices
 from penjing.base.errors import UserError
 from penjing.base.lock import locked
 from penjing.data.catalog import registry as catalogue
+from penjing.data.formats import READERS, UncheckedRecords
 from penjing.model.presets import PRESETS
 from penjing.plan import cost
 from penjing.plan.profile import gpu_machine
 from penjing.planner.inputs import PlanOptions, find_machine
+from penjing.rl.prompts import prompt_of
+from penjing.rl.rewards.base import RewardMix, RewardRuntime
 from penjing.track.run_record import RunRecord
 from penjing.train.config import Run
 from penjing.train.load_model import set_threads
@@ -117,7 +122,17 @@ def _amounts(options: EveningOptions) -> dict[str, Amount]:
     if not amounts.get("documents", Amount()).tokens:
         step = "Add a text: --data TEXT.txt,..."
         raise UserError("there is no text to pretrain on", where=options.data, next_step=step)
+    if own.prompts and "preferences" not in amounts and (options.rehearse or not options.gpu):
+        _check_rewards(options, own.prompts)
     return amounts
+
+
+def _check_rewards(options: EveningOptions, prompts: Sequence[str]) -> None:
+    """Raise UserError for prompts whose answers cannot be scored: GRPO would fail after hours of other trainings."""
+    settings: Any = resolve_run("grpo", planning.overrides(options.settings, "grpo")).objective
+    runtime = RewardRuntime(device=devices.HOST, max_tokens=settings.rollout.max_new_tokens)
+    read = READERS["prompts"](list(map(Path, prompts)), bad_records=UncheckedRecords())
+    RewardMix(settings, runtime).check(list(map(prompt_of, read)))
 
 
 def _budget(options: EveningOptions) -> Budget:

@@ -117,8 +117,7 @@ def read_questions(prompts: Sequence[Path], counts: BadRecords | None = None) ->
             continue
         for chat in records.read_chats([path], bad_records=counts):
             answered = chat.messages[-1].role == "assistant"
-            messages = chat.messages[:-1] if answered else chat.messages
-            yield Chat(messages=messages, tools=chat.tools, source=chat.source, line=chat.line)
+            yield replace(chat, messages=chat.messages[:-1] if answered else chat.messages)
 
 
 def _take_up(out: Path, about: dict[str, Any]) -> dict[str, int]:

@@ -41,6 +41,7 @@ from penjing.infer.generate import generate
 from penjing.infer.requests import NotFiniteError
 from penjing.infer.sample import Sampling
 from penjing.kernels.cpu import spinning
+from penjing.model import presets
 from penjing.model.transformer import Transformer
 from penjing.optim.ema import swap
 from penjing.parallel.base import launched_world, make_strategy
@@ -74,6 +75,8 @@ SAMPLE_STYLE = Sampling(temperature=0.7, top_p=0.9)
 
 def resolve_run(recipe: str, *layers: Layer) -> Run:
     """The settings of a recipe, overridden by `layers`; with `init_from`, the shape is that of the initial model."""
+    if recipe not in RECIPES and presets.named(name := recipe.replace(":", "-")):
+        raise UserError("a model, not a recipe", where=recipe, next_step=f"It is a setting: pretrain model={name}")
     base = look_up(RECIPES, recipe, what="recipe")()
     requested = [*layers[:-1], *map(_last_length_wins, layers[-1:])]
     return start_run(base, requested)
@@ -239,8 +242,8 @@ def _deliver(prepared: PreparedRun, figures: dict[str, float]) -> dict[str, floa
 
 def _save_adapter(run: Run, prepared: PreparedRun, console: Console) -> None:
     try:
-        tokenizer = prepared.stage.tokenizer
-        adapter = save_run_adapter(run, prepared.model, tokenizer, prepared.base, prepared.state.step)
+        step = choose(prepared.context.best.state(), prepared.state.step).step
+        adapter = save_run_adapter(run, prepared.model, prepared.stage.tokenizer, prepared.base, step)
         console.print(Text(f"  adapter in the format of peft: {adapter}"))
     except UserError as error:  # the checkpoint still has the full adapter
         console.print(escape_markup("no adapter in the format of peft", str(error)))

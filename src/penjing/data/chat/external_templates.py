@@ -320,9 +320,7 @@ def _common_prompt_length(prompt: str, written: str) -> int:
     Where a conversation goes on, some templates leave out a part of the prompt, such as an empty thought.
     """
     common = _common_prefix(prompt, written)
-    if common == prompt:
-        return len(common)
-    return max(common.rfind(border) for border in ">]\n") + 1
+    return len(common) if common == prompt else max(common.rfind(border) for border in ">]\n") + 1
 
 
 def _with_spans(pieces: list[tuple[str, int]], spans: list[tuple[int, int]]) -> list[TemplateSpan]:

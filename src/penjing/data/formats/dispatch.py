@@ -33,6 +33,7 @@ _READERS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
     "jsonl": json_records,
     "json": json_records,
 }
+_PLACEHOLDERS = ("空", "无")  # what MiniMind's prompts have in the place of an answer
 _MAX_UNKNOWN = 1000  # records, the first of a file, that may be of no known kind
 
 
@@ -112,7 +113,7 @@ def _is_preference(record: Mapping[str, Any]) -> bool:
     """Whether a record is an answer with a label: as plain chat data a bad answer would be learned."""
     if not any(str(record.get(name)).lower() in ("true", "false") for name in schema.LABEL_FIELDS):
         return False
-    if chat_field(record) and record[chat_field(record) or ""]:
+    if record.get(chat_field(record) or ""):
         return True
     return answer_field(record) is not None and (question_field(record) is not None or not _has_text(record))
 
@@ -124,7 +125,8 @@ def _ends_unanswered(last: object) -> bool:
     if role is None:
         return not last.get("assistant")
     content = last.get("content") or last.get("value") or last.get("tool_calls")
-    return schema.ROLES.get(str(role).lower()) != "assistant" or not content
+    is_answer = bool(content) and content not in _PLACEHOLDERS
+    return schema.ROLES.get(str(role).lower()) != "assistant" or not is_answer
 
 
 def unknown_record(record: Mapping[str, Any], where: SourceLocation) -> UserError:

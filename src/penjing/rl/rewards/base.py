@@ -95,7 +95,7 @@ def final_answer(answer: RewardInput, after: str) -> str:
 def require_truth(context: RewardContext, name: str) -> tuple[str, ...]:
     """The reference answers. Raises UserError if the prompt has none."""
     if not context.truths:
-        wanted = 'a field gt, such as "gt": ["42"]'
+        wanted = 'a field gt, such as "gt": ["42"], or other objective.rewards, such as model'
         raise UserError(f"the reward {name} needs a reference answer", where=context.where or None, wanted=wanted)
     return context.truths
 
