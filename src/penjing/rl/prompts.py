@@ -89,5 +89,5 @@ def prompt_of(chat: Chat, ids: Sequence[int] = (), tools: tuple[dict[str, Any], 
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in items):
         raise UserError(f"field {name} is not a reference answer", where=where, got=repr(value)[:80], wanted="texts")
-    about = {"messages": chat.messages, "tools": tools, "record": chat.fields, "where": where}
+    about: dict[str, Any] = {"messages": chat.messages, "tools": tools, "record": chat.fields, "where": where}
     return Prompt(ids=tuple(ids), kind=kind, truths=tuple(map(str, items)), **about)
