@@ -1,5 +1,7 @@
 """How a step is cut into passes: the same for training, plans and benchmarks."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -74,3 +76,22 @@ def test_a_batch_that_no_device_holds_is_planned_in_seconds():
     run = run_of(10**9, model={"preset": "26m"})
     passes = TracedPasses(run, Target(capability=(9, 0), memory_bytes=80 << 30))
     assert passes.full == 20_000  # larger ones are not traced
+
+
+@pytest.mark.parametrize(
+    ("rows", "gibibytes", "found"), [(128, 24, 4), (128, 40, 16), (128, 12, 1), (128, 400, 128), (1, 12, 1)]
+)
+def test_the_largest_pass_that_fits_is_found(monkeypatch, rows, gibibytes, found):
+    """A single pass a step keeps no gradients of earlier ones, so its memory is below the line of the others."""
+    passes = TracedPasses(
+        run_of(rows, model={"preset": "26m"}), Target(capability=(9, 0), memory_bytes=gibibytes << 30)
+    )
+    traced = {}
+
+    def plan(size):
+        traced[size] = (13 + 1.4 * size + 2.6 * (size < rows)) * 2**30
+        return SimpleNamespace(total_bytes=traced[size])
+
+    monkeypatch.setattr(passes, "plan", plan)
+    assert passes.fitting_size() == found
+    assert len(traced) <= 5  # each takes seconds

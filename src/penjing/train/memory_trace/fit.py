@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+from bisect import bisect_left
 
 import torch
 
@@ -66,12 +67,10 @@ class TracedPasses:
 
     def fitting_size(self) -> int:
         """The settings' micro-batch, or the largest smaller one that fits; the smallest if none does."""
-        full = self.full
-        if not self.limit or self.run.batch.micro_size or self.fits(full):
-            return full
-        line = full - (self.plan(full).total_bytes - self.limit) / max(1.0, self.bytes_per_row())
-        *sizes, smallest = [size for size in self.geometry.micro_sizes if size <= full]
-        return next((size for size in sizes if size <= line and self.fits(size)), smallest)
+        if not self.limit or self.run.batch.micro_size or self.fits(self.full):
+            return self.full
+        sizes = sorted(size for size in self.geometry.micro_sizes if size <= self.full)
+        return sizes[max(1, bisect_left(sizes, True, key=lambda size: not self.fits(size))) - 1]
 
     def largest(self) -> int:
         """About how many rows fit in one pass; 0 if no traced number does.
