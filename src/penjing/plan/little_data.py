@@ -49,7 +49,7 @@ SHORT_RUN_STEPS, SHORT_RUN_EPOCHS, SHORT_RUN_MOMENTUM = 1000, 2.0, 0.9
 SHORT_RUN_START = "cooccurrence"
 # Multi-token prediction: 0.6 to 2.6 % fewer bits per byte at 0.4M parameters, 0.1 to 0.7 % at 1M to 2.6M, from so many
 # epochs on; not clear in one pass, and not measured between.
-MTP_WEIGHT, MTP_EPOCHS = 0.5, 4.0
+MTP_WEIGHT, MTP_EPOCHS = 0.5, 3.0
 EMA_DECAY = 0.99  # an early end comes before the rate has decayed; the mean of the weights then stands in for that
 
 SHAPE = (
