@@ -28,9 +28,13 @@ def test_data_files_are_listed_and_those_of_runs_are_not(client, tmp_path):
     run.mkdir(parents=True)
     (run / "run.toml").write_text("")
     (run / "metrics.jsonl").write_text("{}\n")
+    quickstart = tmp_path / "runs" / "quickstart"
+    (quickstart / "data").mkdir(parents=True)
+    for name in ("quickstart.json", "evaluation.json", "data/own.txt"):
+        (quickstart / name).write_text("{}\n")
     (tmp_path / "link.txt").symlink_to("/etc/hostname")
     found = client.get("/api/data/files").json()
-    assert [file["path"] for file in found["files"]] == ["chats.jsonl", "deep/text.txt"]
+    assert [file["path"] for file in found["files"]] == ["chats.jsonl", "deep/text.txt", "runs/quickstart/data/own.txt"]
     assert found["files"][1]["bytes"] == 5 and found["cleaned"] == [] and not found["is_cut"]
     assert "exact_duplicates" in found["rules"]
 

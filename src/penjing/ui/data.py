@@ -15,6 +15,7 @@ from penjing.base.files import read_json as read_json_file
 from penjing.data.clean import RULES
 from penjing.data.formats.files import CLEANING, format_of
 from penjing.report.charts import POLICY
+from penjing.report.load_runs import QUICKSTART
 from penjing.serve.errors import ApiError
 from penjing.track.run_record import RunRecord
 from penjing.ui.background import penjing_json
@@ -28,7 +29,7 @@ REPORT_HEADERS = {"Content-Security-Policy": f"sandbox allow-scripts; {POLICY}"}
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Folders with the names of their files, sorted; what is not shown, links and the folders of runs are left out."""
+    """Folders with the names of their files, sorted; what is not shown, links, and what a run wrote are left out."""
     for found, folders, files in os.walk(folder):
         depth = len(Path(found).relative_to(folder).parts)
         folders[:] = sorted(
@@ -36,7 +37,7 @@ def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
             for name in folders
             if depth < DEPTH and name[0] != "_" and is_shown(name) and not RunRecord(Path(found, name)).exists
         )
-        yield found, sorted(filter(is_shown, files))
+        yield found, sorted(filter(is_shown, files if QUICKSTART not in files else ()))
 
 
 def files_below(folder: Path) -> dict[str, Any]:
@@ -88,8 +89,7 @@ def clean_words(site: Site, body: Mapping[str, Any]) -> list[str]:
     if not isinstance(rules, Sequence) or any(rule not in ("default", *RULES) for rule in rules):
         raise ApiError(400, "rules: names of cleaning rules are required", param="rules")
     chosen = [word for rule in rules for word in ("--pipeline", rule)]
-    path = str(site.path(text_field(body, "path")))
-    return ["data", "clean", path, "--dry-run", "--json", "--workers", "1", *chosen]
+    return ["data", "clean", str(site.path(text_field(body, "path"))), "--dry-run", "--json", "--workers", "1", *chosen]
 
 
 def cleaning(site: Site, name: str) -> dict[str, Any]:
