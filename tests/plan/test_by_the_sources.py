@@ -141,7 +141,7 @@ def test_answers_that_wait_for_a_slot_take_their_time():
     """64 answers of 50 tokens in 16 slots are 200 steps, though the longest has 100; in 64 slots they are 100."""
 
     def steps(slots):
-        decode = DecodeWorkload(answers=64, prompt_tokens=0.0, answer_tokens=50.0, longest=100, slots=slots)
+        decode = DecodeWorkload(answers=64, prompts=64, prompt_tokens=0.0, answer_tokens=50.0, longest=100, slots=slots)
         slow_host = replace(UNIT, matmul_flops={"float32": 1e30}, bytes_per_second=1e30, launch_seconds=3.0)
         return decode_time(decode, WORK, slow_host) / WORK.kernels()
 
@@ -153,7 +153,7 @@ def test_keys_and_values_of_answers_are_read_at_every_token():
     """Two of each, for each layer and slot, of the prompt and on average half of the answer; beside all matrices."""
     machine = replace(UNIT, matmul_flops={"float32": 1e30})
     one = (SHAPE.matrices_read(4) + 2 * 4 * 2 * 32 * 125) * 4
-    decode = DecodeWorkload(answers=4, prompt_tokens=100.0, answer_tokens=50.0, longest=1, slots=4)
+    decode = DecodeWorkload(answers=4, prompts=4, prompt_tokens=100.0, answer_tokens=50.0, longest=1, slots=4)
     assert decode_time(decode, WORK, machine) == pytest.approx(50 * one)
 
 

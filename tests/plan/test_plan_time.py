@@ -260,7 +260,7 @@ def test_two_probes_of_a_line_give_the_line_back(fixed, each, small, large, size
 
 
 def test_writing_answers_is_bound_by_weights_or_launches():
-    decode = DecodeWorkload(answers=64, prompt_tokens=100, answer_tokens=50, longest=100, slots=32)
+    decode = DecodeWorkload(answers=64, prompts=64, prompt_tokens=100, answer_tokens=50, longest=100, slots=32)
     work = replace(WORK, dtype="float32")
     prefill = 2 * SHAPE.matrices * 64 * 100 / 1e9
     moved = SHAPE.matrices * 4 + 2 * 32 * 2 * 32 * 125 * 4
@@ -278,7 +278,9 @@ def test_writing_answers_reads_every_expert_that_one_of_them_goes_through():
     slow = replace(PLAIN, bytes_per_second=1.0)
 
     def values_read(answers: int) -> float:
-        decode = DecodeWorkload(answers=answers, prompt_tokens=0.0, answer_tokens=0.0, longest=1, slots=1000)
+        decode = DecodeWorkload(
+            answers=answers, prompts=answers, prompt_tokens=0.0, answer_tokens=0.0, longest=1, slots=1000
+        )
         return decode_time(decode, replace(WORK, shape=shape), slow) / 4
 
     expert = 3 * 32 * 24

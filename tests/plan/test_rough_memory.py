@@ -59,3 +59,17 @@ def test_the_formula_meets_the_trace_on_a_cpu(model, dtype):
     parts = rough_memory(work, state_bytes=run.optimizer.state_bytes, context_bytes=0, on_host=True)
     traced = predict_memory(run, Target(kind="cpu"), micro_size=32, process_bytes=HOST_CONTEXT_BYTES)
     assert sum(parts.values()) == pytest.approx(traced.total_bytes, rel=ROUGH_MARGIN)
+
+
+@pytest.mark.parametrize("gpu", ["RTX 4090", "H100"])
+@pytest.mark.parametrize("recipe", ["dpo", "reward", "grpo", "ppo"])
+def test_the_formula_meets_the_trace_where_answers_share_a_prompt(recipe, gpu):
+    """Before Hopper, attention with a mask holds the scores: three times the memory of rows without one."""
+    run = resolve_run(
+        recipe, {"model": {"preset": "26m", "num_hidden_layers": 4}, "batch": {"size": 16, "micro_size": 16}}
+    )
+    options = PlanOptions(gpu=gpu)
+    machine, target, _ = find_machine(options, run)
+    micro, parts = rough_fit(run, machine, target, options)
+    traced = predict_memory(run, target, micro_size=micro, layout=options.layout(run))
+    assert sum(parts.values()) == pytest.approx(traced.total_bytes, rel=ROUGH_MARGIN)

@@ -21,6 +21,7 @@ from penjing.kernels.triton import ops as gpu
 from penjing.model.config import ModelConfig
 from penjing.parallel.ddp import DataParallel
 from penjing.plan import profile
+from penjing.plan.cost import read_count
 from penjing.plan.device_model import machine_from_spec
 from penjing.plan.flops import parameters
 from penjing.plan.gpu_specs import find_gpu_spec
@@ -585,7 +586,7 @@ def test_a_plan_for_another_card_counts_the_tokens_of_the_data(tmp_path, monkeyp
 
     monkeypatch.setattr(progress, "SHOWN_EVERY", 0.0)
     monkeypatch.setattr(plan_run, "READ_BYTES", 2e5)  # a quarter of it
-    plan_run._tokens_in.cache_clear()
+    plan_run._data_size.cache_clear()
     part = make_report("pretrain", run, PlanOptions(gpu="RTX 3090"), trace=False)
     assert part.unique_tokens == pytest.approx(page.unique_tokens, rel=0.1)
 
@@ -618,3 +619,72 @@ def test_of_many_sources_the_largest_are_shown():
     rows = list(source_rows(sources))
     assert [name for name, _ in rows[:-1]] == [f"source {number}" for number in range(101 - SHOWN_SOURCES, 101)]
     assert rows[-1][1].startswith(f"{100 - SHOWN_SOURCES}, ") and len(list(source_rows(sources[:SHOWN_SOURCES]))) == 8
+
+
+def pairs_and_prompts(tmp_path):
+    question = {"role": "user", "content": "What is a kite? " * 5}
+    answers = [[question, {"role": "assistant", "content": text * 8}] for text in ("A toy. ", "A bird. ")]
+    for number, name in enumerate(("pairs", "prompts")):
+        record = (
+            {"conversations": [question], "gt": ["toy"]}
+            if number
+            else dict(zip(("chosen", "rejected"), answers, strict=True))
+        )
+        lines = [json.dumps({**record, "id": index}) for index in range(200)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    return tmp_path / "pairs.jsonl", tmp_path / "prompts.jsonl"
+
+
+def test_pairs_and_prompts_of_the_data_are_counted(tmp_path):
+    pairs, prompts = pairs_and_prompts(tmp_path)
+    asked = {"dpo": (pairs, (80 + 56 + 64) / 4), "grpo": (prompts, 80 / 4 + 8 * 32)}
+    for recipe, (file, mean) in asked.items():
+        run = resolve_run(recipe, settings(f"data.train={file}", "data.val_fraction=0.1", "batch.size=4", "epochs=2"))
+        page = make_report(recipe, run, PlanOptions(gpu="RTX 4090"), trace=False)
+        assert page.tokens_per_step / 4 == pytest.approx(mean, rel=0.05)
+        assert page.epochs == pytest.approx(2) and "2 epochs of data.train" in page.tokens_reason
+        assert 80 <= page.steps <= 100  # of 200 a tenth is held out
+        assert not any("compute-optimal" in line for line in page.warnings)
+
+
+def test_a_reference_that_runs_in_each_step_takes_its_time():
+    """With `epochs` it runs once before step 1; with few steps in each, as the trace and training have it."""
+    pages = {
+        words: make_report("dpo", resolve_run("dpo", settings(*words)), PlanOptions(gpu="H100"), trace=False)
+        for words in (("epochs=3",), ("max_steps=1000",), ("max_steps=1000", "objective.reference=precomputed"))
+    }
+    once, each, precomputed = (page.flops_per_token for page in pages.values())
+    assert once == precomputed and each == pytest.approx(once * 4 / 3)
+
+
+def test_the_student_s_own_answers_take_their_time():
+    words = ("data.format=chats", "objective.ce_weight=0", "objective.mode=on_policy")
+    own, none = (
+        make_report("distill", resolve_run("distill", settings(*words, *more)), PlanOptions(gpu="H100"), trace=False)
+        for more in ((), ("objective.on_policy_fraction=0",))
+    )
+    assert own.bottleneck == "generation" and "generation" not in none.step_parts_seconds
+    assert own.predicted_seconds > 2 * none.predicted_seconds
+
+
+def test_a_prompt_is_read_once_for_its_answers():
+    run = resolve_run("grpo", settings("batch.size=4"))
+    machine, _, _ = plan_run.find_machine(PlanOptions(gpu="H100"), run)
+    slow = replace(machine, matmul_flops=dict.fromkeys(machine.matmul_flops, 1e9), attention_share=1.0)
+    work = plan_run.workload_of(run, slow, PlanOptions(gpu="H100"), 4)
+    prompt, rollout = (512 - 64) / 2, run.objective.rollout
+    least = 2 * work.shape.matrices * 4 * prompt / 1e9
+    written = 2 * work.shape.matrices * 4 * rollout.num_generations * rollout.max_new_tokens / 1e9
+    assert least < plan_run.generation_seconds(run, work, slow) < least + 1.5 * written < 8 * least
+
+
+def test_the_tokens_of_several_cards_pay_for_their_communication():
+    """At the rate of the steps that `plan` expects of DDP, not at so many times that of one card."""
+
+    def per_card(card, gpus):
+        shown = text_of(lambda console: plan_counts.print_tokens("1B", "", "2", card, gpus, console))
+        return read_count(re.search(r"sheet\) is (\S+) tokens", shown)[1], "tokens") / gpus
+
+    alone, eight, machines = (per_card("RTX 3090", gpus) for gpus in (1, 8, 64))
+    assert machines < 0.75 * alone and 0.9 * alone < eight < 0.98 * alone
+    assert 0.98 * per_card("H100", 1) < per_card("H100", 8) < per_card("H100", 1)  # with a link of their own

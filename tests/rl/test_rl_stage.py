@@ -535,6 +535,13 @@ def test_a_run_shows_the_curves_people_look_at(whole):
     assert steps[-1]["kl"] > 0
 
 
+def test_the_plan_counts_the_answers_that_the_probe_sampled(whole):
+    plan, outcome = json.loads((whole / "plan.json").read_text()), outcome_of(whole)
+    # Answers of a model that never stops have the longest length, not half of it.
+    assert plan["tokens"] == pytest.approx(outcome["tokens"], rel=0.1)
+    assert plan["steps"] == 6 and plan["epochs"] == pytest.approx(6 * 4 / plan["rows_per_epoch"])
+
+
 def stop_after(folder, step):
     """Leave of a run what there was when it was stopped after this step."""
     for checkpoint in (folder / "checkpoints").iterdir():

@@ -14,6 +14,7 @@ from penjing.model.config import ModelConfig
 from penjing.model.init import initialise
 from penjing.model.lora import Lora, add_adapter
 from penjing.model.transformer import Transformer
+from penjing.objective.preference import Preference
 from penjing.plan.flops import parameters, training_flops_per_token
 from penjing.plan.run_estimate import ProbeTimings, RunEstimate
 from penjing.plan.step_time import LinearFit
@@ -245,3 +246,26 @@ def test_a_bill_by_hand():
     assert bill.parameters == parameters(run.model).total
     assert bill.level == "L2"
     assert RunEstimate.from_dict(asdict(bill)) == bill
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({"every": 13}, 2), ({"every": 25}, 1), ({"every": 0}, 1), ({"every": 13, "at_start": True}, 3)],
+)
+def test_every_validation_is_planned(settings, expected):
+    """Always one at the end, also without `every`; one more before step 1 with `at_start`."""
+    assert EvalSettings(**settings).validations(25) == expected
+
+
+def test_pairs_meet_shapes_that_timing_did_not():
+    size = DatasetSize(
+        unit="pairs", units_per_epoch=50, tokens_per_unit=16.0, seq_len=16, num_keys=9.0, padding_fraction=0.0
+    )
+    pairs, rows = Run(objective=Preference(loss="orpo")), Run()
+    late = {
+        (run.objective.name, ahead, rounds): step_timing._late_shapes(
+            SimpleNamespace(run=run, runs_ahead=ahead), size, rounds
+        )
+        for run, ahead, rounds in ((pairs, True, 20), (rows, True, 2), (pairs, False, 2), (pairs, False, 3))
+    }
+    assert list(late.values()) == [True, False, True, False]

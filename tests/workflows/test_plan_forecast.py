@@ -7,6 +7,8 @@ from rich.console import Console
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
+from penjing.plan.compute_optimal import LAWS
+from penjing.plan.scaling_law_fit import LossPoint
 from penjing.workflows import forecast as scaling
 from penjing.workflows.forecast import LADDER, LOSS, _ladder, _train, forecast_loss
 from penjing.workflows.train import resolve_run
@@ -64,3 +66,21 @@ def test_what_has_no_such_loss_or_begins_with_a_model_is_refused_first(recipe, w
     with pytest.raises(UserError, match=said):
         forecast_loss(run, "1min", silent())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("bend", "noted"), [(0.0, False), (0.5, True)])
+def test_a_law_that_misses_its_own_runs_is_noted(tmp_path, bend, noted):
+    """As runs of a few steps do: their losses fall faster than any power of the tokens."""
+    run, first = run_of("pretrain", "model=tiny", "max_steps=100", f"out={tmp_path}"), tmp_path / "scale" / "first"
+    first.mkdir(parents=True)
+    (first / "plan.json").write_text('{"tokens_per_epoch": 1000}')
+    law = LAWS["corrected"]
+    points = [
+        LossPoint(size, tokens, law.loss(size, tokens) + bend * (number % 3 == 1))
+        for number, (size, tokens) in enumerate(
+            (size, tokens) for size in (1e5, 2e5, 4e5) for tokens in (1e6, 2e6, 4e6)
+        )
+    ]
+    console = silent()
+    scaling._predict(run, points, str(first), console)
+    assert ("give a larger --budget" in console.file.getvalue()) == noted

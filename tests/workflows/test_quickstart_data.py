@@ -15,6 +15,7 @@ from user_errors import raises_user_error
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
 from penjing.base.files import read_json, write_json
+from penjing.plan.little_data import Text, candidates, chosen, sizes
 from penjing.train.stages.run_data import tokenized
 from penjing.workflows import little_data, stage_steps
 from penjing.workflows import quickstart as module
@@ -262,3 +263,13 @@ def test_the_choice_for_a_text_leaves_what_was_asked_for(words, momentum):
     log = SimpleNamespace(facts={"choice": {"settings": settings}})
     run = little_data.fit_to_text(resolve_run("tiny", {}, requested), requested, 1.0, log, has_chats=False)
     assert getattr(run.optimizer, "momentum", None) == momentum and run.max_steps == 7
+
+
+@pytest.mark.parametrize(("seconds", "taken"), [(1.0, "chosen, the smallest: sees 0."), (3000.0, "chosen\n")])
+def test_a_model_that_is_too_large_for_the_time_says_so(seconds, taken):
+    text = Text(num_bytes=2_500_000)
+    found = candidates(text, seconds, 256, lambda model: (0.05, 0.01), sizes(text))
+    console = Console(file=io.StringIO(), width=200)
+    little_data.print_candidates(found, chosen(found), "", console)
+    shown = "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+    assert taken in shown and shown.count("chosen") == 1

@@ -163,9 +163,7 @@ class _Program:
         """The next bytes from its pipe; none if the time ends first, or it closes the pipe."""
         poll = select.poll()
         poll.register(self._report, select.POLLIN)
-        if poll.poll(max(0.0, ends - time.monotonic()) * 1000):
-            return os.read(self._report, 4096)
-        return b""
+        return os.read(self._report, 4096) if poll.poll(max(0.0, ends - time.monotonic()) * 1000) else b""
 
     def _too_much(self) -> str:
         try:

@@ -81,9 +81,7 @@ def suggest(name: str, choices: Iterable[str]) -> str:
     """The hint after a wrong name: the nearest choice, or else all choices."""
     choices = sorted(choices)
     best = nearest(name, choices)
-    if best is not None:
-        return f"Did you mean {best}?"
-    return "Choices: " + ", ".join(choices)
+    return f"Did you mean {best}?" if best is not None else "Choices: " + ", ".join(choices)
 
 
 def own_line(error: Exception) -> str:

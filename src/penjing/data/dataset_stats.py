@@ -202,6 +202,10 @@ class PreferenceStats(Stats):
 
     singular, plural = "preference", "records"
 
+    @property
+    def estimated_tokens(self) -> int:  # a pair's prompt counts once
+        return round(super().estimated_tokens * sum(map(sum, self.lengths.values())) / max(1, self.num_bytes))
+
     def add(self, record: PreferenceRecord) -> None:
         sizes = [_num_bytes(chat.messages[-1:]) for chat in record.chats]
         self.lengths["prompt, bytes"].append(_num_bytes(record.chats[0].messages[:-1]))

@@ -41,9 +41,7 @@ def cpu_has_fast_bfloat16(name: str) -> bool:
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
     if limit in ISA_WITHOUT_UNITS:
         return False
-    if units & FAST_UNITS and not limit:
-        return True
-    return _cached_ratio(name, units, limit) > MIN_SPEEDUP
+    return bool(units & FAST_UNITS and not limit) or _cached_ratio(name, units, limit) > MIN_SPEEDUP
 
 
 def cpu_units() -> frozenset[str]:

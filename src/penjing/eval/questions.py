@@ -81,9 +81,7 @@ def is_correct(question: Question, text: str) -> bool:
     contain its words."""
     if question.must_contain:
         return all(word in text for word in question.must_contain)
-    if question.tools:
-        return _argument(text, question.tools) == question.answer
-    return text == question.answer
+    return _argument(text, question.tools) == question.answer if question.tools else text == question.answer
 
 
 def _argument(answer: str, tools: Sequence[dict[str, Any]]) -> str | None:

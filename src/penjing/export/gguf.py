@@ -218,9 +218,7 @@ def stored_type(name: str, shape: tuple[int, ...], kind: str) -> str:
         return "f32"
     if kind.startswith("q") and shape[-1] % 32:
         return "f16"
-    if kind.startswith(("q4", "q5")) and name in ("token_embd.weight", "output.weight"):
-        return "q8_0"
-    return kind
+    return "q8_0" if kind.startswith(("q4", "q5")) and name in ("token_embd.weight", "output.weight") else kind
 
 
 def export(

@@ -49,9 +49,7 @@ class Slots:
     def free_slot(self, capacity: int) -> int:
         """The least recently used free slot; -1 if `capacity` slots are taken."""
         free = np.flatnonzero(~self.is_active_S)
-        if len(self.is_active_S) - len(free) >= capacity:
-            return -1
-        return int(free[self.last_used_S[free].argmin()])
+        return -1 if len(self.is_active_S) - len(free) >= capacity else int(free[self.last_used_S[free].argmin()])
 
     def prefix(self, ids: Sequence[int] | np.ndarray, adapter: int) -> tuple[Prefix, Prefix]:
         """The longest prefix of `ids` that is cached in a slot now, and that will be after pending prefill."""

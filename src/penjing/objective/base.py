@@ -25,7 +25,7 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class UnitLengths:
-    """The assumed size of one unit of a batch (row, pair, prompt), for plans without data."""
+    """The assumed size of one unit of a batch (row, pair, prompt), for plans."""
 
     tokens: float  # positions of its forward pass
     keys: float  # keys that a query attends to on average
@@ -102,9 +102,11 @@ class ObjectiveSettings(Settings, section="objective"):
         """How the model samples the answers that it learns from; None: it learns from the data's answers."""
         return None
 
-    def unit_lengths(self, seq_len: int) -> UnitLengths:
-        """Full rows, the largest possible size."""
-        return UnitLengths(tokens=seq_len, keys=(seq_len + 1) / 2)
+    def unit_lengths(self, seq_len: int, *, tokens: float = 0.0, every_unit: bool = True) -> UnitLengths:
+        """A unit of so many tokens: the mean of the data's records, if units are records; 0: full rows, the largest
+        possible size. every_unit: whether the run uses each unit at least once."""
+        tokens = tokens or seq_len
+        return UnitLengths(tokens=tokens, keys=(tokens + 1) / 2)
 
 
 class Objective(Protocol):

@@ -24,6 +24,7 @@ from penjing.loader.shared_prompt_batch import AnswerBatch
 from penjing.model.transformer import Transformer
 from penjing.objective.base import Loss, ObjectiveSettings, UnitLengths, reject_unused
 from penjing.objective.next_token import LOSS_METRIC
+from penjing.objective.rollout import Rollout
 from penjing.objective.router import RouterSettings
 
 
@@ -81,9 +82,14 @@ class Distill(ObjectiveSettings):
     def vocab_source(self) -> str:
         return self.teacher
 
-    def unit_lengths(self, seq_len: int) -> UnitLengths:
+    @property
+    def sampling(self) -> Rollout | None:
+        samples = self.mode == "on_policy" and self.on_policy_fraction > 0
+        return Rollout(num_generations=1, max_new_tokens=self.max_new_tokens) if samples else None
+
+    def unit_lengths(self, seq_len: int, *, tokens: float = 0.0, every_unit: bool = True) -> UnitLengths:
         note = "the teacher is assumed to be as large as the student"
-        return replace(super().unit_lengths(seq_len), extra_forwards=1.0, note=note)
+        return replace(super().unit_lengths(seq_len, tokens=tokens), extra_forwards=1.0, note=note)
 
     @property
     def divergence_config(self) -> DivergenceConfig:

@@ -187,14 +187,15 @@ class Policy(ObjectiveSettings):
     def sampling(self) -> Rollout:
         return self.rollout
 
-    def unit_lengths(self, seq_len: int) -> UnitLengths:
-        """Half of the longest prompt and of the longest answer."""
-        rollout = self.rollout
-        prompt, answer = (seq_len - rollout.max_new_tokens) / 2, rollout.max_new_tokens / 2
-        extra = float(self.kl_coef > 0) + float(rollout.old_logprobs == "recomputed")
-        note = f"prompts are assumed to have {prompt:.0f} tokens and answers {answer:.0f}, half of the longest"
-        tokens = prompt + rollout.num_generations * answer
-        return UnitLengths(tokens=tokens, keys=prompt + answer / 2, extra_forwards=extra, note=note)
+    def unit_lengths(self, seq_len: int, *, tokens: float = 0.0, every_unit: bool = True) -> UnitLengths:
+        """A prompt with its answers, which are half as long as the longest; tokens: of the prompt, else also half."""
+        answer, longest = self.rollout.max_new_tokens / 2, seq_len - self.rollout.max_new_tokens
+        prompts = "" if tokens else f", and prompts {longest / 2:.0f}"
+        note = f"answers are assumed to have {answer:.0f} tokens{prompts}: half of the longest"
+        prompt, answers = tokens or longest / 2, self.rollout.num_generations * answer
+        keys = (prompt * prompt / 2 + answers * (prompt + answer / 2)) / (prompt + answers)
+        extra = float(self.kl_coef > 0) + float(self.rollout.old_logprobs == "recomputed")
+        return UnitLengths(tokens=prompt + answers, keys=keys, extra_forwards=extra, note=note)
 
     @property
     def strictly_on_policy(self) -> bool:

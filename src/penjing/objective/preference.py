@@ -107,10 +107,11 @@ class Preference(ObjectiveSettings):
     def needs_start_weights(self) -> bool:
         return self.needs_reference
 
-    def unit_lengths(self, seq_len: int) -> UnitLengths:
-        extra = float(self.needs_reference and self.reference == "copy")
-        note = "every pair fills its row"
-        return replace(super().unit_lengths(seq_len), extra_forwards=extra, note=note)
+    def unit_lengths(self, seq_len: int, *, tokens: float = 0.0, every_unit: bool = True) -> UnitLengths:
+        once = self.reference == "precomputed" or (self.reference == "auto" and every_unit)
+        note = "" if tokens else "every pair is assumed to fill its row"
+        lengths = super().unit_lengths(seq_len, tokens=tokens)
+        return replace(lengths, extra_forwards=float(self.needs_reference and not once), note=note)
 
     @property
     def resolved_beta(self) -> float:

@@ -24,8 +24,7 @@ class LossLaw:
 
     def optimal_tokens(self, parameters: float) -> float:
         """D of minimal loss for N at C = 6 N D: N = G (C/6)^(beta/(alpha+beta)), G = (alpha a / beta b)^(1/(...))."""
-        flops = 6 * (parameters / self._ratio) ** ((self.alpha + self.beta) / self.beta)
-        return float(flops / (6 * parameters))
+        return float((parameters / self._ratio) ** ((self.alpha + self.beta) / self.beta) / parameters)
 
     def optimal_parameters(self, tokens: float) -> float:
         """Compute-optimal N for D: the inverse of `optimal_tokens`."""
@@ -118,13 +117,10 @@ def small_data_advice(parameters: int, unique: float) -> list[str]:
     worth, law = repeated_tokens(unique, 4), LAWS["corrected"]
     if worth >= law.optimal_tokens(parameters):
         return []
+    shown = [count(float(f"{number:.2g}")) for number in (unique, parameters, worth, law.optimal_parameters(worth))]
+    few = "{} unique tokens are few for {} parameters: 4 epochs, worth {} fresh ones, are compute-optimal for {}"
     return [
-        f"{_round(unique)} unique tokens are few for {_round(parameters)} parameters: 4 epochs of them, worth "
-        f"{_round(worth)} fresh ones, are compute-optimal for {_round(law.optimal_parameters(worth))}",
+        few.format(*shown),
         "a larger model still learns a little more from them; weight decay of 0.1 and more, a smaller vocabulary "
         "and above all more text help",
     ]
-
-
-def _round(number: float) -> str:
-    return count(float(f"{number:.2g}"))

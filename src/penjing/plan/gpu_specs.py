@@ -93,9 +93,7 @@ def match_gpu_spec(name: str, memory_bytes: int = 0) -> GpuSpec | None:
         pattern = r"\b" + r"[ -](?:.*[ -])?".join(map(re.escape, words)) + r"\b" + _NOT_A_VARIANT
         if re.search(pattern, name):
             small, border = _SMALL_VARIANTS.get(known, ("", 0))
-            if small and 0 < memory_bytes < border * 1e9:
-                return GPU_SPECS[f"{known} {small}"]
-            return GPU_SPECS[known]
+            return GPU_SPECS[f"{known} {small}"] if small and 0 < memory_bytes < border * 1e9 else GPU_SPECS[known]
     return None
 
 

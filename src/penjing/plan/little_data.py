@@ -175,5 +175,5 @@ def settings_of(one: Candidate) -> dict[str, tuple[Any, str]]:
         "max_steps": (one.steps, f"{one.epochs:.1f} epochs in the time"),
         "eval.patience": (PATIENCE, "the run ends where held-out loss rises, and its best checkpoint is kept"),
         "eval.every": (max(1, one.steps // VALIDATIONS), share),
-        "eval.sequences": (min(1024, max(32, validation_rows)), share),
+        "eval.sequences": (min(1024, max(8, validation_rows)), share),
     }

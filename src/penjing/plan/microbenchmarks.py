@@ -76,9 +76,7 @@ def dtypes_of(device: torch.device) -> list[str]:
     kind = devices.of(device)
     if kind.is_host:
         return ["float32", "bfloat16"]
-    if kind.has_fast_bfloat16(device):
-        return ["bfloat16", "float16", "tf32", "float32"]
-    return ["float16", "float32"]
+    return ["bfloat16", "float16", "tf32", "float32"] if kind.has_fast_bfloat16(device) else ["float16", "float32"]
 
 
 def squares(

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -117,11 +116,8 @@ def append(record: HistoryRecord) -> None:
     path = history_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(asdict(record)) + "\n"  # ASCII: a folder's name may be no UTF-8
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(handle, line.encode())  # one call, so that lines of runs that end at the same time do not interleave
-    finally:
-        os.close(handle)
+    with path.open("ab", buffering=0) as file:
+        file.write(line.encode())  # one call, so that lines of runs that end at the same time do not interleave
 
 
 def read_history() -> list[HistoryRecord]:

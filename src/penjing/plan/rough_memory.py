@@ -12,18 +12,24 @@ ROUGH_MARGIN = 0.2  # of the sum
 HOST_CONTEXT_BYTES = 250 << 20  # of a process with torch, on a CPU
 FRAGMENTATION_SHARE, HEAP_SHARE = 0.05, 0.33  # of activations and logits: of torch's allocator, of a CPU's heap
 MUON_BYTES, MOST_MUON_BYTES = 16, 1.5 * 2**30  # per parameter, of an update: it stacks matrices of one shape
+LOG_PROB_BYTES = 12  # per logit: in float32, their softmax and its gradient
 FLASH_COPIES = 10  # values of a query head that fused attention keeps, without our kernels
 
 
-def rough_memory(work: Workload, *, state_bytes: float, context_bytes: int, on_host: bool = False) -> dict[str, int]:
+def rough_memory(
+    work: Workload, *, state_bytes: float, context_bytes: int, on_host: bool = False, holds_scores: bool | None = None
+) -> dict[str, int]:
     """Bytes by component, as the trace names them, at the peak of a step on one device.
 
-    state_bytes: of the optimizer, per trainable parameter. context_bytes: of a card, besides tensors.
+    state_bytes: of the optimizer, per trainable parameter. context_bytes: of a card, besides tensors. holds_scores:
+    of answers that share a prompt, on a card: whether attention with a mask holds its scores.
     """
     shape, tokens, layout, fused = work.shape, work.tokens, work.layout, work.triton_kernels or on_host
     size, value = shape.parameters, VALUE_BYTES[work.dtype]
     embedding = shape.vocabulary * shape.width
     block = tokens * _block_bytes(work, fused) * ((0.5 + 0.2 * value) if on_host else 1.0)
+    scores = tokens * 4.0 * shape.heads * work.seq_len if holds_scores and shape.key_size != shape.query_size else 0.0
+    block += scores
     inner = tokens * _inner_size(work) * (6 if fused else 4 * value)
     residual = 4 * tokens * shape.width
     saved = {"none": block, "mlp": block - inner, "block": residual}[work.recompute]
@@ -32,6 +38,8 @@ def rough_memory(work: Workload, *, state_bytes: float, context_bytes: int, on_h
     logits = tokens * shape.vocabulary
     held = HOST_BLOCK_LOGITS if on_host else BLOCK_LOGITS
     head = (value + (0 if fused else 4)) * min(logits, held) + value * min(max(0, logits - held), held)
+    if holds_scores is not None:  # log-probabilities of answers, without our kernel
+        head = LOG_PROB_BYTES * min(logits, held)
     head += (4 + value % 4) * embedding + (2 if fused else 4) * tokens * shape.width
     moments = state_bytes * work.trained + (4 * embedding if work.optimizer == "muon" and not work.trainable else 0)
     keeps_gradients = work.passes > 1 or (work.ranks > 1 and not layout.shards)
@@ -45,7 +53,7 @@ def rough_memory(work: Workload, *, state_bytes: float, context_bytes: int, on_h
         "optimizer state": moments / layout.parts("optimizer state"),
         "activations": saved * shape.layers + max(0.0, again - head),
         "logits and loss": min(head, moved),
-        "temporaries": max(0.0, update - moved),
+        "temporaries": max(0.0, update - moved) + 2 * scores,
         "communication": COMMUNICATION_BYTES if work.ranks > 1 else 0.0,
         "fragmentation": 0.0 if on_host else FRAGMENTATION_SHARE * moved,
         "heap": HEAP_SHARE * moved if on_host else 0.0,

@@ -71,6 +71,7 @@ class ProbeTimings:
     step_seconds: float  # mean
     wait_seconds: float = 0.0  # the part spent waiting for the next batch: reading, or sampling answers
     waits_for: str = "data_wait"  # name of that part
+    sampled_tokens: float = 0.0  # of a step's prompts and sampled answers; 0: the data's answers are learned
     validation_seconds: float  # one validation pass
     checkpoint_seconds: float  # training is blocked by an intermediate checkpoint, which is written asynchronously
     last_checkpoint_seconds: float  # of the final checkpoint, which is written synchronously

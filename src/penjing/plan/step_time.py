@@ -113,6 +113,7 @@ class DecodeWorkload:
     """A batch of sampled answers."""
 
     answers: int
+    prompts: int  # each is read once: its answers share its keys
     prompt_tokens: float
     answer_tokens: float  # mean tokens of an answer
     longest: int  # max_new_tokens
@@ -129,7 +130,7 @@ def decode_time(decode: DecodeWorkload, work: Workload, machine: Machine) -> flo
     concurrent = min(decode.slots, decode.answers)
     weights = shape.matrices_read(concurrent) * VALUE_BYTES[work.dtype]
     rate = machine.rate(work.dtype)
-    prefill = 2.0 * shape.matrices * decode.answers * decode.prompt_tokens / rate
+    prefill = 2.0 * shape.matrices * decode.prompts * decode.prompt_tokens / rate
     keys = decode.prompt_tokens + decode.answer_tokens / 2
     cache = 2 * concurrent * shape.layers * shape.key_size * keys * VALUE_BYTES[work.dtype]
     host = work.kernels() / 3 * machine.launch_seconds

@@ -42,9 +42,7 @@ class ProbeNoise:
     def lasting_slowdown(self) -> float:
         """The expected slowdown of the full run. A probe is short: if its slowdown exceeds what the load average
         explains, half of the excess (in the logarithm) counts as chance."""
-        if 1.0 < self.crowding < self.slowdown:
-            return math.sqrt(self.slowdown * self.crowding)
-        return self.slowdown
+        return math.sqrt(self.slowdown * self.crowding) if 1.0 < self.crowding < self.slowdown else self.slowdown
 
     @property
     def probe_deviation(self) -> float:

@@ -1,6 +1,6 @@
 """penjing plan tokens and plan estimate: they need only the model's size, and no torch."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from rich.console import Console
 
@@ -13,6 +13,7 @@ from penjing.plan import compute_optimal as tokens
 from penjing.plan import cost
 from penjing.plan.device_model import LEVELS, MARGINS, Machine, machine_from_spec
 from penjing.plan.gpu_specs import GPU_SPECS, GpuSpec, find_gpu_spec
+from penjing.plan.layout import NODE_RANKS, Layout
 from penjing.plan.profile import gpu_machine
 from penjing.plan.shape import Shape, shape_of
 from penjing.plan.step_time import interval, step_time
@@ -45,15 +46,10 @@ def print_tokens(size: str, unique: str, hours: str, gpu: str, gpus: int, consol
         console.print(f"  {ratio:>4} per parameter = {units.count(ratio * count)}: {gain:+.3f} nats")
     if unique:
         unique_tokens = cost.read_count(unique, "--unique")
-        rows = [
-            (
-                epochs,
-                units.count(unique_tokens * epochs),
-                units.count(round(tokens.repeated_tokens(unique_tokens, epochs))),
-                f"{tokens.repeat_worth(epochs):.0%}",
-            )
-            for epochs in (1, 2, 4, 8, 16, 40)
-        ]
+        rows = []
+        for epochs in (1, 2, 4, 8, 16, 40):
+            counts = unique_tokens * epochs, round(tokens.repeated_tokens(unique_tokens, epochs))
+            rows.append((epochs, *map(units.count, counts), f"{tokens.repeat_worth(epochs):.0%}"))
         print_table(console, ("epochs>", "tokens>", "worth in unique tokens>", "each>"), rows)
         for line in tokens.small_data_advice(count, unique_tokens):
             console.print(f"  {line}")
@@ -71,7 +67,7 @@ def _print_tokens_in(hours: str, count: int, shape: Shape, gpu: str, gpus: int, 
         from penjing.train.config import Run
 
         machine, _, notes = find_machine(PlanOptions(), Run())
-    work = _usual_work(shape, machine)
+    work = replace(_usual_work(shape, machine), layout=Layout(strategy="ddp", ranks=gpus, nodes=-(-gpus // NODE_RANKS)))
     rate = work.tokens * gpus / step_time(work, machine).seconds
     trained_tokens = rate * seconds * shape.parameters / count
     low, high = interval(trained_tokens, MARGINS[machine.level])

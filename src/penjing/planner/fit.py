@@ -7,7 +7,7 @@ import torch
 from penjing.plan.device_model import Machine
 from penjing.plan.memory import MemoryPlan, Target, safe_bytes
 from penjing.plan.rough_memory import rough_memory
-from penjing.planner.inputs import PlanOptions, lengths_of, workload_of
+from penjing.planner.inputs import PlanOptions, workload_of
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.memory_trace.fit import TracedPasses
@@ -47,12 +47,14 @@ def rough_fit(run: Run, machine: Machine, target: Target, options: PlanOptions) 
     if target.memory_bytes and not run.batch.micro_size:
         sizes += [size for size in geometry.micro_sizes if size < geometry.micro_size]
     work, parts = workload_of(run, machine, options, sizes[0]), dict[str, int]()
-    state, context = run.state_bytes, target.context_bytes
+    state, context, on_host = run.state_bytes, target.context_bytes, machine.on_host
+    scores = target.capability < (9, 0) if run.objective.varying_shapes and not on_host else None
     for size in sizes:
         passes = geometry.global_size // (size * options.gpus)
-        tokens = max(1, round(size * lengths_of(run).tokens))
-        work = replace(work, tokens=tokens, passes=passes)
-        parts = rough_memory(work, state_bytes=state, context_bytes=context, on_host=machine.on_host)
+        work = replace(work, tokens=size * run.data.seq_len, passes=passes)  # full rows, as in a trace
+        parts = rough_memory(work, state_bytes=state, context_bytes=context, on_host=on_host, holds_scores=scores)
+        if not run.objective.generates_text:  # a reward is one number
+            parts.pop("logits and loss", None)
         if sum(parts.values()) <= safe_bytes(target.memory_bytes):
             return size, parts
     return sizes[-1], parts

@@ -44,6 +44,7 @@ START_SECONDS = 20.0  # imports, reading data and the probe, before step 1: an e
 COPY_RATE = 4e9  # bytes per second of copying a checkpoint from a GPU into pageable memory: an estimate
 BUSY_FACTOR = 1.2  # slowdown of a measurement by other programs from which on a note says so
 DEFAULT_STEPS = 1000  # of a stage without data
+RECORDS = ("preferences", "prompts")  # formats whose records are the units of a batch; of the others they are packed
 READ_BYTES = 32e6  # of the text of data.train; what follows is taken to be alike
 CAPABILITY = {
     "pascal": (6, 0),
@@ -174,8 +175,11 @@ def busy_notes(factor: float) -> list[str]:
 
 
 def lengths_of(run: Run) -> UnitLengths:
-    """Assumed lengths of one unit of the run's batches."""
-    return run.objective.unit_lengths(run.data.seq_len)
+    """Assumed lengths of one unit of the run's batches; where units are records of the data, their mean."""
+    tokens, records = _data_size(run.data) if run.data.train and run.data.format in RECORDS else (0, 0)
+    every_unit = not run.max_steps or 0 < records <= run.max_steps * run.batch.size
+    mean = min(run.data.seq_len, tokens / max(1, records))
+    return run.objective.unit_lengths(run.data.seq_len, tokens=mean, every_unit=every_unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,9 +202,9 @@ def unique_tokens(run: Run, options: PlanOptions) -> tuple[int, str]:
         return cost.read_count(options.unique, "--unique"), "--unique"
     if not run.data.train:
         return 0, "no data given"
-    if run.data.format not in ("documents", "chats"):
-        return 0, "of data.train only texts and conversations are counted"
-    return _tokens_in(run.data), "data.train (estimate)"
+    num_tokens, records = _data_size(run.data)
+    learned = records * lengths_of(run).tokens if run.data.format in RECORDS else num_tokens
+    return round(learned), "data.train (estimate)"
 
 
 def amount_of(run: Run, options: PlanOptions, shape: Shape, unique: int, source: str) -> TokenBudget:
@@ -212,7 +216,7 @@ def amount_of(run: Run, options: PlanOptions, shape: Shape, unique: int, source:
     elif run.max_steps:
         total, reason = round(run.max_steps * tokens_per_step), f"max_steps={run.max_steps}"
     elif unique:
-        total, reason = round(run.epochs * unique), f"{run.epochs:g} epochs of {source}"
+        total, reason = round(run.epochs * unique), f"{run.epochs:g} epoch{'s' * (run.epochs != 1)} of {source}"
     elif run.data.format == "documents":
         advice = tokens.advise(shape.parameters, shape.matrices)
         total, reason = round(advice.tokens), f"{source}: compute-optimal for this size"
@@ -222,9 +226,9 @@ def amount_of(run: Run, options: PlanOptions, shape: Shape, unique: int, source:
 
 
 @lru_cache(maxsize=8)
-def _tokens_in(settings: DataSettings) -> int:
-    """Tokens of the records to learn from, estimated from their beginning. Raises UserError for a missing file, and for
-    more broken records than data.max_bad_fraction."""
+def _data_size(settings: DataSettings) -> tuple[int, int]:
+    """Tokens of the records to learn from, and their number, estimated from their beginning. Raises UserError for a
+    missing file, and for more broken records than data.max_bad_fraction."""
     part, num_bytes, stats = 1.0, 0, STATS[settings.format]()
 
     def show(fraction: float, so_far: int) -> None:
@@ -233,7 +237,8 @@ def _tokens_in(settings: DataSettings) -> int:
 
     corpus = Corpus(settings, show)
     stats.count(takewhile(lambda _: num_bytes < READ_BYTES, corpus.records(corpus.counts())))
-    return round(stats.estimated_tokens / (part if num_bytes >= READ_BYTES else 1.0))
+    part = part if num_bytes >= READ_BYTES else 1.0
+    return round(stats.estimated_tokens / part), round(stats.num_records / part)
 
 
 def workload_of(run: Run, machine: Machine, options: PlanOptions, micro_size: int, *, steps: int = 0) -> Workload:
@@ -299,14 +304,17 @@ def generation_seconds(run: Run, work: Workload, machine: Machine) -> float:
     if rollout is None:
         return 0.0
     prompts = max(1, run.batch.size * rollout.steps_per_rollout // work.ranks)
-    return _sampling_seconds(run, rollout, prompts * rollout.num_generations, work, machine) / rollout.steps_per_round
+    return _decoding(run, rollout, prompts, rollout.num_generations, work, machine) / rollout.steps_per_round
 
 
-def _sampling_seconds(run: Run, rollout: Rollout, answers: int, work: Workload, machine: Machine) -> float:
+def _decoding(run: Run, rollout: Rollout, prompts: int, answers: int, work: Workload, machine: Machine) -> float:
+    """Seconds to sample so many answers to each prompt."""
+    mean = rollout.max_new_tokens / 2
     decode = DecodeWorkload(
-        answers=answers,
-        prompt_tokens=(run.data.seq_len - rollout.max_new_tokens) / 2,
-        answer_tokens=rollout.max_new_tokens / 2,
+        answers=prompts * answers,
+        prompts=prompts,
+        prompt_tokens=max(1.0, lengths_of(run).tokens - rollout.num_generations * mean),
+        answer_tokens=mean,
         longest=rollout.max_new_tokens,
         slots=rollout.max_concurrent or machine.device.decode_slots,
     )
@@ -315,8 +323,9 @@ def _sampling_seconds(run: Run, rollout: Rollout, answers: int, work: Workload, 
 
 def _validation_seconds(run: Run, work: Workload, machine: Machine) -> float:
     """Seconds of one validation: a forward pass over held-out rows; in RL a greedy and a sampled answer per prompt."""
-    if rollout := run.objective.sampling:
-        return 2 * _sampling_seconds(run, rollout, max(1, math.ceil(run.eval.sequences / work.ranks)), work, machine)
+    rollout, share = run.objective.sampling, max(1, math.ceil(run.eval.sequences / work.ranks))
+    if rollout and run.data.format == "prompts":
+        return _decoding(run, rollout, share, 2, work, machine)
     step = step_time(work, machine)
     forward = (step.matmuls + step.attention + step.elementwise + step.head) / 3 / max(1, work.tokens * work.passes)
     return run.eval.sequences * lengths_of(run).tokens * forward / work.ranks
@@ -349,7 +358,7 @@ def parts_of(run: Run, work: Workload, machine: Machine, steps: int) -> tuple[di
     """Seconds of the run by part, and the generation time of one step."""
     generation = generation_seconds(run, work, machine)
     busy = step_time(work, machine).seconds + generation
-    validations = math.ceil(steps / run.eval.every) if run.eval.every else 0
+    validations = run.eval.validations(steps) if run.data.holds_out else 0
     return {
         "training": steps * busy,
         "validation": validations * _validation_seconds(run, work, machine),

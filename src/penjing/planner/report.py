@@ -258,7 +258,7 @@ def _warnings(run: Run, amount: TokenBudget, shape: Shape, longest_row: int) -> 
     if run.compute.fp8 != "off":
         warnings.append("the time is for bfloat16: the speed-up of float8 is not predicted")
     if lengths.note:
-        warnings.append(f"without data {lengths.note}")
+        warnings.append(lengths.note)
     if run.data.seq_len < longest_row:
         warnings.append(
             f"conversations are assumed to fit rows of {run.data.seq_len} tokens; "
@@ -269,7 +269,8 @@ def _warnings(run: Run, amount: TokenBudget, shape: Shape, longest_row: int) -> 
     if amount.unique:
         repeated = tokens.repeat_warning(amount.epochs)
         warnings += [repeated] if repeated else []
-        warnings += tokens.small_data_advice(shape.parameters, amount.unique)
+        if run.data.format == "documents" and not run.init_from:
+            warnings += tokens.small_data_advice(shape.parameters, amount.unique)
     return warnings
 
 

@@ -15,9 +15,8 @@ from penjing.model.transformer import Recompute
 from penjing.plan import cost
 from penjing.plan.device_model import Machine
 from penjing.plan.memory.device_target import MEMORY_MARGIN, is_tight, safe_bytes
-from penjing.plan.step_time import step_time
 from penjing.plan.step_workload import Workload
-from penjing.planner.inputs import PlanOptions, find_machine, lengths_of, workload_of
+from penjing.planner.inputs import PlanOptions, busy_seconds, find_machine, lengths_of, workload_of
 from penjing.planner.page import verdict_of
 from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
@@ -109,19 +108,11 @@ def search(
         plan = predict_memory(variant, target, micro_size=rows, layout=options.layout(run))
         traced.append(_candidate(variant, machine, options, rows, plan.total_bytes))
     fits = fitting_candidates(traced, safe_bytes(limit_bytes))
-    rows_shown = [
-        (
-            candidate.micro_size,
-            candidate.work.passes,
-            candidate.work.seq_len,
-            candidate.work.recompute,
-            candidate.work.layout.strategy,
-            units.gibibytes(candidate.peak_bytes),
-            units.duration(candidate.seconds),
-            units.count(float(f"{candidate.tokens_per_second:.3g}")),
-        )
-        for candidate in (traced if every else pareto(fits))
-    ]
+    rows_shown = []
+    for one in traced if every else pareto(fits):
+        how = one.micro_size, one.work.passes, one.work.seq_len, one.work.recompute, one.work.layout.strategy
+        rate = units.count(float(f"{one.tokens_per_second:.3g}"))
+        rows_shown.append((*how, units.gibibytes(one.peak_bytes), units.duration(one.seconds), rate))
     settings = ("micro-batch>", "accumulation>", "seq len>", "checkpointing>", "sharding>")
     title = f"{run.stage} on {options.gpus} x {machine.name}, {machine.level}"
     print_table(console, (*settings, "peak (traced)>", "step>", "tokens/s>"), rows_shown, title=title)
@@ -149,6 +140,6 @@ def _recomputing(run: Run) -> list[Run]:
 
 def _candidate(run: Run, machine: Machine, options: PlanOptions, rows: int, peak: int) -> Candidate:
     work = workload_of(run, machine, options, rows)
-    seconds = step_time(work, machine).seconds
+    seconds = busy_seconds(run, work, machine)
     rate = run.batch.size * lengths_of(run).tokens / seconds
     return Candidate(work=work, micro_size=rows, peak_bytes=peak, seconds=seconds, tokens_per_second=rate)

@@ -88,19 +88,18 @@ class PolicyStage(Stage[Policy]):
         return ["the training step is traced, the sampling of answers is not"]
 
     def size(self) -> DatasetSize:
-        """A unit is a prompt with its answers, whose length is a guess: a quarter of the maximum."""
-        rollout = self.settings.rollout
-        lengths = [len(prompt.ids) for prompt in self.prompts]
-        mean_prompt, mean_answer = sum(lengths) / len(lengths), rollout.max_new_tokens / 4
+        """A unit is a prompt with its answers, whose length is a guess: half of the maximum."""
+        seq_len, number = self.run.data.seq_len, len(self.prompts)
+        lengths = self.settings.unit_lengths(seq_len, tokens=sum(len(prompt.ids) for prompt in self.prompts) / number)
         return DatasetSize(
             unit="prompts",
-            units_per_epoch=len(self.prompts),
-            tokens_per_unit=mean_prompt + rollout.num_generations * mean_answer,
-            seq_len=self.run.data.seq_len,
-            num_keys=(mean_prompt + mean_answer) / 2,
+            units_per_epoch=number,
+            tokens_per_unit=lengths.tokens,
+            seq_len=seq_len,
+            num_keys=lengths.keys,
             padding_fraction=0.1,
-            extra_forwards=float(self.settings.kl_coef > 0) + float(rollout.old_logprobs == "recomputed"),
-            round_steps=rollout.steps_per_round,
+            extra_forwards=lengths.extra_forwards,
+            round_steps=self.settings.rollout.steps_per_round,
         )
 
     def trainable(self, model: Transformer) -> nn.Module:

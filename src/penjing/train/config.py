@@ -1,5 +1,6 @@
 """Every setting of a training run, in one tree. `penjing show pretrain` prints it resolved."""
 
+import math
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Annotated, ClassVar, Literal
@@ -98,6 +99,10 @@ class EvalSettings(Settings, section="eval"):
     tasks: tuple[str, ...] = ()
     data: str = ""  # the folder of these files
     limit: NonNegativeInt = 200  # requests of each task (and of each task of core), spread over all; 0 = all
+
+    def validations(self, steps: int) -> int:
+        """How many a run of so many steps has."""
+        return self.at_start + math.ceil(steps / (self.every or steps))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,9 +55,7 @@ def _with(settings: Any, path: str, value: Any) -> Any:
 
 def decide(run: Run, field: str, now: Any, why: str) -> Run:
     """The run with a setting decided, and the record; unchanged if the setting has that value."""
-    if attrgetter(field)(run) == now:
-        return run
-    return with_settings(record(run, field, now, why), {field: now})
+    return run if attrgetter(field)(run) == now else with_settings(record(run, field, now, why), {field: now})
 
 
 def record(run: Run, field: str, now: Any, why: str) -> Run:

@@ -50,7 +50,7 @@ SMALL_PASSES, MIN_RATIO, COLD_FACTOR = 12, 3, 1.5
 FORWARD_SHARE = 1 / 3  # forward part of a pass, to estimate a validation that takes too long
 RISE = 0.045  # of a CPU run's resident memory after the probe, because block sizes vary (4 to 5 % in three runs)
 # Bytes of code for GEMM shapes that occur only later: once routers prefer some experts, or as answers change in length.
-# 59 to 86 MiB in four runs of two small models.
+# 59 to 86 MiB in four runs of two small models; of pairs 54 MiB after 40 steps, 72 after 250.
 LATE_SHAPES_BYTES = 70 << 20
 MAX_SAVED_BYTES = 2 << 30  # largest checkpoint that is timed; larger ones are estimated from WRITE_RATE
 SAVE_SECONDS = 0.02  # of a checkpoint, independent of its size
@@ -81,6 +81,7 @@ class StepTiming:
     data_wait: float = 0.0
     threads: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # see process_info.thread_seconds
     passes: tuple[float, ...] = ()  # each forward and backward pass, if they were timed separately
+    tokens: float = 0.0  # of this rank
 
     @property
     def pass_seconds(self) -> float:
@@ -139,15 +140,18 @@ class ProbeSteps:
             schedule=ZeroLR(),
             accumulate=self.passes,
         )
-        before, waited, start = thread_seconds(), self.meter.data_wait_seconds, time.perf_counter()
+        before, waited, start, tokens = thread_seconds(), self.meter.data_wait_seconds, time.perf_counter(), 0
         for _ in range(self.round_steps):
-            float(step(trial, 0).loss)
+            taken = step(trial, 0)
+            float(taken.loss)
+            tokens += taken.tokens
         count, seconds = self.round_steps, time.perf_counter() - start
         return StepTiming(
             seconds=seconds / count,
             data_wait=(self.meter.data_wait_seconds - waited) / count,
             threads=thread_seconds(since=before),
             passes=tuple(timer.passes),
+            tokens=tokens / count,
         )
 
 
@@ -176,16 +180,17 @@ def probe(
         if strategy.world > 1:  # all ranks plan with the same values
             seconds = [one / strategy.world for one in strategy.all_reduce(torch.tensor(seconds)).tolist()]
         mean = _mean(seconds)
+        sampled = float(strategy.all_reduce(torch.tensor(_mean([timing.tokens for timing in timings]))))
         budget = _budget(mean * context.num_steps) - (time.perf_counter() - start)
         pass_seconds = _mean([timing.pass_seconds for timing in timings]) * lasting * units / small
         validation, start_loss = _time_validation(size, context, pass_seconds / units, budget)
         saving, last_saving, sampling = _time_save_and_sample(run, model, strategy, hooks, budget)
-    late_shapes = run.model.is_mixture or (not stage.runs_ahead and len(seconds) * size.round_steps <= size.probe_steps)
     start_up = probe_start - hooks.start_time if hooks.start_time else 0.0
     return ProbeTimings(
         step_seconds=mean,
         wait_seconds=_mean([timing.full_wait(passes) for timing in timings]),
         waits_for="data_wait" if stage.runs_ahead else "generation",
+        sampled_tokens=0.0 if stage.runs_ahead else sampled,
         validation_seconds=validation,
         checkpoint_seconds=saving,
         last_checkpoint_seconds=last_saving,
@@ -194,7 +199,7 @@ def probe(
         noise=noise,
         line=LinearFit(mean - context.accumulate * pass_seconds, pass_seconds) if pass_seconds else None,
         start_loss=start_loss,
-        peak_memory_bytes=_with_growth(run, size, context, peak, late_shapes=late_shapes),
+        peak_memory_bytes=_with_growth(run, size, context, peak, late_shapes=_late_shapes(stage, size, len(seconds))),
     )
 
 
@@ -400,6 +405,12 @@ def _time_save_and_sample(
     finally:
         if strategy.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _late_shapes(stage: Stage[Any], size: DatasetSize, rounds: int) -> bool:
+    """Whether a run meets many GEMM shapes that so many timed rounds did not. Pairs go on changing their shape."""
+    few = stage.runs_ahead or rounds * size.round_steps <= size.probe_steps
+    return stage.run.model.is_mixture or (stage.run.objective.varying_shapes and few)
 
 
 def _with_growth(run: Run, size: DatasetSize, context: TrainingContext, peak: int, *, late_shapes: bool) -> int:

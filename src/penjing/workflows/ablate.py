@@ -90,13 +90,12 @@ def arms_of(sources: Sequence[str], rules: Sequence[str]) -> list[Arm]:
 
 
 def effects_of(sources: Sequence[str], rules: Sequence[str], figures: dict[str, list[float]]) -> list[Effect]:
-    found = []
-    for name in sources if len(sources) > 1 else ():
-        found.append(Effect.of(f"{name} in the mix", _without(name, sources, figures), figures["all"]))
+    mixed, every = sources if len(sources) > 1 else (), figures["all"]
+    found = [Effect.of(f"{name} in the mix", _without(name, sources, figures), every) for name in mixed]
     if len(sources) == 2:
         first, second = (figures[f"only {name}"] for name in sources)
         found.append(Effect.of(f"{sources[1]} instead of {sources[0]}", first, second))
-    return found + [Effect.of(f"rule {rule}", figures["all"], figures[f"all, cleaned by {rule}"]) for rule in rules]
+    return found + [Effect.of(f"rule {rule}", every, figures[f"all, cleaned by {rule}"]) for rule in rules]
 
 
 def _without(name: str, sources: Sequence[str], figures: dict[str, list[float]]) -> list[float]:

@@ -128,9 +128,7 @@ def measure(names: Sequence[str], files: Mapping[str, Sequence[str]]) -> dict[st
         if paths:
             read = records.READERS[kind](list(map(Path, paths)), bad_records=records.UncheckedRecords())  # type: ignore[index]
             stats = STATS[kind]().count(read)  # type: ignore[index]
-            read_all = Amount(
-                tokens=round(stats.estimated_tokens), records=stats.num_records, num_bytes=stats.num_bytes
-            )
+            read_all = Amount(tokens=stats.estimated_tokens, records=stats.num_records, num_bytes=stats.num_bytes)
             found[kind] = found.get(kind, Amount()) + read_all
     return found
 
@@ -243,8 +241,8 @@ def make_plan(
     device, data = here or budget, amounts_here or amounts
     fetched, files = (sum(getattr(amount, name) for amount in data.values()) for name in ("download_bytes", "files"))
     stages = [PlannedStage(name="data", seconds=_data_seconds(data, device), num_bytes=fetched, files=files)]
-    for name in (name for name in names if STAGES[name] in data):
-        stages.append(_training(name, size, device.share * tokens[name], data[STAGES[name]], device))
+    trained = ((name, data[STAGES[name]]) for name in names if STAGES[name] in data)
+    stages += [_training(name, size, device.share * tokens[name], amount, device) for name, amount in trained]
     report = report_of("pretrain", size, stages[1].settings, data["documents"], device)
     stages.append(PlannedStage(name="evaluate", seconds=END_SECONDS["evaluate"], num_bytes=END_BYTES, files=END_FILES))
     exported = 4 * report.parameters + END_BYTES // 4

@@ -56,12 +56,11 @@ def _is_requested(requested: Layer, name: str) -> bool:
 def print_candidates(found: list[Candidate], one: Candidate, title: str, console: Console) -> None:
     rows = [
         (
-            f"  {units.count(each.parameters)}",
-            f"{each.steps:,} x {each.rows}",
-            units.duration(each.seconds),
-            f"{each.epochs:.1f}",
-            f"{each.tokens / each.parameters:.1f}",
-            "chosen" if each is one else each.against or "smaller than needed",
+            *(f"  {units.count(each.parameters)}", f"{each.steps:,} x {each.rows}", units.duration(each.seconds)),
+            *(f"{each.epochs:.1f}", f"{each.tokens / each.parameters:.1f}"),
+            f"chosen{', the smallest: ' * bool(one.against)}{one.against}"
+            if each is one
+            else each.against or "smaller than needed",
         )
         for each in found
     ]

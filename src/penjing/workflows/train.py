@@ -201,7 +201,8 @@ def _train_prepared(
         if tracker_process is not None:
             trackers.add([_begin(tracker_process, prepared)])
         if run.eval.at_start and prepared.state.step == 0:
-            trackers.log(0, {"tokens": 0, **prepared.context.validate()})
+            with prepared.context.meter.share("validation"):
+                trackers.log(0, {"tokens": 0, **prepared.context.validate()})
             with strategy.gathered(prepared.model):
                 questions.ask(prepared, "before")
         figures = train(prepared.context, prepared.state)

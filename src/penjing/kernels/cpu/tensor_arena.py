@@ -155,9 +155,7 @@ def empty_like(x: Tensor) -> Tensor:
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """x in `dtype`: x itself if it has that dtype, else a copy."""
-    if x.dtype == dtype or torch.compiler.is_compiling():
-        return x.to(dtype)
-    return empty(x, x.shape, dtype).copy_(x)
+    return x.to(dtype) if x.dtype == dtype or torch.compiler.is_compiling() else empty(x, x.shape, dtype).copy_(x)
 
 
 def matmul(left_MK: Tensor, right_KN: Tensor) -> Tensor:

@@ -28,9 +28,7 @@ def segment_bytes(rounded: int) -> int:
     """Size of the segment to allocate when no free block fits a rounded request."""
     if rounded <= SMALL_REQUEST:
         return SMALL_SEGMENT
-    if rounded < DEDICATED_SEGMENT:
-        return LARGE_SEGMENT
-    return -(-rounded // ROUND_SEGMENT) * ROUND_SEGMENT
+    return LARGE_SEGMENT if rounded < DEDICATED_SEGMENT else -(-rounded // ROUND_SEGMENT) * ROUND_SEGMENT
 
 
 @dataclass(slots=True, eq=False)
