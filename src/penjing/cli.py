@@ -5,13 +5,15 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from penjing import __version__
 from penjing.base.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
-from penjing.base.markup import Terminal, escape_markup
+from penjing.base.files import disk_error
+from penjing.base.markup import Terminal, escape_markup, open_streams
 from penjing.base.process_info import run_once_per_launch
 from penjing.commands import datasets, exporting, inference, inspection, launching, pipeline, planning
 
@@ -70,6 +72,7 @@ def _moved(name: Annotated[str, typer.Argument()] = "") -> None:
 
 def main(program: typer.Typer = app) -> None:
     """Run a command line. An error that the user can correct is one line and exit code 2, never a traceback."""
+    open_streams()
     if "--version" in sys.argv[1:2]:
         print(f"penjing {__version__}")
         return
@@ -84,15 +87,16 @@ def main(program: typer.Typer = app) -> None:
         code = program(standalone_mode=False)
         if code == EXIT_INTERRUPTED:  # newer versions of typer return it, older ones raise
             raise KeyboardInterrupt
+        if Terminal.lost:
+            raise disk_error(Terminal.lost, Path("standard output"))
         sys.exit(code)
     except UserError as error:
         _fail(f"penjing: {error.line()}", EXIT_USER_ERROR)
     except KeyboardInterrupt:
         _fail("penjing: interrupted", EXIT_INTERRUPTED)
     except PermissionError as error:
-        _fail(
-            f"penjing: {error.filename}: {error.strerror}; choose another, or change its permissions", EXIT_USER_ERROR
-        )
+        hint = "choose another, or change its permissions"
+        _fail(f"penjing: {error.filename}: {error.strerror}; {hint}", EXIT_USER_ERROR)
     except Exception as error:
         from penjing.train.signals import Ended
 

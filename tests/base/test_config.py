@@ -18,11 +18,13 @@ from penjing.base import config
 from penjing.base.config import (
     PositiveInt,
     convert,
+    nested,
     parse_overrides,
     read_toml,
     resolve,
     to_dict,
     to_toml,
+    walk,
 )
 from penjing.base.errors import UserError
 from penjing.model.presets import PRESETS
@@ -319,6 +321,20 @@ def test_a_name_like_no_other_lists_them_all() -> None:
 
 def test_a_wrong_value_names_key_got_and_wanted() -> None:
     assert error_of("data.seq_len=long") == "data.seq_len: not a number; got 'long'; wanted a whole number"
+
+
+NONSENSE = ("nan", "inf", "-inf", "", "[1]", "1 2", True, [1], {"a": 1}, None)
+BEYOND = {int: (str(2**63), "1e30", "1" * 5000, "0.5"), float: ("1e38", "-1e300", "1e-320")}  # of int64 and float32
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_no_setting_takes_a_number_that_is_none(kind: type) -> None:
+    numbers = [setting for setting in walk(Run) if setting.annotation is kind]
+    assert len(numbers) > 40
+    for setting in numbers:
+        for value in (*NONSENSE, *BEYOND[kind]):
+            with raises_user_error(where=setting.path):
+                resolve(Run, parse_overrides([setting.needs] if setting.needs else []), nested({setting.path: value}))
 
 
 @pytest.mark.parametrize(

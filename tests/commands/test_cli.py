@@ -251,3 +251,15 @@ def test_what_may_not_be_read_is_one_line(tmp_path, monkeypatch, capsys):
         main()
     error = capsys.readouterr().err
     assert ended.value.code == 2 and error.count("\n") == 1 and "closed" in error and "Permission denied" in error
+
+
+def test_no_option_takes_an_infinite_number():
+    """Of those without a largest value, `Sampling` refuses infinity."""
+    options = [
+        (path, option.opts[0], option.max)
+        for path, command in ALL.items()
+        for option in getattr(command, "params", ())
+        if option.param_type_name == "option" and "float" in str(option.type_descriptor)
+    ]
+    assert len(options) > 5
+    assert {name for _, name, largest in options if largest is None} <= {"--temperature", "--top-p"}

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 
 from penjing.base import config
 from penjing.base.lock import is_locked, locked
@@ -17,7 +18,9 @@ from penjing.cli import main
 from penjing.track.run_record import flatten
 from penjing.train.config import Run
 from penjing.ui import processes, train
+from penjing.ui.app import make_app
 from penjing.ui.settings_form import chinese, chinese_texts
+from penjing.ui.site import Site
 
 # In place of penjing: trains nothing, holds the run's lock until it is asked to end, and leaves what it was told.
 PROGRAM = """
@@ -101,13 +104,18 @@ def test_the_first_model_of_an_empty_folder(client, folder, program):
     wait_for(lambda: not is_locked(folder / "runs/quickstart"))
 
 
-def test_a_start_that_fails_is_shown_with_what_it_said(client, program, monkeypatch):
+def test_a_start_that_fails_is_shown_with_what_it_said(client, folder, program, monkeypatch):
     monkeypatch.setattr(
         train.settings_form, "resolved", lambda *asked: Run(out="runs/bad")
     )  # else the form would refuse it
     client.post("/api/start", json={"recipe": "tiny", "settings": {"fail": "1"}})
     wait_for(lambda: state(client, "runs/bad") == "failed")
-    assert "penjing: it fails" in client.get("/api/run", params={"run": "runs/bad"}).json()["log"]
+    token = client.headers["Authorization"].split()[1]
+    with TestClient(make_app(Site(folder), token), base_url=client.base_url, headers=client.headers) as later:
+        for server in (client, later):  # one that was started after the failure knows it too
+            assert "penjing: it fails" in server.get("/api/run", params={"run": "runs/bad"}).json()["log"]
+            rows = server.get("/api/runs").json()["runs"]
+            assert [(row["id"], row["state"]) for row in rows] == [("runs/bad", "failed")]
 
 
 def test_a_run_outlives_the_server_that_started_it(folder, program):

@@ -307,8 +307,7 @@ def _unknown_setting(root: Any, path: str, group: list[str]) -> UserError:
 def _build(kind: Any, table: Layer, prefix: str) -> Any:
     annotations = _annotations(kind)
     values: dict[str, Any] = {}
-    named = getattr(kind, "named", None)
-    if named is not None:
+    if named := getattr(kind, "named", None):
         preset = table.get("preset", _default(kind, "preset"))
         values.update(named(convert(str, preset, prefix + "preset")))
     for field in _fields(kind):
@@ -339,8 +338,6 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
             raise UserError("not a list", where=key, got=repr(value), wanted="values with commas between them")
         return tuple(convert(options[0], item, key) for item in value)
     if annotation is bool:
-        if isinstance(value, bool):
-            return value
         if str(value).lower() in ("true", "false", "1", "0", "yes", "no"):
             return str(value).lower() in ("true", "1", "yes")
         raise UserError("not a yes or no", where=key, got=repr(value), wanted="true or false")
@@ -376,24 +373,23 @@ def _utf8(text: str, key: str) -> str:
 
 
 def _number(annotation: Any, value: Any, key: str) -> Any:
-    wanted = "a whole number" if annotation is int else "a number"
-    if isinstance(value, bool):
-        raise UserError("not a number", where=key, got=repr(value), wanted=wanted)
-    text = str(value).replace("_", "")
-    if annotation is int:
-        with contextlib.suppress(ValueError):
-            return int(text)  # a float would keep 53 bits only
-    try:
+    wanted, number = "a whole number" if annotation is int else "a number", math.nan
+    text = "" if isinstance(value, bool) else str(value).replace("_", "")
+    with contextlib.suppress(ValueError):
         number = float(text)
-    except ValueError:
-        raise UserError("not a number", where=key, got=repr(value), wanted=wanted) from None
-    if number != number or number in (float("inf"), float("-inf")):
-        raise UserError("not a finite number", where=key, got=repr(value), wanted=wanted)
-    if annotation is float:
-        return number
-    if number != int(number):
-        raise UserError("not a whole number", where=key, got=repr(value), wanted=wanted)
-    return int(number)
+    if math.isnan(number):
+        raise UserError("not a number", where=key, got=repr(value), wanted=wanted)
+    if annotation is int and not math.isinf(number):
+        with contextlib.suppress(ValueError):
+            number = int(text)  # a float would keep 53 bits only
+        if number != int(number):
+            raise UserError("not a whole number", where=key, got=repr(value), wanted=wanted)
+        number = int(number)
+    in_range = -(2**63) <= number < 2**63 if annotation is int else not number or 1e-37 <= abs(number) <= 1e37
+    if not in_range:  # of int64, and of float32 with a margin
+        wanted += " of 64 bits" if annotation is int else ": 0, or 1e-37 to 1e37 in size"
+        raise UserError("out of range", where=key, got=repr(value), wanted=wanted)
+    return number
 
 
 # --- dumping ---------------------------------------------------------------------------------------------------------

@@ -64,17 +64,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether Python, torch or a device has no memory left."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # the latter: torch's
         return True
-    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
+    said = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in said)
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:
     """The choice most similar to `name`, for "did you mean"; None if nothing is close."""
     choices = list(choices)
-    matches = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    if matches:
-        return matches[0]
-    substrings = [choice for choice in choices if name in choice or choice in name]
-    return substrings[0] if substrings else None
+    similar = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    return next(iter(similar or [choice for choice in choices if name in choice or choice in name]), None)
 
 
 def suggest(name: str, choices: Iterable[str]) -> str:

@@ -24,13 +24,11 @@ def locked(folder: Path) -> Iterator[None]:
     with disk_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    held = False
     try:
         try:
-            with suppress(BlockingIOError):
+            try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                held = True
-            if not held:
+            except BlockingIOError:
                 time.sleep(LOOK_SECONDS)
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -2,8 +2,10 @@
 and its control characters never reach the terminal: they could set its title, write to the clipboard or hide text."""
 
 import io
+import os
+import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.segment import Segment
@@ -21,11 +23,33 @@ def printable(text: str) -> str:
     return text.translate(_PRINTABLE)
 
 
+def open_streams() -> None:
+    """Streams that the caller has closed lead nowhere. Characters that the terminal's encoding lacks are escaped."""
+    sys.stdin = sys.stdin or open(os.devnull)
+    for name in ("stdout", "stderr"):
+        setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))
+        getattr(sys, name).reconfigure(errors="backslashreplace")
+
+
 class Terminal(Console):
-    """A console that prints no control characters but rich's own, and no emoji for words between colons."""
+    """A console that prints no control characters but rich's own, and no emoji for words between colons. What cannot be
+    written, as the disk is full or the terminal was closed, is lost: the work goes on. lost: why, the last time."""
+
+    lost: ClassVar[OSError | None] = None
 
     def __init__(self, **options: Any) -> None:
         super().__init__(emoji=False, **options)
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            Terminal.lost = error
+            self._buffer.clear()
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())  # else Python tries it again when it ends
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         return super()._render_buffer(

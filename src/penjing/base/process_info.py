@@ -77,8 +77,9 @@ def thread_seconds(since: Mapping[str, tuple[float, float]] | None = None) -> di
 
 
 def say(line: str) -> None:
-    """Print a line of this program on stderr at once."""
-    print(f"penjing: {line}", file=sys.stderr, flush=True)
+    """Print a line of this program on stderr at once, if it can be written."""
+    with suppress(OSError):
+        print(f"penjing: {line}", file=sys.stderr, flush=True)
 
 
 def run_once_per_launch(action: Callable[[], None], seconds: float = 5.0) -> None:
@@ -110,8 +111,7 @@ def run_once_per_launch(action: Callable[[], None], seconds: float = 5.0) -> Non
             time.sleep(0.05)
         return
     except OSError:
-        action()
-        return
+        pass
     action()
     with suppress(OSError):
         marker.write_text("said")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 def user_dir() -> Path:
     """$PENJING_HOME, or .penjing in the user's folder."""
-    configured = os.environ.get("PENJING_HOME")
-    return Path(configured) if configured else Path.home() / ".penjing"
+    return Path(os.environ.get("PENJING_HOME") or Path.home() / ".penjing")
 
 
 def cache_dir() -> Path:

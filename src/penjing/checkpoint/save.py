@@ -49,7 +49,9 @@ def save(
     partial = folder / f".{final.name}.partial"
     tensors, plain = flatten_optimizers(optimizers)
     tensors["rng.torch"] = torch.get_rng_state() if random_state is None else random_state
-    text_files = {STATE: _json({**state, "step": step, "optimizers": plain}), **texts}
+    plain_state = {**state, "step": step, "optimizers": plain}
+    state_text = json.dumps(plain_state, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+    text_files = {STATE: state_text, **texts}
     about = {"step": step, "fingerprints": dict(fingerprints or {})}
     try:
         with disk_errors(final):
@@ -85,10 +87,6 @@ def _expired(present: list[int], written: int, keep: int, stays: Callable[[int],
     `keep` newest nor stay."""
     later = [step for step in present if step > written]
     return later + [step for step in present[len(later) + keep :] if not stays(step)]
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
 
 def _write(path: Path, text: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penjing.train.config import Run
 
 # A pipe or a file has no width; the default of 80 columns would cut tables. Paths, settings and errors are not markup.
-console = Terminal(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
+console = Terminal(width=None if os.isatty(1) else 160, markup=False, highlight=False)
 
 Settings = Annotated[
     list[str] | None,
@@ -25,8 +25,7 @@ Settings = Annotated[
     ),
 ]
 Recipe = Annotated[
-    str,
-    typer.Argument(metavar="RECIPE|FILE.toml", help="One of `penjing show recipes`, or a TOML file of settings."),
+    str, typer.Argument(metavar="RECIPE|FILE.toml", help="One of `penjing show recipes`, or a TOML file of settings.")
 ]
 RunPath = Annotated[
     Path,

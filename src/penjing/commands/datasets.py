@@ -36,10 +36,12 @@ def data_list() -> None:
     """
     from penjing.data.catalog.registry import CATALOGUE
 
-    rows = []
-    for each in CATALOGUE.values():
-        size = units.megabytes(each.source.num_bytes)
-        rows.append((each.name, each.title, each.kind, each.language, size, units.count(each.num_tokens), each.licence))
+    sized = [
+        (each, units.megabytes(each.source.num_bytes), units.count(each.num_tokens)) for each in CATALOGUE.values()
+    ]
+    rows = [
+        (each.name, each.title, each.kind, each.language, size, tokens, each.licence) for each, size, tokens in sized
+    ]
     print_table(console, ("name", "what", "kind", "language", "download>", "tokens (est.)>", "licence"), rows)
 
 
@@ -129,7 +131,7 @@ def data_clean(
     kind: Annotated[Kind | None, typer.Option("--format", help="What the files hold; else it is found out.")] = None,
     columns: Columns = "",
     workers: Annotated[int, typer.Option(help="Processes; 0: as many as cores and memory allow.", min=0)] = 0,
-    memory_gb: Annotated[float, typer.Option(help="Memory of all processes together, in GB.", min=0.5)] = 2.0,
+    memory_gb: Annotated[float, typer.Option(help="Memory of all processes together, in GB.", min=0.5, max=1e6)] = 2.0,
     cluster: Annotated[
         Path | None,
         typer.Option(help="TOML file with a table ray, slurm or local: datatrove's executor and its settings."),

@@ -191,8 +191,7 @@ def evaluate(
     ] = 0,
     think: given.Thinking = None,
     max_tokens: Annotated[
-        int,
-        typer.Option(min=0, help="Most new tokens of an answer; 0: 64, of a story 160, with --think 192 more."),
+        int, typer.Option(min=0, help="Most new tokens of an answer; 0: 64, of a story 160, with --think 192 more.")
     ] = 0,
     device: given.DeviceName = "auto",
     dtype: given.DtypeName = "auto",

@@ -127,7 +127,7 @@ def doctor(
 
 def watch(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or of a quickstart.")],
-    seconds: Annotated[float, typer.Option(min=0.1, help="Time between two looks at the files.")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0.1, max=86_400, help="Time between two looks at the files.")] = 1.0,
 ) -> None:
     """Watch runs train: loss, speed, memory, time left beside the plan, newest samples and incidents.
 

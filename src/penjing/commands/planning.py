@@ -41,7 +41,7 @@ Gpu = Annotated[str, typer.Option(help="A GPU by name, such as 'RTX 3090'; empty
 Gpus = Annotated[int, typer.Option(help="Number of GPUs.", min=1)]
 Strategy = Annotated[str, typer.Option(help="Parallelism, as parallel.strategy; empty: that of the settings.")]
 Nodes = Annotated[int, typer.Option(help="Machines that the GPUs are in; 0: eight GPUs each.", min=0)]
-Network = Annotated[float, typer.Option(help="Gbit/s between machines, of one; 0: an estimate.", min=0)]
+Network = Annotated[float, typer.Option(help="Gbit/s between machines, of one; 0: an estimate.", min=0, max=1e6)]
 
 Unique = Annotated[str, typer.Option(help="Unique tokens in the data, such as 1.2B.")]
 
@@ -219,7 +219,7 @@ def plan_tokens(
 def plan_estimate(
     params: Annotated[str, typer.Option(help="Parameters of the model, such as 26M.")],
     tokens: Annotated[str, typer.Option(help="Training tokens, such as 10B.")],
-    tflops: Annotated[float, typer.Option(help="The GPU's peak TFLOPS, for the formula.", min=0)] = 0.0,
+    tflops: Annotated[float, typer.Option(help="The GPU's peak TFLOPS, for the formula.", min=0, max=1e6)] = 0.0,
     gpu: Gpu = "",
 ) -> None:
     """Compare the common formula 6 N D / peak with our estimate.
@@ -278,7 +278,7 @@ def plan_history(last: Annotated[int, typer.Option(help="Runs to show.", min=1)]
 def plan_profile(
     recipe: Annotated[str, typer.Argument(metavar="[RECIPE]", help="Also measure the matmul shapes of this run.")] = "",
     settings: Settings = None,
-    seconds: Annotated[float, typer.Option(help="Approximate time to measure.", min=1)] = 60.0,
+    seconds: Annotated[float, typer.Option(help="Approximate time to measure.", min=1, max=86_400)] = 60.0,
 ) -> None:
     """Measure this machine once: matmul, attention, copies, kernel launches. Plans then use it (level L1).
 

@@ -89,11 +89,8 @@ def speed_ratio() -> float:
     pairs = {dtype: (torch.ones(512, 512, dtype=dtype),) * 2 for dtype in (torch.float32, torch.bfloat16)}
     for left, right in pairs.values():
         left @ right
-    ratios = []
-    for _ in range(NUM_PAIRS):
-        float32_seconds, bfloat16_seconds = (_cpu_seconds(*pairs[dtype]) for dtype in (torch.float32, torch.bfloat16))
-        ratios.append(float32_seconds / max(bfloat16_seconds, 1e-9))
-    return statistics.median(ratios)
+    timings = ([_cpu_seconds(*pair) for pair in pairs.values()] for _ in range(NUM_PAIRS))
+    return statistics.median(float32_seconds / max(seconds, 1e-9) for float32_seconds, seconds in timings)
 
 
 def _cpu_seconds(left: torch.Tensor, right: torch.Tensor) -> float:

@@ -139,10 +139,7 @@ def _padded(row: _Row) -> int:
 
 
 def _score_rows(
-    model: Transformer,
-    rows: Sequence[_Row],
-    by_input: dict[tuple[int, ...], list[int]],
-    endings: Sequence[Ending],
+    model: Transformer, rows: Sequence[_Row], by_input: dict[tuple[int, ...], list[int]], endings: Sequence[Ending]
 ) -> dict[int, EndingScore]:
     """The scores by index of the endings whose inputs are in these rows, of which the first is the longest."""
     width = _padded(rows[0])

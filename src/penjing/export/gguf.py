@@ -175,8 +175,7 @@ def metadata(config: ModelConfig, vocabulary: Vocabulary, about: Mapping[str, An
 
 def interleaved(rows: Tensor, head_dim: int) -> Tensor:
     """Query or key projection rows with head dimensions i and i + K/2 adjacent: llama.cpp's RoPE order for llama."""
-    heads = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
-    return heads.transpose(1, 2).reshape(rows.shape)
+    return rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
 def tensors(model: Transformer) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:

@@ -130,8 +130,7 @@ def sample_tokens(
 
 def scores(logits_RV: Tensor, id_R: Tensor, temperature_R: NDArray[np.float32]) -> Tensor:
     """logp_R of these tokens under the full softmax at a temperature."""
-    scaled_RV = _scale(logits_RV, temperature_R)
-    return _log_probs(scaled_RV, id_R)[0]
+    return _log_probs(_scale(logits_RV, temperature_R), id_R)[0]
 
 
 def top_scores(logits_RV: Tensor, score_temperature_R: NDArray[np.float32], k: int) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,10 @@
 """The configuration of a model. Every architecture equals a stock `transformers` class."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from penjing.base.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Settings
 from penjing.base.errors import UserError, suggest
@@ -33,10 +34,10 @@ class ModelConfig(Settings, section="model"):
     qk_norm: Literal["auto", "head", "none"] = "auto"  # RMSNorm of each query and key head; auto: as the class
     attention_bias: Literal["auto", "qkv", "none"] = "auto"  # added to queries, keys, values; auto: as the class
 
-    rope_theta: PositiveFloat = 1e6  # base of the rotary frequencies (arXiv:2104.09864)
+    rope_theta: Annotated[float, Gt(1), Lt(math.inf)] = 1e6  # base of the rotary frequencies (arXiv:2104.09864)
     partial_rotary_factor: float = 1.0  # fraction of each head that is rotated; the rest carries no position
     rope_scaling: Literal["none", "linear", "llama3", "yarn"] = "none"  # for positions beyond the original length
-    rope_factor: PositiveFloat = 1.0  # new length / original length
+    rope_factor: Annotated[float, Ge(1), Lt(math.inf)] = 1.0  # new length / original length
     rope_original_max_position_embeddings: NonNegativeInt = 0  # longest sequence before scaling (yarn, llama3)
     rope_beta_fast: PositiveFloat = 32.0  # yarn: frequencies with more rotations in the original length are unchanged
     rope_beta_slow: PositiveFloat = 1.0  # yarn: frequencies with fewer rotations are divided by the factor

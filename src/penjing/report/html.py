@@ -259,10 +259,7 @@ def questions_view(runs: Sequence[ReportedRun]) -> View | None:
     if not any(by_run):
         return None
     if len(runs) == 1:
-        return {
-            "table": accuracy_table(by_run[0]),
-            "lost": [text_format.regression_sentence(runs[0])],
-        }
+        return {"table": accuracy_table(by_run[0]), "lost": [text_format.regression_sentence(runs[0])]}
     by_kind = [{(line.kind, line.language): line for line in lines} for lines in by_run]
     every = {key: line for lines in by_kind for key, line in lines.items()}
     rows = [

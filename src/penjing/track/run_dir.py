@@ -55,8 +55,7 @@ def stage_folder(path: Path) -> Path:
     Raises UserError if there is no run.
     """
     path = checkpoint_path(path)
-    run = _run_at(path)
-    if run is not None:
+    if run := _run_at(path):
         return run
     if (path / MANIFEST).is_file() and RunDir(path.resolve().parent.parent).settings.is_file():
         return path.resolve().parent.parent

@@ -27,12 +27,12 @@ from penjing.train.stages import settings_classes
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerSettings:
+class TokenizerSettings(Settings, section="tokenizer"):
     """Which tokenizer, or how to train one."""
 
     path: str = ""  # a tokenizer to use; empty: that of `init_from`, or one trained on data.train
-    vocab_size: int = 0  # ids of a newly trained one; 0 = model.vocab_size
-    max_han_per_token: int = 4  # most Chinese characters in one token of a newly trained one
+    vocab_size: NonNegativeInt = 0  # ids of a newly trained one; 0 = model.vocab_size
+    max_han_per_token: PositiveInt = 4  # most Chinese characters in one token of a newly trained one
 
 
 @dataclass(frozen=True, kw_only=True)

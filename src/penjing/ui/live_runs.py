@@ -3,7 +3,9 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from penjing.base.untrusted import text
 from penjing.report.metrics import HELD_OUT, first_chart
 from penjing.serve.errors import ApiError
 from penjing.track.run_record import GrowingFigures, RunRecord
-from penjing.ui.processes import Trainings
+from penjing.ui.processes import LOG, Trainings
 from penjing.ui.site import Site, is_shown
 
 DEPTH = 3  # folders below the app's that are searched
@@ -86,7 +88,7 @@ class LiveRun:
         begun_at, _ = _signature(files.path) or (0, 0)
         return {
             "id": self.name,
-            "state": begun or record.state(step),
+            "state": begun or (record.state(step) if record.exists or record.is_running else "failed"),
             "stage": text(settings.get("stage", "")),
             "step": step,
             "steps": record.plan.number("steps"),
@@ -121,8 +123,8 @@ class LiveRuns:
         """A row for each run, the newest first. search: also for runs that have just begun."""
         with self._lock:
             if search or time.monotonic() - self._searched > SEARCH_SECONDS:
-                found = {self.site.name(path): path for path in _folders_of_runs(self.site.folder)}
-                found |= {name: self.site.folder / name for name in self.trainings.names() if name not in found}
+                found = {name: self.site.folder / name for name in self.trainings.names()}
+                found |= {self.site.name(path): path for path in _folders_of_runs(self.site.folder)}
                 self._runs = {name: self._runs.get(name) or LiveRun(path, name) for name, path in found.items()}
                 self._searched = time.monotonic()
             began, rows = time.monotonic(), []
@@ -138,21 +140,18 @@ class LiveRuns:
         with self._lock:
             run = self._runs.get(name)
             if run is None:
-                if not RunRecord(path).exists and name not in self.trainings.names():
+                if not RunRecord(path).exists and not isfile(path / LOG):
                     raise ApiError(404, f"{name[:200]}: no run in this folder", code="no_run")
                 run = self._runs[name] = LiveRun(path, name)
         return run
 
 
 def _folders_of_runs(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """The folders of runs at and below `folder`. No link is followed, nor into a run or a folder that is not shown."""
-    if RunRecord(folder).exists:
-        yield folder
-    elif depth:
-        try:
+    """The folders of runs at and below `folder`, and of starts that failed before there was a run: they hold the log
+    alone. No link is followed, nor into a run or a folder that is not shown."""
+    is_run, inner = RunRecord(folder).exists, list[Path]()
+    with suppress(OSError):
+        if depth and not is_run:
             inner = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
-        except OSError:
-            return
-        for path in inner:
-            if is_shown(path.name):
-                yield from _folders_of_runs(path, depth - 1)
+    found = [run for path in inner if is_shown(path.name) for run in _folders_of_runs(path, depth - 1)]
+    yield from found or [folder] * (is_run or isfile(folder / LOG))

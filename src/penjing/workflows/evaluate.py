@@ -190,8 +190,8 @@ def print_bits(trained: LoadedModel, sources: Sequence[Path], console: Console) 
 
 def print_tasks(console: Console) -> None:
     """The tasks, with chance, solved examples, how choices are compared, and the files that they read."""
-    cells = []
-    for name in TASKS:
-        task = look_up(TASKS, name, what="task")
-        cells.append((name, task.chance, task.shots, task.metric, " or ".join(getattr(task, "patterns", ()))))
+    tasks = [(name, look_up(TASKS, name, what="task")) for name in TASKS]
+    cells = [
+        (name, one.chance, one.shots, one.metric, " or ".join(getattr(one, "patterns", ()))) for name, one in tasks
+    ]
     print_table(console, ("task", "chance>", "shots>", "score", "files below --data DIR"), cells)

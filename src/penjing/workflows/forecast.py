@@ -204,10 +204,8 @@ def _predict(run: Run, points: list[LossPoint], first: str, console: Console) ->
     tokens = run.max_steps * per_step if run.max_steps else round(run.epochs * per_epoch)
     predicted = forecast(points, size, tokens)
     law = predicted.law
-    rows = []
-    for point in points:
-        losses = (point.loss, law.loss(point.parameters, point.tokens))
-        rows.append((units.count(point.parameters), units.count(point.tokens), *(f"{loss:.4f}" for loss in losses)))
+    sized = [(point.parameters, point.tokens, point.loss) for point in points]
+    rows = [(*map(units.count, size), f"{loss:.4f}", f"{law.loss(*size):.4f}") for *size, loss in sized]
     print_table(console, ("parameters>", "tokens>", "loss>", "law>"), rows)
     console.print(
         f"L = {law.limit:.3f} + {law.a:.4g} / N^{law.alpha:.2f} + {law.b:.4g} / D^{law.beta:.2f}, off by "

@@ -112,10 +112,8 @@ def _fill_rows(segments: list[Segment], seq_len: int) -> tuple[list[list[Segment
     # Keep the fullest rows; the segments of the others fill their gaps. All positions together fill num_full rows.
     num_full = sum(sizes) // seq_len
     filler = list(chain.from_iterable(partial_rows[num_full:]))[::-1]
-    rows = []
-    for row, size in zip(partial_rows[:num_full], sizes[:num_full], strict=True):
-        rows.append(row + _take(filler, seq_len - size))
-    return rows, filler
+    full = zip(partial_rows[:num_full], sizes[:num_full], strict=True)
+    return [row + _take(filler, seq_len - size) for row, size in full], filler
 
 
 def _size(segments: list[Segment]) -> int:

@@ -123,6 +123,7 @@ def _train_bpe(
     texts: list[str], split: pre_tokenizers.PreTokenizer, size: int, show_progress: bool
 ) -> list[tuple[str, str]]:
     """Plain BPE; returns the merges in order."""
+    size = min(size, 24 * sum(map(len, texts)))  # the library allocates memory for all of it, and there cannot be more
     bpe = tokenizers.Tokenizer(models.BPE())
     bpe.normalizer = normalizers.NFC()
     bpe.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.FixedLength(MAX_PIECE_CHARACTERS)])

@@ -90,11 +90,9 @@ class RewardScorer:
             if end > longest:
                 raise UserError("too long", where="messages", got=f"{end} tokens", wanted=f"at most {longest}")
             groups.append(Group(prompt=rendered.ids[:end], answers=[Answer(ids=[rendered.ids[end]])]))
-        rewards: list[float] = []
-        for first in range(0, len(groups), CHUNK):
-            batch = pack_tight(groups[first : first + CHUNK]).to(self.model.scalar.device)
-            rewards += score_answers(self.model, batch).tolist()
-        return rewards
+        chunks = [groups[first : first + CHUNK] for first in range(0, len(groups), CHUNK)]
+        device, model = self.model.scalar.device, self.model
+        return [reward for one in chunks for reward in score_answers(model, pack_tight(one).to(device)).tolist()]
 
 
 def load_reward_model(path: Path) -> RewardScorer:
