@@ -36,12 +36,10 @@ def data_list() -> None:
     """
     from penjing.data.catalog.registry import CATALOGUE
 
-    sized = [
-        (each, units.megabytes(each.source.num_bytes), units.count(each.num_tokens)) for each in CATALOGUE.values()
-    ]
-    rows = [
-        (each.name, each.title, each.kind, each.language, size, tokens, each.licence) for each, size, tokens in sized
-    ]
+    rows = []
+    for each in CATALOGUE.values():
+        size = units.megabytes(each.source.num_bytes)
+        rows.append((each.name, each.title, each.kind, each.language, size, units.count(each.num_tokens), each.licence))
     print_table(console, ("name", "what", "kind", "language", "download>", "tokens (est.)>", "licence"), rows)
 
 
