@@ -46,7 +46,7 @@ def test_without_mismatched_answers_a_pair_is_a_pair():
     group = TokenGroup([5], (EncodedChat([6, 0], [1, 1]), EncodedChat([7, 8, 0], [1, 0, 1])), (True, False), 0.5)
     made_of = _PreferenceSplit([group], RUN, mismatched=False).group(0)
     assert [list(answer.ids) for answer in made_of.answers] == [[6, 0], [7, 8, 0]]
-    assert [answer.weights for answer in made_of.answers] == [None, [1.0, 0.0, 1.0]]
+    assert [list(answer.weights or ()) for answer in made_of.answers] == [[1, 1], [1, 0, 1]]
     assert made_of.figures["mismatched"] == [0.0, 0.0]
 
 

@@ -27,8 +27,10 @@ def open_streams() -> None:
     """Streams that the caller has closed lead nowhere. Characters that the terminal's encoding lacks are escaped."""
     sys.stdin = sys.stdin or open(os.devnull)
     for name in ("stdout", "stderr"):
-        setattr(sys, name, getattr(sys, name) or open(os.devnull, "w"))
-        getattr(sys, name).reconfigure(errors="backslashreplace")
+        stream = getattr(sys, name) or open(os.devnull, "w")
+        setattr(sys, name, stream)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 class Terminal(Console):

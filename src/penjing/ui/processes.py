@@ -17,6 +17,7 @@ from typing import IO, Any
 from penjing.base.files import disk_errors
 from penjing.base.lock import LOCK, is_locked
 from penjing.serve.errors import ApiError
+from penjing.track.run_record import RunRecord
 from penjing.ui.site import Site
 
 LOG = "train.log"  # in a run's folder: what the programs that the page started have said
@@ -94,7 +95,8 @@ class Trainings:
                 raise ApiError(409, f"{name}: this run is not running", code="not_running")
 
     def state(self, name: str) -> str:
-        """starting: not at work yet, or about to end; failed: ended with an error; else empty."""
+        """starting: not at work yet, or about to end; failed: ended with an error; killed: before there was a run; else
+        empty."""
         process = self._started.get(name)
         if process is None:
             return ""
@@ -103,7 +105,9 @@ class Trainings:
             if code is not None:  # another program goes on with this run
                 self._started.pop(name, None)
             return ""
-        return "starting" if code is None else "failed" if 0 < code < 128 else ""
+        if code is None or 0 < code < 128:
+            return "starting" if code is None else "failed"
+        return "" if RunRecord(self.site.folder / name).exists else "killed"
 
     def names(self) -> list[str]:
         """Of those that run, or failed."""

@@ -23,7 +23,7 @@ addWords({
 // Of the server's sentences: the mistakes that it names most often, what it wants instead, and what to do next.
 const MISTAKES = {
   "no data": "没有数据", "no such file or folder": "没有这个文件或文件夹", "no such folder": "没有这个文件夹", "no such choice": "没有这个选项", "not a number": "不是数字", "not a whole number": "不是整数",
-  "not a finite number": "不是有限的数", "a number": "数字", "a whole number": "整数", "out of range": "超出范围", "not a price": "不是价格", "too large for a plan": "超出规划的范围",
+  "a number": "数字", "a whole number": "整数", "out of range": "超出范围", "not a price": "不是价格", "too large for a plan": "超出规划的范围",
   "more than there are": "多于总数", "unknown setting": "没有这个设置", "rows longer than the model's longest sequence": "序列比模型的最大长度还长",
   "the rows of a step do not divide evenly": "每步的序列不能平均分配", "this run is running": "这个运行正在训练", "this run is not running": "这个运行没有在训练", "no run in this folder": "这个文件夹里没有运行",
   "another process, or another machine, holds this run's lock": "这个运行正由另一个进程或另一台机器占用", "outside the folder of this page": "在本页面的文件夹之外",
