@@ -71,7 +71,8 @@ def estimate_run(
 ) -> RunEstimate:
     """An L2 estimate. errors: log(actual / predicted) of the time of earlier runs on this machine."""
     count, rows = parameters(run.model), run.batch.size
-    tokens_per_step = round(timings.sampled_tokens or rows * size.tokens_per_unit)
+    step_tokens = timings.sampled_tokens or rows * size.tokens_per_unit
+    tokens_per_step = round(step_tokens)
     options: dict[str, Any] = {"trainable": counts, "extra_forwards": size.extra_forwards}
     flops_per_token = training_flops_per_token(run.model, size.num_keys, **options)
     intermediate = max(0, _times(run.checkpoint.every, steps) - 1)
@@ -89,7 +90,7 @@ def estimate_run(
         parameters_without_embedding=count.without_embedding,
         trainable_parameters=counts.num_trainable,
         rows_per_epoch=size.units_per_epoch,
-        tokens_per_epoch=round(size.units_per_epoch * tokens_per_step / rows),
+        tokens_per_epoch=round(size.units_per_epoch * step_tokens / rows),
         epochs=steps * rows / size.units_per_epoch,
         steps=steps,
         rows_per_step=rows,
