@@ -1,5 +1,6 @@
 """The command line: the list of verbs, and the printing of errors. `commands/` defines the verbs."""
 
+import errno
 import os
 import sys
 import warnings
@@ -103,6 +104,8 @@ def main(program: typer.Typer = app) -> None:
         if isinstance(error, Ended):
             _fail(f"penjing: {error}", error.exit_code)
         _fail_on_usage(error)
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            _fail(f"penjing: {str(error.filename)[:80]}...: {error.strerror}", EXIT_USER_ERROR)
         raise
 
 

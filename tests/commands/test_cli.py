@@ -253,6 +253,17 @@ def test_what_may_not_be_read_is_one_line(tmp_path, monkeypatch, capsys):
     assert ended.value.code == 2 and error.count("\n") == 1 and "closed" in error and "Permission denied" in error
 
 
+@pytest.mark.parametrize("word", ["init_from={}", "data.train={}", "objective.teacher={}"])
+def test_a_name_that_no_disk_takes_is_one_line(word, tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.txt").write_text("text")
+    words = ["distill" if "teacher" in word else "tiny", f"data.train={tmp_path / 'a.txt'}", word.format(400 * "x")]
+    monkeypatch.setattr(sys, "argv", ["penjing", "train", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.count("\n") == 1 and "File name too long" in error and "xxx" in error
+
+
 def test_no_option_takes_an_infinite_number():
     """Of those without a largest value, `Sampling` refuses infinity."""
     options = [

@@ -136,7 +136,8 @@ def data_warnings(steps: int, rows: int, units_per_epoch: float, unit: str) -> l
     """Warnings about a run that will learn little, one line each. units_per_epoch: infinite if unknown."""
     lines = []
     if steps < FEW_STEPS:
-        lines.append(f"only {steps} optimizer steps, which teach little: use more epochs or a smaller batch.size")
+        number = "1 optimizer step" if steps == 1 else f"{steps} optimizer steps"
+        lines.append(f"only {number}: too few to learn much; use more epochs or a smaller batch.size")
     if rows > units_per_epoch:
         lines.append(
             f"a batch of {rows} {unit} is larger than an epoch of {units_per_epoch:.0f}: each step repeats the same "
