@@ -47,7 +47,8 @@ def test_a_terminal_that_was_closed_costs_the_output():
         assert isinstance(Terminal.lost, OSError)
 
 
-def test_a_pipe_that_was_closed_ends_nothing():
+def test_a_pipe_that_was_closed_ends_no_training(monkeypatch):
+    monkeypatch.setattr(Terminal, "trains", True)
     ours, theirs = os.pipe()
     with open(theirs, "w") as stream:
         console = Terminal(file=stream)
@@ -55,6 +56,16 @@ def test_a_pipe_that_was_closed_ends_nothing():
         for line in ("one", "two"):
             console.print(line)
         assert console.quiet and Terminal.lost is None
+
+
+def test_a_pipe_that_was_closed_ends_what_only_prints():
+    """Such as `penjing watch RUN | head -1`, which would go on unseen for as long as the run."""
+    code = "from penjing.base.markup import Terminal\nwhile True:\n    Terminal().print(1)"
+    environment = {**os.environ, **ENVIRONMENT}
+    printing = subprocess.Popen([sys.executable, "-uc", code], env=environment, stdout=subprocess.PIPE, text=True)
+    assert printing.stdout.readline() == "1\n"
+    printing.stdout.close()
+    assert printing.wait(60) == 1
 
 
 def test_streams_that_are_closed_or_have_another_encoding(monkeypatch):

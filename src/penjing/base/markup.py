@@ -35,9 +35,11 @@ def open_streams() -> None:
 
 class Terminal(Console):
     """A console that prints no control characters but rich's own, and no emoji for words between colons. What cannot be
-    written, as the disk is full or the terminal was closed, is lost: the work goes on. lost: why, the last time."""
+    written, as the disk is full or the terminal was closed, is lost: the work goes on. lost: why, the last time. A pipe
+    that nobody reads any longer ends the program, unless it trains."""
 
     lost: ClassVar[OSError | None] = None
+    trains: ClassVar[bool] = False
 
     def __init__(self, **options: Any) -> None:
         super().__init__(emoji=False, **options)
@@ -50,6 +52,8 @@ class Terminal(Console):
             self._buffer.clear()
 
     def on_broken_pipe(self) -> None:
+        if not Terminal.trains:
+            super().on_broken_pipe()
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())  # else Python tries it again when it ends
 

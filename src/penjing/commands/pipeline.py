@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from penjing.base import formatting as units
+from penjing.base.markup import Terminal
 from penjing.commands import arguments as given
 from penjing.commands.arguments import Settings, console, resolved, say
 
@@ -48,6 +49,7 @@ def quickstart(
     options = stages.QuickstartOptions(
         data=data, out=out, fresh=fresh, short=short, settings=tuple(settings or ()), minutes=minutes, launch=launch
     )
+    Terminal.trains = True
     stages.quickstart(options, console)
 
 
@@ -95,6 +97,7 @@ def evening(
         rehearse=rehearse,
         yes=yes,
     )
+    Terminal.trains = True
     pipeline.evening(options, console)
 
 
@@ -135,6 +138,7 @@ def train(
         return
     run = resolved(recipe, settings)
     options.check_device(run.compute.device)
+    Terminal.trains = True
     outcome = execute(run, console, allow_change or ())
     if os.environ.get("RANK", "0") != "0":
         return  # rank 0 prints for all
