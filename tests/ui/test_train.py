@@ -159,7 +159,9 @@ def test_a_chat_server_is_stopped_and_one_that_fails_says_why(monkeypatch):
     monkeypatch.setattr(processes, "SERVER", (sys.executable, "-c", "import sys; sys.exit('no such checkpoint')"))
     chats.start(Path("x"), "x", 5)
     wait_for(lambda: chats.list()[0]["state"] == "ended")
-    assert "no such checkpoint" in chats.list()[0]["said"]
+    log = chats._chats["x", 5].log.fileno()
+    os.lseek(log, 3, os.SEEK_SET)  # where the program writes on: whoever reads leaves it there
+    assert chats.list()[0]["said"] == "no such checkpoint\n" and os.lseek(log, 0, os.SEEK_CUR) == 3
     monkeypatch.setattr(processes, "SERVER", (sys.executable, "-c", "input()"))
     chats.start(Path("x"), "x", 5)
     process = chats._chats["x", 5].process

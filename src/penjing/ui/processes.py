@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from penjing.base.files import disk_errors
 from penjing.base.lock import LOCK, is_locked
@@ -43,14 +43,14 @@ def log_tail(run: Path) -> str:
     """The end of a run's log; empty if the page did not start it."""
     try:
         with open(os.open(run / LOG, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-            return _tail(file)
+            return _tail(file.fileno())
     except OSError:
         return ""
 
 
-def _tail(file: IO[bytes]) -> str:
-    file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
-    return file.read().decode("utf-8", "replace")
+def _tail(file: int) -> str:
+    """Of an open file, whose position, which a program may share, stays where it is."""
+    return os.pread(file, LOG_BYTES, max(0, os.fstat(file).st_size - LOG_BYTES)).decode("utf-8", "replace")
 
 
 class Trainings:
@@ -151,9 +151,8 @@ class Chat:
     @property
     def shown(self) -> dict[str, Any]:
         """state: starting, ready or ended. said: its last words, of one that ended by itself."""
-        with open(os.dup(self.log.fileno()), "rb") as file:
-            file.seek(0)
-            found, said = _ADDRESS.search(file.read(LOG_BYTES)), _tail(file)
+        log = self.log.fileno()
+        found, said = _ADDRESS.search(os.pread(log, LOG_BYTES, 0)), _tail(log)
         ended = self.process.poll() is not None
         state = "ended" if ended else "ready" if found else "starting"
         address = found[1].decode() if found and not ended else ""
