@@ -70,7 +70,9 @@ def print_history(console: Console, last: int = 20) -> None:
         raise UserError("no runs yet", where=history.history_path(), next_step="Every `penjing train` adds one.")
     rows = [
         (
-            *(record.when[:16].replace("T", " "), Path(record.run).name, record.level),
+            record.when[:16].replace("T", " "),
+            Path(record.run).name,
+            record.level,
             *map(units.duration, (record.predicted_seconds, record.seconds)),
             *map(_percent, (record.time_error, record.refit_error, record.peak_error)),
             "" if record.ended == "done" else record.ended,

@@ -216,8 +216,8 @@ def sample_groups(run: ReportedRun, named: bool) -> list[View]:
     for (prompt, language), texts in list(run.samples.items())[:MOST_ITEMS]:
         steps = text_format.spread(list(texts), MOST_STEPS)
         cells = [(f"step {step:,}", clip(texts[step], LONGEST)) for step in steps]
-        about = {"run": run.name * named, "prompt": clip(prompt, 300), "language": language}
-        groups.append({**about, "cells": cells})
+        name = run.name if named else ""
+        groups.append({"run": name, "prompt": clip(prompt, 300), "language": language, "cells": cells})
     return groups
 
 

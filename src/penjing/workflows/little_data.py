@@ -54,16 +54,14 @@ def _is_requested(requested: Layer, name: str) -> bool:
 
 
 def print_candidates(found: list[Candidate], one: Candidate, title: str, console: Console) -> None:
-    rows = [
-        (
-            *(f"  {units.count(each.parameters)}", f"{each.steps:,} x {each.rows}", units.duration(each.seconds)),
-            *(f"{each.epochs:.1f}", f"{each.tokens / each.parameters:.1f}"),
-            f"chosen{', the smallest: ' * bool(one.against)}{one.against}"
-            if each is one
-            else each.against or "smaller than needed",
-        )
-        for each in found
-    ]
+    rows = []
+    for each in found:
+        verdict = each.against or "smaller than needed"
+        if each is one:
+            verdict = f"chosen, the smallest: {one.against}" if one.against else "chosen"
+        size, steps = f"  {units.count(each.parameters)}", f"{each.steps:,} x {each.rows}"
+        epochs, ratio = f"{each.epochs:.1f}", f"{each.tokens / each.parameters:.1f}"
+        rows.append((size, steps, units.duration(each.seconds), epochs, ratio, verdict))
     headings = ("  parameters", "steps x rows>", "time>", "epochs>", "tokens per parameter>", "")
     print_table(console, headings, rows, title=title)
 
