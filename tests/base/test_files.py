@@ -23,6 +23,7 @@ from penjing.base.files import (
     write_json,
     write_text,
 )
+from penjing.base.lock import locked
 
 
 @pytest.fixture
@@ -167,3 +168,16 @@ def test_a_file_is_on_the_disk_before_it_takes_the_place_of_another(tmp_path, mo
     assert path.read_text() == "new"
     (temporary,) = (entry[1] for entry in log if entry[0] == "replace")
     assert log == [("sync", temporary), ("replace", temporary, path), ("sync", tmp_path)]
+
+
+def test_the_next_owner_of_a_folder_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    left = [tmp_path / ".outcome.json.0123abcd.tmp", tmp_path / "samples/.step-5.json.deadbeef.tmp"]
+    others = [tmp_path / name for name in (".mine.tmp", "notes.0123abcd.tmp", ".a.txt.0123ABCD.tmp", "outcome.json")]
+    for path in [*left, *others]:
+        path.write_text("half")
+    with atomic_write(tmp_path / "report.html") as stream:  # another process writes there now
+        stream.write(b"whole")
+        with locked(tmp_path):
+            assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in [*others, tmp_path / "report.html"])

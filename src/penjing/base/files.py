@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -125,6 +126,8 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as stream:
+            with suppress(OSError):  # no locks on this file system
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is being written: `remove_unfinished`
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -136,6 +139,15 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         if isinstance(error, OSError):
             raise disk_error(error, path) from error
         raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what `atomic_write` left in `folder` and the folders in it when its process was killed."""
+    name = f".*.{'[0-9a-f]' * 8}.tmp"
+    for left in [*folder.glob(name), *folder.glob(f"*/{name}")]:
+        with suppress(OSError), open(left, "r+b") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while it is written
+            left.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from penjing.base.errors import UserError
-from penjing.base.files import disk_errors
+from penjing.base.files import disk_errors, remove_unfinished
 
 LOCK = ".lock"
 LOOK_SECONDS = 0.05  # longer than `is_locked` holds the lock; others may look at any time
@@ -19,7 +19,8 @@ LOOK_SECONDS = 0.05  # longer than `is_locked` holds the lock; others may look a
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock `folder`. The operating system releases the lock when this process dies. Raises UserError naming the owner
-    if another process holds the lock. On file systems without locks (some network ones) nothing is locked."""
+    if another process holds the lock. Removes what killed processes left half written in it. On file systems without
+    locks (some network ones) nothing is locked."""
     path = folder / LOCK
     with disk_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,6 +43,7 @@ def locked(folder: Path) -> Iterator[None]:
         with suppress(OSError):  # on a full disk the lock holds without its owner's name
             os.ftruncate(handle, 0)
             os.pwrite(handle, json.dumps(owner_info).encode() + b"\n", 0)
+        remove_unfinished(folder)
         yield
     finally:
         os.close(handle)
