@@ -17,6 +17,11 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests n
 expect = sync_api.expect
 expect.set_options(timeout=20_000)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="the page's tests need chromium")
+HALF_A_LABEL = """node => {
+  const drawing = node.querySelector('canvas').getContext('2d');
+  drawing.font = '11.5px system-ui, sans-serif';
+  return drawing.measureText('16 min 40 s').width / 2;
+}"""
 
 
 @pytest.fixture
@@ -97,8 +102,15 @@ def test_runs_are_compared_zoomed_and_smoothed(opened, folder, write_run):
         page.mouse.move(plot["x"] + plot["width"] * 0.75, plot["y"] + 60)
         page.mouse.up()
     assert 140 < float(page.get_by_label("from", exact=True).input_value()) < 170
+    page.get_by_label("to", exact=True).fill("20")
+    page.get_by_label("to", exact=True).press("Enter")
+    expect(page.get_by_text("No points in this range.")).to_be_visible()
     page.get_by_role("button", name="Show the whole run").click()
     expect(page.get_by_label("from", exact=True)).to_have_value("")
+    expect(page.get_by_text("No points in this range.")).to_have_count(0)
+    assert chart.evaluate(HALF_A_LABEL) < 34
+    room = [chart.locator(part).bounding_box() for part in (".u-wrap", ".u-over")]
+    assert room[0]["x"] + room[0]["width"] - room[1]["x"] - room[1]["width"] >= 34, "the last label is cut"
     with page.expect_request(re.compile("x=tokens")):
         page.get_by_label("Horizontal axis").select_option("tokens")
     page.get_by_label("log x").check()

@@ -101,6 +101,7 @@ export class Plot {
     });
     return {
       ...this.size(),
+      padding: [null, 34, null, null], // right: half of the longest label of the x axis
       legend: { show: false },
       cursor: { drag: { x: true, y: false, setScale: false }, sync: { key: "runs" }, points: { size: 6 } },
       scales: { x: { time: false, distr: view.logX ? 3 : 1 }, y: { distr: log ? 3 : 1, range: log ? undefined : rangeOf(chart) } },

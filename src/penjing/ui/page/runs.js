@@ -182,6 +182,8 @@ async function drawOnce(now) {
     zoom: (low, high) => change(now, { low: Math.max(0, low), high }),
   };
   place(now, $("#runs-charts"), main.charts, view);
+  const empty = main.charts.every((chart) => !chart.series.length);
+  if (empty && (now.low ?? now.high) !== null) fill($("#runs-charts"), el("p", { class: "hint", text: t("runsNoPoints") }));
   place(now, $("#runs-small"), small.charts, view);
   if (run.length === 1) showDetails($("#runs-details"), await api.get("api/run", { run }, signal), now.context);
   else showDifferences($("#runs-details"), run.map((id) => now.rows.find((row) => row.id === id)), await api.get("api/differences", { run }, signal), now.context);

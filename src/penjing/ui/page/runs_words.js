@@ -23,6 +23,7 @@ addWords({
   runs_low: ["from", "从"],
   runs_high: ["to", "到"],
   runsWhole: ["Show the whole run", "显示整个运行"],
+  runsNoPoints: ["No points in this range.", "此范围内没有数据点。"],
   runsMore: ["More curves", "更多曲线"],
   runsChart: ["{name}. Last values: {values}", "{name}。最新值：{values}"],
   runsLabel_training: ["training", "训练"],
