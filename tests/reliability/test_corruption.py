@@ -10,6 +10,7 @@ from reliability_harness import by_chance, state_of
 from penjing.base.errors import UserError
 from penjing.checkpoint.load import newest
 from penjing.checkpoint.manifest import MANIFEST, folder_name, steps
+from penjing.train.load_model import load_trained
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "run.toml", MANIFEST)
 
@@ -128,3 +129,12 @@ def test_the_largest_step_counts_whatever_the_clock_says(run, tmp_path):
         path.unlink()
     with pytest.raises(UserError, match="every checkpoint is damaged"):
         newest(copied)
+
+
+def test_who_reads_a_model_is_told_of_the_one_that_was_skipped(run, tmp_path):
+    copied = tmp_path / "run"
+    shutil.copytree(run[0], copied)
+    last, before = steps(copied / "checkpoints")[:2]
+    (copied / "checkpoints" / folder_name(last) / "model.safetensors").write_bytes(b"")
+    with pytest.warns(UserWarning, match=f"step {before} is used: {folder_name(last)}: model.safetensors"):
+        assert load_trained(copied).checkpoint.step == before

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from contextlib import nullcontext
 
 import pytest
@@ -152,6 +153,16 @@ def test_the_best_is_used_unless_a_checkpoint_is_named(overfitted):
     assert validations(after)[0] == pytest.approx(losses[best], rel=0.002)
     row = LiveRun(folder, "run").row()
     assert (row["delivered"]["step"], row["state"]) == (best, "finished")
+
+
+def test_a_damaged_best_one_is_named(tmp_path, overfitted):
+    folder, _, _ = overfitted
+    shutil.copytree(folder, tmp_path / "run")
+    best = load_trained(folder).checkpoint.folder.name
+    (tmp_path / "run/checkpoints" / best / "model.safetensors").unlink()
+    with pytest.warns(UserWarning, match=f"{best}: model.safetensors is missing"):
+        used = load_trained(tmp_path / "run").checkpoint.folder
+    assert used.name == newest(folder).name
 
 
 def test_the_adapter_in_the_folder_names_the_step_that_it_is_of(overfitted):

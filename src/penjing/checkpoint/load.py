@@ -1,7 +1,7 @@
 """Find and read checkpoints: the newest undamaged one, verified by hash before any tensor is used."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ RANDOM_STATE = "rng.torch"  # among the optimizers' tensors
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A verified checkpoint. `skipped` lists newer checkpoints that are damaged, each with its damage."""
+    """A verified checkpoint. `skipped` lists those that were preferred but are damaged, each with its damage."""
 
     folder: Path
     step: int
@@ -109,5 +109,10 @@ def delivered(folder: Path) -> Checkpoint | None:
     held-out loss (checkpoint/delivered.py). Raises UserError as `newest` does."""
     last = newest(folder)
     step = choose(last.state().get("best", {}), last.step).step if last else 0
+    if last is None or step == last.step:
+        return last
     path = folder / folder_name(step)
-    return last if last is None or step == last.step or damage(path) else Checkpoint(path, step, last.skipped)
+    problem = damage(path)
+    if problem is not None:
+        return replace(last, skipped=(*last.skipped, f"{path.name}: {problem}"))
+    return Checkpoint(path, step, last.skipped)
