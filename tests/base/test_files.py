@@ -176,6 +176,7 @@ def test_the_next_owner_of_a_folder_removes_what_a_killed_one_left(tmp_path: Pat
     others = [tmp_path / name for name in (".mine.tmp", "notes.0123abcd.tmp", ".a.txt.0123ABCD.tmp", "outcome.json")]
     for path in [*left, *others]:
         path.write_text("half")
+        os.utime(path, (0, 0))
     with atomic_write(tmp_path / "report.html") as stream:  # another process writes there now
         stream.write(b"whole")
         with locked(tmp_path):

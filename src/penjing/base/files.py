@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +24,7 @@ _DISK_ERRORS = {
     errno.EACCES: "permission denied",
 }
 LARGEST_FILE_BYTES = 256 << 20  # limit for files that are read at once, such as JSON
+UNFINISHED_SECONDS = 3600  # since the last byte: no process is still writing there
 
 
 class DiskError(UserError):
@@ -126,8 +127,6 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as stream:
-            with suppress(OSError):  # no locks on this file system
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is being written: `remove_unfinished`
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -142,12 +141,12 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what `atomic_write` left in `folder` and the folders in it when its process was killed."""
+    """Remove what `atomic_write` left in `folder`, and in the folders in it, when it was killed an hour ago or more."""
     name = f".*.{'[0-9a-f]' * 8}.tmp"
     for left in [*folder.glob(name), *folder.glob(f"*/{name}")]:
-        with suppress(OSError), open(left, "r+b") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while it is written
-            left.unlink()
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > UNFINISHED_SECONDS:
+                left.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

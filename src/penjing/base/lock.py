@@ -19,8 +19,8 @@ LOOK_SECONDS = 0.05  # longer than `is_locked` holds the lock; others may look a
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Lock `folder`. The operating system releases the lock when this process dies. Raises UserError naming the owner
-    if another process holds the lock. Removes what killed processes left half written in it. On file systems without
-    locks (some network ones) nothing is locked."""
+    if another process holds the lock. Removes what killed processes left half written an hour ago or more. On file
+    systems without locks (some network ones) nothing is locked."""
     path = folder / LOCK
     with disk_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
