@@ -145,6 +145,21 @@ def test_what_a_run_left_behind_is_text(opened, folder, write_run):
     assert page.url.endswith("#runs?run=step&small=1")
 
 
+def test_why_a_run_ended_is_told_in_the_pages_language(opened, folder, write_run):
+    run = write_run(folder / "a", done=False)
+    line = "stopped by SIGTERM after step 200; the same command continues"
+    (run / "ended.json").write_text(json.dumps({"ended": "stopped", "why": line, "steps_done": 200}))
+    note = "held-out loss 2.500 is 0.300 above its best, 2.200 at step 10, which is kept"
+    (run / "incidents.jsonl").write_text(json.dumps({"step": 20, "kind": "held-out loss rises", "note": note}) + "\n")
+    page = opened(locale="zh-CN")
+    expect(page.get_by_text("在第 200 步后因 SIGTERM 停止；重新执行同样的命令即可继续")).to_be_visible()
+    chinese = "验证集 loss 为 2.500，比最低值 2.200（第 10 步）高 0.300，最低时的检查点已保留"
+    expect(page.locator(".incidents")).to_contain_text(chinese)
+    page.locator("#language").click()
+    expect(page.get_by_text(line)).to_be_visible()
+    expect(page.locator(".incidents")).to_contain_text(note)
+
+
 def test_the_keyboard_moves_between_tabs(opened, folder, write_run):
     write_run(folder / "a")
     page = opened()

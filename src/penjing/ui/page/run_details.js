@@ -5,6 +5,7 @@ import { count, short, t } from "./i18n.js";
 import { figure, known, named, told } from "./plot.js";
 import { duration, gibibytes } from "./plan_numbers.js";
 import { table } from "./table.js";
+import { said } from "./words.js";
 
 const opened = new Set(); // sections that a person has opened or closed
 const made = new WeakMap(); // by container: the parts that are shown, and of what they were made
@@ -13,7 +14,7 @@ const made = new WeakMap(); // by container: the parts that are shown, and of wh
 export function showDetails(container, run, context) {
   const parts = {
     actions: [[run.state, run.checkpoints, run.command, run.delivered, run.settings], () => actions(run, context)],
-    why: [[run.why, run.state], () => run.why && el("p", { class: run.state === "stopped" ? "hint" : "panel-error", text: run.why })],
+    why: [[run.why, run.state], () => run.why && el("p", { class: run.state === "stopped" ? "hint" : "panel-error", text: said(run.why) })],
     samples: [run.samples, () => section("samples", t("runsSamples"), samples(run), true)],
     plan: [[run.terms, run.warnings], () => section("plan", t("runsPlan"), terms(run), true)],
     incidents: [run.incidents, () => section("incidents", t("runsIncidents", { count: run.incidents.length }), incidents(run), run.incidents.length > 0)],
@@ -89,7 +90,7 @@ function samples(run) {
 
 function incidents(run) {
   if (!run.incidents.length) return null;
-  const rest = ({ step, kind, ...more }) => Object.entries(more).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+  const rest = ({ step, kind, ...more }) => Object.entries(more).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : said(String(value))}`).join(", ");
   return el("ul", { class: "incidents" }, [...run.incidents].reverse().map((incident) => el("li", {},
     el("strong", { text: `${t("uiStep", { step: count(incident.step) })}: ${known("runsIncident", String(incident.kind ?? ""))}` }), el("span", { class: "hint", text: ` ${rest(incident).slice(0, 300)}` }))));
 }
