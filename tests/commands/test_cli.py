@@ -1,6 +1,7 @@
 """The command line from outside: help that teaches, real examples, mistakes that get one line and exit code 2."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -222,6 +223,13 @@ def test_doctor_looks_for_the_packages_of_every_extra():
     assert set(optional_packages().values()) == extras
     assert optional_packages()["llama-cpp-python"] == "llama"
     assert "penjing" not in optional_packages()  # the extra `trackers` is made of others
+
+
+@pytest.mark.parametrize(("columns", "width"), [("72", 72), ("", 160), ("0", 160)])
+def test_piped_output_is_as_wide_as_columns_says(columns, width):
+    words = [sys.executable, "-m", "penjing", "show", "recipes"]
+    done = subprocess.run(words, env={**os.environ, "COLUMNS": columns}, capture_output=True, text=True, check=True)
+    assert width - 12 <= max(map(len, done.stdout.splitlines())) <= width
 
 
 def test_another_system_is_one_line(monkeypatch, capsys):

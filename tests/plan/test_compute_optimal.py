@@ -113,6 +113,7 @@ def test_cost_and_energy(tmp_path, monkeypatch):
     monkeypatch.setenv("PENJING_HOME", str(tmp_path))
     price = cost.price_of("RTX 3090")
     assert str(cost.cost(price, 7200, 2)) == "5.20 CNY"
+    assert price.source.endswith(f" edit {tmp_path}/prices.toml")
     assert cost.price_of("RTX 3090", "2USD").hour == cost.Money(2, "USD")
     assert cost.price_of("TITAN X") is None
     (tmp_path / "prices.toml").write_text('"TITAN X" = "0.4 EUR"\n"RTX 3090" = "9 CNY"\n')

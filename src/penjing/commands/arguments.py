@@ -15,8 +15,11 @@ from penjing.base.markup import Terminal
 if TYPE_CHECKING:
     from penjing.train.config import Run
 
-# A pipe or a file has no width; the default of 80 columns would cut tables. Paths, settings and errors are not markup.
-console = Terminal(width=None if os.isatty(1) else 160, markup=False, highlight=False)
+# A pipe or a file has no width but $COLUMNS; rich's default of 80 would cut tables. Paths, settings and errors are not
+# markup.
+_columns = os.environ.get("COLUMNS", "")
+_width = (int(_columns) if _columns.isdecimal() else 0) or 160
+console = Terminal(width=None if os.isatty(1) else _width, markup=False, highlight=False)
 
 Settings = Annotated[
     list[str] | None,

@@ -1,5 +1,6 @@
 """Cost of a run: device hours times a price, and electricity. Users set their prices; the few here are defaults."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,8 @@ def price_of(card: str, price_option: str = "") -> Price | None:
         if card in user_prices:
             return Price(hour=read_money(user_prices[card], f"{path}: {card}"), source=str(path))
     if card in PRICES:
-        source = "a round figure; give --price, or edit ~/.penjing/prices.toml"
+        shown = path if os.environ.get("PENJING_HOME") else f"~/.penjing/{PRICES_FILE}"
+        source = f"a round figure; give --price, or edit {shown}"
         return Price(hour=read_money(PRICES[card], card), source=source)
     return None
 
