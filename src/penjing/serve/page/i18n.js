@@ -13,9 +13,9 @@ export function current() {
   return language;
 }
 
-/** A sentence. {name} in it is replaced by values.name. */
-export function t(key, values = {}) {
-  const sentence = SENTENCES[key]?.[LANGUAGES.indexOf(language)] ?? key;
+/** A sentence. {name} in it is replaced by values.name. other: where there is none of this key. */
+export function t(key, values = {}, other = key) {
+  const sentence = SENTENCES[key]?.[LANGUAGES.indexOf(language)] ?? other;
   return sentence.replace(/\{(\w+)\}/g, (_, name) => String(values[name] ?? ""));
 }
 

@@ -3,8 +3,8 @@
 import { $, el, field, fill } from "./dom.js";
 import { count, t } from "./i18n.js";
 import "./data_words.js";
-import { known } from "./plot.js";
 import { table } from "./table.js";
+import { own } from "./words.js";
 
 const MOST_SHOWN = 300; // files of the list
 
@@ -146,15 +146,15 @@ const facts = (pairs) => el("dl", { class: "data-facts" }, pairs.filter(([, valu
 
 function group(found) {
   const { records } = found;
-  const scripts = Object.entries(found.scripts).filter(([, share]) => share >= 0.005).map(([name, share]) => `${known("dataScript", name)} ${Math.round(share * 100)} %`).join(", ");
+  const scripts = Object.entries(found.scripts).filter(([, share]) => share >= 0.005).map(([name, share]) => `${own(name)} ${Math.round(share * 100)} %`).join(", ");
   const lengths = Object.entries(found.lengths).filter(([, values]) => Object.values(values).some(Boolean));
   const quantiles = Object.keys(lengths[0]?.[1] ?? {});
-  return el("section", { class: "card data-group" }, el("h2", { text: t("dataKind", { kind: known("dataKind", found.kind) }) }),
+  return el("section", { class: "card data-group" }, el("h2", { text: t("dataKind", { kind: own(found.kind) }) }),
     facts([["dataRecords", count(records.good)], ["dataBad", records.bad ? count(records.bad) : ""], ["dataLeftOut", records.left_out ? count(records.left_out) : ""],
       ["dataTokens", count(found.tokens_estimate)], ["dataBytes", megabytes(found.bytes)], ["dataScripts", scripts],
       ["dataDuplicates", found.exact_duplicates ? count(found.exact_duplicates) : ""],
       ["dataRead", found.fields.map((field) => `${field.field} → ${field.read_as}`).join(", ")], ["dataEnd", found.read_to_the_end ? "" : t("dataNotToEnd")]]),
-    lengths.length ? table([t("dataLength"), ...quantiles.map((name) => known("dataLength", name))], lengths.map(([name, values]) => [known("dataLength", name), ...quantiles.map((each) => count(values[each]))])) : null,
+    lengths.length ? table([t("dataLength"), ...quantiles.map((name) => own(name))], lengths.map(([name, values]) => [own(name), ...quantiles.map((each) => count(values[each]))])) : null,
     el("ul", { class: "data-problems" },
       found.problems.map((one) => el("li", { class: "bad", text: `${one.kind} (${count(one.records)}): ${local(one.file)}:${one.line}: ${one.reason}` })),
       found.not_learned.map((one) => el("li", { text: t("dataNotLearned", { what: one.what, count: count(one.records) }) })),

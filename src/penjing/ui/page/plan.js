@@ -5,7 +5,6 @@ import { count, short, t } from "./i18n.js";
 import "./plan_words.js";
 import { choiceField, numberField, textField } from "./plan_fields.js";
 import { duration, gibibytes, power, readNumber } from "./plan_numbers.js";
-import { known } from "./plot.js";
 import { drawWaterfall, waterfall } from "./waterfall.js";
 import { said } from "./words.js";
 
@@ -78,7 +77,7 @@ function build(choices) {
 const cleared = (names) => Object.fromEntries(names.map((name) => [name, ""]));
 const ladder = (size) => `ladder-${short(Math.min(Math.max(size, 5e5), 3e9)).toLowerCase()}`;
 
-const sentence = (name) => known("planNote", name, ""); // some have one of their own
+const sentence = (name) => t(`planNote_${name}`, {}, ""); // some have one of their own
 
 function results() {
   const figure = (name) => el("div", { class: `figure ${name}` }, el("dt", { text: t(`planFigure_${name}`) }),
@@ -213,12 +212,12 @@ const fitting = (plan) => t(`planMark_${verdictOf(plan)}`);
 function figures(plan) {
   const [low, high] = [plan.predicted_seconds_low, plan.predicted_seconds_high].map(duration);
   return {
-    time: [duration(plan.predicted_seconds), t("planBetween", { low, high, level: known("planLevel", plan.level) })],
+    time: [duration(plan.predicted_seconds), t("planBetween", { low, high, level: t(`planLevel_${plan.level}`, {}, plan.level) })],
     cost: plan.cost ? [plan.cost, t("planPerHour", { price: plan.price.split(" an hour")[0] })] : ["–"],
     memory: [gibibytes(plan.peak_memory_bytes), `${fitting(plan)} · ${t("planCardHas", { memory: plan.memory_bytes ? gibibytes(plan.memory_bytes) : "?" })}`],
     energy: [`${Number(plan.kilowatt_hours.toPrecision(2))} kWh`],
     speed: [t("planPerSecond", { tokens: short(plan.tokens_per_second) }),
-      plan.mfu_causal ? t("planMfu", { mfu: Math.round(plan.mfu_causal * 100), bottleneck: known("planPart", plan.bottleneck) }) : null],
+      plan.mfu_causal ? t("planMfu", { mfu: Math.round(plan.mfu_causal * 100), bottleneck: t(`planPart_${plan.bottleneck}`) }) : null],
     tokens: [short(plan.tokens), t("planSteps", { steps: count(plan.steps), each: count(plan.tokens_per_step), ratio: Number((plan.tokens / plan.parameters).toPrecision(2)) })],
     epochs: plan.unique_tokens ? [Number(plan.epochs.toPrecision(3)), t("planOfUnique", { tokens: short(plan.unique_tokens) })] : ["–"],
     flops: [power(plan.flops_per_token * plan.tokens)],

@@ -4,6 +4,7 @@ import { el } from "./dom.js";
 import { current, short, t } from "./i18n.js";
 import { duration } from "./plan_numbers.js";
 import "./plan_words.js"; // those of durations
+import { own } from "./words.js";
 
 let loading = null;
 
@@ -26,13 +27,6 @@ export function figure(value, percent = false) {
   const size = Math.abs(value);
   if (size >= 1e4) return short(value);
   return size !== 0 && size < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(4)));
-}
-
-/** A word of the server in the page's language, where it has one; else `other`. */
-export function known(prefix, word, other = word) {
-  const key = `${prefix}_${word.trim().replace(/\W+/g, "_")}`;
-  const own = t(key);
-  return own === key ? other : own;
 }
 
 /** The name of a chart, or of its figure. */
@@ -71,8 +65,8 @@ export class Plot {
     const data = tables.length ? uPlot.join(tables) : [[]];
     const name = named(chart);
     this.title.textContent = name;
-    this.about.textContent = known("runsAbout", chart.metric, "");
-    this.unit = ` ${known("runsUnit", chart.unit)}`;
+    this.about.textContent = t(`runsAbout_${chart.metric}`, {}, "");
+    this.unit = ` ${own(chart.unit)}`;
     this.title.append(el("span", { class: "unit", text: this.unit }));
     this.canvas.setAttribute("aria-label", t("runsChart", { name, values: lines.map((line) => `${line.run} ${label(line, chart)} ${figure(line.y.at(-1), chart.percent)}`).join("; ") }));
     this.values = lines.map((line) => el("b", { text: figure(line.y.at(-1), chart.percent) }));
@@ -145,6 +139,6 @@ export class Plot {
 /** Of a line among the colours: by its run; in a chart of several figures of one run, by the figure. */
 const placeOf = (line, view) => (view.colours[line.run] ?? 0) + line.place;
 
-const label = (line, { extras }) => [!line.held_out || extras.length ? known("runsLabel", line.label) : "", line.held_out ? t("runsHeldOut") : ""].filter(Boolean).join(" · ");
+const label = (line, { extras }) => [!line.held_out || extras.length ? own(line.label) : "", line.held_out ? t("runsHeldOut") : ""].filter(Boolean).join(" · ");
 
 const swatch = (place, dashed) => el("i", { class: `swatch c${place % 8}${dashed ? " dashed" : ""}`, "aria-hidden": "true" });

@@ -2,10 +2,10 @@
 
 import { arrange, el } from "./dom.js";
 import { count, short, t } from "./i18n.js";
-import { figure, known, named, told } from "./plot.js";
+import { figure, named, told } from "./plot.js";
 import { duration, gibibytes } from "./plan_numbers.js";
 import { table } from "./table.js";
-import { said } from "./words.js";
+import { own, said } from "./words.js";
 
 const opened = new Set(); // sections that a person has opened or closed
 const made = new WeakMap(); // by container: the parts that are shown, and of what they were made
@@ -76,7 +76,7 @@ function terms(run) {
   const show = (value, unit) => (UNITS[unit] ?? ((one) => (one >= 1e4 ? short(one) : figure(one))))(value);
   const percent = (error) => (error === null ? "–" : `${["−", "", "+"][Math.sign(Math.round(error * 100)) + 1]}${Math.abs(error * 100).toFixed(0)}\u00a0%`);
   return el("div", {}, table(["runsTerm", "runsPredicted", "runsActual", "runsError"].map((key) => t(key)),
-    run.terms.map(([name, unit, predicted, actual, error]) => [known("runsTerm", name), show(predicted, unit), show(actual, unit), percent(error)]), t("runsPlan")),
+    run.terms.map(([name, unit, predicted, actual, error]) => [own(name), show(predicted, unit), show(actual, unit), percent(error)]), t("runsPlan")),
   run.warnings.map((text) => el("p", { class: "hint", text })));
 }
 
@@ -92,6 +92,6 @@ function incidents(run) {
   if (!run.incidents.length) return null;
   const rest = ({ step, kind, ...more }) => Object.entries(more).map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : said(String(value))}`).join(", ");
   return el("ul", { class: "incidents" }, [...run.incidents].reverse().map((incident) => el("li", {},
-    el("strong", { text: `${t("uiStep", { step: count(incident.step) })}: ${known("runsIncident", String(incident.kind ?? ""))}` }), el("span", { class: "hint", text: ` ${rest(incident).slice(0, 300)}` }))));
+    el("strong", { text: `${t("uiStep", { step: count(incident.step) })}: ${own(String(incident.kind ?? ""))}` }), el("span", { class: "hint", text: ` ${rest(incident).slice(0, 300)}` }))));
 }
 

@@ -4,9 +4,10 @@
 import { $, arrange, button, el, fill } from "./dom.js";
 import { count, short, t } from "./i18n.js";
 import { duration } from "./plan_numbers.js";
-import { known, loadPlots, Plot, told } from "./plot.js";
+import { loadPlots, Plot, told } from "./plot.js";
 import { showDetails, showDifferences } from "./run_details.js";
 import "./runs_words.js";
+import { own } from "./words.js";
 
 const MOST_CHOSEN = 20;
 const AGAIN = 2000; // ms until a broken stream is opened again
@@ -135,7 +136,7 @@ function list(now) {
     item.mark.className = at >= 0 ? `swatch c${at % 8}` : "swatch";
     item.open.setAttribute("aria-pressed", String(at >= 0 && now.chosen.length === 1));
     item.state.className = `state ${row.state.replaceAll(" ", "-")}`;
-    item.state.textContent = known("runsState", row.state);
+    item.state.textContent = own(row.state);
     item.facts.textContent = facts.filter(Boolean).join(" · ");
     return item.node;
   }));
