@@ -175,6 +175,19 @@ def test_the_keyboard_moves_between_tabs(opened, folder, write_run):
     assert "tab" not in page.evaluate("document.activeElement.className").split()
 
 
+def test_a_tab_that_is_left_at_once_leaves_nothing_behind(opened, folder, write_run):
+    write_run(folder / "a")
+    page = opened()
+    for tab in ("plan", "data", "train", "chat", "runs") * 2:
+        page.locator(f"#tab-{tab}").click()
+    expect(page.locator("#runs-rows .state")).to_have_text("finished")
+    assert page.locator("#panel > *").count() == 1 and page.url.endswith("#runs")
+    page.evaluate("dispatchEvent(new PageTransitionEvent('pagehide', { persisted: true }))")  # to another page, and back
+    page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
+    write_run(folder / "b")
+    expect(page.locator("#runs-rows .state")).to_have_count(2)
+
+
 def test_without_the_token_nothing_is_shown(opened, folder, write_run, address):
     write_run(folder / "a")
     page = opened(at=address.partition("#")[0])

@@ -22,7 +22,8 @@ export function setKey(key) {
   sessionStorage.setItem(KEY, key.trim());
 }
 
-function pause(secondsLong, signal) {
+/** Some seconds; the signal ends them with its AbortError. */
+export function pause(secondsLong, signal) {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, secondsLong * 1000);
     signal?.addEventListener("abort", () => {
@@ -74,6 +75,35 @@ export async function request(path, { body, signal, onBusy, mostTries = MOST_TRI
 
 /** The object that a path answers. Options and errors are those of request. */
 export const json = async (path, options) => (await request(path, options)).json();
+
+/** One request at a time: each ends the one before it; `ending` ends them all. */
+export class Newest {
+  constructor(ending) {
+    ending?.addEventListener("abort", () => this.cancel());
+  }
+
+  /** What request(signal) answers; undefined if it was ended. */
+  async ask(request) {
+    this.cancel();
+    const mine = (this.running = new AbortController());
+    try {
+      return await request(mine.signal);
+    } catch (error) {
+      if (!mine.signal.aborted) throw error;
+      return undefined;
+    } finally {
+      if (this.running === mine) this.running = null;
+    }
+  }
+
+  /** End what runs; whether anything did. */
+  cancel() {
+    const { running } = this;
+    running?.abort();
+    this.running = null;
+    return Boolean(running);
+  }
+}
 
 /** The models, each {id, answers, thinking, context, step, parameters}; an adapter is one more, named MODEL:ADAPTER. */
 export async function models() {

@@ -1,6 +1,6 @@
 // Counts, before it is sent, how many tokens a question would be with everything that stands before it.
 
-import { countTokens } from "./api.js";
+import { countTokens, Newest, pause } from "./api.js";
 import { messagesOfNodes, path, textOfPieces } from "./conversation.js";
 import { $ } from "./dom.js";
 import { count, t } from "./i18n.js";
@@ -8,10 +8,9 @@ import { chatOptions } from "./answer.js";
 import { toolsOn } from "./settings.js";
 import { settings } from "./store.js";
 
-const PAUSE = 350; // ms after the last key
+const PAUSE = 0.35; // seconds after the last key
 
-let timer = 0;
-let controller = null;
+const newest = new Newest();
 let counted = ""; // the request that the shown figure is of
 
 /** What is counted now; null where nothing is written. */
@@ -35,20 +34,22 @@ export function countSoon(chat) {
   const key = JSON.stringify([body, document.documentElement.lang]);
   if (key === counted) return;
   counted = key;
-  clearTimeout(timer);
-  controller?.abort();
+  newest.cancel();
   if (body === null) $("#count").replaceChildren();
-  else timer = setTimeout(() => show(body), PAUSE);
+  else show(body);
 }
 
 async function show(body) {
-  controller = new AbortController();
   try {
-    const { count: tokens, max_model_len: context } = await countTokens(body, controller.signal);
+    const answer = await newest.ask(async (signal) => {
+      await pause(PAUSE, signal);
+      return countTokens(body, signal);
+    });
+    if (!answer) return;
+    const { count: tokens, max_model_len: context } = answer;
     $("#count").textContent = t("counted", { count: count(tokens), context: count(context) });
     $("#count").classList.toggle("bad", tokens >= context);
   } catch (error) {
-    if (error.name === "AbortError") return;
     $("#count").textContent = error.code === "context_length_exceeded" ? t("tooLong") : "";
     $("#count").classList.add("bad");
   }

@@ -1,34 +1,29 @@
 // The tab of chat: starts a chat server for a checkpoint, and opens its page; blind votes between two of them. The
 // servers end with this page's server.
 
+import { pause } from "./api.js";
 import { blindCard } from "./blind.js";
 import "./chat_words.js";
 import { el, fill } from "./dom.js";
 import { count, t } from "./i18n.js";
 
-const EVERY = 1000; // ms between two looks
+const EVERY = 1; // second between two looks
 
-let state = null;
-
-export const tab = {
-  async open(root, context) {
-    const now = state = { context, list: el("div", { class: "chats" }), blind: blindCard(context), timer: 0, shown: "" };
-    const { runs } = await context.api.get("api/runs");
-    if (state !== now) return;
-    const rows = runs.filter((row) => row.checkpoints.length);
-    root.append(el("p", { class: "hint", text: t(rows.length ? "chatHint" : "chatNone") }), rows.length ? chooser(now, rows) : "", now.list, rows.length ? now.blind.node : "");
-    const [run, step] = [context.params.get("run"), Number(context.params.get("step"))];
-    if (run) {
-      context.keep({}); // a reload starts nothing
-      await start(now, run, step);
-    }
-    watch(now);
-  },
-  close() {
-    clearTimeout(state?.timer);
-    state = null;
-  },
-};
+export async function open(root, context) {
+  const now = { context, list: el("div", { class: "chats" }), blind: blindCard(context), shown: "" };
+  const { runs } = await context.api.get("api/runs");
+  const rows = runs.filter((row) => row.checkpoints.length);
+  root.append(el("p", { class: "hint", text: t(rows.length ? "chatHint" : "chatNone") }), rows.length ? chooser(now, rows) : "", now.list, rows.length ? now.blind.node : "");
+  const [run, step] = [context.params.get("run"), Number(context.params.get("step"))];
+  if (run) {
+    context.keep({}); // a reload starts nothing
+    await start(now, run, step);
+  }
+  for (;;) {
+    await ask(now, context.api.get("api/chats"));
+    await pause(EVERY, context.signal);
+  }
+}
 
 function chooser(now, rows) {
   const run = el("select", { "aria-label": t("chatRun") }, rows.map((row) => el("option", { value: row.id, text: row.id })));
@@ -44,20 +39,15 @@ async function ask(now, answer) {
   try {
     show(now, await answer);
   } catch (error) {
-    if (state === now) now.context.fail(error);
+    now.context.fail(error);
   }
 }
 
 const start = (now, run, step) => ask(now, now.context.api.post("api/chats", { run, step }));
 
-async function watch(now) {
-  await ask(now, now.context.api.get("api/chats"));
-  if (state === now) now.timer = setTimeout(() => watch(now), EVERY);
-}
-
 function show(now, { chats }) {
   const shown = JSON.stringify(chats);
-  if (state !== now || shown === now.shown) return;
+  if (shown === now.shown) return;
   now.shown = shown;
   now.blind.show(chats.filter((chat) => chat.state === "ready").map((chat) => `${chat.run}@${chat.step}`));
   fill(now.list, chats.map((chat) => el("section", { class: "card gap" },

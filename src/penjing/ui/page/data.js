@@ -10,22 +10,14 @@ const MOST_SHOWN = 300; // files of the list
 
 let page = null; // of the opened tab
 
-export const tab = {
-  async open(root, context) {
-    page = { context, files: [], running: null, state: Object.fromEntries(context.params) };
-    const found = await context.api.get("/api/data/files");
-    page.files = found.files;
-    page.folder = found.folder;
-    fill(root, build(found));
-    list();
-    if (page.state.file) look();
-    else if (page.state.cleaned) openCleaned(page.state.cleaned);
-  },
-  close() {
-    page?.running?.abort();
-    page = null;
-  },
-};
+export async function open(root, context) {
+  const found = await context.api.get("/api/data/files");
+  page = { context, files: found.files, folder: found.folder, newest: context.newest(), state: Object.fromEntries(context.params) };
+  fill(root, build(found));
+  list();
+  if (page.state.file) await look();
+  else if (page.state.cleaned) await openCleaned(page.state.cleaned);
+}
 
 const local = (path) => (path.startsWith(`${page.folder}/`) ? path.slice(page.folder.length + 1) : path);
 const megabytes = (bytes) => (bytes < 1e6 ? `${(bytes / 1e3).toFixed(1)} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
@@ -58,7 +50,7 @@ function build(found) {
       el("section", { class: "card" }, el("h2", { id: "data-title", text: t("dataChoose") }),
         el("div", { class: "data-fields" }, entry("tokenizer"), entry("columns")),
         el("div", { class: "row" }, button("dataLook", "primary", look), rules, button("dataDryRun", "plain", dryRun),
-          el("span", { class: "spring" }), button("cancel", "plain unseen", () => page.running?.abort(), "data-cancel")),
+          el("span", { class: "spring" }), button("cancel", "plain unseen", () => (page.newest.cancel(), say(t("dataCancelled"))), "data-cancel")),
         el("p", { id: "data-status", role: "status", class: "hint" })),
       el("div", { id: "data-out", class: "plan-results" })));
 }
@@ -79,27 +71,23 @@ function choose(path) {
 
 // --- asking ----------------------------------------------------------------------------------------------------------
 
+function say(text, { bad = false, running = false } = {}) {
+  $("#data-status").textContent = text;
+  $("#data-status").classList.toggle("bad", bad);
+  $("#data-cancel").classList.toggle("unseen", !running);
+}
+
 /** Show what a request answers; a newer one ends it, and so does the button. */
 async function run(message, request, show) {
-  const here = page;
-  here.running?.abort();
-  const mine = (here.running = new AbortController());
-  const say = (text, bad = false) => {
-    $("#data-status").textContent = text;
-    $("#data-status").classList.toggle("bad", bad);
-  };
-  say(message);
-  $("#data-cancel").classList.remove("unseen");
+  say(message, { running: true });
   try {
-    const answer = await request(mine.signal);
-    if (page !== here || here.running !== mine) return;
+    const answer = await page.newest.ask(request);
+    if (!answer) return;
     say("");
     fill($("#data-out"), show(answer));
   } catch (error) {
-    if (page !== here || here.running !== mine) return;
-    say(mine.signal.aborted ? t("dataCancelled") : here.context.reason(error), !mine.signal.aborted);
+    say(page.context.reason(error), { bad: true });
   }
-  $("#data-cancel").classList.add("unseen");
 }
 
 function look() {

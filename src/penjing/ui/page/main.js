@@ -1,10 +1,9 @@
-// The frame: tabs, language, theme. Each tab is a module that exports
-//   tab = { open(root, context), close(), repaint() }
-// open fills root, an empty element; close ends its timers and streams. Both may be called again, after a change of
-// language too. repaint, of a tab that has a canvas: the theme changed. context: see contextOf. A tab brings its words
-// with addWords.
+// The frame: tabs, language, theme. Each tab is a module that exports open(root, context): it fills root, an empty
+// element, and may go on until context.signal is aborted, which ends its requests and pauses. It is called again after a
+// change of language. The window hears "theme" after a change of it. context: see contextOf. A tab brings its words with
+// addWords.
 
-import { events, json, request, setKey } from "./api.js";
+import { events, json, Newest, request, setKey } from "./api.js";
 import { $, copyButton, el, fill, toast } from "./dom.js";
 import { t } from "./i18n.js";
 import { showSwitches, wireSwitches } from "./preferences.js";
@@ -25,20 +24,21 @@ function place() {
   return { id: TABS[id] ? id : "runs", params: new URLSearchParams(query) };
 }
 
-const api = {
+/** Requests of a tab, which end with it. */
+const apiOf = (ending) => ({
   /** The object at a path; query: an object whose values are texts, numbers or lists of them. */
-  get(path, query = {}, signal) {
+  get(path, query = {}, signal = ending) {
     const params = new URLSearchParams();
     for (const [name, value] of Object.entries(query)) for (const one of [value].flat()) params.append(name, one);
     return json(`${path}?${params}`, { signal });
   },
   /** The object that a path answers to an object. */
-  post: (path, body, signal) => json(path, { body, signal }),
+  post: (path, body, signal = ending) => json(path, { body, signal }),
   /** The objects of a stream of server-sent events. */
-  async *events(path, signal) {
-    yield* events(await request(path, { signal }));
+  async *events(path) {
+    yield* events(await request(path, { signal: ending }));
   },
-};
+});
 
 /** What an error says to a person. */
 function reason(error) {
@@ -65,9 +65,10 @@ function commandLine(text) {
   return el("div", { class: "command" }, el("code", { text }), copyButton(t("uiCopyCommand"), t("copied"), () => text));
 }
 
-function contextOf(params) {
+function contextOf(params, signal) {
   return {
-    api,
+    signal,
+    api: apiOf(signal),
     params, // URLSearchParams of this tab
     go: (id, query = {}) => (location.hash = `#${id}?${new URLSearchParams(query)}`), // to another tab
     keep: (query) => history.replaceState(null, "", `#${place().id}?${new URLSearchParams(query)}`), // for a reload
@@ -75,17 +76,16 @@ function contextOf(params) {
     fail,
     actButton,
     commandLine,
+    newest: () => new Newest(signal),
   };
 }
 
-let opened = null;
-let turn = 0;
+let opened = new AbortController(); // of the tab that is shown
 
 async function show() {
   const { id, params } = place();
-  const mine = ++turn;
-  opened?.close();
-  opened = null;
+  opened.abort();
+  const { signal } = (opened = new AbortController());
   for (const node of document.querySelectorAll(".tab")) {
     const chosen = node.dataset.tab === id;
     node.setAttribute("aria-selected", String(chosen));
@@ -94,16 +94,14 @@ async function show() {
   $("#panel").setAttribute("aria-labelledby", `tab-${id}`);
   const root = el("div", { class: `tab-root ${id}` });
   try {
-    const { tab } = await TABS[id][1]();
-    if (mine !== turn) return;
+    const { open } = await TABS[id][1]();
+    if (signal.aborted) return;
     fill($("#panel"), root);
-    opened = tab;
-    await tab.open(root, contextOf(params));
+    await open(root, contextOf(params, signal));
   } catch (error) {
-    if (mine === turn && error.name !== "AbortError") {
-      console.error(error);
-      fill($("#panel"), el("p", { class: "panel-error", role: "alert", text: t("uiFailed", { error: reason(error) }) }));
-    }
+    if (signal.aborted) return;
+    console.error(error);
+    fill($("#panel"), el("p", { class: "panel-error", role: "alert", text: t("uiFailed", { error: reason(error) }) }));
   }
 }
 
@@ -138,7 +136,8 @@ function takeToken() {
 takeToken();
 label();
 $("#tabs").addEventListener("keydown", tabKeys);
-wireSwitches(() => (label(), show()), () => opened?.repaint?.());
+wireSwitches(() => (label(), show()), () => dispatchEvent(new Event("theme")));
 addEventListener("hashchange", () => (takeToken(), show()));
-addEventListener("pagehide", () => opened?.close());
+addEventListener("pagehide", () => opened.abort());
+addEventListener("pageshow", (event) => event.persisted && show()); // back from another page
 show();

@@ -1,5 +1,6 @@
 // The tab plan: what a training costs, while one drags. The newest request counts; older ones are ended.
 
+import { pause } from "./api.js";
 import { $, el, fill } from "./dom.js";
 import { count, short, t } from "./i18n.js";
 import "./plan_words.js";
@@ -13,7 +14,7 @@ const NAMES = ["recipe", "model", "layers", "width", "experts", "active_experts"
   "gpu", "gpus", "strategy", "optimizer", "checkpointing", "price"];
 const SHAPE = ["layers", "width", "experts", "active_experts"];
 const HERE = "here"; // in the place of a card: this machine
-const TABLES_MS = 250; // of rest, before the tables are asked for
+const PAUSE = 0.25; // seconds of rest, before the tables are asked for
 // The field that an error is about, by what the error names.
 const FIELD_OF = { "model.preset": "model", "data.seq_len": "seq_len", "batch.size": "batch", "parallel.strategy": "strategy",
   "optimizer.name": "optimizer", "model.hidden_size": "width", "model.num_hidden_layers": "layers", "model.num_experts": "experts",
@@ -22,23 +23,15 @@ const FIGURES = ["time", "cost", "memory", "energy", "speed", "tokens", "epochs"
 
 let page = null; // of the opened tab
 
-export const tab = {
-  async open(root, context) {
-    const state = { ...DEFAULTS };
-    for (const name of NAMES) if (context.params.has(name)) state[name] = context.params.get(name);
-    page = { context, state, running: {}, timer: 0, answer: null, frame: 0 };
-    const choices = await context.api.get("/api/plan/choices");
-    fill(root, build(choices));
-    $("#plan-status").textContent = t("uiLoading");
-    await ask();
-  },
-  close() {
-    for (const one of Object.values(page?.running ?? {})) one.abort();
-    clearTimeout(page?.timer);
-    cancelAnimationFrame(page?.frame);
-    page = null;
-  },
-};
+export async function open(root, context) {
+  const state = { ...DEFAULTS };
+  for (const name of NAMES) if (context.params.has(name)) state[name] = context.params.get(name);
+  page = { context, state, estimate: context.newest(), refine: context.newest(), answer: null };
+  const choices = await context.api.get("/api/plan/choices");
+  fill(root, build(choices));
+  $("#plan-status").textContent = t("uiLoading");
+  await ask();
+}
 
 // --- the form --------------------------------------------------------------------------------------------------------
 
@@ -101,62 +94,43 @@ function results() {
 
 function set(part) {
   Object.assign(page.state, part);
-  cancelAnimationFrame(page.frame);
-  page.frame = requestAnimationFrame(() => ask());
+  ask();
 }
 
 const given = () => Object.fromEntries(NAMES.filter((name) => page.state[name]).map((name) => [name, page.state[name]]));
 
-/** The answer to the newest request of its kind; undefined if another came after it. */
-async function newest(kind, body) {
-  const here = page;
-  here.running[kind]?.abort();
-  const mine = (here.running[kind] = new AbortController());
-  try {
-    const answer = await here.context.api.post(`/api/plan/${kind}`, body, mine.signal);
-    return page === here && here.running[kind] === mine ? answer : undefined;
-  } catch (error) {
-    if (page === here && !mine.signal.aborted) here.context.fail(error);
-    return undefined;
-  }
-}
-
 /** What the server is asked: the machine that it runs on has no name. */
 const body = () => Object.fromEntries(Object.entries(given()).filter(([, value]) => value !== HERE));
 
-async function ask() {
+/** The plan, and after a rest the tables. */
+function ask() {
   const asked = body();
-  page.context.keep(given());
-  page.running.refine?.abort();
-  clearTimeout(page.timer);
-  const began = performance.now();
-  const answer = await newest("estimate", asked);
-  if (!answer) return;
-  show(answer);
-  $(".plan-results").dataset.ms = String(Math.round(performance.now() - began)); // read by the tests
-  if (!answer.refused) page.timer = setTimeout(() => askTables(asked), TABLES_MS);
-}
-
-async function askTables(asked) {
-  const cards = await newest("cards", asked);
-  if (cards) table($("#plan-cards"), cards.rows, asked.gpu, (name) => set({ gpu: name }));
-  const sizes = cards && (await newest("sizes", asked));
-  if (sizes) table($("#plan-sizes"), sizes.rows, asked.model, (name) => set({ model: name, ...cleared(SHAPE) }));
+  const { context, estimate, refine } = page;
+  const post = (kind, signal) => context.api.post(`/api/plan/${kind}`, asked, signal);
+  context.keep(given());
+  if (refine.cancel()) refining(false);
+  return estimate.ask(async (signal) => {
+    const answer = await post("estimate", signal);
+    show(answer);
+    if (answer.refused) return;
+    await pause(PAUSE, signal);
+    table($("#plan-cards"), (await post("cards", signal)).rows, asked.gpu, (name) => set({ gpu: name }));
+    table($("#plan-sizes"), (await post("sizes", signal)).rows, asked.model, (name) => set({ model: name, ...cleared(SHAPE) }));
+  }).catch(context.fail);
 }
 
 async function toggleRefine() {
-  if (page.running.refine && !page.running.refine.signal.aborted) {
-    page.running.refine.abort();
-    return refining(false);
-  }
+  const { context, refine } = page;
+  if (refine.cancel()) return refining(false);
   refining(true);
-  const here = page;
-  const asked = body();
-  const answer = await newest("refine", asked);
-  if (page !== here) return undefined;
-  delete here.running.refine;
-  refining(false);
-  return answer && show({ ...here.answer, ...answer });
+  try {
+    const answer = await refine.ask((signal) => context.api.post("/api/plan/refine", body(), signal));
+    if (answer) show({ ...page.answer, ...answer });
+  } catch (error) {
+    context.fail(error);
+    refining(false);
+  }
+  return undefined;
 }
 
 function train() {

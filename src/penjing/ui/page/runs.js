@@ -1,6 +1,7 @@
 // The tab of runs: the list at the side, curves of the chosen ones, and what one run left behind. All of it comes from
 // the runs' folders, so that a reload, another device and a run started in a terminal show the same.
 
+import { pause } from "./api.js";
 import { $, arrange, button, el, fill } from "./dom.js";
 import { count, short, t } from "./i18n.js";
 import { duration } from "./plan_numbers.js";
@@ -10,30 +11,22 @@ import "./runs_words.js";
 import { own } from "./words.js";
 
 const MOST_CHOSEN = 20;
-const AGAIN = 2000; // ms until a broken stream is opened again
+const AGAIN = 2; // seconds until a broken stream is opened again
 
-let state = null;
-
-export const tab = {
-  async open(root, context) {
-    const { params } = context;
-    const now = state = {
-      context, root, rows: [], items: new Map(), plots: new Map(), drawing: null, ending: new AbortController(),
-      chosen: params.getAll("run"), x: params.get("x") ?? "step", smooth: Number(params.get("smooth")) || 0,
-      logX: params.get("logx") === "1", logY: params.get("logy") === "1", small: params.get("small") === "1",
-      low: null, high: null,
-    };
-    build(now);
-    await loadPlots();
-    follow(now);
-  },
-  close() {
-    state?.ending.abort();
-    state?.plots.forEach((plot) => plot.close());
-    state = null;
-  },
-  repaint: () => draw(state),
-};
+export async function open(root, context) {
+  const { params, signal } = context;
+  const now = {
+    context, root, rows: [], items: new Map(), plots: new Map(), drawing: false,
+    chosen: params.getAll("run"), x: params.get("x") ?? "step", smooth: Number(params.get("smooth")) || 0,
+    logX: params.get("logx") === "1", logY: params.get("logy") === "1", small: params.get("small") === "1",
+    low: null, high: null,
+  };
+  addEventListener("theme", () => draw(now), { signal });
+  signal.addEventListener("abort", () => now.plots.forEach((plot) => plot.close()));
+  build(now);
+  await loadPlots();
+  await follow(now);
+}
 
 function build(now) {
   const select = el("select", { id: "runs-x", "aria-label": t("runsAxis") },
@@ -84,10 +77,10 @@ function remember(now) {
 
 /** The stream of rows; opened again when it breaks. */
 async function follow(now) {
-  const { signal } = now.ending;
-  while (!signal.aborted) {
+  const { api, signal } = now.context;
+  for (;;) {
     try {
-      for await (const event of now.context.api.events("api/runs/events", signal)) {
+      for await (const event of api.events("api/runs/events")) {
         $("#runs-gone").hidden = true;
         update(now, event);
       }
@@ -97,7 +90,7 @@ async function follow(now) {
       $("#runs-gone").textContent = now.context.reason(error.status ? error : { status: 0 });
       if (error.status === 401) return;
     }
-    await new Promise((resolve) => setTimeout(resolve, AGAIN));
+    await pause(AGAIN, signal);
   }
 }
 
@@ -160,23 +153,22 @@ async function draw(now) {
     do {
       now.again = false;
       await drawOnce(now);
-    } while (now.again && !now.ending.signal.aborted);
+    } while (now.again);
   } catch (error) {
-    if (!now.ending.signal.aborted) now.context.fail(error);
+    now.context.fail(error);
   } finally {
     now.drawing = false;
   }
 }
 
 async function drawOnce(now) {
-  const { signal } = now.ending;
   const run = now.chosen.filter((id) => now.rows.some((row) => row.id === id));
   if (!run.length) return;
   const query = { run, x: now.x, smooth: now.smooth };
   if (now.low !== null) query.low = now.low;
   if (now.high !== null) query.high = now.high;
   const { api } = now.context;
-  const [main, small] = await Promise.all([api.get("api/curves", query, signal), now.small ? api.get("api/curves", { ...query, small: true }, signal) : { charts: [] }]);
+  const [main, small] = await Promise.all([api.get("api/curves", query), now.small ? api.get("api/curves", { ...query, small: true }) : { charts: [] }]);
   const view = {
     x: now.x, logX: now.logX, logY: now.logY, alone: run.length === 1, theme: document.documentElement.dataset.theme,
     colours: Object.fromEntries(now.chosen.map((id, place) => [id, place])),
@@ -186,8 +178,8 @@ async function drawOnce(now) {
   const empty = main.charts.every((chart) => !chart.series.length);
   if (empty && (now.low ?? now.high) !== null) fill($("#runs-charts"), el("p", { class: "hint", text: t("runsNoPoints") }));
   place(now, $("#runs-small"), small.charts, view);
-  if (run.length === 1) showDetails($("#runs-details"), await api.get("api/run", { run }, signal), now.context);
-  else showDifferences($("#runs-details"), run.map((id) => now.rows.find((row) => row.id === id)), await api.get("api/differences", { run }, signal), now.context);
+  if (run.length === 1) showDetails($("#runs-details"), await api.get("api/run", { run }), now.context);
+  else showDifferences($("#runs-details"), run.map((id) => now.rows.find((row) => row.id === id)), await api.get("api/differences", { run }), now.context);
 }
 
 function place(now, container, charts, view) {

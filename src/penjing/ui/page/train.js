@@ -1,6 +1,7 @@
 // The tab of training: a form of the settings as the code declares them. Only what was changed is sent; the server says
 // of each change what the command line would.
 
+import { pause } from "./api.js";
 import { button, el, fill } from "./dom.js";
 import { current, t } from "./i18n.js";
 import { read, write } from "./preferences.js";
@@ -8,32 +9,21 @@ import "./train_words.js";
 import { said } from "./words.js";
 
 const KEPT = "penjing.train"; // in this browser tab: the recipe and what was changed
-const PAUSE = 250; // ms after a key, until the server is asked
+const PAUSE = 0.25; // seconds after a key, until the server is asked
 // What most people set, shown first.
 const OFTEN = ["data.train", "model.preset", "init_from", "out", "max_steps", "epochs", "batch.size", "data.seq_len", "optimizer.learning_rate", "seed"];
 
-let state = null;
-
-export const tab = {
-  async open(root, context) {
-    const now = state = { context, root, changed: {}, values: {}, recipe: "pretrain", ending: new AbortController(), timer: 0, asked: 0 };
-    root.append(el("p", { class: "hint", role: "status", text: t("trainLoading") }));
-    const { signal } = now.ending;
-    const [form, { runs }, { files }] = await Promise.all(["settings", "runs", "data/files"].map((path) => context.api.get(`api/${path}`, {}, signal)));
-    if (state !== now) return;
-    const [recipe, changed] = [context.params.get("recipe"), context.params.get("settings")]; // from another tab
-    const begun = recipe ? { recipe, changed: JSON.parse(changed || "{}") } : read(KEPT, {}, "sessionStorage");
-    Object.assign(now, { form, runs: runs.map((row) => row.id), files: files.map((file) => file.path) }, begun);
-    context.keep({}); // a reload keeps what was changed since
-    build(now);
-    soon(now, 0);
-  },
-  close() {
-    state?.ending.abort();
-    clearTimeout(state?.timer);
-    state = null;
-  },
-};
+export async function open(root, context) {
+  const now = { context, root, changed: {}, values: {}, recipe: "pretrain", newest: context.newest() };
+  root.append(el("p", { class: "hint", role: "status", text: t("trainLoading") }));
+  const [form, { runs }, { files }] = await Promise.all(["settings", "runs", "data/files"].map((path) => context.api.get(`api/${path}`)));
+  const [recipe, changed] = [context.params.get("recipe"), context.params.get("settings")]; // from another tab
+  const begun = recipe ? { recipe, changed: JSON.parse(changed || "{}") } : read(KEPT, {}, "sessionStorage");
+  Object.assign(now, { form, runs: runs.map((row) => row.id), files: files.map((file) => file.path) }, begun);
+  context.keep({}); // a reload keeps what was changed since
+  build(now);
+  await check(now, 0);
+}
 
 function build(now) {
   const { form, runs } = now;
@@ -48,7 +38,7 @@ function build(now) {
   recipe.addEventListener("change", () => {
     now.recipe = recipe.value;
     explain();
-    soon(now, 0);
+    check(now, 0);
   });
   const search = el("input", { type: "search", class: "plain-input", id: "train-search", placeholder: t("trainSearch"), "aria-label": t("trainSearch"), autocomplete: "off" });
   search.addEventListener("input", () => filter(now, search.value));
@@ -87,7 +77,7 @@ function fieldOf(now, field) {
   const set = (value) => {
     if (value === "") delete now.changed[field.path];
     else now.changed[field.path] = value;
-    soon(now);
+    check(now);
   };
   input.addEventListener("input", () => set(input.value));
   const undo = button("close", t("trainUndo", { name: field.path }), () => {
@@ -103,25 +93,21 @@ function fieldOf(now, field) {
   return entry;
 }
 
-function soon(now, pause = PAUSE) {
-  write(KEPT, { recipe: now.recipe, changed: now.changed }, "sessionStorage");
-  clearTimeout(now.timer);
-  now.timer = setTimeout(() => check(now), pause);
-}
-
-/** Ask the server what these settings would do, and show it. */
-async function check(now) {
-  const mine = ++now.asked;
+/** Ask the server soon what these settings would do, and show it. */
+async function check(now, seconds = PAUSE) {
   const settings = { ...now.changed };
-  show(now, settings);
+  write(KEPT, { recipe: now.recipe, changed: settings }, "sessionStorage");
   try {
-    const answer = await now.context.api.post("api/check", { recipe: now.recipe, settings }, now.ending.signal);
-    if (mine !== now.asked) return;
+    const answer = await now.newest.ask(async (signal) => {
+      await pause(seconds, signal);
+      show(now, settings);
+      return now.context.api.post("api/check", { recipe: now.recipe, settings }, signal);
+    });
+    if (!answer) return;
     if (Object.keys(answer.values).length) now.values = answer.values;
     show(now, settings);
     result(now, answer, settings);
   } catch (error) {
-    if (mine !== now.asked || now.ending.signal.aborted) return;
     result(now, { error: { where: error.param ?? "", message: now.context.reason(error) }, command: "", decisions: [] }, settings);
   }
 }
@@ -160,7 +146,7 @@ function result(now, { error, command, decisions, out }, settings) {
     el("div", { class: "row gap" }, start, Object.keys(settings).length ? el("button", { type: "button", class: "plain", text: t("trainReset"), on: { click: () => {
       now.changed = {};
       document.activeElement?.blur();
-      soon(now, 0);
+      check(now, 0);
     } } }) : null),
     decisions.length ? el("ul", { class: "decisions" }, decisions.map(([name, was, is, why]) => el("li", {}, el("strong", { text: `${name}: ${was} → ${is}` }), ` ${why}`))) : null);
 }
