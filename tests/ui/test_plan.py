@@ -130,28 +130,33 @@ def test_refining_runs_the_command_itself(client, monkeypatch):
 
 
 class Asking:
-    """A request whose sender waits until the program runs; then it leaves, or does not."""
+    """A request whose sender leaves when the program runs, or waits."""
 
     def __init__(self, started, leaves):
         self.started, self.leaves = started, leaves
 
-    async def is_disconnected(self):
-        while not self.started.is_symlink():
+    async def receive(self):
+        while not (self.leaves and self.started.exists()):
             await asyncio.sleep(0.05)
-        return self.leaves
+        return {"type": "http.disconnect"}
 
 
-@pytest.mark.parametrize(("leaves", "status"), [(True, 499), (False, 504)])
-def test_a_program_ends_with_its_request(monkeypatch, tmp_path, leaves, status):
+@pytest.mark.parametrize(("leaves", "seconds", "error"), [(True, 60, ConnectionError), (False, 0, ApiError)])
+def test_a_program_ends_with_its_request(monkeypatch, tmp_path, leaves, seconds, error):
+    begun, start = [], asyncio.create_subprocess_exec
+
+    async def recorded(*words, **more):
+        begun.append(await start(*words, **more))
+        return begun[0]
+
     package, started = tmp_path / "penjing", tmp_path / "started"
     package.mkdir()
     (package / "__init__.py").touch()
-    program = f"import os, time; os.symlink(str(os.getpid()), {str(started)!r}); time.sleep(60)"
-    (package / "__main__.py").write_text(program)
+    (package / "__main__.py").write_text(f"import time; open({str(started)!r}, 'x'); time.sleep(60)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(background, "_POLL_SECONDS", 0.01)
-    with pytest.raises(ApiError) as refused:
-        asyncio.run(background.penjing_json(Asking(started, leaves), ["x"], tmp_path, 0))
-    assert refused.value.status == status
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", recorded)
+    with pytest.raises(error) as refused:
+        asyncio.run(background.penjing_json(Asking(started, leaves), ["x"], tmp_path, seconds))
+    assert getattr(refused.value, "status", 499) == (499 if leaves else 504)
     with pytest.raises(ProcessLookupError):
-        os.kill(int(os.readlink(started)), 0)
+        os.kill(begun[0].pid, 0)

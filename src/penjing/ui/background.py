@@ -12,8 +12,7 @@ from typing import Any
 from fastapi import Request
 
 from penjing.serve.errors import ApiError
-
-_POLL_SECONDS = 0.2
+from penjing.serve.streams import run_unless_disconnected
 
 
 async def penjing_json(
@@ -21,26 +20,23 @@ async def penjing_json(
 ) -> dict[str, Any]:
     """The JSON object that `penjing WORDS` prints, run in `folder`. ok: exit codes that have a result.
 
-    Raises ApiError with the last line of its messages if it fails, and if it takes longer than `seconds`.
+    Raises ApiError with the last line of its messages if it fails, and if it takes longer than `seconds`;
+    ConnectionError if the page asks no longer.
     """
     command = (sys.executable, "-m", "penjing", *words)
     pipe = asyncio.subprocess.PIPE
     program = await asyncio.create_subprocess_exec(
         *command, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
     )
-    reading = asyncio.create_task(program.communicate())
-    end = asyncio.get_running_loop().time() + seconds
     try:
-        while not (await asyncio.wait([reading], timeout=_POLL_SECONDS))[0]:
-            if await request.is_disconnected():
-                raise ApiError(499, "no longer wanted")
-            if asyncio.get_running_loop().time() > end:
-                raise ApiError(504, f"it took longer than {seconds:.0f} s, and was ended", code="timeout")
-        out, messages = reading.result()
+        async with asyncio.timeout(seconds):
+            out, messages = await run_unless_disconnected(request, program.communicate())
+    except TimeoutError:
+        raise ApiError(504, f"it took longer than {seconds:.0f} s, and was ended", code="timeout") from None
     finally:
         if program.returncode is None:
             os.killpg(program.pid, signal.SIGKILL)  # with its workers
-        await asyncio.gather(reading, return_exceptions=True)
+            await program.communicate()
     if program.returncode not in ok:
         lines = [line.strip() for line in messages.decode("utf-8", "replace").splitlines() if line.strip()]
         raise ApiError(400, lines[-1] if lines else f"it ended with exit code {program.returncode}")
