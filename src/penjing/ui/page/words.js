@@ -57,12 +57,12 @@ const CHINESE = {
   "it continues from the last": "将从最后一个检查点继续", "incidents.jsonl names the samples": "相关样本见 incidents.jsonl",
   "Lower optimizer.learning_rate or raise schedule.warmup_ratio; checkpoints are intact.":
     "请降低 optimizer.learning_rate 或提高 schedule.warmup_ratio；检查点完好。",
-  "cannot write: the disk is full": "无法写入：磁盘已满", "cannot write: permission denied": "无法写入：没有权限",
-  "Nothing that was there before is lost.": "原有的文件没有丢失。",
+  "cannot write: the disk is full": "无法写入：磁盘已满", "Nothing that was there before is lost.": "原有的文件没有丢失。",
 };
 
-// Those with a name or a figure in them; several may be parts of one sentence.
+// Those that it puts together, or with a name or a figure in them; several may be parts of one sentence.
 const PARTS = [
+  [/^cannot write: permission denied$/, "无法写入：没有权限"],
   [/^Did you mean (.+)\?$/, "是否想写 $1？"],
   [/^stopped by (\w+) after step (\d+)/, "在第 $2 步后因 $1 停止"],
   [/; the same command continues$/, "；重新执行同样的命令即可继续"],
