@@ -73,6 +73,9 @@ def _moved(name: Annotated[str, typer.Argument()] = "") -> None:
 
 def main(program: typer.Typer = app) -> None:
     """Run a command line. An error that the user can correct is one line and exit code 2, never a traceback."""
+    if os.environ.get("PYTHONUTF8") == "0" and sys.getfilesystemencoding() == "ascii":  # Chinese names would be refused
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     open_streams()
     if "--version" in sys.argv[1:2]:
         print(f"penjing {__version__}")

@@ -232,6 +232,14 @@ def test_piped_output_is_as_wide_as_columns_says(columns, width):
     assert width - 12 <= max(map(len, done.stdout.splitlines())) <= width
 
 
+def test_chinese_names_are_read_where_python_would_read_ascii(tmp_path):
+    words = [sys.executable, "-m", "penjing", "train", "tiny", "data.train=小说.txt", "out=运行"]
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8", check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "小说.txt: no such file" in done.stderr
+
+
 def test_another_system_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr("penjing.cli.sys.platform", "win32")
     with pytest.raises(SystemExit) as stopped:
