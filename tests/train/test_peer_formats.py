@@ -5,6 +5,7 @@ import json
 
 import pytest
 from short_runs import train
+from user_errors import raises_user_error
 
 pytestmark = pytest.mark.filterwarnings("ignore:in the data but without effect")  # its old texts have marks of chats
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}]
@@ -112,3 +113,8 @@ def test_every_stage_trains_on_it(files, settings, base, tmp_path, recipe, name)
     outcome = json.loads((out / "outcome.json").read_text())
     assert outcome["tokens"] > 0
     assert not (out / "bad_records.jsonl").exists() or not (out / "bad_records.jsonl").read_text()
+
+
+def test_placeholders_are_not_learned_as_answers(files, settings, base, tmp_path):
+    with raises_user_error(where="rlaif.jsonl", got="空", wanted="answers"):
+        train("sft", *settings, f"init_from={base}", f"data.train={files / 'rlaif.jsonl'}", f"out={tmp_path / 'run'}")

@@ -23,6 +23,7 @@ from penjing.data.clean.rule import Record, texts_of
 from penjing.data.formats import READERS, BadRecords, Chat, Document, Kind, list_files
 from penjing.data.formats.fields import parse_columns
 from penjing.data.formats.files import content_of
+from penjing.data.formats.read import refuse_placeholders
 from penjing.data.progress import Show, watch
 
 
@@ -218,6 +219,8 @@ class Corpus:
         counts = counts or BadRecords(max_bad_fraction=1.0)
         clean = self.pipeline.make(counts.changed) if self.settings.clean and files is None else None
         columns = parse_columns(self.settings.columns)
+        for path in self.files if self.settings.format == "chats" and not files else ():
+            refuse_placeholders(path, columns)
         files = files or self.files
         records = READERS[self.settings.format](files, bad_records=counts, clean=clean, columns=columns)
         return watch(records, files, self._show) if self._show else records

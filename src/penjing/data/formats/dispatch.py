@@ -33,7 +33,7 @@ _READERS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
     "jsonl": json_records,
     "json": json_records,
 }
-_PLACEHOLDERS = ("空", "无")  # what MiniMind's prompts have in the place of an answer
+PLACEHOLDERS = ("空", "无")  # what MiniMind's prompts have in the place of an answer
 _MAX_UNKNOWN = 1000  # records, the first of a file, that may be of no known kind
 
 
@@ -125,7 +125,7 @@ def _ends_unanswered(last: object) -> bool:
     if role is None:
         return not last.get("assistant")
     content = last.get("content") or last.get("value") or last.get("tool_calls")
-    is_answer = bool(content) and content not in _PLACEHOLDERS
+    is_answer = bool(content) and content not in PLACEHOLDERS
     return schema.ROLES.get(str(role).lower()) != "assistant" or not is_answer
 
 

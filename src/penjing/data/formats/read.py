@@ -3,14 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from penjing.base.errors import UserError
 from penjing.data.formats import schema
-from penjing.data.formats.bad_records import BadRecords, NoBadRecords
+from penjing.data.formats.bad_records import BadRecords, NoBadRecords, UncheckedRecords
 from penjing.data.formats.conversations import chats_of, preferences_of, prompt_of
-from penjing.data.formats.dispatch import first_record, kind_of, named_records, record_text, rows_of
+from penjing.data.formats.dispatch import PLACEHOLDERS, first_record, kind_of, named_records, record_text, rows_of
 from penjing.data.formats.fields import Columns, standard_record
 from penjing.data.formats.files import format_of, list_files, no_record_error
 from penjing.data.formats.pairs import with_truth
@@ -174,6 +175,15 @@ def sniff(path: Path, columns: Columns | None = None) -> Kind:
         return kind
     records = (record for _, record in named_records(first, columns) if not isinstance(record, UserError))
     return "chats" if any(kind_of(record) == "chats" for record in records) else kind
+
+
+def refuse_placeholders(path: Path, columns: Columns | None = None) -> None:
+    """Raises UserError if the chats that a file begins with all end with a placeholder: it would be learned."""
+    chats = islice(read_chats([path], bad_records=UncheckedRecords(), columns=columns), 1000)
+    answers = (chat.messages[-1].content for chat in chats)
+    if (first := next(answers, "")) in PLACEHOLDERS and all(answer in PLACEHOLDERS for answer in answers):
+        hint = "Use it for GRPO: penjing train grpo."
+        raise UserError("prompts, not chats", where=path, got=f"the answer {first}", wanted="answers", next_step=hint)
 
 
 def files_by_kind(files: Sequence[Path], columns: Columns | None = None) -> dict[Kind, list[Path]]:
