@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 
 from penjing.base.files import disk_errors
 from penjing.serve.errors import ApiError
 from penjing.ui.bradley_terry import Vote, strengths
 from penjing.ui.processes import Chats
-from penjing.ui.site import Site, read_json, run_in_thread, text_field
+from penjing.ui.site import Body, Site, text_field
 
 VOTES = "votes.jsonl"  # in the app's folder: a line for each vote, never rewritten
 SCORES = {"a": 1.0, "b": 0.0, "tie": 0.5, "bad": 0.5}  # of a; bad: both are
@@ -30,17 +30,9 @@ def add_routes(app: FastAPI, site: Site, chats: Chats) -> None:
     """Routes below /api/blind."""
     votes = BlindVotes(site, chats)
 
-    @app.get("/api/blind")
-    def standing() -> dict[str, Any]:
-        return votes.standing()
-
-    @app.post("/api/blind/ask")
-    async def ask(request: Request) -> dict[str, str]:
-        return await run_in_thread(votes.ask, await read_json(request))
-
-    @app.post("/api/blind/vote")
-    async def vote(request: Request) -> dict[str, Any]:
-        return await run_in_thread(votes.vote, await read_json(request))
+    app.get("/api/blind")(votes.standing)
+    app.post("/api/blind/ask")(votes.ask)
+    app.post("/api/blind/vote")(votes.vote)
 
 
 class BlindVotes:
@@ -50,7 +42,7 @@ class BlindVotes:
         self.path, self.chats = site.folder / VOTES, chats
         self._asked: dict[str, dict[str, str]] = {}
 
-    def ask(self, body: Mapping[str, Any]) -> dict[str, str]:
+    def ask(self, body: Body) -> dict[str, str]:
         """Answers a and b of the pair `first` and `second`, each RUN@STEP, and the id to vote with. Raises ApiError."""
         loaded = {f"{chat['run']}@{chat['step']}": chat["address"] for chat in self.chats.list()}
         pair, question = [text_field(body, "first"), text_field(body, "second")], text_field(body, "question")
@@ -67,7 +59,7 @@ class BlindVotes:
             self._asked.pop(old, None)
         return {"id": name, "a": asked["answer_a"], "b": asked["answer_b"]}
 
-    def vote(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def vote(self, body: Body) -> dict[str, Any]:
         """Keep a vote; tells who a and b were, and the new standing. Raises ApiError."""
         choice = text_field(body, "vote")
         if choice not in SCORES:

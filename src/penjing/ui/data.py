@@ -20,7 +20,7 @@ from penjing.serve.errors import ApiError
 from penjing.track.run_record import RunRecord
 from penjing.ui.background import penjing_json
 from penjing.ui.blind import VOTES
-from penjing.ui.site import Site, is_shown, read_json, text_field
+from penjing.ui.site import Body, Site, is_shown, text_field
 
 DEPTH, MOST_FILES, MOST_ENTRIES = 6, 500, 20_000  # folders below the app's that are searched; listed; looked at
 SECONDS = 900.0  # of a program, which a person can cancel
@@ -109,22 +109,20 @@ def add_routes(app: FastAPI, site: Site) -> None:
         return {"folder": str(site.folder), "rules": list(RULES), **files_below(site.folder)}
 
     @app.post("/api/data/look")
-    async def look(request: Request) -> dict[str, Any]:
-        words = look_words(site, await read_json(request))
-        return await penjing_json(request, words, site.folder, SECONDS)
+    async def look(request: Request, body: Body) -> dict[str, Any]:
+        return await penjing_json(request, look_words(site, body), site.folder, SECONDS)
 
     @app.post("/api/data/clean")
-    async def clean(request: Request) -> dict[str, Any]:
-        words = clean_words(site, await read_json(request))
-        return await penjing_json(request, words, site.folder, SECONDS)
+    async def clean(request: Request, body: Body) -> dict[str, Any]:
+        return await penjing_json(request, clean_words(site, body), site.folder, SECONDS)
 
     @app.get("/api/data/cleaning")
     def finished(folder: str) -> dict[str, Any]:
         return cleaning(site, folder)
 
     @app.post("/api/data/report")
-    async def offer_report(request: Request) -> dict[str, str]:
-        path = site.path(text_field(await read_json(request), "path"))
+    def offer_report(body: Body) -> dict[str, str]:
+        path = site.path(text_field(body, "path"))
         if path.name != "report.html" or not path.is_file() or path.stat().st_size > MOST_BYTES:
             raise ApiError(404, f"{path.name[:200]}: no report", param="path")
         address = f"/report/{secrets.token_urlsafe(16)}"

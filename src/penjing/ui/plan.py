@@ -5,7 +5,7 @@ Memory comes from the formula (`--rough`), so that an answer takes milliseconds;
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from penjing.plan import cost
 from penjing.plan.gpu_specs import GPU_SPECS
 from penjing.ui.background import penjing_json
 from penjing.ui.processes import command
-from penjing.ui.site import Site, read_json, run_in_thread
+from penjing.ui.site import Body, Site
 
 RECIPES = ("pretrain", "sft", "dpo", "grpo")
 SIZES: tuple[str, ...] = ("tiny", "ladder-3m", "ladder-10m", "26m", "64m", "104m")
@@ -99,7 +99,7 @@ def _shape_settings(model: str, given: Mapping[str, str]) -> Iterator[str]:
         yield f"model.num_experts_per_tok={given.get('active_experts', '1')}"
 
 
-def estimate(body: Mapping[str, Any]) -> dict[str, Any]:
+def estimate(body: Body) -> dict[str, Any]:
     """The plan of the page's fields, the sizes of its model, the commands that do the same, and settings to train.
 
     {"refused": {"where", "message"}} for settings that the command line refuses.
@@ -139,12 +139,12 @@ def commands(asked: Asked, plan: Mapping[str, Any]) -> dict[str, str]:
     return {"plan": command(words), "train": command(train)}
 
 
-def cards(body: Mapping[str, Any]) -> dict[str, Any]:
+def cards(body: Body) -> dict[str, Any]:
     """The same plan on every known card."""
     return {"rows": [_row(name, {**body, "gpu": name}) for name in GPU_SPECS]}
 
 
-def sizes(body: Mapping[str, Any]) -> dict[str, Any]:
+def sizes(body: Body) -> dict[str, Any]:
     """The same plan with models of other sizes."""
     shape = ("layers", "width", "experts", "active_experts")
     whole = {name: value for name, value in body.items() if name not in shape}
@@ -165,13 +165,6 @@ def load() -> None:
     estimate({"gpu": next(iter(GPU_SPECS))})
 
 
-def _reply_with(answer: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Callable[[Request], Any]:
-    async def reply(request: Request) -> dict[str, Any]:
-        return await run_in_thread(answer, await read_json(request))
-
-    return reply
-
-
 def add_routes(app: FastAPI, site: Site) -> None:
     """Routes below /api/plan."""
 
@@ -182,10 +175,10 @@ def add_routes(app: FastAPI, site: Site) -> None:
         return {"recipes": RECIPES, "models": presets.names(), "cards": known, "strategies": strategies}
 
     for answer in (estimate, cards, sizes):
-        app.add_api_route(f"/api/plan/{answer.__name__}", _reply_with(answer), methods=["POST"])
+        app.post(f"/api/plan/{answer.__name__}")(answer)
 
     @app.post("/api/plan/refine")
-    async def refine(request: Request) -> dict[str, Any]:
-        asked = Asked.read(await read_json(request))
+    async def refine(request: Request, body: Body) -> dict[str, Any]:
+        asked = Asked.read(body)
         plan = await penjing_json(request, asked.words("--json"), site.folder, REFINE_SECONDS, ok=_EXITS)
         return {"plan": plan, "commands": commands(asked, plan)}

@@ -4,16 +4,16 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool as run_in_thread
 
 from penjing.serve.errors import ApiError
 from penjing.serve.limits import BODY_BYTES
 from penjing.serve.request_body import read_body
 
-__all__ = ["Site", "is_shown", "read_json", "run_in_thread", "text_field"]
+__all__ = ["Body", "Site", "is_shown", "run_in_thread", "text_field"]
 _SCHEME = re.compile(r"\b(?:https?|hf)://")
 _BETWEEN_PATHS = re.compile(r"""[\s,:="'\[\]{}|]+""")
 
@@ -60,6 +60,9 @@ async def read_json(request: Request) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(400, "the body is not a JSON object", code="invalid_json")
     return value
+
+
+Body = Annotated[Mapping[str, Any], Depends(read_json)]  # the JSON object that a route is asked with
 
 
 def text_field(body: Mapping[str, Any], name: str) -> str:

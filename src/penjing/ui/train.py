@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 
 from penjing.base import config
 from penjing.checkpoint.manifest import folder_name
@@ -12,7 +12,7 @@ from penjing.serve.errors import ApiError
 from penjing.track.run_record import RunRecord, flatten
 from penjing.ui import settings_form
 from penjing.ui.processes import Chats, Trainings
-from penjing.ui.site import Site, read_json, run_in_thread, text_field
+from penjing.ui.site import Body, Site, text_field
 
 QUICKSTART = ("quickstart", "--out", "runs/quickstart")
 # Texts that may look like paths; any other value is taken for one.
@@ -20,41 +20,37 @@ NO_PATHS = ("sample.prompts", "freeze", "objective.reward.pattern", "objective.r
 
 
 def add_routes(app: FastAPI, site: Site, trainings: Trainings, chats: Chats) -> None:
-    @app.get("/api/settings")
-    def settings() -> dict[str, Any]:
-        return settings_form.form()
+    app.get("/api/settings")(settings_form.form)
 
     @app.post("/api/check")
-    async def check(request: Request) -> dict[str, Any]:
-        recipe, values = _asked(site, await read_json(request))
-        return await run_in_thread(settings_form.check, recipe, values)
+    def check(body: Body) -> dict[str, Any]:
+        return settings_form.check(*_asked(site, body))
 
     @app.post("/api/start")
-    async def start(request: Request) -> dict[str, str]:
-        recipe, values = _asked(site, await read_json(request))
-        run = await run_in_thread(settings_form.resolved, recipe, values)
+    def start(body: Body) -> dict[str, str]:
+        recipe, values = _asked(site, body)
+        run = settings_form.resolved(recipe, values)
         _check_paths(site, flatten(config.to_dict(run)))  # those of a TOML file too
         out = site.path(run.out)
-        await run_in_thread(trainings.start, settings_form.words(recipe, values), out)
+        trainings.start(settings_form.words(recipe, values), out)
         return {"run": site.name(out)}
 
     @app.post("/api/quickstart")
-    async def quickstart(request: Request) -> dict[str, str]:
-        await read_json(request)  # which no form of another site can send
-        await run_in_thread(trainings.start, QUICKSTART, site.path(QUICKSTART[-1]))
+    def quickstart(_: Body) -> dict[str, str]:  # a body that no form of another site can send
+        trainings.start(QUICKSTART, site.path(QUICKSTART[-1]))
         return {"run": QUICKSTART[-1]}
 
     @app.post("/api/resume")
-    async def resume(request: Request) -> dict[str, str]:
-        run = _run(site, text_field(await read_json(request), "run"))
+    def resume(body: Body) -> dict[str, str]:
+        run = _run(site, text_field(body, "run"))
         words, folder = resuming(run, site.folder)
-        await run_in_thread(lambda: trainings.start(words, run, folder=folder))
+        trainings.start(words, run, folder=folder)
         return {"run": site.name(run)}
 
     @app.post("/api/stop")
-    async def stop(request: Request) -> dict[str, str]:
-        run = site.path(text_field(await read_json(request), "run"))
-        await run_in_thread(trainings.stop, run)
+    def stop(body: Body) -> dict[str, str]:
+        run = site.path(text_field(body, "run"))
+        trainings.stop(run)
         return {"run": site.name(run)}
 
     @app.get("/api/chats")
@@ -62,19 +58,17 @@ def add_routes(app: FastAPI, site: Site, trainings: Trainings, chats: Chats) -> 
         return {"chats": chats.list()}
 
     @app.post("/api/chats")
-    async def start_chat(request: Request) -> dict[str, Any]:
-        body = await read_json(request)
+    def start_chat(body: Body) -> dict[str, Any]:
         run, step = _run(site, text_field(body, "run")), body.get("step")
         if not isinstance(step, int) or not (RunRecord(run).folder.checkpoints / folder_name(step)).is_dir():
             raise ApiError(404, f"step {str(step)[:20]}: this run has no such checkpoint", param="step")
-        await run_in_thread(chats.start, run, site.name(run), step)
+        chats.start(run, site.name(run), step)
         return {"chats": chats.list()}
 
     @app.post("/api/chats/stop")
-    async def stop_chat(request: Request) -> dict[str, Any]:
-        body = await read_json(request)
+    def stop_chat(body: Body) -> dict[str, Any]:
         step = body.get("step")
-        await run_in_thread(chats.stop, text_field(body, "run"), step if isinstance(step, int) else -1)
+        chats.stop(text_field(body, "run"), step if isinstance(step, int) else -1)
         return {"chats": chats.list()}
 
 
