@@ -8,8 +8,13 @@ const SVG = "http://www.w3.org/2000/svg";
  * An element. props: attributes; `class`, `text` (its text), `on` ({event: listener}); false, null and undefined are
  * left out, true is an empty attribute. children: nodes or strings; null is skipped.
  */
-export function el(tag, props = {}, ...children) {
-  const node = document.createElement(tag);
+export const el = (tag, props = {}, ...children) => made(document.createElement(tag), props, children);
+
+/** The same of a drawing. */
+export const shape = (tag, props = {}, ...children) => made(document.createElementNS(SVG, tag), props, children);
+
+/** A new node with what el describes. */
+export function made(node, props, children) {
   for (const [name, value] of Object.entries(props)) {
     if (value === false || value === null || value === undefined) continue;
     if (name === "text") node.textContent = value;
@@ -60,16 +65,8 @@ const ICONS = {
 };
 
 /** A drawing beside a label; what cannot be seen is told by the label. */
-export function icon(name) {
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("viewBox", "0 0 24 24");
-  svg.setAttribute("aria-hidden", "true");
-  svg.setAttribute("class", "icon");
-  const path = document.createElementNS(SVG, "path");
-  path.setAttribute("d", ICONS[name]);
-  svg.append(path);
-  return svg;
-}
+export const icon = (name) =>
+  shape("svg", { viewBox: "0 0 24 24", "aria-hidden": "true", class: "icon" }, shape("path", { d: ICONS[name] }));
 
 /** A button with a drawing. label: what a screen reader says, and the tooltip; text: shown beside the drawing. */
 export function button(name, label, onClick, { text = "", className = "quiet" } = {}) {

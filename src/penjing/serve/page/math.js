@@ -1,5 +1,7 @@
 // Formulas: the part of TeX that models write, as MathML. What is not known shows as its own name; nothing is executed.
 
+import { made } from "./dom.js";
+
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 const MOST = 4000; // characters
 const DEEPEST = 40; // groups in each other
@@ -28,12 +30,7 @@ const SILENT = new Set(`displaystyle textstyle limits nolimits big Big bigg Bigg
   nonumber notag mathit cal rm bf`.split(/\s+/));
 const FENCES = { pmatrix: "()", bmatrix: "[]", Bmatrix: "{}", vmatrix: "||", Vmatrix: "‖‖", cases: "{" };
 
-function node(tag, children = [], attributes = {}) {
-  const made = document.createElementNS(MATHML, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...[children].flat());
-  return made;
-}
+const node = (tag, children = [], props = {}) => made(document.createElementNS(MATHML, tag), props, [children]);
 
 /** A <math> of TeX; null where it is too long. */
 export function formula(source, isDisplay) {

@@ -1,9 +1,9 @@
 // The memory of a step as a waterfall: each part begins where the one before it ends, against the memory of the card.
 
+import { shape } from "./dom.js";
 import { t } from "./i18n.js";
 import { gibibytes } from "./plan_numbers.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 // Rows, and which components of the plan each adds up. A component that is not named here is "other".
 const ROWS = {
   weights: ["weights", "master weights"],
@@ -17,13 +17,6 @@ const ROWS = {
   context: ["context"],
 };
 const [ROW, LEFT, RIGHT] = [26, 150, 86];
-
-function shape(tag, attributes, text) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  if (text !== undefined) node.textContent = text;
-  return node;
-}
 
 export const waterfall = () => shape("svg", { class: "waterfall" });
 
