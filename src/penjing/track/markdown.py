@@ -1,6 +1,7 @@
 """Samples, incidents and figures as Markdown, for trackers that show texts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from penjing.base.untrusted import Fields, text
@@ -38,6 +39,9 @@ class LibraryRun(MarkdownTracker):
 
     def _text(self, name: str, markdown: str, step: int) -> None:
         self._run.log({name: self._markdown(markdown)}, step=step)
+
+    def attach(self, path: Path) -> None:
+        self._run.save(str(path), base_path=str(path.parent), policy="now")
 
     def end(self) -> None:
         self._run.finish()

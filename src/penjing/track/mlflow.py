@@ -11,9 +11,6 @@ from penjing.track.base import Tracker
 from penjing.track.markdown import incident_text, samples_markdown
 from penjing.track.run_record import flatten
 
-MOST_METRICS = 1000  # of one call
-LONGEST_VALUE = 6000  # characters of a parameter
-MOST_PARAMETERS = 100  # of one call
 TAG = "penjing.id"
 
 
@@ -43,17 +40,14 @@ class MLflow(Tracker):
             self._client.update_run(self._id, status="RUNNING")
             return
         made = self._client.create_run(experiment, tags={TAG: run_id}, run_name=name or folder.name)
-        self._id, flat = made.info.run_id, list(flatten(config).items())
-        for first in range(0, len(flat), MOST_PARAMETERS):
-            part = flat[first : first + MOST_PARAMETERS]
-            params = [entities.Param(key, value[:LONGEST_VALUE]) for key, value in part if value]
-            self._client.log_batch(self._id, params=params)
+        self._id = made.info.run_id
+        params = [entities.Param(key, value) for key, value in flatten(config).items() if value]
+        self._client.log_batch(self._id, params=params)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
         values = [self._entities.Metric(name, value, now, step) for name, value in metrics.items()]
-        for first in range(0, len(values), MOST_METRICS):
-            self._client.log_batch(self._id, metrics=values[first : first + MOST_METRICS])
+        self._client.log_batch(self._id, metrics=values)
 
     def sample(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         self._client.log_text(self._id, samples_markdown(samples), f"samples/step-{step:08d}.md")

@@ -45,6 +45,3 @@ class SwanLab(LibraryRun):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         super().log(step, metrics)
         self._is_new = False
-
-    def attach(self, path: Path) -> None:
-        self._run.save(str(path), base_path=str(path.parent), policy="now")

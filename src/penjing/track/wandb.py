@@ -24,7 +24,7 @@ class Wandb(LibraryRun):
         mode: Any = os.environ.get("WANDB_MODE")
         if not mode:  # `login` then neither prompts for a key nor contacts the server
             mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
-        self._wandb, self._folder = wandb, folder
+        self._wandb = wandb
         self._offline = mode == "offline"
         self._options: dict[str, Any] = dict(
             project=project, name=name or folder.name, id=run_id, dir=folder, config=config, mode=mode
@@ -48,9 +48,6 @@ class Wandb(LibraryRun):
 
     def summary(self, name: str, figures: Mapping[str, Any]) -> None:
         self._run.summary.update({name: dict(figures)})
-
-    def attach(self, path: Path) -> None:
-        self._run.save(str(path), base_path=str(self._folder), policy="now")
 
     def rewind(self, step: int) -> None:
         """Online, continue from `step` and remove what follows it: wandb ignores a step before the last one. A server
