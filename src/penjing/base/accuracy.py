@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from penjing.base.untrusted import Fields, Json
 
 Z_95 = 1.959964  # two-sided 95 % quantile of the normal distribution
 BEFORE, AFTER = "before", "after"
@@ -120,10 +121,15 @@ def change_lines(scores: Scores) -> list[AccuracyLine]:
     return _lines(scores, [*keys, ("", "")])
 
 
-def scores_from_rows(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> Scores:
-    """The scores of two evaluations on the same questions, from rows of `eval.questions.score_rows`."""
-    return {
-        (when, row["kind"], row["language"]): Score(total=row["asked"], correct=row["right"], chance=row["chance"])
-        for when, rows in ((BEFORE, before), (AFTER, after))
-        for row in rows
-    }
+def scores_from_rows(before: Iterable[Json], after: Iterable[Json]) -> Scores:
+    """The scores of two evaluations on the same questions, from rows of `eval.scorer.score_rows`. Of rows that somebody
+    else may have written 0 <= right <= asked, and a chance level that is no fraction is unknown."""
+    scores = {}
+    for when, row in [*((BEFORE, Fields(row)) for row in before), *((AFTER, Fields(row)) for row in after)]:
+        asked = max(round(row.number("asked") or 0), 0)
+        right = min(max(round(row.number("right") or 0), 0), asked)
+        chance = row.number("chance")
+        is_fraction = chance is not None and 0 <= chance <= 1
+        key = (when, row.text("kind"), row.text("language"))
+        scores[key] = Score(total=asked, correct=right, chance=chance if is_fraction else None)
+    return scores

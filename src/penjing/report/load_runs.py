@@ -1,11 +1,11 @@
 """What a report shows of runs and quickstarts, for the page and the terminal."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from penjing.base.accuracy import AFTER, BEFORE, Score, Scores
+from penjing.base.accuracy import AFTER, BEFORE, Scores, scores_from_rows
 from penjing.base.untrusted import Fields, text
 from penjing.track.run_dir import STAGES as TRAININGS
 from penjing.track.run_record import RunRecord, no_run
@@ -36,7 +36,8 @@ class ReportedRun(RunRecord):
 
     @cached_property
     def questions(self) -> Scores:
-        return read_scores((when, row) for when in (BEFORE, AFTER) for row in self.answers.fields(when).items("rows"))
+        rows = (self.answers.fields(when).items("rows") for when in (BEFORE, AFTER))
+        return scores_from_rows(*([row.raw for row in part] for part in rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,19 +59,6 @@ class ReportData:
     problems: tuple[str, ...]
 
 
-def read_scores(rows: Iterable[tuple[str, Fields]]) -> Scores:
-    """Counts of right answers, before and after training: 0 <= right <= asked, and the chance level as a fraction."""
-    scores = {}
-    for when, row in rows:
-        asked = max(round(row.number("asked") or 0), 0)
-        right = min(max(round(row.number("right") or 0), 0), asked)
-        chance = row.number("chance")
-        is_fraction = chance is not None and 0 <= chance <= 1
-        key = (when, row.text("kind"), row.text("language"))
-        scores[key] = Score(total=asked, correct=right, chance=chance if is_fraction else None)
-    return scores
-
-
 def read_quickstart(folder: Path, problems: list[Path]) -> tuple[Quickstart, list[ReportedRun]]:
     """A quickstart's folder. The answers of both models belong to the last run."""
     files = RunRecord(folder, problems)
@@ -82,11 +70,10 @@ def read_quickstart(folder: Path, problems: list[Path]) -> tuple[Quickstart, lis
     runs = [run for name in reversed(TRAININGS) if (run := ReportedRun(folder / name, problems)).exists]
     for run in runs:
         run.task = run.task or {"pretrain": "documents", "sft": "chats"}.get(run.name, run.name)
-    rows = quickstart.evaluation.items("rows")
-    if runs and rows:
-        asked = {runs[-1].name: AFTER, "pretrain": BEFORE}
-        answered = ((asked[row.text("stage")], row) for row in rows if row.text("stage") in asked)
-        runs[-1].questions = read_scores(answered)
+    if runs and (rows := quickstart.evaluation.items("rows")):
+        before = [row.raw for row in rows if row.text("stage") == "pretrain"]
+        after = [row.raw for row in rows if row.text("stage") == runs[-1].name != "pretrain"]
+        runs[-1].questions = scores_from_rows(before, after)
     return quickstart, runs
 
 
