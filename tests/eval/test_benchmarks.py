@@ -12,6 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
+from rich.console import Console
 from small_models import small_model
 from user_errors import raises_user_error
 
@@ -27,6 +28,7 @@ from penjing.eval.scores import paired_change, summary
 from penjing.eval.suite import Suite
 from penjing.eval.task import Continuation, Result, Task
 from penjing.infer.requests import Completion
+from penjing.workflows.evaluate import EvalOptions, evaluate
 
 TEXTS = ["A dog barks and two dogs bark at the old cat.", "两只狗在叫，一只猫坐着。"] * 20
 PAIRS = [
@@ -105,6 +107,15 @@ def test_the_files_that_were_looked_for_are_named(tmp_path):
     write_jsonl(tmp_path / "blimp.jsonl", [{"good": "A dog barks."}])
     with raises_user_error(where=f"{tmp_path / 'blimp.jsonl'}:1"):
         list(Blimp(tmp_path).requests())
+
+
+def test_all_files_are_read_before_a_model_is_asked(tmp_path):
+    """Else a broken one would cost the scores of the tasks before it."""
+    write_jsonl(tmp_path / "arc_easy.jsonl", [GOLD])
+    write_jsonl(tmp_path / "blimp.jsonl", [{"good": "A dog barks."}])
+    suite = Suite(names=["arc_easy", "blimp"], data=tmp_path)
+    with raises_user_error(where="blimp.jsonl:1"):
+        evaluate([tmp_path / "no run"], suite, [], Console(quiet=True), EvalOptions())
 
 
 def test_a_uniform_model_scores_chance_by_tokens_and_its_own_row_by_sums(tmp_path, tokenizer):
@@ -197,6 +208,22 @@ def test_a_row_whose_answer_is_secret_is_not_scored(tmp_path, kind, name, row):
     (write_parquet if name.endswith(".parquet") else write_jsonl)(tmp_path / name, [row])
     with raises_user_error(where=f"{Path(name).name}:1"):
         list(kind(tmp_path).requests())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "row"),
+    [
+        (ArcEasy, "arc_easy.jsonl", {**GOLD, "choices": [None, "a dog"]}),
+        (ArcEasy, "arc_easy.jsonl", {**GOLD, "query": "\ud800 barks?"}),
+        (ZhoBlimp, "zhoblimp.jsonl", {"good": "狗在叫。", "bad": ""}),
+        (Core, "copa.jsonl", {"query": "A dog", "choices": [1, 2], "gold": 1}),
+        (Gsm8k, "gsm8k_test.jsonl", {"question": "How many?", "answer": 3}),
+    ],
+)
+def test_a_row_without_texts_to_compare_is_named(tmp_path, kind, name, row):
+    write_jsonl(tmp_path / name, [row])
+    with raises_user_error(where=f"{name}:1"):
+        list(kind(tmp_path, shots=0).requests())
 
 
 @pytest.mark.parametrize("name", ["physicaliqa-train-dev/dev", "piqa/data/valid"])
@@ -432,6 +459,24 @@ def test_core_by_hand(tmp_path, tokenizer, model):
     assert copa.result.num_tokens == tuple(len(each) - same for each in ids)
     [schema] = grade(task, [by_group["winograd"]], model, tokenizer)
     assert len(set(schema.result.num_tokens)) == 1
+
+
+def test_a_choice_with_which_the_other_begins_is_scored_too(tmp_path, tokenizer, model):
+    write_jsonl(tmp_path / "copa.jsonl", [{"query": "A dog", "choices": ["barks", "barks at us"], "gold": 1}])
+    task = Core(tmp_path)
+    [one] = grade(task, task.requests(), model, tokenizer)
+    ids = [tokenizer.encode(f"A dog {choice}") for choice in ("barks", "barks at us")]
+    assert ids[1][: len(ids[0])] == ids[0], "a case of what is tested"
+    assert one.result.num_tokens == (1, 1 + len(ids[1]) - len(ids[0])) and one.result.logps[0] < 0
+
+
+def test_core_names_the_file_that_has_too_few_examples(tmp_path):
+    write_jsonl(tmp_path / "squad.jsonl", [{"context": f"{n} ", "continuation": f"{n}"} for n in range(10)])
+    with raises_user_error(where="squad.jsonl", got="10", wanted="11"):
+        list(Core(tmp_path).requests())
+    (tmp_path / "squad.jsonl").write_text("")
+    with raises_user_error(where="squad.jsonl", got="0", wanted="1"):
+        list(Core(tmp_path, shots=0).requests())
 
 
 def test_a_limit_counts_for_each_task_of_core(tmp_path):

@@ -12,6 +12,7 @@ from random import Random
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from penjing.base.errors import UserError
 from penjing.eval.benchmark import Benchmark, Row, row_errors
 from penjing.eval.task import LogLikelihood, Result
 
@@ -68,16 +69,17 @@ class Core(Benchmark):
 
     def requests(self) -> Iterator[LogLikelihood]:
         for name, path in self.files_of.items():
-            rows = list(self.rows(path))
+            rows, shots = list(self.rows(path)), min(CORE[name].shots, self.shots)
+            if len(rows) <= shots:
+                raise UserError("too few examples", where=path, got=len(rows), wanted=shots + 1)
             Random(1337).shuffle(rows)
             for index, (where, _) in enumerate(rows):
                 with row_errors(name, where):
-                    request = self._request(name, index, rows)
+                    request = self._request(name, index, rows, shots)
                 yield request
 
-    def _request(self, name: str, index: int, rows: Sequence[tuple[str, Row]]) -> LogLikelihood:
+    def _request(self, name: str, index: int, rows: Sequence[tuple[str, Row]], shots: int) -> LogLikelihood:
         task = CORE[name]
-        shots = min(task.shots, self.shots)
         places = Random(1234 + index).sample(range(len(rows) - 1), shots) if shots else []
         examples = [rows[place + (place >= index)][1] for place in places]
         before = "".join(_whole(row, task.delimiter) + "\n\n" for row in examples)

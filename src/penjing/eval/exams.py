@@ -32,7 +32,7 @@ class Exam(Benchmark):
             text=f"{question.strip()}\n{''.join(options)}{self.ask}",
             choices=[f" {letter}" for letter in LETTERS],
             answer=LETTERS.index(answer) if answer in LETTERS else answer,
-            kind=row.get("subject") or name_of_file(where),
+            kind=str(row.get("subject") or name_of_file(where)),
             language=self.language,
             where=where,
             begins=False,

@@ -19,12 +19,15 @@ class Blimp(Benchmark):
 
     def request(self, row: Row, where: str) -> LogLikelihood:
         good, bad = (row[name] if name in row else row[f"sentence_{name}"] for name in ("good", "bad"))
+        if not (good and bad):
+            raise ValueError("an empty sentence")
+        kind = next((row[name] for name in ("UID", "uid", "paradigm") if row.get(name)), "") or name_of_file(where)
         return LogLikelihood(
             text="",
             choices=(self.before + good, self.before + bad),
             answer=0,
-            kind=next((row[name] for name in ("UID", "uid", "paradigm") if row.get(name)), "") or name_of_file(where),
-            group=row.get("field") or row.get("phenomenon") or "",
+            kind=str(kind),
+            group=str(row.get("field") or row.get("phenomenon") or ""),
             language=self.language,
             where=where,
         )

@@ -8,17 +8,13 @@ files (`query`, `choices`, `gold`).
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from penjing.base.errors import UserError
 from penjing.eval.benchmark import Benchmark, Row
 from penjing.eval.task import LogLikelihood
 
-
-class Parts(NamedTuple):
-    question: str
-    choices: Sequence[str]
-    answer: int
+Parts = tuple[str, Sequence[str], int]  # question, choices, answer
 
 
 class MultipleChoice(Benchmark):
@@ -30,13 +26,16 @@ class MultipleChoice(Benchmark):
 
     def request(self, row: Row, where: str) -> LogLikelihood:
         if "gold" in row:
-            parts = Parts(row["query"].strip().removeprefix("Question: "), row["choices"], int(row["gold"]))
+            question = row["query"].strip().removeprefix("Question: ")
+            choices, answer = row["choices"], int(row["gold"])
         else:
-            parts = self.parts(row)
+            question, choices, answer = self.parts(row)
+        if None in choices:
+            raise ValueError("a choice is null")
         return LogLikelihood(
-            text=self.prompt.format(parts.question),
-            choices=[f" {choice}" for choice in parts.choices],
-            answer=parts.answer,
+            text=self.prompt.format(question),
+            choices=[f" {choice}" for choice in choices],
+            answer=answer,
             language="en",
             where=where,
             begins=False,
@@ -54,7 +53,7 @@ class ArcEasy(MultipleChoice):
             question, choices = question["stem"], question["choices"]
         if isinstance(choices, list):
             choices = {name: [choice[name] for choice in choices] for name in ("text", "label")}
-        return Parts(question, choices["text"], choices["label"].index(row["answerKey"].strip()))
+        return question, choices["text"], choices["label"].index(row["answerKey"].strip())
 
 
 class ArcChallenge(ArcEasy):
@@ -90,7 +89,7 @@ class Piqa(MultipleChoice):
             raise UserError(f"not a label for each line of {path.name}: {error}", where=labels) from error
 
     def parts(self, row: Row) -> Parts:
-        return Parts(row["goal"], (row["sol1"], row["sol2"]), int(row["label"]))
+        return row["goal"], (row["sol1"], row["sol2"]), int(row["label"])
 
 
 class HellaSwag(MultipleChoice):
@@ -101,7 +100,7 @@ class HellaSwag(MultipleChoice):
 
     def parts(self, row: Row) -> Parts:
         question = f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
-        return Parts(_without_marks(question), [_without_marks(ending) for ending in row["endings"]], int(row["label"]))
+        return _without_marks(question), [_without_marks(ending) for ending in row["endings"]], int(row["label"])
 
 
 class WinoGrande(Benchmark):

@@ -189,7 +189,8 @@ def _endings(requests: Sequence[LogLikelihood], tokenizer: Tokenizer) -> Iterato
             common = num_common(*(ids[::-1] for ids in all_ids))
             firsts = [len(ids) - common for ids in all_ids]
         else:
-            firsts = [num_common(*all_ids)] * len(all_ids)
+            # A choice with which all others begin keeps its last token: the mean over none would be the best one.
+            firsts = [min(num_common(*all_ids), min(map(len, all_ids)) - 1)] * len(all_ids)
         yield [Ending(ids, max(1, first)) for ids, first in zip(all_ids, firsts, strict=True)]
 
 

@@ -44,6 +44,8 @@ class LogLikelihood(Request):
     scored: Literal["choice", "differing"] = "choice"
 
     def __post_init__(self) -> None:
+        # An error unless all are texts, and can be encoded: JSON may hold half a character.
+        "".join([self.text, *self.texts, *self.choices]).encode()
         if not isinstance(self.answer, int) or not 0 <= self.answer < len(self.choices):  # -1: secret
             raise ValueError(f"answer {self.answer!r} of {len(self.choices)} choices")
 
@@ -66,6 +68,9 @@ class Continuation(Request):
     begins: bool = True
     chance: float = 0.0
     max_new_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        (self.text + self.answer).encode()
 
     @property
     def wanted(self) -> str:

@@ -53,6 +53,7 @@ def evaluate(
         raise UserError("nothing to evaluate on", next_step=next_step)
     set_threads(0, 1)
     shown = Console(quiet=True) if options.as_json else console
+    asked = {name: suite.requests(name) for name in suite.tasks}  # so that a broken file costs no other task's scores
     runs: list[dict[str, Any]] = []
     first_graded: dict[str, list[Graded]] = {}
     for path in paths:
@@ -63,9 +64,13 @@ def evaluate(
         rows = []
         for name, task in suite.tasks.items():
             start = time.perf_counter()
-            asked = suite.requests(name)
             graded = grade(
-                task, asked, trained.model, trained.tokenizer, thinking=options.thinking, max_tokens=options.max_tokens
+                task,
+                asked[name],
+                trained.model,
+                trained.tokenizer,
+                thinking=options.thinking,
+                max_tokens=options.max_tokens,
             )
             row = {**summary(name, task, graded), "seconds": time.perf_counter() - start}
             if (before := first_graded.setdefault(name, graded)) is not graded:
