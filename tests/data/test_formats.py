@@ -942,6 +942,13 @@ def test_a_long_line_of_text_becomes_documents_and_nothing_is_lost(tmp_path: Pat
     assert texts(write(tmp_path / "a.jsonl", json.dumps({"text": line}))) == [line], "a record is not cut"
 
 
+@pytest.mark.parametrize("sentence", ["The cat sat on the mat. ", "猫坐在垫子上。", "word "])
+def test_a_long_line_is_cut_after_a_sentence_or_a_word(tmp_path: Path, sentence: str) -> None:
+    found = texts(write(tmp_path / "a.txt", sentence * 20_000))
+    assert len(found) > 1 and all(text.startswith(sentence[:3]) for text in found)
+    assert "".join(text + sentence[len(sentence.rstrip()) :] for text in found) == sentence * 20_000
+
+
 def test_one_line_of_more_than_64_mib_is_text(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", b"ACGTTGCA" * (9 << 20))
     assert sum(len(document.text) for document in read_documents([path])) == 72 << 20

@@ -81,7 +81,7 @@ def test_every_file_is_used_or_named(begin):
     jsonl("rl.jsonl", PROMPT, PROMPT)
     corpus, _, said = begin("my.jsonl,share.json,dpo[old].jsonl,rl.jsonl")
     assert (corpus.documents, corpus.chats) == (["my.jsonl"], ["share.json"])
-    assert "; not used: dpo[old].jsonl (preferences), rl.jsonl (prompts) (" in said
+    assert "from my.jsonl, share.json; not used: dpo[old].jsonl (preferences), rl.jsonl (prompts) (" in said
 
 
 def test_nothing_between_commas_is_no_folder(begin):

@@ -100,6 +100,7 @@ class DataFiles:
     prompts: list[str] = field(default_factory=list)
     questions: Path | None = None
     unused: list[str] = field(default_factory=list)  # files of other kinds, each with its kind
+    unused_names: list[str] = field(default_factory=list)  # of data without any other files
 
 
 Trainings = Mapping[str, Callable[[DataFiles], Run | None]]  # by name, in their order; None: no data for it
@@ -157,12 +158,14 @@ def _own_files(options: QuickstartOptions) -> list[list[Any]]:
     return [content_of(file) for file in (records.list_files(own) if own else ())]
 
 
-def source_of(options: QuickstartOptions) -> str:
+def source_of(options: QuickstartOptions, without: Sequence[str] = ()) -> str:
     """A description of `--data`. Does not read or download anything, but a missing file is an error."""
     if options.data == TOYWORLD:
         return "the toy world, made here"
     sources = []
     for name in data_names(options):
+        if name in without:
+            continue
         if name in catalogue.CATALOGUE:
             sources.append(catalogue.CATALOGUE[name].title)
         elif is_data_name(Path(name)):
@@ -189,7 +192,7 @@ QUESTIONS_PER_KIND = 20
 
 
 def make_data(options: QuickstartOptions, log: StageLog) -> str:
-    folder, source = options.out / "data", source_of(options)
+    folder = options.out / "data"
     if options.data == TOYWORLD:
         make_toyworld(options)
     else:
@@ -205,6 +208,7 @@ def make_data(options: QuickstartOptions, log: StageLog) -> str:
     corpus = Corpus(resolve_run("tiny", layer, parse_overrides(_overrides(options, "pretrain"))).data)
     bad_records = corpus.counts()
     facts = survey.DocumentStats(bad_records).count(corpus.records(bad_records))
+    source = source_of(options, files.unused_names)
     log.record(
         own_files=_own_files(options),
         data={
@@ -237,7 +241,8 @@ def data_files(options: QuickstartOptions) -> DataFiles:
         return DataFiles(documents, chats, preferences, prompts, folder / "eval.jsonl")
     for name in data_names(options):
         path = folder / name if name in catalogue.CATALOGUE else Path(name)
-        for file in records.list_files([path]):
+        found, before = records.list_files([path]), len(files.unused)
+        for file in found:
             named = convert(str, str(file), "--data")
             try:
                 kind: str = records.sniff(file)
@@ -249,6 +254,8 @@ def data_files(options: QuickstartOptions) -> DataFiles:
                 getattr(files, kind).append(named)
             else:
                 files.unused.append(f"{named} ({kind})")
+        if len(files.unused) == before + len(found):
+            files.unused_names.append(name)
     return files
 
 

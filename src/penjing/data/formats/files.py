@@ -287,6 +287,9 @@ def _damage_named(path: Path) -> Iterator[None]:
         raise UserError(f"broken {name} file: {error}", where=path, next_step="Download or pack it again.") from None
 
 
+_SENTENCE_ENDS = tuple(mark.encode() for mark in (". ", "! ", "? ", "。", "！", "？"))
+
+
 def raw_lines(path: Path, cut_at: int = 0) -> Iterator[tuple[int, int, bytes | None]]:
     """(number, offset, bytes) of each line, its end included; None for one of more than LARGEST_LINE_BYTES.
 
@@ -313,9 +316,14 @@ def raw_lines(path: Path, cut_at: int = 0) -> Iterator[tuple[int, int, bytes | N
 
 
 def _cut(raw: bytes) -> int:
-    """Where a part of a line ends: after a CR, else anywhere but inside a character or `<|endoftext|>`."""
-    end = raw.rfind(b"\r") + 1 or max(0, raw.find(b"<", len(raw) - len(SEPARATOR) + 1))
-    return end or utf_8_decode(raw, "replace", False)[1]
+    """Where a part of a line ends: after a CR, else after a sentence or a word of its second half, else anywhere but
+    inside a character or `<|endoftext|>`."""
+    if end := raw.rfind(b"\r") + 1:
+        return end
+    for marks in (_SENTENCE_ENDS, (b" ",)):
+        if ends := [at + len(mark) for mark in marks if (at := raw.rfind(mark, len(raw) // 2)) >= 0]:
+            return max(ends)
+    return max(0, raw.find(b"<", len(raw) - len(SEPARATOR) + 1)) or utf_8_decode(raw, "replace", False)[1]
 
 
 def lines(path: Path, cut_at: int = 0) -> Iterator[tuple[int, str | UserError]]:

@@ -143,8 +143,9 @@ def _preference_lacks(preference: PreferenceRecord) -> str:
 read_documents = partial(_read, "", _documents_of, _document_lacks)
 """Plain text: BOM dropped, CRLF -> LF, trailing spaces and the indents of Chinese paragraphs dropped. Lines
 `<|endoftext|>` separate documents if the file has one. Otherwise the file is cut, preferably after a blank line, into
-documents of about 2,000 characters, so that a validation set can be split off a novel too. No line is lost, and none of
-less than 64 KiB is cut. `<|endoftext|>` inside a line, or in a record's text, separates documents too."""
+documents of about 2,000 characters, so that a validation set can be split off a novel too. No line is lost; one of
+64 KiB or more is cut, preferably after a sentence. `<|endoftext|>` inside a line, or in a record's text, separates
+documents too."""
 
 read_chats = partial(_read, "documents, not chats", chats_of, _chat_lacks)
 
