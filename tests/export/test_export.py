@@ -176,6 +176,21 @@ def test_a_disk_that_refuses_is_one_line_and_keeps_the_old_export(tmp_path, toke
     assert (tmp_path / "out" / "README.md").read_text() == "one"
 
 
+def test_a_second_export_does_not_disturb_the_first(tmp_path, tokenizer, monkeypatch):
+    model, honest = make_model(tokenizer), hf.verify
+
+    def beside(*given):
+        monkeypatch.setattr(hf, "verify", honest)
+        with raises_user_error(next_step="Wait for it"):
+            export(model, tokenizer, tmp_path / "out", card="two")
+        return honest(*given)
+
+    monkeypatch.setattr(hf, "verify", beside)
+    export(model, tokenizer, tmp_path / "out", card="one")
+    assert (tmp_path / "out" / "README.md").read_text() == "one"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_the_model_is_left_as_it_was(tmp_path, tokenizer):
     pytest.importorskip("transformers")
     model = make_model(tokenizer)

@@ -1,5 +1,6 @@
 """Any damage to a checkpoint is found and named, and the one before it is taken, bit for bit."""
 
+import json
 import os
 import random
 import shutil
@@ -138,3 +139,29 @@ def test_who_reads_a_model_is_told_of_the_one_that_was_skipped(run, tmp_path):
     (copied / "checkpoints" / folder_name(last) / "model.safetensors").write_bytes(b"")
     with pytest.warns(UserWarning, match=f"step {before} is used: {folder_name(last)}: model.safetensors"):
         assert load_trained(copied).checkpoint.step == before
+
+
+def test_a_damaged_tokenizer_is_named_where_a_model_is_read(run, tmp_path):
+    copied = tmp_path / "run"
+    shutil.copytree(run[0], copied)
+    path = copied / "tokenizer/tokenizer.json"
+    definition = json.loads(path.read_text())
+    words = definition["model"]["vocab"]
+    first, second = list(words)[-2:]
+    words[first], words[second] = words[second], words[first]
+    path.write_text(json.dumps(definition))
+    with pytest.warns(UserWarning, match="not the tokenizer that the model was trained with"):
+        load_trained(copied)
+
+
+def test_damaged_settings_and_results_are_one_line(run, tmp_path, server, penjing):
+    folder, recipe, words = run
+    copied = tmp_path / "run"
+    shutil.copytree(folder, copied)
+    outcome = json.loads((copied / "outcome.json").read_text())
+    (copied / "outcome.json").write_text(json.dumps({**outcome, "delivered": 7}))
+    status, _, said = server.run(recipe, [*words, f"out={copied}"])
+    assert status == 0, said
+    (copied / "run.toml").write_bytes(b"\xff")
+    shown = penjing("show", copied, check=False)
+    assert shown.returncode == 2 and "run.toml: not valid" in shown.stderr

@@ -15,7 +15,7 @@ from reliability_harness import by_chance, state_of
 from user_errors import raises_user_error
 
 from penjing.base.errors import UserError
-from penjing.base.lock import is_locked, locked, owner
+from penjing.base.lock import is_locked, locked, owner, unfinished
 from penjing.checkpoint.load import newest
 from penjing.train import signals
 from penjing.train.load_model import read_settings
@@ -192,6 +192,25 @@ def test_a_lock_is_given_back(tmp_path):
     with locked(tmp_path):
         assert str(os.getpid()) in owner(tmp_path)
     assert owner(tmp_path / "other") is None
+
+
+def test_two_that_write_one_export_or_average_are_told_apart(tmp_path):
+    with unfinished(tmp_path / "out") as place:
+        place.mkdir()
+        with raises_user_error(got=f"process {os.getpid()} "), unfinished(tmp_path / "out"):
+            pass
+        assert place.is_dir()  # the first goes on
+    assert list(tmp_path.iterdir()) == []
+    place.mkdir(parents=True)  # as left by a kill
+    with unfinished(tmp_path / "out") as place:
+        assert not place.exists()
+
+
+def test_a_file_in_the_place_of_a_run_is_called_one(tmp_path, server, stages):
+    (tmp_path / "run").write_text("notes")
+    recipe, words = stages["pretrain"]
+    status, _, said = server.run(recipe, [*words, f"out={tmp_path / 'run'}"])
+    assert status == 2 and f"{tmp_path / 'run'}: a file, not a folder" in said
 
 
 # --- another run -----------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from penjing.infer.conversation import GenerationOptions
 from penjing.kernels.cpu import spinning
 from penjing.model.config import ModelConfig
 from penjing.model.transformer import Transformer
+from penjing.train import average
 from penjing.train.average import average_models
 from penjing.train.load_model import load_start, load_trained
 from penjing.workflows.evaluate import EvalOptions, evaluate
@@ -253,11 +254,15 @@ def test_minimind_weights(stock, toy, tmp_path):
 # ----------------------------------------------------------------------------------------------------------- averages
 
 
-def test_the_average_of_a_runs_checkpoints_and_of_models(stock, toy, tmp_path):
+def test_the_average_of_a_runs_checkpoints_and_of_models(stock, toy, tmp_path, monkeypatch):
     _, folder = stock
     out = tmp_path / "run"
     train("sft", f"init_from={folder}", f"data.train={toy / 'sft.jsonl'}", f"out={out}")
+    half: list[bool] = []
+    save = average.save
+    monkeypatch.setattr(average, "save", lambda *g, **n: half.append((tmp_path / "mean").exists()) or save(*g, **n))
     names = average_models([out], tmp_path / "mean", last=2)
+    assert half == [False]  # a kill leaves nothing of that name
     assert [Path(name).name for name in names] == ["step-00000004", "step-00000002"]
     assert load_trained(Path(f"{out}@2")).checkpoint.folder == Path(names[1])
     assert resolve_run("sft", parse_overrides([f"init_from={out}@2", *SMALL])).init_from == names[1]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
+from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
 from penjing.base.errors import UserError
@@ -91,6 +93,19 @@ def test_a_stop_anywhere_loses_nothing(tmp_path, monkeypatch, model, toy, whole)
         stream.write(b'{"messages": [{"role": "us')  # killed in the middle of a line
     monkeypatch.setattr(generate, "_lines", original)
     assert write(model, toy / "rl.jsonl", out) == whole[1]
+    assert out.read_bytes() == whole[0].read_bytes()
+
+
+def test_a_second_process_does_not_write_the_same_answers(tmp_path, monkeypatch, model, toy, whole):
+    honest, out = generate._answer, tmp_path / "answers.jsonl"
+
+    def beside(*given):
+        with raises_user_error(got=f"process {os.getpid()} "):
+            write(model, toy / "rl.jsonl", out)
+        honest(*given)
+
+    monkeypatch.setattr(generate, "_answer", beside)
+    write(model, toy / "rl.jsonl", out)
     assert out.read_bytes() == whole[0].read_bytes()
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from penjing.base.errors import UserError
-from penjing.base.files import disk_errors, remove_unfinished
+from penjing.base.files import disk_errors, make_folder, remove_unfinished
 
 LOCK = ".lock"
 LOOK_SECONDS = 0.05  # longer than `is_locked` holds the lock; others may look at any time
@@ -22,8 +23,8 @@ def locked(folder: Path) -> Iterator[None]:
     if another process holds the lock. Removes what killed processes left half written an hour ago or more. On file
     systems without locks (some network ones) nothing is locked."""
     path = folder / LOCK
+    make_folder(folder)
     with disk_errors(path):
-        folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         try:
@@ -47,6 +48,20 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """Where to write what is renamed to `path` once it is whole: a place in PATH.partial, which is locked, and removed
+    at the end. Raises UserError as `locked` does, and if the disk refuses."""
+    folder = path.with_name(path.name + ".partial")
+    with disk_errors(path), locked(folder):
+        try:
+            place = folder / folder.name
+            shutil.rmtree(place, ignore_errors=True)  # of a process that was killed
+            yield place
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def owner(folder: Path) -> str | None:

@@ -11,6 +11,7 @@ import typer
 from penjing.base import config
 from penjing.base.code_help import summary
 from penjing.base.errors import UserError, suggest
+from penjing.base.files import read_parsed
 from penjing.base.markup import print_table
 from penjing.base.registry import look_up
 from penjing.commands.arguments import Settings, console, resolved, say
@@ -49,7 +50,7 @@ def show(
         print_summary(read_record([Path(what)]), console)
     elif Path(what).exists():
         folder = RunDir(stage_folder(Path(what)))
-        _print_file(folder.settings.read_text(encoding="utf-8"))
+        _print_file(read_parsed(folder.settings, "text", str))
         if outcome := RunRecord(folder.path).outcome:
             _print_file(json.dumps(outcome.raw, ensure_ascii=False, indent=2) + "\n")
     else:

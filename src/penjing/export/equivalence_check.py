@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penjing.base.errors import UserError
-from penjing.base.files import disk_error
+from penjing.base.lock import unfinished
 from penjing.data.tokenizer.tokenizer import Tokenizer
 from penjing.model.linear import set_compute_dtype
 from penjing.model.transformer import Transformer
@@ -35,18 +35,11 @@ def export_folder(path: Path) -> Iterator[Path]:
     exists and is not an export, or if the disk refuses."""
     if path.exists() and not (path / MARKER).is_file():
         raise UserError("exists and was not written by this command", where=path, next_step="Choose another folder.")
-    partial = path.with_name(path.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-        yield partial
+    with unfinished(path) as folder:
+        folder.mkdir()
+        yield folder
         shutil.rmtree(path, ignore_errors=True)
-        partial.rename(path)
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise disk_error(error, path) from error
-        raise
+        folder.rename(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,8 @@ from torch import Tensor
 
 from penjing import __version__
 from penjing.base.errors import UserError, import_extra, suggest
-from penjing.base.files import disk_error, write_text
+from penjing.base.files import write_text
+from penjing.base.lock import unfinished
 from penjing.data.chat.external_templates import run_template
 from penjing.data.formats import Message
 from penjing.data.tokenizer.tokenizer import Tokenizer
@@ -243,10 +243,8 @@ def export(
     if path.exists() and not gguf_read.is_ours(path):
         raise UserError("exists and was not written by this command", where=path, next_step="Choose another name.")
     vocabulary = vocabulary_of(tokenizer, model.config.vocab_size)
-    partial = path.with_name(path.name + ".partial")
     modelfile = path.with_suffix(".Modelfile")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with unfinished(path) as partial:
         f16_fallbacks = _write(partial, model, metadata(model.config, vocabulary, about, kind), kind)
         read_back, engine, note = verify(model, tokenizer, partial, kind)
         if f16_fallbacks:
@@ -255,12 +253,6 @@ def export(
             )
         partial.replace(path)
         write_text(modelfile, modelfile_text(path, model.config, tokenizer, answers=answers))
-    except BaseException as error:
-        with suppress(OSError):  # if a parent folder is a file
-            partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise disk_error(error, path) from error
-        raise
     return VerifiedGguf(path, modelfile, read_back, engine, note)
 
 

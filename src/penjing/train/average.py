@@ -3,7 +3,6 @@
 "Model soup", arXiv:2203.05482; of the checkpoints of one run, arXiv:1803.05407.
 """
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.base.files import write_text
+from penjing.base.lock import unfinished
 from penjing.checkpoint.load import Checkpoint
 from penjing.checkpoint.manifest import damage, folder_name, steps
 from penjing.checkpoint.save import save
@@ -43,18 +43,16 @@ def average_models(paths: Sequence[Path], out: Path, *, weights: Sequence[float]
     if len(inputs) < 2:
         raise UserError("nothing to average", got=f"{len(inputs)} model", wanted="at least two, or --last N")
     state = mean(inputs, weights)
-    folder = RunDir(out)
     names = [name for name, _ in inputs]
     step = first.checkpoint.step
-    try:
+    with unfinished(out) as partial:
+        folder = RunDir(partial)
         run = with_settings(first.run, {"out": str(out), "stage": "average", "init_from": "", "lora": Lora()})
         write_text(folder.settings, config.to_toml(run))
         first.tokenizer.save(folder.tokenizer)
         about = {"data": "averaged", "averaged": names, "weights": list(weights)}
         save(folder.checkpoints, step, weights=state, optimizers=[], state=about, texts={}, keep=1)
-    except BaseException:
-        shutil.rmtree(out, ignore_errors=True)
-        raise
+        partial.rename(out)
     return names
 
 

@@ -146,7 +146,10 @@ def load_trained(
     _fill(model, _decoder_weights(checkpoint.weights()), checkpoint.folder)
     if run.lora.rank and adapters == "merged":
         merge(model, DEFAULT)
-    return LoadedModel(model.eval(), Tokenizer.load(folder.tokenizer), run, checkpoint)
+    tokenizer = Tokenizer.load(folder.tokenizer)
+    if checkpoint.state().get("tokenizer", tokenizer.vocabulary_hash) != tokenizer.vocabulary_hash:
+        warnings.warn(f"{folder.tokenizer} is not the tokenizer that the model was trained with", stacklevel=2)
+    return LoadedModel(model.eval(), tokenizer, run, checkpoint)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

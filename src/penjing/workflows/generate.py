@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from penjing.base.errors import UserError
 from penjing.base.files import disk_errors, read_json, sha256_text, write_json
+from penjing.base.lock import unfinished
 from penjing.base.seeds import derive
 from penjing.data import formats as records
 from penjing.data.chat.render import Switch, parse_switch, render
@@ -102,9 +103,10 @@ def generate_file(
         "settings": asdict(options),
         "dtype": str(chosen).removeprefix("torch."),
     }
-    state = _take_up(out, about)
-    if state["done"] < len(chats):
-        _answer(trained, chats, out, state, about, console, options)
+    with unfinished(out):  # for its lock: the answers are written to `out` itself
+        state = _take_up(out, about)
+        if state["done"] < len(chats):
+            _answer(trained, chats, out, state, about, console, options)
     return Outcome(state["written"], state["left_out"], counts.reasons.total())
 
 

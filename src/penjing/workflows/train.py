@@ -207,7 +207,7 @@ def _train_prepared(
                 questions.ask(prepared, "before")
         figures = train(prepared.context, prepared.state)
         outcome = _outcome(prepared, _deliver(prepared, figures), began)
-        for line in (outcome.get("stopped_early"), outcome.get("delivered", {}).get("why")):
+        for line in (outcome.get("stopped_early"), Fields(outcome).fields("delivered").text("why")):
             if line:
                 console.print(Text(f"  {line}"))
         if strategy.rank == 0 and run.log.trackers:
