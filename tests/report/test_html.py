@@ -320,3 +320,10 @@ def test_the_prediction_says_what_it_rests_on(tmp_path: Path) -> None:
         put(tmp_path / level / "plan.json", {"level": level, "predicted_seconds": 9.0})
         _, _, words = read(tmp_path / level)
         assert f"The prediction rests on the {basis}." in words
+
+
+def test_names_that_are_half_a_character_can_be_written(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, bad="")
+    put_lines(folder / "quickstart.json", [{"tokenizer": {"\ud800": 3}}])
+    put_lines(folder / "sft" / "incidents.jsonl", [{"step": 1, "kind": "spike", "\ud800": 3}])
+    assert write_report(read_record([folder]), tmp_path / "page.html").is_file()

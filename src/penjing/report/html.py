@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from penjing.base.accuracy import AccuracyLine, Score, accuracy_lines
 from penjing.base.files import write_text
-from penjing.base.untrusted import Fields
+from penjing.base.untrusted import Fields, text
 from penjing.report import charts, metrics, text_format
 from penjing.report.charts import Axis, Series, figure
 from penjing.report.load_runs import ReportData, ReportedRun
@@ -245,8 +245,8 @@ def _steps(incidents: Sequence[Fields]) -> str:
 
 def _about(incident: Fields) -> str:
     names = [name for name in incident.raw if name not in ("step", "kind")]
-    facts = [(name, incident.number(name), incident.text(name)) for name in names]
-    lines = (f"{name.replace('_', ' ')} {text if real is None else figure(real)}" for name, real, text in facts if text)
+    facts = [(text(name).replace("_", " "), incident.number(name), incident.text(name)) for name in names]
+    lines = (f"{name} {value if real is None else figure(real)}" for name, real, value in facts if value)
     return clip(", ".join(lines), 200)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from penjing.base import formatting as units
 from penjing.base.accuracy import AFTER, BEFORE
-from penjing.base.untrusted import Fields
+from penjing.base.untrusted import Fields, text
 from penjing.devices.host import PROCESSOR
 from penjing.report import text_format
 from penjing.report.charts import figure
@@ -58,7 +58,7 @@ def quickstart_view(quickstart: Quickstart, runs: Sequence[ReportedRun]) -> View
     examples = [example_cells(example) for example in evaluation.items("examples")]
     hashes = [(f"{task_names(run.task)[0]} weights, SHA-256", run.outcome.text("weights_sha256")) for run in runs]
     tokenizer_facts = [
-        (kind_name(name).capitalize(), name, None if tokenizer.number(name) is None else count)
+        (kind_name(text(name)).capitalize(), name, None if tokenizer.number(name) is None else count)
         for name in list(tokenizer.raw)[:16]
     ]
     return {
