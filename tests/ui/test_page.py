@@ -317,6 +317,43 @@ def test_a_chat_that_cannot_be_stopped_says_so_and_a_moment_later_all_is_well(op
     opened.troubles.clear()  # the refusals are in the console
 
 
+def test_what_is_drawn_anew_keeps_the_focus_and_long_names_stay_inside(opened, folder, write_run, models):
+    (write_run(folder / "runs" / "a") / "checkpoints" / "step-00000010").mkdir(parents=True)
+    (folder / "a.txt").write_text("text")
+    page = opened("chat", width=390)
+    stop = page.get_by_role("button", name="Stop", exact=True).nth(1)
+    stop.focus()
+    processes.Chats.list(None)[0] |= {"run": "runs/" + 300 * "a", "state": "starting", "address": ""}
+    expect(page.locator(".chats h2").first).to_contain_text(300 * "a")
+    expect(stop).to_be_focused()
+    processes.Chats.list(None)[0] |= {"state": "ready", "address": "http://a/"}
+    expect(page.locator(".blind-form option").first).to_have_text(f"runs/{300 * 'a'}@10")
+    assert page.evaluate("document.querySelector('main').scrollWidth") == 390
+    page.locator("#tab-train").click()
+    page.get_by_label("data.train", exact=True).fill("a.txt")
+    start = page.locator("#train-start")
+    expect(start).to_be_enabled()
+    page.get_by_label("max_steps", exact=True).fill("5")
+    start.focus()
+    expect(page.locator(".command code")).to_contain_text("max_steps=5")
+    expect(start).to_be_focused()
+    page.locator("#tab-data").click()
+    file = page.get_by_role("button", name="a.txt")
+    file.press("Enter")
+    expect(file).to_have_attribute("aria-current", "true")
+    expect(file).to_be_focused()
+
+
+def test_a_tab_says_that_the_server_is_gone(opened, folder):
+    page = opened()
+    expect(page.locator("#runs-first")).to_be_visible()
+    page.route("**/*", lambda route: route.abort())
+    page.locator("#tab-plan").click()
+    expect(page.locator(".panel-error")).to_contain_text("The server does not answer")
+    page.close()
+    opened.troubles.clear()  # the failures are in the console
+
+
 @pytest.mark.nightly
 def test_from_a_click_to_a_chat(opened, folder):
     """Plan by sliders, start the tiny recipe on the toy world, see the curve move, stop, continue, and chat with it."""

@@ -25,9 +25,14 @@ export function made(node, props, children) {
   return node;
 }
 
-/** Put children in the place of those that are there; null is skipped. */
+/** Put children in the place of those that are there; null is skipped. The focus goes to a control of the same name. */
 export function fill(node, ...children) {
+  const focused = document.activeElement;
+  const nameOf = (one) => `${one.ariaLabel} ${one.textContent}`;
+  const same = () => [...node.querySelectorAll(focused.tagName)].filter((one) => nameOf(one) === nameOf(focused));
+  const place = node.contains(focused) ? same().indexOf(focused) : -1;
   node.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
+  if (place >= 0) same()[place]?.focus({ preventScroll: true });
 }
 
 /** The same, but children that are there stay where they are, with their focus and their scroll position. */
@@ -129,7 +134,7 @@ let toastTimer = 0;
 /** Say something for a few seconds. */
 export function toast(text) {
   clearTimeout(toastTimer);
-  $("#toast").textContent = text;
+  if ($("#toast").textContent !== text) $("#toast").textContent = text; // else a screen reader would say it again
   toastTimer = setTimeout(() => $("#toast").replaceChildren(), 7000);
 }
 

@@ -4,19 +4,18 @@
 // addWords.
 
 import { events, json, Newest, request, setKey } from "./api.js";
+import * as chat from "./chat.js";
+import * as data from "./data.js";
 import { $, copyButton, el, fill, toast } from "./dom.js";
 import { t } from "./i18n.js";
+import * as plan from "./plan.js";
 import { showSwitches, wireSwitches } from "./preferences.js";
+import * as runs from "./runs.js";
+import * as train from "./train.js";
 import { said } from "./words.js";
 
-// id: [label, module], in the order of the page. A module is loaded when its tab is opened.
-const TABS = {
-  runs: ["uiRuns", () => import("./runs.js")],
-  plan: ["uiPlan", () => import("./plan.js")],
-  data: ["uiData", () => import("./data.js")],
-  train: ["uiTrain", () => import("./train.js")],
-  chat: ["uiChat", () => import("./chat.js")],
-};
+// id: [label, module], in the order of the page.
+const TABS = { runs: ["uiRuns", runs], plan: ["uiPlan", plan], data: ["uiData", data], train: ["uiTrain", train], chat: ["uiChat", chat] };
 
 /** The tab's id, and what the address says after it: #runs?run=a&run=b */
 function place() {
@@ -94,10 +93,8 @@ async function show() {
   $("#panel").setAttribute("aria-labelledby", `tab-${id}`);
   const root = el("div", { class: `tab-root ${id}` });
   try {
-    const { open } = await TABS[id][1]();
-    if (signal.aborted) return;
     fill($("#panel"), root);
-    await open(root, contextOf(params, signal));
+    await TABS[id][1].open(root, contextOf(params, signal));
   } catch (error) {
     if (signal.aborted) return;
     console.error(error);
