@@ -37,6 +37,8 @@ REHEARSAL_SHARE = 1 / 1000  # of the tokens
 MIN_STEPS = 20
 UNIT_TOKENS = {"chats": 280, "preferences": 800, "prompts": 200}  # of one that has not been read: an estimate
 SECONDS_BETWEEN_CHECKPOINTS, EVALUATIONS = 600, 10
+FITTINGS = 5  # tries to end within the time: a training has whole steps, and at least MIN_STEPS
+MORE_TIME = "Give more --hours, or a smaller --size."
 FIGURES = ("tokens", "seconds", "num_bytes", "files")
 HELD_OUT_BYTES = 2e6  # of the texts: for the held-out loss, and to compress
 # Bytes per second, estimates: of a download, of cleaning and of encoding by one process (docs/data.md).
@@ -231,13 +233,16 @@ def make_plan(
     free = budget.seconds - _data_seconds(amounts, budget) - sum(END_SECONDS.values())
     shares = {name: TIME_SHARES[name] / sum(TIME_SHARES[each] for each in names) for name in names}
     size = budget.size or _best_size(amounts, free * shares["pretrain"], budget)
-    tokens = {}
-    for name in names:
-        tokens[name], _ = _longest(name, size, free * shares[name], amounts[STAGES[name]], budget)
-        if not tokens[name]:
-            got = f"{units.duration(budget.seconds)}, of which {name} has {units.duration(max(0, free * shares[name]))}"
-            step = "Give more --hours, or a smaller --size."
-            raise UserError("not enough time", where="--hours", got=got, next_step=step)
+    times = {name: free * share for name, share in shares.items()}
+    tokens, seconds = _tokens_within(times, size, amounts, budget)
+    for _ in range(FITTINGS):
+        if seconds <= free:
+            break
+        times = {name: time * 0.999 * free / seconds for name, time in times.items()}
+        tokens, seconds = _tokens_within(times, size, amounts, budget)
+    else:
+        got, least = units.duration(budget.seconds), units.duration(budget.seconds - free + seconds)
+        raise UserError("not enough time", where="--hours", got=got, wanted=f"about {least}", next_step=MORE_TIME)
     device, data = here or budget, amounts_here or amounts
     fetched, files = (sum(getattr(amount, name) for amount in data.values()) for name in ("download_bytes", "files"))
     stages = [PlannedStage(name="data", seconds=_data_seconds(data, device), num_bytes=fetched, files=files)]
@@ -257,6 +262,21 @@ def make_plan(
         stages=tuple(stages),
         notes=tuple(notes),
     )
+
+
+def _tokens_within(
+    times: Mapping[str, float], size: str, amounts: Mapping[str, Amount], budget: Budget
+) -> tuple[dict[str, float], float]:
+    """Tokens of each training for its part of the time, and the seconds that all of them then take."""
+    tokens, seconds = {}, 0.0
+    for name, time in times.items():
+        amount = amounts[STAGES[name]]
+        tokens[name], _ = _longest(name, size, time, amount, budget)
+        if not tokens[name]:
+            got = f"{units.duration(budget.seconds)}, of which {name} has {units.duration(max(0, time))}"
+            raise UserError("not enough time", where="--hours", got=got, next_step=MORE_TIME)
+        seconds += _training(name, size, tokens[name], amount, budget).seconds
+    return tokens, seconds
 
 
 def _stages_of(amounts: Mapping[str, Amount]) -> list[str]:
