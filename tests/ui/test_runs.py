@@ -87,6 +87,11 @@ def test_the_step_is_that_of_the_newest_checkpoint_where_the_metrics_lag(client,
     (run / "ended.json").write_text(json.dumps({"ended": "stopped", "steps_done": 19}))
     assert rows(client)["a"].items() >= {"step": 19, "state": "stopped"}.items()
     assert LiveRun(run).step == RunRecord(run).last_step == 19
+    (run / "ended.json").write_text(json.dumps({"ended": "failed", "steps_done": 23}))  # it saved nothing at its end
+    assert rows(client)["a"].items() >= {"step": 23, "state": "failed"}.items()
+    assert LiveRun(run).step == RunRecord(run).last_step == 23
+    with locked(run):  # it goes on from the checkpoint
+        assert LiveRun(run).step == 19
 
 
 def test_why_a_run_ended_is_forgotten_once_it_has_gone_on(client, folder, write_run):

@@ -146,7 +146,8 @@ class RunRecord:
 
     def reached(self, logged: int) -> int:
         """The last step that its files know of. logged: that of its metrics, which are written every so many steps."""
-        return max([logged, *self.checkpoints[:1]])
+        ended = 0.0 if self.is_running else self.ended.number("steps_done") or 0.0
+        return max([logged, int(ended), *self.checkpoints[:1]])
 
     def state(self, step: int) -> str:
         """running, finished, stopped, failed, interrupted, out of memory, or killed: then nothing wrote why it ended.
