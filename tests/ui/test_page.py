@@ -100,6 +100,8 @@ def test_runs_are_compared_zoomed_and_smoothed(opened, folder, write_run):
         page.mouse.move(plot["x"] + plot["width"] * 0.5, plot["y"] + 50)
         page.mouse.down()
         page.mouse.move(plot["x"] + plot["width"] * 0.75, plot["y"] + 60)
+        colour = chart.locator(".u-select").evaluate("node => getComputedStyle(node).backgroundColor")
+        assert not colour.startswith("rgba"), "what is chosen is seen"
         page.mouse.up()
     assert 140 < float(page.get_by_label("from", exact=True).input_value()) < 170
     page.get_by_label("to", exact=True).fill("20")

@@ -1,21 +1,10 @@
-// Curves, drawn by uPlot (vendored). It is loaded when the first chart is made.
+// Curves, drawn by uPlot (vendored), which index.html loads.
 
 import { el } from "./dom.js";
 import { current, short, t } from "./i18n.js";
 import { duration } from "./plan_numbers.js";
 import "./plan_words.js"; // those of durations
 import { own } from "./words.js";
-
-let loading = null;
-
-/** Load uPlot. A script of our own origin: the page's policy allows no other. */
-export function loadPlots() {
-  loading ??= new Promise((resolve, reject) => {
-    document.head.append(el("link", { rel: "stylesheet", href: "uplot.css" }));
-    document.head.append(el("script", { src: "uplot.js", on: { load: resolve, error: () => reject(new TypeError("uplot.js")) } }));
-  });
-  return loading;
-}
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 

@@ -5,7 +5,7 @@ import { pause } from "./api.js";
 import { $, arrange, button, el, fill } from "./dom.js";
 import { count, short, t } from "./i18n.js";
 import { duration } from "./plan_numbers.js";
-import { loadPlots, Plot, told } from "./plot.js";
+import { Plot, told } from "./plot.js";
 import { showDetails, showDifferences } from "./run_details.js";
 import "./runs_words.js";
 import { own } from "./words.js";
@@ -24,7 +24,6 @@ export async function open(root, context) {
   addEventListener("theme", () => draw(now), { signal });
   signal.addEventListener("abort", () => now.plots.forEach((plot) => plot.close()));
   build(now);
-  await loadPlots();
   await follow(now);
 }
 
