@@ -25,20 +25,6 @@ function label(id, name, text, { shown = true } = {}) {
 /** Everything that is written in a language. */
 function words() {
   showSwitches();
-  label("new-chat", "plus", t("newChat"));
-  label("export", "download", t("export")).title = t("exportTitle");
-  label("import", "upload", t("import")).title = t("importTitle");
-  label("to-end", "down", t("toEnd"), { shown: false });
-  label("undo", "retry", t("undoText"));
-  label("clear", "trash", t("clearAll"), { shown: false });
-  label("menu", "menu", t("openMenu"), { shown: false });
-  label("compare", "columns", t("compare")).title = t("compareTitle");
-  label("look", "eye", t("look")).title = t("lookTitle");
-  label("open-settings", "sliders", t("settings"), { shown: false });
-  label("close-settings", "close", t("closeSettings"), { shown: false });
-  label("rewrite", "retry", t("rewrite"));
-  label("edit-text", "edit", t("editText"));
-  label("close-menu", "close", t("closeMenu"), { shown: false });
   $("#legend").replaceChildren(...legend());
 }
 
@@ -68,9 +54,7 @@ function refresh() {
   $("#undo").hidden = running || !conversation.earlier?.length;
   $("#rewrite").hidden = running || !chat.canRewrite;
   $("#edit-text").hidden = running || !lookOn || !chat.canRewrite;
-  const chip = $("#system-chip");
-  chip.hidden = !store.settings.system.trim() || document_;
-  chip.textContent = t("systemChip");
+  $("#system-chip").hidden = !store.settings.system.trim() || document_;
   document.body.classList.toggle("is-document", document_);
   document.title = conversation.title ? `${conversation.title} · penjing` : "penjing 盆景";
 }
@@ -194,6 +178,7 @@ api.onUnauthorised(() => {
 });
 
 store.loadConversations();
+for (const node of document.querySelectorAll("[data-icon]")) node.prepend(icon(node.dataset.icon));
 words();
 wire();
 chat.onChange = refresh;
