@@ -8,8 +8,10 @@ import pyarrow
 import pytest
 import torch
 from small_models import small_model
+from user_errors import raises_user_error
 
 from penjing.data.tokenizer.train import train_tokenizer
+from penjing.eval.task import perplexity
 from penjing.eval.text import score_texts, zstd_bits_per_byte
 
 TEXTS = ["The cat sat on the mat. 猫坐在垫子上。", "", "A frog.", "naïve café " * 9]
@@ -33,6 +35,17 @@ def test_uniform_guesses_cost_log2_of_the_vocabulary(model, tokenizer):
     found, num_bytes, *_ = score_texts(model, tokenizer, TEXTS, seq_len=8)
     assert num_bytes == NUM_BYTES
     assert found == pytest.approx(math.log2(tokenizer.size) * num_targets / NUM_BYTES, rel=1e-5)
+
+
+def test_a_diverged_model_has_a_perplexity_and_one_with_nan_is_named(model, tokenizer):
+    with torch.no_grad():
+        model.norm.weight.mul_(1e6)
+    score = score_texts(model, tokenizer, TEXTS, seq_len=8)
+    assert score.bits > 1000 and {row["perplexity"] for row in score.perplexities()} == {perplexity(400)}
+    with torch.no_grad():
+        model.norm.weight.fill_(math.nan)
+    with raises_user_error(where="the model"):
+        score_texts(model, tokenizer, TEXTS, seq_len=8)
 
 
 @torch.no_grad()

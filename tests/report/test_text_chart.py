@@ -40,6 +40,6 @@ def test_without_points_there_is_no_chart(curves):
 
 
 def test_one_point_and_a_constant_are_drawn():
-    for curve in ({5: 2.0}, {1: 2.0, 9: 2.0}):
+    for curve in ({5: 2.0}, {1: 2.0, 9: 2.0}, {1: -1e30}):
         lines = text_chart([curve], width=20, height=3, ascii=True)
         assert "*" in lines[1] and len(lines) == 4

@@ -1,13 +1,12 @@
 """LAMBADA (arXiv:1606.06031): the last word of a passage, right if each of its tokens is the most likely one."""
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from penjing.data.formats.files import lines
 from penjing.eval.benchmark import Benchmark, Row
-from penjing.eval.task import LogLikelihood, Result
+from penjing.eval.task import LogLikelihood, Result, perplexity
 
 
 class Lambada(Benchmark):
@@ -37,4 +36,4 @@ class Lambada(Benchmark):
 
     def figures(self, graded: Sequence[Any]) -> dict[str, float]:
         """The perplexity of a last word."""
-        return {"perplexity": math.exp(-sum(one.result.logps[0] for one in graded) / len(graded))}
+        return {"perplexity": perplexity(-sum(one.result.logps[0] for one in graded) / len(graded))}

@@ -133,6 +133,11 @@ def share_of_best(values: Sequence[float], answer: int) -> float:
     return best(values)[answer] / sum(best(values))
 
 
+def perplexity(nats: float) -> float:
+    """Of the mean nats. Beyond 400, of a model that has diverged, it stays the same: e^710 is no float."""
+    return math.exp(min(nats, 400.0))
+
+
 class Task:
     """A task yields requests and scores each result from 0 to 1. The chance level is that of its requests."""
 

@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from penjing.data.tokenizer.tokenizer import Tokenizer
+from penjing.eval.task import perplexity
+from penjing.infer.requests import NotFiniteError
 from penjing.model.score import LogProbs
 from penjing.model.transformer import Transformer
 
@@ -30,8 +32,8 @@ class TextScore(NamedTuple):
             part = slice(first - 1, 2 * first - 1)
             if tokens := int(self.tokens_T[part].sum()):
                 last = min(2 * first - 1, len(self.tokens_T))
-                perplexity = math.exp(self.nats_T[part].sum() / tokens)
-                rows.append({"first": first, "last": last, "tokens": tokens, "perplexity": perplexity})
+                mean = perplexity(self.nats_T[part].sum() / tokens)
+                rows.append({"first": first, "last": last, "tokens": tokens, "perplexity": mean})
         return rows
 
 
@@ -40,7 +42,7 @@ def score_texts(
     model: Transformer, tokenizer: Tokenizer, texts: Iterable[str], *, seq_len: int, batch_size: int = 16
 ) -> TextScore:
     """Each text starts with the end-of-text token and is cut into windows of T. A window starts where the last one
-    ended and does not attend to it, so the context is at most T tokens."""
+    ended and does not attend to it, so the context is at most T tokens. Raises NotFiniteError."""
     nats_T, tokens_T, num_bytes = np.zeros(seq_len), np.zeros(seq_len, dtype=np.int64), 0
     device = model.embed.weight.device
 
@@ -61,6 +63,8 @@ def score_texts(
         )
         logp_2N = model(ids_BT.to(device), scored_N=scored_N, score=LogProbs(target_N))
         place_N = np.array(flat) % longest
+        if not logp_2N[0].isfinite().all():
+            raise NotFiniteError
         nats_T += np.bincount(place_N, -logp_2N[0].double().cpu().numpy(), seq_len)
         tokens_T += np.bincount(place_N, minlength=seq_len)
     return TextScore(float(nats_T.sum()) / math.log(2) / max(1, num_bytes), num_bytes, nats_T, tokens_T)

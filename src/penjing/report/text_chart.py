@@ -39,7 +39,8 @@ def _limits(values: list[float]) -> tuple[float, float]:
     usual = values[int(0.9 * (len(values) - 1))]
     if len(values) > 20 and high - low > 3 * (usual - low):
         high = usual
-    return (low, high) if high > low else (low - 0.5, low + 0.5)
+    margin = max(0.5, 1e-9 * abs(low))  # a smaller one would be lost beside a value such as 1e20
+    return (low, high) if high > low else (low - margin, low + margin)
 
 
 def _means(curve: Mapping[int, float], at: Mapping[int, int]) -> dict[int, float]:
