@@ -126,6 +126,17 @@ def test_runs_are_compared_zoomed_and_smoothed(opened, folder, write_run):
     expect(page.get_by_label("log y")).to_be_checked()
 
 
+def test_a_chosen_run_is_in_sight_in_a_long_list(opened, folder, write_run, address):
+    for number in range(30):
+        write_run(folder / f"r{number}", 1)
+    last = opened(height=500).locator("#runs-rows .run-name").last.inner_text()
+    page = opened(height=500)
+    page.goto(f"{address.partition('#')[0]}#runs?run={last}")
+    page.reload()
+    expect(page.locator("#runs-rows .chosen .run-name")).to_have_text(last)
+    expect(page.locator("#runs-rows .chosen")).to_be_in_viewport()
+
+
 def test_curves_follow_the_theme_of_the_system(opened, folder, write_run):
     write_run(folder / "a")
     page = opened(color_scheme="light")
@@ -228,6 +239,7 @@ def test_the_form_sends_what_was_changed_and_marks_what_is_refused(opened, folde
     (folder / "a.txt").write_text("text")
     page.get_by_label("max_steps", exact=True).fill("-3")
     page.reload()  # before the server was asked
+    expect(page.get_by_label("seed", exact=True)).to_have_attribute("placeholder", "1")  # as the recipe has it
     expect(page.locator(".setting .bad:visible")).to_have_text("penjing: max_steps: out of range; got -3; wanted >= 0")
     expect(page.locator("#train-start")).to_be_disabled()
     page.get_by_label("max_steps", exact=True).fill("50")

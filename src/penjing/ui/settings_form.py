@@ -83,7 +83,8 @@ def words(recipe: str, settings: Mapping[str, str]) -> list[str]:
 
 
 def check(recipe: str, settings: Mapping[str, str]) -> dict[str, Any]:
-    """The command line of these settings, and what it would do: `values` of all settings, or its `error`."""
+    """The command line of these settings, and what it would do: `values` of all settings, of the recipe alone where
+    these cannot be; its `error`, if there is one."""
     line = command(words(recipe, settings))
     answer: dict[str, Any] = {"command": line, "error": None, "values": {}, "decisions": []}
     try:
@@ -96,6 +97,8 @@ def check(recipe: str, settings: Mapping[str, str]) -> dict[str, Any]:
     except UserError as error:
         where = "" if error.where is None else str(error.where)
         answer["error"] = {"where": where, "message": f"penjing: {error.line()}"}
+        if settings and not answer["values"]:
+            answer["values"] = check(recipe, {})["values"]
     return answer
 
 

@@ -94,13 +94,14 @@ async function follow(now) {
 }
 
 function update(now, { folder, runs }) {
-  const before = versions(now);
+  const [before, isFirst] = [versions(now), !now.rows.length];
   now.rows = runs;
   if (!now.chosen.some((id) => runs.some((row) => row.id === id)) && runs.length) now.chosen = [runs[0].id];
   for (const one of [".tools", ".more"]) $(one).hidden = !runs.length;
   $("#runs-first").hidden = Boolean(runs.length);
   $("#runs-folder").textContent = runs.length ? folder : t("runsNone", { folder });
   list(now);
+  if (isFirst) $("#runs-rows .chosen")?.scrollIntoView({ block: "nearest" });
   if (versions(now) !== before) draw(now);
 }
 

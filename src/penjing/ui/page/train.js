@@ -104,7 +104,7 @@ async function check(now, seconds = PAUSE) {
       return now.context.api.post("api/check", { recipe: now.recipe, settings }, signal);
     });
     if (!answer) return;
-    if (Object.keys(answer.values).length) now.values = answer.values;
+    now.values = answer.values;
     show(now, settings);
     result(now, answer, settings);
   } catch (error) {
