@@ -195,6 +195,8 @@ def test_a_tab_that_is_left_at_once_leaves_nothing_behind(opened, folder, write_
         page.locator(f"#tab-{tab}").click()
     expect(page.locator("#runs-rows .state")).to_have_text("finished")
     assert page.locator("#panel > *").count() == 1 and page.url.endswith("#runs")
+    paused = "import('./api.js').then(({ pause }) => pause(9, AbortSignal.abort())).catch((error) => error.name)"
+    assert page.evaluate(paused) == "AbortError", "a tab that is left while it asks does not ask on"
     page.evaluate("dispatchEvent(new PageTransitionEvent('pagehide', { persisted: true }))")  # away, and back
     page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
     write_run(folder / "b")

@@ -25,6 +25,7 @@ export function setKey(key) {
 /** Some seconds; the signal ends them with its AbortError. */
 export function pause(secondsLong, signal) {
   return new Promise((resolve, reject) => {
+    signal?.throwIfAborted();
     const timer = setTimeout(resolve, secondsLong * 1000);
     signal?.addEventListener("abort", () => {
       clearTimeout(timer);

@@ -7,7 +7,7 @@ import "./chat_words.js";
 import { el, fill } from "./dom.js";
 import { count, t } from "./i18n.js";
 
-const EVERY = 1; // second between two looks
+const EVERY = 1; // seconds between two looks
 
 export async function open(root, context) {
   const now = { context, list: el("div", { class: "chats" }), blind: blindCard(context), shown: "" };
