@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -157,6 +158,26 @@ def test_an_ignored_hangup_stays_ignored():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_stopped_process_counts_no_time():
+    code = (
+        "import os, signal, time\n"
+        "from penjing.train.signals import Signals, running_seconds\n"
+        "with Signals():\n"
+        "    began, wall = running_seconds(), time.perf_counter()\n"
+        "    print('ready', flush=True)\n"
+        "    while time.perf_counter() - wall < 1.5:\n"
+        "        pass\n"
+        "    assert running_seconds() - began < time.perf_counter() - wall - 1\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTSTP)
+        assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+        time.sleep(1.2)
+        process.send_signal(signal.SIGCONT)
+    assert process.returncode == 0
 
 
 # --- one writer ------------------------------------------------------------------------------------------------------

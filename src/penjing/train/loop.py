@@ -166,7 +166,7 @@ def train(context: TrainingContext, state: TrainState) -> dict[str, float]:
     metrics: dict[str, float] = {}
     alone = context.strategy.world == 1
     save_deferred, saved = False, True  # a save was due at a bad step; the last save succeeded
-    with gc_frozen(), Signals() as signals:
+    with gc_frozen(), Signals(alone=alone) as signals:
         while state.step < context.num_steps and not context.best.stopped:
             context.report_progress(state.step, context.meter.longest_seconds)
             with context.meter.step(context.strategy.world):

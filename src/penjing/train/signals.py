@@ -9,10 +9,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # the last: a scheduler needs the machine
 ECHO_SECONDS = 1.0
+
+
+def running_seconds() -> float:
+    """A clock that stands still while Ctrl-Z has stopped the training."""
+    return time.perf_counter() - Signals.seconds_stopped
 
 
 class Ended(Exception):
@@ -42,6 +47,12 @@ class Signals:
     `timeout` signals a program and its group. A repeated SIGHUP is always an echo, because a terminal closes only once.
     """
 
+    seconds_stopped: ClassVar[float] = 0.0  # of this process, by Ctrl-Z
+
+    def __init__(self, *, alone: bool = True) -> None:
+        """alone: whether no other rank waits for this one; several stop as the system stops them, all at once."""
+        self._alone = alone
+
     def __enter__(self) -> Signals:
         self.received: int | None = None
         self._interruptible = False
@@ -52,7 +63,15 @@ class Signals:
                 # The parent process may have set a signal to be ignored, as nohup does with SIGHUP.
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._old_handlers[number] = signal.signal(number, self._handle)
+            if self._alone and signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL:
+                self._old_handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._pause)
         return self
+
+    @staticmethod
+    def _pause(number: int, frame: FrameType | None) -> None:
+        began = time.perf_counter()
+        os.kill(os.getpid(), signal.SIGSTOP)  # until `fg`
+        Signals.seconds_stopped += time.perf_counter() - began
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:

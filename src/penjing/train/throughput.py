@@ -1,12 +1,12 @@
 """Computes throughput, MFU and time shares, all in one place. One clock, which a test may replace."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penjing.plan.run_estimate import PARTS, RunEstimate
+from penjing.train.signals import running_seconds
 
 REFIT_SHARE = 0.02  # fraction of the steps after which the run's duration is estimated again
 MIN_REFIT_STEPS = 5  # but at least after this many steps
@@ -33,7 +33,7 @@ class Meter:
 
     flops_per_token: float
     peak_flops_per_second: float | None
-    clock: Callable[[], float] = time.perf_counter
+    clock: Callable[[], float] = running_seconds
     peak_memory_bytes: Callable[[], int] | None = None
     flops_per_token_full_square: float = 0.0
     expected: RunEstimate | None = None
