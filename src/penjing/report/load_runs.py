@@ -79,13 +79,12 @@ def read_quickstart(folder: Path, problems: list[Path]) -> tuple[Quickstart, lis
 
 def name_by_difference(runs: Sequence[ReportedRun]) -> None:
     """Name the runs by the shortest ends of their paths that differ."""
-    parts, names = [run.folder.path.resolve().parts for run in runs], list[str]()
-    for length in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(path[-length:]) for path in parts]
-        if len(set(names)) == len(names):
-            break
-    for run, name in zip(runs, names, strict=True):
-        run.name = text(name)[-NAME_LENGTH:]
+    parts = [run.folder.path.resolve().parts for run in runs]
+    length, longest = 1, max(map(len, parts), default=1)
+    while length < longest and len({path[-length:] for path in parts}) < len(parts):
+        length += 1
+    for run, path in zip(runs, parts, strict=True):
+        run.name = text("/".join(path[-length:]))[-NAME_LENGTH:]
 
 
 def read_record(folders: Sequence[Path]) -> ReportData:

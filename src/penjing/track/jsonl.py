@@ -6,7 +6,6 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +73,7 @@ class JsonLines(Tracker):
 
     def end(self) -> None:
         if self._pending or self._truncate_after < math.inf:
-            with suppress(OSError, UserError):
-                self._write()
+            self._try_to_write()
 
 
 class RunFiles(Tracker):

@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
 from typing import Self
 
 import torch
@@ -38,7 +37,10 @@ class SystemSampler:
         return {name: sum(values) / len(values) for name, values in sums.items()}
 
     def _sample_until_end(self) -> None:
-        read_device = _reader(self._device)
+        try:
+            read_device = devices.of(self._device).activity_reader(self._device)
+        except Exception:  # no driver's library, or another version of it
+            read_device = dict
         before, spent = time.monotonic(), _cpu_seconds()
         while not self._end.wait(self._interval):
             now, total = time.monotonic(), _cpu_seconds()
@@ -51,13 +53,6 @@ class SystemSampler:
             with self._lock:
                 for name, value in sample.items():
                     self._sums.setdefault(name, []).append(value)
-
-
-def _reader(device: torch.device) -> Callable[[], Mapping[str, float]]:
-    try:
-        return devices.of(device).activity_reader(device)
-    except Exception:  # no driver's library, or another version of it
-        return dict
 
 
 def _cpu_seconds() -> float:

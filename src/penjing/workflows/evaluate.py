@@ -60,17 +60,13 @@ def evaluate(
         if len(paths) > 1:
             shown.print(str(path), markup=False, highlight=False)
         trained = load_trained(path)
-        use_device(trained.model, options.device, options.dtype)
+        model, tokenizer = trained.model, trained.tokenizer
+        use_device(model, options.device, options.dtype)
         rows = []
         for name, task in suite.tasks.items():
             start = time.perf_counter()
             graded = grade(
-                task,
-                asked[name],
-                trained.model,
-                trained.tokenizer,
-                thinking=options.thinking,
-                max_tokens=options.max_tokens,
+                task, asked[name], model, tokenizer, thinking=options.thinking, max_tokens=options.max_tokens
             )
             row = {**summary(name, task, graded), "seconds": time.perf_counter() - start}
             if (before := first_graded.setdefault(name, graded)) is not graded:
