@@ -21,23 +21,50 @@ def server():
         running.shutdown()
 
 
+@pytest.fixture(scope="module")
+def tab(browser):
+    """A tab in a language. One without further settings is opened once: its next load finds the files in its cache."""
+    kept = {}
+
+    def open_tab(locale, **context):
+        if locale in kept and not context:
+            return kept[locale]
+        made = browser.new_context(locale=locale, **context)
+        made.set_default_timeout(10_000)
+        page = made.new_page()
+        if not context:
+            kept[locale] = page
+        return page
+
+    return open_tab
+
+
 @pytest.fixture
-def opened(browser, server):
+def opened(tab, server):
     """Opens the page: with settings, in a language, a size. At the end nothing may have gone wrong in the console."""
     server.reset()
-    contexts, troubles = [], []
+    pages, troubles = [], []
+
+    def note_error(error):
+        troubles.append(str(error))
+
+    def note_message(said):
+        if said.type in ("error", "warning"):
+            troubles.append(said.text)
 
     def open_page(settings=None, *, locale="en-US", width=1200, height=800, wait=True, **context):
-        made = browser.new_context(locale=locale, viewport={"width": width, "height": height}, **context)
-        made.set_default_timeout(10_000)
-        contexts.append(made)
-        kept = json.dumps(json.dumps({"seed": 1, **(settings or {})}))
-        made.add_init_script(
-            f"localStorage.getItem('penjing.settings') || localStorage.setItem('penjing.settings', {kept})"
+        page = tab(locale, **context)
+        page.set_viewport_size({"width": width, "height": height})
+        page.mouse.move(0, 0)
+        page.goto(f"{server.url}tree.svg")  # of the same origin, and without scripts that would write
+        kept = json.dumps({"seed": 1, **(settings or {})})
+        page.evaluate(
+            "kept => { localStorage.clear(); sessionStorage.clear(); localStorage.setItem('penjing.settings', kept) }",
+            kept,
         )
-        page = made.new_page()
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda said: troubles.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", note_error)
+        page.on("console", note_message)
+        pages.append((page, bool(context)))
         page.goto(server.url)
         if wait:
             expect(page.locator("#welcome")).to_be_visible()
@@ -45,8 +72,17 @@ def opened(browser, server):
 
     open_page.troubles = troubles
     yield open_page
-    for made in contexts:
-        made.close()
+    for page, of_its_own in pages:
+        page.remove_listener("pageerror", note_error)
+        page.remove_listener("console", note_message)
+        for other in page.context.pages:
+            if other is not page:
+                other.close()
+        if of_its_own:
+            page.context.close()
+        else:
+            page.unroute_all()
+            page.goto("about:blank")
     assert not troubles
 
 
