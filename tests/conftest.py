@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -34,13 +35,38 @@ os.environ["PENJING_HOME"] = HOME
 
 # A full garbage collection looks at all that libraries and tests have made, at the start of each of hundreds of small
 # trainings: half of some tests' time. What is there when a file of tests begins is passed over instead.
-heap.gc = SimpleNamespace(collect=gc.collect, freeze=lambda: None, unfreeze=lambda: None)
+heap.gc = SimpleNamespace(collect=lambda: gc.collect(1), freeze=lambda: None, unfreeze=lambda: None)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def passed_over_by_the_garbage_collector():
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_timed_steps():
+    """The plan before step 1 is made from as few timed steps as can be, else it takes as long as a small training."""
+    if timing := sys.modules.get("penjing.train.step_timing"):
+        timing.LEAST_STEPS, timing.SHORT_RUN_SHARE = 2, 0.0
+
+
+@pytest.fixture(scope="session")
+def remembered_merges():
+    """What a tokenizer has learned from a small text is kept: many small trainings have the same."""
+    from penjing.data.tokenizer import train
+
+    learn, known = train._train_bpe, {}
+
+    def learn_once(texts, split, size, show_progress):
+        if sum(map(len, texts)) > 1 << 20:
+            return learn(texts, split, size, show_progress)
+        key = (tuple(texts), pickle.dumps(split), size, train.MAX_PIECE_CHARACTERS)
+        if key not in known:
+            known[key] = learn(texts, split, size, show_progress)
+        return list(known[key])
+
+    train._train_bpe = learn_once
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +116,7 @@ def toy(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def small_run(toy):
+def small_run(toy, remembered_merges):
     """Settings of a training that takes a second or two: `penjing train` arguments without the recipe and out=."""
     return [
         "model.preset=tiny",
@@ -144,13 +170,14 @@ def penjing(server):
 
     def run(*words, ranks=1, real=False, launcher=(), check=True, timeout=600, cwd=None, **environment):
         if real or launcher:
+            folder = {"TMPDIR": str(server.folder)} if launcher else {}  # where torchrun leaves its own
             done = subprocess.run(
                 [sys.executable, "-m", *launcher, *(["-m"] if launcher else []), "penjing", *map(str, words)],
                 capture_output=True,
                 text=True,
                 timeout=timeout,
                 cwd=cwd,
-                env={**os.environ, **ENVIRONMENT, **environment},
+                env={**os.environ, **ENVIRONMENT, **folder, **environment},
             )
         else:
             done = server.command(*words, ranks=ranks, cwd=cwd, environment=environment)

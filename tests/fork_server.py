@@ -13,17 +13,25 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch._dynamo  # the first optimizer of a process imports it, which takes a second
 
 CALLS = ("open", "write", "fsync", "rename", "replace", "unlink", "rmdir", "mkdir")
 IMPORTED = (  # each child would import them anew
+    "awkward",  # and the next, for tokens
+    "gigatoken._tokenizer",
+    "pydantic.types",  # and the next, for arguments
+    "typer._adapters",
     "penjing.cli",
+    "penjing.workflows.launch",
     "penjing.workflows.train",
     "penjing.rl.stage",
     "penjing.train.stages.distill",
@@ -97,8 +105,10 @@ def command(job, rank):
     from penjing.cli import main
 
     process._START_TIME = time.perf_counter()
+    imported = list(weakref.finalize._registry.values())
     os.environ.update(job["environment"])
     if job["ranks"] > 1:  # as torchrun sets them
+        tempfile.tempdir = os.path.dirname(job["out"])
         os.environ.update(
             RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job["ranks"]), LOCAL_WORLD_SIZE=str(job["ranks"]),
             MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job["port"]), TORCHELASTIC_RUN_ID=str(job["port"]),
@@ -115,6 +125,8 @@ def command(job, rank):
         traceback.print_exc()
         code = 1
     threading._shutdown()  # waits for threads that are no daemons
+    for finalizer in imported:
+        finalizer.atexit = False  # to free what torch has imported takes a child a tenth of a second
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -176,14 +188,18 @@ def prepare():
     """What every child would do again."""
     import importlib
 
+    from penjing.base import malloc_tuning
     from penjing.plan import hardware
+    from penjing.train import step_timing
 
     for name in IMPORTED:
         importlib.import_module(name)
+    step_timing.LEAST_STEPS, step_timing.SHORT_RUN_SHARE = 2, 0.0
     for dtype in (torch.float32, torch.bfloat16):
         hardware.peak(torch.device("cpu"), dtype)
     gc.collect()
     gc.freeze()  # else a collection in a child copies every page that the two share
+    malloc_tuning.gc = SimpleNamespace(collect=gc.collect, freeze=lambda: None, unfreeze=lambda: None)
 
 
 def main():

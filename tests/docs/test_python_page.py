@@ -54,7 +54,8 @@ def test_a_mistake_is_a_user_error(call):
 
 
 def test_settings_may_be_dotted_nested_or_keywords():
-    pages = [plan("pretrain", {"batch.size": 24}, gpu="T4"), plan("pretrain", batch={"size": 24}, gpu="T4")]
+    small = {"gpu": "T4", "model": "tiny"}
+    pages = [plan("pretrain", {"batch.size": 24}, **small), plan("pretrain", batch={"size": 24}, **small)]
     assert [page.rows_per_step for page in pages] == [24, 24]
 
 

@@ -245,7 +245,7 @@ class Way:
             else {}
         )
         sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2}
-        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
         self.config = ModelConfig(architecture=architecture, **sizes, **heads, **more)
         self.monkeypatch = monkeypatch
 

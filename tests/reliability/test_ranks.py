@@ -69,7 +69,12 @@ def launch(folder, trouble, words, options=(), launcher=("penjing",)):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{site}:{os.environ.get('PYTHONPATH', '')}"},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": f"{site}:{os.environ.get('PYTHONPATH', '')}",
+            "TMPDIR": str(folder),
+        },
         start_new_session=True,
     )
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from short_runs import train
+from short_runs import cut_back, train
 from user_errors import raises_user_error
 
 from penjing.base.config import parse_overrides
@@ -35,7 +35,8 @@ def last(folder):
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory, small_run):
     folder = tmp_path_factory.mktemp("teacher") / "run"
-    train("pretrain", *small_run, "max_steps=60", "optimizer=adamw", "optimizer.learning_rate=0.01", f"out={folder}")
+    longer = ["max_steps=60", "optimizer=adamw", "optimizer.learning_rate=0.01", "eval.every=60", "checkpoint.every=60"]
+    train("pretrain", *small_run, *longer, f"out={folder}")
     return folder
 
 
@@ -80,9 +81,8 @@ def test_a_student_from_nothing_takes_vocabulary_and_tokenizer(live, teacher):
 
 
 def test_a_student_learns_what_its_teacher_says(tmp_path, words, teacher):
-    train(
-        "distill", *words, "max_steps=60", "optimizer.learning_rate=0.01", "eval.at_start=true", f"out={tmp_path}/run"
-    )
+    longer = ["max_steps=60", "optimizer.learning_rate=0.01", "eval.every=60", "checkpoint.every=60"]
+    train("distill", *words, *longer, "eval.at_start=true", f"out={tmp_path}/run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     kls = [line["val_kl"] for line in lines if "val_kl" in line]
     assert kls[-1] < 0.6 * kls[0]
@@ -115,10 +115,7 @@ def test_taken_up_again_it_learns_the_same_bits(tmp_path, mode, live, kept, word
     if mode == "on_policy":
         train("distill", *words, *extra, f"out={whole}")
     cut = tmp_path / "cut"
-    train("distill", *words, *extra, f"out={cut}")
-    for checkpoint in sorted((cut / "checkpoints").iterdir())[1:]:
-        shutil.rmtree(checkpoint)
-    (cut / "outcome.json").unlink()
+    cut_back(whole, cut, 4)
     assert "continues after step 4" in train("distill", *words, *extra, f"out={cut}")
     assert last(cut)["weights_sha256"] == last(whole)["weights_sha256"]
     assert last(cut)["resumed"] == 1

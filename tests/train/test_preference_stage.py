@@ -22,6 +22,8 @@ from penjing.train.stages import preference_data
 from penjing.train.stages.preference_data import PreferenceDataStage
 from penjing.train.stages.reward import load_reward_model
 
+QUICK = "objective.own_answers=0"  # for tests that do not look at how far the model has gone
+
 
 def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -159,7 +161,7 @@ def test_a_resumed_run_learns_the_same_bits(tuned, tmp_path, words):
 
 def test_a_copy_in_every_step_says_what_was_precomputed(tuned, tmp_path, words):
     folder = tmp_path / "copy"
-    train("dpo", *words, f"out={folder}", "objective.reference=copy")
+    train("dpo", *words, QUICK, f"out={folder}", "objective.reference=copy")
     expected, got = curve(tuned[0], "preference_loss"), curve(folder, "preference_loss")
     assert got == pytest.approx(expected, abs=1e-5)
     assert not (folder / "reference.safetensors").exists()
@@ -169,7 +171,7 @@ def test_with_adapters_the_base_is_the_reference(base, tmp_path, words):
     curves = {}
     for reference in ("precomputed", "copy", "adapter_off"):
         folder = tmp_path / reference
-        train("dpo", *words, f"out={folder}", "lora.rank=4", f"objective.reference={reference}")
+        train("dpo", *words, QUICK, f"out={folder}", "lora.rank=4", f"objective.reference={reference}")
         curves[reference] = curve(folder, "preference_loss")
         assert curve(folder, "val_reward_margin")[6] > 0
     assert curves["copy"] == pytest.approx(curves["precomputed"], abs=1e-5)
@@ -181,7 +183,7 @@ def test_with_adapters_the_base_is_the_reference(base, tmp_path, words):
 def test_without_a_reference_none_is_made(tmp_path, words):
     for loss in ("simpo", "orpo"):
         folder = tmp_path / loss
-        said = train("dpo", *words, f"out={folder}", f"objective.loss={loss}", "max_steps=2")
+        said = train("dpo", *words, QUICK, f"out={folder}", f"objective.loss={loss}", "max_steps=2")
         assert "  reference  " not in said
         assert not (folder / "reference.safetensors").exists()
 
@@ -194,7 +196,7 @@ def test_kto_learns_from_single_answers_and_goes_on_exactly(tmp_path, words):
         records.append({"prompt": pair["rejected"][:1], "completion": pair["rejected"][1:], "label": False})
     path = tmp_path / "judged.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    kto = [*words, f"data.train={path}", "objective.loss=kto", "objective.kl_groups=4"]
+    kto = [*words, QUICK, f"data.train={path}", "objective.loss=kto", "objective.kl_groups=4"]
     train("dpo", *kto, f"out={tmp_path / 'whole'}")
     signed = curve(tmp_path / "whole", "val_signed_reward")
     assert signed[0] == 0
@@ -219,7 +221,7 @@ def test_held_out_blocks_of_kto_do_not_depend_on_the_size_of_a_pass(tmp_path, wo
     path = tmp_path / "good.jsonl"
     path.write_text("".join(json.dumps({"messages": pair["chosen"], "label": True}) + "\n" for pair in pairs))
     kto = [*words, f"data.train={path}", "objective.loss=kto", "objective.kl_groups=5", "objective.beta=3"]
-    kto += ["batch.size=10", "max_steps=3"]
+    kto += [QUICK, "batch.size=10", "max_steps=3"]
     train("dpo", *kto, f"out={tmp_path / 'one'}")
     monkeypatch.setattr(preference_data, "CHUNK", 8)
     train("dpo", *kto, f"out={tmp_path / 'two'}")

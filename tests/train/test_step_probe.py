@@ -71,6 +71,9 @@ SAMPLED = SimpleNamespace(runs_ahead=False)
 def taken(monkeypatch):
     """Steps as if each pass took so many seconds: `timed` gives the timings, and the passes of each step taken."""
 
+    monkeypatch.setattr(step_timing, "LEAST_STEPS", 4)  # as outside of tests; see conftest.py
+    monkeypatch.setattr(step_timing, "SHORT_RUN_SHARE", 0.5)
+
     def timed(stage, pass_seconds, num_steps, accumulate=2):
         steps = []
 

@@ -61,7 +61,9 @@ def test_every_stage_is_planned_with_the_shape_of_the_pretraining(tmp_path):
         assert small.memory_bytes < 0.5 * whole.memory_bytes
 
 
-def test_the_toy_world_is_planned_for_another_card(tmp_path):
+def test_the_toy_world_is_planned_for_another_card(tmp_path, monkeypatch):
+    monkeypatch.setattr(stages, "TOYWORLD_SIZES", {name: size // 10 for name, size in stages.TOYWORLD_SIZES.items()})
+    monkeypatch.setattr(stages, "QUESTIONS_PER_KIND", 10)
     plan, _ = planned(tmp_path, gpu="RTX 4090", data="toyworld")
     assert [stage.name for stage in plan.stages[1:4]] == ["pretrain", "sft", "dpo"] and not (tmp_path / "out").exists()
 

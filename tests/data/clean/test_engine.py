@@ -83,7 +83,7 @@ def packed(path: Path, suffix: str, size: int | None = None) -> Path:
 
 
 def run(files: list[Path], out: Path, *rules: str, **settings: Any) -> dict[str, Any]:
-    settings = {"kind": "documents", **settings}
+    settings = {"kind": "documents", "workers": 1, **settings}
     return clean(files, out, pipeline=Pipeline.load(rules or RULES), **settings)
 
 
@@ -231,7 +231,7 @@ if __name__ == "__main__":
 def test_a_killed_run_continues(tmp_path: Path) -> None:
     files = [tmp_path / f"{number}.jsonl" for number in range(4)]
     for number, file in enumerate(files):
-        write_corpus(file, 1500, seed=number)
+        write_corpus(file, 600, seed=number)
     files[0] = packed(files[0], ".gz")
     out, script = tmp_path / "out", tmp_path / "killed.py"
     script.write_text(KILLED % (RULES,))
