@@ -316,6 +316,18 @@ def test_two_checkpoints_are_compared_blind_by_keyboard(opened, folder, write_ru
     assert [json.loads(line)["vote"] for line in (folder / "votes.jsonl").read_text().splitlines()] == ["a", "bad"]
 
 
+def test_a_run_opens_its_chat_and_a_reload_starts_nothing(opened, folder, write_run, models, monkeypatch):
+    (write_run(folder / "runs" / "a") / "checkpoints" / "step-00000010").mkdir(parents=True)
+    started = []
+    monkeypatch.setattr(processes.Chats, "start", lambda _, run, name, step: started.append((name, step)))
+    page = opened()
+    page.get_by_role("button", name="Chat with this checkpoint").click()
+    for _ in range(2):
+        expect(page.get_by_role("link", name="Open the chat")).to_have_count(2)
+        page.reload()
+    assert started == [("runs/a", 10)]
+
+
 def test_a_chat_that_cannot_be_stopped_says_so_and_a_moment_later_all_is_well(opened, models, monkeypatch):
     def refuse(*_):
         raise ApiError(409, "it is busy")
