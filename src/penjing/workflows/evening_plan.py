@@ -233,13 +233,13 @@ def make_plan(
     free = budget.seconds - _data_seconds(amounts, budget) - sum(END_SECONDS.values())
     shares = {name: TIME_SHARES[name] / sum(TIME_SHARES[each] for each in names) for name in names}
     size = budget.size or _best_size(amounts, free * shares["pretrain"], budget)
-    times = {name: free * share for name, share in shares.items()}
-    tokens, seconds = _tokens_within(times, size, amounts, budget)
+    given = free
     for _ in range(FITTINGS):
+        times = {name: given * share for name, share in shares.items()}
+        tokens, seconds = _tokens_within(times, size, amounts, budget)
         if seconds <= free:
             break
-        times = {name: time * 0.999 * free / seconds for name, time in times.items()}
-        tokens, seconds = _tokens_within(times, size, amounts, budget)
+        given *= 0.999 * free / seconds
     else:
         got, least = units.duration(budget.seconds), units.duration(budget.seconds - free + seconds)
         raise UserError("not enough time", where="--hours", got=got, wanted=f"about {least}", next_step=MORE_TIME)

@@ -357,13 +357,9 @@ def _record_tokens(log: StageLog, run: Run) -> None:
     tokenizer = Tokenizer.load(folder.tokenizer)
     tokens = train.num_tokens + validation.num_tokens
     num_bytes = train.num_bytes + validation.num_bytes
+    counts = {"tokens": train.num_tokens, "validation_tokens": validation.num_tokens}
     log.record(
-        data={
-            **log.facts["data"],
-            "tokens": train.num_tokens,
-            "validation_tokens": validation.num_tokens,
-            "bytes_per_token": num_bytes / tokens,
-        },
+        data={**log.facts["data"], **counts, "bytes_per_token": num_bytes / tokens},
         tokenizer={"vocabulary": tokenizer.size, "sha256": sha256_text(tokenizer.fingerprint)},
     )
 
@@ -441,15 +437,8 @@ def _compare_with_zstd(out: Path, run: Run) -> str:
         f"{model_bits:.3f} bits per byte on {units.megabytes(num_bytes)} of held-out text, "
         f"{abs(model_bits - zstd_bits):.3f} {verdict} zstd -19 ({zstd_bits:.3f})"
     )
-    write_json(
-        out / "compression.json",
-        {
-            "validation_bytes": num_bytes,
-            "zstd_19_bits_per_byte": zstd_bits,
-            "model_bits_per_byte": model_bits,
-            "note": note,
-        },
-    )
+    bits = {"zstd_19_bits_per_byte": zstd_bits, "model_bits_per_byte": model_bits}
+    write_json(out / "compression.json", {"validation_bytes": num_bytes, **bits, "note": note})
     return note
 
 

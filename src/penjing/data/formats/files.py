@@ -287,7 +287,8 @@ def _damage_named(path: Path) -> Iterator[None]:
         raise UserError(f"broken {name} file: {error}", where=path, next_step="Download or pack it again.") from None
 
 
-_SENTENCE_ENDS = tuple(mark.encode() for mark in (". ", "! ", "? ", "。", "！", "？"))
+# Where a long line is best cut: at a CR, a sentence or a word.
+_PART_ENDS = (b"\r",), tuple(mark.encode() for mark in (". ", "! ", "? ", "。", "！", "？")), (b" ",)
 
 
 def raw_lines(path: Path, cut_at: int = 0) -> Iterator[tuple[int, int, bytes | None]]:
@@ -316,12 +317,9 @@ def raw_lines(path: Path, cut_at: int = 0) -> Iterator[tuple[int, int, bytes | N
 
 
 def _cut(raw: bytes) -> int:
-    """Where a part of a line ends: after a CR, else after a sentence or a word of its second half, else anywhere but
-    inside a character or `<|endoftext|>`."""
-    if end := raw.rfind(b"\r") + 1:
-        return end
-    for marks in (_SENTENCE_ENDS, (b" ",)):
-        if ends := [at + len(mark) for mark in marks if (at := raw.rfind(mark, len(raw) // 2)) >= 0]:
+    """Where a part of a line ends: after one of _PART_ENDS, else anywhere but inside a character or `<|endoftext|>`."""
+    for marks in _PART_ENDS:
+        if ends := [raw.rfind(mark) + len(mark) for mark in marks if mark in raw]:
             return max(ends)
     return max(0, raw.find(b"<", len(raw) - len(SEPARATOR) + 1)) or utf_8_decode(raw, "replace", False)[1]
 
