@@ -132,6 +132,19 @@ def test_the_largest_step_counts_whatever_the_clock_says(run, tmp_path):
         newest(copied)
 
 
+BACKWARDS = "import time, itertools\nhour, real = itertools.count(), time.time\n"
+BACKWARDS += "time.time = lambda: real() - 3600 * next(hour)\n"
+
+
+def test_a_clock_that_is_set_back_shortens_no_time(tmp_path, server, stages):
+    recipe, words = stages["pretrain"]
+    folder = tmp_path / "run"
+    status, _, said = server.run(recipe, [*words, "max_steps=2", f"out={folder}"], before=BACKWARDS)
+    assert status == 0, said
+    assert json.loads((folder / "outcome.json").read_text())["this_process_seconds"] > 0
+    assert json.loads((folder / "plan.json").read_text())["startup_seconds"] > 0
+
+
 def test_who_reads_a_model_is_told_of_the_one_that_was_skipped(run, tmp_path):
     copied = tmp_path / "run"
     shutil.copytree(run[0], copied)

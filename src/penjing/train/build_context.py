@@ -46,7 +46,7 @@ class RunHooks:
     sample: Sample = lambda model, tokenizer, step: []  # samples from the model; step -1: a trial that is not shown
     # Further metrics of a validation, with the whole weights.
     ask_tasks: AskTasks = lambda model, tokenizer, strategy: {}
-    start_time: float = 0.0  # time.time() at the start of the command; 0: unknown
+    start_time: float = 0.0  # time.perf_counter() at the start of the command; 0: unknown
 
 
 def _batches(built: BuiltRun, micro_size: int) -> Source:

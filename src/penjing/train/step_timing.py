@@ -63,7 +63,7 @@ class ProbeHooks:
 
     save: Callable[[Path], float]  # writes a checkpoint into this folder; returns the seconds that training was blocked
     sample: Callable[[], object]  # samples from the model
-    start_time: float  # time.time() at the start of the command; 0 = unknown
+    start_time: float  # time.perf_counter() at the start of the command; 0 = unknown
 
 
 class ZeroLR(Constant):
@@ -162,7 +162,7 @@ def probe(
 
     The steps run at rate 0, so no copy of the weights is needed and peak memory is the run's. Full rounds are timed.
     """
-    probe_start, start, run, strategy = time.time(), time.perf_counter(), stage.run, context.strategy
+    start, run, strategy = time.perf_counter(), stage.run, context.strategy
     geometry = batch_geometry(run, strategy.world, strategy.device)
     units, peak = geometry.micro_size, 0
     small = units
@@ -185,7 +185,7 @@ def probe(
         pass_seconds = _mean([timing.pass_seconds for timing in timings]) * lasting * units / small
         validation, start_loss = _time_validation(size, context, pass_seconds / units, budget)
         saving, last_saving, sampling = _time_save_and_sample(run, model, strategy, hooks, budget)
-    start_up = probe_start - hooks.start_time if hooks.start_time else 0.0
+    start_up = start - hooks.start_time if hooks.start_time else 0.0
     return ProbeTimings(
         step_seconds=mean,
         wait_seconds=_mean([timing.full_wait(passes) for timing in timings]),
@@ -195,7 +195,7 @@ def probe(
         checkpoint_seconds=saving,
         last_checkpoint_seconds=last_saving,
         sample_seconds=sampling,
-        startup_seconds=start_up + time.time() - probe_start,
+        startup_seconds=start_up + time.perf_counter() - start,
         noise=noise,
         line=LinearFit(mean - context.accumulate * pass_seconds, pass_seconds) if pass_seconds else None,
         start_loss=start_loss,

@@ -110,7 +110,7 @@ def _last_length_wins(layer: Layer) -> Layer:
 def execute(run: Run, console: Console, allow_change: Sequence[str] = ()) -> dict[str, Any]:
     """Train; returns the outcome, which is also written to outcome.json. On ranks other than 0 the console is silent.
     allow_change: fields in which a resumed run may differ from the original one."""
-    began = time.time()
+    began = time.perf_counter()
     places = _tracker_places(run)
     _share_cores(run)
     strategy = make_strategy(run.compute.device, run.parallel.strategy, offload=run.parallel.offload)
@@ -214,7 +214,7 @@ def _train_prepared(
             trackers.summary("outcome", outcome)
             _send_report(prepared)
     except BaseException as error:
-        _append_history(prepared, time.time() - began, error)
+        _append_history(prepared, time.perf_counter() - began, error)
         raise
     finally:
         trackers.end()
@@ -223,7 +223,7 @@ def _train_prepared(
         with strategy.gathered(prepared.model):
             if strategy.rank == 0:
                 _save_adapter(run, prepared, console)
-    _append_history(prepared, time.time() - began)
+    _append_history(prepared, time.perf_counter() - began)
     with strategy.gathered(prepared.model):
         return questions.compare(prepared, outcome)
 
@@ -335,7 +335,7 @@ def _outcome(prepared: PreparedRun, figures: dict[str, float], began: float) -> 
         if strategy.rank == 0:
             warnings.warn(f"{name} is NaN or Inf after the last step: left out of {folder.outcome}", stacklevel=2)
         figures = {other: value for other, value in figures.items() if other != name}
-    totals = _spent(prepared, time.time() - began)
+    totals = _spent(prepared, time.perf_counter() - began)
     best, used = prepared.context.best, record.delivered if strategy.rank == 0 else None
     outcome = {
         "penjing": penjing.__version__,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -296,6 +297,8 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         raise RuntimeError("the power went off")
 
     monkeypatch.setattr(rows, "conversations", broken)
+    (tmp_path / ".sft.jsonl.0123abcd.tmp").touch()
+    os.utime(tmp_path / ".sft.jsonl.0123abcd.tmp", (0, 0))  # of a process that was killed long ago
     with pytest.raises(RuntimeError):
         toyworld.write(tmp_path, seed=1, **SIZES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pretrain.jsonl"]

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from penjing.base.files import remove_unfinished
 from penjing.data.formats.write import write_jsonl
 from penjing.data.synthetic import dataset_rows as rows
 from penjing.data.synthetic import tools as tool_rows
@@ -46,6 +47,7 @@ def write(
         plan["tools.jsonl"] = tool_rows.tool_conversations(seed, tools)
         plan["tools_rl.jsonl"] = tool_rows.tool_prompts(seed, -(-tools // 4))
     written = dict[str, dict[str, float]]()
+    remove_unfinished(Path(folder))
     for name, lines in plan.items():
         begin, path = time.perf_counter(), Path(folder) / name
         rows_written = write_jsonl(path, lines)
