@@ -1,5 +1,6 @@
 """What many tests share: one torch thread, a little corpus, and a way to run a small training."""
 
+import atexit
 import gc
 import json
 import os
@@ -80,8 +81,14 @@ def as_at_the_start():
         torch.compiler.set_stance("default")
 
 
+@atexit.register  # again after all that a training writes at the end
+def remove_home(owner=os.getpid()):
+    if os.getpid() == owner:
+        shutil.rmtree(HOME, ignore_errors=True)
+
+
 def pytest_unconfigure():
-    shutil.rmtree(HOME, ignore_errors=True)
+    remove_home()
     gc.unfreeze()  # else libraries say at the end that they were not freed
 
 

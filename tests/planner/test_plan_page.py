@@ -247,11 +247,11 @@ def test_a_budget_that_is_too_small_is_reported():
 
 def test_stages_that_sample_pay_for_it():
     run = resolve_run("grpo", settings("max_steps=10", "objective.rollout.max_new_tokens=16"))
-    page = make_report("grpo", run, PlanOptions(gpu="RTX 4090"))
+    page = make_report("grpo", run, PlanOptions(gpu="RTX 4090"), trace=False)
     assert page.step_parts_seconds["generation"] > 0
     assert page.bottleneck == "generation"
     longer = resolve_run("grpo", settings("max_steps=10", "objective.rollout.max_new_tokens=48"))
-    more = make_report("grpo", longer, PlanOptions(gpu="RTX 4090"))
+    more = make_report("grpo", longer, PlanOptions(gpu="RTX 4090"), trace=False)
     assert more.step_parts_seconds["generation"] > 2 * page.step_parts_seconds["generation"]
 
 
@@ -314,7 +314,8 @@ def test_a_measurement_beside_other_programs_says_so(monkeypatch, waited, said):
 
 def test_longer_runs_and_faster_cards():
     run = resolve_run("pretrain", settings())
-    pages = {name: make_report("pretrain", run, PlanOptions(gpu=name, tokens="10B")) for name in ("RTX 3090", "H100")}
+    asked = {name: PlanOptions(gpu=name, tokens="10B") for name in ("RTX 3090", "H100")}
+    pages = {name: make_report("pretrain", run, options, trace=False) for name, options in asked.items()}
     assert pages["H100"].predicted_seconds < pages["RTX 3090"].predicted_seconds
     both = make_report("pretrain", run, PlanOptions(gpu="H100", gpus=2, tokens="10B"))
     assert both.passes * both.micro_size * 2 == run.batch.size
