@@ -111,8 +111,8 @@ def test_a_flipped_bit_anywhere_in_the_boundaries_is_found(tmp_path: Path) -> No
     content = path.read_bytes()
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
-        with raises_user_error(where="ends.npy"):
-            TokenShards(tmp_path / "a").verify()
+        with raises_user_error(where="ends.npy", next_step="Remove the folder"):
+            TokenShards(tmp_path / "a")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 99}'])

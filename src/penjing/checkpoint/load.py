@@ -112,7 +112,6 @@ def delivered(folder: Path) -> Checkpoint | None:
     if last is None or step == last.step:
         return last
     path = folder / folder_name(step)
-    problem = damage(path)
-    if problem is not None:
+    if problem := damage(path):
         return replace(last, skipped=(*last.skipped, f"{path.name}: {problem}"))
     return Checkpoint(path, step, last.skipped)

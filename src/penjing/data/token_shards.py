@@ -23,6 +23,7 @@ COPY_TOKENS = 1 << 20
 Tokens = Sequence[int] | npt.NDArray[Any]
 META = "shards.json"
 Kind = Literal["documents", "chats"]
+REMEDY = "Remove the folder: a run makes its own anew from the data."
 
 
 def id_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -74,12 +75,14 @@ class ArrayFolder:
             path = self.folder / name
             size = path.stat().st_size if path.is_file() else None
             if size != entry["bytes"]:
-                raise UserError("file missing or cut short", where=path, got=size, wanted=f"{entry['bytes']} bytes")
+                wanted = f"{entry['bytes']} bytes"
+                raise UserError("file missing or cut short", where=path, got=size, wanted=wanted, next_step=REMEDY)
         self.meta: dict[str, Any] = meta
 
     def load(self, name: str) -> npt.NDArray[Any]:
         """A small array, read whole."""
         path = self.folder / f"{name}.npy"
+        self.verify([path.name])
         try:
             return np.asarray(np.load(path))
         except Exception as error:  # a damaged header raises ValueError, SyntaxError, TokenError, EOFError ...
@@ -95,11 +98,12 @@ class ArrayFolder:
     def num_tokens(self) -> int:
         return int(self.meta["tokens"])
 
-    def verify(self) -> None:
-        """Hash every file again; raises UserError naming the first that changed."""
-        for name, entry in self.meta["files"].items():
-            if sha256_file(self.folder / name) != entry["sha256"]:
-                raise UserError("the file is not what was written (checksum differs)", where=self.folder / name)
+    def verify(self, names: Iterable[str] = ()) -> None:
+        """Hash these files again, or all; raises UserError naming the first that changed."""
+        for name in names or self.meta["files"]:
+            if sha256_file(self.folder / name) != self.meta["files"].get(name, {}).get("sha256"):
+                what = "the file is not what was written (checksum differs)"
+                raise UserError(what, where=self.folder / name, next_step=REMEDY)
 
 
 class ArrayFolderWriter:

@@ -134,8 +134,7 @@ def load_trained(
     if checkpoint is None:
         raise UserError("the run has no checkpoint yet", where=folder.path)
     for skipped in checkpoint.skipped:
-        text = f"{path}: damaged checkpoint skipped, step {checkpoint.step} is used: {skipped}"
-        warnings.warn(text, stacklevel=2)
+        warnings.warn(f"{path}: damaged checkpoint skipped, step {checkpoint.step} is used: {skipped}", stacklevel=2)
     if not (to_score or run.objective.generates_text):
         warnings.warn(f"{path} is a reward model, read without its head: it was not trained to write", stacklevel=2)
     if run.lora.rank:
