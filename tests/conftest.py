@@ -32,6 +32,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # for tests/kernels/test_triton_kernels.py; read when Triton is first imported
 HOME = tempfile.mkdtemp(prefix="penjing-home-")  # of this process: no test writes the user's history
 os.environ["PENJING_HOME"] = HOME
+os.environ.pop("COLUMNS", None)  # of the terminal, or set by other packages: output is as wide as where there is none
 
 
 # A full garbage collection looks at all that libraries and tests have made, at the start of each of hundreds of small

@@ -49,7 +49,7 @@ def opened(tab, server):
         troubles.append(str(error))
 
     def note_message(said):
-        if said.type in ("error", "warning"):
+        if said.type in ("error", "warning") and not said.location["url"].endswith("/favicon.ico"):  # of tree.svg, late
             troubles.append(said.text)
 
     def open_page(settings=None, *, locale="en-US", width=1200, height=800, wait=True, **context):
