@@ -38,7 +38,7 @@ MIN_STEPS = 20
 UNIT_TOKENS = {"chats": 280, "preferences": 800, "prompts": 200}  # of one that has not been read: an estimate
 SECONDS_BETWEEN_CHECKPOINTS, EVALUATIONS = 600, 10
 FITTINGS = 5  # tries to end within the time: a training has whole steps, and at least MIN_STEPS
-MORE_TIME = "Give more --hours, or a smaller --size."
+MORE_TIME = "Give more --hours or --price, or a smaller --size."
 FIGURES = ("tokens", "seconds", "num_bytes", "files")
 HELD_OUT_BYTES = 2e6  # of the texts: for the held-out loss, and to compress
 # Bytes per second, estimates: of a download, of cleaning and of encoding by one process (docs/data.md).
