@@ -14,7 +14,7 @@ import penjing
 from penjing.base.errors import UserError
 from penjing.planner.history import verify
 from penjing.track.jsonl import JsonLines
-from penjing.track.run_record import RunRecord, find_runs
+from penjing.track.run_record import GrowingFigures, RunRecord, find_runs
 from penjing.workflows.check_run import examine
 
 PLAN = {"steps": 4, "predicted_seconds": 8.0, "tokens": 100, "level": "probe"}
@@ -75,13 +75,11 @@ class Reader:
     """Follows a file as `watch` does: what it holds must be what the file holds."""
 
     def __init__(self, folder):
-        self.record, self.position, self.rows, self.restarts = RunRecord(folder), "", [], 0
+        self.folder, self.growing = folder, GrowingFigures()
 
     def read(self):
-        rows, self.position, restarted = self.record.tail(self.record.folder.metrics, self.position)
-        self.rows = [*([] if restarted else self.rows), *(row.raw for row in rows)]
-        self.restarts += restarted
-        return self.rows
+        self.is_new = self.growing.read(RunRecord(self.folder))
+        return self.growing.by_name
 
 
 @settings(max_examples=60, deadline=None)
@@ -100,32 +98,25 @@ def test_following_a_file_gives_what_reading_it_gives(tmp_path_factory, changes)
         elif what == "cut" and path.exists():  # a kill in the middle of a line; the run is resumed
             with open(path, "ab") as stream:
                 stream.write(b'{"step": 99, "lo')
-            assert reader.read() == [line.raw for line in RunRecord(folder).metrics]
+            assert reader.read() == RunRecord(folder).figures
             written = JsonLines(path, resume_step=step)
             written.rewind(step)
         else:
             reader.read()
-    assert reader.read() == [line.raw for line in RunRecord(folder).metrics]
+    assert reader.read() == RunRecord(folder).figures
 
 
 def test_a_line_being_written_comes_with_the_next_reading(tmp_path):
     reader, path = Reader(tmp_path), tmp_path / "metrics.jsonl"
-    assert reader.read() == []
-    path.write_text('{"step": 1}\n{"st')
-    assert reader.read() == [{"step": 1}]
+    assert reader.read() == {} and not reader.is_new
+    path.write_text('{"step": 1, "loss": 3}\n{"st')
+    assert reader.read() == {"loss": {1: 3}} and reader.is_new
+    assert reader.read() == {"loss": {1: 3}} and not reader.is_new
     with open(path, "a") as stream:
-        stream.write('ep": 2}\n')
-    assert reader.read() == [{"step": 1}, {"step": 2}] and reader.restarts == 0
+        stream.write('ep": 2, "loss": 2}\n')
+    assert reader.read() == {"loss": {1: 3, 2: 2}} and reader.is_new
     path.unlink()
-    assert reader.read() == [] and reader.restarts == 1
-
-
-@pytest.mark.parametrize("position", ["-1", "5", "5-", "999999999999999999-00000001", "9-zzz", "\u0665-00000000", "x"])
-def test_a_position_from_elsewhere_reads_from_the_start(tmp_path, position):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    rows, new, restarted = RunRecord(tmp_path).tail(tmp_path / "metrics.jsonl", position)
-    assert [row.raw for row in rows] == [{"step": 1}] and restarted
-    assert RunRecord(tmp_path).tail(tmp_path / "metrics.jsonl", new) == ([], new, False)
+    assert reader.read() == {} and reader.is_new
 
 
 def test_only_the_record_reads_what_training_logged():

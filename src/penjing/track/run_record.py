@@ -1,10 +1,9 @@
 """The one reader of what training wrote into a run's folder."""
 
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from penjing.base import config
 from penjing.base.errors import UserError
@@ -16,16 +15,7 @@ from penjing.checkpoint.manifest import MANIFEST, STATE, folder_name, steps
 from penjing.track.run_dir import RunDir
 
 T = TypeVar("T")
-MARK_BYTES = 256  # before a position, by which it is known again
-
-
-class Tail(NamedTuple):
-    """New lines of a growing file. position: where the next reading goes on. restarted: the file was written anew since
-    the last reading, by a rollback or a resumed run, so that `rows` are all of its lines and earlier ones are void."""
-
-    rows: list[Fields]
-    position: str
-    restarted: bool
+MARK_BYTES = 256  # the last that were read, by which a growing file is known again
 
 
 class RunRecord:
@@ -65,12 +55,9 @@ class RunRecord:
         """The JSON objects in a file of the folder, each with its `step`."""
         return self._read(lambda path: list(map(Fields, read_lines(path))), path, [])
 
-    def tail(self, path: Path, position: str = "") -> Tail:
-        """The complete lines of a file of the folder after `position`, which an earlier reading returned; "": all.
-
-        A last line that is still being written comes with a later reading.
-        """
-        return self._read(lambda path: _read_tail(path, position), path, Tail([], "", bool(position)))
+    def end_of(self, path: Path, start: int) -> bytes:
+        """What a file of the folder has from the byte `start` on."""
+        return self._read(lambda path: _read_from(path, start), path, b"")
 
     @cached_property
     def settings(self) -> dict[str, str]:
@@ -167,16 +154,22 @@ class GrowingFigures:
     def __init__(self) -> None:
         self.by_name: dict[str, dict[int, float]] = {}
         self._by_key: dict[str, dict[int, float]] = {}  # as the file has the names
-        self._position = ""
+        self._num_read, self._mark = 0, b""  # bytes that were read, and the last of them
 
     def read(self, record: RunRecord) -> bool:
-        """Take in what has been written since the last time; whether that was anything."""
-        tail = record.tail(record.folder.metrics, self._position)
-        if tail.restarted:
+        """Take in the complete lines written since the last time; whether there were any. If the file was written anew,
+        by a rollback or a resumed run, or is gone, earlier lines are void."""
+        path = record.folder.metrics
+        written = record.end_of(path, self._num_read - len(self._mark))
+        if restarted := not written.startswith(self._mark):
             self._by_key.clear()
-        self._position = tail.position
-        self.add(tail.rows)
-        return bool(tail.rows) or tail.restarted
+            self._num_read, self._mark = 0, b""
+            written = record.end_of(path, 0)
+        new = written[len(self._mark) : written.rfind(b"\n") + 1]
+        self._num_read += len(new)
+        self._mark = (self._mark + new[-MARK_BYTES:])[-MARK_BYTES:]
+        self.add(map(Fields, parse_lines(new.split(b"\n"))))
+        return bool(new) or restarted
 
     def add(self, lines: Iterable[Fields]) -> None:
         for line in lines:
@@ -189,24 +182,10 @@ class GrowingFigures:
         self.by_name = {text(key): values for key, values in self._by_key.items() if key != "step"}
 
 
-def _read_tail(path: Path, position: str) -> Tail:
-    """A position is an offset, and a checksum of the bytes before it: a file that was rewritten differs there."""
-    digits, _, mark = position.partition("-")
-    offset = int(digits) if digits.isdecimal() and len(digits) < 16 else 0
+def _read_from(path: Path, start: int) -> bytes:
     with open_regular(path) as stream:
-        restarted = bool(position) and (not mark or mark != _mark(stream, offset))
-        stream.seek(0 if restarted else offset)
-        written = stream.read()
-        end = stream.tell() - len(written) + written.rfind(b"\n") + 1
-        rows = list(map(Fields, parse_lines(written[: written.rfind(b"\n") + 1].split(b"\n"))))
-        return Tail(rows, f"{end}-{_mark(stream, end)}", restarted)
-
-
-def _mark(stream: IO[bytes], offset: int) -> str:
-    start = max(0, offset - MARK_BYTES)
-    stream.seek(start)
-    before = stream.read(offset - start)
-    return f"{zlib.crc32(before):08x}" if len(before) == offset - start else ""
+        stream.seek(start)
+        return stream.read()
 
 
 def find_runs(path: Path) -> list[RunRecord]:
