@@ -1,5 +1,6 @@
 """Curves of runs for the page: smoothed and thinned out here, so that long runs are drawn at once."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
@@ -20,8 +21,8 @@ class View:
 
     x: Literal["step", "tokens", "time"] = "step"
     smooth: Annotated[float, Query(ge=0, lt=1)] = 0.0
-    low: Annotated[float | None, Query(allow_inf_nan=False)] = None
-    high: Annotated[float | None, Query(allow_inf_nan=False)] = None
+    low: Annotated[float, Query(allow_inf_nan=False)] = -math.inf
+    high: Annotated[float, Query(allow_inf_nan=False)] = math.inf
 
 
 def charts(runs: Sequence[LiveRun], view: View, *, small: bool) -> list[dict[str, Any]]:
@@ -50,11 +51,7 @@ def _series(run: LiveRun, metric: str, view: View, most: int) -> dict[str, Any]:
     x = x_axis(run, steps, view.x)
     if view.smooth and not metric.startswith(HELD_OUT):
         y = smoothed(y, view.smooth)
-    inside = np.ones(len(x), bool)
-    if view.low is not None:
-        inside &= x >= view.low
-    if view.high is not None:
-        inside &= x <= view.high
+    inside = (view.low <= x) & (x <= view.high)
     x, y = x[inside], y[inside]
     kept = thinned(y, most)
     return {

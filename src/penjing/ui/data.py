@@ -1,20 +1,17 @@
 """The tab data: the data files of the folder, what `penjing data look` says of one, and a dry run of `data clean`."""
 
 import os
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.responses import HTMLResponse, Response
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json as read_json_file
 from penjing.data.clean import RULES
 from penjing.data.formats.files import CLEANING, format_of
-from penjing.report.charts import POLICY
 from penjing.report.load_runs import QUICKSTART
 from penjing.serve.errors import ApiError
 from penjing.track.run_record import RunRecord
@@ -24,8 +21,7 @@ from penjing.ui.site import Body, Site, is_shown, text_field
 
 DEPTH, MOST_FILES, MOST_ENTRIES = 6, 500, 20_000  # folders below the app's that are searched; listed; looked at
 SECONDS = 900.0  # of a program, which a person can cancel
-MOST_BYTES = 64 << 20  # of the counts of a cleaning, and of its report
-REPORT_HEADERS = {"Content-Security-Policy": f"sandbox allow-scripts; {POLICY}"}
+MOST_BYTES = 64 << 20  # of the counts of a cleaning
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
@@ -72,37 +68,8 @@ def _is_data(path: Path) -> bool:
         return False
 
 
-def look_words(site: Site, body: Mapping[str, Any]) -> list[str]:
-    """`data look` for the body's path, and perhaps tokenizer (a folder) and columns. Raises ApiError."""
-    path = site.path(text_field(body, "path"))
-    words = ["data", "look", str(path), "--json"]
-    if body.get("tokenizer"):
-        words += ["--tokenizer", str(site.path(text_field(body, "tokenizer")))]
-    if body.get("columns"):
-        words += [f"--columns={text_field(body, 'columns')}"]
-    return words
-
-
-def clean_words(site: Site, body: Mapping[str, Any]) -> list[str]:
-    """`data clean --dry-run` for the body's path, with the rules it names. Raises ApiError."""
-    rules = body.get("rules") or ["default"]
-    if not isinstance(rules, Sequence) or any(rule not in ("default", *RULES) for rule in rules):
-        raise ApiError(400, "rules: names of cleaning rules are required", param="rules")
-    chosen = [word for rule in rules for word in ("--pipeline", rule)]
-    return ["data", "clean", str(site.path(text_field(body, "path"))), "--dry-run", "--json", "--workers", "1", *chosen]
-
-
-def cleaning(site: Site, name: str) -> dict[str, Any]:
-    """What a finished cleaning counted, and where its report is. Raises ApiError."""
-    folder = site.path(name) / CLEANING
-    counts = folder / "counts.json"
-    if not counts.is_file() or counts.stat().st_size > MOST_BYTES:
-        raise ApiError(404, f"{name[:200]}: no cleaned corpus", param="folder")
-    return {"cleaned": [read_json_file(counts)], "report": site.name(folder / "report.html")}
-
-
 def add_routes(app: FastAPI, site: Site) -> None:
-    """Routes below /api/data, and /report, where a new window shows a page of the folder."""
+    """Routes below /api/data."""
 
     @app.get("/api/data/files")
     def files() -> dict[str, Any]:
@@ -110,28 +77,28 @@ def add_routes(app: FastAPI, site: Site) -> None:
 
     @app.post("/api/data/look")
     async def look(request: Request, body: Body) -> dict[str, Any]:
-        return await penjing_json(request, look_words(site, body), site.folder, SECONDS)
+        """`data look` for the body's path, and perhaps tokenizer (a folder) and columns."""
+        words = ["data", "look", str(site.path(text_field(body, "path"))), "--json"]
+        if body.get("tokenizer"):
+            words += ["--tokenizer", str(site.path(text_field(body, "tokenizer")))]
+        if body.get("columns"):
+            words += [f"--columns={text_field(body, 'columns')}"]
+        return await penjing_json(request, words, site.folder, SECONDS)
 
     @app.post("/api/data/clean")
     async def clean(request: Request, body: Body) -> dict[str, Any]:
-        return await penjing_json(request, clean_words(site, body), site.folder, SECONDS)
+        """`data clean --dry-run` for the body's path, with its rule."""
+        path, rule = site.path(text_field(body, "path")), text_field(body, "rule")
+        if rule not in ("default", *RULES):
+            raise ApiError(400, "rule: the name of a cleaning rule is required", param="rule")
+        words = ["data", "clean", str(path), "--dry-run", "--json", "--workers", "1", "--pipeline", rule]
+        return await penjing_json(request, words, site.folder, SECONDS)
 
     @app.get("/api/data/cleaning")
     def finished(folder: str) -> dict[str, Any]:
-        return cleaning(site, folder)
-
-    @app.post("/api/data/report")
-    def offer_report(body: Body) -> dict[str, str]:
-        path = site.path(text_field(body, "path"))
-        if path.name != "report.html" or not path.is_file() or path.stat().st_size > MOST_BYTES:
-            raise ApiError(404, f"{path.name[:200]}: no report", param="path")
-        address = f"/report/{secrets.token_urlsafe(16)}"
-        site.open_once[address] = path
-        return {"address": address}
-
-    @app.get("/report/{_}")
-    def report(request: Request) -> Response:
-        path = site.open_once.pop(request.url.path, None)
-        if path is None:
-            raise ApiError(404, "this address was opened before")
-        return HTMLResponse(path.read_bytes(), headers={**REPORT_HEADERS, "Cache-Control": "no-store"})
+        """What a finished cleaning counted, and where its report is."""
+        cleaned = site.path(folder) / CLEANING
+        counts = cleaned / "counts.json"
+        if not counts.is_file() or counts.stat().st_size > MOST_BYTES:
+            raise ApiError(404, f"{folder[:200]}: no cleaned corpus", param="folder")
+        return {"cleaned": [read_json_file(counts)], "report": site.name(cleaned / "report.html")}

@@ -28,7 +28,6 @@ def start(folder: Path, host: str, port: int, console: Console) -> None:
     site = Site(Path(), lambda: server.should_exit)
     server = make_server(make_app(site, token, loopback_only=is_loopback(host)))
     with closing(listen(host, port)) as listener:
-        listener.listen()  # whoever reads the address may use it at once
         threading.Thread(target=plan.load, daemon=True).start()
         address = f"http://{shown_host(host)}:{listener.getsockname()[1]}"
         console.print(f"{address}/#token={token}", highlight=False, soft_wrap=True)

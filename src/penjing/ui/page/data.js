@@ -103,7 +103,7 @@ function look() {
 
 function dryRun() {
   if (!page.state.file) return undefined;
-  const asked = { path: page.state.file, rules: [$("#data-rules").value] };
+  const asked = { path: page.state.file, rule: $("#data-rules").value };
   return run(t("dataCleaning"), (signal) => page.context.api.post("/api/data/clean", asked, signal), (answer) => answer.cleaned.map(cleaning));
 }
 
@@ -113,18 +113,8 @@ function openCleaned(folder) {
   $("#data-title").textContent = folder;
   return run(t("uiLoading"), (signal) => page.context.api.get("/api/data/cleaning", { folder }, signal), (answer) => [
     ...answer.cleaned.map(cleaning),
-    el("p", {}, el("button", { type: "button", class: "plain", text: t("dataReport"), title: answer.report, on: { click: () => openReport(answer.report) } })),
+    el("p", { class: "hint", text: t("dataReport", { path: answer.report }) }),
   ]);
-}
-
-/** In a window of its own, whose address is good for once. */
-async function openReport(path) {
-  const { fail, api } = page.context;
-  try {
-    open((await api.post("/api/data/report", { path })).address, "_blank", "noopener");
-  } catch (error) {
-    fail(error);
-  }
 }
 
 // --- showing ---------------------------------------------------------------------------------------------------------
