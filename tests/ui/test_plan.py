@@ -22,7 +22,7 @@ TOKEN = "token"
 FIELDS = [
     {"model": "26m", "gpu": "RTX 3090", "tokens": "2B", "unique": "1B"},
     {"model": "ladder-20m", "seq_len": "1024", "batch": "48", "gpu": "H100", "gpus": "2", "price": "2.5USD"},
-    {"model": "26m", "width": "768", "layers": "12", "experts": "4", "active_experts": "2", "gpu": "A100"},
+    {"model": "198m-moe", "gpu": "A100", "strategy": "auto"},
     {"recipe": "sft", "model": "64m", "gpu": "V100", "optimizer": "adamw", "checkpointing": "block"},
 ]
 
@@ -52,12 +52,6 @@ def test_the_command_to_train_makes_as_many_steps(client):
     assert words[:3] == ["penjing", "train", "pretrain"] and words[-1] == "data.train=FILES"
     run = resolve_run("pretrain", config.parse_overrides(words[3:]))
     assert run.max_steps == answer["plan"]["steps"]
-    shape = answer["shape"]
-    assert (shape["layers"], shape["width"], shape["experts"]) == (12, 768, 4)
-    model = run.model
-    assert (
-        model.num_attention_heads * model.head_dim == 768 and model.num_attention_heads % model.num_key_value_heads == 0
-    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +61,7 @@ def test_the_command_to_train_makes_as_many_steps(client):
         ({"model": "none-such"}, "model.preset"),
         ({"tokens": "many"}, "--tokens"),
         ({"gpus": "0"}, "gpus"),
-        ({"layers": "1000000000"}, "layers"),
+        ({"batch": "1000000000"}, "batch"),
         ({"seq_len": "1000000"}, "data.seq_len"),
         ({"gpu": "RTX 9999"}, "--gpu"),
         ({"gpus": "2", "strategy": "zero3"}, "optimizer.name"),
@@ -96,9 +90,9 @@ def test_more_tokens_take_longer_and_a_larger_batch_more_memory():
 def test_an_answer_takes_less_than_a_fifth_of_a_second():
     estimate(FIELDS[0])  # imports
     seconds = []
-    for layers in range(4, 24):
+    for size in range(4, 24):
         began = time.thread_time()
-        estimate({**FIELDS[0], "layers": str(layers)})
+        estimate({**FIELDS[0], "model": f"ladder-{size}m"})
         seconds.append(time.thread_time() - began)
     assert sorted(seconds)[-3] < 0.2
 
@@ -107,10 +101,7 @@ def test_cards_and_sizes_are_the_same_plan():
     fields = {"model": "ladder-1b", "gpu": "RTX 3090", "tokens": "1B"}
     rows = {row["name"]: row for row in cards(fields)["rows"]}
     assert not rows["RTX 3060"]["fits"] and rows["H200"]["fits"]
-    for row in (
-        rows["RTX 4090"],
-        next(row for row in sizes({**fields, "layers": "3"})["rows"] if row["name"] == "64m"),
-    ):
+    for row in (rows["RTX 4090"], next(row for row in sizes(fields)["rows"] if row["name"] == "64m")):
         alone = {**fields, **({"gpu": "RTX 4090"} if row["name"] == "RTX 4090" else {"model": "64m"})}
         assert row["predicted_seconds"] == estimate(alone)["plan"]["predicted_seconds"]
     assert set(SIZES) == {row["name"] for row in sizes(fields)["rows"]}

@@ -64,12 +64,12 @@ def opened(browser, address):
 
 
 def figures(page):
-    return [page.locator(f"#plan-out-{name}").inner_text() for name in ("time", "memory", "flops")]
+    return [page.locator(f"#plan-out-{name}").inner_text() for name in ("time", "memory", "energy")]
 
 
 def bars(page):
-    return page.locator(".waterfall rect").evaluate_all(
-        "nodes => nodes.map(node => Number(node.getAttribute('width')))"
+    return page.locator(".waterfall .part").evaluate_all(
+        "nodes => nodes.map(node => node.getBoundingClientRect().width)"
     )
 
 

@@ -3,9 +3,8 @@
 Memory comes from the formula (`--rough`), so that an answer takes milliseconds; `refine` runs the command itself.
 """
 
-import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +13,6 @@ from fastapi import FastAPI, Request
 from penjing.base import config
 from penjing.base.errors import UserError
 from penjing.model import presets
-from penjing.model.config import MIXTURES
 from penjing.parallel import STRATEGIES
 from penjing.plan import cost
 from penjing.plan.gpu_specs import GPU_SPECS
@@ -29,14 +27,13 @@ REFINE_SECONDS = 180.0
 _LOAD_AFTER_SECONDS = 1.0  # so that the page is there first
 _OPTIONS = ("gpu", "gpus", "tokens", "unique", "price")  # of `penjing plan`, with the page's names
 _SETTINGS = {
-    "layers": "model.num_hidden_layers",
     "seq_len": "data.seq_len",
     "batch": "batch.size",
     "optimizer": "optimizer",
     "checkpointing": "compute.activation_checkpointing",
 }
 _LONG = {"model": "model.preset", "optimizer": "optimizer.name"}
-_MOST = {"layers": 1000, "experts": 4096, "batch": 1 << 20, "gpus": 1 << 16}  # the plan counts one by one
+_MOST = {"batch": 1 << 20, "gpus": 1 << 16}  # the plan counts one by one
 _EXITS = (0, 3)  # 3: it does not fit
 
 
@@ -58,8 +55,7 @@ class Asked:
         for name, most in _MOST.items():
             if name in given and cost.read_count(given[name], name) > most:
                 raise UserError("too large for a plan", where=name, got=given[name], wanted=f"at most {most}")
-        model = given.get("model", "26m")
-        settings = [f"model={model}", *_shape_settings(model, given)]
+        settings = [f"model={given.get('model', '26m')}"]
         settings += [f"{key}={given[name]}" for name, key in _SETTINGS.items() if name in given]
         if given.get("strategy", "auto") != "auto":
             settings.append(f"parallel.strategy={given['strategy']}")
@@ -71,36 +67,8 @@ class Asked:
         return ["plan", self.recipe, *self.settings, *options, *more]
 
 
-def _shape_settings(model: str, given: Mapping[str, str]) -> Iterator[str]:
-    """Settings of a model whose width or number of experts is not that of `model`: all else keeps its proportions."""
-    shape = presets.named(model) or {}
-    if not shape:
-        return  # the settings say so
-    width, head = int(str(shape["hidden_size"])), int(str(shape["head_dim"]))
-    heads, groups = int(str(shape["num_attention_heads"])), int(str(shape["num_key_value_heads"]))
-    inner = int(str(shape["intermediate_size"]))
-    if "width" in given:
-        new = config.convert(int, given["width"], "model.hidden_size")
-        yield f"model.hidden_size={new}"
-        if new > 0 and new != width:
-            inner = max(64, round(inner * new / width / 64) * 64)
-            head = next(size for size in (head, 128, 64, 32, 16, 8, 4, 2, new) if new % size == 0)
-            share = max(1, heads // groups)
-            heads = new // head
-            groups = heads // share if heads % share == 0 else math.gcd(heads, groups)
-            names = ("head_dim", "num_attention_heads", "num_key_value_heads", "intermediate_size")
-            yield from (f"model.{name}={size}" for name, size in zip(names, (head, heads, groups, inner), strict=True))
-    if "experts" in given and given["experts"] != "0":
-        if shape.get("architecture") not in MIXTURES:
-            llama = shape.get("architecture") == "llama"
-            yield f"model.architecture={'mixtral' if llama else 'qwen3_moe'}"
-            yield f"model.moe_intermediate_size={inner}"
-        yield f"model.num_experts={given['experts']}"
-        yield f"model.num_experts_per_tok={given.get('active_experts', '1')}"
-
-
 def estimate(body: Body) -> dict[str, Any]:
-    """The plan of the page's fields, the sizes of its model, the commands that do the same, and settings to train.
+    """The plan of the page's fields, the commands that do the same, and settings to train.
 
     {"refused": {"where", "message"}} for settings that the command line refuses.
     """
@@ -116,13 +84,10 @@ def estimate(body: Body) -> dict[str, Any]:
         report = make_report(asked.recipe, run, PlanOptions(**options), trace=False)
     except UserError as error:
         return {"refused": {"where": str(error.where or ""), "message": error.line()}}
-    model = run.model
-    shape = {"layers": model.num_hidden_layers, "width": model.hidden_size, "experts": model.num_experts}
-    shape |= {"active_experts": model.num_experts_per_tok}
     figures = asdict(report)
     pairs = (setting.split("=", 1) for setting in _to_train(asked, figures))
     settings = {_LONG.get(key, key): value for key, value in pairs}  # as the tab train names them
-    return {"plan": figures, "shape": shape, "commands": commands(asked, figures), "settings": settings}
+    return {"plan": figures, "commands": commands(asked, figures), "settings": settings}
 
 
 def _to_train(asked: Asked, plan: Mapping[str, Any]) -> list[str]:
@@ -146,9 +111,7 @@ def cards(body: Body) -> dict[str, Any]:
 
 def sizes(body: Body) -> dict[str, Any]:
     """The same plan with models of other sizes."""
-    shape = ("layers", "width", "experts", "active_experts")
-    whole = {name: value for name, value in body.items() if name not in shape}
-    return {"rows": [_row(name, {**whole, "model": name}) for name in SIZES]}
+    return {"rows": [_row(name, {**body, "model": name}) for name in SIZES]}
 
 
 def _row(name: str, body: Mapping[str, Any]) -> dict[str, Any]:

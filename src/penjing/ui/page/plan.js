@@ -5,21 +5,18 @@ import { $, el, fill } from "./dom.js";
 import { count, short, t } from "./i18n.js";
 import "./plan_words.js";
 import { choiceField, numberField, textField } from "./plan_fields.js";
-import { duration, gibibytes, power, readNumber } from "./plan_numbers.js";
+import { duration, gibibytes, readNumber } from "./plan_numbers.js";
 import { drawWaterfall, waterfall } from "./waterfall.js";
 import { said } from "./words.js";
 
 const DEFAULTS = { recipe: "pretrain", model: "26m", gpu: "RTX 3090" };
-const NAMES = ["recipe", "model", "layers", "width", "experts", "active_experts", "tokens", "unique", "seq_len", "batch",
-  "gpu", "gpus", "strategy", "optimizer", "checkpointing", "price"];
-const SHAPE = ["layers", "width", "experts", "active_experts"];
+const NAMES = ["recipe", "model", "tokens", "unique", "seq_len", "batch", "gpu", "gpus", "strategy", "optimizer", "checkpointing", "price"];
 const HERE = "here"; // in the place of a card: this machine
 const PAUSE = 0.25; // seconds of rest, before the tables are asked for
 // The field that an error is about, by what the error names.
 const FIELD_OF = { "model.preset": "model", "data.seq_len": "seq_len", "batch.size": "batch", "parallel.strategy": "strategy",
-  "optimizer.name": "optimizer", "model.hidden_size": "width", "model.num_hidden_layers": "layers", "model.num_experts": "experts",
-  "model.num_experts_per_tok": "active_experts", "compute.activation_checkpointing": "checkpointing" };
-const FIGURES = ["time", "cost", "memory", "energy", "speed", "tokens", "epochs", "flops", "loss", "parameters"];
+  "optimizer.name": "optimizer", "compute.activation_checkpointing": "checkpointing" };
+const FIGURES = ["time", "cost", "memory", "energy", "speed", "tokens", "epochs", "loss", "parameters"];
 
 let page = null; // of the opened tab
 
@@ -45,13 +42,11 @@ function build(choices) {
   const cards = choices.cards.map((card) => [card.name, `${card.name} · ${Math.round(card.memory_gib)} GB`]);
   const fields = {
     recipe: choice("recipe", own(choices.recipes)),
-    model: choiceField("model", models, () => (state.model.startsWith("ladder-") && !choices.models.includes(state.model) ? "" : state.model),
-      (value) => set({ model: value || ladder(page.answer?.plan?.parameters ?? 26e6), ...cleared(SHAPE) })),
-    size: numberField("size", () => (state.model.startsWith("ladder-") && !SHAPE.some((name) => state[name]) ? state.model.slice(7) : ""),
-      (value) => set({ model: value ? ladder(readNumber(value)) : DEFAULTS.model, ...cleared(SHAPE) })),
-    ...Object.fromEntries([...SHAPE, "tokens", "unique", "seq_len", "batch"].map((name) => [name, number(name)])),
+    model: choiceField("model", models, read("model"), (value) => set({ model: value || ladder(page.answer?.plan.parameters ?? 26e6) })),
+    size: numberField("size", () => (state.model.startsWith("ladder-") ? state.model.slice(7) : ""),
+      (value) => set({ model: value ? ladder(readNumber(value)) : DEFAULTS.model })),
+    ...Object.fromEntries(["tokens", "unique", "seq_len", "batch", "gpus"].map((name) => [name, number(name)])),
     gpu: choice("gpu", [...cards, [HERE, t("planThisMachine")]]),
-    gpus: number("gpus"),
     strategy: choice("strategy", choices.strategies.map((name) => [name, name])),
     optimizer: choice("optimizer", [["", t("planRecipes")], ["muon", "Muon"], ["adamw", "AdamW"]]),
     checkpointing: choice("checkpointing", [["", t("planRecipes")], ...own(["none", "mlp", "block"])]),
@@ -59,15 +54,12 @@ function build(choices) {
   };
   page.fields = fields;
   const group = (title, ...names) => el("fieldset", { class: "card" }, el("legend", { text: t(title) }), names.map((name) => fields[name].node));
-  const more = el("details", { class: "card", open: SHAPE.some((name) => state[name]) },
-    el("summary", { text: t("planShape") }), SHAPE.map((name) => fields[name].node));
   const form = el("form", { class: "plan-form", "aria-label": t("planForm"), on: { submit: (event) => event.preventDefault() } },
-    group("model", "recipe", "model", "size"), more, group("planData", "tokens", "unique", "seq_len", "batch"),
+    group("model", "recipe", "model", "size"), group("planData", "tokens", "unique", "seq_len", "batch"),
     group("planCards", "gpu", "gpus", "strategy", "price"), group("planMemory", "optimizer", "checkpointing"));
   return el("div", { class: "plan-columns" }, form, results());
 }
 
-const cleared = (names) => Object.fromEntries(names.map((name) => [name, ""]));
 const ladder = (size) => `ladder-${short(Math.min(Math.max(size, 5e5), 3e9)).toLowerCase()}`;
 
 const sentence = (name) => t(`planNote_${name}`, {}, ""); // some have one of their own
@@ -114,8 +106,8 @@ function ask() {
     show(answer);
     if (answer.refused) return;
     await pause(PAUSE, signal);
-    table($("#plan-cards"), (await post("cards", signal)).rows, asked.gpu, (name) => set({ gpu: name }));
-    table($("#plan-sizes"), (await post("sizes", signal)).rows, asked.model, (name) => set({ model: name, ...cleared(SHAPE) }));
+    table($("#plan-cards"), "planField_gpu", (await post("cards", signal)).rows, asked.gpu, (name) => set({ gpu: name }));
+    table($("#plan-sizes"), "planField_model", (await post("sizes", signal)).rows, asked.model, (name) => set({ model: name }));
   }).catch(context.fail);
 }
 
@@ -155,7 +147,7 @@ function show(answer) {
   $(".plan-results").classList.toggle("is-stale", Boolean(refused));
   $("#plan-status").classList.toggle("bad", Boolean(refused));
   if (!refused) page.answer = answer;
-  for (const field of Object.values(page.fields)) field.show(page.answer);
+  for (const field of Object.values(page.fields)) field.show(page.answer?.plan);
   if (refused) {
     $("#plan-status").textContent = said(refused.message);
     return;
@@ -194,13 +186,12 @@ function figures(plan) {
       plan.mfu_causal ? t("planMfu", { mfu: Math.round(plan.mfu_causal * 100), bottleneck: t(`planPart_${plan.bottleneck}`) }) : null],
     tokens: [short(plan.tokens), t("planSteps", { steps: count(plan.steps), each: count(plan.tokens_per_step), ratio: Number((plan.tokens / plan.parameters).toPrecision(2)) })],
     epochs: plan.unique_tokens ? [Number(plan.epochs.toPrecision(3)), t("planOfUnique", { tokens: short(plan.unique_tokens) })] : ["–"],
-    flops: [power(plan.flops_per_token * plan.tokens)],
     loss: plan.expected_loss ? [plan.expected_loss.toFixed(2)] : ["–"],
     parameters: [short(plan.parameters), plan.active_parameters === plan.parameters ? null : t("planActive", { count: short(plan.active_parameters) })],
   };
 }
 
-function table(place, rows, chosen, choose) {
+function table(place, named, rows, chosen, choose) {
   const row = (one) => {
     const name = el("button", { type: "button", class: "link", text: one.name, on: { click: () => choose(one.name) } });
     if (one.refused) return el("tr", { class: "refused" }, el("td", {}, name), el("td", { colspan: 4, class: "hint", text: said(one.refused.message) }));
@@ -208,7 +199,7 @@ function table(place, rows, chosen, choose) {
       el("td", { class: "verdict", text: fitting(one) }), el("td", { text: gibibytes(one.peak_memory_bytes) }),
       el("td", { text: duration(one.predicted_seconds) }), el("td", { text: one.cost || "–" }));
   };
-  const heads = ["planHeadName", "planHeadFits", "planHeadMemory", "planHeadTime", "planHeadCost"].map((key) => el("th", { scope: "col", text: t(key) }));
+  const heads = [named, "planHeadFits", "planFigure_memory", "planFigure_time", "planFigure_cost"].map((key) => el("th", { scope: "col", text: t(key) }));
   const top = place.scrollTop;
   fill(place, el("table", { class: "figures" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows.map(row))));
   place.scrollTop = top;

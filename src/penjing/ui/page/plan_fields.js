@@ -15,29 +15,23 @@ function rounds(low, high, steps) {
 
 const FINE = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8];
 const powers = (low, high) => Array.from({ length: high - low + 1 }, (_, at) => 2 ** (low + at));
-const range = (low, high, step = 1) => Array.from({ length: (high - low) / step + 1 }, (_, at) => low + at * step);
-const WIDTHS = [...range(64, 1024, 64), ...range(1152, 4096, 128)];
 
 // values: of the slider. found: the value that the plan has where the field is empty. unit: whether to write 2B or 2000.
 const NUMBERS = {
-  size: { values: rounds(1e6, 3e9, FINE), found: (answer) => answer.plan.parameters, unit: true },
-  layers: { values: range(1, 64), found: (answer) => answer.shape.layers },
-  width: { values: WIDTHS, found: (answer) => answer.shape.width },
-  experts: { values: [0, ...range(2, 64)], found: (answer) => answer.shape.experts },
-  active_experts: { values: range(1, 16), found: (answer) => answer.shape.active_experts },
-  tokens: { values: rounds(1e6, 2e12, FINE), found: (answer) => answer.plan.tokens, unit: true },
-  unique: { values: rounds(1e6, 2e12, FINE), found: (answer) => answer.plan.unique_tokens || "", unit: true },
-  seq_len: { values: powers(6, 15), found: (answer) => answer.plan.seq_len },
+  size: { values: rounds(1e6, 3e9, FINE), found: (plan) => plan.parameters, unit: true },
+  tokens: { values: rounds(1e6, 2e12, FINE), found: (plan) => plan.tokens, unit: true },
+  unique: { values: rounds(1e6, 2e12, FINE), found: (plan) => plan.unique_tokens || "", unit: true },
+  seq_len: { values: powers(6, 15), found: (plan) => plan.seq_len },
   batch: { values: rounds(1, 4096, [1, 1.6, 2, 3.2, 4, 6.4, 8]).concat(powers(7, 12)).filter(Number.isInteger).sort((a, b) => a - b),
-    found: (answer) => answer.plan.rows_per_step },
-  gpus: { values: [1, 2, 4, 8, 16, 32, 64], found: (answer) => answer.plan.devices },
+    found: (plan) => plan.rows_per_step },
+  gpus: { values: [1, 2, 4, 8, 16, 32, 64], found: (plan) => plan.devices },
 };
 
 const nearest = (values, wanted) =>
   values.reduce((best, value, at) => (Math.abs(Math.log((value + 1) / (wanted + 1))) < Math.abs(Math.log((values[best] + 1) / (wanted + 1))) ? at : best), 0);
 
 /**
- * A field: {node, show(answer), refuse(message)}; answer: the last good one, or null. change(value): called with each
+ * A field: {node, show(plan), refuse(message)}; plan: the last good one, or undefined. change(value): called with each
  * value that somebody sets; "" is the plan's own.
  */
 export function numberField(name, read, change) {
@@ -60,9 +54,9 @@ export function numberField(name, read, change) {
   });
   text.addEventListener("keydown", (event) => event.key === "Enter" && text.blur());
   clear.addEventListener("click", () => change(""));
-  const show = (answer) => {
+  const show = (plan) => {
     const own = read();
-    const value = (own ? readNumber(own) : answer && found(answer)) ?? "";
+    const value = (own ? readNumber(own) : plan && found(plan)) ?? "";
     node.classList.toggle("is-auto", !own);
     clear.classList.toggle("unseen", !own);
     if (document.activeElement !== text) text.value = own ? exact(value) : written(value);

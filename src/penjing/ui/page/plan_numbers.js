@@ -26,9 +26,3 @@ export function duration(value) {
 }
 
 export const gibibytes = (bytes) => `${(bytes / 2 ** 30).toFixed(bytes < 100 * 2 ** 30 ? 2 : 0)} GiB`;
-
-/** 1.68e17 -> 1.68 × 10¹⁷ */
-export function power(value) {
-  const [mantissa, exponent] = value.toExponential(2).split("e");
-  return `${mantissa} × 10${[...String(Number(exponent))].map((digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit] ?? "⁻").join("")}`;
-}

@@ -1,6 +1,6 @@
 // The memory of a step as a waterfall: each part begins where the one before it ends, against the memory of the card.
 
-import { shape } from "./dom.js";
+import { el, fill } from "./dom.js";
 import { t } from "./i18n.js";
 import { gibibytes } from "./plan_numbers.js";
 
@@ -16,44 +16,27 @@ const ROWS = {
   fragmentation: ["fragmentation", "heap"],
   context: ["context"],
 };
-const [ROW, LEFT, RIGHT] = [26, 150, 86];
 
-export const waterfall = () => shape("svg", { class: "waterfall" });
+export const waterfall = () => el("table", { class: "waterfall" });
 
-/** The rows of a plan: [name, bytes]. */
-function rowsOf(parts) {
-  const known = Object.values(ROWS).flat();
-  const sum = (names) => names.reduce((total, name) => total + (parts[name] || 0), 0);
-  const other = sum(Object.keys(parts).filter((name) => !known.includes(name)));
-  return Object.entries(ROWS).map(([name, of]) => [name, name === "other" ? other : sum(of)]);
-}
-
-/** Draws into an svg element, always in the same place and height. limit: bytes of the card; 0 = unknown. */
-export function drawWaterfall(svg, parts, limit) {
-  const rows = rowsOf(parts);
-  const total = rows.reduce((sum, [, bytes]) => sum + bytes, 0);
-  const WIDTH = matchMedia("(max-width: 52rem)").matches ? 400 : 620; // as the style sheet's ratio
-  const scale = (WIDTH - LEFT - RIGHT) / Math.max(total, limit, 1);
-  const height = (rows.length + 1) * ROW + 24;
-  svg.setAttribute("viewBox", `0 0 ${WIDTH} ${height}`);
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", [...rows.filter(([, bytes]) => bytes), ["total", total]]
-    .map(([name, bytes]) => `${t(`planPart_${name}`)} ${gibibytes(bytes)}`).join(", "));
-  const nodes = [];
-  let start = 0;
-  for (const [at, [name, bytes]] of [...rows, ["total", total]].entries()) {
-    const [x, y] = [LEFT + (name === "total" ? 0 : start) * scale, at * ROW + 4];
-    nodes.push(shape("text", { x: LEFT - 10, y: y + 14, "text-anchor": "end", class: name === "total" ? "strong" : "" }, t(`planPart_${name}`)));
-    const over = limit && (name === "total" ? total : start + bytes) > limit;
-    nodes.push(shape("rect", { x, y, width: Math.max(bytes * scale, bytes ? 1 : 0), height: ROW - 8, rx: 3, class: `part ${name}${over ? " over" : ""}` }));
-    nodes.push(shape("text", { x: WIDTH - 4, y: y + 14, "text-anchor": "end", class: name === "total" ? "strong" : "soft" }, bytes ? gibibytes(bytes) : "–"));
-    start += bytes;
-  }
-  if (limit) {
-    const x = LEFT + limit * scale;
-    nodes.push(shape("line", { x1: x, x2: x, y1: 0, y2: height - 20, class: "limit" }));
-    const anchor = x > WIDTH * 0.6 ? "end" : "start";
-    nodes.push(shape("text", { x: x + (anchor === "end" ? 4 : -4), y: height - 5, "text-anchor": anchor, class: "soft" }, t("planCardHas", { memory: gibibytes(limit) })));
-  }
-  svg.replaceChildren(...nodes);
+/** Fills the table, always with as many rows. parts: bytes by component. limit: bytes of the card; 0 = unknown. */
+export function drawWaterfall(node, parts, limit) {
+  const sum = (names) => names.reduce((bytes, name) => bytes + (parts[name] ?? 0), 0);
+  const named = Object.values(ROWS).flat();
+  const unnamed = Object.keys(parts).filter((name) => !named.includes(name));
+  const total = sum(Object.keys(parts));
+  const share = (bytes) => `${(100 * bytes) / Math.max(total, limit, 1)}%`;
+  const row = (name, start, bytes) => {
+    const bar = bytes ? el("div", { class: `part ${name}${limit && start + bytes > limit ? " over" : ""}` }) : null;
+    if (bar) Object.assign(bar.style, { marginLeft: share(start), width: share(bytes) });
+    return el("tr", {}, el("th", { scope: "row", text: t(`planPart_${name}`) }), el("td", {}, bar), el("td", { text: bytes ? gibibytes(bytes) : "–" }));
+  };
+  let end = 0;
+  const rows = Object.entries(ROWS).map(([name, of]) => {
+    const bytes = sum(name === "other" ? unnamed : of);
+    return row(name, (end += bytes) - bytes, bytes);
+  });
+  node.classList.toggle("limited", limit > 0);
+  node.style.setProperty("--limit", share(limit));
+  fill(node, el("caption", { text: limit ? t("planCardHas", { memory: gibibytes(limit) }) : "" }), el("tbody", {}, rows, row("total", 0, total)));
 }
