@@ -50,6 +50,7 @@ CONVERSATIONS: dict[str, tuple[list[Message], list[dict[str, Any]]]] = {
     "tools and a system turn": ([system("Be brief."), user("hi"), assistant("ok")], [CLOCK, WEATHER]),
     "a call alone": ([user("?"), assistant("", "", ASK_WEATHER)], [WEATHER]),
     "words and two calls": ([user("?"), assistant("Let me see.", "", ASK_WEATHER, ASK_TIME)], [WEATHER, CLOCK]),
+    "empty lines and a call": ([user("?"), assistant("\n\n", "", ASK_TIME)], [CLOCK]),
     "thinking and a call": ([user("?"), assistant("", "hm", ASK_TIME)], [CLOCK]),
     "results in a row": (
         [user("?"), assistant("", "", ASK_WEATHER, ASK_TIME), tool('{"t": 3}'), tool("noon"), assistant("3, noon")],

@@ -14,5 +14,9 @@ The switch is `enable_thinking`, as Qwen3 calls it: the `thinking` of `render`, 
 from pathlib import Path
 
 CHAT_TEMPLATE = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8")
-EARLIER_TEMPLATES = {"a3007d0847420304b0979c2d3c38ec942177e9d6e5a63efe54d7ae3bf84750ad"}
-"""Hashes of its earlier texts. They are read as the present one, since they wrote the same for what `render` takes."""
+EARLIER_TEMPLATES = {
+    "a3007d0847420304b0979c2d3c38ec942177e9d6e5a63efe54d7ae3bf84750ad",
+    "34f283456284a2958cf942c6bd643a62d6afdaead60bba1e4bce2c8a29ccb0e4",
+}
+"""Hashes of its earlier texts. They are read as the present one, since they wrote the same, except for
+a turn with calls whose content was empty lines alone."""

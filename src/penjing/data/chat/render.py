@@ -107,9 +107,10 @@ def _write_assistant(writer: _Writer, message: Message, thinking: bool | None) -
             writer.text(f"\n{message.reasoning_content}\n", 1)
         writer.control(tokens.END_THINK, 1)
         writer.text("\n\n", 1)
-    writer.text(message.content.lstrip("\n"), 1)
+    content = message.content.lstrip("\n")
+    writer.text(content, 1)
     for index, call in enumerate(message.tool_calls):
-        if index or message.content:
+        if index or content:
             writer.text("\n", 1)
         writer.control(tokens.TOOL_CALL, 1)
         writer.text("\n" + _json({"name": call["name"], "arguments": call["arguments"]}) + "\n", 1)
