@@ -134,6 +134,31 @@ def test_warnings():
     assert "5.99" in misfit
 
 
+def test_a_model_that_saw_only_texts_gets_no_warning_of_its_first_loss_on_conversations(tmp_path, monkeypatch):
+    """The chat template's tokens are new to it. Of later stages, and on more texts, the loss does say something."""
+    monkeypatch.setattr("penjing.train.step_probe.start_warnings", lambda loss, vocab_size: ["worse than guessing"])
+    texts, chats = tmp_path / "texts.jsonl", tmp_path / "chats.jsonl"
+    texts.write_text("".join(json.dumps({"text": f"{n} birds sing in tree {n}."}) + "\n" for n in range(60)))
+    turns = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n} birds"}] for n in range(60)]
+    chats.write_text("".join(json.dumps({"messages": each}) + "\n" for each in turns))
+    words = ["max_steps=1", "sample.every=0", "model.hidden_size=32", "model.num_hidden_layers=1"]
+    words += ["tokenizer.vocab_size=300", "data.min_seq_len=0", "data.seq_len=32", "compute.device=cpu", "batch.size=2"]
+    said = {"base": train("tiny", *words, f"data.train={texts}", f"out={tmp_path}/base")}
+    for recipe, name, start, data in (
+        ("tiny", "more", "base", texts),
+        ("tiny_sft", "chat", "more", chats),
+        ("tiny_sft", "chat2", "chat", chats),
+        ("tiny", "texts2", "chat", texts),
+        ("tiny_sft", "chat3", "texts2", chats),
+    ):
+        tied = [word for word in words if not word.startswith(("model.", "tokenizer."))]
+        said[name] = train(
+            recipe, *tied, f"init_from={tmp_path / start}", f"data.train={data}", f"out={tmp_path}/{name}"
+        )
+    warned = {name for name, text in said.items() if "worse than guessing" in text}
+    assert warned == {"more", "chat2", "texts2", "chat3"}
+
+
 def test_the_plan_page_takes_the_batch_that_training_takes():
     run = resolve_run("sft", parse_overrides(["epochs=10", "model=tiny"]))
     page = make_report("sft", run, PlanOptions(gpu="RTX 3090", unique="40k"))  # 39 rows of 1,024

@@ -20,6 +20,7 @@ from penjing.plan.trainable import Trainable
 from penjing.track.run_record import RunRecord
 from penjing.train.build_model import BuiltRun
 from penjing.train.config import Run
+from penjing.train.load_model import starts
 from penjing.train.loop import TrainingContext
 from penjing.train.stages.base import DatasetSize
 from penjing.train.step_timing import ProbeHooks, probe
@@ -45,13 +46,16 @@ def plan(
     errors = history.log_errors(history.read_history(), machine)
     estimate = estimate_run(run, size, built.counts, context.num_steps, timings, machine=machine, errors=errors)
     sources = built.stage.sources(estimate.steps * estimate.rows_per_step)
+    # To a model that saw only texts the chat template's tokens are new: its first loss is high, and that is no mistake.
+    formats = {start.data.format if start else "unknown" for _, start in starts(Path(run.out), run)}
+    can_judge = run.init_from and (run.data.format == "documents" or formats != {"documents"})
     estimate = replace(
         estimate,
         sources=sources,
         warnings=[
             *data_warnings(estimate.steps, estimate.rows_per_step, size.units_per_epoch, size.unit),
             *source_warnings(sources),
-            *(start_warnings(timings.start_loss, run.model.vocab_size) if run.init_from and not resuming else []),
+            *(start_warnings(timings.start_loss, run.model.vocab_size) if can_judge and not resuming else []),
         ],
     )
     if strategy.rank == 0:
